@@ -1,0 +1,1 @@
+"""Language models from GGUF files: loading, decode plans, sampling, the command line."""

@@ -1,0 +1,1 @@
+"""PTX generation: kernel specs, rendering, targets, lint and offline assembly."""

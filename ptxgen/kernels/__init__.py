@@ -1,0 +1,1 @@
+"""The built-in kernels: one module a family, found by walking this package."""

@@ -1,0 +1,156 @@
+"""From a spec to PTX text: the one Jinja environment, and the frame around every kernel body.
+
+A template is the body of a kernel, from its first ``.reg`` to its last ``ret``. The frame
+(version, target, entry name, parameter list, launch bounds, loads of the parameters into registers
+of the same name) is made here from the spec, so that it cannot disagree with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import re
+import struct
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.target import Target
+
+if TYPE_CHECKING:
+    from urdir.ptxgen.spec import KernelSpec, Param
+
+#: Part of every spec key: raise it when the frame below changes.
+GENERATOR_VERSION = 1
+
+TemplateName = tuple[str, str]
+
+
+def f32(value: float) -> str:
+    """A float constant as PTX writes it exactly: ``0f3F800000`` (PTX ISA 4.5.2)."""
+    return "0f" + struct.pack(">f", value).hex().upper()
+
+
+class _PackageLoader(jinja2.BaseLoader):
+    """Finds ``package/file``; a bare name is a shared macro file of ``urdir.templates``."""
+
+    def get_source(
+        self, environment: jinja2.Environment, template: str
+    ) -> tuple[str, str | None, None]:
+        package, _, file = template.rpartition("/")
+        return read_template((package or "urdir.templates", file)), None, None
+
+
+def read_template(name: TemplateName) -> str:
+    """The source text of a template; raises PtxgenError naming package and file."""
+    package, file = name
+    try:
+        return importlib.resources.files(package).joinpath(file).read_text(encoding="utf-8")
+    except (ModuleNotFoundError, FileNotFoundError) as exc:
+        raise PtxgenError(f"no template {file!r} in package {package!r}") from exc
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """The Jinja environment of all templates: undefined names are errors."""
+    env = jinja2.Environment(
+        loader=_PackageLoader(),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
+    )
+    env.globals["f32"] = f32
+    return env
+
+
+@functools.cache
+def source_digest(template: TemplateName) -> str:
+    """Digest of a template, of every macro file it can import, and of the generator version."""
+    digest = hashlib.sha256(str(GENERATOR_VERSION).encode())
+    seen: list[TemplateName] = [template]
+    for name in seen:
+        source = read_template(name)
+        digest.update(source.encode())
+        for imported in re.findall(r"""\{%-?\s*(?:import|from|include)\s+["']([^"']+)["']""", source):
+            package, _, file = imported.rpartition("/")
+            if (found := (package or "urdir.templates", file)) not in seen:
+                seen.append(found)
+    return digest.hexdigest()
+
+
+def render(spec: KernelSpec, target: str) -> str:
+    """PTX text of ``spec`` for ``target``.
+
+    The body sees the spec's fields by name, ``spec``, ``target`` (its ``.sm`` is a number) and
+    the function ``f32``. Raises PtxgenError when the template fails, is missing, or uses an
+    instruction that the target lacks.
+    """
+    parsed = Target.parse(target)
+    try:
+        template = environment().get_template("/".join(spec.template))
+        body = template.render(**spec.fields(), spec=spec, target=parsed)
+    except jinja2.TemplateError as exc:
+        line = f" line {exc.lineno}" if isinstance(exc, jinja2.TemplateSyntaxError) else ""
+        raise PtxgenError(f"template {spec.template[1]}{line}, kernel {spec.name}: {exc}") from exc
+    return _frame(spec, parsed, body)
+
+
+def _frame(spec: KernelSpec, target: Target, body: str) -> str:
+    contract, body = _split_contract(body)
+    major, minor = target.version_for(body)
+    shape = spec.launch_shape
+    fields = ", ".join(f"{k}={v!r}" for k, v in spec.fields().items())
+    parts = [
+        contract,
+        f"// {type(spec).__name__}({fields})",
+        f"// grid {shape.grid}  block {shape.block}  cluster {shape.cluster}"
+        f"  dynamic shared {shape.shared_bytes} bytes",
+        "",
+        f".version {major}.{minor}",
+        f".target {target.name}",
+        ".address_size 64",
+        "",
+        f".visible .entry {spec.name}(",
+        ",\n".join(_declare(spec, p) for p in spec.params),
+        ")",
+        f".maxntid {', '.join(map(str, shape.block))}",
+        "{",
+        *(_load(p) for p in spec.params),
+        body.rstrip(),
+        "}",
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def _split_contract(body: str) -> tuple[str, str]:
+    """The template's first comment (its contract), and the rest."""
+    lines = body.lstrip("\n").split("\n")
+    end = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
+    return "\n".join(lines[:end]), "\n".join(lines[end:])
+
+
+def _declare(spec: KernelSpec, p: Param) -> str:
+    if not p.is_pointer:
+        return f"    .param .{p.dtype} {p.name}"
+    return f"    .param .u64 .ptr .global .align 16 {p.name}"
+
+
+def _load(p: Param) -> str:
+    if not p.is_pointer:
+        return f"    .reg .{_register_type(p.dtype)} %{p.name};\n    ld.param.{p.dtype} %{p.name}, [{p.name}];"
+    shape = ", ".join(map(str, p.shape))
+    assert p.access is not None
+    return (
+        f"    .reg .b64 %{p.name};  // ({shape}) {p.dtype}, {p.access.value}\n"
+        f"    ld.param.u64 %{p.name}, [{p.name}];\n"
+        f"    cvta.to.global.u64 %{p.name}, %{p.name};"
+    )
+
+
+def _register_type(dtype: str) -> Any:
+    return dtype if dtype in ("f32", "f64") else "b" + dtype.lstrip("usfb")

@@ -1,0 +1,221 @@
+"""What a kernel is: a frozen dataclass whose fields are its specialisation."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.ptxgen.errors import PtxgenError
+
+Array = npt.NDArray[Any]
+
+# PTX element type -> numpy dtype. bf16 has no numpy type: its bits are stored as uint16.
+NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "u8": np.dtype(np.uint8),
+    "u16": np.dtype(np.uint16),
+    "u32": np.dtype(np.uint32),
+    "s32": np.dtype(np.int32),
+    "u64": np.dtype(np.uint64),
+    "s64": np.dtype(np.int64),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(np.uint16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+}
+
+
+class Access(Enum):
+    """How a kernel uses the memory behind a pointer parameter."""
+
+    IN = "in"
+    OUT = "out"
+    INOUT = "inout"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Param:
+    """One kernel parameter: a pointer into global memory, or (``access=None``) a scalar.
+
+    ``shape`` holds numbers or names of attributes of the spec ("rows", "cols"); a scalar has none.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[str | int, ...] = ()
+    access: Access | None = None
+
+    @property
+    def is_pointer(self) -> bool:
+        """True for an address in global memory, False for a scalar passed by value."""
+        return self.access is not None
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The numpy type of one element (bf16 as its bits, uint16)."""
+        return NUMPY_DTYPES[self.dtype]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LaunchShape:
+    """Grid, block and cluster in CTAs / threads (x, y, z); dynamic shared memory in bytes."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
+    cooperative: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads of one CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Allowed deviation from the reference: ``|x - ref| <= atol + rtol * max|ref|``.
+
+    0, 0 means bit for bit. The scale is the largest magnitude of the reference array, because a
+    sum's rounding error follows its terms and not its (perhaps cancelled) result.
+    """
+
+    rtol: float = 0.0
+    atol: float = 0.0
+
+
+class KernelSpec:
+    """Base of all kernel specs; subclasses are ``@dataclass(frozen=True)``, a field a parameter of
+    specialisation.
+
+    A subclass sets ``name`` (PTX entry name), ``template`` (package, file) and implements
+    ``params``, ``launch_shape``, ``reference``, ``examples`` and ``flops``. Everything a launch
+    needs is a function of the fields, so that a spec is a key.
+    """
+
+    name: ClassVar[str]
+    template: ClassVar[tuple[str, str]]
+    #: The kernel executes ``griddepcontrol.wait`` (on sm_90 and newer) before it touches memory
+    #: that an earlier kernel writes, so that a programmatic graph edge may lead to it.
+    waits_for_dependencies: ClassVar[bool] = False
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The parameter list, in PTX order."""
+        raise NotImplementedError
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        """Grid, block, cluster and shared memory of every launch of this spec."""
+        raise NotImplementedError
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Allowed deviation of the outputs from ``reference``."""
+        return Tolerance()
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        """The kernel in numpy, accumulating in float64.
+
+        Takes every IN and INOUT array (shaped as the parameter) and every scalar by name; returns
+        every OUT and INOUT array. Never writes into its inputs.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def examples(cls) -> Sequence[Self]:
+        """Specs worth testing, smallest first: odd sizes, every branch of the template."""
+        raise NotImplementedError
+
+    def flops(self) -> int:
+        """Arithmetic operations of one launch (a fused multiply-add counts two)."""
+        raise NotImplementedError
+
+    def bytes_moved(self) -> int:
+        """Bytes one launch must read and write at least: every argument once.
+
+        Kernels that touch a part of an argument (a gathered row, a cache) override this.
+        """
+        return sum(
+            self.nbytes(p) * (2 if p.access is Access.INOUT else 1)
+            for p in self.params
+            if p.is_pointer
+        )
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Random values for every IN and INOUT array and every scalar.
+
+        Floats are standard normal, integers small; specs whose inputs mean something (a position,
+        a token id, packed weights) override this.
+        """
+        inputs: dict[str, Any] = {}
+        for p in self.params:
+            if p.access is Access.OUT:
+                continue
+            shape = self.shape_of(p)
+            if p.dtype in ("f16", "f32", "f64"):
+                inputs[p.name] = rng.standard_normal(shape).astype(p.numpy_dtype)
+            elif p.dtype == "bf16":
+                bits = rng.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16
+                inputs[p.name] = bits.astype(np.uint16)
+            else:
+                inputs[p.name] = rng.integers(0, 100, shape).astype(p.numpy_dtype)
+        return inputs
+
+    def param(self, name: str) -> Param:
+        """The parameter called ``name``; raises PtxgenError where there is none."""
+        for p in self.params:
+            if p.name == name:
+                return p
+        raise PtxgenError(f"kernel {self.name} has no parameter {name!r}")
+
+    def shape_of(self, param: Param) -> tuple[int, ...]:
+        """The concrete shape of a parameter, its symbols replaced by this spec's attributes."""
+        return tuple(s if isinstance(s, int) else int(getattr(self, s)) for s in param.shape)
+
+    def nbytes(self, param: Param) -> int:
+        """Size in bytes of the array behind a pointer parameter."""
+        count = 1
+        for extent in self.shape_of(param):
+            count *= extent
+        return count * param.numpy_dtype.itemsize
+
+    def fields(self) -> dict[str, Any]:
+        """The specialisation: field name -> value, in declaration order."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def purpose(cls) -> str:
+        """The first line of the spec's docstring."""
+        return (inspect.getdoc(cls) or "").split("\n", 1)[0]
+
+    def key(self, target: str) -> str:
+        """The spec key: known without rendering, equal in every process.
+
+        Kernel name, every field, the target, and a digest of the template sources and of the
+        generator, as a readable stem and a hash: ``rms_norm-sm_90-5f0c...``.
+        """
+        from urdir.ptxgen.render import source_digest
+
+        text = "\n".join(
+            [self.name, *(f"{k}={v!r}" for k, v in self.fields().items())]
+            + [target, source_digest(self.template)]
+        )
+        return f"{self.name}-{target}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+
+    def ptx(self, target: str) -> str:
+        """PTX text of this spec for ``target`` ("sm_90"); the same text in every process."""
+        from urdir.ptxgen.render import render
+
+        return render(self, target)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The smallest integer not below a / b."""
+    return -(-a // b)
