@@ -67,6 +67,9 @@ def environment() -> jinja2.Environment:
     return env
 
 
+_IMPORT = re.compile(r"""\{%-?\s*(?:import|from|include)\s+["']([^"']+)["']""")
+
+
 @functools.cache
 def source_digest(template: TemplateName) -> str:
     """Digest of a template, of every macro file it can import, and of the generator version."""
@@ -75,7 +78,7 @@ def source_digest(template: TemplateName) -> str:
     for name in seen:
         source = read_template(name)
         digest.update(source.encode())
-        for imported in re.findall(r"""\{%-?\s*(?:import|from|include)\s+["']([^"']+)["']""", source):
+        for imported in _IMPORT.findall(source):
             package, _, file = imported.rpartition("/")
             if (found := (package or "urdir.templates", file)) not in seen:
                 seen.append(found)
@@ -86,16 +89,20 @@ def render(spec: KernelSpec, target: str) -> str:
     """PTX text of ``spec`` for ``target``.
 
     The body sees the spec's fields by name, ``spec``, ``target`` (its ``.sm`` is a number) and
-    the function ``f32``. Raises PtxgenError when the template fails, is missing, or uses an
-    instruction that the target lacks.
+    the function ``f32``. Raises PtxgenError when the target is older than the spec's
+    ``minimum_sm`` or lacks an instruction of the body, and when the template fails or is missing.
     """
     parsed = Target.parse(target)
+    if parsed.sm < spec.minimum_sm:
+        raise PtxgenError(f"kernel {spec.name} needs sm_{spec.minimum_sm}, the target is {target}")
     try:
         template = environment().get_template("/".join(spec.template))
         body = template.render(**spec.fields(), spec=spec, target=parsed)
     except jinja2.TemplateError as exc:
-        line = f" line {exc.lineno}" if isinstance(exc, jinja2.TemplateSyntaxError) else ""
-        raise PtxgenError(f"template {spec.template[1]}{line}, kernel {spec.name}: {exc}") from exc
+        where = spec.template[1]
+        if isinstance(exc, jinja2.TemplateSyntaxError):
+            where = f"{exc.name or where} line {exc.lineno}"  # perhaps of an imported macro file
+        raise PtxgenError(f"template {where}, kernel {spec.name}: {exc}") from exc
     return _frame(spec, parsed, body)
 
 
@@ -142,7 +149,10 @@ def _declare(spec: KernelSpec, p: Param) -> str:
 
 def _load(p: Param) -> str:
     if not p.is_pointer:
-        return f"    .reg .{_register_type(p.dtype)} %{p.name};\n    ld.param.{p.dtype} %{p.name}, [{p.name}];"
+        return (
+            f"    .reg .{_register_type(p.dtype)} %{p.name};\n"
+            f"    ld.param.{p.dtype} %{p.name}, [{p.name}];"
+        )
     shape = ", ".join(map(str, p.shape))
     assert p.access is not None
     return (

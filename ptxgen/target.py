@@ -16,38 +16,121 @@ FIRST_VERSION: Mapping[str, Version] = {
     "sm_80": (7, 0),
     "sm_86": (7, 1),
     "sm_87": (7, 4),
+    "sm_88": (9, 0),
     "sm_89": (7, 8),
     "sm_90": (7, 8),
     "sm_90a": (8, 0),
     "sm_100": (8, 6),
     "sm_100a": (8, 6),
     "sm_103": (8, 8),
+    "sm_103a": (8, 8),
+    "sm_110": (9, 0),
     "sm_120": (8, 7),
     "sm_120a": (8, 7),
+    "sm_121": (8, 8),
 }
 
 #: The targets every kernel is assembled for in the tests.
 TESTED = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
-# Instruction -> (first ISA version, first architecture) (PTX ISA, each instruction's "PTX ISA
-# Notes" and "Target ISA Notes"). Only instructions that some target or version lacks.
-FEATURES: tuple[tuple[re.Pattern[str], Version, int], ...] = tuple(
-    (re.compile(pattern), version, sm)
-    for pattern, version, sm in (
-        (r"\bcp\.async\.(ca|cg)\b", (7, 0), 80),
+#: Static shared memory a CTA may declare, in bytes, on every target; more has to be dynamic.
+STATIC_SHARED_LIMIT = 48 * 1024
+
+#: Threads a CTA may have, on every target.
+MAX_THREADS = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Feature:
+    """An instruction, modifier or register that some version or target lacks."""
+
+    pattern: re.Pattern[str]
+    version: Version
+    sm: int
+    #: Where it is not empty: the only targets that have it (architecture-specific features).
+    only: frozenset[str] = frozenset()
+
+    def reason_against(self, target: Target) -> str | None:
+        """What the feature needs that ``target`` is not, or None."""
+        if self.only and target.name not in self.only:
+            return " or ".join(sorted(self.only))
+        return f"sm_{self.sm}" if target.sm < self.sm else None
+
+
+# Pattern in the text -> first ISA version, first architecture (PTX ISA, each instruction's "PTX
+# ISA Notes" and "Target ISA Notes"; the tests hold every row against the assembler).
+FEATURES: tuple[Feature, ...] = tuple(
+    Feature(re.compile(pattern), version, sm, frozenset(only))
+    for pattern, version, sm, *only in (
+        # asynchronous copies
+        (r"\bcp\.async\.", (7, 0), 80),
         (r"\bcp\.async\.bulk\b", (8, 0), 90),
-        (r"\bgriddepcontrol\b", (7, 8), 90),
+        (r"\bcp\.async\.bulk\.shared::cta\.global\b", (8, 6), 90),
+        (r"\bst\.async\b", (8, 1), 90),
+        (r"\bst\.bulk\b", (8, 6), 100),
+        # barriers, clusters, launches
         (r"\bmbarrier\.", (7, 0), 80),
+        (r"\bmbarrier\.test_wait\.parity\b", (7, 1), 80),
+        (r"\bmbarrier\.arrive\.[\w.:]* +_", (7, 1), 80),
         (r"\bmbarrier\.try_wait\b", (7, 8), 90),
+        (r"\bmbarrier\.[\w.:]*\b(expect_tx|acquire|release|relaxed)\b", (8, 0), 90),
         (r"\bfence\.proxy\.async\b", (8, 0), 90),
+        (r"\bfence\.mbarrier_init\b", (8, 0), 90),
+        (r"\bbarrier\.cta\.", (7, 8), 75),
+        (r"\bbarrier\.cluster\.", (7, 8), 90),
+        (r"\bbarrier\.cluster\.[\w.]*\b(relaxed|acquire|release)\b", (8, 0), 90),
+        (r"\bmapa\b", (7, 8), 90),
+        (r"%(n?cluster(_n?cta)?|is_explicit_cluster)", (7, 8), 90),
+        (r"::cta\b", (7, 8), 75),
+        (r"::cluster\b", (7, 8), 90),
+        (r"\bgriddepcontrol\b", (7, 8), 90),
+        (r"\belect\.sync\b", (8, 0), 90),
+        (r"\bclusterlaunchcontrol\b", (8, 6), 100),
+        (r"\bsetmaxnreg\b", (8, 0), 90, "sm_90a", "sm_100a", "sm_103a", "sm_120a"),
+        # matrix products
+        (r"\bldmatrix\b", (6, 5), 75),
+        (r"\bmovmatrix\b", (7, 8), 75),
+        (r"\bstmatrix\b", (7, 8), 90),
+        (r"\bmma\.sync\.aligned\.(m16n8k8|m8n8k16)\b", (6, 5), 75),
         (r"\bmma\.sync\.aligned\.m16n8k(16|32)\b", (7, 0), 80),
-        (r"\bcvt\.[a-z.]*bf16\b", (7, 0), 80),
+        (r"\bmma\.sync\.[\w.]*\.(bf16|tf32)\b", (7, 0), 80),
+        (r"\bmma\.sync\.[\w.]*\.(e4m3|e5m2)\b", (8, 4), 89),
+        (r"\bwgmma\.", (8, 0), 90, "sm_90a"),
+        # arithmetic and conversion
+        (r"\b(fma|max|min|neg|abs)\.[\w.]*bf16(x2)?\b", (7, 0), 80),
+        (r"\b(add|sub|mul|ex2|tanh)\.[\w.]*bf16(x2)?\b", (7, 8), 90),
+        (r"\b(max|min)\.[\w.]*f16(x2)?\b", (7, 0), 80),
+        (r"\b(max|min)\.[\w.]*NaN\b", (7, 0), 80),
+        (r"\b(max|min)\.[\w.]*xorsign\.abs\.f32\b", (7, 2), 86),
+        (r"\b(max|min)\.[\w.]*f32 +[^,;]+,[^,;]+,[^,;]+,", (8, 8), 100),
+        (r"\b(add|sub|mul|fma)\.[\w.]*f32x2\b", (8, 6), 100),
+        (r"\bfma\.[\w.]*relu\b", (7, 0), 80),
+        (r"\bcvt\.[\w.]*relu\b", (7, 0), 80),
+        (r"\bcvt\.[\w.]*f16x2\b", (7, 0), 80),
+        (r"\bcvt\.[\w.]*bf16\.f32\b", (7, 0), 80),
+        (r"\bcvt\.[\w.]*f32\.bf16\b", (7, 1), 80),
+        (r"\bcvt\.rna\.tf32\b", (7, 0), 80),
+        (r"\bcvt\.r[nz]\.[\w.]*tf32\b", (7, 8), 90),
+        (r"\bcvt\.[\w.]*\b(e4m3|e5m2)x2\b", (8, 1), 89),  # 7.8 would do on sm_90
+        (r"\bcvt\.pack\b", (6, 5), 75),
+        (r"\btanh\.approx\b", (7, 0), 75),
+        (r"\bex2\.approx\.(ftz\.)?f16", (7, 0), 75),
         (r"\bredux\.sync\b", (7, 0), 80),
-        (r"\bL2::evict_(first|last)\b", (7, 4), 80),
-        (r"\bL2::cache_hint\b", (7, 4), 80),
-        (r"\bnanosleep\b", (6, 3), 70),
+        (r"\b(bmsk|szext)\b", (7, 6), 75),
+        # caches and wide accesses
+        (r"\bL1::(evict|no_allocate)", (7, 4), 75),
+        (r"\bL2::(64|128)B\b", (7, 4), 75),
+        (r"\bL2::256B\b", (7, 4), 80),
+        (r"\bL2::(evict_|cache_hint)", (7, 4), 80),
+        (r"\b(createpolicy|applypriority|discard)\b", (7, 4), 80),
+        (r"\b(ld|st)\.global[\w.:]*\.(v8\.[bfsu]32|v4\.[bfsu]64)\b", (8, 8), 100),
+        (r"\bred\.global\.[\w.]*\.v[248]\b", (8, 1), 90),
+        (r"\bmultimem\.", (8, 1), 90),
+        (r"\.b128\b", (8, 3), 75),
     )
 )
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,14 +150,15 @@ class Target:
     def version_for(self, body: str) -> Version:
         """The lowest PTX ISA version that knows this target and every instruction of ``body``.
 
-        Raises PtxgenError when an instruction needs a newer architecture.
+        Comments do not count. Raises PtxgenError when an instruction needs another architecture.
         """
+        code = _COMMENT.sub("", body)
         version = FIRST_VERSION[self.name]
-        for pattern, first_version, first_sm in FEATURES:
-            found = pattern.search(body)
+        for feature in FEATURES:
+            found = feature.pattern.search(code)
             if not found:
                 continue
-            if self.sm < first_sm:
-                raise PtxgenError(f"{found[0]} needs sm_{first_sm}, the target is {self.name}")
-            version = max(version, first_version)
+            if needed := feature.reason_against(self):
+                raise PtxgenError(f"{found[0].strip()} needs {needed}, the target is {self.name}")
+            version = max(version, feature.version)
         return version

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 
@@ -25,6 +26,10 @@ class RmsNorm(KernelSpec):
     name = "rms_norm"
     template = ("urdir.templates", "rms_norm.ptx.j2")
 
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.cols < 1:
+            raise PtxgenError(f"rms_norm: no values in {self.rows} rows of {self.cols}")
+
     @property
     def params(self) -> tuple[Param, ...]:
         return (
@@ -34,9 +39,24 @@ class RmsNorm(KernelSpec):
         )
 
     @property
+    def vector(self) -> int:
+        """Columns of one access: four where that keeps every row 16-byte aligned."""
+        return 4 if self.cols % 4 == 0 else 1
+
+    @property
     def warps(self) -> int:
         """Warps of a CTA: about eight values a thread, at most 1024 threads."""
         return min(32, ceil_div(self.cols, 32 * 8))
+
+    @property
+    def steps(self) -> int:
+        """Accesses with which a thread covers its part of a row."""
+        return ceil_div(self.cols, self.vector * 32 * self.warps)
+
+    @property
+    def held(self) -> bool:
+        """A thread keeps its values in registers between the two passes, or reads them again."""
+        return self.vector * self.steps <= 16
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -58,7 +78,9 @@ class RmsNorm(KernelSpec):
             cls(rows=3, cols=64, eps=1e-6),
             cls(rows=2, cols=257, eps=1e-5),
             cls(rows=1, cols=4096, eps=1e-5),
+            cls(rows=2, cols=8964, eps=1e-5),
             cls(rows=1, cols=16389, eps=1e-5),
+            cls(rows=2, cols=20484, eps=1e-5),
         )
 
     def flops(self) -> int:

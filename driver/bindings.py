@@ -1,0 +1,101 @@
+"""The CUDA driver API as an object: the real one, or the emulator's.
+
+Both have the functions (``cuMemAlloc`` ...), enums and structs of ``cuda.bindings.driver`` under
+their names, and are handed around as ``api``; nothing above can tell which it has. One api object
+belongs to one opened device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from urdir.driver.errors import CudaError, DriverTooOldError, NoDriverError
+
+#: The first driver line that implements CUDA 13, and its version as cuDriverGetVersion counts.
+MINIMUM_DRIVER = 580
+MINIMUM_VERSION = 13000
+
+_NO_DRIVER = (
+    "no NVIDIA driver on this machine (libcuda was not found); install the driver, "
+    "or use --device emulator"
+)
+
+
+class GuardedApi:
+    """Bindings whose missing parts are typed errors: ``cuda.bindings.driver`` by default.
+
+    Importing it is put off to the first use. A call raises NoDriverError without libcuda and
+    DriverTooOldError when the driver lacks the function.
+    """
+
+    #: The first sticky error of a call, see `urdir.driver.errors.check`.
+    poisoned_by: CudaError | None = None
+
+    def __init__(self, bindings: Any = None) -> None:
+        self._bindings = bindings
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if self._bindings is None:
+            self._bindings = _import_bindings()
+        value = getattr(self._bindings, name)
+        if name.startswith("cu"):
+            value = self._guard(value)
+            setattr(self, name, value)
+        return value
+
+    def _guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            try:
+                return function(*args)
+            except RuntimeError as exc:
+                raise self._explain(exc) from exc
+
+        return call
+
+    def _explain(self, exc: RuntimeError) -> Exception:
+        """The typed error for what the bindings raise (they return all errors of the driver)."""
+        if type(exc).__name__.startswith("DynamicLib"):
+            return NoDriverError(_NO_DRIVER)
+        if "not found" in str(exc):
+            return too_old(self, str(exc))
+        return exc
+
+
+def real() -> GuardedApi:
+    """A new api object over ``cuda.bindings.driver``; loads nothing yet."""
+    return GuardedApi()
+
+
+def emulated(target: str = "sm_90", **options: Any) -> Any:
+    """A new emulated driver with one device that poses as ``target``; see `emulator.api.Api`."""
+    _import_bindings()  # the emulator takes enums and structs from it; says so where it is missing
+    from urdir.driver.emulator.api import Api
+
+    return Api(target=target, **options)
+
+
+def too_old(api: Any, lacking: str = "") -> DriverTooOldError:
+    """The error for a driver below the minimum, with what it has."""
+    status, version = api.cuDriverGetVersion()
+    has = "an unknown version"
+    if not int(status):
+        has = f"CUDA {version // 1000}.{version % 1000 // 10}"
+    return DriverTooOldError(
+        f"the NVIDIA driver is too old: it has {has}, needs >= {MINIMUM_DRIVER} "
+        f"(CUDA {MINIMUM_VERSION // 1000})" + (f"; {lacking}" if lacking else "")
+    )
+
+
+def _import_bindings() -> Any:
+    try:
+        import cuda.bindings.driver as bindings
+    except ImportError as exc:
+        raise NoDriverError(
+            f"the Python package cuda-python is missing or has no wheel for this system: {exc}"
+        ) from exc
+    return bindings

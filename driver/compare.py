@@ -1,0 +1,139 @@
+"""Comparing what a kernel wrote with what its reference computes, within its tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver.errors import DriverError
+from urdir.driver.kernel import Kernel, Param
+from urdir.driver.operation import access_of
+
+Array = npt.NDArray[Any]
+
+
+class MismatchError(DriverError):
+    """A kernel wrote something else than it should: see the message for where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """The element of one output that is farthest from its reference.
+
+    ``error`` is its distance (infinite for NaN, or where only one of the two is finite), ``bound``
+    the distance that the kernel's tolerance allows anywhere in the array, ``wrong`` how many of
+    ``size`` elements exceed it.
+    """
+
+    param: str
+    index: tuple[int, ...]
+    value: float
+    expected: float
+    error: float
+    bound: float
+    wrong: int
+    size: int
+
+    @property
+    def ok(self) -> bool:
+        """Every element is within the bound."""
+        return self.wrong == 0
+
+    @property
+    def ratio(self) -> float:
+        """Error over bound: at most 1 when ok; 0 when equal bit for bit."""
+        if self.error == 0:
+            return 0.0
+        return self.error / self.bound if self.bound else float("inf")
+
+    def __str__(self) -> str:
+        at = ", ".join(map(str, self.index))
+        return (
+            f"{self.param}[{at}] is {self.value:.9g}, the reference {self.expected:.9g}: off by "
+            f"{self.error:.3g}, allowed {self.bound:.3g} ({self.wrong:,} of {self.size:,} wrong)"
+        )
+
+
+def written_params(kernel: Kernel) -> list[Param]:
+    """The parameters whose memory a kernel writes, in PTX order."""
+    return [p for p in kernel.params if access_of(p) in ("out", "inout")]
+
+
+def deviations(
+    kernel: Kernel, outputs: Mapping[str, Array], expected: Mapping[str, Array]
+) -> tuple[Deviation, ...]:
+    """The worst element of every output. Raises MismatchError for a missing output or a shape that
+    is not the parameter's.
+    """
+    names = [p.name for p in written_params(kernel)]
+    for source, arrays in (("the reference", expected), ("the kernel", outputs)):
+        if sorted(arrays) != sorted(names):
+            raise MismatchError(
+                f"kernel {kernel.name} writes {', '.join(names)}; {source} gave "
+                f"{', '.join(arrays) or 'nothing'}"
+            )
+    return tuple(
+        deviation(kernel, p, outputs[p.name], expected[p.name]) for p in written_params(kernel)
+    )
+
+
+def deviation(kernel: Kernel, param: Param, output: Array, expected: Array) -> Deviation:
+    """The worst element of one output: ``|output - expected| <= atol + rtol * max|expected|``."""
+    shape = kernel.shape_of(param)
+    for source, array in (("reference", expected), ("output", output)):
+        if array.shape != shape or array.dtype != param.numpy_dtype:
+            raise MismatchError(
+                f"kernel {kernel.name}: the {source} of {param.name} is {array.dtype} "
+                f"{array.shape}, the parameter {param.numpy_dtype} {shape}"
+            )
+    got, wanted = _numbers(param, output), _numbers(param, expected)
+    error = _distance(got, wanted, output == expected)
+    finite = np.abs(wanted[np.isfinite(wanted)])
+    tolerance = kernel.tolerance
+    bound = tolerance.atol + tolerance.rtol * float(finite.max(initial=0.0))
+    worst = np.unravel_index(int(np.argmax(error)), error.shape)
+    return Deviation(
+        param=param.name,
+        index=tuple(int(i) for i in worst),
+        value=float(got[worst]),
+        expected=float(wanted[worst]),
+        error=float(error[worst]),
+        bound=bound,
+        wrong=int(np.count_nonzero(error > bound)),
+        size=error.size,
+    )
+
+
+def compare(
+    kernel: Kernel, outputs: Mapping[str, Array], expected: Mapping[str, Array]
+) -> tuple[Deviation, ...]:
+    """The worst element of every output; raises MismatchError when one exceeds the tolerance.
+
+    ``outputs`` and ``expected`` hold an array, shaped and typed as the parameter, for every OUT and
+    INOUT parameter. A NaN never passes, wherever it is.
+    """
+    found = deviations(kernel, outputs, expected)
+    if wrong := [d for d in found if not d.ok]:
+        raise MismatchError(f"kernel {kernel.name}: {'; '.join(map(str, wrong))}")
+    return found
+
+
+def _numbers(param: Param, array: Array) -> Array:
+    """The values as float64; bf16, which numpy lacks, is kept as its bits."""
+    if param.dtype == "bf16":
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64)
+
+
+def _distance(got: Array, wanted: Array, identical: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        error: Array = np.abs(got - wanted)
+    error[~np.isfinite(error)] = np.inf
+    # Equal infinities are no deviation; unequal 64-bit integers may round to the same float64.
+    error[identical & ~np.isnan(got)] = 0.0
+    error[~identical & (error == 0) & (got != 0)] = 1.0
+    return error

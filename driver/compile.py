@@ -1,0 +1,89 @@
+"""PTX text to a cubin through the driver's linker, and what to say when that fails."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from urdir.driver.errors import CudaError, PtxLoadError, check, error_of
+
+_LOG_BYTES = 1 << 16
+_LINES_AROUND = 2
+
+# PTX ISA version -> first driver line that takes it ("PTX ISA", release notes); 9.0 is the least
+# that the minimum driver takes.
+_DRIVER_FOR_PTX: Mapping[str, int] = {"9.1": 590, "9.2": 595}
+
+
+def compile_ptx(api: Any, ptx: str, name: str) -> bytes:
+    """PTX text to a cubin for the current context's GPU, by the driver's linker.
+
+    Raises PtxLoadError with the compiler's log and the PTX lines that it names; ``name`` (the
+    kernel's) is for the message.
+    """
+    option = api.CUjit_option
+    info, errors = bytearray(_LOG_BYTES), bytearray(_LOG_BYTES)
+    options = {
+        option.CU_JIT_INFO_LOG_BUFFER: info,
+        option.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: len(info),
+        option.CU_JIT_ERROR_LOG_BUFFER: errors,
+        option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: len(errors),
+        option.CU_JIT_LOG_VERBOSE: 1,
+    }
+    result = api.cuLinkCreate(len(options), list(options), list(options.values()))
+    state = check(api, result, f"cuLinkCreate for kernel {name}")
+    try:
+        source = ptx.encode() + b"\0"
+        kind = api.CUjitInputType.CU_JIT_INPUT_PTX
+        label = f"{name}.ptx".encode()
+        status = api.cuLinkAddData(state, kind, source, len(source), label, 0, [], [])[0]
+        if not int(status):
+            status, address, size = api.cuLinkComplete(state)
+        if int(status):
+            raise _load_error(error_of(api, status, f"compiling kernel {name}"), ptx, name, errors)
+        return ctypes.string_at(int(address), int(size))
+    finally:
+        api.cuLinkDestroy(state)
+
+
+def _load_error(error: CudaError, ptx: str, name: str, log: bytearray) -> PtxLoadError:
+    """The error for PTX that does not compile: log, lines around each one named, dump."""
+    text = bytes(log).split(b"\0")[0].decode(errors="replace").strip()
+    parts = [f"{error}"]
+    version = re.search(r"^\s*\.version\s+(\d+\.\d+)", ptx, re.MULTILINE)
+    if version and (
+        error.name == "CUDA_ERROR_UNSUPPORTED_PTX_VERSION" or "nsupported .version" in text
+    ):
+        needed = _DRIVER_FOR_PTX.get(version[1])
+        line = f"driver >= {needed}" if needed else "a newer driver"
+        parts.append(f"PTX {version[1]} needs {line}: update the NVIDIA driver")
+    if text:
+        parts.append(text)
+    parts += _excerpts(ptx, text)
+    dump = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix=f"urdir-{name}-", suffix=".ptx", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(ptx)
+            dump = file.name
+        parts.append(f"the PTX is in {dump}")
+    except OSError as exc:
+        parts.append(f"the PTX could not be written to a file: {exc}")
+    return PtxLoadError("\n".join(parts), text, dump)
+
+
+def _excerpts(ptx: str, log: str) -> list[str]:
+    """The PTX around every line that the log names, numbered, the named lines marked."""
+    lines = ptx.split("\n")
+    named = {int(n) for n in re.findall(r"\bline (\d+)", log)} & set(range(1, len(lines) + 1))
+    near = {n + d for n in named for d in range(-_LINES_AROUND, _LINES_AROUND + 1)}
+    shown: list[str] = []
+    for n in sorted(near & set(range(1, len(lines) + 1))):
+        if shown and n - 1 not in near:
+            shown.append("  ...")
+        shown.append(f"{'>' if n in named else ' '} {n:4} | {lines[n - 1]}")
+    return shown

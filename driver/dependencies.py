@@ -1,0 +1,181 @@
+"""Which operation must wait for which: edges from byte intervals and declared access.
+
+Names never enter. An operation states every interval of device memory that it may read or write;
+live allocations do not overlap, so an interval of addresses says allocation and offsets at once,
+and a workspace slice that is used again for something else is seen like any other memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Hazard(Enum):
+    """Why two operations keep their order, the strongest reason first."""
+
+    READ_AFTER_WRITE = "read after write"
+    WRITE_AFTER_WRITE = "write after write"
+    WRITE_AFTER_READ = "write after read"
+
+
+_STRENGTH = {hazard: rank for rank, hazard in enumerate(Hazard)}
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Bytes ``[start, stop)`` of the device's address space that an operation touches."""
+
+    start: int
+    stop: int
+    reads: bool
+    writes: bool
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Operation ``after`` may start only once operation ``before`` is complete.
+
+    ``hazard`` is the strongest reason there is and ``name`` the bytes (an argument of ``after``)
+    that it concerns; they explain, two edges between the same operations do not exist.
+    """
+
+    before: int
+    after: int
+    hazard: Hazard
+    name: str
+
+
+def find_edges(operations: Iterable[Sequence[Use]]) -> tuple[Edge, ...]:
+    """The fewest edges that order every pair of conflicting operations.
+
+    Operations are numbered in the order given, which is the order that running them one after the
+    other would have. Two conflict when they touch a byte in common and one of them writes it.
+    Returned ordered by (after, before), transitively reduced: no edge follows from others.
+    """
+    memory = _Memory()
+    edges: list[Edge] = []
+    ancestors: list[int] = []  # per operation, the set of all before it, as a bit mask
+    for index, declared in enumerate(operations):
+        uses = [use for use in declared if use.start < use.stop]
+        kept = []
+        before = 0
+        # Latest first: whatever an edge kept already implies is among its ancestors.
+        for edge in sorted(memory.conflicts(index, uses), key=lambda e: -e.before):
+            if not before >> edge.before & 1:
+                kept.append(edge)
+                before |= ancestors[edge.before] | 1 << edge.before
+        edges += reversed(kept)
+        ancestors.append(before)
+        memory.record(index, uses)
+    return tuple(edges)
+
+
+def missing_edges(
+    operations: Sequence[Sequence[Use]], edges: Iterable[tuple[int, int]]
+) -> tuple[Edge, ...]:
+    """What ``edges``, pairs (before, after) with before < after, leave unordered.
+
+    Of the edges that the operations need (`find_edges`), those that no path of ``edges`` implies.
+    """
+    ancestors = [0] * len(operations)
+    for before, after in sorted(edges, key=lambda edge: edge[1]):
+        ancestors[after] |= ancestors[before] | 1 << before
+    return tuple(e for e in find_edges(operations) if not ancestors[e.after] >> e.before & 1)
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Bytes with one history: the last writer, and who has read them since."""
+
+    start: int
+    stop: int
+    writer: int | None = None
+    readers: list[int] = field(default_factory=list)
+
+    def split(self, at: int) -> _Segment:
+        """Cut at an address inside; this keeps the lower part, the upper one is returned."""
+        upper = _Segment(at, self.stop, self.writer, list(self.readers))
+        self.stop = at
+        return upper
+
+
+class _Memory:
+    """The bytes touched so far, as disjoint segments in address order."""
+
+    def __init__(self) -> None:
+        self._segments: list[_Segment] = []
+
+    def conflicts(self, index: int, uses: Sequence[Use]) -> Iterable[Edge]:
+        """One edge, with the strongest reason, from every operation seen here that ``index``
+        conflicts with directly (with nobody having written in between).
+        """
+        found: dict[int, Edge] = {}
+        for use in uses:
+            for before, hazard in self._hazards(use):
+                known = found.get(before)
+                if known is None or _STRENGTH[hazard] < _STRENGTH[known.hazard]:
+                    found[before] = Edge(before, index, hazard, use.name)
+        return found.values()
+
+    def record(self, index: int, uses: Sequence[Use]) -> None:
+        """Note what operation ``index`` does; its reads come before its writes."""
+        for use in uses:
+            if use.reads:
+                for segment in self._tile(use):
+                    segment.readers.append(index)
+        for use in uses:
+            if use.writes:
+                first, last = self._bounds(use)
+                self._segments[first:last] = [_Segment(use.start, use.stop, index)]
+
+    def _hazards(self, use: Use) -> Iterator[tuple[int, Hazard]]:
+        first = bisect_right(self._segments, use.start, key=_stop)
+        last = bisect_left(self._segments, use.stop, key=_start)
+        for segment in self._segments[first:last]:
+            if use.reads and segment.writer is not None:
+                yield segment.writer, Hazard.READ_AFTER_WRITE
+            if use.writes and segment.writer is not None:
+                yield segment.writer, Hazard.WRITE_AFTER_WRITE
+            if use.writes:
+                for reader in segment.readers:
+                    yield reader, Hazard.WRITE_AFTER_READ
+
+    def _bounds(self, use: Use) -> tuple[int, int]:
+        """Indices of the segments inside ``use``, after cutting those that stick out of it."""
+        return self._cut(use.start), self._cut(use.stop)
+
+    def _cut(self, at: int) -> int:
+        """Make ``at`` a boundary; returns the index of the first segment at or above it."""
+        index = bisect_right(self._segments, at, key=_start)
+        if index and self._segments[index - 1].start == at:
+            return index - 1
+        if index and at < self._segments[index - 1].stop:
+            self._segments.insert(index, self._segments[index - 1].split(at))
+        return index
+
+    def _tile(self, use: Use) -> list[_Segment]:
+        """The segments that cover exactly ``use``, made where there were none."""
+        first, last = self._bounds(use)
+        tiles: list[_Segment] = []
+        at = use.start
+        for segment in self._segments[first:last]:
+            if at < segment.start:
+                tiles.append(_Segment(at, segment.start))
+            tiles.append(segment)
+            at = segment.stop
+        if at < use.stop:
+            tiles.append(_Segment(at, use.stop))
+        self._segments[first:last] = tiles
+        return tiles
+
+
+def _start(segment: _Segment) -> int:
+    return segment.start
+
+
+def _stop(segment: _Segment) -> int:
+    return segment.stop

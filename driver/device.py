@@ -1,0 +1,264 @@
+"""Finding and opening a device: ``Device.open("auto")``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from urdir.driver import bindings
+from urdir.driver.cache import CubinCache
+from urdir.driver.context import Context
+from urdir.driver.errors import (
+    CudaError,
+    DeviceNameError,
+    DriverError,
+    DriverTooOldError,
+    NoDeviceError,
+    NoDriverError,
+    check,
+)
+from urdir.driver.kernel import Kernel
+from urdir.driver.memory import Arena, Buffer, PinnedBuffer
+from urdir.driver.module import LoadedKernel, ModuleCache
+from urdir.driver.properties import driver_version, read_properties
+from urdir.driver.stream import Event, Stream
+
+#: Architectures that kernels are written for, as (major, minor).
+ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))
+DEFAULT_EMULATED = "sm_90"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What this machine has: ``status`` and one line that says so.
+
+    ``status`` is "ok", "no driver", "driver too old", "no device" or "error"; ``version`` the CUDA
+    version the driver implements, ``devices`` the names of its GPUs, as far as known; ``error``
+    what opening a GPU here raises (None when ok).
+    """
+
+    status: str
+    detail: str
+    version: tuple[int, int] | None = None
+    devices: tuple[str, ...] = ()
+    error: DriverError | None = None
+
+    @property
+    def is_absent(self) -> bool:
+        """There is no GPU to use (as opposed to one that fails)."""
+        return self.status in ("no driver", "no device")
+
+
+_STATUS: Mapping[type[DriverError], str] = {
+    NoDriverError: "no driver",
+    DriverTooOldError: "driver too old",
+    NoDeviceError: "no device",
+}
+
+
+def probe(api: Any = None) -> Probe:
+    """Look for GPUs without opening one; never raises a DriverError."""
+    api = bindings.real() if api is None else api
+    version = None
+    try:
+        version = driver_version(api)
+        devices = _list_devices(api, version)
+    except DriverError as exc:
+        return Probe(_STATUS.get(type(exc), "error"), str(exc), version, (), exc)
+    names = ", ".join(f"cuda:{i} {name}" for i, name in enumerate(devices))
+    detail = f"driver for CUDA {version[0]}.{version[1]}, {names}"
+    return Probe("ok", detail, version, devices)
+
+
+def _list_devices(api: Any, version: tuple[int, int]) -> tuple[str, ...]:
+    absent = "the NVIDIA driver finds no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES"
+    needed = (bindings.MINIMUM_VERSION // 1000, bindings.MINIMUM_VERSION % 1000 // 10)
+    try:
+        check(api, api.cuInit(0), "cuInit")
+    except CudaError as exc:
+        if exc.name == "CUDA_ERROR_NO_DEVICE":
+            raise NoDeviceError(absent) from exc
+        if version < needed:
+            raise bindings.too_old(api) from exc
+        raise
+    count = int(check(api, api.cuDeviceGetCount(), "cuDeviceGetCount"))
+    if count == 0:
+        raise NoDeviceError(absent)
+    if version < needed:
+        raise bindings.too_old(api)
+    handles = [check(api, api.cuDeviceGet(i), f"cuDeviceGet {i}") for i in range(count)]
+    return tuple(
+        bytes(check(api, api.cuDeviceGetName(256, h), "cuDeviceGetName")).split(b"\0")[0].decode()
+        for h in handles
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceName:
+    """A device string taken apart: ``kind`` is "auto", "cuda" or "emulator"."""
+
+    kind: str
+    index: int = 0
+    target: str = DEFAULT_EMULATED
+
+    @staticmethod
+    def parse(text: str) -> DeviceName:
+        """Read ``auto``, ``cuda[:i]`` or ``emulator[:sm_NN]``; raises DeviceNameError."""
+        found = re.fullmatch(r"(auto)|(cuda)(?::(\d+))?|(emulator)(?::(sm_\d+))?", text)
+        targets = [f"sm_{major}{minor}" for major, minor in ARCHITECTURES]
+        if not found:
+            raise DeviceNameError(
+                f"unknown device {text!r}: give auto, cuda, cuda:INDEX, emulator or emulator:sm_NN"
+            )
+        target = found[5] or DEFAULT_EMULATED
+        if target not in targets:
+            raise DeviceNameError(f"unknown device {text!r}: sm_NN is one of {', '.join(targets)}")
+        return DeviceName(found[1] or found[2] or found[4], int(found[3] or 0), target)
+
+
+class Device:
+    """An opened device: memory, streams and kernels come from it and end with it.
+
+    ``name`` is the device string ("cuda:0", "emulator:sm_90"), ``target`` what kernels are made
+    for, ``note`` why ``auto`` took the emulator ("" otherwise). A context manager.
+    """
+
+    def __init__(
+        self,
+        api: Any,
+        name: DeviceName,
+        cache_folder: Path | None = None,
+        cache_limit: int | None = None,
+        note: str = "",
+    ) -> None:
+        self.api = api
+        self.is_emulated = name.kind == "emulator"
+        self.name = f"emulator:{name.target}" if self.is_emulated else f"cuda:{name.index}"
+        self.note = note
+        self.context = Context(api, name.index, self.name)
+        try:
+            self.properties = read_properties(api, self.context.gpu)
+            self.target = target_for(self.properties.compute_capability, self.name)
+            cache = None
+            if cache_folder is not None:
+                # the emulator's images never meet a GPU's
+                folder = cache_folder / ("emulator" if self.is_emulated else "cuda")
+                cache = CubinCache(folder, **({"limit": cache_limit} if cache_limit else {}))
+            self._modules = ModuleCache(self, cache)
+        except BaseException:
+            self.context.close(quiet=True)
+            raise
+
+    @classmethod
+    def open(
+        cls,
+        name: str = "auto",
+        *,
+        api: Any = None,
+        cache_folder: Path | None = None,
+        cache_limit: int | None = None,
+    ) -> Self:
+        """Open ``auto``, ``cuda[:i]`` or ``emulator[:sm_NN]``.
+
+        ``auto`` takes the first GPU; where there is no driver or no device it takes the emulator
+        and says why in ``note``; a GPU that is there but fails is an error. ``api`` replaces the
+        bindings (an emulator with injected faults); ``cache_folder`` holds compiled kernels, at
+        most ``cache_limit`` bytes (1 GB), None keeps nothing on disk. Raises DeviceNameError,
+        NoDriverError, DriverTooOldError, NoDeviceError, CudaError.
+        """
+        wanted = DeviceName.parse(name)
+        note = ""
+        if wanted.kind != "emulator":
+            api = bindings.real() if api is None else api
+            found = probe(api)
+            if wanted.kind == "auto" and found.is_absent:
+                note = f"{found.detail.split(';')[0]}: using the emulator"
+                wanted, api = DeviceName("emulator"), None
+            elif found.error is not None:
+                raise found.error
+            elif wanted.index >= len(found.devices):
+                raise NoDeviceError(
+                    f"there is no device cuda:{wanted.index}: this machine has "
+                    f"{len(found.devices)} ({found.detail})"
+                )
+            else:
+                wanted = DeviceName("cuda", wanted.index)
+        if wanted.kind == "emulator":
+            api = bindings.emulated(wanted.target) if api is None else api
+            check(api, api.cuInit(0), "cuInit")
+        return cls(api, wanted, cache_folder, cache_limit, note)
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of device memory now."""
+        self.context.make_current()
+        free, total = check(self.api, self.api.cuMemGetInfo(), "cuMemGetInfo")
+        return int(free), int(total)
+
+    def allocate(self, nbytes: int, name: str) -> Buffer:
+        """A buffer of ``nbytes`` bytes, contents undefined. Raises OutOfMemoryError."""
+        return Buffer(self, nbytes, name)
+
+    def arena(self, sizes: Mapping[str, int], name: str) -> Arena:
+        """One buffer with an aligned slice of the given bytes for every name."""
+        return Arena(self, sizes, name)
+
+    def pinned(self, nbytes: int, name: str) -> PinnedBuffer:
+        """Page-locked host memory."""
+        return PinnedBuffer(self, nbytes, name)
+
+    def create_stream(self, name: str = "stream") -> Stream:
+        """A new stream."""
+        return Stream(self, name)
+
+    def create_event(self, name: str = "event") -> Event:
+        """A new event; `Stream.record` makes its own by default."""
+        return Event(self, name)
+
+    def load(self, kernel: Kernel) -> LoadedKernel:
+        """The kernel, compiled and ready to launch; the same object for an equal spec key.
+
+        Raises LaunchError when its launch shape exceeds the device, PtxLoadError when its PTX does
+        not compile or differs from its declared parameters.
+        """
+        return self._modules.load(kernel, self)
+
+    def synchronize(self) -> None:
+        """Wait for all work of the device. Raises CudaError when a kernel faulted."""
+        self.context.make_current()
+        check(self.api, self.api.cuCtxSynchronize(), "cuCtxSynchronize")
+
+    def close(self) -> None:
+        """End everything that was made on the device, and release it; again is harmless."""
+        self.context.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "context"):
+            self.context.close(quiet=True)
+
+    def __repr__(self) -> str:
+        return f"<Device {self.name}, {self.properties.name}>"
+
+
+def target_for(capability: tuple[int, int], name: str) -> str:
+    """The newest known architecture of the same major family that runs on ``capability``.
+
+    Raises DriverError where there is none: PTX for it is not written by these kernels.
+    """
+    usable = [a for a in ARCHITECTURES if a[0] == capability[0] and a <= capability]
+    if not usable:
+        known = ", ".join(f"{major}.{minor}" for major, minor in ARCHITECTURES)
+        raise DriverError(
+            f"device {name} has compute capability {capability[0]}.{capability[1]}, which is not "
+            f"supported (supported: {known} and newer ones of the same major version)"
+        )
+    major, minor = usable[-1]
+    return f"sm_{major}{minor}"

@@ -1,0 +1,62 @@
+"""Two interpreters in lockstep: where does the device part from the numpy references?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from urdir.driver.compare import Deviation, deviations, written_params
+from urdir.driver.execute import BoundPlan, bind, queue, read, reference
+from urdir.driver.operation import Launch
+from urdir.driver.plan import Plan, StopAfter
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One output of one launch, on the device and by its reference."""
+
+    index: int
+    label: str
+    kernel: str
+    deviation: Deviation
+
+    def __str__(self) -> str:
+        return f"operation {self.index} {self.label} ({self.kernel}): {self.deviation}"
+
+
+def trace(
+    plan: Plan | BoundPlan, device: Device, stream: Stream, stop_after: StopAfter = None
+) -> Iterator[Difference]:
+    """Run a plan step by step; after each launch, compare every output with the reference.
+
+    The reference starts from what the device's memory held before the launch, and the device goes
+    on with what it computed itself: each launch is judged alone, and errors do not add up. Memory
+    ends as `run` would leave it.
+    """
+    bound = bind(plan, device)
+    for index, (operation, loaded) in enumerate(bound.steps(stop_after)):
+        if not isinstance(operation, Launch):
+            queue(operation, loaded, stream)
+            continue
+        kernel, regions = operation.kernel, operation.packed.regions
+        expected = reference(operation)
+        queue(operation, loaded, stream)
+        stream.synchronize()
+        outputs = {
+            p.name: read(regions[p.name], p.numpy_dtype, kernel.shape_of(p))
+            for p in written_params(kernel)
+        }
+        for deviation in deviations(kernel, outputs, expected):
+            yield Difference(index, operation.label, kernel.name, deviation)
+
+
+def diff(
+    plan: Plan | BoundPlan, device: Device, stream: Stream, stop_after: StopAfter = None
+) -> Difference | None:
+    """The first output beyond its kernel's tolerance; None when there is none. Stops there."""
+    return next((d for d in trace(plan, device, stream, stop_after) if not d.deviation.ok), None)

@@ -1,0 +1,1 @@
+"""The emulated GPU: memory, a PTX machine, and the driver API over them."""

@@ -1,0 +1,201 @@
+"""How an emulated function is declared and called: results, error codes, argument conversion.
+
+An emulated ``cu*`` function is a plain function whose first parameter is the :class:`Driver` and
+whose others are named and ordered as in ``cuda.bindings.driver``. It returns its value (a tuple for
+several, None for none) or raises :class:`Refused`; ``bind`` turns both into the result tuples of
+the bindings. What the bindings themselves refuse with a TypeError, OverflowError or RuntimeError
+before the driver is reached, the converters below refuse in the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import cuda.bindings.driver as cuda
+import numpy as np
+
+if TYPE_CHECKING:
+    from urdir.driver.emulator.state import Driver
+
+SUCCESS = cuda.CUresult.CUDA_SUCCESS
+
+
+class Refused(Exception):  # noqa: N818
+    """The driver answers with an error: ``code`` is the name of a CUresult."""
+
+    def __init__(self, code: str, message: str = "") -> None:
+        super().__init__(message or code)
+        self.code = code
+        self.message = message
+
+
+class Needs(Enum):
+    """What must be there before a function does anything."""
+
+    NOTHING = 0
+    INIT = 1
+    #: A current, live and healthy context; without it the context's own error is returned.
+    CONTEXT = 2
+
+
+def driver_call(results: int = 0, needs: Needs = Needs.CONTEXT) -> Callable[[Any], Any]:
+    """Declare an emulated function with ``results`` values after the status."""
+
+    def declare(function: Any) -> Any:
+        function.results = results
+        function.needs = needs
+        return function
+
+    return declare
+
+
+def bind(driver: Driver, function: Any) -> Callable[..., tuple[Any, ...]]:
+    """The function as a user calls it: without the driver parameter, answering in tuples."""
+    signature = inspect.signature(function)
+    visible = list(signature.parameters.values())[1:]
+    nothing = (None,) * function.results
+    results, needs, name = function.results, function.needs, function.__name__
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        with driver.lock:
+            try:
+                if needs is not Needs.NOTHING:
+                    driver.require(needs, name)
+                value = function(driver, *args, **kwargs)
+            except Refused as refusal:
+                driver.last_refusal = refusal.message
+                return (cuda.CUresult[refusal.code], *nothing)
+        if results == 1:
+            return (SUCCESS, value)
+        return (SUCCESS, *value) if results else (SUCCESS,)
+
+    call.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]
+    return call
+
+
+def _integer(value: Any, bits: int, c_name: str) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise TypeError("an integer is required") from None
+    if isinstance(value, str | bytes):
+        raise TypeError("an integer is required")
+    if number < 0:
+        raise OverflowError(f"can't convert negative value to {c_name}")
+    if number >> bits:
+        raise OverflowError(f"value too large to convert to {c_name}")
+    return number
+
+
+def uint(value: Any) -> int:
+    """An ``unsigned int``; like Cython, truncates a float without a word."""
+    return _integer(value, 32, "unsigned int")
+
+
+def size_t(value: Any) -> int:
+    """A ``size_t``."""
+    return _integer(value, 64, "size_t")
+
+
+def uchar(value: Any) -> int:
+    """An ``unsigned char``."""
+    return _integer(value, 8, "unsigned char")
+
+
+def ushort(value: Any) -> int:
+    """An ``unsigned short``."""
+    return _integer(value, 16, "unsigned short")
+
+
+def handle(value: Any) -> int:
+    """The number of an opaque handle or device pointer; None is 0."""
+    return 0 if value is None else _integer(value, 64, "void_ptr")
+
+
+def c_string(value: Any) -> bytes:
+    """A ``char*``: bytes up to the first NUL."""
+    if not isinstance(value, bytes | bytearray):
+        raise TypeError(f"expected bytes, {type(value).__name__} found")
+    return bytes(value).split(b"\0", 1)[0]
+
+
+def host_address(value: Any) -> int:
+    """Address of host memory: an int, None (0), or an object with the buffer protocol.
+
+    The bindings take read-only buffers as destinations as well; so does this. They convert an
+    array of one element to an int and use its value as the address: here that is a TypeError.
+    """
+    if value is None:
+        return 0
+    if isinstance(value, np.ndarray):
+        if value.size == 1 or not (value.flags.c_contiguous or value.flags.f_contiguous):
+            raise TypeError("pass array.ctypes.data: this array is no contiguous buffer to the API")
+        return int(value.ctypes.data)
+    try:
+        return int(value) if not isinstance(value, str) else _not_memory(value)
+    except (TypeError, ValueError):
+        return _buffer_address(value)
+
+
+def kernel_params(value: Any) -> int:
+    """The address of a pointer array (``kernelParams``): an int, a buffer, or None.
+
+    The bindings' other form, a tuple of values and a tuple of ctypes types, is refused.
+    """
+    if isinstance(value, int) or value is None:
+        return value or 0
+    if isinstance(value, tuple | list | float | str):
+        raise TypeError("Argument 'kernelParams' is not the address of a pointer array")
+    return _buffer_address(value)
+
+
+def _buffer_address(value: Any) -> int:
+    try:
+        size = memoryview(value).nbytes
+    except TypeError:
+        return _not_memory(value)
+    return int(np.frombuffer(value, np.uint8).ctypes.data) if size else 0
+
+
+def _not_memory(value: Any) -> int:
+    raise TypeError(
+        f"Provided argument is of type {type(value)} but expected Type {type(None)}, {type(int)} "
+        "or object with Buffer Protocol"
+    )
+
+
+def expect(name: str, values: Any, kind: type, count: int | None = None) -> list[Any]:
+    """A list argument whose items are all of one bindings type, at least ``count`` of them."""
+    items: Sequence[Any] = [] if values is None else values
+    if not isinstance(items, list | tuple) or not all(isinstance(i, kind) for i in items):
+        raise TypeError(
+            f"Argument '{name}' is not instance of type (expected tuple[{kind.__name__}] or "
+            f"list[{kind.__name__}]"
+        )
+    if count is None:
+        return list(items)
+    # An empty or absent list is passed on as NULL; the driver decides.
+    if values is not None and count > len(items):
+        raise RuntimeError(f"List is too small: {len(items)} < {count}")
+    return list(items[:count])
+
+
+def expect_enum(name: str, value: Any, kind: Any) -> Any:
+    """An enum argument: a member, or (as the bindings accept for most) its number."""
+    try:
+        return kind(int(value))
+    except (TypeError, ValueError):
+        raise Refused("CUDA_ERROR_INVALID_VALUE", f"{name} is not a {kind.__name__}") from None
+
+
+def option(read: Callable[[], Any], default: Any) -> Any:
+    """A struct field whose unset value 0 is no member of its enum (reading it raises)."""
+    try:
+        return read()
+    except ValueError:
+        return default

@@ -1,0 +1,42 @@
+"""What a kernel does wrong: the machine's internal signals and the fault the driver reports."""
+
+from __future__ import annotations
+
+ILLEGAL_ADDRESS = "CUDA_ERROR_ILLEGAL_ADDRESS"
+MISALIGNED_ADDRESS = "CUDA_ERROR_MISALIGNED_ADDRESS"
+ILLEGAL_INSTRUCTION = "CUDA_ERROR_ILLEGAL_INSTRUCTION"
+LAUNCH_FAILED = "CUDA_ERROR_LAUNCH_FAILED"
+LAUNCH_TIMEOUT = "CUDA_ERROR_LAUNCH_TIMEOUT"
+INVALID_PTX = "CUDA_ERROR_INVALID_PTX"
+UNSUPPORTED_PTX_VERSION = "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
+
+
+class KernelFault(Exception):  # noqa: N818 - the driver names it so
+    """A kernel failed on the device: ``code`` is the driver's error name."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class CompileError(Exception):
+    """PTX that the emulated device cannot take, as ptxas would refuse it."""
+
+    def __init__(self, message: str, code: str = INVALID_PTX) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class AccessFault(Exception):  # noqa: N818 - a signal
+    """A lane's memory access failed; the machine adds kernel, line and thread.
+
+    ``position`` counts the lanes that took part in the access.
+    """
+
+    def __init__(self, position: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.position = position
+        self.code = code
+        self.message = message

@@ -1,0 +1,145 @@
+"""Executing a graph: seeded random topological order, early dependents, races as errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from urdir.driver.emulator.faults import LAUNCH_FAILED, KernelFault
+from urdir.driver.emulator.graph_model import Topology, Work
+from urdir.driver.emulator.launches import KernelRun, Launch
+from urdir.driver.emulator.scheduler import Task
+from urdir.driver.emulator.state import Driver
+from urdir.driver.emulator.tracing import Trace, TracedMemory
+
+
+class GraphTask(Task):
+    """One launch of an executable graph in a stream.
+
+    Nodes run one at a time in an order drawn anew for each launch. Before a kernel runs, those
+    behind it over a programmatic edge run up to their griddepcontrol.wait. A kernel that spins is
+    put aside while other nodes run. With ``is_traced``, what each node touches is recorded, and
+    two unordered nodes that touch a byte which one of them writes are a fault.
+    """
+
+    def __init__(
+        self, driver: Driver, works: Sequence[Work], topology: Topology, is_traced: bool
+    ) -> None:
+        super().__init__()
+        self._driver = driver
+        self._works = works
+        self._topology = topology
+        self._is_traced = is_traced
+        self._begun = False
+
+    def advance(self) -> bool:
+        """Run until every node is done, or all that could run spin."""
+        if not self._begun:
+            self._begin()
+        ready, spinning, rng = self._ready, self._spinning, self._driver.rng
+        while ready:
+            node = ready.pop(rng.randrange(len(ready)))
+            if self._advance_node(node):
+                self._complete(node)
+                ready += spinning
+                spinning.clear()
+            else:
+                spinning.append(node)
+        if spinning:
+            ready += spinning
+            spinning.clear()
+        return self._left == 0
+
+    def describe(self) -> str:
+        """The kernels that spin."""
+        runs = [self._runs[i].describe() for i in self._ready if i in self._runs]
+        return f"graph: {', '.join(runs)}"
+
+    def _begin(self) -> None:
+        self._begun = True
+        topology = self._topology
+        self._left = len(self._works)
+        self._pending = [len(before) for before in topology.before]
+        self._done = [False] * self._left
+        self._ready = [i for i, n in enumerate(self._pending) if not n]
+        self._spinning: list[int] = []
+        self._runs: dict[int, KernelRun] = {}
+        self._traces: dict[int, Trace] = {}
+        #: What kernels that began early touched before their wait.
+        self._early: dict[int, Trace] = {}
+
+    def _advance_node(self, node: int) -> bool:
+        work = self._works[node]
+        if isinstance(work, Launch):
+            self._begin_dependents(node)
+            return self._run_of(node, work).advance()
+        if work is not None:
+            memory = self._driver.context.memory
+            if self._needs_trace(node):
+                self._trace_of(node).add_intervals(memory, work.reads(), work.writes())
+            work.run(memory)
+        return True
+
+    def _begin_dependents(self, node: int) -> None:
+        """Begin the kernels behind programmatic edges of a kernel that is about to run.
+
+        And those behind them in turn, where a kernel triggers its dependents by itself.
+        """
+        for after in self._topology.programmatic_after[node]:
+            work = self._works[after]
+            assert isinstance(work, Launch)
+            if after in self._runs or not all(
+                self._done[b] for b in self._topology.full_before[after]
+            ):
+                continue
+            run = self._run_of(after, work, is_early=True)
+            run.begin_early()
+            if work.function.triggers_dependents:
+                self._begin_dependents(after)
+
+    def _run_of(self, node: int, work: Launch, is_early: bool = False) -> KernelRun:
+        if node not in self._runs:
+            memory: Any = self._driver.context.memory
+            if self._needs_trace(node) or (is_early and self._is_traced):
+                memory = TracedMemory(memory, self._trace_of(node))
+                if is_early:
+                    self._early[node] = memory.trace
+            self._runs[node] = KernelRun(self._driver, work, memory)
+        return self._runs[node]
+
+    def _needs_trace(self, node: int) -> bool:
+        return self._is_traced and self._topology.is_raced[node]
+
+    def _trace_of(self, node: int) -> Trace:
+        return self._traces.setdefault(node, Trace())
+
+    def _complete(self, node: int) -> None:
+        self._done[node] = True
+        self._left -= 1
+        self._runs.pop(node, None)
+        if node in self._traces:
+            self._check_races(node)
+        for after in self._topology.after[node]:
+            self._pending[after] -= 1
+            if not self._pending[after]:
+                self._ready.append(after)
+
+    def _check_races(self, node: int) -> None:
+        mine = self._traces[node]
+        for other in self._topology.unordered[node]:
+            theirs = self._traces.get(other)
+            if self._done[other] and theirs and (at := mine.conflict(theirs)) is not None:
+                self._report(node, other, at, "are not ordered by edges")
+
+    def _report(self, node: int, other: int, address: int, why: str) -> None:
+        names = [f"node {i} ({self._name(i)})" for i in sorted((node, other))]
+        where = self._driver.context.memory.describe(address)
+        raise KernelFault(
+            LAUNCH_FAILED,
+            f"race in a graph: {' and '.join(names)} {why}, and both touch 0x{address:x}, {where}, "
+            "which at least one of them writes",
+        )
+
+    def _name(self, node: int) -> str:
+        work = self._works[node]
+        return f"kernel {work.name}" if isinstance(work, Launch) else type(work).__name__.lower()

@@ -1,0 +1,93 @@
+"""Checking PTX as the driver's JIT compiler does: version, target, syntax, instructions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from urdir.driver.emulator.calls import Refused
+from urdir.driver.emulator.faults import CompileError
+from urdir.driver.emulator.images import Image
+from urdir.driver.emulator.state import Driver
+from urdir.ptxgen import ptx
+
+_VERSION = re.compile(r"^\s*\.version\s+(\d+)\.(\d+)", re.M)
+_LINE = re.compile(r"\bline (\d+)\b:?\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Compiled PTX: the image, its parsed form, and a program for each kernel."""
+
+    image: Image
+    module: ptx.Module
+    programs: dict[str, Any]
+
+
+class JitError(Refused):
+    """PTX that does not compile; ``log`` is what goes to the error log."""
+
+    def __init__(self, code: str, log: str) -> None:
+        super().__init__(code, log)
+        self.log = log
+
+
+def compile_ptx(driver: Driver, text: str, target: str | None = None) -> Unit:
+    """Compile PTX for ``target`` (the device's own by default); cached by text.
+
+    Raises JitError: UNSUPPORTED_PTX_VERSION or INVALID_PTX.
+    """
+    target = target or driver.properties.target
+    key = (target, text)
+    if key not in driver.units:
+        driver.units[key] = _compile(driver, text, target)
+    unit: Unit = driver.units[key]
+    return unit
+
+
+def _compile(driver: Driver, text: str, target: str) -> Unit:
+    from urdir.driver.emulator.compile import compile_entry
+
+    _check_version(driver, text)
+    try:
+        module = ptx.parse(text)
+        _check_target(module.target, target)
+        programs = {e.name: compile_entry(module, e, target) for e in module.entries.values()}
+    except ptx.PtxSyntaxError as exc:
+        raise _failure("CUDA_ERROR_INVALID_PTX", str(exc)) from None
+    except CompileError as exc:
+        raise _failure(exc.code, exc.message) from None
+    return Unit(Image(target, text), module, programs)
+
+
+def _check_version(driver: Driver, text: str) -> None:
+    found = _VERSION.search(text)
+    if not found:
+        raise _failure("CUDA_ERROR_INVALID_PTX", "line 1: Missing .version directive")
+    if (int(found[1]), int(found[2])) > driver.ptx_version:
+        line = text.count("\n", 0, found.start(1)) + 1
+        newest = ".".join(map(str, driver.ptx_version))
+        raise _failure(
+            "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+            f"line {line}: Unsupported .version {found[1]}.{found[2]}; "
+            f"current version is '{newest}'",
+        )
+
+
+def _check_target(wanted: str, target: str) -> None:
+    """PTX for an older target runs on a newer one; "sm_90a" only on itself."""
+    number = int(re.sub(r"\D", "", wanted) or 0)
+    if number > int(re.sub(r"\D", "", target)) or (wanted[-1] in "af" and wanted != target):
+        raise CompileError(
+            f"SM version specified by .target is higher than default SM version assumed "
+            f"({wanted} on {target})"
+        )
+
+
+def _failure(code: str, message: str) -> JitError:
+    found = _LINE.search(message)
+    where = f"application ptx input, line {found[1]}; error   " if found else "fatal   "
+    what = message[found.end() :] if found else message
+    aborted = "\nptxas fatal   : Ptx assembly aborted due to errors" if found else ""
+    return JitError(code, f"ptxas {where}: {what}{aborted}")

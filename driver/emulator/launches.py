@@ -1,0 +1,277 @@
+"""Kernel launches: limits, arguments copied at the call, and their execution as a task."""
+
+# ruff: noqa: N802, N803  (names as in the driver API)
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import cuda.bindings.driver as cuda
+
+from urdir.driver.emulator.calls import Refused, driver_call, kernel_params, size_t, uint
+from urdir.driver.emulator.execution import GridExecution, Status
+from urdir.driver.emulator.faults import KernelFault
+from urdir.driver.emulator.functions import Extent, Function
+from urdir.driver.emulator.memory import Memory
+from urdir.driver.emulator.properties import MAX_BLOCK, MAX_CLUSTER, MAX_GRID, MAX_THREADS
+from urdir.driver.emulator.scheduler import Task
+from urdir.driver.emulator.state import Driver
+from urdir.driver.emulator.streams import enqueue, stream_of
+
+_ATTRIBUTE = cuda.CUlaunchAttributeID
+_NO_CLUSTER: Extent = (1, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything a launch is: a kernel, its extents, shared bytes, and the parameter block."""
+
+    function: Function
+    grid: Extent
+    block: Extent
+    cluster: Extent
+    shared_bytes: int
+    params: bytes
+    is_cooperative: bool = False
+
+    @property
+    def name(self) -> str:
+        """The kernel's entry name."""
+        return self.function.name
+
+    def check(self, driver: Driver) -> None:
+        """Refuse what the driver refuses, with its error."""
+        for code, message in self._violations(driver):
+            raise Refused(code, f"kernel {self.name}: {message}")
+
+    def _violations(self, driver: Driver) -> Iterator[tuple[str, str]]:
+        invalid, function, device = "CUDA_ERROR_INVALID_VALUE", self.function, driver.properties
+        grid, block, cluster = self.grid, self.block, self.cluster
+        if any(not 1 <= n <= most for n, most in zip(grid, MAX_GRID, strict=True)):
+            yield invalid, f"grid {grid}, the limits are {MAX_GRID}"
+        if any(not 1 <= n <= most for n, most in zip(block, MAX_BLOCK, strict=True)):
+            yield invalid, f"block {block}, the limits are {MAX_BLOCK}"
+        threads = prod(block)
+        if threads > MAX_THREADS:
+            yield invalid, f"{threads} threads in a block, the limit is {MAX_THREADS}"
+        if function.required_block and function.required_block != block:
+            yield invalid, f"block {block}, .reqntid {function.required_block}"
+        if threads > function.max_threads:
+            limit = f"its .maxntid allows {function.max_threads}"
+            yield "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", f"{threads} threads in a block, {limit}"
+        if self.shared_bytes > function.max_dynamic_shared:
+            limit = f"the function allows {function.max_dynamic_shared}"
+            yield invalid, f"{self.shared_bytes} bytes of dynamic shared memory, {limit}"
+        yield from self._cluster_violations(driver)
+        room = function.blocks_per_sm(threads, self.shared_bytes) * device.sm_count
+        if self.is_cooperative and prod(grid) > room:
+            message = f"{prod(grid)} CTAs, {room} fit on the device at once"
+            yield "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", message
+        if cluster != _NO_CLUSTER and not function.clusters_at_once(
+            cluster, threads, self.shared_bytes
+        ):
+            message = f"not one cluster {cluster} fits on the device"
+            yield "CUDA_ERROR_INVALID_CLUSTER_SIZE", message
+
+    def _cluster_violations(self, driver: Driver) -> Iterator[tuple[str, str]]:
+        required, cluster = self.function.required_cluster, self.cluster
+        if self.function.needs_cluster and cluster == _NO_CLUSTER:
+            yield "CUDA_ERROR_INVALID_VALUE", ".explicitcluster, but no cluster is given"
+        if cluster == _NO_CLUSTER:
+            return
+        code = "CUDA_ERROR_INVALID_CLUSTER_SIZE"
+        if not driver.properties.has_clusters:
+            yield "CUDA_ERROR_INVALID_VALUE", f"{driver.properties.target} has no clusters"
+        if any(n < 1 for n in cluster) or prod(cluster) > MAX_CLUSTER:
+            yield code, f"cluster {cluster}, at most {MAX_CLUSTER} CTAs"
+        if any(g % c for g, c in zip(self.grid, cluster, strict=True)):
+            yield code, f"grid {self.grid} is no multiple of cluster {cluster}"
+        if required and required != cluster:
+            yield code, f"cluster {cluster}, .reqnctapercluster {required}"
+
+
+class KernelRun:
+    """One execution of a launch."""
+
+    def __init__(self, driver: Driver, launch: Launch, memory: Memory) -> None:
+        self._driver = driver
+        self._launch = launch
+        self._memory = memory
+        self._grid: GridExecution | None = None
+        self.done = False
+
+    def begin_early(self) -> None:
+        """Run to the point where the kernel waits for its predecessors (or to its end)."""
+        if self._grid is None:
+            self._grid = self._create(dependencies_pending=True)
+            self.done = self._grid.run() is Status.DONE
+
+    def advance(self) -> bool:
+        """Run, predecessors being complete; False when the kernel spins."""
+        if not self.done:
+            if self._grid is None:
+                self._grid = self._create(dependencies_pending=False)
+            self._grid.dependencies_pending = False
+            self.done = self._grid.run() is Status.DONE
+        return self.done
+
+    def describe(self) -> str:
+        """The kernel, and what it waits for where the machine knows it."""
+        waits = getattr(self._grid, "waits_for", None)
+        detail = f" ({waits()})" if callable(waits) else ""
+        return f"kernel {self._launch.name} spins without progress{detail}"
+
+    def _create(self, dependencies_pending: bool) -> GridExecution:
+        launch = self._launch
+        if code := self._driver.injections.strike("launch"):
+            raise KernelFault(code, f"kernel {launch.name}: injected fault")
+        return GridExecution(
+            launch.function.program,
+            launch.grid,
+            launch.block,
+            launch.cluster,
+            launch.shared_bytes,
+            launch.params,
+            self._memory,
+            self._driver.properties.sm_count,
+            dependencies_pending=dependencies_pending,
+        )
+
+
+class KernelTask(Task):
+    """A launch in a stream."""
+
+    is_kernel = True
+
+    def __init__(self, run: KernelRun, launch: Launch, is_programmatic: bool) -> None:
+        super().__init__()
+        self._run = run
+        self.is_programmatic = is_programmatic
+        self.triggers_dependents = launch.function.triggers_dependents
+
+    def begin_early(self) -> None:
+        """Run to the kernel's griddepcontrol.wait."""
+        self._run.begin_early()
+
+    def advance(self) -> bool:
+        """Run to the end."""
+        return self._run.advance()
+
+    def describe(self) -> str:
+        """The kernel, and what it waits for."""
+        return self._run.describe()
+
+
+# ---- the calls ----
+
+
+@driver_call()
+def cuLaunchKernel(
+    driver: Driver,
+    f: Any,
+    gridDimX: Any,
+    gridDimY: Any,
+    gridDimZ: Any,
+    blockDimX: Any,
+    blockDimY: Any,
+    blockDimZ: Any,
+    sharedMemBytes: Any,
+    hStream: Any,
+    kernelParams: Any,
+    extra: Any,
+) -> None:
+    """Queue a kernel; the arguments are copied now."""
+    grid = uint(gridDimX), uint(gridDimY), uint(gridDimZ)
+    block = uint(blockDimX), uint(blockDimY), uint(blockDimZ)
+    shared = uint(sharedMemBytes)
+    launch = make_launch(driver, f, grid, block, shared, kernel_params(kernelParams), extra)
+    _queue(driver, launch, hStream)
+
+
+@driver_call()
+def cuLaunchCooperativeKernel(
+    driver: Driver,
+    f: Any,
+    gridDimX: Any,
+    gridDimY: Any,
+    gridDimZ: Any,
+    blockDimX: Any,
+    blockDimY: Any,
+    blockDimZ: Any,
+    sharedMemBytes: Any,
+    hStream: Any,
+    kernelParams: Any,
+) -> None:
+    """Queue a kernel whose CTAs all run at the same time."""
+    grid = uint(gridDimX), uint(gridDimY), uint(gridDimZ)
+    block = uint(blockDimX), uint(blockDimY), uint(blockDimZ)
+    shared, address = uint(sharedMemBytes), kernel_params(kernelParams)
+    _queue(driver, make_launch(driver, f, grid, block, shared, address, 0, None, True), hStream)
+
+
+@driver_call()
+def cuLaunchKernelEx(driver: Driver, config: Any, f: Any, kernelParams: Any, extra: Any) -> None:
+    """Queue a kernel with attributes: cluster, cooperative, programmatic serialization."""
+    if config is None:
+        raise Refused("CUDA_ERROR_INVALID_VALUE", "a null config")
+    grid = config.gridDimX, config.gridDimY, config.gridDimZ
+    block = config.blockDimX, config.blockDimY, config.blockDimZ
+    shared, address = config.sharedMemBytes, kernel_params(kernelParams)
+    cluster, cooperative, programmatic = None, False, False
+    # As the driver reads them: numAttrs of them, whatever else the array holds.
+    for attribute in config.attrs[: config.numAttrs] if config.numAttrs else ():
+        value = attribute.value
+        if attribute.id == _ATTRIBUTE.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+            cluster = value.clusterDim.x, value.clusterDim.y, value.clusterDim.z
+        elif attribute.id == _ATTRIBUTE.CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+            cooperative = bool(value.cooperative)
+        elif attribute.id == _ATTRIBUTE.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+            programmatic = bool(value.programmaticStreamSerializationAllowed)
+    launch = make_launch(driver, f, grid, block, shared, address, extra, cluster, cooperative)
+    _queue(driver, launch, config.hStream, programmatic)
+
+
+@driver_call(results=1)
+def cuOccupancyMaxActiveClusters(driver: Driver, func: Any, config: Any) -> int:
+    """Clusters of a launch configuration that the device holds at once."""
+    function: Function = driver.context.functions[func]
+    block = config.blockDimX, config.blockDimY, config.blockDimZ
+    cluster = function.required_cluster or _NO_CLUSTER
+    for attribute in config.attrs[: config.numAttrs] if config.numAttrs else ():
+        if attribute.id == _ATTRIBUTE.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+            dim = attribute.value.clusterDim
+            cluster = dim.x, dim.y, dim.z
+    return function.clusters_at_once(cluster, prod(block), config.sharedMemBytes)
+
+
+# ---- how ----
+
+
+def make_launch(
+    driver: Driver,
+    f: Any,
+    grid: Extent,
+    block: Extent,
+    shared_bytes: int,
+    params_address: int,
+    extra: Any,
+    cluster: Extent | None = None,
+    is_cooperative: bool = False,
+) -> Launch:
+    """A checked launch with its arguments read from ``params_address``."""
+    function: Function = driver.context.functions[f]
+    if size_t(extra):
+        raise Refused("CUDA_ERROR_NOT_SUPPORTED", "arguments in `extra`: use kernelParams")
+    params = function.read_arguments(params_address)
+    cluster = cluster or function.required_cluster or _NO_CLUSTER
+    launch = Launch(function, grid, block, cluster, shared_bytes, params, is_cooperative)
+    launch.check(driver)
+    return launch
+
+
+def _queue(driver: Driver, launch: Launch, hStream: Any, is_programmatic: bool = False) -> None:
+    run = KernelRun(driver, launch, driver.context.memory)
+    enqueue(driver, stream_of(driver, hStream), KernelTask(run, launch, is_programmatic))

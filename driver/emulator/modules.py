@@ -1,0 +1,287 @@
+"""Linking PTX to images, loading images and PTX, functions of modules and their attributes."""
+
+# ruff: noqa: N802, N803  (names as in the driver API)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import numpy as np
+
+from urdir.driver.emulator.calls import (
+    Refused,
+    c_string,
+    driver_call,
+    expect_enum,
+    host_address,
+    size_t,
+    uint,
+)
+from urdir.driver.emulator.functions import REGISTERS_PER_THREAD, Function
+from urdir.driver.emulator.images import Image, is_text, read_input
+from urdir.driver.emulator.jit import JitError, Unit, compile_ptx
+from urdir.driver.emulator.logs import JitOptions
+from urdir.driver.emulator.state import Driver
+
+
+@dataclass
+class Link:
+    """A link in progress; ``output`` is the image that cuLinkComplete gave out, kept alive."""
+
+    options: JitOptions
+    units: list[Unit] = field(default_factory=list)
+    output: Any = None
+
+
+@dataclass
+class LoadedModule:
+    """A module and the handles given out for its functions, by name."""
+
+    unit: Unit
+    handle: int = 0
+    functions: dict[str, int] = field(default_factory=dict)
+
+
+# ---- linking ----
+
+
+@driver_call(results=1)
+def cuLinkCreate(driver: Driver, numOptions: Any, options: Any, optionValues: Any) -> Any:
+    """Begin a link; log buffers among the options are filled by the calls that follow."""
+    link = Link(JitOptions.read(numOptions, options, optionValues))
+    return cuda.CUlinkState(driver.context.links.add(link))
+
+
+@driver_call()
+def cuLinkAddData(
+    driver: Driver,
+    state: Any,
+    typename: Any,
+    data: Any,
+    size: Any,
+    name: Any,
+    numOptions: Any,
+    options: Any,
+    optionValues: Any,
+) -> None:
+    """Compile PTX, or add an image of this emulator."""
+    link: Link = driver.context.links[state]
+    kind = expect_enum("typename", typename, cuda.CUjitInputType)
+    if name is not None:
+        c_string(name)
+    JitOptions.read(numOptions, options, optionValues)
+    found = read_input(data, host_address(data), size_t(size))
+    if kind == cuda.CUjitInputType.CU_JIT_INPUT_PTX:
+        link.units.append(_compile(driver, found, link.options))
+    elif kind == cuda.CUjitInputType.CU_JIT_INPUT_CUBIN:
+        link.units.append(_open_image(driver, Image.decode(found)))
+    else:
+        raise Refused("CUDA_ERROR_INVALID_VALUE", f"{kind.name} is not supported")
+
+
+@driver_call(results=2)
+def cuLinkComplete(driver: Driver, state: Any) -> tuple[int, int]:
+    """Address and size of the image, good until cuLinkDestroy."""
+    link: Link = driver.context.links[state]
+    if code := driver.injections.strike("link"):
+        raise Refused(code, "injected fault")
+    if len(link.units) != 1:
+        raise Refused("CUDA_ERROR_INVALID_IMAGE", f"{len(link.units)} inputs: link one at a time")
+    image = link.units[0].image
+    link.output = np.frombuffer(image.encode(), np.uint8)
+    link.options.write_log("INFO", _report(link.units[0]))
+    return int(link.output.ctypes.data), link.output.size
+
+
+@driver_call()
+def cuLinkDestroy(driver: Driver, state: Any) -> None:
+    """End a link; its image is gone."""
+    driver.context.links.pop(state)
+
+
+# ---- loading ----
+
+
+@driver_call(results=1)
+def cuModuleLoadData(driver: Driver, image: Any) -> Any:
+    """Load an image of this emulator, or compile and load PTX."""
+    return _load(driver, image, JitOptions())
+
+
+@driver_call(results=1)
+def cuModuleLoadDataEx(
+    driver: Driver, image: Any, numOptions: Any, options: Any, optionValues: Any
+) -> Any:
+    """Load an image of this emulator, or compile and load PTX, with log buffers."""
+    return _load(driver, image, JitOptions.read(numOptions, options, optionValues))
+
+
+@driver_call()
+def cuModuleUnload(driver: Driver, hmod: Any) -> None:
+    """Unload a module; its functions are invalid, launches already queued still run."""
+    module: LoadedModule = driver.context.modules.pop(hmod)
+    for number in module.functions.values():
+        driver.context.functions.pop(number)
+
+
+@driver_call(results=1)
+def cuModuleGetFunction(driver: Driver, hmod: Any, name: Any) -> Any:
+    """The function called ``name``; the same handle each time."""
+    module: LoadedModule = driver.context.modules[hmod]
+    wanted = c_string(name).decode()
+    entry = module.unit.module.entries.get(wanted)
+    if entry is None:
+        has = ", ".join(module.unit.module.entries) or "none"
+        raise Refused("CUDA_ERROR_NOT_FOUND", f"no kernel {wanted!r}; the module has {has}")
+    if wanted not in module.functions:
+        unit = module.unit
+        program = unit.programs[wanted]
+        function = Function(unit.module, entry, program, module.handle, driver.properties)
+        module.functions[wanted] = driver.context.functions.add(function)
+    return cuda.CUfunction(module.functions[wanted])
+
+
+@driver_call(results=1)
+def cuModuleGetFunctionCount(driver: Driver, mod: Any) -> int:
+    """How many kernels a module has."""
+    module: LoadedModule = driver.context.modules[mod]
+    return len(module.unit.module.entries)
+
+
+@driver_call(results=1)
+def cuModuleGetLoadingMode(driver: Driver) -> Any:
+    """Modules are loaded as a whole."""
+    return cuda.CUmoduleLoadingMode.CU_MODULE_EAGER_LOADING
+
+
+# ---- functions ----
+
+# What can be asked of a function; attributes that are missing are 0.
+_ATTRIBUTES: Mapping[str, Callable[[Function], int]] = {
+    "MAX_THREADS_PER_BLOCK": lambda f: f.max_threads,
+    "SHARED_SIZE_BYTES": lambda f: f.static_shared,
+    "NUM_REGS": lambda f: REGISTERS_PER_THREAD,
+    "PTX_VERSION": lambda f: f.ptx_version[0] * 10 + f.ptx_version[1],
+    "BINARY_VERSION": lambda f: f.device.sm,
+    "MAX_DYNAMIC_SHARED_SIZE_BYTES": lambda f: f.max_dynamic_shared,
+    "PREFERRED_SHARED_MEMORY_CARVEOUT": lambda f: -1,
+    "CLUSTER_SIZE_MUST_BE_SET": lambda f: int(f.needs_cluster),
+    "REQUIRED_CLUSTER_WIDTH": lambda f: (f.required_cluster or (0, 0, 0))[0],
+    "REQUIRED_CLUSTER_HEIGHT": lambda f: (f.required_cluster or (0, 0, 0))[1],
+    "REQUIRED_CLUSTER_DEPTH": lambda f: (f.required_cluster or (0, 0, 0))[2],
+    "NON_PORTABLE_CLUSTER_SIZE_ALLOWED": lambda f: int(f.allows_large_clusters),
+}
+
+
+@driver_call(results=1)
+def cuFuncGetAttribute(driver: Driver, attrib: Any, hfunc: Any) -> int:
+    """An attribute of a kernel; registers are a constant, local memory is 0."""
+    function: Function = driver.context.functions[hfunc]
+    name = expect_enum("attrib", attrib, cuda.CUfunction_attribute).name
+    read = _ATTRIBUTES.get(name.removeprefix("CU_FUNC_ATTRIBUTE_"))
+    return read(function) if read else 0
+
+
+@driver_call()
+def cuFuncSetAttribute(driver: Driver, hfunc: Any, attrib: Any, value: Any) -> None:
+    """Allow more dynamic shared memory, or clusters of more than 8 CTAs."""
+    function: Function = driver.context.functions[hfunc]
+    name = expect_enum("attrib", attrib, cuda.CUfunction_attribute).name
+    number = int(value)
+    if name == "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES":
+        if not 0 <= number <= function.max_shared:
+            limit = f"{number} bytes, the most is {function.max_shared}"
+            raise Refused("CUDA_ERROR_INVALID_VALUE", f"{function.name}: {limit}")
+        function.max_dynamic_shared = number
+    elif name == "CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED":
+        function.allows_large_clusters = bool(number)
+    elif name != "CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT":
+        raise Refused("CUDA_ERROR_INVALID_VALUE", f"{name} cannot be set")
+
+
+@driver_call(results=2)
+def cuFuncGetParamInfo(driver: Driver, func: Any, paramIndex: Any) -> tuple[int, int]:
+    """Offset and size of a parameter in the parameter block."""
+    function: Function = driver.context.functions[func]
+    index = size_t(paramIndex)
+    if index >= len(function.slots):
+        has = len(function.slots)
+        raise Refused("CUDA_ERROR_INVALID_VALUE", f"{function.name} has {has} parameters")
+    slot = function.slots[index]
+    return slot.offset, slot.size
+
+
+@driver_call(results=1)
+def cuFuncGetParamCount(driver: Driver, func: Any) -> int:
+    """How many parameters a kernel takes."""
+    function: Function = driver.context.functions[func]
+    return len(function.slots)
+
+
+@driver_call(results=1)
+def cuFuncGetModule(driver: Driver, hfunc: Any) -> Any:
+    """The module of a function."""
+    function: Function = driver.context.functions[hfunc]
+    return cuda.CUmodule(function.module)
+
+
+@driver_call(results=1)
+def cuFuncGetName(driver: Driver, hfunc: Any) -> bytes:
+    """The entry name of a function."""
+    function: Function = driver.context.functions[hfunc]
+    return function.name.encode()
+
+
+@driver_call(results=1)
+def cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    driver: Driver, func: Any, blockSize: Any, dynamicSMemSize: Any
+) -> int:
+    """CTAs of one SM at once."""
+    function: Function = driver.context.functions[func]
+    if int(blockSize) < 1:
+        raise Refused("CUDA_ERROR_INVALID_VALUE", f"a block of {int(blockSize)} threads")
+    return function.blocks_per_sm(int(blockSize), size_t(dynamicSMemSize))
+
+
+# ---- how ----
+
+
+def _compile(driver: Driver, data: bytes, options: JitOptions) -> Unit:
+    try:
+        text = data.split(b"\0", 1)[0].decode("utf-8", errors="replace")
+        return compile_ptx(driver, text, options.target)
+    except JitError as error:
+        options.write_log("ERROR", error.log)
+        raise
+
+
+def _open_image(driver: Driver, image: Image) -> Unit:
+    if image.target != driver.properties.target:
+        device = driver.properties.target
+        message = f"an image for {image.target} on {device}"
+        raise Refused("CUDA_ERROR_NO_BINARY_FOR_GPU", message)
+    return compile_ptx(driver, image.ptx)
+
+
+def _load(driver: Driver, image: Any, options: JitOptions) -> Any:
+    if code := driver.injections.strike("module_load"):
+        raise Refused(code, "injected fault")
+    data = read_input(image, host_address(image))
+    if is_text(data):
+        unit = _compile(driver, data, options)
+    else:
+        unit = _open_image(driver, Image.decode(data))
+    module = LoadedModule(unit)
+    module.handle = driver.context.modules.add(module)
+    options.write_log("INFO", _report(unit))
+    return cuda.CUmodule(module.handle)
+
+
+def _report(unit: Unit) -> str:
+    return "\n".join(
+        f"ptxas info    : Compiling entry function '{name}' for '{unit.image.target}'"
+        for name in unit.module.entries
+    )

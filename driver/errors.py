@@ -1,0 +1,190 @@
+"""Typed errors of the driver, and the one ``check()`` that every driver call goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class DriverError(Exception):
+    """Base of everything ``urdir.driver`` raises."""
+
+
+class NoDriverError(DriverError):
+    """This machine has no NVIDIA driver (libcuda cannot be found)."""
+
+
+class DriverTooOldError(DriverError):
+    """The installed driver lacks what urdir needs."""
+
+
+class NoDeviceError(DriverError):
+    """There is a driver, but no GPU that this process may use, or not the one asked for."""
+
+
+class DeviceNameError(DriverError):
+    """A device string is not one of ``auto``, ``cuda[:i]``, ``emulator[:sm_NN]``."""
+
+
+class LifetimeError(DriverError):
+    """An object was used after its end, freed while in use, or used across a fork."""
+
+
+class TransferError(DriverError):
+    """A copy does not fit: outside its buffer, wrong type, wrong shape, or not contiguous."""
+
+
+class LaunchError(DriverError):
+    """A launch was refused before it reached the driver: its arguments or its extent are wrong."""
+
+
+class PtxLoadError(DriverError):
+    """PTX could not be compiled, or what was compiled is not what its kernel declares.
+
+    ``log`` is the compiler's, ``dump`` the file the PTX was written to (None if it was not).
+    """
+
+    def __init__(self, message: str, log: str = "", dump: str | None = None) -> None:
+        super().__init__(message)
+        self.log = log
+        self.dump = dump
+
+
+# What a status means and what to do about it, where the name alone does not say.
+MEANINGS: Mapping[str, str] = {
+    "CUDA_ERROR_INVALID_VALUE": "an argument is outside its allowed range",
+    "CUDA_ERROR_OUT_OF_MEMORY": "the device has not enough free memory; use a smaller model or "
+    "context, or end other processes on this GPU",
+    "CUDA_ERROR_NOT_INITIALIZED": "cuInit has not succeeded in this process (or the process was "
+    "forked after it)",
+    "CUDA_ERROR_DEINITIALIZED": "the driver is shutting down with this process",
+    "CUDA_ERROR_STUB_LIBRARY": "the stub libcuda of a toolkit was loaded instead of the driver's; "
+    "take the stubs folder off the library path",
+    "CUDA_ERROR_DEVICE_UNAVAILABLE": "the GPU is busy or in exclusive mode; see nvidia-smi",
+    "CUDA_ERROR_NO_DEVICE": "no GPU is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES",
+    "CUDA_ERROR_INVALID_DEVICE": "there is no GPU with this index",
+    "CUDA_ERROR_INVALID_IMAGE": "the cubin or PTX is damaged",
+    "CUDA_ERROR_INVALID_CONTEXT": "no context is current, or it has been destroyed",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the cubin was made for another GPU generation",
+    "CUDA_ERROR_INVALID_PTX": "the PTX does not compile; see the log",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the PTX is newer than the driver; update the driver",
+    "CUDA_ERROR_JIT_COMPILER_NOT_FOUND": "the driver's libnvidia-ptxjitcompiler is missing; "
+    "install the complete driver",
+    "CUDA_ERROR_INVALID_HANDLE": "a handle is not valid (any more) in this context",
+    "CUDA_ERROR_NOT_FOUND": "the module has no such entry",
+    "CUDA_ERROR_NOT_READY": "the work asked about has not finished",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel read or wrote outside every allocation",
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "too many threads, registers or shared memory for a CTA",
+    "CUDA_ERROR_LAUNCH_TIMEOUT": "a kernel ran too long and was stopped",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR": "a kernel's call stack was corrupted or overflowed",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION": "a kernel met an instruction that the GPU does not know",
+    "CUDA_ERROR_MISALIGNED_ADDRESS": "a kernel's load or store was not aligned to its size",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE": "an instruction was given an address of another space",
+    "CUDA_ERROR_INVALID_PC": "a kernel jumped outside its code",
+    "CUDA_ERROR_LAUNCH_FAILED": "a kernel faulted (a bad address in shared or local memory, or "
+    "a trap)",
+    "CUDA_ERROR_ASSERT": "a device-side assertion failed",
+    "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "the grid of a cooperative launch does not fit on "
+    "the GPU at once",
+    "CUDA_ERROR_NOT_PERMITTED": "the operation is not allowed here",
+    "CUDA_ERROR_NOT_SUPPORTED": "this GPU or driver cannot do it",
+    "CUDA_ERROR_SYSTEM_NOT_READY": "the driver's services are not up (NVSwitch: fabric manager)",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "libcuda and the kernel module differ in version; reload "
+    "the module or reboot",
+    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "the forward-compatibility libcuda does not "
+    "support this GPU",
+    "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory failed; see nvidia-smi -q -d ECC",
+    "CUDA_ERROR_UNKNOWN": "an internal driver failure; see the kernel log (dmesg, NVRM)",
+}
+
+#: Errors after which a context is unusable: every later call returns them again.
+STICKY = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        "ILLEGAL_ADDRESS",
+        "LAUNCH_TIMEOUT",
+        "LAUNCH_FAILED",
+        "MISALIGNED_ADDRESS",
+        "ILLEGAL_INSTRUCTION",
+        "INVALID_ADDRESS_SPACE",
+        "INVALID_PC",
+        "HARDWARE_STACK_ERROR",
+        "ASSERT",
+        "ECC_UNCORRECTABLE",
+        "CONTAINED",
+        "TENSOR_MEMORY_LEAK",
+    )
+)
+
+
+class CudaError(DriverError):
+    """A driver call returned an error.
+
+    ``name`` is the symbolic status ("CUDA_ERROR_ILLEGAL_ADDRESS"), ``code`` its number, ``call``
+    what was asked of the driver, ``meaning`` a short explanation ("" for a rare status), ``sticky``
+    whether the context is lost.
+    """
+
+    def __init__(self, name: str, code: int, call: str, detail: str = "") -> None:
+        self.name = name
+        self.code = code
+        self.call = call
+        self.meaning = MEANINGS.get(name, "")
+        self.sticky = name in STICKY
+        message = f"{call}: {name} ({code})"
+        if self.meaning:
+            message += f": {self.meaning}"
+        super().__init__(message + detail)
+
+
+class OutOfMemoryError(CudaError):
+    """Device memory ran out: ``needed``, ``free`` and ``total`` bytes."""
+
+    def __init__(self, error: CudaError, buffer: str, needed: int, free: int, total: int) -> None:
+        super().__init__(
+            error.name,
+            error.code,
+            error.call,
+            f" (buffer {buffer!r} needs {needed:,} bytes, {free:,} of {total:,} are free)",
+        )
+        self.needed = needed
+        self.free = free
+        self.total = total
+
+
+def check(api: Any, result: tuple[Any, ...], what: str) -> Any:
+    """The value of a driver call (a tuple of several values; None of none), or its error raised.
+
+    ``result`` is what a function of ``api`` returned, ``what`` names the call and its object:
+    ``check(api, api.cuMemAlloc(n), "cuMemAlloc 4096 bytes for 'x'")``. Raises CudaError. The first
+    sticky error is noted as ``api.poisoned_by``; errors after it say so.
+    """
+    status = result[0]
+    if int(status) == 0:
+        return result[1] if len(result) == 2 else result[1:] or None
+    raise error_of(api, status, what)
+
+
+def error_of(api: Any, status: Any, what: str) -> CudaError:
+    """The CudaError for a status that is not success; see `check`."""
+    code = int(status)
+    try:
+        name = str(api.CUresult(code).name)
+    except ValueError:
+        name = f"CUresult {code}"
+    earlier: CudaError | None = getattr(api, "poisoned_by", None)
+    detail = ""
+    if name in STICKY:
+        detail = (
+            "; the context is poisoned: every later call on this device fails, end the process "
+            "or close the device"
+        )
+        if earlier is not None:
+            detail += f" (first reported by {earlier.call})"
+    fault = getattr(api, "last_fault", None)
+    if fault and name in STICKY:
+        detail += f"\n{fault}"
+    error = CudaError(name, code, what, detail)
+    if error.sticky and earlier is None:
+        api.poisoned_by = error
+    return error

@@ -1,0 +1,214 @@
+"""Interpreters of a plan: run it, record it as a graph, evaluate it in numpy, time it.
+
+All of them walk the same operations in the same order. A plan is bound to a device once (its
+kernels loaded and checked against the device) and may then be run, recorded and profiled any number
+of times: where a plan is taken, a bound one is taken too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver.compare import MismatchError, written_params
+from urdir.driver.errors import DriverError, LaunchError
+from urdir.driver.graph import Graph, RecordedGraph, may_be_programmatic
+from urdir.driver.launch import launch
+from urdir.driver.memory import PinnedBuffer
+from urdir.driver.operation import Copy, Launch, Memory, Operation, access_of
+from urdir.driver.plan import Plan, StopAfter
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.module import LoadedKernel
+    from urdir.driver.stream import Stream
+
+Array = npt.NDArray[Any]
+Step = tuple[Operation, "LoadedKernel | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPlan:
+    """A plan, and for every operation its loaded kernel on ``device`` (None for copies, fills)."""
+
+    plan: Plan
+    device: Device
+    kernels: tuple[LoadedKernel | None, ...]
+
+    def __len__(self) -> int:
+        return len(self.kernels)
+
+    def steps(self, stop_after: StopAfter = None) -> Iterator[Step]:
+        """The operations with their kernels, in order."""
+        count = self.plan.position(stop_after)
+        return zip(self.plan[:count], self.kernels[:count], strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The time of one operation: the median of ``repeats`` runs, in milliseconds.
+
+    ``gb_per_s`` is the bandwidth (10^9 bytes a second) that moving ``bytes_moved`` in it takes.
+    """
+
+    index: int
+    label: str
+    what: str
+    ms: float
+    repeats: int
+    bytes_moved: int
+
+    @property
+    def gb_per_s(self) -> float:
+        """Effective memory bandwidth."""
+        return self.bytes_moved / self.ms / 1e6 if self.ms else 0.0
+
+
+def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
+    """Load every kernel of a plan. Raises LaunchError for a launch that exceeds the device.
+
+    What is appended to the plan later is not part of what was bound.
+    """
+    if isinstance(plan, Plan):
+        fixed = plan[:]
+        loaded = (device.load(op.kernel) if isinstance(op, Launch) else None for op in fixed)
+        return BoundPlan(fixed, device, tuple(loaded))
+    if plan.device is not device:
+        raise LaunchError(
+            f"plan {plan.plan.name} is bound to {plan.device.name}, it cannot run on {device.name}"
+        )
+    return plan
+
+
+def run(
+    plan: Plan | BoundPlan, device: Device, stream: Stream, stop_after: StopAfter = None
+) -> None:
+    """Queue the operations on ``stream``, one driver call each. Raises CudaError, LifetimeError."""
+    for operation, loaded in bind(plan, device).steps(stop_after):
+        queue(operation, loaded, stream)
+
+
+def queue(operation: Operation, loaded: LoadedKernel | None, stream: Stream) -> None:
+    """Queue one operation on ``stream``; ``loaded`` is the kernel of a launch."""
+    if isinstance(operation, Launch):
+        assert loaded is not None
+        launch(loaded, operation.packed, stream)
+    elif isinstance(operation, Copy):
+        operation.dst.copy_from(operation.src, stream)
+    else:
+        operation.dst.fill(operation.byte, stream)
+
+
+def record(plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True) -> RecordedGraph:
+    """A graph with one node an operation and the edges of ``plan.edges()``.
+
+    An edge is programmatic where it may be (`may_be_programmatic`), unless that is switched off.
+    Raises LaunchError, CudaError, and DriverError should nodes and operations differ in number.
+    """
+    bound = bind(plan, device)
+    graph = Graph(device, bound.plan.name)
+    plain: list[list[int]] = [[] for _ in bound.plan]
+    early: list[list[int]] = [[] for _ in bound.plan]
+    for edge in bound.plan.edges():
+        may = may_be_programmatic(device, bound.plan[edge.before], bound.plan[edge.after])
+        (early if programmatic and may else plain)[edge.after].append(edge.before)
+    for (operation, loaded), before, before_early in zip(bound.steps(), plain, early, strict=True):
+        if isinstance(operation, Launch):
+            assert loaded is not None
+            graph.add_kernel(loaded, operation, before, before_early)
+        elif isinstance(operation, Copy):
+            graph.add_copy(operation, before)
+        else:
+            graph.add_fill(operation, before)
+    if graph.node_count != len(bound):
+        raise DriverError(
+            f"plan {bound.plan.name} has {len(bound)} operations, its graph {graph.node_count} "
+            "nodes: recording has lost some"
+        )
+    return graph.instantiate()
+
+
+def evaluate(plan: Plan | BoundPlan, stop_after: StopAfter = None) -> None:
+    """Run the kernels' numpy references on the same device memory, instead of the kernels.
+
+    Every argument is downloaded, every result uploaded: slow, for comparing. Work queued before is
+    waited for.
+    """
+    plan = plan if isinstance(plan, Plan) else plan.plan
+    for operation in plan[: plan.position(stop_after)]:
+        if isinstance(operation, Launch):
+            for name, array in reference(operation).items():
+                _write(operation.packed.regions[name], array)
+        elif isinstance(operation, Copy):
+            operation.dst.upload(operation.src.download(np.uint8))
+        else:
+            operation.dst.upload(np.full(operation.dst.nbytes, operation.byte, np.uint8))
+
+
+def reference(operation: Launch) -> dict[str, Array]:
+    """What a launch should write, given what its arguments hold now; writes nothing."""
+    kernel, regions = operation.kernel, operation.packed.regions
+    inputs: dict[str, Any] = {}
+    for p in kernel.params:
+        if not p.is_pointer:
+            inputs[p.name] = operation.args[p.name]
+        elif access_of(p) != "out":
+            inputs[p.name] = read(regions[p.name], p.numpy_dtype, kernel.shape_of(p))
+    outputs = kernel.reference(**inputs)
+    for p in written_params(kernel):
+        array = outputs.get(p.name)
+        wanted = (p.numpy_dtype, kernel.shape_of(p))
+        if array is None or (array.dtype, array.shape) != wanted:
+            given = "nothing" if array is None else f"{array.dtype} {array.shape}"
+            raise MismatchError(
+                f"{operation.label}: the reference of {kernel.name} gives {given} for {p.name}, "
+                f"which is {wanted[0]} {wanted[1]}"
+            )
+    return outputs
+
+
+def read(memory: Memory, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """The array that lies at the start of ``memory``, once earlier work is done."""
+    if isinstance(memory, PinnedBuffer):
+        memory.device.synchronize()
+        return memory.view(dtype, shape).copy()
+    return memory.download(dtype, shape)
+
+
+def _write(memory: Memory, array: Array) -> None:
+    if isinstance(memory, PinnedBuffer):
+        memory.view(array.dtype, array.shape)[...] = array
+    else:
+        memory.upload(np.ascontiguousarray(array))
+
+
+def profile(
+    plan: Plan | BoundPlan, device: Device, stream: Stream, repeats: int = 1
+) -> tuple[Timing, ...]:
+    """Time every operation between two events, in ``repeats`` runs of the whole plan.
+
+    The plan really runs, ``repeats`` times over. An event adds a few microseconds to what it times,
+    and an operation's own start-up is in it, so that the sum exceeds the plan's time.
+    """
+    if repeats < 1:
+        raise LaunchError(f"profile of plan: {repeats} repeats, at least 1 is needed")
+    bound = bind(plan, device)
+    times: list[list[float]] = [[] for _ in range(len(bound))]
+    events = [stream.record() for _ in range(len(bound) + 1)]
+    for _ in range(repeats):
+        stream.record(events[0])
+        for (operation, loaded), event in zip(bound.steps(), events[1:], strict=True):
+            queue(operation, loaded, stream)
+            stream.record(event)
+        stream.synchronize()
+        for start, end, ms in zip(events, events[1:], times, strict=False):
+            ms.append(end.elapsed_ms_since(start))
+    return tuple(
+        Timing(i, op.label, op.what, median(times[i]), repeats, op.bytes_moved())
+        for i, op in enumerate(bound.plan)
+    )

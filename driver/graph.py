@@ -1,0 +1,267 @@
+"""Explicit CUDA graphs: nodes added one by one with the edges they need, then instantiated.
+
+Nothing is captured from a stream, so nothing that a stream happens to do can be missed or can break
+the recording. `Graph` is what is being built, `RecordedGraph` what is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from urdir.driver.context import Owned
+from urdir.driver.dependencies import missing_edges
+from urdir.driver.errors import LaunchError, check
+from urdir.driver.launch import Argument
+from urdir.driver.node import (
+    GraphEdge,
+    Node,
+    add_copy_node,
+    add_fill_node,
+    add_kernel_node,
+    connect,
+    kernel_params,
+)
+from urdir.driver.operation import Copy, Fill, Launch, Operation, allocation_of
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.module import LoadedKernel
+    from urdir.driver.stream import Stream
+
+#: Programmatic edges need griddepcontrol (PTX ISA 9.7.13.13), which came with sm_90.
+PROGRAMMATIC_SINCE = (9, 0)
+
+
+class Graph(Owned):
+    """A graph under construction. Nodes are numbered from 0 and follow nodes already added."""
+
+    kind = "graph"
+
+    def __init__(self, device: Device, name: str) -> None:
+        device.context.make_current()
+        api = device.api
+        super().__init__(device, name, check(api, api.cuGraphCreate(0), f"cuGraphCreate {name!r}"))
+        self.nodes: list[Node] = []
+        self.edges: list[GraphEdge] = []
+
+    def add_kernel(
+        self,
+        loaded: LoadedKernel,
+        launch: Launch,
+        after: Iterable[int] = (),
+        programmatic: Iterable[int] = (),
+    ) -> int:
+        """Add a launch that waits for the nodes ``after``, and programmatically for others.
+
+        Returns the node's number. Raises LaunchError for a programmatic edge that is not between
+        two plain kernels on sm_90 or newer, the second of which waits for its dependencies: such an
+        edge would be a race.
+        """
+        programmatic = tuple(programmatic)
+        for before in programmatic:
+            self._check_programmatic(self._node(before), launch)
+        handle = add_kernel_node(self._enter(), self.handle, loaded, launch)
+        return self._add(Node(handle, launch, loaded), after, programmatic)
+
+    def add_copy(self, copy: Copy, after: Iterable[int] = ()) -> int:
+        """Add a copy in device memory; returns the node's number."""
+        return self._add(Node(add_copy_node(self._enter(), self.handle, copy), copy), after)
+
+    def add_fill(self, fill: Fill, after: Iterable[int] = ()) -> int:
+        """Add a fill of device memory; returns the node's number."""
+        return self._add(Node(add_fill_node(self._enter(), self.handle, fill), fill), after)
+
+    def instantiate(self) -> RecordedGraph:
+        """Make it launchable. Raises LaunchError when two nodes that conflict are not ordered."""
+        _check_ordered(self.name, [node.operation for node in self.nodes], self.edges)
+        return RecordedGraph(self)
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes the driver says there are."""
+        api = self._enter()
+        result = api.cuGraphGetNodes(self.handle, 0)
+        return int(check(api, result, f"cuGraphGetNodes of {self.name!r}")[1])
+
+    def dot(self) -> str:
+        """The graph in DOT (Graphviz): labels and kernels; programmatic edges are dashed."""
+        lines = [f"digraph {_quote(self.name)} {{", "  node [shape=box];"]
+        for index, node in enumerate(self.nodes):
+            text = f"{index}: {node.operation.label}\n{node.operation.what}"
+            lines.append(f"  n{index} [label={_quote(text)}];")
+        for edge in self.edges:
+            style = " [style=dashed]" if edge.programmatic else ""
+            lines.append(f"  n{edge.before} -> n{edge.after}{style};")
+        return "\n".join([*lines, "}", ""])
+
+    def _enter(self) -> Any:
+        """Check that it is open and make its context current."""
+        _ = self.handle
+        self.device.context.make_current()
+        return self.device.api
+
+    def _add(self, node: Node, after: Iterable[int], programmatic: Iterable[int] = ()) -> int:
+        index = len(self.nodes)
+        edges = [GraphEdge(before, index) for before in after]
+        edges += [GraphEdge(before, index, programmatic=True) for before in programmatic]
+        edges.sort(key=lambda edge: edge.before)
+        for edge in edges:
+            self._node(edge.before)
+        self.nodes.append(node)
+        connect(self.device.api, self.handle, self.nodes, edges)
+        self.edges += edges
+        return index
+
+    def _node(self, index: int) -> Node:
+        if not 0 <= index < len(self.nodes):
+            raise LaunchError(
+                f"graph {self.name}: an edge can only come from one of the {len(self.nodes)} nodes "
+                f"added before, not from node {index}"
+            )
+        return self.nodes[index]
+
+    def _check_programmatic(self, before: Node, launch: Launch) -> None:
+        if not may_be_programmatic(self.device, before.operation, launch):
+            raise LaunchError(
+                f"graph {self.name}: no programmatic edge can lead from "
+                f"{before.operation.label!r} to {launch.label!r} on {self.device.target}: it takes "
+                "two kernels that are not cooperative, the second with griddepcontrol.wait "
+                "(waits_for_dependencies), and sm_90 or newer"
+            )
+
+    def _destroy(self, handle: Any) -> Any:
+        return self.device.api.cuGraphDestroy(handle)
+
+
+class RecordedGraph(Owned):
+    """An instantiated graph: launched again and again, always with the same arguments.
+
+    It owns the packed arguments and holds its buffers and kernels: closing one raises LifetimeError
+    until the graph is closed. Made by `Graph.instantiate`.
+    """
+
+    kind = "recorded graph"
+
+    def __init__(self, graph: Graph) -> None:
+        device = graph.device
+        device.context.make_current()
+        api = device.api
+        what = f"cuGraphInstantiate {graph.name!r}, {len(graph.nodes)} nodes"
+        super().__init__(
+            device, graph.name, check(api, api.cuGraphInstantiate(graph.handle, 0), what)
+        )
+        self._graph = graph
+        self._hold(_needed(graph.nodes))
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes the driver says there are."""
+        return self._graph.node_count
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes, in the order they were added."""
+        return tuple(self._graph.nodes)
+
+    @property
+    def edges(self) -> tuple[GraphEdge, ...]:
+        """The edges, ordered by the node that waits."""
+        return tuple(self._graph.edges)
+
+    def dot(self) -> str:
+        """The graph in DOT (Graphviz)."""
+        return self._graph.dot()
+
+    def launch(self, stream: Stream) -> None:
+        """Queue one run of the whole graph on ``stream``. Raises CudaError, LifetimeError."""
+        handle, queue = self.handle, stream.handle
+        self.device.context.make_current()
+        api = self.device.api
+        check(api, api.cuGraphLaunch(handle, queue), f"cuGraphLaunch {self.name!r}")
+
+    def update(self, index: int, /, **args: Argument) -> None:
+        """Replace some arguments of a launch, from the next launch of the graph on.
+
+        Raises LaunchError for arguments that a plan would refuse, for a node that is no kernel, and
+        when other memory would need an edge that the graph does not have.
+        """
+        old = self._graph.nodes[index]
+        if not isinstance(old.operation, Launch) or old.loaded is None:
+            raise LaunchError(
+                f"graph {self.name}: node {index} {old.operation.label!r} is a "
+                f"{old.operation.what}, only launches have arguments"
+            )
+        merged: Mapping[str, Argument] = {**old.operation.args, **args}
+        launch = Launch(old.operation.kernel, old.operation.label, merged)
+        nodes = list(self._graph.nodes)
+        nodes[index] = replace(old, operation=launch)
+        _check_ordered(self.name, [node.operation for node in nodes], self._graph.edges)
+        handle = self.handle
+        self.device.context.make_current()
+        api = self.device.api
+        params = kernel_params(api, old.loaded, launch)
+        result = api.cuGraphExecKernelNodeSetParams(handle, old.handle, params)
+        check(api, result, f"cuGraphExecKernelNodeSetParams {launch.label!r}")
+        self._graph.nodes[index] = nodes[index]
+        self._hold(_needed(nodes))
+
+    def finish(self, quiet: bool) -> None:
+        """End it and let its buffers and kernels go."""
+        try:
+            super().finish(quiet)
+        finally:
+            self._hold(())
+
+    def _hold(self, needed: tuple[Owned, ...]) -> None:
+        former, self._held = getattr(self, "_held", ()), needed
+        for owned in needed:
+            owned.hold()
+        for owned in former:
+            owned.release()
+
+    def _destroy(self, handle: Any) -> Any:
+        return self.device.api.cuGraphExecDestroy(handle)
+
+
+def may_be_programmatic(device: Device, before: Operation, after: Operation) -> bool:
+    """Whether a programmatic edge may lead from one operation to another.
+
+    Kernels that wait (``waits_for_dependencies``) do so before they finish, so completion of such a
+    kernel implies completion of all it depends on, and what holds along a path of plain edges holds
+    along programmatic ones too. A cooperative grid must become resident at once: plain edges only.
+    """
+    return (
+        isinstance(before, Launch)
+        and isinstance(after, Launch)
+        and after.kernel.waits_for_dependencies
+        and not before.kernel.launch_shape.cooperative
+        and not after.kernel.launch_shape.cooperative
+        and device.properties.compute_capability >= PROGRAMMATIC_SINCE
+    )
+
+
+def _needed(nodes: Iterable[Node]) -> tuple[Owned, ...]:
+    """The allocations and kernels of all nodes, each once."""
+    needed: dict[int, Owned] = {}
+    for node in nodes:
+        needed |= {id(a): a for a in map(allocation_of, node.operation.memory())}
+        if node.loaded is not None:
+            needed[id(node.loaded)] = node.loaded
+    return tuple(needed.values())
+
+
+def _check_ordered(name: str, operations: list[Operation], edges: Iterable[GraphEdge]) -> None:
+    uses = [operation.uses() for operation in operations]
+    for edge in missing_edges(uses, [(e.before, e.after) for e in edges]):
+        first, second = operations[edge.before], operations[edge.after]
+        raise LaunchError(
+            f"graph {name}: no path leads from node {edge.before} {first.label!r} to node "
+            f"{edge.after} {second.label!r}, which must come after it ({edge.hazard.value}, "
+            f"argument {edge.name!r})"
+        )
+
+
+def _quote(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

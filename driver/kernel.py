@@ -1,0 +1,140 @@
+"""What the driver knows of a kernel: a small Protocol that kernel specs satisfy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+
+Dim3 = tuple[int, int, int]
+
+# Bytes of one scalar of each PTX element type; a parameter is aligned to its size (PTX ISA 5.1.6).
+SCALAR_BYTES: Mapping[str, int] = {
+    **dict.fromkeys(("u8", "s8", "b8"), 1),
+    **dict.fromkeys(("u16", "s16", "b16", "f16", "bf16"), 2),
+    **dict.fromkeys(("u32", "s32", "b32", "f32"), 4),
+    **dict.fromkeys(("u64", "s64", "b64", "f64"), 8),
+}
+POINTER_BYTES = 8
+
+
+class Param(Protocol):
+    """One kernel parameter: an address in global memory, or a scalar passed by value."""
+
+    @property
+    def name(self) -> str:
+        """Its name, unique in the kernel."""
+
+    @property
+    def dtype(self) -> str:
+        """PTX element type: "f32", "u8", ..."""
+
+    @property
+    def is_pointer(self) -> bool:
+        """True for an address, False for a scalar."""
+
+    @property
+    def access(self) -> Enum | None:
+        """How the memory is used, ``.value`` is "in", "out" or "inout"; None for a scalar."""
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The numpy type of one element."""
+
+
+class LaunchShape(Protocol):
+    """The extent of a launch."""
+
+    @property
+    def grid(self) -> Dim3:
+        """CTAs along x, y, z."""
+
+    @property
+    def block(self) -> Dim3:
+        """Threads of a CTA along x, y, z."""
+
+    @property
+    def cluster(self) -> Dim3:
+        """CTAs of a cluster along x, y, z; (1, 1, 1) for none."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA in bytes."""
+
+    @property
+    def cooperative(self) -> bool:
+        """All CTAs must be resident at once (a grid barrier waits for all of them)."""
+
+
+class Tolerance(Protocol):
+    """Allowed deviation from the reference: ``|x - ref| <= atol + rtol * max|ref|``."""
+
+    @property
+    def rtol(self) -> float:
+        """Relative to the largest magnitude of the reference array."""
+
+    @property
+    def atol(self) -> float:
+        """Absolute."""
+
+
+class Kernel(Protocol):
+    """A specialised kernel: PTX for a target, what it takes, how it is launched."""
+
+    @property
+    def name(self) -> str:
+        """The PTX entry name."""
+
+    @property
+    def params(self) -> Sequence[Param]:
+        """The parameter list in PTX order."""
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        """Grid, block, cluster and dynamic shared memory of every launch."""
+
+    @property
+    def waits_for_dependencies(self) -> bool:
+        """It runs ``griddepcontrol.wait``, so a programmatic graph edge may lead to it."""
+
+    def key(self, target: str) -> str:
+        """The spec key for a target ("sm_90"): known without rendering, equal in all processes."""
+
+    def ptx(self, target: str) -> str:
+        """The PTX text for a target."""
+
+    def shape_of(self, param: Any) -> tuple[int, ...]:
+        """The shape of the array behind a pointer parameter."""
+
+    def nbytes(self, param: Any) -> int:
+        """The size in bytes of the array behind a pointer parameter."""
+
+    def reference(self, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """The kernel in numpy: inputs and scalars by name in, outputs by name out."""
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """How far the outputs may be from the reference; 0, 0 for bit for bit."""
+
+    def bytes_moved(self) -> int:
+        """Bytes one launch must read and write at least."""
+
+    def flops(self) -> int:
+        """Arithmetic operations of one launch."""
+
+
+def param_layout(kernel: Kernel) -> tuple[tuple[int, int], ...]:
+    """(offset, size) in bytes of every parameter in the parameter block.
+
+    Each is aligned to its own size, as ptxas lays ``.param`` space out.
+    """
+    layout = []
+    end = 0
+    for param in kernel.params:
+        size = POINTER_BYTES if param.is_pointer else SCALAR_BYTES[param.dtype]
+        offset = -(-end // size) * size
+        layout.append((offset, size))
+        end = offset + size
+    return tuple(layout)

@@ -1,0 +1,240 @@
+"""Launching: limits checked beforehand, arguments packed into owned storage, one driver call."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from urdir.driver.errors import LaunchError, LifetimeError, error_of
+from urdir.driver.kernel import Kernel, Param, param_layout
+from urdir.driver.memory import Buffer, PinnedBuffer, Region
+
+if TYPE_CHECKING:
+    from urdir.driver.module import LoadedKernel
+    from urdir.driver.properties import DeviceProperties
+    from urdir.driver.stream import Stream
+
+Argument = Region | PinnedBuffer | int | float
+
+#: Every pointer argument is aligned to this many bytes: what the kernels' vector loads assume.
+POINTER_ALIGNMENT = 16
+
+# PTX scalar type -> struct format, which also checks type and range. bf16 is passed as its bits.
+_FORMATS: Mapping[str, str] = {
+    **{"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "s8": "b", "s16": "h", "s32": "i"},
+    **{"s64": "q", "f16": "e", "f32": "f", "f64": "d", "bf16": "H"},
+    **{"b8": "B", "b16": "H", "b32": "I", "b64": "Q"},
+}
+
+
+class PackedArguments:
+    """The arguments of one launch: their bytes, the pointer array to them, and what they name.
+
+    ``address`` is the value for a driver call's ``kernelParams`` (0 without parameters), good while
+    this object lives; ``regions`` the memory behind the pointers by parameter name; ``data`` the
+    parameter block in PTX layout.
+    """
+
+    __slots__ = (
+        "_attributes",
+        "_config",
+        "_pointers",
+        "_storage",
+        "_stream",
+        "address",
+        "kernel",
+        "regions",
+    )
+
+    def __init__(
+        self, kernel: Kernel, storage: Any, pointers: Any, regions: dict[str, Region | PinnedBuffer]
+    ) -> None:
+        self.kernel = kernel
+        self.regions = regions
+        self.address = ctypes.addressof(pointers) if len(pointers) else 0
+        self._storage = storage
+        self._pointers = pointers
+        self._stream: Stream | None = None
+        self._config: Any = None
+        self._attributes: list[Any] = []
+
+    @property
+    def data(self) -> bytes:
+        """The parameter block as the kernel sees it."""
+        return bytes(self._storage)
+
+    def config(self, api: Any, stream: Stream) -> Any:
+        """The CUlaunchConfig for ``stream``, made once."""
+        if self._stream is not stream:
+            self._config, self._attributes = _make_config(api, self.kernel, stream)
+            self._stream = stream
+        return self._config
+
+    def check_open(self) -> None:
+        """Raise LifetimeError when a buffer has been closed since."""
+        for name, region in self.regions.items():
+            owner = _owner(region)
+            if owner.closed:
+                raise LifetimeError(
+                    f"kernel {self.kernel.name}, argument {name!r}: {owner.kind} {owner.name!r} "
+                    "is closed"
+                )
+
+
+def check_arguments(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> None:
+    """Raise LaunchError unless ``args`` are what ``kernel`` takes, by parameter name.
+
+    A pointer takes an open `Buffer`, `Slice` or `PinnedBuffer` of at least ``kernel.nbytes(param)``
+    bytes whose address is a multiple of 16; a scalar an int or a float that its type can hold. The
+    message names ``label``, kernel, parameter, and sizes or values.
+    """
+    where = f"{label}: kernel {kernel.name}" if label else f"kernel {kernel.name}"
+    _check_names(kernel, args, where)
+    for param in kernel.params:
+        what = f"{where}, argument {param.name!r}"
+        if param.is_pointer:
+            _check_pointer(kernel, param, args[param.name], what)
+        else:
+            _scalar_bytes(param, args[param.name], what)
+
+
+def pack(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> PackedArguments:
+    """The arguments of ``kernel`` by parameter name, checked (`check_arguments`) and packed."""
+    check_arguments(kernel, args, label)
+    layout = param_layout(kernel)
+    storage = (ctypes.c_uint8 * max((at + size for at, size in layout), default=0))()
+    base = ctypes.addressof(storage)
+    regions: dict[str, Region | PinnedBuffer] = {}
+    for param, (offset, _) in zip(kernel.params, layout, strict=True):
+        value = args[param.name]
+        if param.is_pointer:
+            regions[param.name] = value
+            struct.pack_into("Q", storage, offset, value.address)
+        else:
+            struct.pack_into(_FORMATS[param.dtype], storage, offset, value)
+    pointers = (ctypes.c_void_p * len(layout))(*(base + offset for offset, _ in layout))
+    return PackedArguments(kernel, storage, pointers, regions)
+
+
+def launch(loaded: LoadedKernel, packed: PackedArguments, stream: Stream) -> None:
+    """Queue one launch on ``stream``. Raises CudaError, LifetimeError."""
+    packed.check_open()
+    _ = stream.handle
+    device = loaded.device
+    device.context.make_current()
+    api = device.api
+    status = api.cuLaunchKernelEx(packed.config(api, stream), loaded.function, packed.address, 0)[0]
+    if status:
+        shape = packed.kernel.launch_shape
+        what = f"cuLaunchKernelEx {packed.kernel.name}, grid {shape.grid}, block {shape.block}"
+        raise error_of(api, status, what)
+
+
+def check_limits(kernel: Kernel, properties: DeviceProperties) -> None:
+    """Raise LaunchError when the launch shape exceeds the device: field, value, limit, device."""
+    broken = [
+        f"{field} is {value:,}, {limit}" for field, value, limit in _violations(kernel, properties)
+    ]
+    if broken:
+        raise LaunchError(
+            f"kernel {kernel.name} cannot be launched on {properties.name}: {'; '.join(broken)}"
+        )
+
+
+def _violations(kernel: Kernel, properties: DeviceProperties) -> Iterator[tuple[str, int, str]]:
+    shape = kernel.launch_shape
+    extents = (
+        ("grid", shape.grid, properties.max_grid),
+        ("block", shape.block, properties.max_block),
+        ("cluster", shape.cluster, (properties.max_cluster,) * 3),
+    )
+    for field, extent, limits in extents:
+        for axis, value, limit in zip("xyz", extent, limits, strict=True):
+            if type(value) is not int:
+                kind = type(value).__name__
+                raise LaunchError(f"kernel {kernel.name}: {field}.{axis} is {value!r}, a {kind}")
+            if not 1 <= value <= limit:
+                yield f"{field}.{axis}", value, f"the limit is {limit:,}"
+            if field == "grid" and value % max(shape.cluster["xyz".index(axis)], 1):
+                yield f"{field}.{axis}", value, f"no multiple of the cluster {shape.cluster}"
+    threads = shape.block[0] * shape.block[1] * shape.block[2]
+    ctas = shape.cluster[0] * shape.cluster[1] * shape.cluster[2]
+    totals = (
+        ("threads of a block", threads, properties.max_threads_per_block),
+        ("CTAs of a cluster", ctas, properties.max_cluster),
+        ("shared_bytes", shape.shared_bytes, properties.shared_per_block_optin),
+        ("cooperative", int(shape.cooperative), int(properties.cooperative)),
+    )
+    for field, value, limit in totals:
+        if value > limit:
+            yield field, value, f"the limit is {limit:,}"
+
+
+def _check_names(kernel: Kernel, args: Mapping[str, Any], where: str) -> None:
+    wanted = [param.name for param in kernel.params]
+    missing = [name for name in wanted if name not in args]
+    unexpected = [name for name in args if name not in wanted]
+    if missing or unexpected:
+        parts = (("missing", missing), ("unexpected", unexpected))
+        wrong = "; ".join(f"{what} {', '.join(names)}" for what, names in parts if names)
+        raise LaunchError(f"{where} takes ({', '.join(wanted)}): {wrong}")
+
+
+def _check_pointer(kernel: Kernel, param: Param, value: Any, what: str) -> None:
+    if not isinstance(value, Region | PinnedBuffer):
+        null = value is None or (isinstance(value, int) and value == 0)
+        given = "null" if null else f"{type(value).__name__} {value!r}"
+        raise LaunchError(f"{what}: a buffer or slice is needed, not {given}")
+    if _owner(value).closed:
+        raise LaunchError(f"{what}: {value.name!r} is closed")
+    needed = kernel.nbytes(param)
+    if value.nbytes < needed:
+        raise LaunchError(
+            f"{what}: {param.dtype} {kernel.shape_of(param)} needs {needed:,} bytes, "
+            f"{value.name!r} has {value.nbytes:,}"
+        )
+    if value.address % POINTER_ALIGNMENT:
+        raise LaunchError(
+            f"{what}: {value.name!r} at {value.address:#x} is not {POINTER_ALIGNMENT}-byte aligned"
+        )
+
+
+def _scalar_bytes(param: Param, value: Any, what: str) -> bytes:
+    if isinstance(value, Region | PinnedBuffer):
+        raise LaunchError(f"{what}: a number ({param.dtype}) is needed, not {value!r}")
+    try:
+        return struct.pack(_FORMATS[param.dtype], value)
+    except (struct.error, OverflowError, TypeError) as exc:
+        raise LaunchError(f"{what}: {value!r} is no {param.dtype}: {exc}") from exc
+
+
+def _owner(region: Region | PinnedBuffer) -> Buffer | PinnedBuffer:
+    return region.buffer if isinstance(region, Region) else region
+
+
+def _make_config(api: Any, kernel: Kernel, stream: Stream) -> tuple[Any, list[Any]]:
+    """A CUlaunchConfig, and its attributes, which must live as long as it does."""
+    shape = kernel.launch_shape
+    config = api.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
+    config.sharedMemBytes = shape.shared_bytes
+    config.hStream = stream.handle
+    attributes = []
+    if shape.cooperative:
+        attribute = api.CUlaunchAttribute()
+        attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attribute.value.cooperative = 1
+        attributes.append(attribute)
+    if shape.cluster != (1, 1, 1):
+        attribute = api.CUlaunchAttribute()
+        attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dim = attribute.value.clusterDim
+        dim.x, dim.y, dim.z = shape.cluster
+        attributes.append(attribute)
+    if attributes:
+        config.attrs = attributes
+        config.numAttrs = len(attributes)  # assigning attrs leaves it at 0
+    return config, attributes

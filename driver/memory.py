@@ -1,0 +1,328 @@
+"""Device memory: buffers, slices of them, arenas of named slices; page-locked host memory."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver.context import Owned
+from urdir.driver.errors import OutOfMemoryError, TransferError, check, error_of
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.stream import Stream
+
+Array = npt.NDArray[Any]
+
+#: Alignment of an arena's slices in bytes: what cuMemAlloc gives, more than any access needs.
+ALIGNMENT = 256
+
+
+class Region:
+    """Bytes ``[offset, offset + nbytes)`` of a buffer: what copies, fills and launches work on.
+
+    Either a whole `Buffer` or a `Slice`. Copies without a stream are ordered after all earlier work
+    of the device's streams, and those to the host are finished when they return. Every method
+    raises LifetimeError when the buffer is closed and TransferError when it would leave the region.
+    """
+
+    __slots__ = ()
+    name: str
+    nbytes: int
+    offset: int
+
+    @property
+    def buffer(self) -> Buffer:
+        """The allocation that the bytes belong to."""
+        raise NotImplementedError
+
+    @property
+    def address(self) -> int:
+        """The device address of the first byte."""
+        return int(self.buffer.handle) + self.offset
+
+    def slice(self, offset: int, nbytes: int, name: str | None = None) -> Slice:
+        """``nbytes`` bytes from ``offset`` on; ``name`` is this region's by default."""
+        self._check_span(offset, nbytes, "slice")
+        return Slice(self.buffer, self.offset + offset, nbytes, name or self.name)
+
+    def upload(self, array: Array, offset: int = 0) -> None:
+        """Copy a C-contiguous array of any shape to ``offset``."""
+        host = _contiguous(array, f"upload to {self.name!r}")
+        api, at = self._enter(offset, array.nbytes, "upload")
+        what = f"cuMemcpyHtoD {array.nbytes} bytes to {self.name!r}"
+        check(api, api.cuMemcpyHtoD(at, host, array.nbytes), what)
+
+    def download(
+        self, dtype: npt.DTypeLike, shape: int | tuple[int, ...] | None = None, offset: int = 0
+    ) -> Array:
+        """A new array of ``dtype`` and ``shape`` from ``offset`` on; by default all there is."""
+        dtype = np.dtype(dtype)
+        if shape is None:
+            shape, odd = divmod(self.nbytes - offset, dtype.itemsize)
+            if odd or shape < 0:
+                raise TransferError(
+                    f"download from {self.name!r}: {self.nbytes} bytes from {offset} on are no "
+                    f"whole number of {dtype}"
+                )
+        array = np.empty(shape, dtype)
+        api, at = self._enter(offset, array.nbytes, "download")
+        what = f"cuMemcpyDtoH {array.nbytes} bytes from {self.name!r}"
+        check(api, api.cuMemcpyDtoH(array.ctypes.data, at, array.nbytes), what)
+        return array
+
+    def fill(self, byte: int, stream: Stream | None = None) -> None:
+        """Set every byte to ``byte`` (0 to 255), in the order of ``stream`` if there is one."""
+        if not 0 <= byte <= 255:
+            raise TransferError(f"fill of {self.name!r}: {byte} is not a byte")
+        api, at = self._enter(0, self.nbytes, "fill")
+        what = f"cuMemsetD8 {self.nbytes} bytes of {self.name!r}"
+        if stream is None:
+            check(api, api.cuMemsetD8(at, byte, self.nbytes), what)
+        else:
+            check(api, api.cuMemsetD8Async(at, byte, self.nbytes, stream.handle), what)
+
+    def upload_async(
+        self,
+        pinned: PinnedBuffer,
+        nbytes: int,
+        offset: int,
+        stream: Stream,
+        pinned_offset: int = 0,
+    ) -> None:
+        """Queue a copy of ``nbytes`` bytes from pinned memory to ``offset``.
+
+        The pinned bytes must stay as they are until the stream has passed this point (an event).
+        """
+        host = pinned.span(pinned_offset, nbytes)
+        api, at = self._enter(offset, nbytes, "upload")
+        what = f"cuMemcpyHtoDAsync {nbytes} bytes to {self.name!r}"
+        check(api, api.cuMemcpyHtoDAsync(at, host, nbytes, stream.handle), what)
+
+    def download_async(
+        self,
+        pinned: PinnedBuffer,
+        nbytes: int,
+        offset: int,
+        stream: Stream,
+        pinned_offset: int = 0,
+    ) -> None:
+        """Queue a copy of ``nbytes`` bytes from ``offset`` into pinned memory."""
+        host = pinned.span(pinned_offset, nbytes)
+        api, at = self._enter(offset, nbytes, "download")
+        what = f"cuMemcpyDtoHAsync {nbytes} bytes from {self.name!r}"
+        check(api, api.cuMemcpyDtoHAsync(host, at, nbytes, stream.handle), what)
+
+    def upload_rows(self, array: Array, pitch: int, offset: int = 0) -> None:
+        """Copy a C-contiguous (rows, ...) array to rows that start ``pitch`` bytes apart.
+
+        The bytes between a row's end and the next row's start are left as they are.
+        """
+        host = _contiguous(array, f"upload to {self.name!r}")
+        rows = len(array) if array.ndim else 0
+        width = array.nbytes // rows if rows else 0
+        if not rows or not width <= pitch:
+            raise TransferError(
+                f"upload of rows to {self.name!r}: shape {array.shape} has rows of {width} bytes, "
+                f"the pitch is {pitch}"
+            )
+        api, at = self._enter(offset, (rows - 1) * pitch + width, "upload of rows")
+        copy = api.CUDA_MEMCPY2D()
+        copy.srcMemoryType = api.CUmemorytype.CU_MEMORYTYPE_HOST
+        copy.srcHost, copy.srcPitch = host, width
+        copy.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.dstDevice, copy.dstPitch = at, pitch
+        copy.WidthInBytes, copy.Height = width, rows
+        what = f"cuMemcpy2D {rows} rows of {width} bytes to {self.name!r}"
+        check(api, api.cuMemcpy2D(copy), what)
+
+    def copy_from(self, source: Region, stream: Stream | None = None) -> None:
+        """Copy all of ``source`` (of this device, not overlapping) to the region's start."""
+        api, at = self._enter(0, source.nbytes, f"copy from {source.name!r}")
+        what = f"cuMemcpyDtoD {source.nbytes} bytes from {source.name!r} to {self.name!r}"
+        if stream is None:
+            check(api, api.cuMemcpyDtoD(at, source.address, source.nbytes), what)
+        else:
+            result = api.cuMemcpyDtoDAsync(at, source.address, source.nbytes, stream.handle)
+            check(api, result, what)
+
+    def _enter(self, offset: int, nbytes: int, what: str) -> tuple[Any, int]:
+        """Check, make the context current; the api and the device address of ``offset``."""
+        self._check_span(offset, nbytes, what)
+        address = self.address + offset
+        device = self.buffer.device
+        device.context.make_current()
+        return device.api, address
+
+    def _check_span(self, offset: int, nbytes: int, what: str) -> None:
+        if offset < 0 or nbytes <= 0 or offset + nbytes > self.nbytes:
+            raise TransferError(
+                f"{what}: bytes [{offset}, {offset + nbytes}) are not in {self.name!r}, which has "
+                f"{self.nbytes}"
+            )
+
+
+class Buffer(Owned, Region):
+    """One allocation of device memory, contents undefined.
+
+    Raises OutOfMemoryError, which tells how much was needed and free. While a recorded graph holds
+    the buffer, `close` raises LifetimeError.
+    """
+
+    kind = "buffer"
+
+    def __init__(self, device: Device, nbytes: int, name: str) -> None:
+        if nbytes <= 0:
+            raise TransferError(f"buffer {name!r}: {nbytes} bytes cannot be allocated")
+        super().__init__(device, name, _allocate(device, nbytes, name))
+        self.nbytes = nbytes
+        self.offset = 0
+
+    @property
+    def buffer(self) -> Buffer:
+        """Itself."""
+        return self
+
+    def _destroy(self, handle: Any) -> Any:
+        return self.device.api.cuMemFree(handle)
+
+
+class Slice(Region):
+    """A part of a buffer; valid as long as the buffer is open, ends with it."""
+
+    __slots__ = ("_buffer", "name", "nbytes", "offset")
+
+    def __init__(self, buffer: Buffer, offset: int, nbytes: int, name: str) -> None:
+        self._buffer = buffer
+        self.offset = offset
+        self.nbytes = nbytes
+        self.name = name
+
+    @property
+    def buffer(self) -> Buffer:
+        """The allocation that the bytes belong to."""
+        return self._buffer
+
+    def __repr__(self) -> str:
+        end = self.offset + self.nbytes
+        return f"<Slice {self.name!r}, bytes [{self.offset}, {end}) of {self._buffer.name!r}>"
+
+
+class Arena(Mapping[str, Slice]):
+    """Named slices, `ALIGNMENT` aligned, of one buffer: ``arena["x"]``, in the order given."""
+
+    def __init__(self, device: Device, sizes: Mapping[str, int], name: str) -> None:
+        offset = 0
+        spans: dict[str, tuple[int, int]] = {}
+        for key, nbytes in sizes.items():
+            if nbytes <= 0:
+                raise TransferError(f"arena {name!r}: slice {key!r} has {nbytes} bytes")
+            spans[key] = (offset, nbytes)
+            offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self.buffer = Buffer(device, offset, name)
+        self._slices = {key: self.buffer.slice(*span, key) for key, span in spans.items()}
+
+    @property
+    def name(self) -> str:
+        """The buffer's name."""
+        return self.buffer.name
+
+    @property
+    def nbytes(self) -> int:
+        """All of it in bytes, padding included."""
+        return self.buffer.nbytes
+
+    def close(self) -> None:
+        """Free the buffer; see `Buffer.close`."""
+        self.buffer.close()
+
+    def __getitem__(self, key: str) -> Slice:
+        return self._slices[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slices)
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class PinnedBuffer(Owned):
+    """Page-locked host memory: copies to and from it are asynchronous and fast."""
+
+    kind = "pinned buffer"
+
+    def __init__(self, device: Device, nbytes: int, name: str) -> None:
+        if nbytes <= 0:
+            raise TransferError(f"pinned buffer {name!r}: {nbytes} bytes cannot be allocated")
+        device.context.make_current()
+        api = device.api
+        what = f"cuMemHostAlloc {nbytes} bytes for {name!r}"
+        super().__init__(device, name, int(check(api, api.cuMemHostAlloc(nbytes, 0), what)))
+        self.nbytes = nbytes
+
+    @property
+    def address(self) -> int:
+        """The address, the same for host and device (unified addressing)."""
+        return int(self.handle)
+
+    @property
+    def array(self) -> npt.NDArray[np.uint8]:
+        """The bytes, (nbytes,) u8; a view that must not be used after `close`."""
+        return np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.address))
+
+    def view(self, dtype: npt.DTypeLike, shape: int | tuple[int, ...], offset: int = 0) -> Array:
+        """An array in place, of ``dtype`` and ``shape``, from ``offset`` on."""
+        count = math.prod((shape,) if isinstance(shape, int) else shape)
+        nbytes = count * np.dtype(dtype).itemsize
+        self.span(offset, nbytes)
+        return self.array[offset : offset + nbytes].view(dtype).reshape(shape)
+
+    def span(self, offset: int, nbytes: int) -> int:
+        """The address of ``nbytes`` bytes from ``offset`` on; TransferError when outside."""
+        if offset < 0 or nbytes <= 0 or offset + nbytes > self.nbytes:
+            raise TransferError(
+                f"bytes [{offset}, {offset + nbytes}) are not in pinned buffer {self.name!r}, "
+                f"which has {self.nbytes}"
+            )
+        return self.address + offset
+
+    def _destroy(self, handle: Any) -> Any:
+        return self.device.api.cuMemFreeHost(handle)
+
+
+def _allocate(device: Device, nbytes: int, name: str) -> int:
+    device.context.make_current()
+    api = device.api
+    status, address = api.cuMemAlloc(nbytes)
+    if not int(status):
+        return int(address)
+    error = error_of(api, status, f"cuMemAlloc {nbytes} bytes for {name!r}")
+    if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
+        raise error
+    free, total = device.memory_info()
+    raise OutOfMemoryError(error, name, nbytes, free, total)
+
+
+def _contiguous(array: Array, what: str) -> int:
+    """The host address of an array that can be copied as it lies."""
+    if not isinstance(array, np.ndarray):
+        raise TransferError(f"{what}: a numpy array is needed, not {type(array).__name__}")
+    if array.dtype.hasobject:
+        raise TransferError(f"{what}: dtype {array.dtype} holds Python objects")
+    if not array.flags.c_contiguous:
+        raise TransferError(
+            f"{what}: shape {array.shape} with strides {array.strides} is not C-contiguous; "
+            "use numpy.ascontiguousarray"
+        )
+    return int(array.ctypes.data)

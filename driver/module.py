@@ -1,0 +1,213 @@
+"""Loaded kernels: from a spec (or the disk) to a function, compared with the spec, cached."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from urdir.driver.cache import CubinCache
+from urdir.driver.compile import compile_ptx
+from urdir.driver.context import Owned
+from urdir.driver.errors import CudaError, LaunchError, PtxLoadError, check, error_of
+from urdir.driver.kernel import Kernel, param_layout
+from urdir.driver.launch import check_limits
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+
+# Field of Resources -> name of its CUfunction_attribute.
+_RESOURCES: Mapping[str, str] = {
+    "registers": "NUM_REGS",
+    "local_bytes": "LOCAL_SIZE_BYTES",
+    "shared_bytes": "SHARED_SIZE_BYTES",
+    "const_bytes": "CONST_SIZE_BYTES",
+    "max_threads": "MAX_THREADS_PER_BLOCK",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a loaded kernel uses: registers and local bytes a thread, static shared bytes a CTA.
+
+    ``max_threads`` is the largest CTA that its registers and its ``.maxntid`` allow.
+    """
+
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+    const_bytes: int
+    max_threads: int
+
+
+class LoadedKernel(Owned):
+    """A kernel ready to launch: ``function`` for the driver, ``kernel`` (its spec), ``resources``.
+
+    Its handle is the module, unloaded when it closes.
+    """
+
+    kind = "kernel"
+
+    def __init__(self, device: Device, kernel: Kernel, module: Any) -> None:
+        super().__init__(device, kernel.name, module)
+        self.kernel = kernel
+        try:
+            self.function = _find_entry(device.api, module, kernel)
+            _check_params(device.api, self.function, kernel)
+            self.resources = _read_resources(device.api, self.function, kernel)
+            _prepare(device, self.function, kernel, self.resources)
+        except BaseException:
+            self.finish(quiet=True)
+            raise
+
+    def _destroy(self, handle: Any) -> Any:
+        return self.device.api.cuModuleUnload(handle)
+
+
+class ModuleCache:
+    """The loaded kernels of one device by spec key, with an optional disk cache below. Locked."""
+
+    def __init__(self, device: Device, disk: CubinCache | None) -> None:
+        self._identity = _driver_identity(device)
+        self._disk = disk
+        self._loaded: dict[str, LoadedKernel] = {}
+        self._lock = threading.Lock()
+
+    def load(self, kernel: Kernel, device: Device) -> LoadedKernel:
+        """The loaded kernel; see `Device.load`."""
+        key = kernel.key(device.target)
+        with self._lock:
+            device.context.make_current()
+            found = self._loaded.get(key)
+            if found is None or found.closed:
+                check_limits(kernel, device.properties)
+                found = self._from_disk(kernel, key, device) or self._build(kernel, key, device)
+                self._loaded[key] = found
+            return found
+
+    def _from_disk(self, kernel: Kernel, key: str, device: Device) -> LoadedKernel | None:
+        """The kernel from its cached cubin, without rendering its PTX; None when that fails."""
+        if self._disk is None or (ptx_hash := self._disk.ptx_hash(key)) is None:
+            return None
+        return self._load_cached(kernel, self._cubin_key(ptx_hash), device)
+
+    def _load_cached(self, kernel: Kernel, cubin_key: str, device: Device) -> LoadedKernel | None:
+        if self._disk is None or (cubin := self._disk.get(cubin_key)) is None:
+            return None
+        try:
+            return LoadedKernel(device, kernel, _load_image(device.api, cubin, kernel))
+        except (CudaError, PtxLoadError) as exc:
+            if isinstance(exc, CudaError) and exc.sticky:
+                raise
+            self._disk.discard(cubin_key, f"it does not load ({exc})")
+            return None
+
+    def _build(self, kernel: Kernel, key: str, device: Device) -> LoadedKernel:
+        ptx = kernel.ptx(device.target)
+        ptx_hash = hashlib.sha256(ptx.encode()).hexdigest()
+        cubin_key = self._cubin_key(ptx_hash)
+        found = self._load_cached(kernel, cubin_key, device)
+        if found is None:
+            cubin = compile_ptx(device.api, ptx, kernel.name)
+            found = LoadedKernel(device, kernel, _load_image(device.api, cubin, kernel))
+            if self._disk is not None:
+                self._disk.put(cubin_key, cubin)
+        if self._disk is not None:
+            self._disk.remember(key, ptx_hash)
+        return found
+
+    def _cubin_key(self, ptx_hash: str) -> str:
+        return hashlib.sha256(f"{ptx_hash}\n{self._identity}".encode()).hexdigest()
+
+
+def _load_image(api: Any, cubin: bytes, kernel: Kernel) -> Any:
+    return check(api, api.cuModuleLoadData(cubin), f"cuModuleLoadData of kernel {kernel.name}")
+
+
+def _find_entry(api: Any, module: Any, kernel: Kernel) -> Any:
+    status, function = api.cuModuleGetFunction(module, kernel.name.encode())
+    if int(status):
+        error = error_of(api, status, f"cuModuleGetFunction {kernel.name}")
+        if error.name == "CUDA_ERROR_NOT_FOUND":
+            raise PtxLoadError(f"the PTX of kernel {kernel.name} has no entry of that name")
+        raise error
+    return function
+
+
+def _check_params(api: Any, function: Any, kernel: Kernel) -> None:
+    """Compare the entry's parameter block with the spec's; they must agree to the byte."""
+    declared = param_layout(kernel)
+    compiled: list[tuple[int, int]] = []
+    while True:
+        status, offset, size = api.cuFuncGetParamInfo(function, len(compiled))
+        if int(status):
+            error = error_of(api, status, f"cuFuncGetParamInfo {len(compiled)} of {kernel.name}")
+            if error.name != "CUDA_ERROR_INVALID_VALUE":  # which is: no such parameter
+                raise error
+            break
+        compiled.append((int(offset), int(size)))
+    if tuple(compiled) != declared:
+        names = ", ".join(param.name for param in kernel.params)
+        raise PtxLoadError(
+            f"kernel {kernel.name}: the PTX and the spec disagree about the parameters ({names}): "
+            f"(offset, size) {compiled} in the PTX, {list(declared)} in the spec"
+        )
+
+
+def _read_resources(api: Any, function: Any, kernel: Kernel) -> Resources:
+    values = {}
+    for field, name in _RESOURCES.items():
+        key = getattr(api.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
+        what = f"cuFuncGetAttribute {name} of kernel {kernel.name}"
+        values[field] = int(check(api, api.cuFuncGetAttribute(key, function), what))
+    return Resources(**values)
+
+
+def _prepare(device: Device, function: Any, kernel: Kernel, resources: Resources) -> None:
+    """Refuse what cannot run although its shape is legal; allow large dynamic shared memory."""
+    api, properties, shape = device.api, device.properties, kernel.launch_shape
+    threads = shape.block[0] * shape.block[1] * shape.block[2]
+    where = f"kernel {kernel.name} cannot be launched on {properties.name}"
+    if threads > resources.max_threads:
+        raise LaunchError(
+            f"{where}: threads of a block are {threads}, the limit is {resources.max_threads} "
+            f"for its {resources.registers} registers a thread"
+        )
+    shared = resources.shared_bytes + shape.shared_bytes
+    if shared > properties.shared_per_block_optin:
+        raise LaunchError(
+            f"{where}: shared memory of a block is {shared:,} bytes ({resources.shared_bytes:,} "
+            f"static), the limit is {properties.shared_per_block_optin:,}"
+        )
+    if shared > properties.shared_per_block:
+        key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        what = f"cuFuncSetAttribute MAX_DYNAMIC_SHARED_SIZE_BYTES of kernel {kernel.name}"
+        check(api, api.cuFuncSetAttribute(function, key, shape.shared_bytes), what)
+    if shape.cooperative:
+        what = f"cuOccupancyMaxActiveBlocksPerMultiprocessor of kernel {kernel.name}"
+        result = api.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            function, threads, shape.shared_bytes
+        )
+        resident = int(check(api, result, what)) * properties.sm_count
+        ctas = shape.grid[0] * shape.grid[1] * shape.grid[2]
+        if ctas > resident:
+            raise LaunchError(
+                f"{where}: a cooperative grid of {ctas} CTAs, {resident} fit on the device at once"
+            )
+
+
+def _driver_identity(device: Device) -> str:
+    """What besides the PTX decides about the cubin: GPU architecture, driver, options."""
+    properties = device.properties
+    parts = [
+        device.target,
+        *(str(v) for v in (*properties.compute_capability, *properties.driver_version)),
+        "emulated" if device.is_emulated else "",
+    ]
+    release = Path("/proc/driver/nvidia/version")
+    if not device.is_emulated and release.exists():
+        parts.append(release.read_text().split("\n")[0])
+    return "\n".join(parts)

@@ -1,0 +1,123 @@
+"""Nodes and edges of a CUDA graph, and the driver structures that describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from urdir.driver.errors import check
+from urdir.driver.operation import Copy, Fill, Launch, Operation
+
+if TYPE_CHECKING:
+    from urdir.driver.module import LoadedKernel
+
+#: CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: the edge leaves when all CTAs have let dependents start.
+PROGRAMMATIC_PORT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node: the driver's handle, what it does and, of a launch, the loaded kernel."""
+
+    handle: Any
+    operation: Operation
+    loaded: LoadedKernel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEdge:
+    """Node ``after`` waits for node ``before``.
+
+    Across a programmatic edge it starts early and waits in its ``griddepcontrol.wait``, for
+    completion of ``before`` and for its memory operations to be visible.
+    """
+
+    before: int
+    after: int
+    programmatic: bool = False
+
+
+def add_kernel_node(api: Any, graph: Any, loaded: LoadedKernel, launch: Launch) -> Any:
+    """Add a launch to a CUgraph, without edges; returns the CUgraphNode. Raises CudaError."""
+    params = kernel_params(api, loaded, launch)
+    what = f"cuGraphAddKernelNode {launch.label!r} ({launch.kernel.name})"
+    node = check(api, api.cuGraphAddKernelNode(graph, None, 0, params), what)
+    shape = launch.kernel.launch_shape
+    ids = api.CUlaunchAttributeID
+    if shape.cooperative:
+        value = api.CUlaunchAttributeValue()
+        value.cooperative = 1
+        _set_attribute(api, node, ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value, launch)
+    if tuple(shape.cluster) != (1, 1, 1):
+        value = api.CUlaunchAttributeValue()
+        dim = value.clusterDim
+        dim.x, dim.y, dim.z = shape.cluster
+        _set_attribute(api, node, ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value, launch)
+    return node
+
+
+def add_copy_node(api: Any, graph: Any, copy: Copy) -> Any:
+    """Add a copy in device memory to a CUgraph, without edges. Raises CudaError."""
+    params = api.CUDA_MEMCPY3D()
+    params.srcMemoryType = params.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    params.srcDevice, params.dstDevice = copy.src.address, copy.dst.address
+    params.WidthInBytes, params.Height, params.Depth = copy.src.nbytes, 1, 1
+    result = api.cuGraphAddMemcpyNode(graph, None, 0, params, _context(api))
+    return check(api, result, f"cuGraphAddMemcpyNode {copy.label!r}")
+
+
+def add_fill_node(api: Any, graph: Any, fill: Fill) -> Any:
+    """Add a fill of device memory to a CUgraph, without edges. Raises CudaError."""
+    params = api.CUDA_MEMSET_NODE_PARAMS()
+    params.dst, params.value, params.elementSize = fill.dst.address, fill.byte, 1
+    params.width, params.height, params.pitch = fill.dst.nbytes, 1, fill.dst.nbytes
+    result = api.cuGraphAddMemsetNode(graph, None, 0, params, _context(api))
+    return check(api, result, f"cuGraphAddMemsetNode {fill.label!r}")
+
+
+def connect(api: Any, graph: Any, nodes: Sequence[Node], edges: Sequence[GraphEdge]) -> None:
+    """Add edges to a CUgraph. Raises CudaError.
+
+    Node-adding calls take no edge data, so that ordinary and programmatic edges are made here.
+    """
+    if not edges:
+        return
+    result = api.cuGraphAddDependencies(
+        graph,
+        [nodes[edge.before].handle for edge in edges],
+        [nodes[edge.after].handle for edge in edges],
+        [_edge_data(api, edge) for edge in edges],
+        len(edges),
+    )
+    label = nodes[edges[0].after].operation.label
+    check(api, result, f"cuGraphAddDependencies of {label!r}")
+
+
+def kernel_params(api: Any, loaded: LoadedKernel, launch: Launch) -> Any:
+    """The CUDA_KERNEL_NODE_PARAMS of a launch; points into ``launch.packed``, which it needs."""
+    shape = launch.kernel.launch_shape
+    params = api.CUDA_KERNEL_NODE_PARAMS()
+    params.func = loaded.function
+    params.gridDimX, params.gridDimY, params.gridDimZ = shape.grid
+    params.blockDimX, params.blockDimY, params.blockDimZ = shape.block
+    params.sharedMemBytes = shape.shared_bytes
+    params.kernelParams = launch.packed.address
+    return params
+
+
+def _set_attribute(api: Any, node: Any, attribute: Any, value: Any, launch: Launch) -> None:
+    result = api.cuGraphKernelNodeSetAttribute(node, attribute, value)
+    check(api, result, f"cuGraphKernelNodeSetAttribute {attribute.name} of {launch.label!r}")
+
+
+def _context(api: Any) -> Any:
+    return check(api, api.cuCtxGetCurrent(), "cuCtxGetCurrent")
+
+
+def _edge_data(api: Any, edge: GraphEdge) -> Any:
+    data = api.CUgraphEdgeData()  # all zeros: an ordinary edge; takes no keywords
+    if edge.programmatic:
+        data.from_port = PROGRAMMATIC_PORT
+        data.type = api.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+    return data

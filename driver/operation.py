@@ -1,0 +1,166 @@
+"""The three kinds of operation in a plan, as frozen records: a launch, a copy, a fill.
+
+Each is checked when it is made; what is wrong is said with the operation's label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from urdir.driver.dependencies import Use
+from urdir.driver.errors import LaunchError
+from urdir.driver.kernel import Kernel, Param
+from urdir.driver.launch import Argument, PackedArguments, pack
+from urdir.driver.memory import Buffer, PinnedBuffer, Region
+
+Memory = Region | PinnedBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch: an argument for every parameter of ``kernel``, by name.
+
+    Pointers are Buffers or Slices of at least ``kernel.nbytes(param)`` bytes, scalars numbers.
+    Raises LaunchError naming label, kernel and parameter for a missing or unknown argument, a
+    number in place of a buffer or the reverse, a null pointer, a buffer that is closed or
+    too small, and outputs that share memory.
+    """
+
+    kernel: Kernel
+    label: str
+    args: Mapping[str, Argument]
+    packed: PackedArguments = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "packed", pack(self.kernel, self.args, self.label))
+        _check_uses(self)
+
+    @property
+    def what(self) -> str:
+        """What runs: the kernel's name."""
+        return self.kernel.name
+
+    def uses(self) -> tuple[Use, ...]:
+        """The bytes behind every pointer: the whole declared argument, whatever is touched."""
+        return tuple(
+            _use(self.packed.regions[p.name], self.kernel.nbytes(p), access_of(p), p.name)
+            for p in self.kernel.params
+            if p.is_pointer
+        )
+
+    def memory(self) -> tuple[Memory, ...]:
+        """The memory of each of ``uses()``."""
+        return tuple(self.packed.regions.values())
+
+    def bytes_moved(self) -> int:
+        """Bytes that must be read and written at least."""
+        return self.kernel.bytes_moved()
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """All of ``src`` to the start of ``dst``.
+
+    Raises LaunchError when ``dst`` is smaller or the two overlap.
+    """
+
+    dst: Region
+    src: Region
+    label: str
+
+    def __post_init__(self) -> None:
+        src, dst = self.uses()
+        if self.dst.nbytes < self.src.nbytes:
+            raise LaunchError(
+                f"{self.label}: {self.src.name!r} has {self.src.nbytes:,} bytes, too many to copy "
+                f"to {self.dst.name!r}, which has {self.dst.nbytes:,}: copy a slice"
+            )
+        if _overlap(src, dst):
+            raise LaunchError(
+                f"{self.label}: {self.src.name!r} overlaps {self.dst.name!r}, where it is copied to"
+            )
+
+    @property
+    def what(self) -> str:
+        """What runs."""
+        return "copy"
+
+    def uses(self) -> tuple[Use, ...]:
+        """Source read, as many bytes of the destination written."""
+        nbytes = self.src.nbytes
+        return (_use(self.src, nbytes, "in", "src"), _use(self.dst, nbytes, "out", "dst"))
+
+    def memory(self) -> tuple[Memory, ...]:
+        """The memory of each of ``uses()``."""
+        return (self.src, self.dst)
+
+    def bytes_moved(self) -> int:
+        """Bytes read and written."""
+        return 2 * self.src.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Every byte of ``dst`` set to ``byte``. Raises LaunchError when that is not 0 to 255."""
+
+    dst: Region
+    byte: int
+    label: str
+
+    def __post_init__(self) -> None:
+        _ = self.dst.address  # raises LifetimeError for a closed buffer
+        if not 0 <= self.byte <= 255:
+            raise LaunchError(
+                f"{self.label}: {self.dst.name!r} cannot be filled with {self.byte}: 0 to 255"
+            )
+
+    @property
+    def what(self) -> str:
+        """What runs."""
+        return "fill"
+
+    def uses(self) -> tuple[Use, ...]:
+        """Destination written."""
+        return (_use(self.dst, self.dst.nbytes, "out", "dst"),)
+
+    def memory(self) -> tuple[Memory, ...]:
+        """The memory of each of ``uses()``."""
+        return (self.dst,)
+
+    def bytes_moved(self) -> int:
+        """Bytes written."""
+        return self.dst.nbytes
+
+
+Operation = Launch | Copy | Fill
+
+
+def access_of(param: Param) -> str:
+    """The access of a pointer parameter, "in", "out" or "inout"; "" of a scalar."""
+    return "" if param.access is None else str(param.access.value)
+
+
+def allocation_of(memory: Memory) -> Buffer | PinnedBuffer:
+    """What a region belongs to, and must not be freed before the region's last use."""
+    return memory.buffer if isinstance(memory, Region) else memory
+
+
+def _use(memory: Memory, nbytes: int, access: str, name: str) -> Use:
+    start = memory.address
+    return Use(start, start + nbytes, access != "out", access != "in", name)
+
+
+def _overlap(a: Use, b: Use) -> bool:
+    return max(a.start, b.start) < min(a.stop, b.stop)
+
+
+def _check_uses(launch: Launch) -> None:
+    written = [use for use in launch.uses() if use.writes]
+    for i, a in enumerate(written):
+        for b in written[i + 1 :]:
+            if _overlap(a, b):
+                raise LaunchError(
+                    f"{launch.label}: kernel {launch.kernel.name} writes {a.name!r} and "
+                    f"{b.name!r}, which share memory here: give each its own buffer or slice"
+                )

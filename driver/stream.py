@@ -1,0 +1,81 @@
+"""Streams, and events that mark points in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from urdir.driver.context import Owned
+from urdir.driver.errors import check
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+
+
+class Stream(Owned):
+    """A queue of device work, run in order.
+
+    Created with CU_STREAM_DEFAULT: copies without a stream are ordered with its work, so that a
+    plain ``download()`` sees what was launched before it.
+    """
+
+    kind = "stream"
+
+    def __init__(self, device: Device, name: str = "stream") -> None:
+        device.context.make_current()
+        api = device.api
+        flags = int(api.CUstream_flags.CU_STREAM_DEFAULT)
+        super().__init__(device, name, check(api, api.cuStreamCreate(flags), "cuStreamCreate"))
+
+    def synchronize(self) -> None:
+        """Wait until all work queued so far is done. Raises CudaError when a kernel faulted."""
+        api = self._enter()
+        check(api, api.cuStreamSynchronize(self.handle), f"cuStreamSynchronize on {self.name!r}")
+
+    def record(self, event: Event | None = None) -> Event:
+        """Mark this point of the queue with ``event`` (a new one by default)."""
+        event = Event(self.device) if event is None else event
+        api = self._enter()
+        check(api, api.cuEventRecord(event.handle, self.handle), f"cuEventRecord on {self.name!r}")
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Let later work of this stream start only after ``event``."""
+        api = self._enter()
+        what = f"cuStreamWaitEvent on {self.name!r}"
+        check(api, api.cuStreamWaitEvent(self.handle, event.handle, 0), what)
+
+    def _enter(self) -> Any:
+        _ = self.handle
+        self.device.context.make_current()
+        return self.device.api
+
+    def _destroy(self, handle: Any) -> Any:
+        return self.device.api.cuStreamDestroy(handle)
+
+
+class Event(Owned):
+    """A point in a stream, with a time stamp: ``end.elapsed_ms_since(start)``."""
+
+    kind = "event"
+
+    def __init__(self, device: Device, name: str = "event") -> None:
+        device.context.make_current()
+        api = device.api
+        flags = int(api.CUevent_flags.CU_EVENT_DEFAULT)
+        super().__init__(device, name, check(api, api.cuEventCreate(flags), "cuEventCreate"))
+
+    def synchronize(self) -> None:
+        """Wait until the device has passed this point."""
+        self.device.context.make_current()
+        api = self.device.api
+        check(api, api.cuEventSynchronize(self.handle), "cuEventSynchronize")
+
+    def elapsed_ms_since(self, earlier: Event) -> float:
+        """Milliseconds of device time between two recorded events, waiting for this one."""
+        self.synchronize()
+        api = self.device.api
+        result = api.cuEventElapsedTime(earlier.handle, self.handle)
+        return float(check(api, result, "cuEventElapsedTime"))
+
+    def _destroy(self, handle: Any) -> Any:
+        return self.device.api.cuEventDestroy(handle)

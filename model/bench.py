@@ -1,0 +1,124 @@
+"""Speed of a model on a device, beside the read bandwidth that the device has at that moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from urdir.driver import execute
+from urdir.driver.plan import Plan
+from urdir.model.kv_cache import ELEMENT_BYTES
+from urdir.model.session import Session
+from urdir.ptxgen.kernels.kv_append import KvDtype
+from urdir.ptxgen.kernels.read_stream import ReadStream
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.model.config import Config
+    from urdir.model.gguf import Gguf
+
+#: Sizes the read-only kernel is timed on: the best one counts. Large enough on a GPU to leave
+#: launch costs and its L2 cache behind; small on the emulator, whose "bandwidth" is the host's.
+GPU_READ_BYTES = (1 << 30, 2 << 30, 4 << 30)
+EMULATOR_READ_BYTES = (1 << 22,)
+_READS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRow:
+    """One measured case, named as llama-bench names them (``pp512``, ``tg128``)."""
+
+    test: str
+    tokens_per_second: float
+    deviation: float
+    ms_per_token: float
+    bytes_per_token: int
+    bandwidth_share: float
+
+
+def read_bandwidth(device: Device) -> float:
+    """Bytes per second of a read-only kernel, the best over several sizes and runs."""
+    sizes = EMULATOR_READ_BYTES if device.is_emulated else GPU_READ_BYTES
+    free, _ = device.memory_info()
+    best = 0.0
+    for nbytes in (size for size in sizes if size < 0.8 * free):
+        best = max(best, _read_once(device, nbytes))
+    return best
+
+
+def _read_once(device: Device, nbytes: int) -> float:
+    spec = ReadStream.covering(nbytes, device.properties.sm_count)
+    size = spec.nbytes(spec.param("data"))
+    with (
+        device.allocate(size, "bandwidth input") as data,
+        device.allocate(spec.nbytes(spec.param("seen")), "bandwidth output") as seen,
+        device.create_stream() as stream,
+    ):
+        data.fill(0x5A)
+        plan = Plan("read bandwidth")
+        plan.launch(spec, "read", data=data, seen=seen)
+        timings = [execute.profile(plan, device, stream)[0] for _ in range(_READS)]
+        return max(size / (timing.ms * 1e-3) for timing in timings)
+
+
+def bytes_per_token(gguf: Gguf, config: Config, kv_dtype: KvDtype, depth: int) -> int:
+    """Bytes a decode step must read: every weight once as stored in the file (the embedding table
+    only where it is the output matrix), and the keys and values of ``depth`` positions once.
+    """
+    weights = sum(
+        t.nbytes for t in gguf.tensors.values() if t.name != "token_embd.weight" or config.tied
+    )
+    row = config.n_kv_heads * config.head_dim * ELEMENT_BYTES[kv_dtype]
+    return weights + 2 * config.n_layers * depth * row
+
+
+def bench(
+    session: Session, gguf: Gguf, bandwidth: float, prompt: int, generate: int, repeats: int
+) -> Iterator[BenchRow]:
+    """Time ``prompt`` tokens fed and ``generate`` tokens decoded greedily, ``repeats`` times each.
+
+    One untimed run comes first: modules are loaded and graphs recorded in it.
+    """
+    config, kv_dtype = session.parts.config, session.parts.cache.dtype
+    rng = np.random.default_rng(0)
+    for name, count in (("pp", prompt), ("tg", generate)):
+        if not count:
+            continue
+        run = _feed if name == "pp" else _decode
+        tokens = [int(t) for t in rng.integers(0, config.vocab_size, max(count, 1))]
+        run(session, tokens[:2])
+        seconds = [run(session, tokens) for _ in range(repeats)]
+        rates = [count / s for s in seconds]
+        needed = bytes_per_token(gguf, config, kv_dtype, count // 2)
+        yield BenchRow(
+            test=f"{name}{count}",
+            tokens_per_second=mean(rates),
+            deviation=stdev(rates) if len(rates) > 1 else 0.0,
+            ms_per_token=1e3 * mean(seconds) / count,
+            bytes_per_token=needed,
+            bandwidth_share=needed * mean(rates) / bandwidth,
+        )
+
+
+def _feed(session: Session, tokens: list[int]) -> float:
+    """Seconds to process every token of a prompt, to the logits of the last."""
+    session.truncate(0)
+    start = time.perf_counter()
+    session.feed(tokens)
+    session.logits_step()
+    return time.perf_counter() - start
+
+
+def _decode(session: Session, tokens: list[int]) -> float:
+    """Seconds to decode ``len(tokens)`` tokens greedily after a prompt of one."""
+    session.truncate(0)
+    session.feed(tokens[:1])
+    start = time.perf_counter()
+    for _ in tokens:
+        session.greedy_step()
+    return time.perf_counter() - start

@@ -1,0 +1,81 @@
+"""The `urdir` command: argument parsing, error reporting, exit codes.
+
+Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted. Results go to stdout, everything else
+to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from urdir.model.commands import bench, chat, env, logits, run, show
+from urdir.model.commands.options import UsageError
+
+COMMANDS = (run, chat, show, logits, bench, env)
+
+EXAMPLES = """\
+examples:
+  urdir run -p "What is 27 plus 45?"            one answer of the built-in demo model
+  urdir run -m model.gguf -p "Hello" --temp 0   greedy answer of your model
+  urdir chat -m model.gguf                      a conversation
+  urdir show model.gguf                         what is in the file and what it needs
+  urdir bench model.gguf                        decode speed and share of read bandwidth
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports bad usage in one line and exits with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = _Parser(
+        prog="urdir",
+        description="Run GGUF language models on NVIDIA GPUs with generated PTX.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.handler(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of stdout went away (`| head`): quiet, and no flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except UsageError as exc:
+        print(f"urdir {args.command}: {exc}", file=sys.stderr)
+        return 2
+    except Exception as exc:
+        if not isinstance(exc, _reported_errors()):
+            raise
+        print(f"urdir: error: {exc}", file=sys.stderr)
+        return 1
+
+
+def _reported_errors() -> tuple[type[Exception], ...]:
+    """The packages' error bases: what a user is told without a traceback."""
+    from urdir.driver.errors import DriverError
+    from urdir.model.errors import ModelError
+    from urdir.ptxgen.errors import PtxgenError
+
+    return (DriverError, ModelError, PtxgenError)

@@ -1,0 +1,90 @@
+"""`urdir bench`: decode speed beside the device's read bandwidth."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from urdir.model.commands import options
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.model.bench import BenchRow
+
+EXAMPLES = """\
+  urdir bench model.gguf                     512 prompt tokens, 128 decoded, five runs each
+  urdir bench model.gguf -p 0 -n 256 --json  decoding only, as JSON
+"""
+
+
+def add_parser(commands: options.Subparsers) -> None:
+    """Declare the command."""
+    parser = options.add_command(
+        commands, "bench", run, "measure prompt and decode speed", EXAMPLES
+    )
+    parser.add_argument("model", nargs="?", metavar="FILE", help="GGUF file (default: demo model)")
+    count = options.whole_number(0)
+    parser.add_argument("-p", "--n-prompt", type=count, default=512, metavar="N", help="(512)")
+    parser.add_argument("-n", "--n-gen", type=count, default=128, metavar="N", help="(128)")
+    parser.add_argument(
+        "-r", "--repetitions", type=options.whole_number(1), default=5, metavar="N", help="(5)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options.add_device(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    from urdir.model.bench import bench, read_bandwidth
+    from urdir.model.engine import Engine
+
+    context = max(args.n_prompt, args.n_gen, 2)
+    with Engine.open(args.model, device=args.device, context=context) as engine:
+        if engine.device.is_emulated:
+            print("no GPU: these are figures of the emulator", file=sys.stderr)
+        bandwidth = read_bandwidth(engine.device)
+        rows = []
+        for row in bench(
+            engine.session, engine.gguf, bandwidth, args.n_prompt, args.n_gen, args.repetitions
+        ):
+            print(f"{row.test}: {row.tokens_per_second:.1f} tokens/s", file=sys.stderr)
+            rows.append(row)
+        report = _report(engine.device, engine.name, bandwidth)
+    if args.json:
+        rows_json = [dataclasses.asdict(row) for row in rows]
+        print(json.dumps(report | {"rows": rows_json}, indent=2))
+    else:
+        _print_table(report, rows)
+    return 0
+
+
+def _report(device: Device, model: str, bandwidth: float) -> dict[str, Any]:
+    import importlib.metadata
+
+    free, total = device.memory_info()
+    return {
+        "model": model,
+        "device": device.name,
+        "emulated": device.is_emulated,
+        "driver": device.properties.driver_version,
+        "urdir": importlib.metadata.version("urdir"),
+        "read_bandwidth_bytes_per_second": bandwidth,
+        "device_bytes_used": total - free,
+    }
+
+
+def _print_table(report: dict[str, Any], rows: list[BenchRow]) -> None:
+    print(f"{report['model']} on {report['device']} (driver {report['driver']})")
+    print(f"read bandwidth B = {report['read_bandwidth_bytes_per_second'] / 1e9:,.1f} GB/s")
+    print("| test | tokens/s | ms/token | MB/token | GB/s | of B |")
+    print("|---|---|---|---|---|---|")
+    for row in rows:
+        rate = row.bytes_per_token * row.tokens_per_second
+        print(
+            f"| {row.test} | {row.tokens_per_second:.2f} ± {row.deviation:.2f} "
+            f"| {row.ms_per_token:.3f} | {row.bytes_per_token / 1e6:,.1f} | {rate / 1e9:,.1f} "
+            f"| {row.bandwidth_share:.1%} |"
+        )

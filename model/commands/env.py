@@ -1,0 +1,82 @@
+"""`urdir env`: versions, driver, device, caches: what a bug report needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+from urdir.model.commands import options
+
+EXAMPLES = """\
+  urdir env                  what urdir finds here
+  urdir env --clear-cache    delete the compiled kernels kept on disk
+"""
+
+
+def add_parser(commands: options.Subparsers) -> None:
+    """Declare the command."""
+    parser = options.add_command(
+        commands, "env", run, "show versions, driver, device and caches", EXAMPLES
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--clear-cache", action="store_true", help="delete the cubin cache first")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Probe and print; finding no GPU is an answer, not a failure."""
+    from urdir.model.knobs import read_knobs
+
+    knobs = read_knobs()
+    if args.clear_cache and knobs.cache_dir is not None and knobs.cache_dir.exists():
+        shutil.rmtree(knobs.cache_dir)
+    report = _report(knobs.cache_dir)
+    if args.json:
+        print(json.dumps(report, indent=2))
+        return 0
+    for section, entries in report.items():
+        print(f"{section}:")
+        for name, value in entries.items():
+            print(f"  {name:<18} {value}")
+    return 0
+
+
+def _report(cache_dir: Path | None) -> dict[str, dict[str, Any]]:
+    import os
+
+    from urdir.driver.device import probe
+    from urdir.model.knobs import VARIABLES
+
+    found = probe()
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            **{name: _version(name) for name in ("urdir", "cuda-bindings", "numpy", "gguf")},
+            **{name: _version(name) for name in ("jinja2", "tokenizers", "nvidia-nvjitlink")},
+        },
+        "device": {"status": found.status, "detail": found.detail},
+        "cache": {"folder": str(cache_dir), "bytes": _folder_bytes(cache_dir)},
+        "environment": {
+            name: os.environ.get(name, f"not set ({meaning})")
+            for name, meaning in VARIABLES.items()
+        },
+    }
+
+
+def _version(package: str) -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _folder_bytes(folder: Path | None) -> int:
+    if folder is None or not folder.exists():
+        return 0
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

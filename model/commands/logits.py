@@ -1,0 +1,83 @@
+"""`urdir logits`: the logits of every position, as a conformance and debugging tool."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from urdir.model.commands import options
+from urdir.model.errors import ModelError
+
+EXAMPLES = """\
+  urdir logits model.gguf --tokens 1,15043,29892 --output logits.npy
+  urdir logits model.gguf --tokens @tokens.txt --output logits.npy --exact --device cuda
+"""
+
+
+def add_parser(commands: options.Subparsers) -> None:
+    """Declare the command."""
+    parser = options.add_command(
+        commands, "logits", run, "write the logits of every position of a token sequence", EXAMPLES
+    )
+    parser.add_argument("model", metavar="FILE", help="GGUF file")
+    parser.add_argument(
+        "--tokens", required=True, metavar="1,2,3|@FILE", help="token ids, or a file of them"
+    )
+    parser.add_argument(
+        "--output", required=True, metavar="OUT.npy", help="(n_tokens, n_vocab) float32"
+    )
+    parser.add_argument(
+        "--exact", action="store_true", help="keep keys and values in f32 instead of f16"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    options.add_device(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Feed the tokens one by one and save the rows."""
+    import numpy as np
+
+    from urdir.model.engine import Engine
+    from urdir.model.progress import Progress
+
+    tokens = read_tokens(args.tokens)
+    output = Path(args.output)
+    if not output.parent.is_dir():
+        raise ModelError(f"--output {output}: no such folder {output.parent}")
+    with Engine.open(
+        args.model,
+        device=args.device,
+        context=len(tokens),
+        kv_dtype="f32" if args.exact else "f16",
+    ) as engine:
+        rows = np.empty((len(tokens), engine.config.vocab_size), np.float32)
+        with Progress("logits", len(tokens)) as progress:
+            for i, token in enumerate(tokens):
+                engine.session.feed([token])
+                rows[i] = engine.session.logits_step()
+                progress.advance(1)
+    try:
+        with output.open("wb") as file:
+            np.save(file, rows)
+    except OSError as exc:
+        raise ModelError(f"--output {output}: {exc.strerror}") from exc
+    if args.json:
+        print(json.dumps({"output": str(output), "shape": rows.shape}))
+    return 0
+
+
+def read_tokens(text: str) -> list[int]:
+    """Token ids from "1,2,3" or, after an @, from a file with ids between commas or blanks."""
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ModelError(f"--tokens {text}: cannot be read: {exc}") from exc
+    try:
+        tokens = [int(word) for word in text.replace(",", " ").split()]
+    except ValueError as exc:
+        raise ModelError(f"--tokens: {exc}; give ids such as 1,2,3") from exc
+    if not tokens:
+        raise ModelError("--tokens: no token given; give ids such as 1,2,3")
+    return tokens

@@ -1,0 +1,159 @@
+"""Flags that several commands share, checked while they are parsed."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from urdir.model.sampling import SamplingSettings
+
+Subparsers = Any  # argparse names this type only privately
+
+
+class UsageError(Exception):
+    """The command line asks for something impossible: exit code 2."""
+
+
+def add_command(
+    commands: Subparsers,
+    name: str,
+    handler: Callable[[argparse.Namespace], int],
+    summary: str,
+    examples: str,
+) -> argparse.ArgumentParser:
+    """A sub-parser whose help ends in examples."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog="examples:\n" + examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
+    """An argparse type: an integer within bounds."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        _check_bounds(value, low, high)
+        return value
+
+    return parse
+
+
+def real_number(low: float, high: float | None = None) -> Callable[[str], float]:
+    """An argparse type: a finite number within bounds."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text} is not finite")
+        _check_bounds(value, low, high)
+        return value
+
+    return parse
+
+
+def _check_bounds(value: float, low: float, high: float | None) -> None:
+    if value < low or (high is not None and value > high):
+        wanted = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise argparse.ArgumentTypeError(f"{value} must be {wanted}")
+
+
+def _device(text: str) -> str:
+    from urdir.driver.device import DeviceName
+    from urdir.driver.errors import DriverError
+
+    try:
+        DeviceName.parse(text)
+    except DriverError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
+    return text
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """--device."""
+    parser.add_argument(
+        "--device",
+        type=_device,
+        metavar="auto|cuda[:i]|emulator[:sm_NN]",
+        help="where to run; auto takes a GPU if there is one, else the emulator "
+        "(default: $URDIR_DEVICE or auto)",
+    )
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """-m / --model, -c / --ctx-size."""
+    parser.add_argument("-m", "--model", metavar="FILE", help="GGUF file (default: the demo model)")
+    parser.add_argument(
+        "-c",
+        "--ctx-size",
+        type=whole_number(1),
+        metavar="N",
+        help="context in tokens (default: the smaller of the model's and 4096)",
+    )
+
+
+def add_generation(parser: argparse.ArgumentParser) -> None:
+    """-n --stop --ignore-eos."""
+    parser.add_argument(
+        "-n",
+        "--n-predict",
+        type=whole_number(0),
+        metavar="N",
+        help="tokens to generate at most (default: until the end or a full context)",
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end at this text; repeatable"
+    )
+    parser.add_argument("--ignore-eos", action="store_true", help="go on past the model's end")
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """-s --temp --top-k --top-p --min-p --repeat-penalty --repeat-last-n."""
+    group = parser.add_argument_group("sampling")
+    flags: tuple[tuple[tuple[str, ...], Callable[[str], Any], Any, str], ...] = (
+        (("-s", "--seed"), whole_number(0, 2**64 - 1), None, "random seed (default: a new one)"),
+        (("--temp",), real_number(0), 0.8, "temperature; 0 is greedy (default: 0.8)"),
+        (("--top-k",), whole_number(0), 40, "keep the K likeliest; 0 keeps all (default: 40)"),
+        (("--top-p",), real_number(0, 1), 0.95, "share of probability kept (default: 0.95)"),
+        (
+            ("--min-p",),
+            real_number(0, 1),
+            0.05,
+            "drop less than this of the best (default: 0.05)",
+        ),
+        (("--repeat-penalty",), real_number(1e-3), 1.0, "divide repeated logits (default: 1, off)"),
+        (("--repeat-last-n",), whole_number(0), 64, "tokens looked back on (default: 64)"),
+    )
+    for names, kind, default, text in flags:
+        group.add_argument(*names, type=kind, default=default, metavar="N", help=text)
+
+
+def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
+    """The settings that ``add_sampling``'s flags ask for; a seed is drawn where none is given."""
+    import secrets
+
+    from urdir.model.sampling import SamplingSettings
+
+    return SamplingSettings(
+        temperature=args.temp,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repeat_penalty=args.repeat_penalty,
+        repeat_last_n=args.repeat_last_n,
+        seed=secrets.randbits(32) if args.seed is None else args.seed,
+    )

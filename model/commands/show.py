@@ -1,0 +1,103 @@
+"""`urdir show`: what is in a GGUF file, and what running it needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from urdir.model.commands import options
+
+if TYPE_CHECKING:
+    from urdir.model.gguf import Gguf
+
+EXAMPLES = """\
+  urdir show model.gguf              metadata, tensors by type, memory plan
+  urdir show model.gguf --template   the chat template as it stands in the file
+"""
+
+_SHOWN_CHARACTERS = 60
+
+
+def add_parser(commands: options.Subparsers) -> None:
+    """Declare the command."""
+    parser = options.add_command(
+        commands, "show", run, "show a model file and the memory it needs", EXAMPLES
+    )
+    parser.add_argument("model", metavar="FILE", help="GGUF file")
+    parser.add_argument("-c", "--ctx-size", type=options.whole_number(1), metavar="N")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--template", action="store_true", help="print the chat template only")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print; needs no device and no tokeniser."""
+    from urdir.model.errors import ModelError
+    from urdir.model.gguf import Gguf
+
+    with Gguf(args.model) as gguf:
+        if args.template:
+            template = gguf.metadata.optional("tokenizer.chat_template", str, None)
+            if template is None:
+                raise ModelError(f"{args.model}: there is no tokenizer.chat_template in this file")
+            print(json.dumps({"template": template}) if args.json else template)
+            return 0
+        report = _report(gguf, args.ctx_size)
+        if args.json:
+            print(json.dumps(report, indent=2))
+        else:
+            _print(report)
+    return 0
+
+
+def _report(gguf: Gguf, context: int | None) -> dict[str, Any]:
+    types = Counter(t.type_name for t in gguf.tensors.values())
+    nbytes = {
+        name: sum(t.nbytes for t in gguf.tensors.values() if t.type_name == name) for name in types
+    }
+    return {
+        "file": str(gguf.path),
+        "version": gguf.version,
+        "metadata": {key: _plain(value) for key, value in gguf.metadata.items()},
+        "tensors": {name: {"count": types[name], "bytes": nbytes[name]} for name in sorted(types)},
+        "memory": _memory(gguf, context),
+    }
+
+
+def _memory(gguf: Gguf, context: int | None) -> dict[str, Any]:
+    """The memory plan, or why there is none: a file we cannot run can still be shown."""
+    from urdir.model.config import Config
+    from urdir.model.engine import default_context
+    from urdir.model.errors import ConfigError, UnsupportedError
+    from urdir.model.memory_plan import MemoryPlan
+
+    try:
+        config = Config.from_gguf(gguf)
+    except (ConfigError, UnsupportedError) as exc:
+        return {"unsupported": str(exc)}
+    tokens = context or default_context(config)
+    return {"context": tokens, **MemoryPlan.of(gguf, config, tokens, "f16").as_dict()}
+
+
+def _plain(value: Any) -> Any:
+    """A metadata value for printing: long arrays by their length, long texts cut."""
+    if isinstance(value, str):
+        flat = value.replace("\n", "\\n")
+        return flat if len(flat) <= _SHOWN_CHARACTERS else flat[:_SHOWN_CHARACTERS] + "..."
+    if isinstance(value, int | float | bool):
+        return value
+    return f"[{len(value)} values]" if len(value) > 8 else [_plain(v) for v in value]
+
+
+def _print(report: dict[str, Any]) -> None:
+    print(f"{report['file']}: GGUF version {report['version']}")
+    print("\nmetadata:")
+    for key, value in report["metadata"].items():
+        print(f"  {key:<42} {value}")
+    print("\ntensors:")
+    for name, entry in report["tensors"].items():
+        print(f"  {name:<8} {entry['count']:>5}  {entry['bytes']:>16,} bytes")
+    print("\nmemory:")
+    for name, value in report["memory"].items():
+        print(f"  {name:<12} {value:>16,}" if isinstance(value, int) else f"  {name}: {value}")

@@ -1,0 +1,119 @@
+"""A model opened for use: file, device, weights and one sequence, with their lifetimes tied."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from urdir.driver.device import Device
+from urdir.model.config import Config
+from urdir.model.gguf import Gguf
+from urdir.model.knobs import read_knobs
+from urdir.model.memory_plan import MemoryPlan
+from urdir.model.session import Session
+from urdir.model.tokenizer import Tokenizer
+from urdir.model.weights import Weights
+from urdir.ptxgen.kernels.kv_append import KvDtype
+
+DEFAULT_CONTEXT = 4096
+#: Above this the emulator says beforehand how slow it will be.
+LARGE_MODEL_BYTES = 100_000_000
+#: Weight bytes that the emulator gets through in a second, on two cores (measured with the demo).
+EMULATOR_BYTES_PER_SECOND = 15_000_000
+
+
+def default_context(config: Config) -> int:
+    """Tokens of context where none are asked for."""
+    return min(DEFAULT_CONTEXT, config.context_length)
+
+
+def demo_model() -> Path:
+    """The demo model that ships with the package."""
+    return Path(str(resources.files("urdir.model.data").joinpath("demo-q4_k_m.gguf")))
+
+
+class Engine:
+    """Everything that turns tokens into tokens; a context manager that frees the device.
+
+    ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``tokenizer`` is
+    built when first asked for, so that a file without a vocabulary can still be measured.
+    """
+
+    def __init__(self, gguf: Gguf, device: Device, weights: Weights, session: Session) -> None:
+        self.gguf = gguf
+        self.config = weights.config
+        self.device = device
+        self.weights = weights
+        self.session = session
+        self._owners = ExitStack()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | None = None,
+        *,
+        device: str | None = None,
+        context: int | None = None,
+        kv_dtype: KvDtype = "f16",
+    ) -> Engine:
+        """Open ``path`` (None: the demo model) on ``device`` (None: what the environment says).
+
+        ``context`` defaults to the smaller of the model's and 4096 tokens. The file is checked
+        whole, and the memory it needs against what is free, before anything is allocated. Raises
+        ModelError, and DriverError for a device that is absent or fails.
+        """
+        knobs = read_knobs()
+        with ExitStack() as owners:
+            gguf = owners.enter_context(Gguf(path or demo_model()))
+            config = Config.from_gguf(gguf)
+            context = context or default_context(config)
+            opened = owners.enter_context(
+                Device.open(device or knobs.device, cache_folder=knobs.cache_dir)
+            )
+            _announce(opened, gguf)
+            plan = MemoryPlan.of(gguf, config, context, kv_dtype)
+            plan.check(opened)
+            weights = owners.enter_context(Weights.load(gguf, config, opened))
+            session = owners.enter_context(Session(weights, context, kv_dtype))
+            engine = cls(gguf, opened, weights, session)
+            engine._owners = owners.pop_all()
+            return engine
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokeniser; ModelError where it has none."""
+        return Tokenizer.from_gguf(self.gguf)
+
+    @property
+    def name(self) -> str:
+        """general.name of the file, or its stem."""
+        return self.gguf.metadata.optional("general.name", str, Path(self.gguf.path).stem)
+
+    def close(self) -> None:
+        """Free session, weights, device and file, in this order; closing twice does nothing."""
+        self._owners.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _announce(device: Device, gguf: Gguf) -> None:
+    """Say on stderr when the emulator stands in for a GPU, and what that means for speed."""
+    if not device.is_emulated:
+        return
+    if device.note:
+        print(f"{device.note}: running on the emulator, which is slow", file=sys.stderr)
+    nbytes = sum(t.nbytes for t in gguf.tensors.values())
+    if nbytes > LARGE_MODEL_BYTES:
+        rate = EMULATOR_BYTES_PER_SECOND / nbytes
+        print(f"expect about {rate:.2g} tokens/s for this model", file=sys.stderr)

@@ -1,0 +1,35 @@
+"""The error base of the model package: one line that says what failed, on what, and what to do."""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """A model file, a prompt or a setting cannot be used as asked."""
+
+
+class GgufError(ModelError):
+    """The file cannot be read, or is not a well-formed GGUF file of a version we know."""
+
+
+class ConfigError(ModelError):
+    """A well-formed file describes no model: a key or tensor is missing, or two disagree."""
+
+
+class UnsupportedError(ModelError):
+    """The file is good, but asks for something that this version does not do."""
+
+
+class TokenizerError(ModelError):
+    """The file's vocabulary is missing, or cannot be built or used as asked."""
+
+
+class TemplateError(ModelError):
+    """The chat template is missing, does not compile, fails, or exceeds its limits."""
+
+
+class ContextFullError(ModelError):
+    """The context has no room for the tokens; the sequence is as it was before the call."""
+
+
+class SettingsError(ModelError):
+    """A setting the user gave is out of range (bad usage: exit code 2)."""

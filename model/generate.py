@@ -1,0 +1,134 @@
+"""Generation: from a prompt's tokens to a stream of text, with statistics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from urdir.model.sampling import SamplingSettings, sample
+from urdir.model.session import Session
+from urdir.model.text_stream import TextStream
+from urdir.model.tokenizer import Tokenizer
+
+
+class Finish(Enum):
+    """Why a generation ended."""
+
+    END = "end"  # the model said so
+    STOP = "stop"  # a stop string was found
+    LENGTH = "length"  # as many tokens as were asked for
+    FULL = "full"  # no room left in the KV cache
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What a generation did, filled while it runs. Times are seconds of wall clock."""
+
+    seed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    prompt_seconds: float = 0.0
+    generate_seconds: float = 0.0
+    finish: Finish = Finish.INTERRUPTED
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens per second, 0 where there were none."""
+        return self.generated_tokens / self.generate_seconds if self.generate_seconds else 0.0
+
+
+@dataclass(slots=True)
+class Generation:
+    """One answer: iterate over ``text()``; ``statistics`` and ``tokens`` fill up meanwhile.
+
+    ``prompt`` is the whole token sequence to answer; what of it the session has processed already
+    is kept, up to the longest common prefix with ``cached``. At most ``limit`` tokens are generated
+    (None: until the end or a full cache); ``ignore_end`` goes on past end tokens.
+    """
+
+    session: Session
+    tokenizer: Tokenizer
+    prompt: Sequence[int]
+    settings: SamplingSettings
+    limit: int | None = None
+    stops: Sequence[str] = ()
+    ignore_end: bool = False
+    cached: Sequence[int] = ()
+    statistics: Statistics = field(default_factory=Statistics)
+    tokens: list[int] = field(default_factory=list)
+
+    def text(self) -> Iterator[str]:
+        """Pieces of printable text as they become known; together they are the answer.
+
+        Raises ContextFullError when the prompt does not fit, the session then being as before.
+        """
+        self.statistics.seed = self.settings.seed
+        self._process_prompt()
+        stream = TextStream(self.tokenizer, self.stops)
+        start = time.perf_counter()
+        try:
+            for token in self._sample():
+                piece = stream.push(token)
+                if piece:
+                    yield piece
+                if stream.stopped_by is not None:
+                    self.statistics.finish = Finish.STOP
+                    break
+                self.statistics.generate_seconds = time.perf_counter() - start
+        finally:
+            self.statistics.generate_seconds = time.perf_counter() - start
+        if rest := stream.finish():
+            yield rest
+
+    @property
+    def sequence(self) -> list[int]:
+        """Prompt and answer together."""
+        return [*self.prompt, *self.tokens]
+
+    def _process_prompt(self) -> None:
+        start = time.perf_counter()
+        keep = common_prefix(self.cached[: self.session.length], self.prompt[:-1])
+        self.session.check_room(len(self.prompt))
+        self.session.truncate(keep)
+        self.session.feed(self.prompt[keep:])
+        self.statistics.prompt_tokens = len(self.prompt)
+        self.statistics.cached_tokens = keep
+        self.statistics.prompt_seconds = time.perf_counter() - start
+
+    def _sample(self) -> Iterator[int]:
+        """Tokens of the answer, the one that ends it excluded."""
+        while self.limit is None or len(self.tokens) < self.limit:
+            if self.session.is_full:
+                self.statistics.finish = Finish.FULL
+                return
+            token = self._next_token()
+            if not self.ignore_end and token in self.tokenizer.end_ids:
+                self.statistics.finish = Finish.END
+                return
+            self.tokens.append(token)
+            self.statistics.generated_tokens += 1
+            yield token
+        self.statistics.finish = Finish.LENGTH
+
+    def _next_token(self) -> int:
+        if self.settings.is_greedy:
+            return self.session.greedy_step()
+        logits = self.session.logits_step()
+        token = sample(logits, self.settings, self.session.length, self.sequence)
+        if not self.session.is_full:
+            self.session.feed([token])
+        return token
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading tokens two sequences share."""
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count

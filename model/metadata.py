@@ -1,0 +1,124 @@
+"""Metadata of a GGUF file: typed look-ups whose errors name the key, and lazy string arrays."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from urdir.model.errors import ConfigError
+
+_T = TypeVar("_T")
+_D = TypeVar("_D")
+
+
+class StringArray(Sequence[str]):
+    """Strings inside a GGUF file, decoded only when asked for.
+
+    A vocabulary holds some 300,000 strings and most commands look at none of them: the reader only
+    walks their lengths. Bytes that are no UTF-8 become U+FFFD.
+    """
+
+    __slots__ = ("_buffer", "_ends", "_start")
+
+    def __init__(self, buffer: memoryview, start: int, ends: array[int]) -> None:
+        """`start` is where the first length field stands, `ends[i]` where string i ends."""
+        self._buffer = buffer
+        self._start = start
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        start = self._ends[index - 1] if index else self._start
+        return str(self._buffer[start + 8 : self._ends[index]], "utf-8", "replace")
+
+    def __iter__(self) -> Iterator[str]:
+        buffer, start = self._buffer, self._start
+        for end in self._ends:
+            yield str(buffer[start + 8 : end], "utf-8", "replace")
+            start = end
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} strings>"
+
+
+Value: TypeAlias = "bool | int | float | str | NDArray[Any] | StringArray | list[Any]"
+"""A metadata value: a scalar, a read-only 1-d array of numbers, strings, or a list of arrays."""
+
+
+class Metadata(Mapping[str, Value]):
+    """The key/value pairs of a file, in its order.
+
+    `require` and `optional` look up a key whose value must be of one kind: int (of any width, no
+    boolean), float (an integer will do; always finite), bool, str, StringArray, or np.ndarray (an
+    array of numbers). Anything else is a ConfigError that names the key.
+    """
+
+    __slots__ = ("_path", "_values")
+
+    def __init__(self, values: Mapping[str, Value], path: str = "metadata") -> None:
+        self._values = values
+        self._path = path
+
+    def __getitem__(self, key: str) -> Value:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def require(self, key: str, kind: type[_T]) -> _T:
+        """The value of `key`, which must be there."""
+        if key not in self._values:
+            raise ConfigError(f"{self._path}: metadata key '{key}' is missing")
+        return self._checked(key, kind)
+
+    def optional(self, key: str, kind: type[_T], default: _D) -> _T | _D:
+        """The value of `key`, or `default` where it is absent."""
+        return self._checked(key, kind) if key in self._values else default
+
+    def _checked(self, key: str, kind: type[_T]) -> _T:
+        value: Any = self._values[key]
+        if kind is float and type(value) is int:
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ConfigError(
+                f"{self._path}: metadata key '{key}' is {_describe(value)}, expected {_NAMES[kind]}"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{self._path}: metadata key '{key}' is {value}, not a finite number")
+        return value
+
+
+_NAMES: dict[type, str] = {
+    int: "an integer",
+    float: "a number",
+    bool: "a boolean",
+    str: "a string",
+    StringArray: "an array of strings",
+    np.ndarray: "an array of numbers",
+}
+
+
+def _describe(value: object) -> str:
+    """What a value is, for an error message."""
+    if isinstance(value, np.ndarray):
+        return f"an array of {len(value)} {value.dtype}"
+    if isinstance(value, StringArray):
+        return f"an array of {len(value)} strings"
+    return f"{type(value).__name__} {str(value)[:40]!r}"

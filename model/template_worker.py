@@ -1,0 +1,159 @@
+"""The process that renders chat templates, which come from strangers (run as a script by chat.py).
+
+Jinja's sandbox keeps a template from reaching Python, but bounds neither time nor memory: this
+process limits its own memory, and its parent kills it after a time. It imports nothing of urdir.
+
+Requests and replies are JSON, each after its length in bytes (u32, little endian):
+    {"template": str, "variables": {...}}  ->  {"text": str} or {"error": str, "fatal": bool}
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import IO, Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MEMORY_LIMIT = 512 << 20  # bytes of address space
+OUTPUT_LIMIT = 1 << 20  # characters
+ERROR_LIMIT = 1000  # characters
+ORPHAN_SECONDS = 10  # after which a render ends itself, should the parent have died
+_LENGTH = struct.Struct("<I")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, stricter: a name with an underscore in front is an error, never 'undefined'."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if attribute.startswith("_"):
+            self.unsafe_undefined(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        raise SecurityError(
+            f"it reaches for the attribute '{attribute}' of a {type(obj).__name__}: not allowed"
+        )
+
+
+class _Generation(Extension):
+    """`{% generation %}...{% endgeneration %}` marks text for training; here it is just text."""
+
+    tags = {"generation"}  # noqa: RUF012 (so declared in Jinja)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> _Environment:
+    """The environment that chat templates are written for (that of Hugging Face's library)."""
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda text: datetime.now().strftime(text)
+    return environment
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    # Jinja's own filter escapes <, > and & for HTML
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+class _Renderer:
+    """Renders; keeps the last template compiled, since every turn of a chat uses it."""
+
+    def __init__(self) -> None:
+        self._environment = _environment()
+        self._source: str | None = None
+        self._generate: Callable[..., Any]
+
+    def render(self, source: str, variables: Mapping[str, Any]) -> str:
+        if source != self._source:
+            self._generate = self._environment.from_string(source).generate
+            self._source = source
+        parts, size = [], 0
+        for part in self._generate(variables):
+            size += len(part)
+            if size > OUTPUT_LIMIT:
+                raise TemplateError(f"its output exceeds {OUTPUT_LIMIT:,} characters")
+            parts.append(part)
+        return "".join(parts)
+
+
+def _reply(renderer: _Renderer, request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {"text": renderer.render(request["template"], request["variables"])}
+    except MemoryError:
+        return {"error": f"it needs more than {MEMORY_LIMIT >> 20} MB of memory", "fatal": True}
+    except RecursionError:
+        return {"error": "it nests too deeply", "fatal": False}
+    except TemplateSyntaxError as error:
+        return {"error": f"syntax error in line {error.lineno}: {error.message}", "fatal": False}
+    except Exception as error:  # whatever a stranger's template makes Python raise
+        text = str(error) if isinstance(error, TemplateError) else repr(error)
+        return {"error": text[:ERROR_LIMIT], "fatal": False}
+
+
+def _limit_memory() -> None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _alarm(seconds: int) -> None:
+    """End this process after `seconds`, 0 for never."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(seconds)
+
+
+def read_message(stream: IO[bytes]) -> Any:
+    """The next message, None at the end of the stream."""
+    header = stream.read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    body = stream.read(length)
+    return json.loads(body) if len(body) == length else None
+
+
+def write_message(stream: IO[bytes], message: Any) -> None:
+    """Send a message."""
+    body = json.dumps(message).encode()
+    stream.write(_LENGTH.pack(len(body)) + body)
+    stream.flush()
+
+
+def main() -> None:
+    """Answer requests until the parent closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    renderer = _Renderer()
+    _limit_memory()
+    write_message(sys.stdout.buffer, {"ready": True})
+    while (request := read_message(sys.stdin.buffer)) is not None:
+        _alarm(ORPHAN_SECONDS)
+        reply = _reply(renderer, request)
+        _alarm(0)
+        write_message(sys.stdout.buffer, reply)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""From a mapped file to repacked weights on the device, through bounded staging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver.launch import launch, pack
+from urdir.ptxgen.formats import UNIT
+from urdir.ptxgen.kernels.repack import Repack
+from urdir.ptxgen.layout import Layout
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.memory import Slice
+    from urdir.driver.stream import Event
+
+_SLOTS = 2
+_SLOT_BYTES = 32 << 20
+#: Device memory (and as much pinned host memory) in use while weights are loaded.
+STAGING_BYTES = _SLOTS * _SLOT_BYTES
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Uploader:
+    """Copies chunks into pinned memory, on to the device, and repacks them there.
+
+    Two slots take turns, so that the host fills one while the device works on the other. A context
+    manager; leaving it waits for the last chunk.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._stream = device.create_stream("upload")
+        names = [f"slot {i}" for i in range(_SLOTS)]
+        self._staging = device.arena(dict.fromkeys(names, _SLOT_BYTES), "upload staging")
+        self._pinned = [device.pinned(_SLOT_BYTES, name) for name in names]
+        self._busy: list[Event | None] = [None] * _SLOTS
+        self._next = 0
+
+    def matrix(self, layout: Layout, source: Bytes, destination: Slice) -> None:
+        """Queue a GGUF tensor (its bytes) to be repacked into ``destination``."""
+        destination.fill(0, self._stream)  # gaps between planes: no byte stays unwritten
+        slot_units = _SLOT_BYTES // _most_bytes_per_unit(layout)
+        for chunk in layout.chunks(slot_units):
+            kernel = Repack.of(layout, chunk)
+            begin = chunk.source_offset
+            pieces = {
+                name: destination.slice(*span)
+                for name, span in kernel.regions(layout, chunk).items()
+                if name != "source"
+            }
+            with self._stage(source[begin : begin + chunk.source_nbytes]) as staged:
+                args = pack(kernel, {"source": staged, **pieces})
+                launch(self._device.load(kernel), args, self._stream)
+
+    def vector(self, source: Bytes, destination: Slice) -> None:
+        """Queue a tensor that is kept as it is in the file."""
+        for begin in range(0, len(source), _SLOT_BYTES):
+            piece = source[begin : begin + _SLOT_BYTES]
+            with self._stage(piece) as staged:
+                destination.slice(begin, len(piece)).copy_from(staged, self._stream)
+
+    @contextmanager
+    def _stage(self, source: Bytes) -> Iterator[Slice]:
+        """``source`` in the next slot's device memory; the slot is busy until the stream has done
+        what is queued within.
+        """
+        slot = self._next
+        self._next = (slot + 1) % _SLOTS
+        busy, pinned = self._busy[slot], self._pinned[slot]
+        if busy is not None:
+            busy.synchronize()
+        np.copyto(pinned.array[: len(source)], source)
+        staging = self._staging[f"slot {slot}"]
+        staging.upload_async(pinned, len(source), 0, self._stream)
+        yield staging.slice(0, len(source))
+        self._busy[slot] = self._stream.record(busy)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._stream.synchronize()
+        finally:
+            self._stream.close()
+            self._staging.close()
+            for pinned in self._pinned:
+                pinned.close()
+
+
+def _most_bytes_per_unit(layout: Layout) -> int:
+    """An upper bound of the file's bytes for one unit of 32 weights."""
+    fmt = layout.format
+    return -(-fmt.nbytes * UNIT // fmt.block)

@@ -1,0 +1,166 @@
+"""PTX to machine code without a GPU, a driver or a toolkit: nvJitLink from its wheel.
+
+The library is optional (``pip install 'urdir[assemble]'``). It runs the assembler that the driver
+runs too, so a kernel that assembles here loads there, and its log says what a kernel costs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from urdir.ptxgen.errors import PtxgenError
+
+OPTIONS = ("-O3", "-verbose")
+
+
+class AssembleError(PtxgenError):
+    """The assembler refused a PTX text; the message quotes the lines that it names."""
+
+
+class AssemblerMissingError(PtxgenError):
+    """The nvJitLink library is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one entry costs: registers and barriers by count, the rest in bytes.
+
+    ``stack``, ``spill_stores`` and ``spill_loads`` are per thread; ``shared`` is static, per CTA.
+    """
+
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+    barriers: int
+
+    @property
+    def spills(self) -> bool:
+        """True when registers ran out and values went to local memory."""
+        return bool(self.spill_stores or self.spill_loads)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Machine code of one PTX text: the cubin, the cost of every entry by name, the full log."""
+
+    target: str
+    cubin: bytes
+    entries: Mapping[str, Resources]
+    log: str
+
+
+def assemble(
+    ptx: str, target: str, *, name: str = "kernel", options: Sequence[str] = OPTIONS
+) -> Assembly:
+    """Machine code of ``ptx`` for ``target`` ("sm_90"); ``name`` stands in messages.
+
+    Raises AssemblerMissingError without the nvJitLink wheel, and AssembleError with the assembler's
+    messages and the PTX around the lines that they name.
+    """
+    nj = _library()
+    source = ptx.encode() + b"\0"
+    with _linker(nj, target, options) as handle:
+        try:
+            nj.add_data(handle, nj.InputType.PTX, source, len(source), name)
+            nj.complete(handle)
+        except nj.nvJitLinkError as exc:
+            log = _text(nj.get_error_log, nj.get_error_log_size(handle), handle) or str(exc)
+            raise AssembleError(
+                f"{name} does not assemble for {target}:\n{annotate(ptx, log)}"
+            ) from exc
+        cubin = bytearray(nj.get_linked_cubin_size(handle))
+        nj.get_linked_cubin(handle, cubin)
+        log = _text(nj.get_info_log, nj.get_info_log_size(handle), handle)
+    return Assembly(target, bytes(cubin), MappingProxyType(parse_resources(log)), log)
+
+
+def is_available() -> bool:
+    """True when nvJitLink is installed, so that ``assemble`` works."""
+    try:
+        _library()
+    except AssemblerMissingError:
+        return False
+    return True
+
+
+def _library() -> Any:
+    try:
+        from cuda.bindings import nvjitlink
+
+        nvjitlink.version()  # the wheel's library is found at the first call, not at import
+    except (ImportError, RuntimeError) as exc:
+        raise AssemblerMissingError(
+            f"assembling PTX offline needs nvJitLink: pip install 'urdir[assemble]' ({exc})"
+        ) from exc
+    return nvjitlink
+
+
+@contextmanager
+def _linker(nj: Any, target: str, options: Sequence[str]) -> Iterator[int]:
+    arguments = [f"-arch={target}", *options]
+    try:
+        handle = nj.create(len(arguments), arguments)
+    except nj.nvJitLinkError as exc:
+        version = ".".join(map(str, nj.version()))
+        raise AssembleError(
+            f"nvJitLink {version} does not take {' '.join(arguments)}: {exc}"
+        ) from exc
+    try:
+        yield handle
+    finally:
+        nj.destroy(handle)
+
+
+def _text(fetch: Any, size: int, handle: int) -> str:
+    buffer = bytearray(size)
+    if size:
+        fetch(handle, buffer)
+    return buffer.rstrip(b"\0").decode(errors="replace").strip()
+
+
+_ENTRY = re.compile(r"^ptxas info\s*: Function properties for (?P<entry>\S+)$")
+_STACK = re.compile(
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
+    r"(?P<loads>\d+) bytes spill loads"
+)
+_USED = re.compile(r"^ptxas info\s*: Used (?P<registers>\d+) registers(?P<rest>.*)$")
+
+
+def parse_resources(log: str) -> dict[str, Resources]:
+    """The cost of each entry, from the log of ``-verbose`` (ptxas' own lines)."""
+    found: dict[str, Resources] = {}
+    entry, stack = "", (0, 0, 0)
+    for line in log.splitlines():
+        if m := _ENTRY.match(line):
+            entry, stack = m["entry"], (0, 0, 0)
+        elif m := _STACK.search(line):
+            stack = (int(m["stack"]), int(m["stores"]), int(m["loads"]))
+        elif (m := _USED.match(line)) and entry:
+            used = {what: int(n) for n, what in re.findall(r"(\d+) (?:bytes )?(\w+)", m["rest"])}
+            found[entry] = Resources(
+                int(m["registers"]), *stack, used.get("smem", 0), used.get("barriers", 0)
+            )
+    return found
+
+
+def annotate(ptx: str, log: str, around: int = 2) -> str:
+    """``log``, followed by the lines of ``ptx`` that it names ("line 51"), each marked and with
+    ``around`` lines before and after it."""
+    named = {int(n) for n in re.findall(r"\bline (\d+)", log)}
+    return "\n".join([log, *_quote(ptx.split("\n"), named, around)])
+
+
+def _quote(lines: Sequence[str], named: Iterable[int], around: int) -> Iterator[str]:
+    marked = {n for n in named if 1 <= n <= len(lines)}
+    shown = {m for n in marked for m in range(n - around, n + around + 1) if 1 <= m <= len(lines)}
+    for number in sorted(shown):
+        if number - 1 not in shown:
+            yield "  ..."
+        yield f"{'>' if number in marked else ' '}{number:5d} | {lines[number - 1]}"

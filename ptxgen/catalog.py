@@ -1,0 +1,81 @@
+"""The kernels there are: the built-in ones, and those of other packages.
+
+Built-in kernels are found by walking ``urdir.ptxgen.kernels``; another package adds its own by an
+entry point of the group ``urdir.kernels`` that names a spec class::
+
+    [project.entry-points."urdir.kernels"]
+    my_kernel = "my_package.my_kernel:MyKernel"
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import pkgutil
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from urdir.ptxgen import kernels as builtin_package
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.spec import KernelSpec
+
+#: The group of entry points under which other packages announce spec classes.
+ENTRY_POINTS = "urdir.kernels"
+
+
+def kernels() -> Mapping[str, type[KernelSpec]]:
+    """Every spec class by its PTX entry name, in alphabetical order.
+
+    Raises PtxgenError when two classes share a name, and for an entry point that does not lead to
+    a spec class.
+    """
+    found: dict[str, type[KernelSpec]] = {}
+    for spec in (*_builtin(), *_announced()):
+        if found.setdefault(spec.name, spec) is not spec:
+            raise PtxgenError(
+                f"two kernels are called {spec.name!r}: {_where(found[spec.name])}, {_where(spec)}"
+            )
+    return MappingProxyType(dict(sorted(found.items())))
+
+
+def kernel(name: str) -> type[KernelSpec]:
+    """The spec class of the kernel called ``name``; raises PtxgenError with the known names."""
+    known = kernels()
+    if name not in known:
+        raise PtxgenError(f"no kernel {name!r}: one of {', '.join(known)}")
+    return known[name]
+
+
+def _builtin() -> Iterator[type[KernelSpec]]:
+    prefix = builtin_package.__name__ + "."
+    for info in pkgutil.walk_packages(builtin_package.__path__, prefix):
+        module = importlib.import_module(info.name)
+        for value in vars(module).values():
+            if _is_kernel(value) and value.__module__ == module.__name__:
+                yield value
+
+
+def _announced() -> Iterator[type[KernelSpec]]:
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            value = point.load()
+        except (ImportError, AttributeError) as exc:
+            raise PtxgenError(f"entry point {point.name} = {point.value!r}: {exc}") from exc
+        if not _is_kernel(value):
+            raise PtxgenError(f"entry point {point.name} = {point.value!r} is no kernel spec")
+        yield value
+
+
+def _is_kernel(value: object) -> bool:
+    """True for a spec class that has a name and a template; bases of several kernels have none."""
+    return (
+        inspect.isclass(value)
+        and issubclass(value, KernelSpec)
+        and hasattr(value, "name")
+        and hasattr(value, "template")
+    )
+
+
+def _where(spec: type[KernelSpec]) -> str:
+    return f"{spec.__module__}.{spec.__qualname__}"

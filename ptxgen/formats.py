@@ -1,0 +1,310 @@
+"""The tensor types of GGUF, each described once.
+
+A quantised type is a sequence of *blocks* (32 or 256 consecutive weights of a row, with their
+scales). Its numbers are cut into bit fields that are scattered over the block; where they lie is a
+``Field``: a bit position that is linear in the binary digits of the weight's (or group's) index.
+Everything else follows from these descriptions: the planes of the repacked matrix
+(``layout.Layout``), the repack kernel, the unpacking in every kernel that reads weights, numpy's.
+
+The value of a weight is ``d * (scale - scale_offset) * (q - offset) + min_sign * m * minimum``,
+``d`` and ``m`` (f16) per block, ``scale`` and ``minimum`` per group of 16 or 32 weights; a type
+without group scales has ``scale = minimum = 1``.
+
+Source of the block layouts: ggml's ``block_q4_K`` and its relatives, as the ``gguf`` package's
+``quants`` module decodes them; type numbers: ``gguf.GGMLQuantizationType``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.ptxgen.errors import PtxgenError
+
+Bytes = npt.NDArray[np.uint8]
+
+#: Weights of a *unit*: consecutive weights of a row that one thread handles at a time.
+UNIT = 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """Where an unsigned number of ``width`` <= 8 bits lies, for every index of a block.
+
+    Bit ``8 * byte + shift`` counts from the block's first byte, least significant bit first. Index
+    i lies at ``start`` plus ``strides[k]`` for every binary digit k that is set in i; it never
+    crosses a byte. ``signed``: two's complement, stored with the sign bit flipped when repacked.
+    """
+
+    width: int
+    start: int
+    strides: tuple[int, ...] = ()
+    signed: bool = False
+
+    def position(self, index: int) -> int:
+        """The bit position of number ``index``."""
+        return self.start + sum(s for k, s in enumerate(self.strides) if index >> k & 1)
+
+    @property
+    def mask(self) -> int:
+        """The field's bits, at shift 0."""
+        return (1 << self.width) - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """Bits ``shift`` and up of a number ("q", "scale", "minimum", "d", "m") and their move.
+
+    ``source`` is indexed through a whole block, ``target`` through one item of the plane: the
+    low digits of the source's index are the target's, the high ones say which item of the block.
+    """
+
+    number: str
+    shift: int
+    source: Field
+    target: Field
+
+    @property
+    def count(self) -> int:
+        """Numbers of this part in one item of its plane."""
+        return 1 << len(self.target.strides)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plane:
+    """One array of a repacked matrix: an item of ``nbytes`` bytes for every ``units`` units."""
+
+    name: str
+    units: int
+    nbytes: int
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def shares_bytes(self) -> bool:
+        """True where each of two units has half a byte."""
+        return self.units == 2 and self.nbytes == 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Format:
+    """A GGUF tensor type: ``block`` weights in ``nbytes`` bytes, and its planes once repacked."""
+
+    name: str
+    ggml_type: int
+    block: int
+    nbytes: int
+    planes: tuple[Plane, ...]
+    offset: int = 0
+    group: int = UNIT
+    scale_offset: int = 0
+    min_sign: int = 0
+    #: PTX type of an unquantised weight ("f16", "bf16", "f32"), else None.
+    element: str | None = None
+
+    def __repr__(self) -> str:
+        """Name and digest of the description, so that a spec key changes when a layout does."""
+        fields = [getattr(self, f.name) for f in dataclasses.fields(self)]
+        return f"{self.name}#{hashlib.sha256(repr(fields).encode()).hexdigest()[:8]}"
+
+    @property
+    def is_float(self) -> bool:
+        """True for F32, F16 and BF16: one plane of values, rows of any width."""
+        return self.element is not None
+
+    @property
+    def has_minimums(self) -> bool:
+        """True where a group of weights has an additive term."""
+        return self.min_sign != 0
+
+    @property
+    def block_units(self) -> int:
+        """Units of a block; an unquantised type counts in units."""
+        return max(1, self.block // UNIT)
+
+    @property
+    def unit_groups(self) -> int:
+        """Groups of a unit, each with its scale: 1 or 2."""
+        return UNIT // self.group
+
+    def parts(self, number: str) -> Iterator[tuple[Plane, Part]]:
+        """The parts that make up a number, each with its plane; none for a number it lacks."""
+        for plane in self.planes:
+            for part in plane.parts:
+                if part.number == number:
+                    yield plane, part
+
+    def has(self, number: str) -> bool:
+        """Whether the type stores this number."""
+        return any(True for _ in self.parts(number))
+
+
+def _digits(count: int) -> int:
+    return count.bit_length() - 1
+
+
+def _quant_plane(name: str, shift: int, source: Field) -> Plane:
+    """32 fields: weight 4j + b in byte b of a 32-bit word, 8 / width values of j to a word.
+
+    A shift and a mask then give four neighbouring weights, one a byte.
+    """
+    width, inside = source.width, _digits(8 // source.width)
+    j_strides = [width << k for k in range(inside)] + [32 << k for k in range(3 - inside)]
+    target = Field(width, 0, (8, 16, *j_strides))
+    return Plane(name, 1, 4 * width, (Part("q", shift, source, target),))
+
+
+def _scale_plane(name: str, shift: int, group: int, sources: Mapping[str, Field]) -> Plane:
+    """Scale (and minimum) of each group side by side; half-bytes of two units share a byte."""
+    width = next(iter(sources.values())).width
+    group_bits = width * len(sources)
+    unit_bits = group_bits * (UNIT // group)
+    units = max(1, 8 // unit_bits)
+    strides = tuple(group_bits << k for k in range(_digits(units * UNIT // group)))
+    parts = (
+        Part(number, shift, source, Field(width, place * width, strides))
+        for place, (number, source) in enumerate(sources.items())
+    )
+    return Plane(name, units, max(1, unit_bits // 8), tuple(parts))
+
+
+def _quantised(
+    name: str,
+    ggml_type: int,
+    block: int,
+    nbytes: int,
+    *,
+    quants: Sequence[Field],
+    d: int,
+    m: int | None = None,
+    scales: Sequence[Field] = (),
+    minimums: Sequence[Field] = (),
+    **values: Any,
+) -> Format:
+    """A quantised type; ``d`` and ``m`` are byte offsets of f16 numbers in the block."""
+    planes, shift = [], 0
+    for plane_name, source in zip(("low", "high"), quants, strict=False):
+        planes.append(_quant_plane(plane_name, shift, source))
+        shift += source.width
+    shift = 0
+    for index, scale in enumerate(scales):
+        sources = {"scale": scale} | ({"minimum": minimums[index]} if minimums else {})
+        plane_name = ("scales", "scales_high")[index]
+        planes.append(_scale_plane(plane_name, shift, values.get("group", UNIT), sources))
+        shift += scale.width
+    halves = [("d", d)] + ([("m", m)] if m is not None else [])
+    parts = tuple(
+        Part(number, 0, Field(8, 8 * at, (8,)), Field(8, 16 * place, (8,)))
+        for place, (number, at) in enumerate(halves)
+    )
+    planes.append(Plane("factors", block // UNIT, 2 * len(halves), parts))
+    return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
+
+
+def _float(name: str, ggml_type: int, nbytes: int, element: str) -> Format:
+    return Format(name, ggml_type, 1, nbytes, (Plane("values", 1, UNIT * nbytes),), element=element)
+
+
+def _at(byte: int, shift: int = 0) -> int:
+    return 8 * byte + shift
+
+
+# Strides of the five digits of a weight's index in its unit: a byte each, or 16 bytes of two
+# half-bytes, or 4 bytes of eight bits. The digits of a unit's index in its block follow.
+_BYTES = (8, 16, 32, 64, 128)
+_HALVES = (8, 16, 32, 64, 4)
+_BITS = (1, 2, 4, 8, 16)
+
+# Q4_K and Q5_K: twelve bytes at 4 hold eight scales and eight minimums of six bits each.
+_K_SCALES = (Field(4, _at(4), (8, 16, _at(8))), Field(2, _at(4, 4), (8, 16, 2)))
+_K_MINIMUMS = (Field(4, _at(8), (8, 16, _at(4, 4))), Field(2, _at(8, 4), (8, 16, 2)))
+
+_ALL = (
+    _float("F32", 0, 4, "f32"),
+    _float("F16", 1, 2, "f16"),
+    _float("BF16", 30, 2, "bf16"),
+    _quantised("Q4_0", 2, 32, 18, quants=[Field(4, _at(2), _HALVES)], d=0, offset=8),
+    _quantised("Q4_1", 3, 32, 20, quants=[Field(4, _at(4), _HALVES)], d=0, m=2, min_sign=1),
+    _quantised(
+        "Q5_0", 6, 32, 22, d=0, offset=16,
+        quants=[Field(4, _at(6), _HALVES), Field(1, _at(2), _BITS)],
+    ),
+    _quantised(
+        "Q5_1", 7, 32, 24, d=0, m=2, min_sign=1,
+        quants=[Field(4, _at(8), _HALVES), Field(1, _at(4), _BITS)],
+    ),
+    _quantised(
+        "Q8_0", 8, 32, 34, d=0, offset=128,
+        quants=[Field(8, _at(2), _BYTES, signed=True)],
+    ),
+    _quantised(
+        "Q2_K", 10, 256, 84, d=80, m=82, group=16, min_sign=-1,
+        quants=[Field(2, _at(16), (*_BYTES, 2, 4, _at(32)))],
+        scales=[Field(4, 0, (8, 16, 32, 64))],
+        minimums=[Field(4, 4, (8, 16, 32, 64))],
+    ),
+    _quantised(
+        "Q3_K", 11, 256, 110, d=108, group=16, offset=4, scale_offset=32,
+        quants=[Field(2, _at(32), (*_BYTES, 2, 4, _at(32))), Field(1, 0, (*_BYTES, 1, 2, 4))],
+        scales=[Field(4, _at(96), (8, 16, 32, 4)), Field(2, _at(104), (8, 16, 2, 4))],
+    ),
+    _quantised(
+        "Q4_K", 12, 256, 144, d=0, m=2, min_sign=-1,
+        quants=[Field(4, _at(16), (*_BYTES, 4, _at(32), _at(64)))],
+        scales=_K_SCALES, minimums=_K_MINIMUMS,
+    ),
+    _quantised(
+        "Q5_K", 13, 256, 176, d=0, m=2, min_sign=-1,
+        quants=[
+            Field(4, _at(48), (*_BYTES, 4, _at(32), _at(64))),
+            Field(1, _at(16), (*_BYTES, 1, 2, 4)),
+        ],
+        scales=_K_SCALES, minimums=_K_MINIMUMS,
+    ),
+    _quantised(
+        "Q6_K", 14, 256, 210, d=208, group=16, offset=32, scale_offset=128,
+        quants=[
+            Field(4, 0, (*_BYTES, _at(32), 4, _at(64))),
+            Field(2, _at(128), (*_BYTES, 2, 4, _at(32))),
+        ],
+        scales=[Field(8, _at(192), (8, 16, 32, 64), signed=True)],
+    ),
+)  # fmt: skip
+
+#: Every supported type by its GGUF name.
+FORMATS: Mapping[str, Format] = {f.name: f for f in _ALL}
+
+_BY_TYPE = {f.ggml_type: f for f in _ALL}
+
+
+def format_of(ggml_type: int) -> Format:
+    """The type with this GGUF number; raises PtxgenError for one that is not supported."""
+    if ggml_type not in _BY_TYPE:
+        raise PtxgenError(
+            f"GGUF tensor type {ggml_type} is not supported: one of {', '.join(FORMATS)}"
+        )
+    return _BY_TYPE[ggml_type]
+
+
+def random_blocks(fmt: Format, count: int, rng: np.random.Generator) -> Bytes:
+    """Random valid GGUF blocks, (count, nbytes) u8: any quants and scales, finite f16 factors.
+
+    Weights come out with magnitudes of about 0.1 to 10. Unquantised weights are standard normal.
+    """
+    if fmt.element is not None:
+        values = rng.standard_normal(count).astype(np.float32)
+        if fmt.element == "bf16":
+            return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1, 2)
+        dtype = np.float16 if fmt.element == "f16" else np.float32
+        return values.astype(dtype).view(np.uint8).reshape(count, fmt.nbytes)
+    blocks = rng.integers(0, 256, (count, fmt.nbytes), dtype=np.uint8)
+    for number in ("d", "m"):
+        for _, part in fmt.parts(number):
+            factors = rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
+            at = part.source.start // 8
+            blocks[:, at : at + 2] = factors.astype(np.float16).view(np.uint8).reshape(-1, 2)
+    return blocks

@@ -1,0 +1,118 @@
+"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864) of one token's queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.rope import frequencies, turns_table
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+
+
+@dataclass(frozen=True)
+class Rope(KernelSpec):
+    """Rotates the first ``rotary_dim`` values of every query and key head, in place.
+
+    Pair i, ("interleaved": values 2i and 2i + 1; "half": i and i + rotary_dim / 2), is turned by
+    position * frequency[i] and multiplied by ``magnitude``. Other values stay untouched. The
+    frequencies are a ``urdir.ptxgen.rope.turns_table``; positions below 2^24 are exact.
+    """
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    style: Literal["interleaved", "half"]
+    magnitude: float = 1.0
+
+    name = "rope"
+    template = ("urdir.templates", "rope.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if self.style not in ("interleaved", "half"):
+            raise PtxgenError(f"RoPE style {self.style!r} is neither 'interleaved' nor 'half'")
+        if self.rotary_dim % 2 or self.head_dim % 2:
+            raise PtxgenError(
+                f"RoPE needs even dims: rotary_dim {self.rotary_dim}, head_dim {self.head_dim}"
+            )
+        if not 2 <= self.rotary_dim <= min(self.head_dim, 2048):
+            raise PtxgenError(
+                f"rotary_dim {self.rotary_dim} must be in 2..head_dim ({self.head_dim}) and <= 2048"
+            )
+
+    @property
+    def pairs(self) -> int:
+        """Rotated pairs of a head."""
+        return self.rotary_dim // 2
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            Param("q", "f32", ("q_heads", "head_dim"), Access.INOUT),
+            Param("k", "f32", ("kv_heads", "head_dim"), Access.INOUT),
+            Param("frequencies", "f32", ("pairs", 2), Access.IN),
+            Param("position", "u32", (1,), Access.IN),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(
+            grid=(self.q_heads + self.kv_heads, 1, 1), block=(32 * ceil_div(self.pairs, 32), 1, 1)
+        )
+
+    @property
+    def tolerance(self) -> Tolerance:
+        # sin.approx and cos.approx: 2^-20.5 absolute (PTX ISA, "sin"); both enter every value.
+        return Tolerance(rtol=2e-6 * max(1.0, self.magnitude))
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        turns = inputs["frequencies"].astype(np.float64).sum(axis=1)
+        angle = 2.0 * np.pi * ((float(inputs["position"][0]) * turns) % 1.0)
+        cos, sin = self.magnitude * np.cos(angle), self.magnitude * np.sin(angle)
+        first, second = self._pair_slices()
+        rotated = {}
+        for name in ("q", "k"):
+            x = inputs[name].astype(np.float64)
+            y = x.copy()
+            y[:, first] = x[:, first] * cos - x[:, second] * sin
+            y[:, second] = x[:, first] * sin + x[:, second] * cos
+            rotated[name] = y.astype(np.float32)
+        return rotated
+
+    def _pair_slices(self) -> tuple[slice, slice]:
+        if self.style == "interleaved":
+            return slice(0, self.rotary_dim, 2), slice(1, self.rotary_dim, 2)
+        return slice(0, self.pairs), slice(self.pairs, self.rotary_dim)
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        inputs = super().make_inputs(rng)
+        inputs["frequencies"] = turns_table(frequencies(self.rotary_dim, 10000.0)[0])
+        inputs["position"] = rng.integers(0, 1 << 20, (1,)).astype(np.uint32)
+        return inputs
+
+    @classmethod
+    def examples(cls) -> Sequence[Rope]:
+        return (
+            cls(q_heads=1, kv_heads=1, head_dim=2, rotary_dim=2, style="half"),
+            cls(q_heads=3, kv_heads=1, head_dim=80, rotary_dim=32, style="half"),
+            cls(q_heads=4, kv_heads=2, head_dim=64, rotary_dim=64, style="interleaved"),
+            cls(
+                q_heads=5,
+                kv_heads=5,
+                head_dim=96,
+                rotary_dim=90,
+                style="interleaved",
+                magnitude=1.2,
+            ),
+            cls(
+                q_heads=8, kv_heads=2, head_dim=128, rotary_dim=128, style="half", magnitude=1.13863
+            ),
+            cls(q_heads=4, kv_heads=1, head_dim=256, rotary_dim=256, style="half"),
+        )
+
+    def flops(self) -> int:
+        return 6 * (self.q_heads + self.kv_heads) * self.pairs

@@ -1,0 +1,137 @@
+"""The cubin cache on disk: private, whole entries only, bounded, shared by processes."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import stat
+import warnings
+from pathlib import Path
+
+import pytest
+
+from urdir.driver.cache import CacheWarning, CubinCache
+from urdir.driver.errors import DriverError
+
+
+def test_returns_what_was_put(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path / "kernels")
+    assert cache.get("k") is None
+    assert cache.ptx_hash("spec") is None
+    digest = hashlib.sha256(b"ptx").hexdigest()
+    cache.put("k", b"\x7fELF cubin")
+    cache.remember("spec", digest)
+    other = CubinCache(tmp_path / "kernels")
+    assert other.get("k") == b"\x7fELF cubin"
+    assert other.ptx_hash("spec") == digest
+
+
+def test_entry_starts_with_the_raw_cubin(tmp_path: Path) -> None:
+    CubinCache(tmp_path).put("k", b"\x7fELF cubin")
+    assert (tmp_path / "cubins/k.cubin").read_bytes().startswith(b"\x7fELF cubin")
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions")
+def test_folder_is_private(tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    folder.mkdir(mode=0o755)
+    CubinCache(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "cubins").stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions")
+def test_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(DriverError, match="belongs to another user"):
+        CubinCache(tmp_path)
+
+
+def test_unusable_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DriverError, match=r"file.*cannot be used"):
+        CubinCache(tmp_path / "file")
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", b"\x7fELF cubiN" + b"0" * 32])
+def test_damaged_entry_is_deleted(tmp_path: Path, damage: bytes) -> None:
+    cache = CubinCache(tmp_path)
+    cache.put("k", b"\x7fELF cubin")
+    path = tmp_path / "cubins/k.cubin"
+    path.write_bytes(damage)
+    with pytest.warns(CacheWarning, match=r"k\.cubin is rebuilt: it is damaged"):
+        assert cache.get("k") is None
+    assert not path.exists()
+
+
+def test_damaged_spec_entry_counts_as_absent(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path)
+    cache.remember("spec", "../../etc/passwd")
+    assert cache.ptx_hash("spec") is None
+
+
+def test_least_recently_used_goes_first(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path, limit=3 * (100 + 32))
+    for i, key in enumerate("abc"):
+        cache.put(key, b"x" * 100)
+        os.utime(tmp_path / f"cubins/{key}.cubin", (i, i))
+    assert cache.get("a") is not None  # used now: b is the oldest
+    cache.put("d", b"x" * 100)
+    assert [cache.get(key) is not None for key in "abcd"] == [True, False, True, True]
+
+
+def test_entry_above_the_bound_still_serves_this_run(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path, limit=10)
+    cache.put("a", b"x" * 100)
+    assert cache.get("a") == b"x" * 100
+
+
+def test_clear_removes_everything(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path)
+    cache.put("k", b"cubin")
+    cache.remember("s", "0" * 64)
+    cache.clear()
+    assert cache.get("k") is None
+    assert cache.ptx_hash("s") is None
+
+
+def test_strange_keys_become_file_names_inside_the_folder(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path / "kernels")
+    for key in ("../escape", "a/b", "x" * 500, "", ".."):
+        cache.remember(key, hashlib.sha256(key.encode()).hexdigest())
+    for key in ("../escape", "a/b", "x" * 500, "", ".."):
+        assert cache.ptx_hash(key) == hashlib.sha256(key.encode()).hexdigest()
+    assert [p.name for p in tmp_path.iterdir()] == ["kernels"]
+
+
+def test_vanished_folder_costs_a_warning(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path / "kernels")
+    (tmp_path / "kernels/cubins").rmdir()
+    with pytest.warns(CacheWarning, match="cannot write"):
+        cache.put("k", b"cubin")
+    assert cache.get("k") is None
+
+
+def _hammer(folder: Path, seed: int) -> None:
+    warnings.simplefilter("error")
+    cache = CubinCache(folder, limit=40_000)
+    for i in range(60):
+        key = f"k{(i * 7 + seed) % 10}"
+        found = cache.get(key)
+        if found is not None and found != key.encode() * 4000:
+            os._exit(3)
+        cache.put(key, key.encode() * 4000)
+
+
+def test_processes_share_a_folder(tmp_path: Path) -> None:
+    """Four processes put, read and trim the same entries: none sees another's half entry."""
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_hammer, args=(tmp_path, s)) for s in range(3)]
+    for worker in workers:
+        worker.start()
+    _hammer(tmp_path, 3)
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert not list((tmp_path / "cubins").glob(".new-*"))

@@ -1,0 +1,379 @@
+"""Explicit graphs: nodes, edges, replay, update, lifetimes; programmatic edges with tiny PTX."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.driver.errors import CudaError, LaunchError, LifetimeError, check
+from urdir.driver.execute import record, run
+from urdir.driver.graph import Graph
+from urdir.driver.memory import Arena
+from urdir.driver.operation import Copy, Fill, Launch
+from urdir.driver.plan import Plan
+from urdir.ptxgen.spec import Access, LaunchShape, Param, Tolerance
+
+N = 37
+
+BODY = """
+{
+    .reg .pred %done;
+    .reg .b32 %i, %value, %amount;
+    .reg .b64 %x, %y, %offset;
+    ld.param.u64 %x, [x];
+    ld.param.u64 %y, [y];
+    ld.param.s32 %amount, [amount];
+WAIT
+    mov.u32 %i, %tid.x;
+    setp.ge.u32 %done, %i, COUNT;
+    @%done bra DONE;
+    mul.wide.u32 %offset, %i, 4;
+    add.u64 %x, %x, %offset;
+    add.u64 %y, %y, %offset;
+    ld.global.b32 %value, [%x];
+    add.s32 %value, %value, %amount;
+    st.global.b32 [%y], %value;
+DONE:
+    ret;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """y = x + amount, one CTA; on sm_90 and newer it lets dependents start early, and waits."""
+
+    n: int = N
+    waits_for_dependencies: bool = True
+    cooperative: bool = False
+
+    name = "shift"
+    params = (
+        Param("x", "s32", ("n",), Access.IN),
+        Param("y", "s32", ("n",), Access.OUT),
+        Param("amount", "s32"),
+    )
+    tolerance = Tolerance()
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape((1, 1, 1), (64, 1, 1), cooperative=self.cooperative)
+
+    def key(self, target: str) -> str:
+        return f"{self}-{target}"
+
+    def ptx(self, target: str) -> str:
+        waits = self.waits_for_dependencies and int(target[3:]) >= 90
+        wait = "    griddepcontrol.launch_dependents;\n    griddepcontrol.wait;" if waits else ""
+        version = "7.8" if int(target[3:]) <= 90 else "8.7"
+        head = (
+            f".version {version}\n.target {target}\n.address_size 64\n"
+            ".visible .entry shift(.param .u64 x, .param .u64 y, .param .s32 amount)\n"
+            ".maxntid 64, 1, 1"
+        )
+        return head + BODY.replace("WAIT", wait).replace("COUNT", str(self.n))
+
+    def shape_of(self, param: Param) -> tuple[int, ...]:
+        return (self.n,) if param.is_pointer else ()
+
+    def nbytes(self, param: Param) -> int:
+        return 4 * self.n
+
+    def reference(self, **inputs: Any) -> dict[str, Any]:
+        return {"y": (inputs["x"] + np.int32(inputs["amount"])).astype(np.int32)}
+
+    def bytes_moved(self) -> int:
+        return 8 * self.n
+
+    def flops(self) -> int:
+        return self.n
+
+
+SHIFT = Shift()
+NO_WAIT = Shift(waits_for_dependencies=False)
+COUNT = np.arange(N, dtype=np.int32)
+
+
+@pytest.fixture
+def memory(device: Device) -> Iterator[Arena]:
+    with device.arena(dict.fromkeys("abcde", 4 * N), "work") as arena:
+        for piece in arena.values():
+            piece.upload(COUNT)
+        yield arena
+
+
+def shift(memory: Arena, x: str, y: str, amount: int, kernel: Shift = SHIFT) -> Launch:
+    return Launch(kernel, f"{x}->{y}", {"x": memory[x], "y": memory[y], "amount": amount})
+
+
+def read(memory: Arena, name: str) -> np.ndarray[Any, Any]:
+    return memory[name].download(np.int32, (N,))
+
+
+def test_nodes_run_in_the_order_of_their_edges(device: Device, memory: Arena) -> None:
+    graph = Graph(device, "chain")
+    loaded = device.load(SHIFT)
+    first = graph.add_kernel(loaded, shift(memory, "a", "b", 5))
+    second = graph.add_copy(Copy(memory["c"], memory["b"], "keep"), after=[first])
+    third = graph.add_fill(Fill(memory["b"], 0xFF, "clear"), after=[second])
+    graph.add_kernel(loaded, shift(memory, "b", "d", 7), after=[third])
+    with graph.instantiate() as recorded, device.create_stream() as stream:
+        assert recorded.node_count == len(recorded.nodes) == 4
+        assert [(e.before, e.after) for e in recorded.edges] == [(0, 1), (1, 2), (2, 3)]
+        assert np.array_equal(read(memory, "c"), COUNT)  # building runs nothing
+        recorded.launch(stream)
+        stream.synchronize()
+        assert np.array_equal(read(memory, "c"), COUNT + 5)
+        assert np.array_equal(read(memory, "b"), np.full(N, -1))
+        assert np.array_equal(read(memory, "d"), np.full(N, 6))
+
+
+def test_every_replay_reads_memory_anew(device: Device, memory: Arena) -> None:
+    plan = Plan("replay")
+    plan.extend([shift(memory, "a", "b", 1), shift(memory, "b", "a", 1)])
+    with record(plan, device) as recorded, device.create_stream() as stream:
+        for _ in range(3):
+            recorded.launch(stream)
+        stream.synchronize()
+        assert np.array_equal(read(memory, "a"), COUNT + 6)
+        memory["a"].upload(COUNT * 10)
+        recorded.launch(stream)
+        stream.synchronize()
+        assert np.array_equal(read(memory, "a"), COUNT * 10 + 2)
+
+
+def test_a_graph_without_an_edge_it_needs_is_refused(device: Device, memory: Arena) -> None:
+    graph = Graph(device, "race")
+    loaded = device.load(SHIFT)
+    graph.add_kernel(loaded, shift(memory, "a", "b", 1))
+    graph.add_kernel(loaded, shift(memory, "c", "a", 1))
+    with pytest.raises(LaunchError, match=r"'a->b' to node 1 'c->a'.*write after read.*'y'"):
+        graph.instantiate()
+
+
+@pytest.mark.parametrize("before", [-1, 1])
+def test_edges_come_from_nodes_added_before(device: Device, memory: Arena, before: int) -> None:
+    graph = Graph(device, "order")
+    graph.add_fill(Fill(memory["a"], 0, "first"))
+    with pytest.raises(LaunchError, match=f"not from node {before}"):
+        graph.add_fill(Fill(memory["b"], 0, "second"), after=[before])
+
+
+def test_the_emulator_detects_a_missing_edge(emulator: Device) -> None:
+    with emulator.arena(dict.fromkeys("ab", 4 * N), "work") as memory:
+        memory["a"].upload(COUNT)
+        graph = Graph(emulator, "race")
+        loaded = emulator.load(NO_WAIT)
+        graph.add_kernel(loaded, shift(memory, "a", "b", 1, NO_WAIT))
+        graph.add_kernel(loaded, shift(memory, "b", "a", 1, NO_WAIT))
+        api = emulator.api  # below the check of `instantiate`
+        executable = check(api, api.cuGraphInstantiate(graph.handle, 0), "instantiate")
+        with emulator.create_stream() as stream:
+            api.cuGraphLaunch(executable, stream.handle)
+            with pytest.raises(CudaError, match=r"a->b.*b->a"):
+                stream.synchronize()
+
+
+def test_updated_arguments_count_from_the_next_launch(device: Device, memory: Arena) -> None:
+    plan = Plan("update")
+    plan.extend([shift(memory, "a", "b", 1), shift(memory, "b", "c", 10)])
+    with record(plan, device) as recorded, device.create_stream() as stream:
+        recorded.update(1, amount=100)
+        recorded.launch(stream)
+        stream.synchronize()
+        assert np.array_equal(read(memory, "c"), COUNT + 101)
+        recorded.update(1, y=memory["d"])
+        recorded.launch(stream)
+        stream.synchronize()
+        assert np.array_equal(read(memory, "d"), COUNT + 101)
+        for change, message in (
+            ({"y": None}, "null"),
+            ({"amount": 2**40}, "amount"),
+            ({"z": 1}, "unexpected z"),
+        ):
+            with pytest.raises(LaunchError, match=message):
+                recorded.update(0, **change)
+        with pytest.raises(LaunchError, match="no path leads"):
+            recorded.update(0, y=memory["e"], x=memory["d"])
+        assert recorded.nodes[0].operation == plan[0]  # refused changes change nothing
+
+
+def test_only_launches_have_arguments(device: Device, memory: Arena) -> None:
+    plan = Plan("fill")
+    plan.fill(memory["a"], 0, "clear")
+    with record(plan, device) as recorded, pytest.raises(LaunchError, match="'clear' is a fill"):
+        recorded.update(0, amount=1)
+
+
+def test_a_graph_keeps_its_buffers(device: Device) -> None:
+    buffers = [device.allocate(4 * N, name) for name in "xyz"]
+    x, y, z = buffers
+    plan = Plan("held")
+    plan.launch(SHIFT, "s", x=x, y=y, amount=1)
+    recorded, second = record(plan, device), record(plan, device)
+    for buffer in (x, y):
+        with pytest.raises(LifetimeError, match=buffer.name):
+            buffer.close()
+    second.update(0, y=z)
+    with pytest.raises(LifetimeError, match="z"):
+        z.close()
+    recorded.close()
+    recorded.close()
+    y.close()  # the second graph uses z by now
+    with pytest.raises(LifetimeError, match="x"):
+        x.close()
+    second.close()
+    for buffer in buffers:
+        buffer.close()
+    with device.create_stream() as stream, pytest.raises(LifetimeError, match="closed"):
+        recorded.launch(stream)
+
+
+def test_a_forgotten_graph_lets_its_buffers_go(device: Device) -> None:
+    x, y = device.allocate(4 * N, "x"), device.allocate(4 * N, "y")
+    plan = Plan("forgotten")
+    plan.launch(SHIFT, "s", x=x, y=y, amount=1)
+    graph = weakref.ref(record(plan, device))
+    gc.collect()
+    assert graph() is None
+    x.close()
+    y.close()
+
+
+def test_a_device_that_closes_ends_its_graphs(device_name: str) -> None:
+    with Device.open(device_name) as device:
+        x, y = device.allocate(4 * N, "x"), device.allocate(4 * N, "y")
+        plan = Plan("ends")
+        plan.launch(SHIFT, "s", x=x, y=y, amount=1)
+        recorded = record(plan, device)
+    assert recorded.closed
+    assert x.closed
+
+
+def test_dot_names_what_runs(device: Device, memory: Arena) -> None:
+    plan = Plan('the "plan"')
+    plan.fill(memory["b"], 0, "clear")
+    plan.extend([shift(memory, "a", "b", 1), shift(memory, "b", "c", 1)])
+    with record(plan, device) as recorded:
+        lines = recorded.dot().splitlines()
+    assert lines[0] == 'digraph "the \\"plan\\"" {'
+    assert '  n0 [label="0: clear\\nfill"];' in lines
+    assert '  n1 [label="1: a->b\\nshift"];' in lines
+    assert "  n0 -> n1;" in lines
+    early = device.properties.compute_capability >= (9, 0)
+    assert ("  n1 -> n2 [style=dashed];" if early else "  n1 -> n2;") in lines
+    assert lines[-1] == "}"
+
+
+def test_programmatic_edges_lead_only_to_kernels_that_wait(device: Device, memory: Arena) -> None:
+    if device.properties.compute_capability < (9, 0):
+        pytest.skip("griddepcontrol came with sm_90")
+    plan = Plan("programmatic")
+    plan.fill(memory["c"], 0, "clear")  # 0
+    plan.extend(
+        [
+            shift(memory, "a", "b", 1),  # 1
+            shift(memory, "b", "c", 10),  # 2: waits for 0 (a fill) and 1
+            shift(memory, "c", "d", 100, NO_WAIT),  # 3: does not wait
+            shift(memory, "d", "a", 1000),  # 4
+        ]
+    )
+    with record(plan, device) as recorded, device.create_stream() as stream:
+        assert [(e.before, e.after, e.programmatic) for e in recorded.edges] == [
+            (0, 2, False),
+            (1, 2, True),
+            (2, 3, False),
+            (3, 4, True),
+        ]
+        for _ in range(3):
+            recorded.launch(stream)
+        stream.synchronize()
+        assert np.array_equal(read(memory, "a"), COUNT + 3333)
+    with record(plan, device, programmatic=False) as recorded:
+        assert not any(edge.programmatic for edge in recorded.edges)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (SHIFT, NO_WAIT),
+        (SHIFT, Shift(cooperative=True)),
+        (Shift(cooperative=True), SHIFT),
+        (None, SHIFT),
+    ],
+)
+def test_an_illegal_programmatic_edge_is_refused(
+    device: Device, memory: Arena, first: Shift | None, second: Shift
+) -> None:
+    graph = Graph(device, "illegal")
+    if first is None:
+        graph.add_fill(Fill(memory["b"], 0, "first"))
+    else:
+        graph.add_kernel(device.load(first), shift(memory, "a", "b", 1, first))
+    with pytest.raises(LaunchError, match="no programmatic edge can lead"):
+        graph.add_kernel(device.load(second), shift(memory, "b", "c", 1, second), programmatic=[0])
+
+
+def test_before_sm_90_all_edges_are_plain() -> None:
+    with Device.open("emulator:sm_80") as device, device.create_stream() as stream:
+        arena = device.arena(dict.fromkeys("abc", 4 * N), "work")
+        arena["a"].upload(COUNT)
+        plan = Plan("plain")
+        plan.extend([shift(arena, "a", "b", 1), shift(arena, "b", "c", 1)])
+        recorded = record(plan, device)
+        assert [edge.programmatic for edge in recorded.edges] == [False]
+        recorded.launch(stream)
+        stream.synchronize()
+        assert np.array_equal(read(arena, "c"), COUNT + 2)
+
+
+def test_a_cooperative_node_runs(device: Device, memory: Arena) -> None:
+    plan = Plan("cooperative")
+    plan.extend([shift(memory, "a", "b", 1, Shift(cooperative=True)), shift(memory, "b", "c", 1)])
+    with record(plan, device) as recorded, device.create_stream() as stream:
+        recorded.launch(stream)
+        stream.synchronize()
+    assert np.array_equal(read(memory, "c"), COUNT + 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_plans_replay_as_they_run(device: Device, seed: int) -> None:
+    """Launches, copies and fills over overlapping slices of one buffer."""
+    rng = np.random.default_rng(seed)
+    width = 256
+    start = rng.integers(0, 1000, 12 * width // 4).astype(np.int32)
+    with device.allocate(12 * width, "work") as work, device.create_stream() as stream:
+
+        def piece() -> Any:
+            return work.slice(int(rng.integers(0, 21)) * width // 2, 4 * N)
+
+        plan = Plan(f"random{seed}")
+        while len(plan) < 25:
+            x, y = piece(), piece()
+            apart = abs(x.offset - y.offset) >= 4 * N
+            if rng.random() < 0.2:
+                plan.fill(y, int(rng.integers(0, 256)), f"fill {len(plan)}")
+            elif apart and rng.random() < 0.3:
+                plan.copy(y, x, f"copy {len(plan)}")
+            elif apart or x.offset == y.offset:
+                kernel = SHIFT if rng.random() < 0.7 else NO_WAIT
+                plan.launch(kernel, f"{len(plan)}", x=x, y=y, amount=int(rng.integers(0, 100)))
+        work.upload(start)
+        run(plan, device, stream)
+        stream.synchronize()
+        eager = work.download(np.int32)
+        assert not np.array_equal(eager, start)
+        with record(plan, device) as recorded:
+            assert recorded.node_count == len(plan)
+            for _ in range(3):
+                work.upload(start)
+                recorded.launch(stream)
+                stream.synchronize()
+                assert np.array_equal(work.download(np.int32), eager)

@@ -1,0 +1,260 @@
+"""Loading kernels: compile errors, parameter agreement, caches in memory and on disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.cache import CacheWarning
+from urdir.driver.device import Device
+from urdir.driver.errors import CudaError, LifetimeError, PtxLoadError
+from urdir.driver.launch import launch, pack
+from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.spec import Access, Param
+
+Make = Callable[..., Any]
+N = 1000
+
+
+def run_ramp(device: Device, kernel: Any) -> None:
+    """Launch the test kernel on fresh buffers and check what it writes."""
+    with (
+        device.create_stream() as stream,
+        device.allocate(4 * N, "x") as x,
+        device.allocate(4 * N, "y") as y,
+    ):
+        x.fill(0)
+        launch(device.load(kernel), pack(kernel, {"x": x, "n": N, "y": y, "scale": 1.0}), stream)
+        assert np.array_equal(y.download("f4"), np.arange(N, dtype=np.float32))
+
+
+def test_resources_of_a_loaded_kernel(device: Device, make_kernel: Make) -> None:
+    loaded = device.load(make_kernel())
+    assert 0 < loaded.resources.registers <= 255
+    assert loaded.resources.local_bytes == 0
+    assert loaded.resources.shared_bytes == 0
+    assert loaded.resources.max_threads == 1024
+
+
+@pytest.mark.parametrize("spec", RmsNorm.examples(), ids=str)
+def test_a_spec_loads_and_computes(device: Device, spec: RmsNorm) -> None:
+    inputs = spec.make_inputs(np.random.default_rng(3))
+    sizes = {p.name: spec.nbytes(p) for p in spec.params}
+    with device.arena(sizes, "args") as arena, device.create_stream() as stream:
+        for name, array in inputs.items():
+            arena[name].upload(array)
+        launch(device.load(spec), pack(spec, arena), stream)
+        y = arena["y"].download("f4", (spec.rows, spec.cols))
+    expected = spec.reference(**inputs)["y"]
+    assert np.abs(y - expected).max() <= spec.tolerance.rtol * np.abs(expected).max()
+
+
+def test_equal_keys_share_one_loaded_kernel(device: Device, make_kernel: Make) -> None:
+    first, second = make_kernel(), make_kernel()
+    loaded = device.load(first)
+    assert device.load(second) is loaded
+    assert (first.rendered, second.rendered) == (([device.target],), ([],))
+    assert device.load(make_kernel(spec_key="other")) is not loaded
+
+
+def test_closed_kernel_is_loaded_again(device: Device, make_kernel: Make) -> None:
+    loaded = device.load(make_kernel())
+    loaded.close()
+    loaded.close()
+    with pytest.raises(LifetimeError, match="kernel 'ramp' was used after it was closed"):
+        _ = loaded.handle
+    assert device.load(make_kernel()) is not loaded
+    run_ramp(device, make_kernel())
+
+
+def test_threads_load_a_kernel_once(device: Device, make_kernel: Make) -> None:
+    kernel = make_kernel()
+    loaded: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: loaded.append(device.load(kernel))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loaded) == 8
+    assert len({id(item) for item in loaded}) == 1
+    assert len(kernel.rendered[0]) == 1
+
+
+def test_ptx_error_shows_log_lines_and_dump(device: Device, make_kernel: Make) -> None:
+    good = make_kernel().text
+    text = good.replace("add.u64 %y, %y, %offset;", "add.u64 %y, %y, %nowhere;")
+    line = text[: text.index("%nowhere")].count("\n") + 1
+    with pytest.raises(PtxLoadError) as caught:
+        device.load(make_kernel(text=text, spec_key="bad"))
+    error = caught.value
+    assert f"> {line:4} |     add.u64 %y, %y, %nowhere;" in str(error)
+    assert f"  {line - 2:4} | " in str(error)
+    assert f"  {line + 2:4} | " in str(error)
+    assert "compiling kernel ramp: CUDA_ERROR_INVALID_PTX" in str(error)
+    assert error.log
+    assert error.log in str(error)
+    assert error.dump is not None
+    assert error.dump in str(error)
+    dump = Path(error.dump)
+    assert dump.read_text() == text
+    dump.unlink()
+    run_ramp(device, make_kernel())  # the context survives
+
+
+def test_new_ptx_version_names_the_driver(emulator: Device, make_kernel: Make) -> None:
+    for version, needs in (("9.1", "driver >= 590"), ("11.7", "a newer driver")):
+        text = make_kernel().text.replace(".version 6.3", f".version {version}")
+        with pytest.raises(PtxLoadError, match=f"PTX {version} needs {needs}: update") as caught:
+            emulator.load(make_kernel(text=text, spec_key=version))
+        Path(caught.value.dump or "").unlink()
+
+
+def test_missing_entry(device: Device, make_kernel: Make) -> None:
+    with pytest.raises(PtxLoadError, match="the PTX of kernel slope has no entry of that name"):
+        device.load(make_kernel(name="slope"))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        "x:p n:u32 y:p",
+        "x:p n:u32 y:p scale:f32 more:u32",
+        "x:p n:u64 y:p scale:f32",
+        "x:p y:p n:u32 scale:f32",
+        "",
+    ],
+)
+def test_spec_and_ptx_must_agree(device: Device, make_kernel: Make, params: str) -> None:
+    pairs = [text.split(":") for text in params.split()]
+    declared = tuple(
+        Param(name, "f32", (N,), Access.IN) if kind == "p" else Param(name, kind)
+        for name, kind in pairs
+    )
+    with pytest.raises(PtxLoadError, match=r"disagree about the parameters .*\(0, 8\), \(8, 4\)"):
+        device.load(make_kernel(params=declared))
+    run_ramp(device, make_kernel(spec_key="right"))
+
+
+def test_second_process_skips_rendering(
+    device_name: str, make_kernel: Make, tmp_path: Path
+) -> None:
+    kernels = make_kernel(), make_kernel()
+    for kernel in kernels:
+        with Device.open(device_name, cache_folder=tmp_path) as device:
+            run_ramp(device, kernel)
+    assert [len(kernel.rendered[0]) for kernel in kernels] == [1, 0]
+
+
+def test_equal_ptx_is_compiled_once(device_name: str, make_kernel: Make, tmp_path: Path) -> None:
+    """Another spec key with the same text renders, finds the cubin and adds none."""
+    for key in ("a", "b"):
+        with Device.open(device_name, cache_folder=tmp_path) as device:
+            run_ramp(device, make_kernel(spec_key=key))
+    assert len(list(tmp_path.glob("*/specs/*"))) == 2
+    assert len(list(tmp_path.glob("*/cubins/*"))) == 1
+
+
+def test_targets_and_devices_do_not_mix(make_kernel: Make, tmp_path: Path) -> None:
+    for target in ("sm_80", "sm_90"):
+        with Device.open(f"emulator:{target}", cache_folder=tmp_path) as device:
+            run_ramp(device, make_kernel())
+    assert [p.name for p in tmp_path.iterdir()] == ["emulator"]
+    assert len(list(tmp_path.glob("emulator/cubins/*"))) == 2
+
+
+def test_without_a_folder_nothing_is_written(
+    device_name: str, make_kernel: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Device.open(device_name) as device:
+        run_ramp(device, make_kernel())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "foreign", "empty"])
+def test_damaged_cubin_is_rebuilt_once(
+    device_name: str, make_kernel: Make, tmp_path: Path, damage: str
+) -> None:
+    with Device.open(device_name, cache_folder=tmp_path) as device:
+        run_ramp(device, make_kernel())
+        (path,) = tmp_path.glob("*/cubins/*")
+        whole = path.read_bytes()
+        path.write_bytes(
+            {
+                "cut": whole[: len(whole) // 2],
+                "flipped": whole[:20] + bytes([whole[20] ^ 1]) + whole[21:],
+                "foreign": b"GIF89a" * 20,
+                "empty": b"",
+            }[damage]
+        )
+    kernel = make_kernel()
+    with Device.open(device_name, cache_folder=tmp_path) as device:
+        with pytest.warns(CacheWarning, match="rebuilt"):
+            run_ramp(device, kernel)
+        assert path.read_bytes() == whole
+    assert len(kernel.rendered[0]) == 1
+
+
+def test_cubin_that_does_not_load_is_rebuilt_once(
+    emulator: Device, make_kernel: Make, tmp_path: Path
+) -> None:
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        run_ramp(device, make_kernel())
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        device.api.inject("module_load")
+        with pytest.warns(CacheWarning, match="does not load .*CUDA_ERROR_INVALID_IMAGE"):
+            run_ramp(device, make_kernel())
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        device.api.inject("module_load")
+        device.api.inject("module_load", 2)
+        with (
+            pytest.warns(CacheWarning, match="does not load"),
+            pytest.raises(CudaError, match="cuModuleLoadData of kernel ramp"),
+        ):
+            device.load(make_kernel())
+        run_ramp(device, make_kernel())
+
+
+def test_cubin_of_other_parameters_is_not_believed(
+    device_name: str, make_kernel: Make, tmp_path: Path
+) -> None:
+    """A stale spec map (same key, other parameters) leads to one rebuild, not to a bad launch."""
+    nop = ".version 6.3\n.target sm_75\n.address_size 64\n.visible .entry ramp() { ret; }\n"
+    with Device.open(device_name, cache_folder=tmp_path) as device:
+        device.load(make_kernel(text=nop, params=()))
+    with (
+        Device.open(device_name, cache_folder=tmp_path) as device,
+        pytest.warns(CacheWarning, match="disagree"),
+    ):
+        run_ramp(device, make_kernel())
+
+
+def _race(folder: Path, name: str, start: Any, spec: RmsNorm) -> None:
+    start.wait()
+    with Device.open(name, cache_folder=folder) as device:
+        device.load(spec)
+
+
+def test_processes_race_for_one_entry(device_name: str, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    start = context.Event()
+    spec = RmsNorm(rows=1, cols=64, eps=1e-5)
+    args = (tmp_path, device_name, start, spec)
+    workers = [context.Process(target=_race, args=args) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    start.set()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert len(list(tmp_path.glob("*/cubins/*"))) == 1
+    with Device.open(device_name, cache_folder=tmp_path) as device:
+        device.load(spec)

@@ -1,0 +1,66 @@
+"""Streams and events."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.driver.errors import LifetimeError
+
+
+def test_events_are_ordered_in_time(device: Device) -> None:
+    with device.create_stream() as stream, device.create_event("start") as start:
+        buffer = device.allocate(1 << 16, "x")
+        stream.record(start)
+        for _ in range(20):
+            buffer.fill(1, stream)
+        end = stream.record()
+        elapsed = end.elapsed_ms_since(start)
+        assert 0 <= elapsed < 60_000
+        assert end.elapsed_ms_since(end) == 0
+
+
+def test_stream_waits_for_an_event_of_another(device: Device) -> None:
+    a, b = device.create_stream("a"), device.create_stream("b")
+    x, y = device.allocate(1 << 20, "x"), device.allocate(1 << 20, "y")
+    for value in range(1, 5):
+        x.fill(value, a)
+        b.wait(a.record())
+        y.copy_from(x, b)
+        a.wait(b.record())
+    b.synchronize()
+    assert np.array_equal(y.download("u1"), np.full(1 << 20, 4, np.uint8))
+
+
+def test_plain_download_sees_queued_work(device: Device) -> None:
+    with device.create_stream() as stream:
+        buffer = device.allocate(1 << 20, "x")
+        buffer.fill(0)
+        buffer.fill(9, stream)
+        assert set(buffer.download("u1").tolist()) == {9}
+
+
+def test_plain_upload_comes_after_queued_work(device: Device) -> None:
+    with device.create_stream() as stream:
+        buffer = device.allocate(1 << 20, "x")
+        buffer.fill(9, stream)
+        buffer.upload(np.zeros(1 << 20, np.uint8))
+        stream.synchronize()
+        assert not buffer.download("u1").any()
+
+
+def test_use_after_close(device: Device) -> None:
+    with device.create_stream("decode") as stream, stream.record() as event:
+        pass
+    stream.close()
+    event.close()
+    for call in (
+        stream.synchronize,
+        stream.record,
+        lambda: device.allocate(4, "x").fill(0, stream),
+    ):
+        with pytest.raises(LifetimeError, match="stream 'decode' was used after it was closed"):
+            call()
+    with pytest.raises(LifetimeError, match="event 'event' was used"):
+        event.synchronize()

@@ -1,0 +1,96 @@
+"""Whole-model logits against golden ones: llama.cpp on the F32 weights of the same file.
+
+The default run takes a few positions of each file on the emulator; ``--full`` takes all 48.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from urdir.model.conformance import kl_divergence, relative_rms
+from urdir.model.engine import Engine, demo_model
+
+DATA = Path(__file__).parent.parent / "data"
+
+# Off by this much: llama.cpp itself on the quantised file (activations rounded to 8 bits), relative
+# RMS and KL. Ours may be max(2e-3, 1.1 x) and max(1e-6, 1.2 x) of it in the default mode.
+LLAMA_CPP_ERROR = {
+    "nano-llama-bf16": (1.91e-03, 9.1e-07),
+    "nano-llama-f16": (2.37e-04, 1.4e-08),
+    "nano-llama-f32": (0.0, 0.0),
+    "nano-llama-q2_k": (1.06e-02, 7.4e-05),
+    "nano-llama-q3_k": (9.15e-03, 2.3e-05),
+    "nano-llama-q4_0": (6.09e-03, 9.0e-06),
+    "nano-llama-q4_1": (5.68e-03, 8.1e-06),
+    "nano-llama-q4_k": (8.53e-03, 5.9e-05),
+    "nano-llama-q4_k_m": (1.33e-02, 4.4e-05),
+    "nano-llama-q5_0": (5.78e-03, 8.5e-06),
+    "nano-llama-q5_1": (5.56e-03, 7.9e-06),
+    "nano-llama-q5_k": (7.99e-03, 4.3e-05),
+    "nano-llama-q6_k": (9.01e-03, 2.1e-05),
+    "nano-llama-q8_0": (5.65e-03, 7.9e-06),
+    "nano-ropef-q4_k_m": (2.17e-02, 2.7e-04),
+    "demo-q4_k_m": (3.03e-02, 9.6e-04),
+    "demo-q8_0": (1.35e-02, 1.6e-04),
+}
+EXACT_RELATIVE_RMS = 1e-4
+FEW = 4
+
+
+def _gguf(name: str) -> Path:
+    if name == "demo-q4_k_m":
+        return demo_model()
+    return DATA / ("demo" if name.startswith("demo") else "golden") / f"{name}.gguf"
+
+
+def _golden(name: str) -> tuple[list[int], np.ndarray]:
+    folder = "demo" if name.startswith("demo") else "golden"
+    with np.load(DATA / folder / f"{name}.npz") as file:
+        return [int(t) for t in file["tokens"]], file["logits"]
+
+
+def _logits(name: str, device: str, kv_dtype: str, tokens: list[int]) -> np.ndarray:
+    with Engine.open(
+        str(_gguf(name)), device=device, context=len(tokens), kv_dtype=kv_dtype
+    ) as engine:
+        rows = []
+        for token in tokens:
+            engine.session.feed([token])
+            rows.append(engine.session.logits_step())
+        return np.stack(rows)
+
+
+def _positions(device: str, total: int, full: bool) -> int:
+    return total if full or device == "cuda" else FEW
+
+
+@pytest.mark.parametrize("name", LLAMA_CPP_ERROR)
+def test_exact_mode_matches_golden(
+    name: str, device_name: str, pytestconfig: pytest.Config
+) -> None:
+    tokens, golden = _golden(name)
+    n = _positions(device_name, len(tokens), pytestconfig.getoption("--full"))
+    logits = _logits(name, device_name, "f32", tokens[:n])
+    error = relative_rms(logits, golden[:n])
+    print(f"{name} on {device_name}, exact, {n} positions: relative RMS {error:.2e}")
+    assert error <= EXACT_RELATIVE_RMS
+
+
+@pytest.mark.parametrize("name", LLAMA_CPP_ERROR)
+def test_default_mode_stays_within_the_allowance(
+    name: str, device_name: str, pytestconfig: pytest.Config
+) -> None:
+    tokens, golden = _golden(name)
+    n = _positions(device_name, len(tokens), pytestconfig.getoption("--full"))
+    logits = _logits(name, device_name, "f16", tokens[:n])
+    error, kl = relative_rms(logits, golden[:n]), kl_divergence(logits, golden[:n])
+    their_error, their_kl = LLAMA_CPP_ERROR[name]
+    print(
+        f"{name} on {device_name}, default, {n} positions: relative RMS {error:.2e}"
+        f" (llama.cpp {their_error:.2e}), KL {kl:.1e} (llama.cpp {their_kl:.1e})"
+    )
+    assert error <= max(2e-3, 1.1 * their_error)
+    assert kl <= max(1e-6, 1.2 * their_kl)

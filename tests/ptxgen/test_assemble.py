@@ -1,0 +1,105 @@
+"""Offline assembly: machine code, resource report, error messages."""
+
+import sys
+
+import pytest
+
+from urdir.ptxgen.assemble import (
+    AssembleError,
+    AssemblerMissingError,
+    Resources,
+    annotate,
+    assemble,
+    is_available,
+    parse_resources,
+)
+from urdir.ptxgen.kernels.rms_norm import RmsNorm
+
+PTX = RmsNorm(rows=3, cols=257, eps=1e-5).ptx("sm_80")
+
+needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
+
+LOG = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'first' for 'sm_90'
+ptxas info    : Function properties for first
+ptxas         .     48 bytes stack frame, 44 bytes spill stores, 52 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 48 bytes cumulative stack size, 4096 bytes smem
+ptxas info    : Compile time = 10.361 ms
+ptxas info    : Compiling entry function 'second' for 'sm_90'
+ptxas info    : Function properties for second
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 0 barriers, 380 bytes cmem[0]
+info    : 0 bytes gmem
+info    : Function properties for 'first':
+info    : used 255 registers, used 1 barriers, 0 stack, 1032 bytes smem
+"""
+
+
+def test_the_log_gives_the_cost_of_every_entry():
+    assert parse_resources(LOG) == {
+        "first": Resources(255, 48, 44, 52, 4096, 1),
+        "second": Resources(8, 0, 0, 0, 0, 0),
+    }
+    assert parse_resources(LOG)["first"].spills
+    assert not parse_resources(LOG)["second"].spills
+
+
+@needs_assembler
+def test_assembling_gives_an_elf_image_and_its_cost():
+    done = assemble(PTX, "sm_80")
+    assert done.cubin.startswith(b"\x7fELF")
+    cost = done.entries["rms_norm"]
+    assert 8 < cost.registers < 64
+    assert (cost.stack, cost.spill_stores, cost.spill_loads) == (0, 0, 0)
+    assert cost.barriers == 1
+    assert 8 <= cost.shared <= 32  # the partial sums of two warps, aligned
+
+
+@needs_assembler
+def test_assembling_twice_gives_the_same_bytes():
+    assert assemble(PTX, "sm_80").cubin == assemble(PTX, "sm_80").cubin
+
+
+@needs_assembler
+def test_an_error_quotes_the_ptx_around_it():
+    number = next(i for i, line in enumerate(PTX.split("\n"), 1) if "rcp.rn.f32" in line)
+    with pytest.raises(AssembleError, match="broken does not assemble for sm_80") as caught:
+        assemble(PTX.replace("rcp.rn.f32", "rcp.rn.f33"), "sm_80", name="broken")
+    assert f">{number:5d} |     rcp.rn.f33 %scale, %scale;" in str(caught.value)
+    assert f" {number - 1:5d} |     sqrt.rn.f32 %scale, %scale;" in str(caught.value)
+
+
+@needs_assembler
+def test_an_unknown_architecture_is_named():
+    with pytest.raises(AssembleError, match="-arch=sm_11"):
+        assemble(PTX, "sm_11")
+
+
+def test_without_the_wheel_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvjitlink", None)
+    monkeypatch.delattr("cuda.bindings.nvjitlink", raising=False)
+    assert not is_available()
+    with pytest.raises(AssemblerMissingError, match=r"pip install 'urdir\[assemble\]'"):
+        assemble(PTX, "sm_80")
+
+
+def test_annotation_keeps_the_log_and_joins_neighbouring_lines():
+    text = "\n".join(f"line{i}" for i in range(1, 21))
+    shown = annotate(text, "line 3: bad\nline 5: worse\nline 15; error\nline 99: nowhere", around=1)
+    assert shown.split("\n") == [
+        "line 3: bad",
+        "line 5: worse",
+        "line 15; error",
+        "line 99: nowhere",
+        "  ...",
+        "     2 | line2",
+        ">    3 | line3",
+        "     4 | line4",
+        ">    5 | line5",
+        "     6 | line6",
+        "  ...",
+        "    14 | line14",
+        ">   15 | line15",
+        "    16 | line16",
+    ]

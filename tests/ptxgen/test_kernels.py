@@ -1,0 +1,311 @@
+"""What every kernel of the catalog gets for free, and a few words on single ones.
+
+With ``-s`` the assembly tests print what each kernel costs on each target.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.compare import compare
+from urdir.driver.device import Device
+from urdir.driver.harness import run_kernel
+from urdir.ptxgen import ptx
+from urdir.ptxgen.assemble import assemble, is_available
+from urdir.ptxgen.catalog import kernels
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.advance import Advance
+from urdir.ptxgen.kernels.argmax import Argmax
+from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.swiglu import SwiGLU
+from urdir.ptxgen.lint import lint
+from urdir.ptxgen.spec import Access, KernelSpec
+from urdir.ptxgen.target import TESTED, Target
+
+EXAMPLES = [
+    pytest.param(spec, id=f"{name}-{number}")
+    for name, kind in kernels().items()
+    for number, spec in enumerate(kind.examples())
+]
+SMALLEST = [pytest.param(kind.examples()[0], id=name) for name, kind in kernels().items()]
+
+every_example = pytest.mark.parametrize("spec", EXAMPLES)
+every_kernel = pytest.mark.parametrize("spec", SMALLEST)
+
+
+def targets(spec: KernelSpec) -> list[str]:
+    return [t for t in TESTED if Target.parse(t).sm >= spec.minimum_sm]
+
+
+@functools.cache
+def texts(spec: KernelSpec) -> dict[str, str]:
+    """Target -> PTX, of the targets for which the text is another one (but for its head)."""
+    found: dict[str, str] = {}
+    seen = set()
+    for target in targets(spec):
+        text = spec.ptx(target)
+        body = re.sub(r"^\.(version|target) .*$", "", text, flags=re.MULTILINE)
+        if body not in seen:
+            seen.add(body)
+            found[target] = text
+    return found
+
+
+def inputs_of(spec: KernelSpec) -> dict[str, Any]:
+    return spec.make_inputs(np.random.default_rng(7))
+
+
+# ---- the spec ----
+
+
+@every_example
+def test_inputs_and_reference_have_the_declared_shapes(spec):
+    inputs = inputs_of(spec)
+    taken = {p.name: p for p in spec.params if p.access is not Access.OUT}
+    assert set(inputs) == set(taken)
+    for name, p in taken.items():
+        assert np.shape(inputs[name]) == spec.shape_of(p), name
+        assert np.asarray(inputs[name]).dtype == p.numpy_dtype, name
+    before = copy.deepcopy(inputs)
+    outputs = spec.reference(**inputs)
+    given = {p.name: p for p in spec.params if p.access in (Access.OUT, Access.INOUT)}
+    assert set(outputs) == set(given)
+    for name, p in given.items():
+        assert outputs[name].shape == spec.shape_of(p), name
+        assert outputs[name].dtype == p.numpy_dtype, name
+    for name, value in before.items():
+        np.testing.assert_array_equal(inputs[name], value, err_msg="reference changed its input")
+
+
+@every_example
+def test_costs_are_given(spec):
+    assert spec.bytes_moved() > 0
+    assert spec.flops() >= 0
+    assert spec.purpose().endswith((".", ";", ":")) or len(spec.purpose()) > 10
+
+
+@every_example
+def test_the_key_tells_every_field_and_target_apart(spec):
+    keys = [spec.key(target) for target in TESTED]
+    for field, value in spec.fields().items():
+        other = copy.copy(spec)
+        object.__setattr__(other, field, another(value))  # past the checks of the constructor
+        keys.append(other.key(TESTED[0]))
+    assert len(set(keys)) == len(keys)
+    assert copy.deepcopy(spec).key(TESTED[0]) == keys[0]
+
+
+def another(value: object) -> object:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return 2 * value + 1
+    return f"not {value}"
+
+
+# ---- the text ----
+
+
+@every_example
+def test_the_parameter_list_is_the_specs(spec):
+    for target, text in texts(spec).items():
+        module = ptx.parse(text)
+        assert module.target == target
+        assert list(module.entries) == [spec.name]
+        entry = module.entries[spec.name]
+        assert [p.name for p in entry.parameters] == [p.name for p in spec.params]
+        for declared, p in zip(entry.parameters, spec.params, strict=True):
+            assert declared.type == ("u64" if p.is_pointer else p.dtype)
+            assert declared.pointer_space == ("global" if p.is_pointer else None)
+        assert entry.directives["maxntid"] == spec.launch_shape.block
+        waits = any(i.opcode == "griddepcontrol.wait" for i in entry.instructions)
+        assert waits == (spec.waits_for_dependencies and Target.parse(target).sm >= 90)
+
+
+@every_example
+def test_lint_finds_nothing(spec):
+    for target, text in texts(spec).items():
+        assert [str(f) for f in lint(text)] == [], target
+
+
+@every_kernel
+def test_the_template_begins_with_its_contract(spec):
+    contract = spec.ptx(targets(spec)[-1]).split(f"// {type(spec).__name__}(")[0]
+    assert contract.startswith(f"// {spec.name}: ")
+    assert "// grid: " in contract
+
+
+@every_kernel
+def test_an_older_target_is_refused(spec):
+    for target in set(TESTED) - set(targets(spec)):
+        with pytest.raises(PtxgenError, match=f"kernel {spec.name} needs sm_{spec.minimum_sm}"):
+            spec.ptx(target)
+
+
+DIGESTS = """
+import hashlib, json
+from urdir.ptxgen.catalog import kernels
+print(json.dumps([
+    (spec.key("sm_90"), hashlib.sha256(spec.ptx("sm_90").encode()).hexdigest())
+    for kind in kernels().values() for spec in kind.examples()
+]))
+"""
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> dict[str, str]:
+    """Spec key -> digest of the PTX, from a process whose hashes are salted differently."""
+    environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", DIGESTS], env=environment, capture_output=True, text=True, check=True
+    )
+    return dict(json.loads(done.stdout))
+
+
+@every_example
+def test_rendering_gives_the_same_bytes_in_every_process(spec, elsewhere):
+    text = spec.ptx("sm_90")
+    assert copy.deepcopy(spec).ptx("sm_90") == text
+    assert elsewhere[spec.key("sm_90")] == hashlib.sha256(text.encode()).hexdigest()
+    assert text.isascii()
+
+
+@pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
+@every_example
+def test_it_assembles_without_spills(spec):
+    print(f"\n{spec}")
+    for target in targets(spec):
+        cost = assemble(spec.ptx(target), target, name=spec.name).entries[spec.name]
+        print(
+            f"  {target:7s} {cost.registers:4d} registers {cost.shared:6d} bytes shared"
+            f" {cost.stack:4d} bytes stack"
+        )
+        assert not cost.spills, target
+        assert cost.registers * spec.launch_shape.threads <= 65536, "does not fit an SM"
+
+
+# ---- the emulator ----
+
+
+def check(device: Device, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str, Any]:
+    outputs = run_kernel(device, spec, inputs)
+    compare(spec, outputs, spec.reference(**inputs))
+    return outputs
+
+
+@every_example
+def test_it_agrees_with_its_reference(spec, emulator):
+    check(emulator, spec, inputs_of(spec))
+
+
+@every_kernel
+@pytest.mark.parametrize("target", ["sm_75", "sm_80"])
+def test_it_runs_on_an_older_target(spec, target):
+    if target not in targets(spec):
+        pytest.skip(f"needs sm_{spec.minimum_sm}")
+    with Device.open(f"emulator:{target}") as device:
+        check(device, spec, inputs_of(spec))
+
+
+# ---- single kernels ----
+
+
+@pytest.mark.parametrize(
+    ("logits", "index"),
+    [
+        ([-np.inf] * 300, 0),
+        ([np.nan] * 300, 0),
+        ([np.nan, -np.inf, np.nan, -3.0, -3.0], 3),
+        ([-0.0, 0.0, -0.0], 0),
+        ([1.0] * 299 + [2.0], 299),
+        ([1.0] * 260 + [np.inf, 2.0, np.inf] + [np.nan] * 37, 260),
+        ([3.4e38, -3.4e38, 3.4e38], 0),
+    ],
+)
+def test_argmax_of_special_values(logits, index, emulator):
+    spec = Argmax(n=len(logits))
+    outputs = run_kernel(emulator, spec, {"logits": np.array(logits, np.float32)})
+    assert outputs["index"].tolist() == [index]
+
+
+@pytest.mark.parametrize("at", [0, 1, 4099, 16384, 19999, 20000])
+def test_argmax_finds_the_one(at, emulator):
+    logits = np.zeros(20_001, np.float32)
+    logits[at] = 1
+    outputs = run_kernel(emulator, Argmax(n=logits.size), {"logits": logits})
+    assert outputs["index"].tolist() == [at]
+
+
+@pytest.mark.parametrize(
+    ("position", "known", "after"),
+    [
+        (2, 3, (3, 4, [10, 11, 12, 99, 14])),  # the sampled token is appended
+        (1, 3, (2, 3, [10, 11, 12, 13, 14])),  # the prompt's own token is kept
+        (3, 4, (4, 5, [10, 11, 12, 13, 99])),  # the last place
+        (4, 5, (5, 5, [10, 11, 12, 13, 14])),  # no place left
+        (5, 5, (6, 5, [10, 11, 12, 13, 14])),
+    ],
+)
+def test_advance(position, known, after, emulator):
+    inputs = {
+        "tokens": np.arange(10, 15, dtype=np.uint32),
+        "position": np.array([position], np.uint32),
+        "known": np.array([known], np.uint32),
+        "sampled": np.array([99], np.uint32),
+    }
+    outputs = check(emulator, Advance(max_len=5), inputs)
+    at, count, tokens = after
+    assert outputs["position"].tolist() == [at]
+    assert outputs["known"].tolist() == [count]
+    assert outputs["tokens"].tolist() == tokens
+
+
+def test_silu_at_its_ends(emulator):
+    gate = np.array([0, -0.0, 100, -100, 1e4, -1e4, 3e38, -3e38, np.inf, np.nan], np.float32)
+    up = np.full(gate.size, 1.0, np.float32)
+    y = run_kernel(emulator, SwiGLU(n=gate.size), {"gate": gate, "up": up})["y"]
+    assert y[:2].tolist() == [0, 0]
+    np.testing.assert_array_equal(y[[2, 4, 6, 8]], gate[[2, 4, 6, 8]])
+    np.testing.assert_allclose(y[[3, 5, 7]], 0, atol=1e-41)
+    assert np.isnan(y[9])
+
+
+def test_silu_is_accurate_relative_to_each_value(emulator):
+    gate = np.linspace(-20, 20, 4001, dtype=np.float32)
+    up = np.ones_like(gate)
+    y = run_kernel(emulator, SwiGLU(n=gate.size), {"gate": gate, "up": up})["y"]
+    exact = gate.astype(np.float64)
+    exact = exact / (1 + np.exp(-exact))
+    np.testing.assert_allclose(y, exact, rtol=3e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-18, 1e-3, 1e3, 1e17])
+def test_rms_norm_over_the_range_of_values(scale, emulator):
+    spec = RmsNorm(rows=2, cols=300, eps=1e-30)
+    inputs = inputs_of(spec)
+    inputs["x"] = (inputs["x"] * scale).astype(np.float32)
+    check(emulator, spec, inputs)
+
+
+def test_shapes_that_make_no_sense_are_refused():
+    for make in (
+        lambda: RmsNorm(rows=0, cols=4, eps=1e-5),
+        lambda: RmsNorm(rows=1, cols=0, eps=1e-5),
+        lambda: SwiGLU(n=0),
+        lambda: Argmax(n=0),
+        lambda: Argmax(n=2**30),
+        lambda: Advance(max_len=0),
+    ):
+        with pytest.raises(PtxgenError):
+            make()

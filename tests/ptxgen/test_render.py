@@ -1,0 +1,165 @@
+"""From spec to PTX text: the frame, constants, macro files, errors."""
+
+import struct
+import sys
+import textwrap
+from dataclasses import dataclass
+
+import pytest
+
+from urdir.ptxgen import ptx, render
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
+
+TEMPLATES = {
+    "scale.ptx.j2": """
+        // scale: y = factor * x
+        // x, y: (n) f32
+        {% from "urdir_test_templates/_twice.j2" import twice %}
+        .reg .f32 %v;
+        ld.global.f32 %v, [%x];
+        mul.f32 %v, %v, %factor;
+        {{ twice("%v") }}
+        {% if loud and target.sm >= 90 %}
+        griddepcontrol.wait;
+        {% endif %}
+        st.global.f32 [%y], %v;
+        ret;
+        """,
+    "_twice.j2": "{% macro twice(r) %}add.f32 {{ r }}, {{ r }}, {{ r }};{% endmacro %}",
+    "undefined.ptx.j2": "{{ nothing }}",
+    "broken.ptx.j2": "ret;\n{% if %}",
+    "importer.ptx.j2": '{% import "urdir_test_templates/broken.ptx.j2" as b %}',
+}
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path, monkeypatch):
+    """A package of templates outside urdir; rendering caches forgotten afterwards."""
+    folder = tmp_path / "urdir_test_templates"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    for name, text in TEMPLATES.items():
+        (folder / name).write_text(textwrap.dedent(text).lstrip("\n"))
+    monkeypatch.syspath_prepend(tmp_path)
+    forget()
+    yield folder
+    sys.modules.pop("urdir_test_templates", None)
+    forget()
+
+
+def forget():
+    render.environment.cache_clear()
+    render.source_digest.cache_clear()
+
+
+@dataclass(frozen=True)
+class Scale(KernelSpec):
+    """Twice the product with a factor."""
+
+    n: int
+    loud: bool = False
+    file: str = "scale.ptx.j2"
+
+    name = "scale"
+
+    @property
+    def template(self):  # a class variable elsewhere; here each test picks its file
+        return ("urdir_test_templates", self.file)
+
+    @property
+    def params(self):
+        return (
+            Param("x", "f32", ("n",), Access.IN),
+            Param("factor", "f32"),
+            Param("count", "u32"),
+            Param("y", "f32", ("n", 1), Access.OUT),
+        )
+
+    @property
+    def launch_shape(self):
+        return LaunchShape(grid=(2, 3, 1), block=(64, 2, 1), shared_bytes=128)
+
+
+def test_the_frame_is_made_from_the_spec():
+    text = Scale(4).ptx("sm_80")
+    assert text.startswith("// scale: y = factor * x\n// x, y: (n) f32\n// Scale(n=4, loud=False")
+    module = ptx.parse(text)
+    assert (module.version, module.target) == ((7, 0), "sm_80")
+    entry = module.entries["scale"]
+    assert [(p.name, p.type, p.pointer_space, p.pointer_align) for p in entry.parameters] == [
+        ("x", "u64", "global", 16),
+        ("factor", "f32", None, 0),
+        ("count", "u32", None, 0),
+        ("y", "u64", "global", 16),
+    ]
+    assert entry.directives == {"maxntid": (64, 2, 1)}
+    assert entry.registers == {
+        "%x": "b64", "%factor": "f32", "%count": "b32", "%y": "b64", "%v": "f32"
+    }  # fmt: skip
+    assert ".reg .b64 %y;  // (n, 1) f32, out" in text
+    assert "// grid (2, 3, 1)  block (64, 2, 1)  cluster (1, 1, 1)" in text
+
+
+def test_macros_come_from_another_file():
+    assert "add.f32 %v, %v, %v;" in Scale(4).ptx("sm_80")
+
+
+def test_the_version_is_the_lowest_that_will_do():
+    assert ".version 6.3\n.target sm_75" in Scale(4).ptx("sm_75")
+    assert ".version 7.8\n.target sm_90" in Scale(4, loud=True).ptx("sm_90")
+
+
+def test_a_spec_may_need_a_newer_architecture():
+    class Newer(Scale):
+        minimum_sm = 90
+
+    assert ".target sm_90" in Newer(4).ptx("sm_90")
+    with pytest.raises(PtxgenError, match="kernel scale needs sm_90, the target is sm_89"):
+        Newer(4).ptx("sm_89")
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("undefined.ptx.j2", r"undefined.ptx.j2, kernel scale: 'nothing' is undefined"),
+        ("broken.ptx.j2", r"broken.ptx.j2 line 2, kernel scale"),
+        ("importer.ptx.j2", r"broken.ptx.j2 line 2, kernel scale"),
+        ("absent.ptx.j2", r"no template 'absent.ptx.j2' in package 'urdir_test_templates'"),
+    ],
+)
+def test_errors_name_template_and_kernel(file, message):
+    with pytest.raises(PtxgenError, match=message):
+        Scale(4, file=file).ptx("sm_80")
+
+
+def test_an_absent_package_is_named():
+    with pytest.raises(PtxgenError, match=r"no template 'x.j2' in package 'no_such_package'"):
+        render.read_template(("no_such_package", "x.j2"))
+
+
+@pytest.mark.parametrize("changed", ["scale.ptx.j2", "_twice.j2"])
+def test_the_digest_covers_imported_files(package, changed):
+    before = render.source_digest(("urdir_test_templates", "scale.ptx.j2"))
+    path = package / changed
+    path.write_text(path.read_text() + "\n")
+    forget()
+    assert render.source_digest(("urdir_test_templates", "scale.ptx.j2")) != before
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1, "0f3F800000"),
+        (-0.0, "0f80000000"),
+        (float("-inf"), "0fFF800000"),
+        (4096, "0f45800000"),
+    ],
+)
+def test_f32_constants_are_exact(value, text):
+    assert render.f32(value) == text
+
+
+def test_f32_constants_are_rounded_once():
+    bits = int(render.f32(1e-5)[2:], 16)
+    assert struct.unpack(">f", struct.pack(">I", bits))[0] == pytest.approx(1e-5, rel=6e-8)

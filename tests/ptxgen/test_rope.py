@@ -1,0 +1,187 @@
+"""RoPE: frequencies against ggml's formulas written out, the kernel against float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.driver.harness import run_kernel
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.rope import Rope
+from urdir.ptxgen.rope import RopeScaling, frequencies, turns_table
+
+POSITIONS = (0, 1, 511, 131071, 1000003)
+
+
+def ggml_yarn(
+    rotary_dim: int, base: float, factor: float, context: int, fast: float, slow: float
+) -> list[float]:
+    """rope_yarn and rope_yarn_corr_dims at position 1, one pair after another."""
+
+    def corr_dim(rotations: float) -> float:
+        return rotary_dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = max(0, math.floor(corr_dim(fast))), min(rotary_dim - 1, math.ceil(corr_dim(slow)))
+    thetas = []
+    theta = 1.0
+    for i0 in range(0, rotary_dim, 2):
+        y = (i0 // 2 - low) / max(0.001, high - low)
+        ramp_mix = 1 - min(1, max(0, y))
+        thetas.append(theta / factor * (1 - ramp_mix) + theta * ramp_mix)
+        theta *= base ** (-2.0 / rotary_dim)
+    return thetas
+
+
+def test_plain_frequencies_are_powers_of_the_base() -> None:
+    radians, magnitude = frequencies(8, 10000.0)
+    np.testing.assert_allclose(radians, [1, 0.1, 0.01, 0.001], rtol=1e-15)
+    assert magnitude == 1.0
+
+
+def test_linear_scaling_divides_every_frequency() -> None:
+    radians, magnitude = frequencies(8, 10000.0, RopeScaling.linear(4.0))
+    np.testing.assert_allclose(radians, [0.25, 0.025, 0.0025, 0.00025], rtol=1e-15)
+    assert magnitude == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rotary_dim", "base", "factor", "context", "fast", "slow"),
+    [
+        (128, 10000.0, 16.0, 4096, 32.0, 1.0),
+        (128, 1e6, 4.0, 32768, 32.0, 1.0),
+        (64, 150000.0, 32.0, 4096, 32.0, 1.0),
+        (96, 5e5, 8.0, 8192, 24.0, 2.0),
+    ],
+)
+def test_yarn_is_what_ggml_computes(
+    rotary_dim: int, base: float, factor: float, context: int, fast: float, slow: float
+) -> None:
+    scaling = RopeScaling.yarn(factor, context, beta_fast=fast, beta_slow=slow)
+    radians, magnitude = frequencies(rotary_dim, base, scaling)
+    wanted = ggml_yarn(rotary_dim, base, factor, context, fast, slow)
+    np.testing.assert_allclose(radians, wanted, rtol=1e-12)
+    assert magnitude == pytest.approx(1 + 0.1 * math.log(factor), rel=1e-15)
+
+
+def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones() -> None:
+    plain, _ = frequencies(128, 10000.0)
+    radians, _ = frequencies(128, 10000.0, RopeScaling.yarn(16.0, 4096))
+    rotations = 4096 * plain / (2 * math.pi)
+    np.testing.assert_array_equal(radians[rotations > 40], plain[rotations > 40])
+    np.testing.assert_array_equal(radians[rotations < 0.8], plain[rotations < 0.8] / 16)
+    assert np.all(np.diff(plain / radians) >= 0)
+
+
+def test_ext_factor_mixes_and_attn_factor_scales() -> None:
+    half = RopeScaling.yarn(8.0, 2048, ext_factor=0.5, attn_factor=0.9)
+    radians, magnitude = frequencies(64, 10000.0, half)
+    plain, _ = frequencies(64, 10000.0)
+    full, _ = frequencies(64, 10000.0, RopeScaling.yarn(8.0, 2048))
+    np.testing.assert_allclose(radians, (full + plain / 8.0) / 2, rtol=1e-14)
+    assert magnitude == pytest.approx(0.9 * (1 + 0.1 * math.log(8.0)))
+    assert frequencies(64, 10000.0, RopeScaling.none(attn_factor=1.19))[1] == 1.19
+
+
+def test_factors_divide_the_extrapolated_frequencies() -> None:
+    factors = np.linspace(1, 8, 32)
+    plain, _ = frequencies(64, 5e5)
+    np.testing.assert_allclose(frequencies(64, 5e5, None, factors)[0], plain / factors, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: frequencies(7, 1e4), "rotary_dim 7"),
+        (lambda: frequencies(8, 1.0), "base 1.0"),
+        (lambda: frequencies(8, 1e4, None, [1.0, 2.0]), r"\(2,\).*needs \(4,\)"),
+        (lambda: RopeScaling.linear(0.0), "factor 0.0"),
+        (lambda: RopeScaling.yarn(2.0, 0), "original context"),
+        (lambda: Rope(1, 1, 8, 10, "half"), "rotary_dim 10"),
+        (lambda: Rope(1, 1, 8, 5, "half"), "even"),
+        (lambda: Rope(1, 1, 8, 8, "spiral"), "'spiral'"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_parameters_are_refused(call: Any, message: str) -> None:
+    with pytest.raises(PtxgenError, match=message):
+        call()
+
+
+def test_turns_table_holds_48_bits() -> None:
+    radians, _ = frequencies(128, 5e5)
+    table = turns_table(radians)
+    assert table.shape == (64, 2)
+    assert table.dtype == np.float32
+    restored = table.astype(np.float64).sum(axis=1) * 2 * np.pi
+    np.testing.assert_allclose(restored, radians, rtol=2**-47)
+
+
+def inputs_at(spec: Rope, position: int, radians: Any, seed: int = 0) -> dict[str, Any]:
+    inputs = spec.make_inputs(np.random.default_rng(seed))
+    return inputs | {
+        "position": np.array([position], np.uint32),
+        "frequencies": turns_table(radians),
+    }
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_cosine_and_sine_are_good_at_any_position(device: Device, position: int) -> None:
+    """The unit vector (1, 0) turns into (cos, sin): absolute error below 1e-6."""
+    spec = Rope(q_heads=1, kv_heads=1, head_dim=128, rotary_dim=128, style="half")
+    radians, _ = frequencies(128, 10000.0)
+    inputs = inputs_at(spec, position, radians)
+    inputs["q"] = np.repeat(np.array([[1, 0]], np.float32), 64, axis=1)
+    inputs["k"] = np.repeat(np.array([[0, 1]], np.float32), 64, axis=1)
+    outputs = run_kernel(device, spec, inputs)
+    cos, sin = np.cos(position * radians), np.sin(position * radians)
+    np.testing.assert_allclose(outputs["q"][0], np.concatenate([cos, sin]), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(outputs["k"][0], np.concatenate([-sin, cos]), rtol=0, atol=1e-6)
+
+
+def test_position_zero_only_scales(device: Device) -> None:
+    spec = Rope(2, 1, 64, 48, "interleaved", magnitude=1.25)
+    inputs = inputs_at(spec, 0, frequencies(48, 1e4)[0])
+    outputs = run_kernel(device, spec, inputs)
+    for name in ("q", "k"):
+        np.testing.assert_array_equal(outputs[name][:, :48], inputs[name][:, :48] * 1.25)
+        np.testing.assert_array_equal(outputs[name][:, 48:], inputs[name][:, 48:])
+
+
+@pytest.mark.parametrize("style", ["interleaved", "half"])
+def test_norms_are_kept_and_the_rest_is_untouched(device: Device, style: Any) -> None:
+    spec = Rope(3, 2, 80, 32, style)
+    inputs = inputs_at(spec, 70001, frequencies(32, 1e4)[0])
+    outputs = run_kernel(device, spec, inputs)
+    for name in ("q", "k"):
+        before = np.linalg.norm(inputs[name][:, :32].astype(np.float64), axis=1)
+        after = np.linalg.norm(outputs[name][:, :32].astype(np.float64), axis=1)
+        np.testing.assert_allclose(after, before, rtol=1e-6)
+        assert np.abs(outputs[name][:, :32] - inputs[name][:, :32]).max() > 0.1
+        np.testing.assert_array_equal(outputs[name][:, 32:], inputs[name][:, 32:])
+
+
+def test_scores_depend_on_the_distance_only(device: Device) -> None:
+    spec = Rope(4, 4, 64, 64, "half")
+    radians, _ = frequencies(64, 1e4)
+    scores = []
+    for query_at, key_at in ((17, 4), (117, 104), (90013, 90000)):
+        q = run_kernel(device, spec, inputs_at(spec, query_at, radians))["q"]
+        k = run_kernel(device, spec, inputs_at(spec, key_at, radians))["k"]
+        scores.append(np.einsum("hd,hd->h", q.astype(np.float64), k))
+    np.testing.assert_allclose(scores[1], scores[0], atol=5e-5)
+    np.testing.assert_allclose(scores[2], scores[0], atol=5e-5)
+
+
+def test_the_styles_differ_by_a_permutation(device: Device) -> None:
+    radians, _ = frequencies(48, 1e4)
+    interleaved, half = (Rope(2, 1, 64, 48, style, 1.1) for style in ("interleaved", "half"))
+    inputs = inputs_at(interleaved, 4097, radians)
+    order = np.concatenate([np.arange(0, 48, 2), np.arange(1, 48, 2), np.arange(48, 64)])
+    permuted = inputs | {name: inputs[name][:, order] for name in ("q", "k")}
+    expected = run_kernel(device, interleaved, inputs)
+    outputs = run_kernel(device, half, permuted)
+    for name in ("q", "k"):
+        np.testing.assert_array_equal(outputs[name], expected[name][:, order])

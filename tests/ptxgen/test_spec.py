@@ -1,0 +1,107 @@
+"""What every spec has from its base: sizes, inputs, keys."""
+
+from dataclasses import FrozenInstanceError, dataclass
+
+import numpy as np
+import pytest
+
+from urdir.ptxgen import spec as spec_module
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param, ceil_div
+
+
+@dataclass(frozen=True)
+class Mixed(KernelSpec):
+    """Every kind of parameter.
+
+    Only the first line is its purpose.
+    """
+
+    rows: int
+    cols: int
+
+    name = "mixed"
+    template = ("urdir.templates", "add.ptx.j2")
+
+    @property
+    def params(self):
+        return (
+            Param("a", "f16", ("rows", "cols"), Access.IN),
+            Param("b", "bf16", ("cols",), Access.INOUT),
+            Param("c", "u64", ("rows", 3), Access.OUT),
+            Param("n", "u32"),
+            Param("s", "f32"),
+        )
+
+
+def test_sizes():
+    s = Mixed(rows=5, cols=7)
+    assert [s.shape_of(p) for p in s.params] == [(5, 7), (7,), (5, 3), (), ()]
+    assert [s.nbytes(p) for p in s.params if p.is_pointer] == [70, 14, 120]
+    assert s.bytes_moved() == 70 + 2 * 14 + 120
+    assert [p.is_pointer for p in s.params] == [True, True, True, False, False]
+
+
+def test_a_parameter_by_name():
+    s = Mixed(rows=5, cols=7)
+    assert s.param("b").dtype == "bf16"
+    with pytest.raises(PtxgenError, match="kernel mixed has no parameter 'z'"):
+        s.param("z")
+
+
+def test_inputs_are_what_a_launch_takes():
+    s = Mixed(rows=5, cols=7)
+    inputs = s.make_inputs(np.random.default_rng(3))
+    assert {k: (np.shape(v), np.asarray(v).dtype) for k, v in inputs.items()} == {
+        "a": ((5, 7), np.dtype("f2")),
+        "b": ((7,), np.dtype("u2")),
+        "n": ((), np.dtype("u4")),
+        "s": ((), np.dtype("f4")),
+    }
+    again = s.make_inputs(np.random.default_rng(3))
+    assert all(np.array_equal(inputs[k], again[k]) for k in inputs)
+    as_f32 = (inputs["b"].astype(np.uint32) << 16).view(np.float32)
+    assert np.all(np.abs(as_f32) < 6)
+
+
+def test_purpose_is_the_first_line():
+    assert Mixed.purpose() == "Every kind of parameter."
+
+
+def test_a_spec_is_frozen_and_a_value():
+    s = RmsNorm(rows=1, cols=8, eps=1e-5)
+    assert s == RmsNorm(rows=1, cols=8, eps=1e-5)
+    assert hash(s) == hash(RmsNorm(rows=1, cols=8, eps=1e-5))
+    with pytest.raises(FrozenInstanceError):
+        s.rows = 2
+
+
+def test_the_key_is_known_without_rendering(monkeypatch):
+    monkeypatch.setattr("urdir.ptxgen.render.render", None)
+    key = RmsNorm(rows=1, cols=8, eps=1e-5).key("sm_90")
+    assert key.startswith("rms_norm-sm_90-")
+    assert len(key) == len("rms_norm-sm_90-") + 20
+
+
+def test_the_key_tells_fields_targets_and_sources_apart(monkeypatch):
+    keys = {RmsNorm(r, c, e).key(t) for r in (1, 2) for c in (11, 12) for e in (1e-5, 1e-6)
+            for t in ("sm_80", "sm_90")}  # fmt: skip
+    monkeypatch.setattr("urdir.ptxgen.render.source_digest", lambda template: "other sources")
+    keys.add(RmsNorm(1, 11, 1e-5).key("sm_80"))
+    assert len(keys) == 17
+
+
+def test_launch_shape_counts_threads():
+    assert LaunchShape(grid=(7, 1, 1), block=(8, 4, 2)).threads == 64
+
+
+@pytest.mark.parametrize(("a", "b", "quotient"), [(0, 4, 0), (1, 4, 1), (4, 4, 1), (5, 4, 2)])
+def test_ceil_div(a, b, quotient):
+    assert ceil_div(a, b) == quotient
+
+
+def test_every_element_type_has_its_size():
+    sizes = {name: dtype.itemsize for name, dtype in spec_module.NUMPY_DTYPES.items()}
+    bits = {name: int("".join(filter(str.isdigit, name))) for name in sizes}
+    assert {name: 8 * size for name, size in sizes.items()} == bits
