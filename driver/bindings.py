@@ -49,9 +49,9 @@ class GuardedApi:
 
     def _guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                return function(*args)
+                return function(*args, **kwargs)
             except RuntimeError as exc:
                 raise self._explain(exc) from exc
 

@@ -21,11 +21,13 @@ Argument = Region | PinnedBuffer | int | float
 #: Every pointer argument is aligned to this many bytes: what the kernels' vector loads assume.
 POINTER_ALIGNMENT = 16
 
-# PTX scalar type -> struct format, which also checks type and range. bf16 is passed as its bits.
+# PTX scalar type -> struct format, which also checks type and range (with "<"; native formats turn
+# large floats into infinity). bf16 is passed as its bits.
 _FORMATS: Mapping[str, str] = {
-    **{"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "s8": "b", "s16": "h", "s32": "i"},
-    **{"s64": "q", "f16": "e", "f32": "f", "f64": "d", "bf16": "H"},
-    **{"b8": "B", "b16": "H", "b32": "I", "b64": "Q"},
+    **{"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q"},
+    **{"s8": "<b", "s16": "<h", "s32": "<i", "s64": "<q"},
+    **{"b8": "<B", "b16": "<H", "b32": "<I", "b64": "<Q"},
+    **{"f16": "<e", "f32": "<f", "f64": "<d", "bf16": "<H"},
 }
 
 
@@ -39,10 +41,11 @@ class PackedArguments:
 
     __slots__ = (
         "_attributes",
+        "_bound",
         "_config",
+        "_owners",
         "_pointers",
         "_storage",
-        "_stream",
         "address",
         "kernel",
         "regions",
@@ -56,7 +59,8 @@ class PackedArguments:
         self.address = ctypes.addressof(pointers) if len(pointers) else 0
         self._storage = storage
         self._pointers = pointers
-        self._stream: Stream | None = None
+        self._owners = tuple(_owner(region) for region in regions.values())
+        self._bound: tuple[LoadedKernel, Stream] | None = None
         self._config: Any = None
         self._attributes: list[Any] = []
 
@@ -65,21 +69,38 @@ class PackedArguments:
         """The parameter block as the kernel sees it."""
         return bytes(self._storage)
 
-    def config(self, api: Any, stream: Stream) -> Any:
-        """The CUlaunchConfig for ``stream``, made once."""
-        if self._stream is not stream:
-            self._config, self._attributes = _make_config(api, self.kernel, stream)
-            self._stream = stream
-        return self._config
+    def bind(self, loaded: LoadedKernel, stream: Stream) -> Any:
+        """The CUlaunchConfig for a launch of ``loaded`` on ``stream``, made once for the two.
 
-    def check_open(self) -> None:
-        """Raise LifetimeError when a buffer has been closed since."""
-        for name, region in self.regions.items():
-            owner = _owner(region)
+        Raises LifetimeError when a buffer has been closed since, LaunchError when ``loaded`` is
+        another kernel or something belongs to another device.
+        """
+        for owner in self._owners:
             if owner.closed:
                 raise LifetimeError(
-                    f"kernel {self.kernel.name}, argument {name!r}: {owner.kind} {owner.name!r} "
-                    "is closed"
+                    f"kernel {self.kernel.name}: {owner.kind} {owner.name!r} is closed"
+                )
+        bound = self._bound
+        if bound is None or bound[0] is not loaded or bound[1] is not stream:
+            self._check_match(loaded, stream)
+            self._config, self._attributes = _make_config(loaded.device.api, self.kernel, stream)
+            self._bound = loaded, stream
+        return self._config
+
+    def _check_match(self, loaded: LoadedKernel, stream: Stream) -> None:
+        target = loaded.device.target
+        if loaded.kernel is not self.kernel and loaded.kernel.key(target) != self.kernel.key(
+            target
+        ):
+            raise LaunchError(
+                f"arguments packed for kernel {self.kernel.key(target)} cannot launch "
+                f"{loaded.kernel.key(target)}"
+            )
+        for owner in (*self._owners, stream):
+            if owner.device is not loaded.device:
+                raise LaunchError(
+                    f"kernel {self.kernel.name} is loaded on {loaded.device.name}, "
+                    f"{owner.kind} {owner.name!r} belongs to another device, {owner.device.name}"
                 )
 
 
@@ -119,13 +140,13 @@ def pack(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> PackedArgu
 
 
 def launch(loaded: LoadedKernel, packed: PackedArguments, stream: Stream) -> None:
-    """Queue one launch on ``stream``. Raises CudaError, LifetimeError."""
-    packed.check_open()
-    _ = stream.handle
+    """Queue one launch on ``stream``. Raises CudaError, LifetimeError, LaunchError."""
+    _ = stream.handle, loaded.handle
+    config = packed.bind(loaded, stream)
     device = loaded.device
     device.context.make_current()
     api = device.api
-    status = api.cuLaunchKernelEx(packed.config(api, stream), loaded.function, packed.address, 0)[0]
+    status = api.cuLaunchKernelEx(config, loaded.function, packed.address, 0)[0]
     if status:
         shape = packed.kernel.launch_shape
         what = f"cuLaunchKernelEx {packed.kernel.name}, grid {shape.grid}, block {shape.block}"

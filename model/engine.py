@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import ExitStack
 from functools import cached_property
 from importlib import resources
@@ -40,16 +41,20 @@ def demo_model() -> Path:
 class Engine:
     """Everything that turns tokens into tokens; a context manager that frees the device.
 
-    ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``tokenizer`` is
-    built when first asked for, so that a file without a vocabulary can still be measured.
+    ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``load_seconds`` is
+    what uploading and repacking the weights took; ``tokenizer`` is built when first asked for, so
+    that a file without a vocabulary can still be measured.
     """
 
-    def __init__(self, gguf: Gguf, device: Device, weights: Weights, session: Session) -> None:
+    def __init__(
+        self, gguf: Gguf, device: Device, weights: Weights, session: Session, load_seconds: float
+    ) -> None:
         self.gguf = gguf
         self.config = weights.config
         self.device = device
         self.weights = weights
         self.session = session
+        self.load_seconds = load_seconds
         self._owners = ExitStack()
 
     @classmethod
@@ -78,9 +83,11 @@ class Engine:
             _announce(opened, gguf)
             plan = MemoryPlan.of(gguf, config, context, kv_dtype)
             plan.check(opened)
+            start = time.perf_counter()
             weights = owners.enter_context(Weights.load(gguf, config, opened))
+            seconds = time.perf_counter() - start
             session = owners.enter_context(Session(weights, context, kv_dtype))
-            engine = cls(gguf, opened, weights, session)
+            engine = cls(gguf, opened, weights, session, seconds)
             engine._owners = owners.pop_all()
             return engine
 

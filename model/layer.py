@@ -60,7 +60,7 @@ def append_layer(
             head_dim=c.head_dim,
             rotary_dim=c.rope.dim,
             style=c.rope.style,
-            magnitude=c.rope.magnitude,
+            magnitude=c.rope.scaling.magnitude,
         ),
         at + "rope",
         q=work["q"],

@@ -32,8 +32,12 @@ class TemplateProcess:
         """The text. Raises TemplateError: limits, syntax, sandbox, or the template's own."""
         process = self._process or self._start()
         request = {"template": template, "variables": variables}
-        reply, timed_out = _exchange(process, request, TIME_LIMIT)
-        if reply is None or reply.get("fatal"):
+        try:
+            reply, timed_out = _exchange(process, request, TIME_LIMIT)
+        except BaseException:  # Ctrl-C: the reply to come would answer the next request
+            self.close()
+            raise
+        if reply is None or timed_out or reply.get("fatal"):
             self.close()
         if timed_out:
             raise TemplateError(f"the chat template takes longer than {TIME_LIMIT:g} s to render")
@@ -42,6 +46,11 @@ class TemplateProcess:
         if "error" in reply:
             raise TemplateError(f"the chat template failed: {_one_line(reply['error'])}")
         return str(reply["text"])
+
+    @property
+    def pid(self) -> int | None:
+        """The process, None while there is none."""
+        return None if self._process is None else self._process.pid
 
     def close(self) -> None:
         """End the process; closing twice does nothing."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
+import inspect
 import re
 import struct
+import sys
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -83,6 +85,16 @@ def source_digest(template: TemplateName) -> str:
             if (found := (package or "urdir.templates", file)) not in seen:
                 seen.append(found)
     return digest.hexdigest()
+
+
+@functools.cache
+def module_digest(name: str) -> str:
+    """Digest of a loaded module's source; of its name where there is no source (interactive)."""
+    try:
+        source = inspect.getsource(sys.modules[name])
+    except OSError:
+        source = name
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def render(spec: KernelSpec, target: str) -> str:

@@ -21,6 +21,8 @@ import numpy as np
 if TYPE_CHECKING:
     from urdir.driver.emulator.state import Driver
 
+#: An empty buffer has an address as well.
+_NOTHING = np.zeros(1, np.uint8)
 SUCCESS = cuda.CUresult.CUDA_SUCCESS
 
 
@@ -69,7 +71,7 @@ def bind(driver: Driver, function: Any) -> Callable[..., tuple[Any, ...]]:
                 value = function(driver, *args, **kwargs)
             except Refused as refusal:
                 driver.last_refusal = refusal.message
-                return (cuda.CUresult[refusal.code], *nothing)
+                return (getattr(cuda.CUresult, refusal.code), *nothing)
         if results == 1:
             return (SUCCESS, value)
         return (SUCCESS, *value) if results else (SUCCESS,)
@@ -159,7 +161,7 @@ def _buffer_address(value: Any) -> int:
         size = memoryview(value).nbytes
     except TypeError:
         return _not_memory(value)
-    return int(np.frombuffer(value, np.uint8).ctypes.data) if size else 0
+    return int((np.frombuffer(value, np.uint8) if size else _NOTHING).ctypes.data)
 
 
 def _not_memory(value: Any) -> int:

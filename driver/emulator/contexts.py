@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import uuid
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 
 from urdir.driver.emulator.calls import Needs, Refused, driver_call, expect_enum, handle, uint
-from urdir.driver.emulator.properties import MIB
+from urdir.driver.emulator.properties import MIB, DeviceProperties
 from urdir.driver.emulator.state import Driver
 
 # What cuGetErrorString says; other errors are described by their name.
@@ -108,7 +110,8 @@ def cuDeviceGetUuid(driver: Driver, dev: Any) -> Any:
     """16 bytes, the same for equal devices in every process."""
     _check_device(dev)
     result = cuda.CUuuid()
-    result.bytes = uuid.uuid5(uuid.NAMESPACE_OID, repr(driver.properties)).bytes
+    digest = uuid.uuid5(uuid.NAMESPACE_OID, repr(driver.properties)).bytes
+    ctypes.memmove(result.getPtr(), digest, len(digest))  # its bytes cannot be assigned
     return result
 
 
@@ -131,7 +134,7 @@ def cuDeviceGetAttribute(driver: Driver, attrib: Any, dev: Any) -> int:
     """A property of the posed device; 0 for features it does not have."""
     _check_device(dev)
     attribute = expect_enum("attrib", attrib, cuda.CUdevice_attribute)
-    return driver.properties.attributes().get(attribute.name, 0)
+    return _attributes(driver.properties).get(int(attribute), 0)
 
 
 @driver_call(results=1, needs=Needs.INIT)
@@ -222,6 +225,14 @@ def cuCtxGetLimit(driver: Driver, limit: Any) -> int:
 def cuCtxGetStreamPriorityRange(driver: Driver) -> tuple[int, int]:
     """Least and greatest stream priority."""
     return 0, -5
+
+
+@functools.cache
+def _attributes(properties: DeviceProperties) -> dict[int, int]:
+    """Attribute number -> value."""
+    named = properties.attributes().items()
+    prefix = "CU_DEVICE_ATTRIBUTE_"
+    return {int(getattr(cuda.CUdevice_attribute, prefix + name)): value for name, value in named}
 
 
 def _check_device(dev: Any) -> None:

@@ -158,24 +158,19 @@ class Fill:
 
 def copy_2d(memory: Memory, p: Any) -> Copy | None:
     """The copy that a CUDA_MEMCPY2D describes; None when it is empty."""
-    width, height = p.WidthInBytes, p.Height
-    if not width or not height:
-        return None
-    return Copy(
-        *(_box(memory, p, side, width, height, 1) for side in ("dst", "src")),
-        keep=(p,),
-    )
+    return _copy(memory, p, p.WidthInBytes, p.Height, 1)
 
 
 def copy_3d(memory: Memory, p: Any) -> Copy | None:
     """The copy that a CUDA_MEMCPY3D describes; None when it is empty."""
-    width, height, depth = p.WidthInBytes, p.Height, p.Depth
+    return _copy(memory, p, p.WidthInBytes, p.Height, p.Depth)
+
+
+def _copy(memory: Memory, p: Any, width: int, height: int, depth: int) -> Copy | None:
     if not width or not height or not depth:
         return None
-    return Copy(
-        *(_box(memory, p, side, width, height, depth) for side in ("dst", "src")),
-        keep=(p,),
-    )
+    target = _box(memory, p, "dst", width, height, depth)
+    return Copy(target, _box(memory, p, "src", width, height, depth))
 
 
 def _box(memory: Memory, p: Any, side: str, width: int, height: int, depth: int) -> Box:

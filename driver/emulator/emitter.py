@@ -105,6 +105,13 @@ class Emitter:
         self.temps.add(name)
         return name
 
+    def row(self, element: str, count: int) -> str:
+        """A scratch array (n, count)."""
+        name = f"t{self._scratch}_{element}x{count}"
+        self._scratch += 1
+        self.temps.add(name)
+        return name
+
     def register(self, name: str, element: str, old: bool = True) -> str:
         """The view of a register as ``element``: its low bytes where it is wider."""
         number = self.layout.number(name)

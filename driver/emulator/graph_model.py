@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import cuda.bindings.driver as cuda
 
@@ -57,6 +58,8 @@ class Node:
     work: Work
     handle: int = 0
     before: dict[Node, EdgeKind] = field(default_factory=dict)
+    #: Arguments given out by cuGraphKernelNodeGetParams, kept alive.
+    storage: Any = None
 
     @property
     def label(self) -> str:
@@ -74,7 +77,7 @@ class Node:
     def type(self) -> cuda.CUgraphNodeType:
         """Its type as the API names it."""
         kind = "KERNEL" if isinstance(self.work, Launch) else self.label
-        return cuda.CUgraphNodeType[f"CU_GRAPH_NODE_TYPE_{kind}"]
+        return getattr(cuda.CUgraphNodeType, f"CU_GRAPH_NODE_TYPE_{kind}")
 
 
 @dataclass(eq=False)
@@ -107,6 +110,9 @@ class Topology:
         ]
         self.ancestors = self._ancestors()
         self.unordered = self._unordered()
+        has_programmatic = any(self.programmatic_after)
+        #: Nodes that can be part of a race.
+        self.is_raced = [has_programmatic or bool(others) for others in self.unordered]
 
     def _ancestors(self) -> list[int]:
         """Per node, the set of all that come before it, as a bit mask."""
@@ -124,15 +130,11 @@ class Topology:
         return ancestors
 
     def _unordered(self) -> list[list[int]]:
-        """Per node, the later nodes that it is not ordered with."""
-        count = len(self.ancestors)
+        """Per node, all the nodes that it is not ordered with."""
+        sets = self.ancestors
+        nodes = range(len(sets))
         return [
-            [
-                j
-                for j in range(i + 1, count)
-                if not (self.ancestors[j] >> i | self.ancestors[i] >> j) & 1
-            ]
-            for i in range(count)
+            [j for j in nodes if i != j and not (sets[j] >> i | sets[i] >> j) & 1] for i in nodes
         ]
 
     def same_shape(self, other: Topology) -> bool:

@@ -19,7 +19,8 @@ class GraphTask(Task):
     Nodes run one at a time in an order drawn anew for each launch. Before a kernel runs, those
     behind it over a programmatic edge run up to their griddepcontrol.wait. A kernel that spins is
     put aside while other nodes run. With ``is_traced``, what each node touches is recorded, and
-    two unordered nodes that touch a byte which one of them writes are a fault.
+    two unordered nodes that touch a byte which one of them writes are a fault; so is a kernel that
+    touches, before its wait, what a predecessor still at work touches.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class GraphTask(Task):
         self._ready = [i for i, n in enumerate(self._pending) if not n]
         self._spinning: list[int] = []
         self._runs: dict[int, KernelRun] = {}
-        self._traces: dict[int, Trace] = {}
+        self._traces: dict[int, list[Trace]] = {}
+        self._memories: dict[int, TracedMemory] = {}
         #: What kernels that began early touched before their wait.
         self._early: dict[int, Trace] = {}
 
@@ -76,7 +78,7 @@ class GraphTask(Task):
         if work is not None:
             memory = self._driver.context.memory
             if self._needs_trace(node):
-                self._trace_of(node).add_intervals(memory, work.reads(), work.writes())
+                self._new_trace(node).add_intervals(memory, work.reads(), work.writes())
             work.run(memory)
         return True
 
@@ -86,37 +88,40 @@ class GraphTask(Task):
         And those behind them in turn, where a kernel triggers its dependents by itself.
         """
         for after in self._topology.programmatic_after[node]:
+            full = self._topology.full_before[after]
+            if after in self._runs or not all(self._done[b] for b in full):
+                continue
             work = self._works[after]
             assert isinstance(work, Launch)
-            if after in self._runs or not all(
-                self._done[b] for b in self._topology.full_before[after]
-            ):
-                continue
-            run = self._run_of(after, work, is_early=True)
-            run.begin_early()
+            self._run_of(after, work).begin_early()
+            if after in self._memories:
+                # From its wait on, the kernel may touch what its predecessors wrote.
+                self._early[after] = self._memories[after].trace
+                self._memories[after].trace = self._new_trace(after)
             if work.function.triggers_dependents:
                 self._begin_dependents(after)
 
-    def _run_of(self, node: int, work: Launch, is_early: bool = False) -> KernelRun:
+    def _run_of(self, node: int, work: Launch) -> KernelRun:
         if node not in self._runs:
             memory: Any = self._driver.context.memory
-            if self._needs_trace(node) or (is_early and self._is_traced):
-                memory = TracedMemory(memory, self._trace_of(node))
-                if is_early:
-                    self._early[node] = memory.trace
+            if self._needs_trace(node):
+                memory = self._memories[node] = TracedMemory(memory, self._new_trace(node))
             self._runs[node] = KernelRun(self._driver, work, memory)
         return self._runs[node]
 
     def _needs_trace(self, node: int) -> bool:
         return self._is_traced and self._topology.is_raced[node]
 
-    def _trace_of(self, node: int) -> Trace:
-        return self._traces.setdefault(node, Trace())
+    def _new_trace(self, node: int) -> Trace:
+        trace = Trace()
+        self._traces.setdefault(node, []).append(trace)
+        return trace
 
     def _complete(self, node: int) -> None:
         self._done[node] = True
         self._left -= 1
         self._runs.pop(node, None)
+        self._early.pop(node, None)
         if node in self._traces:
             self._check_races(node)
         for after in self._topology.after[node]:
@@ -125,11 +130,20 @@ class GraphTask(Task):
                 self._ready.append(after)
 
     def _check_races(self, node: int) -> None:
-        mine = self._traces[node]
+        """Compare a node that is done with unordered ones, and with what began before its end."""
         for other in self._topology.unordered[node]:
-            theirs = self._traces.get(other)
-            if self._done[other] and theirs and (at := mine.conflict(theirs)) is not None:
-                self._report(node, other, at, "are not ordered by edges")
+            if self._done[other]:
+                for theirs in self._traces[other]:
+                    self._compare(node, other, theirs, "are not ordered by edges")
+        for other, early in self._early.items():
+            if self._topology.ancestors[other] >> node & 1:
+                why = f"overlap: node {other} has not yet executed griddepcontrol.wait"
+                self._compare(node, other, early, why)
+
+    def _compare(self, node: int, other: int, theirs: Trace, why: str) -> None:
+        for mine in self._traces[node]:
+            if (at := mine.conflict(theirs)) is not None:
+                self._report(node, other, at, why)
 
     def _report(self, node: int, other: int, address: int, why: str) -> None:
         names = [f"node {i} ({self._name(i)})" for i in sorted((node, other))]

@@ -7,8 +7,6 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-import numpy as np
-
 from urdir.driver.emulator.calls import Refused
 
 MAGIC = b"\x7fURDIRPTX\n"
@@ -58,7 +56,7 @@ def read_input(data: object, address: int, size: int | None = None) -> bytes:
     if size is not None:
         return ctypes.string_at(address, size)
     if not isinstance(data, int):
-        return np.frombuffer(data, np.uint8).tobytes()  # type: ignore[call-overload,no-any-return]
+        return bytes(memoryview(data))  # type: ignore[arg-type]
     if ctypes.string_at(address, 4) in (_ELF, _FATBIN):
         return ctypes.string_at(address, 64)
     if ctypes.string_at(address, len(MAGIC)) != MAGIC:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -11,8 +12,7 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 
-from urdir.driver.emulator.calls import Refused, driver_call, kernel_params, size_t, uint
-from urdir.driver.emulator.execution import GridExecution, Status
+from urdir.driver.emulator.calls import Refused, driver_call, handle, kernel_params, size_t, uint
 from urdir.driver.emulator.faults import KernelFault
 from urdir.driver.emulator.functions import Extent, Function
 from urdir.driver.emulator.memory import Memory
@@ -27,8 +27,9 @@ _NO_CLUSTER: Extent = (1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Everything a launch is: a kernel, its extents, shared bytes, and the parameter block."""
+    """Everything a launch is: a kernel (and its handle), extents, shared bytes, parameter block."""
 
+    handle: int
     function: Function
     grid: Extent
     block: Extent
@@ -41,6 +42,10 @@ class Launch:
     def name(self) -> str:
         """The kernel's entry name."""
         return self.function.name
+
+    def replaced(self, **changes: Any) -> Launch:
+        """The same launch with other values for some fields."""
+        return dataclasses.replace(self, **changes)
 
     def check(self, driver: Driver) -> None:
         """Refuse what the driver refuses, with its error."""
@@ -100,14 +105,14 @@ class KernelRun:
         self._driver = driver
         self._launch = launch
         self._memory = memory
-        self._grid: GridExecution | None = None
+        self._grid: Any = None
         self.done = False
 
     def begin_early(self) -> None:
         """Run to the point where the kernel waits for its predecessors (or to its end)."""
         if self._grid is None:
             self._grid = self._create(dependencies_pending=True)
-            self.done = self._grid.run() is Status.DONE
+            self.done = self._grid.run().name == "DONE"
 
     def advance(self) -> bool:
         """Run, predecessors being complete; False when the kernel spins."""
@@ -115,7 +120,7 @@ class KernelRun:
             if self._grid is None:
                 self._grid = self._create(dependencies_pending=False)
             self._grid.dependencies_pending = False
-            self.done = self._grid.run() is Status.DONE
+            self.done = self._grid.run().name == "DONE"
         return self.done
 
     def describe(self) -> str:
@@ -124,7 +129,9 @@ class KernelRun:
         detail = f" ({waits()})" if callable(waits) else ""
         return f"kernel {self._launch.name} spins without progress{detail}"
 
-    def _create(self, dependencies_pending: bool) -> GridExecution:
+    def _create(self, dependencies_pending: bool) -> Any:
+        from urdir.driver.emulator.execution import GridExecution
+
         launch = self._launch
         if code := self._driver.injections.strike("launch"):
             raise KernelFault(code, f"kernel {launch.name}: injected fault")
@@ -267,7 +274,7 @@ def make_launch(
         raise Refused("CUDA_ERROR_NOT_SUPPORTED", "arguments in `extra`: use kernelParams")
     params = function.read_arguments(params_address)
     cluster = cluster or function.required_cluster or _NO_CLUSTER
-    launch = Launch(function, grid, block, cluster, shared_bytes, params, is_cooperative)
+    launch = Launch(handle(f), function, grid, block, cluster, shared_bytes, params, is_cooperative)
     launch.check(driver)
     return launch
 

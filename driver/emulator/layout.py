@@ -45,10 +45,14 @@ def _specials() -> dict[str, Special]:
         table[f"%{name}"] = Special(f"s_{name}", 4, True)
     for name in ("clock64", "globaltimer", "gridid"):
         table[f"%{name}"] = Special(f"s_{name}", 8, True)
+    table["row offset"] = Special("s_row", 8, False)  # where the lane's CTA is in shared memory
     return table
 
 
 SPECIALS = _specials()
+
+#: The hidden predicate register that add.cc writes.
+CARRY = "carry flag"
 
 
 class EntryLayout:
@@ -56,8 +60,9 @@ class EntryLayout:
 
     def __init__(self, module: Module, entry: Entry) -> None:
         self.entry = entry
-        self.numbers = {name: number for number, name in enumerate(entry.registers)}
-        self.widths = [0 if t == "pred" else TYPE_BYTES[t] for t in entry.registers.values()]
+        registers = {**entry.registers, CARRY: "pred"}
+        self.numbers = {name: number for number, name in enumerate(registers)}
+        self.widths = [0 if t == "pred" else TYPE_BYTES[t] for t in registers.values()]
         if 16 in self.widths:
             raise CompileError(f"{entry.name}: 128-bit registers are not supported")
         self.parameters: dict[str, tuple[int, int]] = {}

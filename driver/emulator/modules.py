@@ -18,7 +18,6 @@ from urdir.driver.emulator.calls import (
     expect_enum,
     host_address,
     size_t,
-    uint,
 )
 from urdir.driver.emulator.functions import REGISTERS_PER_THREAD, Function
 from urdir.driver.emulator.images import Image, is_text, read_input

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from urdir.driver.emulator.emitter import NUMPY, Emitter
+from urdir.driver.emulator.layout import CARRY
 from urdir.driver.emulator.operations import operation
-from urdir.ptxgen.ptx import Discard, Operand, Pair
+from urdir.ptxgen.ptx import Discard, Operand, Pair, Register
 
 _WIDE = {"u2": "u4", "i2": "i4", "u4": "u8", "i4": "i8"}
 
@@ -40,7 +41,7 @@ def _carry(e: Emitter, m: re.Match[str]) -> None:
     d, a, b = e.operands
     element = _unsigned(NUMPY[m[3]])
     left, right = e.full(a, element), e.source(b, element)
-    carry = e.register("%cc", "b1")
+    carry = e.register(CARRY, "b1") if m[1].endswith("c") else ""
     first, out, extra = e.temp(element), e.temp("b1"), e.temp("b1")
     name, overflowed = ("add", "less") if m[1].startswith("add") else ("subtract", "greater")
     e.line(f"{name}({left}, {right}, {first}); {overflowed}({first}, {left}, {out})")
@@ -51,7 +52,7 @@ def _carry(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{overflowed}({result}, {first}, {extra}); logical_or({out}, {extra}, {out})")
     e.line(f"{e.target(d, element)}[...] = {result}")
     if m[2]:
-        e.line(f"{e.flag_target()}[...] = {out}")
+        e.line(f"{e.target(Register(CARRY), 'b1')}[...] = {out}")
 
 
 @operation(r"mul\.lo\.([us](?:16|32|64))")
@@ -248,12 +249,14 @@ def _not(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{e.target(d, element)}[...] = equal({source}, {e.constant(0, element)})")
 
 
-@operation(r"shl\.(b16|b32|b64)|shr\.(b16|b32|b64|[us]16|[us]32|[us]64)")
+@operation(r"(shl|shr)\.(b16|b32|b64|[us]16|[us]32|[us]64)")
 def _shift(e: Emitter, m: re.Match[str]) -> None:
     """numpy, like PTX, gives 0 (or the sign) for amounts not below the width."""
     d, a, amount = e.operands
-    element = NUMPY[m[1] or m[2]]
-    name = "left_shift" if m[1] else "right_shift"
+    element = NUMPY[m[2]]
+    if m[1] == "shl" and m[2][0] != "b":
+        raise e.fail("shl takes .b16, .b32 and .b64")
+    name = {"shl": "left_shift", "shr": "right_shift"}[m[1]]
     by = e.immediate(amount)
     if by is not None:
         shift = e.constant(min(by & 0xFFFFFFFF, 8 * int(element[1])), element)
@@ -447,14 +450,14 @@ def _prmt(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{result}.view(u1)[{at}::4] = {sources[id(operand)]}[{byte}::4]")
 
 
-@operation(r"dp([24])a(?:\.(lo|hi))?\.([us]32)\.([us]32)")
+@operation(r"(dp4a|dp2a)(?:\.(lo|hi))?\.([us]32)\.([us]32)")
 def _dot(e: Emitter, m: re.Match[str]) -> None:
     d, a, b, c = e.operands
-    if (m[1] == "2") != bool(m[2]):
+    if (m[1] == "dp2a") != bool(m[2]):
         raise e.fail("dp2a takes .lo or .hi, dp4a neither")
     left, right = e.full(a, "u4"), e.full(b, "u4")
     kinds = ", ".join({"u32": "u1", "s32": "i1"}[kind] for kind in (m[3], m[4]))
-    if m[1] == "4":
+    if m[1] == "dp4a":
         dot = f"dot_4({left}, {right}, {kinds})"
     else:
         dot = f"dot_2({left}, {right}, {kinds}, {2 if m[2] == 'hi' else 0})"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 KIB = 1024
 MIB = 1024 * 1024
@@ -91,10 +90,13 @@ class DeviceProperties:
         return self.generation.shared_per_block * KIB
 
     def attributes(self) -> dict[str, int]:
-        """CUdevice_attribute name (without its prefix) -> value; what is absent is 0."""
+        """CUdevice_attribute name (without its prefix) -> value; what is absent is 0.
+
+        Some attributes have two names in the enum: compare their numbers.
+        """
         g = self.generation
         has = int(self.has_clusters)
-        table: dict[str, Any] = {
+        table: dict[str, int] = {
             "MAX_THREADS_PER_BLOCK": MAX_THREADS,
             "MAX_BLOCK_DIM_X": MAX_BLOCK[0],
             "MAX_BLOCK_DIM_Y": MAX_BLOCK[1],
@@ -139,4 +141,4 @@ class DeviceProperties:
             "SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO": 2 if self.sm in (80, 90, 100) else 32,
             "PCI_BUS_ID": 0,
         }
-        return {f"CU_DEVICE_ATTRIBUTE_{name}": value for name, value in table.items()}
+        return table

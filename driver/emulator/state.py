@@ -12,7 +12,7 @@ from urdir.driver.emulator.handles import Handles
 from urdir.driver.emulator.injection import Injections
 from urdir.driver.emulator.pinned import UnifiedMemory
 from urdir.driver.emulator.properties import DeviceProperties
-from urdir.driver.emulator.scheduler import Scheduler
+from urdir.driver.emulator.scheduler import Queue, Scheduler
 
 
 class Context:
@@ -26,8 +26,8 @@ class Context:
         self.fault: str | None = None
         self.memory = UnifiedMemory(driver.properties.total_memory)
         self.scheduler = Scheduler(driver.rng)
-        self.streams: Handles[Any] = Handles("stream")
-        self.thread_streams: dict[int, Any] = {}
+        self.streams: Handles[Queue] = Handles("stream")
+        self.thread_streams: dict[int, Queue] = {}
         self.events: Handles[Any] = Handles("event")
         self.links: Handles[Any] = Handles("link")
         self.modules: Handles[Any] = Handles("module")

@@ -41,8 +41,7 @@ def stream_of(driver: Driver, hStream: Any) -> Queue:
         if thread not in context.thread_streams:
             context.thread_streams[thread] = context.scheduler.add_queue(Queue())
         return context.thread_streams[thread]
-    queue: Queue = context.streams[number]
-    return queue
+    return context.streams[number]
 
 
 def enqueue(driver: Driver, queue: Queue, task: Task, after: tuple[Task, ...] = ()) -> Task:

@@ -266,10 +266,8 @@ def _copy_run(
     is_blocking: bool = False,
 ) -> None:
     """A copy of one run of bytes."""
-    copy = Copy(
-        *(Box(address, nbytes, is_device) for is_device, address, _ in (target, source)),
-        keep=(target[2], source[2]),
-    )
+    to = Box(target[1], nbytes, is_device=target[0])
+    copy = Copy(to, Box(source[1], nbytes, is_device=source[0]), keep=(target[2], source[2]))
     _queue_copy(driver, copy if nbytes else None, hStream, is_blocking)
 
 

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
+from urdir.model.commands.report import installed_version
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -62,15 +63,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(device: Device, model: str, bandwidth: float) -> dict[str, Any]:
-    import importlib.metadata
-
     free, total = device.memory_info()
     return {
         "model": model,
         "device": device.name,
         "emulated": device.is_emulated,
         "driver": device.properties.driver_version,
-        "urdir": importlib.metadata.version("urdir"),
+        "urdir": installed_version("urdir"),
         "read_bandwidth_bytes_per_second": bandwidth,
         "device_bytes_used": total - free,
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from urdir.model.commands import options
+from urdir.model.commands.report import installed_version
 
 EXAMPLES = """\
   urdir env                  what urdir finds here
@@ -55,8 +56,14 @@ def _report(cache_dir: Path | None) -> dict[str, dict[str, Any]]:
         "versions": {
             "python": platform.python_version(),
             "platform": platform.platform(),
-            **{name: _version(name) for name in ("urdir", "cuda-bindings", "numpy", "gguf")},
-            **{name: _version(name) for name in ("jinja2", "tokenizers", "nvidia-nvjitlink")},
+            **{
+                name: installed_version(name)
+                for name in ("urdir", "cuda-bindings", "numpy", "gguf")
+            },
+            **{
+                name: installed_version(name)
+                for name in ("jinja2", "tokenizers", "nvidia-nvjitlink")
+            },
         },
         "device": {"status": found.status, "detail": found.detail},
         "cache": {"folder": str(cache_dir), "bytes": _folder_bytes(cache_dir)},
@@ -65,15 +72,6 @@ def _report(cache_dir: Path | None) -> dict[str, dict[str, Any]]:
             for name, meaning in VARIABLES.items()
         },
     }
-
-
-def _version(package: str) -> str:
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _folder_bytes(folder: Path | None) -> int:

@@ -1,13 +1,22 @@
-"""What `run` and `chat` say on stderr about an answer."""
+"""What several commands report: versions, and on stderr what an answer took."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from urdir.model.generate import Statistics
+
+
+def installed_version(package: str) -> str:
+    """The version of an installed package, or that it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def statistics_dict(statistics: Statistics) -> dict[str, Any]:

@@ -119,7 +119,8 @@ def _stream(generation: Generation, quiet: bool) -> tuple[bool, str]:
 def _describe(engine: Engine) -> None:
     device, session = engine.device, engine.session
     print(
-        f"model {engine.name}, {engine.weights.nbytes:,} bytes of weights\n"
+        f"model {engine.name}, {engine.weights.nbytes:,} bytes of weights, "
+        f"loaded in {engine.load_seconds:.2f} s\n"
         f"device {device.name}: {device.properties.name}, kernels for {device.target}\n"
         f"context {session.context} tokens, KV cache {session.parts.cache.nbytes:,} bytes "
         f"({session.parts.cache.dtype})",

@@ -34,7 +34,7 @@ def choose_team(units: int) -> int:
 def choose_rows(fmt: Format, rows: int, units: int) -> int:
     """Rows that a thread takes together: 1, 2 or 4, so that enough threads are left.
 
-    No more than 64 bytes of quants in flight a thread: registers bind beyond that.
+    No more than 128 bytes of a plane in flight a thread: registers bind beyond that.
     """
     widest = max(p.nbytes for p in fmt.planes)
     fitting = [r for r in (4, 2) if r * widest <= 128 and r <= rows and rows // r * units >= FULL]
@@ -116,7 +116,7 @@ class Matvec(KernelSpec):
 
     @property
     def tolerance(self) -> Tolerance:
-        """A thread's chain of f32 sums, and what cancels between quants and minimums."""
+        """Rounding of the f32 sums: 2e-7 to 6e-7 measured; a single row that cancels, 1.2e-6."""
         return Tolerance(rtol=2e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:

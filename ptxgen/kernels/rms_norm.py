@@ -78,7 +78,7 @@ class RmsNorm(KernelSpec):
             cls(rows=3, cols=64, eps=1e-6),
             cls(rows=2, cols=257, eps=1e-5),
             cls(rows=1, cols=4096, eps=1e-5),
-            cls(rows=2, cols=8964, eps=1e-5),
+            cls(rows=2, cols=16380, eps=1e-5),
             cls(rows=1, cols=16389, eps=1e-5),
             cls(rows=2, cols=20484, eps=1e-5),
         )

@@ -35,6 +35,8 @@ class Rope(KernelSpec):
     def __post_init__(self) -> None:
         if self.style not in ("interleaved", "half"):
             raise PtxgenError(f"RoPE style {self.style!r} is neither 'interleaved' nor 'half'")
+        if self.q_heads < 1 or self.kv_heads < 1:
+            raise PtxgenError(f"RoPE of {self.q_heads} query heads and {self.kv_heads} KV heads")
         if self.rotary_dim % 2 or self.head_dim % 2:
             raise PtxgenError(
                 f"RoPE needs even dims: rotary_dim {self.rotary_dim}, head_dim {self.head_dim}"

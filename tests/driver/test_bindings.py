@@ -45,7 +45,7 @@ def test_missing_function_is_a_driver_too_old() -> None:
 
 def test_function_taken_from_the_emulator_is_a_driver_too_old() -> None:
     emulated = bindings.emulated(driver_version=12020)
-    emulated.remove_function("cuMemAlloc")
+    emulated.remove("cuMemAlloc")
     with pytest.raises(DriverTooOldError, match=r"has CUDA 12\.2.*cuMemAlloc"):
         bindings.GuardedApi(emulated).cuMemAlloc(16)
 

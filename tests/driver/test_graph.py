@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from urdir.driver.device import Device
+from urdir.driver.diff import diff
 from urdir.driver.errors import CudaError, LaunchError, LifetimeError, check
-from urdir.driver.execute import record, run
+from urdir.driver.execute import evaluate, record, run
 from urdir.driver.graph import Graph
 from urdir.driver.memory import Arena
 from urdir.driver.operation import Copy, Fill, Launch
@@ -177,7 +178,7 @@ def test_the_emulator_detects_a_missing_edge(emulator: Device) -> None:
         executable = check(api, api.cuGraphInstantiate(graph.handle, 0), "instantiate")
         with emulator.create_stream() as stream:
             api.cuGraphLaunch(executable, stream.handle)
-            with pytest.raises(CudaError, match=r"a->b.*b->a"):
+            with pytest.raises(CudaError, match=r"race in a graph: node 0 \(kernel shift\) and node 1"):
                 stream.synchronize()
 
 
@@ -200,9 +201,19 @@ def test_updated_arguments_count_from_the_next_launch(device: Device, memory: Ar
         ):
             with pytest.raises(LaunchError, match=message):
                 recorded.update(0, **change)
-        with pytest.raises(LaunchError, match="no path leads"):
-            recorded.update(0, y=memory["e"], x=memory["d"])
         assert recorded.nodes[0].operation == plan[0]  # refused changes change nothing
+
+
+def test_an_update_that_needs_another_edge_is_refused(device: Device, memory: Arena) -> None:
+    plan = Plan("update")
+    plan.extend([shift(memory, "a", "b", 1), shift(memory, "c", "d", 10)])
+    with record(plan, device) as recorded:
+        assert recorded.edges == ()
+        with pytest.raises(LaunchError, match=r"no path leads.*read after write, argument 'x'"):
+            recorded.update(1, x=memory["b"])
+        recorded.update(1, x=memory["e"])
+        with pytest.raises(LaunchError, match="no path leads"):
+            recorded.update(0, x=memory["d"])
 
 
 def test_only_launches_have_arguments(device: Device, memory: Arena) -> None:
@@ -234,6 +245,25 @@ def test_a_graph_keeps_its_buffers(device: Device) -> None:
         buffer.close()
     with device.create_stream() as stream, pytest.raises(LifetimeError, match="closed"):
         recorded.launch(stream)
+
+
+def test_kernels_may_write_pinned_memory_and_it_is_kept(device: Device, memory: Arena) -> None:
+    pinned = device.pinned(4 * N, "results")
+    plan = Plan("pinned")
+    plan.launch(SHIFT, "s", x=memory["a"], y=pinned, amount=3)
+    assert "out y=results[0:148]" in str(plan)
+    with record(plan, device) as recorded, device.create_stream() as stream:
+        for allocation in (pinned, device.load(SHIFT)):
+            with pytest.raises(LifetimeError, match="is held by 1"):
+                allocation.close()
+        recorded.launch(stream)
+        stream.synchronize()
+        assert np.array_equal(pinned.view(np.int32, N), COUNT + 3)
+        pinned.array[:] = 0
+        evaluate(plan)
+        assert np.array_equal(pinned.view(np.int32, N), COUNT + 3)
+        assert diff(plan, device, stream) is None
+    pinned.close()
 
 
 def test_a_forgotten_graph_lets_its_buffers_go(device: Device) -> None:

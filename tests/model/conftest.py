@@ -21,3 +21,87 @@ def data() -> Path:
     """The folder of test data."""
     return DATA
 
+
+# ---- GGUF files made for a test ------------------------------------------------------------------
+
+_ARRAY_TYPES = {"u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "f4": 6, "u8": 10, "i8": 11}
+
+
+def gguf_string(text: str | bytes) -> bytes:
+    """A string as GGUF stores it."""
+    raw = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def gguf_value(value: Any) -> bytes:
+    """A value with its type; an (id, bytes) pair is taken as it is."""
+    match value:
+        case (int(type_id), bytes(raw)):
+            return struct.pack("<I", type_id) + raw
+        case bool():
+            return struct.pack("<IB", 7, value)
+        case int():
+            return struct.pack("<Ii", 5, value) if value < 0 else struct.pack("<II", 4, value)
+        case float():
+            return struct.pack("<If", 6, value)
+        case str():
+            return struct.pack("<I", 8) + gguf_string(value)
+        case np.ndarray():
+            type_id = _ARRAY_TYPES[value.dtype.str[1:]]
+            return struct.pack("<IIQ", 9, type_id, len(value)) + value.tobytes()
+        case list():
+            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(gguf_string, value))
+    raise TypeError(value)
+
+
+def gguf_bytes(
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, tuple[int, tuple[int, ...], bytes]] | None = None,
+    alignment: int = 32,
+) -> bytes:
+    """A GGUF file; `tensors` maps names to (ggml type, shape with rows first, data)."""
+    tensors = tensors or {}
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    for key, value in metadata.items():
+        header += gguf_string(key) + gguf_value(value)
+    data = b""
+    for name, (type_id, shape, raw) in tensors.items():
+        data += b"\0" * (-len(data) % alignment)
+        header += gguf_string(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
+        header += struct.pack("<IQ", type_id, len(data))
+        data += raw
+    return header + b"\0" * (-len(header) % alignment if tensors else 0) + data
+
+
+@pytest.fixture
+def make_gguf(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a file with the given metadata and tensors (see `gguf_bytes`), returns its path."""
+    numbers = itertools.count()
+
+    def make(metadata: Mapping[str, Any], tensors: Any = None) -> Path:
+        path = tmp_path / f"made-{next(numbers)}.gguf"
+        path.write_bytes(gguf_bytes(metadata, tensors))
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def vocab_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Unpacks one of the vocabularies ("llama-bpe", "llama-spm", "qwen2"), returns its path."""
+    folder = tmp_path_factory.mktemp("vocab")
+
+    @functools.cache
+    def unpack(name: str) -> Path:
+        path = folder / f"{name}.gguf"
+        packed = DATA / "vocab" / f"ggml-vocab-{path.name}.xz"
+        path.write_bytes(lzma.decompress(packed.read_bytes()))
+        return path
+
+    return unpack
+
+
+@pytest.fixture(scope="session")
+def demo_file() -> Path:
+    """The demo model of the package."""
+    return DATA.parent.parent / "model" / "data" / "demo-q4_k_m.gguf"

@@ -21,10 +21,12 @@ import pytest
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
+from urdir.driver.launch import launch, pack
 from urdir.ptxgen import ptx
 from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
@@ -269,6 +271,44 @@ def test_advance(position, known, after, emulator):
     assert outputs["position"].tolist() == [at]
     assert outputs["known"].tolist() == [count]
     assert outputs["tokens"].tolist() == tokens
+
+
+@pytest.mark.parametrize("n", [2, 4, 31, 127, 128, 129, 512, 4095, 4096, 16_384, 16_385, 32_771])
+def test_argmax_around_the_sizes_where_its_code_changes(n, emulator):
+    spec = Argmax(n=n)
+    check(emulator, spec, inputs_of(spec))
+    falling = -np.arange(n, dtype=np.float32)
+    for logits, index in ((falling, 0), (falling[::-1].copy(), n - 1)):
+        assert run_kernel(emulator, spec, {"logits": logits})["index"].tolist() == [index]
+
+
+@pytest.mark.parametrize(
+    ("spec", "output", "over"),
+    [
+        (Add(n=515), "y", "a"),
+        (Add(n=515), "y", "b"),
+        (SwiGLU(n=515), "y", "gate"),
+        (SwiGLU(n=515), "y", "up"),
+        (RmsNorm(rows=3, cols=516, eps=1e-5), "y", "x"),
+        (RmsNorm(rows=1, cols=20484, eps=1e-5), "y", "x"),
+    ],
+    ids=lambda value: value.name if isinstance(value, KernelSpec) else value,
+)
+def test_an_output_may_lie_over_an_input(spec, output, over, emulator):
+    inputs = inputs_of(spec)
+    expected = run_kernel(emulator, spec, inputs)[output]
+    buffers = {}
+    for name, value in inputs.items():
+        buffers[name] = emulator.allocate(value.nbytes, name)
+        buffers[name].upload(value)
+    args = {**buffers, output: buffers[over]}
+    with emulator.create_stream() as stream:
+        launch(emulator.load(spec), pack(spec, args), stream)
+        stream.synchronize()
+    result = buffers[over].download(np.float32, expected.shape)
+    assert result.tobytes() == expected.tobytes()
+    for buffer in buffers.values():
+        buffer.close()
 
 
 def test_silu_at_its_ends(emulator):

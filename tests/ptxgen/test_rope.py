@@ -100,6 +100,7 @@ def test_factors_divide_the_extrapolated_frequencies() -> None:
         (lambda: frequencies(8, 1e4, None, [1.0, 2.0]), r"\(2,\).*needs \(4,\)"),
         (lambda: RopeScaling.linear(0.0), "factor 0.0"),
         (lambda: RopeScaling.yarn(2.0, 0), "original context"),
+        (lambda: Rope(0, 1, 8, 8, "half"), "0 query heads"),
         (lambda: Rope(1, 1, 8, 10, "half"), "rotary_dim 10"),
         (lambda: Rope(1, 1, 8, 5, "half"), "even"),
         (lambda: Rope(1, 1, 8, 8, "spiral"), "'spiral'"),  # type: ignore[arg-type]

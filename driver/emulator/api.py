@@ -1,0 +1,91 @@
+"""The emulated driver as one object: the functions of ``cuda.bindings.driver``, over a fake GPU."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import cuda.bindings.driver as cuda
+
+from urdir.driver.emulator import contexts, graphs, launches, modules, streams, transfers
+from urdir.driver.emulator.calls import bind
+from urdir.driver.emulator.properties import DeviceProperties
+from urdir.driver.emulator.state import Driver
+
+_MODULES: tuple[ModuleType, ...] = (contexts, transfers, streams, modules, launches, graphs)
+
+#: Every emulated function by name.
+FUNCTIONS: dict[str, Any] = {
+    name: function
+    for module in _MODULES
+    for name, function in vars(module).items()
+    if hasattr(function, "needs")
+}
+
+
+class Api:
+    """An emulated driver with one device; two of them share nothing.
+
+    Functions, enums, structs and handle types have the names of ``cuda.bindings.driver``.
+    ``target`` is what the device poses as ("sm_90"), ``total_memory`` its memory in bytes, ``seed``
+    that of every order that CUDA leaves open, ``driver_version`` what cuDriverGetVersion says.
+    Raises ValueError for a target that it cannot pose as.
+    """
+
+    #: The first sticky error, noted by the layer above.
+    poisoned_by: Any = None
+
+    def __init__(
+        self,
+        target: str = "sm_90",
+        sm_count: int = 4,
+        total_memory: int = 8 << 30,
+        seed: int = 0,
+        driver_version: int = 13000,
+    ) -> None:
+        properties = DeviceProperties.of(target, sm_count, total_memory)
+        self._driver = Driver(properties, seed, driver_version)
+        for name, function in FUNCTIONS.items():
+            setattr(self, name, bind(self._driver, function))
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(cuda, name, None)
+        if value is None or name.startswith("__"):
+            raise AttributeError(f"cuda.bindings.driver has no {name}")
+        if callable(value) and not isinstance(value, type):
+            raise AttributeError(f"the emulator has no {name}")
+        return value
+
+    @property
+    def last_fault(self) -> str:
+        """The full message of the latest kernel fault: kernel, line, thread, address."""
+        return self._driver.last_fault
+
+    @property
+    def last_refusal(self) -> str:
+        """Why the latest call that returned an error did so."""
+        return self._driver.last_refusal
+
+    def inject(self, kind: str, nth: int = 1, code: str | None = None) -> None:
+        """Make the ``nth`` event of ``kind`` from now on fail (1 is the next), with ``code``.
+
+        Kinds: "init", "allocation", "host_allocation", "link", "module_load", "instantiate", and
+        "launch": that kernel (of a graph too) faults when it runs, and poisons the context.
+        """
+        self._driver.injections.add(kind, nth, code)
+
+    def remove(self, *names: str) -> None:
+        """Take functions away: calling one fails as with a driver that is too old for it."""
+        for name in names:
+            if name not in FUNCTIONS:
+                raise ValueError(f"the emulator has no function {name!r}")
+            setattr(self, name, _missing(name))
+
+
+def _missing(name: str) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from cuda.bindings._internal.utils import FunctionNotFoundError
+
+        raise FunctionNotFoundError(f"function {name} is not found")
+
+    return call
