@@ -9,73 +9,99 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 
 @dataclass(frozen=True)
 class Advance(KernelSpec):
-    """The end of a step: position += 1, and the sampled token is appended where none is known.
+    """The end of a step: position += 1 in every row, and the sampled token is appended where none
+    is known.
 
-    ``tokens`` is the whole sequence, of which ``known`` entries are valid, ``position`` the index
-    of the token being processed. During a prompt the next token is known and is kept; at
-    ``max_len`` nothing is appended. Without ``sampling`` (a prompt step without logits) only the
-    position is a parameter, and moves.
+    ``tokens[s]`` is a whole sequence, of which ``known[s]`` entries are valid; ``position[r]`` is
+    the place of the token that row r processed, in sequence ``sequence[r]``. During a prompt the
+    next token is known and is kept; at ``max_len`` nothing is appended. A row whose position is
+    ``max_len`` or more is idle and stays as it is. Without ``sampling`` (a step without logits) the
+    positions are the only parameter. With it, no two rows that are not idle may belong to one
+    sequence.
     """
 
     max_len: int
+    rows: int = 1
+    sequences: int = 1
     sampling: bool = True
 
     name = "advance"
     template = ("urdir.templates", "advance.ptx.j2")
 
     def __post_init__(self) -> None:
-        if self.max_len < 1:
-            raise PtxgenError(f"advance: max_len must be at least 1, not {self.max_len}")
+        if not 1 <= self.max_len < 2**31:
+            raise PtxgenError(f"advance: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
+        if not 1 <= self.rows <= 1024:
+            raise PtxgenError(f"advance: rows must be in 1 ... 1024 (a thread), not {self.rows}")
+        if self.sequences < 1:
+            raise PtxgenError(f"advance: sequences must be at least 1, not {self.sequences}")
 
     @property
     def params(self) -> tuple[Param, ...]:
-        position = Param("position", "u32", (1,), Access.INOUT)
+        position = Param("position", "u32", ("rows",), Access.INOUT)
         if not self.sampling:
             return (position,)
         return (
-            Param("tokens", "u32", ("max_len",), Access.INOUT),
+            Param("sequence", "u32", ("rows",), Access.IN),
             position,
-            Param("known", "u32", (1,), Access.INOUT),
-            Param("sampled", "u32", (1,), Access.IN),
+            Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
+            Param("known", "u32", ("sequences",), Access.INOUT),
+            Param("sampled", "u32", ("rows",), Access.IN),
         )
 
     @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(1, 1, 1), block=(1, 1, 1))
+        return LaunchShape(grid=(1, 1, 1), block=(32 * ceil_div(self.rows, 32), 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        state = {name: inputs[name].copy() for name in inputs if name != "sampled"}
-        state["position"] += 1
-        if self.sampling:
-            at = int(state["position"][0])
-            if at == state["known"][0] and at < self.max_len:
-                state["tokens"][at] = inputs["sampled"][0]
-                state["known"] += 1
+        state = {p.name: inputs[p.name].copy() for p in self.params if p.access is Access.INOUT}
+        position = state["position"]
+        for row in np.flatnonzero(position < self.max_len):
+            position[row] += 1
+            if not self.sampling:
+                continue
+            at, s = position[row], inputs["sequence"][row]
+            if at == state["known"][s] and at < self.max_len:
+                state["tokens"][s, at] = inputs["sampled"][row]
+                state["known"][s] += 1
         return state
 
     @classmethod
     def examples(cls) -> Sequence[Advance]:
-        return (cls(max_len=1), cls(max_len=7, sampling=False), cls(max_len=50), cls(max_len=4096))
+        return (
+            cls(max_len=1),
+            cls(max_len=7, sampling=False),
+            cls(max_len=50, rows=3, sequences=5),
+            cls(max_len=9, rows=64, sequences=64),
+            cls(max_len=9, rows=40, sampling=False),
+            cls(max_len=4096),
+        )
 
     def flops(self) -> int:
         return 0
 
     def bytes_moved(self) -> int:
-        """The scalars read and written, and one token."""
-        return 8 + (4 + 4 + 8 if self.sampling else 0)
+        """Positions, counts and tokens of the rows, but not the sequences."""
+        return self.rows * (8 + (4 + 8 + 4 + 4 if self.sampling else 0))
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """The last token of a random sequence: its successor is about to be appended."""
-        known = int(rng.integers(1, self.max_len, endpoint=True))
+        """Rows of different sequences: at the end of one, within a prompt, or idle."""
+        known = rng.integers(1, self.max_len, self.sequences, endpoint=True)
+        sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows] % self.sequences
+        position = known[sequence] - 1
+        position -= np.where(rng.random(self.rows) < 0.3, rng.integers(0, position + 1), 0)
+        if self.rows > 1:
+            position[rng.random(self.rows) < 0.2] = self.max_len + 2
         state = {
-            "tokens": rng.integers(0, 1000, self.max_len).astype(np.uint32),
-            "position": np.array([known - 1], np.uint32),
-            "known": np.array([known], np.uint32),
-            "sampled": rng.integers(1000, 2000, 1).astype(np.uint32),
+            "sequence": sequence,
+            "position": position,
+            "tokens": rng.integers(0, 1000, (self.sequences, self.max_len)),
+            "known": known,
+            "sampled": rng.integers(1000, 2000, self.rows),
         }
-        return {p.name: state[p.name] for p in self.params}
+        return {p.name: state[p.name].astype(np.uint32) for p in self.params}

@@ -1,4 +1,4 @@
-"""The token embedding: one row of a repacked table of any weight type."""
+"""The token embedding: rows of a repacked table of any weight type."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, Format, random_blocks
 from urdir.ptxgen.layout import Layout
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
@@ -16,19 +17,29 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, cei
 
 @dataclass(frozen=True)
 class Embedding(KernelSpec):
-    """Row tokens[position] of an embedding table, as f32, to the bit.
+    """Rows tokens[sequence[r], position[r]] of an embedding table, as f32, to the bit.
 
-    A position or a token that is out of range reads nothing and gives NaNs: the host checks
-    tokens where it takes them.
+    A row whose position is ``max_len`` or more is idle: zeros. A token or a sequence that is out of
+    range reads nothing and gives NaNs: the host checks tokens where it takes them.
     """
 
     format: Format
     vocab: int
     cols: int
     max_len: int
+    rows: int = 1
+    sequences: int = 1
 
     name = "embedding"
     template = ("urdir.templates", "embedding.ptx.j2")
+
+    def __post_init__(self) -> None:
+        # Rows are the y extent of the grid.
+        if not 1 <= self.rows <= 65535 or self.sequences < 1 or self.max_len < 1:
+            raise PtxgenError(
+                f"embedding: {self.rows} rows of {self.sequences} sequences of {self.max_len} "
+                "tokens: rows are 1 to 65535, the others at least 1"
+            )
 
     @cached_property
     def layout(self) -> Layout:
@@ -39,9 +50,10 @@ class Embedding(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             Param("weights", "u8", ("weight_nbytes",), Access.IN),
-            Param("tokens", "u32", ("max_len",), Access.IN),
-            Param("position", "u32", (1,), Access.IN),
-            Param("y", "f32", ("cols",), Access.OUT),
+            Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
+            Param("y", "f32", ("rows", "cols"), Access.OUT),
         )
 
     @property
@@ -53,32 +65,51 @@ class Embedding(KernelSpec):
     def launch_shape(self) -> LaunchShape:
         threads = 32 * min(4, ceil_div(self.layout.row_units, 32))
         grid = ceil_div(self.layout.row_units, threads)
-        return LaunchShape(grid=(grid, 1, 1), block=(threads, 1, 1))
+        return LaunchShape(grid=(grid, self.rows, 1), block=(threads, 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        position = int(inputs["position"][0])
-        token = int(inputs["tokens"][position]) if position < self.max_len else self.vocab
-        if token >= self.vocab:
-            return {"y": np.full(self.cols, np.nan, np.float32)}
-        return {"y": self.layout.unpack(inputs["weights"])[token]}
+        table = self.layout.unpack(inputs["weights"])
+        y = np.full((self.rows, self.cols), np.nan, np.float32)
+        places = zip(inputs["sequence"].tolist(), inputs["position"].tolist(), strict=True)
+        for row, (sequence, position) in enumerate(places):
+            if position >= self.max_len:
+                y[row] = 0.0
+            elif sequence < self.sequences:
+                token = inputs["tokens"][sequence, position]
+                if token < self.vocab:
+                    y[row] = table[token]
+        return {"y": y}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         blocks = random_blocks(self.format, self.vocab * self.cols // self.format.block, rng)
         return {
             "weights": self.layout.pack(blocks),
-            "tokens": rng.integers(0, self.vocab, self.max_len).astype(np.uint32),
-            "position": rng.integers(0, self.max_len, 1).astype(np.uint32),
+            "tokens": rng.integers(0, self.vocab, (self.sequences, self.max_len), np.uint32),
+            "sequence": rng.integers(0, self.sequences, self.rows, np.uint32),
+            "position": self._positions(rng),
         }
+
+    def _positions(self, rng: np.random.Generator) -> Array:
+        """A position for every row, the last of several idle; (rows,) u32."""
+        positions = rng.integers(0, self.max_len, self.rows, np.uint32)
+        if self.rows > 1:
+            positions[-1] = self.max_len
+        return positions
 
     @classmethod
     def examples(cls) -> Sequence[Embedding]:
         cols = {f: 37 if f.is_float else f.block * 9 % 1536 for f in FORMATS.values()}
         each = [cls(f, vocab=5, cols=n, max_len=7) for f, n in cols.items()]
-        return (*each, cls(FORMATS["Q8_0"], vocab=3, cols=4896, max_len=2))
+        return (
+            *each,
+            cls(FORMATS["Q8_0"], vocab=3, cols=4896, max_len=2),
+            cls(FORMATS["Q6_K"], vocab=9, cols=512, max_len=4, rows=6, sequences=3),
+            cls(FORMATS["F16"], vocab=9, cols=37, max_len=4, rows=5, sequences=2),
+        )
 
     def flops(self) -> int:
-        return 2 * self.cols
+        return 2 * self.rows * self.cols
 
     def bytes_moved(self) -> int:
         row = self.cols // self.format.block * self.format.nbytes
-        return row + 8 + 4 * self.cols
+        return self.rows * (row + 12 + 4 * self.cols)

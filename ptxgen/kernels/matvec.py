@@ -1,4 +1,4 @@
-"""Matrix-vector products (GEMV) of repacked weights of every type."""
+"""Matrix-vector products (GEMV) of repacked weights of every type, for up to eight vectors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 CTA_THREADS = 128
 #: Threads with a unit each that fill a big GPU (132 SMs x 1,024); rows are shared beyond that.
 FULL = 1 << 17
+#: Activation vectors that one launch takes at most.
+MAX_BATCH = 8
+#: Sums that a thread may hold (rows of its own x batch rows): registers bind beyond that.
+MAX_SUMS = 16
 
 
 def choose_team(units: int) -> int:
@@ -31,22 +35,26 @@ def choose_team(units: int) -> int:
     return max(t for t in teams if 8 * ceil_div(units, t) * t <= 9 * least)
 
 
-def choose_rows(fmt: Format, rows: int, units: int) -> int:
+def choose_rows(fmt: Format, rows: int, units: int, batch: int = 1) -> int:
     """Rows that a thread takes together: 1, 2 or 4, so that enough threads are left.
 
-    No more than 128 bytes of a plane in flight a thread: registers bind beyond that.
+    No more than 128 bytes of a plane in flight a thread, and ``MAX_SUMS`` sums: registers bind
+    beyond that.
     """
     widest = max(p.nbytes for p in fmt.planes)
-    fitting = [r for r in (4, 2) if r * widest <= 128 and r <= rows and rows // r * units >= FULL]
+    most = min(rows, 128 // widest, MAX_SUMS // batch)
+    fitting = [r for r in (4, 2) if r <= most and rows // r * units >= FULL]
     return fitting[0] if fitting else 1
 
 
 @dataclass(frozen=True)
 class Matvec(KernelSpec):
-    """Matrix-vector product y = W x (+ bias), W (rows, cols) of any weight type, repacked.
+    """Matrix-vector products y[b] = W x[b] (+ bias), W (rows, cols) of any weight type, repacked.
 
-    Activations, products and sums are f32. ``threads`` (that share a row) and ``rows_each`` (rows
-    of one thread) are 0 for the choice by shape.
+    ``batch``: 1 to 8 vectors; the weights are read once for all of them. Activations, products and
+    sums are f32, and the sums' order depends on the matrix alone: y[b] has the same bits in every
+    batch. ``threads`` (that share a row) and ``rows_each`` (rows of one thread) are 0 for the
+    choice by shape.
     """
 
     format: Format
@@ -55,6 +63,7 @@ class Matvec(KernelSpec):
     bias: bool = False
     threads: int = 0
     rows_each: int = 0
+    batch: int = 1
 
     name = "matvec"
     template = ("urdir.templates", "matvec.ptx.j2")
@@ -66,6 +75,8 @@ class Matvec(KernelSpec):
             raise PtxgenError(
                 f"matvec: threads is {team}: a power of two, {multiple} to {CTA_THREADS}"
             )
+        if not 1 <= self.batch <= MAX_BATCH:
+            raise PtxgenError(f"matvec: batch is {self.batch}: 1 to {MAX_BATCH}")
         if not 1 <= self.team_rows <= self.rows:
             raise PtxgenError(f"matvec: rows_each is {self.team_rows} of {self.rows} rows")
 
@@ -79,9 +90,9 @@ class Matvec(KernelSpec):
         bias = (Param("bias", "f32", ("rows",), Access.IN),) if self.bias else ()
         return (
             Param("weights", "u8", ("weight_nbytes",), Access.IN),
-            Param("x", "f32", ("cols",), Access.IN),
+            Param("x", "f32", ("batch", "cols"), Access.IN),
             *bias,
-            Param("y", "f32", ("rows",), Access.OUT),
+            Param("y", "f32", ("batch", "rows"), Access.OUT),
         )
 
     @property
@@ -97,7 +108,9 @@ class Matvec(KernelSpec):
     @property
     def team_rows(self) -> int:
         """Rows of a team."""
-        return self.rows_each or choose_rows(self.format, self.rows, self.layout.row_units)
+        return self.rows_each or choose_rows(
+            self.format, self.rows, self.layout.row_units, self.batch
+        )
 
     @property
     def team_warps(self) -> int:
@@ -121,7 +134,7 @@ class Matvec(KernelSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         weights = self.layout.unpack(inputs["weights"]).astype(np.float64)
-        y = weights @ inputs["x"].astype(np.float64)
+        y = inputs["x"].astype(np.float64) @ weights.T
         if self.bias:
             y += inputs["bias"]
         return {"y": y.astype(np.float32)}
@@ -130,7 +143,7 @@ class Matvec(KernelSpec):
         blocks = random_blocks(self.format, self.rows * self.cols // self.format.block, rng)
         inputs = {
             "weights": self.layout.pack(blocks),
-            "x": rng.standard_normal(self.cols).astype(np.float32),
+            "x": rng.standard_normal((self.batch, self.cols)).astype(np.float32),
         }
         if self.bias:
             inputs["bias"] = rng.standard_normal(self.rows).astype(np.float32)
@@ -142,13 +155,19 @@ class Matvec(KernelSpec):
         each = [cls(f, 17, cols, bias=i % 2 == 0) for i, (f, cols) in enumerate(odd.items())]
         q8, q4_k = FORMATS["Q8_0"], FORMATS["Q4_K"]
         return (
-            cls(q8, 1, UNIT),
+            cls(q8, 3, UNIT),
             *each,
             cls(q8, 5, 896, rows_each=2),
             cls(FORMATS["F16"], 3, 2085),
             cls(q4_k, 9, 2304, threads=64, rows_each=4),
             cls(q4_k, 3, 4864, bias=True, rows_each=2),
+            cls(q8, 1, UNIT, batch=8),
+            cls(q4_k, 5, 512, bias=True, batch=8),
+            cls(q8, 9, 4864, threads=128, rows_each=2, batch=4),
+            cls(FORMATS["Q6_K"], 7, 512, batch=3),
+            cls(FORMATS["F32"], 5, 37, bias=True, batch=8),
+            cls(FORMATS["Q2_K"], 5, 256, rows_each=4, batch=2),
         )
 
     def flops(self) -> int:
-        return 2 * self.rows * self.cols
+        return 2 * self.batch * self.rows * self.cols

@@ -15,6 +15,7 @@ from hypothesis.extra.numpy import arrays
 
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.sampling import SamplingSettings, distribution, sample, uniform
+from urdir.ptxgen.sampling import SETTINGS
 
 OFF = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -26,13 +27,16 @@ def random_logits(n: int, seed: int = 7) -> np.ndarray:
 def reference(
     logits: Sequence[float], options: SamplingSettings, previous: Sequence[int] = ()
 ) -> dict[int, float]:
-    """The distribution by plain Python, filter after filter: token id -> probability."""
+    """The distribution by plain Python, filter after filter: token id -> probability.
+
+    Settings and penalised logits are f32, as on the device.
+    """
     values = {i: float(x) for i, x in enumerate(logits)}
     window = previous if options.repeat_last_n < 0 else list(previous)[len(previous) - min(
         options.repeat_last_n, len(previous)):]  # fmt: skip
     for token in set(window):
-        worse = options.repeat_penalty if values[token] <= 0 else 1.0 / options.repeat_penalty
-        values[token] *= worse
+        value, penalty = np.float32(values[token]), np.float32(options.repeat_penalty)
+        values[token] = float(value * penalty if value <= 0 else value / penalty)
 
     def probabilities(of: dict[int, float]) -> dict[int, float]:
         top = max(of.values())
@@ -46,12 +50,12 @@ def reference(
         share, total = probabilities({i: values[i] for i in ranked}), 0.0
         for count, token in enumerate(ranked, 1):
             total += share[token]
-            if total >= options.top_p:
+            if total >= np.float32(options.top_p):
                 ranked = ranked[:count]
                 break
     share = probabilities({i: values[i] for i in ranked})
-    ranked = [i for i in ranked if share[i] >= options.min_p * share[ranked[0]] * (1 - 1e-12)]
-    return probabilities({i: values[i] / options.temperature for i in ranked})
+    ranked = [i for i in ranked if share[i] >= options.min_p * share[ranked[0]] * (1 - 1e-6)]
+    return probabilities({i: values[i] / float(np.float32(options.temperature)) for i in ranked})
 
 
 CASES = [
@@ -119,6 +123,8 @@ def test_random_numbers_are_uniform_and_reproducible() -> None:
     assert uniform(1, 77) == values[77]  # whatever was drawn in between
     assert uniform(2, 77) != values[77]
     assert uniform(2**64 - 1, 0) != uniform(0, 0)
+    assert uniform(1, 77, sequence=0) == values[77]
+    assert len({uniform(1, 77, sequence) for sequence in range(100)}) == 100
 
 
 def test_a_draw_depends_on_seed_and_position_alone() -> None:
@@ -143,6 +149,30 @@ def test_greedy_takes_the_lowest_index_of_equals(temperature: float) -> None:
 def test_ties_at_the_edge_of_top_k_go_to_the_lowest_index() -> None:
     ids, _ = distribution(np.zeros(10, np.float32), replace(OFF, top_k=3))
     assert ids.tolist() == [0, 1, 2]
+
+
+def test_sequences_draw_apart() -> None:
+    logits = random_logits(1000)
+    draws = [[sample(logits, OFF, p, sequence=s) for p in range(20)] for s in range(3)]
+    assert draws[0] == [sample(logits, OFF, p) for p in range(20)]
+    assert draws[0] != draws[1] != draws[2] != draws[0]
+
+
+def test_settings_as_the_device_reads_them() -> None:
+    words = SamplingSettings(0.7, 40, 0.9, 0.05, 1.1, -1, seed=3).words
+    assert (words.shape, words.dtype) == ((8,), np.uint32)
+    (record,) = words.view(SETTINGS)
+    assert record["temperature"] == np.float32(0.7)
+    assert record["top_k"] == 40
+    assert record["top_p"] == np.float32(0.9)
+    assert record["log_min_p"] == np.float32(math.log(0.05))
+    assert record["repeat_penalty"] == np.float32(1.1)
+    assert record["repeat_last_n"] == 2**32 - 1
+    (extreme,) = SamplingSettings(1e300, 2**40, 1.0, 0.0, 1e-300, 2**40).words.view(SETTINGS)
+    assert np.isfinite(extreme["temperature"])
+    assert extreme["top_k"] == extreme["repeat_last_n"] == 2**32 - 1
+    assert extreme["log_min_p"] == -np.inf
+    assert extreme["repeat_penalty"] > 0
 
 
 def test_a_penalty_makes_greedy_move_on() -> None:

@@ -1,0 +1,142 @@
+"""Choosing the next token from logits, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.sampling import SETTINGS_WORDS, pack_settings, sample
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+
+
+@dataclass(frozen=True)
+class Sample(KernelSpec):
+    """The next token of every row: repetition penalty, top-k, top-p, min-p, temperature, draw.
+
+    Row r is the token at ``position[r]`` of sequence s = ``sequence[r]``; its ``logits[r]`` choose
+    the one after it by ``settings[s]`` (``ptxgen.sampling.pack_settings``) and ``seed[s]``, the
+    penalty looking back over ``tokens[s]`` up to and including ``position[r]``. The random number
+    depends on (seed, sequence, place of the chosen token) alone. A temperature of 0 or less takes
+    the most likely token, as does a highest logit that is infinite. NaN counts as -inf; the lowest
+    index goes first among equals. A row whose position is ``max_len`` or more is idle and gets 0.
+
+    Weights are f32 powers of two, summed as 64-bit integers: no sum depends on an order.
+    """
+
+    n_vocab: int
+    max_len: int
+    rows: int = 1
+    sequences: int = 1
+
+    name = "sample"
+    template = ("urdir.templates", "sample.ptx.j2")
+
+    threads = 1024
+    #: Vectors that a thread loads before it looks at them.
+    unroll = 4
+    #: Bits of an index; with those of a logit they make five digits of the radix selection.
+    index_bits = 18
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_vocab <= 2**self.index_bits:
+            raise PtxgenError(f"sample: n_vocab must be in 1 ... 2^18, not {self.n_vocab}")
+        if not 1 <= self.max_len < 2**31:
+            raise PtxgenError(f"sample: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
+        if not 1 <= self.rows < 2**16 or self.sequences < 1:
+            raise PtxgenError(f"sample: no {self.rows} rows of {self.sequences} sequences")
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            Param("logits", "f32", ("rows", "n_vocab"), Access.IN),
+            Param("settings", "u32", ("sequences", SETTINGS_WORDS), Access.IN),
+            Param("seed", "u64", ("sequences",), Access.IN),
+            Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
+            Param("sampled", "u32", ("rows",), Access.OUT),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(grid=(self.rows, 1, 1), block=(self.threads, 1, 1))
+
+    @property
+    def vector(self) -> int:
+        """Logits of one access: four where that keeps every row 16-byte aligned."""
+        return 4 if self.n_vocab % 4 == 0 else 1
+
+    @property
+    def rank(self) -> int:
+        """The head of the distribution begins at this rank among the threads' best logits.
+
+        About 1.4 times as many logits are then in the head, which holds one a thread. 0: all are.
+        """
+        if self.n_vocab <= self.threads:
+            return 0
+        return min(self.threads, ceil_div(self.n_vocab, self.vector)) // 2
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        sampled = np.zeros(self.rows, np.uint32)
+        for row, position in enumerate(inputs["position"].tolist()):
+            if position < self.max_len:
+                s = int(inputs["sequence"][row])
+                sampled[row] = sample(
+                    inputs["logits"][row],
+                    inputs["settings"][s],
+                    inputs["tokens"][s, : position + 1],
+                    seed=int(inputs["seed"][s]),
+                    sequence=s,
+                    position=position + 1,
+                )
+        return {"sampled": sampled}
+
+    @classmethod
+    def examples(cls) -> Sequence[Sample]:
+        return (
+            cls(n_vocab=1, max_len=1),
+            cls(n_vocab=61, max_len=9, rows=3, sequences=4),
+            cls(n_vocab=1024, max_len=40),
+            cls(n_vocab=2051, max_len=40, rows=2, sequences=2),
+            cls(n_vocab=2048, max_len=300, rows=5, sequences=6),
+            cls(n_vocab=151_936, max_len=100),
+        )
+
+    def flops(self) -> int:
+        return 2 * self.rows * self.n_vocab
+
+    def bytes_moved(self) -> int:
+        """The logits and the rows' state; of the histories nothing."""
+        return self.rows * (4 * self.n_vocab + 4 * SETTINGS_WORDS + 8 + 12)
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Rows with settings of all kinds, some greedy, and one idle where there are several."""
+        known = rng.integers(1, self.max_len, self.sequences, endpoint=True)
+        sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows] % self.sequences
+        position = known[sequence] - 1
+        if self.rows > 1:
+            position[rng.integers(self.rows)] = self.max_len + 1
+        return {
+            "logits": rng.normal(0.0, 3.0, (self.rows, self.n_vocab)).astype(np.float32),
+            "settings": np.stack([random_settings(rng) for _ in range(self.sequences)]),
+            "seed": rng.integers(0, 2**64, self.sequences, np.uint64),
+            "tokens": rng.integers(0, self.n_vocab, (self.sequences, self.max_len), np.uint32),
+            "sequence": sequence.astype(np.uint32),
+            "position": position.astype(np.uint32),
+        }
+
+
+def random_settings(rng: np.random.Generator) -> Array:
+    """One sequence's settings, (8,) u32: every filter on or off, the greedy choice now and then."""
+    return pack_settings(
+        temperature=float(rng.choice([0.0, 0.3, 0.8, 1.0, 1.7])),
+        top_k=int(rng.choice([0, 1, 5, 40, 700, 1500])),
+        top_p=float(rng.choice([0.2, 0.9, 0.95, 1.0])),
+        min_p=float(rng.choice([0.0, 0.01, 0.05, 0.3])),
+        repeat_penalty=float(rng.choice([0.8, 1.0, 1.1, 1.5])),
+        repeat_last_n=int(rng.choice([-1, 0, 3, 64])),
+    )
