@@ -40,7 +40,11 @@ class GraphTask(Task):
         ready, spinning, rng = self._ready, self._spinning, self._driver.rng
         while ready:
             node = ready.pop(rng.randrange(len(ready)))
-            if self._advance_node(node):
+            try:
+                ended = self._advance_node(node)
+            except KernelFault as fault:
+                raise KernelFault(fault.code, fault.message + self._position(node)) from None
+            if ended:
                 self._complete(node)
                 ready += spinning
                 spinning.clear()
@@ -153,6 +157,12 @@ class GraphTask(Task):
             f"race in a graph: {' and '.join(names)} {why}, and both touch 0x{address:x}, {where}, "
             "which at least one of them writes",
         )
+
+    def _position(self, node: int) -> str:
+        """Where a fault was, and what a missing edge could have to do with it."""
+        others = [i for i in self._topology.unordered[node] if not self._done[i]]
+        names = ", ".join(f"{i} ({self._name(i)})" for i in others[:5])
+        return f"; graph node {node}" + (f", not ordered with nodes {names}" if names else "")
 
     def _name(self, node: int) -> str:
         work = self._works[node]

@@ -15,6 +15,9 @@ from urdir.driver.emulator.faults import KernelFault
 from urdir.driver.emulator.scheduler import Mark, Queue, Task
 from urdir.driver.emulator.state import Driver
 
+#: Tasks that a stream holds before queueing one more waits, as in the real driver.
+QUEUE_LENGTH = 1024
+
 _LEGACY = int(cuda.CU_STREAM_LEGACY)
 _PER_THREAD = int(cuda.CU_STREAM_PER_THREAD)
 _NON_BLOCKING = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -45,8 +48,11 @@ def stream_of(driver: Driver, hStream: Any) -> Queue:
 
 
 def enqueue(driver: Driver, queue: Queue, task: Task, after: tuple[Task, ...] = ()) -> Task:
-    """Queue a task on a stream."""
-    return driver.context.scheduler.enqueue(queue, task, after)
+    """Queue a task on a stream; a full queue first runs its oldest task."""
+    scheduler = driver.context.scheduler
+    if len(queue.tasks) >= QUEUE_LENGTH:
+        wait(driver, scheduler.finish, queue.tasks[0])
+    return scheduler.enqueue(queue, task, after)
 
 
 def wait(driver: Driver, run: Any, *args: Any) -> Any:

@@ -8,6 +8,8 @@ import cuda.bindings.driver as cuda
 import numpy as np
 import pytest
 
+from urdir.driver.emulator.scheduler import CallTask
+
 HOST = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
 DEVICE = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
 
@@ -83,7 +85,12 @@ def test_two_dimensional_copies(bench: Any, call: str) -> None:
     expected[1:4, 3:9] = host[1:4, 2:8]
     assert (bench.download(address, expected) == expected).all()
     back = np.zeros((3, 6), np.uint8)
-    p.srcMemoryType, p.srcDevice, p.srcPitch, p.srcXInBytes = DEVICE, cuda.CUdeviceptr(address), 16, 3
+    p.srcMemoryType, p.srcDevice, p.srcPitch, p.srcXInBytes = (
+        DEVICE,
+        cuda.CUdeviceptr(address),
+        16,
+        3,
+    )
     p.dstMemoryType, p.dstHost, p.dstPitch = HOST, back, 6
     p.dstXInBytes = p.dstY = 0
     bench.ok(bench.api.cuMemcpy2D(p))
@@ -156,6 +163,21 @@ def test_freeing_waits_for_queued_work(bench: Any) -> None:
     bench.ok(bench.launch("add", bench.add(x, y, 4, 1), bench.stream(1)))
     bench.ok(bench.api.cuMemFree(x))
     assert bench.download(y, np.zeros(4, np.uint32)).tolist() == [1, 2, 3, 4]
+
+
+def test_a_finaliser_may_free_in_the_middle_of_another_call(bench: Any) -> None:
+    """As the garbage collector does: any time, in the thread that is just running a kernel."""
+    x, y = bench.upload(np.zeros(4, np.uint32)), bench.upload(np.zeros(4, np.uint32))
+    stream, driver = bench.stream(), bench.api._driver
+    results = []
+    task = CallTask(lambda: results.append(bench.api.cuMemFree(x)))
+    bench.ok(bench.launch("add", bench.add(x, y, 4, 1), stream))
+    driver.context.scheduler.enqueue(driver.context.streams[stream], task)
+    bench.ok(bench.launch("add", bench.add(x, y, 4, 2), stream))
+    bench.ok(bench.api.cuStreamSynchronize(stream))
+    assert results == [(cuda.CUresult.CUDA_SUCCESS,)]
+    assert bench.download(y, np.zeros(4, np.uint32)).tolist() == [2] * 4
+    bench.fails(bench.api.cuMemFree(x), "INVALID_VALUE")  # it is free by now
 
 
 def test_stream_ordered_allocation(bench: Any) -> None:
