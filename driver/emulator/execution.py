@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,7 +121,7 @@ class GridExecution:
         """
         if self._done:
             return Status.DONE
-        with np.errstate(all="ignore", under="call", call=underflow), warnings.catch_warnings():
+        with np.errstate(all="ignore", under="call", call=underflow):
             while True:
                 if self._wave is None and not self._begin_wave():
                     self._done = True

@@ -50,10 +50,14 @@ class GraphTask(Task):
                 spinning.clear()
             else:
                 spinning.append(node)
-        if spinning:
+        if self._left:
             ready += spinning
             spinning.clear()
-        return self._left == 0
+            return False
+        # The stream remembers its last task, which need not remember what it touched.
+        self._traces.clear()
+        self._memories.clear()
+        return True
 
     def describe(self) -> str:
         """The kernels that spin."""

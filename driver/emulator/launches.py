@@ -111,9 +111,9 @@ class KernelRun:
 
     def begin_early(self) -> None:
         """Run to the point where the kernel waits for its predecessors (or to its end)."""
-        if self._grid is None:
+        if self._grid is None and not self.done:
             self._grid = self._create(dependencies_pending=True)
-            self.done = self._grid.run() is Status.DONE
+            self._run(self._grid)
 
     def advance(self) -> bool:
         """Run, predecessors being complete; False when the kernel spins."""
@@ -121,8 +121,13 @@ class KernelRun:
             if self._grid is None:
                 self._grid = self._create(dependencies_pending=False)
             self._grid.release_dependencies()
-            self.done = self._grid.run() is Status.DONE
+            self._run(self._grid)
         return self.done
+
+    def _run(self, grid: GridExecution) -> None:
+        if grid.run() is Status.DONE:
+            self.done = True
+            self._grid = None
 
     def describe(self) -> str:
         """The kernel, and what it waits for."""

@@ -11,7 +11,8 @@ from typing import Any
 import cuda.bindings.driver as cuda
 
 from urdir.driver.emulator.calls import Refused, driver_call, handle, uint
-from urdir.driver.emulator.faults import KernelFault
+from urdir.driver.emulator.faults import ILLEGAL_ADDRESS, KernelFault
+from urdir.driver.emulator.memory import MemoryRangeError
 from urdir.driver.emulator.scheduler import Mark, Queue, Task
 from urdir.driver.emulator.state import Driver
 
@@ -60,8 +61,11 @@ def wait(driver: Driver, run: Any, *args: Any) -> Any:
     try:
         return run(*args)
     except KernelFault as fault:
-        driver.poison(fault.code, fault.message)
-        raise Refused(fault.code, fault.message) from None
+        code, message = fault.code, fault.message
+    except MemoryRangeError as error:  # a queued copy or fill whose memory is gone
+        code, message = ILLEGAL_ADDRESS, str(error)
+    driver.poison(code, message)
+    raise Refused(code, message)
 
 
 @driver_call()

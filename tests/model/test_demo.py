@@ -73,6 +73,7 @@ def test_200_greedy_tokens_are_the_same_replayed_and_eager(device_name: str) -> 
         logits = session.parts.work["logits"].download(np.float32)
         session.truncate(0)
         session.feed(prompt)
+        engine.device.synchronize()  # the session's stream and the one below are not ordered
         bound = execute.bind(greedy_plan(session.parts), engine.device)
         eager = []
         with engine.device.create_stream() as stream:

@@ -302,6 +302,19 @@ def test_copies_and_fills_race_too(builder: Builder) -> None:
     assert "fill" in bench.api.last_fault
 
 
+def test_memory_freed_under_a_graph_is_a_fault(builder: Builder) -> None:
+    bench, x = builder.bench, builder.bench.upload(ZEROS)
+    fill = cuda.CUDA_MEMSET_NODE_PARAMS()
+    fill.dst, fill.elementSize, fill.value = cuda.CUdeviceptr(x), 4, 7
+    fill.width, fill.height = N, 1
+    bench.ok(bench.api.cuGraphAddMemsetNode(builder.graph, [], 0, fill, bench.context))
+    executable = builder.instantiate()
+    bench.ok(bench.api.cuMemFree(x))
+    bench.ok(bench.api.cuGraphLaunch(executable, 0))
+    bench.fails(bench.api.cuCtxSynchronize(), "ILLEGAL_ADDRESS")
+    assert "freed" in bench.api.last_fault
+
+
 def test_a_fault_names_the_node_and_those_without_order(builder: Builder) -> None:
     bench, x = builder.bench, builder.bench.upload(ZEROS)
     first = builder.add(x, x, 1)
@@ -319,6 +332,53 @@ def test_programmatic_edges(builder: Builder) -> None:
     builder.programmatic(z, x, 100, second, "trigger_wait_first")
     builder.run(times=3)
     assert bench.download(x, ZEROS).tolist() == [333] * N
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_permitted_order_computes_the_same(make_bench: Any, seed: int) -> None:
+    """Random chains over 6 buffers, with exactly the edges that the data needs, some programmatic.
+
+    The expected values come from doing the same additions one after the other.
+    """
+    rng = np.random.default_rng(seed)
+    bench = make_bench(seed=seed)
+    builder, api = Builder(bench), bench.api
+    expected = rng.integers(0, 1000, (6, N)).astype(np.uint32)
+    buffers = [bench.upload(row) for row in expected]
+    nodes: list[tuple[Any, int, int, str]] = []
+    for _ in range(30):
+        source, target = (int(i) for i in rng.integers(0, 6, 2))
+        name = str(rng.choice(["add", "wait_first", "trigger_wait_first"]))
+        value = int(rng.integers(1, 100))
+        node = builder.add(buffers[source], buffers[target], value, name=name)
+        for before, read, written, _ in nodes:
+            if written in (source, target) or read == target:
+                edge = None
+                if name != "add" and rng.integers(2):
+                    edge = [programmatic_edge()]
+                result = api.cuGraphAddDependencies(builder.graph, [before], [node], edge, 1)
+                bench.ok(result)
+        nodes.append((node, source, target, name))
+        expected[target] = expected[source] + np.uint32(value)
+    builder.run()
+    found = [bench.download(address, ZEROS) for address in buffers]
+    assert (np.array(found) == expected).all()
+
+
+@pytest.mark.parametrize("dropped", range(7))
+def test_every_missing_edge_is_found(make_bench: Any, dropped: int) -> None:
+    """Eight additions of which each depends on the one before, in some way, but for one edge."""
+    chain = [(0, 1), (1, 2), (3, 1), (4, 3), (3, 4), (4, 4), (5, 4), (4, 0)]
+    bench = make_bench(seed=dropped)
+    builder = Builder(bench)
+    buffers = [bench.upload(ZEROS) for _ in range(6)]
+    nodes: list[Any] = []
+    for at, (source, target) in enumerate(chain):
+        before = nodes[-1:] if at != dropped + 1 else []
+        nodes.append(builder.add(buffers[source], buffers[target], 1, *before))
+    bench.ok(bench.api.cuGraphLaunch(builder.instantiate(), 0))
+    bench.fails(bench.api.cuCtxSynchronize(), "LAUNCH_FAILED")
+    assert "race in a graph" in bench.api.last_fault
 
 
 def test_touching_before_the_wait_is_a_race(builder: Builder) -> None:

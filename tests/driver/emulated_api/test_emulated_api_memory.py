@@ -113,6 +113,27 @@ def test_bad_two_dimensional_copies(bench: Any) -> None:
     bench.ok(bench.api.cuMemcpy2D(p))
 
 
+def test_three_dimensional_copies(bench: Any) -> None:
+    """A 2 x 3 x 5 corner of a 4 x 6 x 8 host array to the end of a 3 x 4 x 7 area."""
+    host = np.random.default_rng(2).integers(0, 255, (4, 6, 8), np.uint8)
+    address = bench.upload(np.zeros((3, 4, 7), np.uint8))
+    p = cuda.CUDA_MEMCPY3D()
+    p.srcMemoryType, p.srcHost, p.srcPitch, p.srcHeight = HOST, host, 8, 6
+    p.srcXInBytes, p.srcY, p.srcZ = 3, 2, 1
+    p.dstMemoryType, p.dstDevice = DEVICE, cuda.CUdeviceptr(address)
+    p.dstPitch, p.dstHeight = 7, 4
+    p.dstXInBytes, p.dstY, p.dstZ = 2, 1, 1
+    p.WidthInBytes, p.Height, p.Depth = 5, 3, 2
+    bench.ok(bench.api.cuMemcpy3D(p))
+    expected = np.zeros((3, 4, 7), np.uint8)
+    expected[1:3, 1:4, 2:7] = host[1:3, 2:5, 3:8]
+    assert (bench.download(address, expected) == expected).all()
+    p.dstHeight = 3
+    bench.fails(bench.api.cuMemcpy3D(p), "INVALID_VALUE")
+    p.dstHeight, p.srcPitch = 4, 0
+    bench.fails(bench.api.cuMemcpy3D(p), "INVALID_VALUE")
+
+
 def test_pageable_memory_is_read_at_the_call_and_pinned_memory_late(bench: Any) -> None:
     api, stream = bench.api, bench.stream()
     to = bench.upload(np.zeros(4, np.uint32))

@@ -208,3 +208,41 @@ def test_occupancy(bench: Any) -> None:
     assert bench.ok(occupancy(add, 256, 228 * 1024)) == 0
     assert bench.ok(occupancy(shared, 65, 0)) == 0
     bench.fails(occupancy(add, 0, 0), "INVALID_VALUE")
+
+
+VARIABLES = """.version 7.0
+.target sm_75
+.address_size 64
+.global .align 4 .u32 counter = 41;
+.const .align 4 .f32 table[3] = {1.5, 2.5, 3.5};
+.visible .entry count()
+{
+    .reg .b32 %a;
+    ld.global.u32 %a, [counter];
+    add.u32 %a, %a, 1;
+    st.global.u32 [counter], %a;
+    ret;
+}
+"""
+
+
+def test_variables_of_a_module(bench: Any) -> None:
+    api = bench.api
+    free = bench.ok(api.cuMemGetInfo())[0]
+    one, two = (bench.ok(api.cuModuleLoadData(VARIABLES.encode())) for _ in range(2))
+    function = bench.ok(api.cuModuleGetFunction(one, b"count"))
+    bench.ok(api.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
+    values = []
+    for module in (one, two):
+        address, size = bench.ok(api.cuModuleGetGlobal(module, b"counter"))
+        assert size == 4
+        values.append(int(bench.download(int(address), np.zeros(1, np.uint32))[0]))
+    assert values == [42, 41]
+    address, size = bench.ok(api.cuModuleGetGlobal(one, b"table"))
+    assert size == 12
+    table = bench.download(int(address), np.zeros(3, np.float32))
+    assert table.tolist() == [1.5, 2.5, 3.5]
+    bench.fails(api.cuModuleGetGlobal(one, b"nothing"), "NOT_FOUND")
+    bench.ok(api.cuModuleUnload(one))
+    bench.ok(api.cuModuleUnload(two))
+    assert bench.ok(api.cuMemGetInfo())[0] == free
