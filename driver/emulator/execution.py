@@ -143,11 +143,10 @@ class GridExecution:
             return False
         key = (ctas, self.block, self.cluster, self.shared_bytes)
         idle = self.program.idle.setdefault(key, [])
-        wave = (
-            idle.pop()
-            if idle
-            else Wave(self.program, ctas, self.block, self.cluster, self.shared_bytes)
-        )
+        try:  # another thread's device may run the same program
+            wave = idle.pop()
+        except IndexError:
+            wave = Wave(self.program, ctas, self.block, self.cluster, self.shared_bytes)
         assert isinstance(wave, Wave)
         self._wave, self._key = wave, key
         wave.memory.memory = self.memory
