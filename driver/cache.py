@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -20,6 +21,10 @@ from urdir.driver.errors import DriverError
 
 #: Default bound of the cubins' size in bytes.
 DEFAULT_LIMIT = 1 << 30
+
+# Temporary files, which belong to a process that is writing, until they are as old as this.
+_NEW = ".new-"
+_ABANDONED_SECONDS = 3600
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -99,7 +104,7 @@ class CubinCache:
 
     def _write(self, path: Path, data: bytes) -> None:
         try:
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_NEW)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(data)
@@ -112,10 +117,13 @@ class CubinCache:
 
     def _trim(self) -> None:
         entries = []
+        abandoned = time.time() - _ABANDONED_SECONDS
         with contextlib.suppress(OSError):  # others remove entries (or the folder) meanwhile
             for entry in list(os.scandir(self._cubins)):
                 with contextlib.suppress(FileNotFoundError):
-                    entries.append((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path))
+                    found = entry.stat()
+                    if not (entry.name.startswith(_NEW) and found.st_mtime > abandoned):
+                        entries.append((found.st_mtime_ns, found.st_size, entry.path))
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries)[:-1]:  # the newest stays, whatever its size
             if total <= self.limit:

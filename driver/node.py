@@ -46,11 +46,11 @@ def add_kernel_node(api: Any, graph: Any, loaded: LoadedKernel, launch: Launch) 
     shape = launch.kernel.launch_shape
     ids = api.CUlaunchAttributeID
     if shape.cooperative:
-        value = api.CUlaunchAttributeValue()
+        value = api.CUkernelNodeAttrValue()
         value.cooperative = 1
         _set_attribute(api, node, ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value, launch)
     if tuple(shape.cluster) != (1, 1, 1):
-        value = api.CUlaunchAttributeValue()
+        value = api.CUkernelNodeAttrValue()
         dim = value.clusterDim
         dim.x, dim.y, dim.z = shape.cluster
         _set_attribute(api, node, ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value, launch)

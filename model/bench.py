@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
@@ -13,7 +13,9 @@ import numpy as np
 from urdir.driver import execute
 from urdir.driver.plan import Plan
 from urdir.model.kv_cache import ELEMENT_BYTES
+from urdir.model.profile import ProfileRow, summarise
 from urdir.model.session import Session
+from urdir.model.step import greedy_plan
 from urdir.ptxgen.kernels.kv_append import KvDtype
 from urdir.ptxgen.kernels.read_stream import ReadStream
 
@@ -122,3 +124,17 @@ def _decode(session: Session, tokens: list[int]) -> float:
     for _ in tokens:
         session.greedy_step()
     return time.perf_counter() - start
+
+
+def profile_step(session: Session, bandwidth: float) -> Sequence[ProfileRow]:
+    """Time each launch of a greedy step after a prompt of one, by role; the median of a few runs.
+
+    Runs the step eagerly on the session, which is empty afterwards.
+    """
+    session.truncate(0)
+    session.feed([0])
+    device = session.weights.device
+    with device.create_stream() as stream:
+        timings = execute.profile(greedy_plan(session.parts), device, stream, repeats=_READS)
+    session.truncate(0)
+    return summarise(timings, bandwidth)

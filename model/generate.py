@@ -25,7 +25,9 @@ class Finish(Enum):
 
 @dataclass(slots=True)
 class Statistics:
-    """What a generation did, filled while it runs. Times are seconds of wall clock."""
+    """What a generation did, filled while it runs. Times are seconds of wall clock:
+    ``prompt_seconds`` until the first token is known, ``generate_seconds`` from then on.
+    """
 
     seed: int = 0
     prompt_tokens: int = 0
@@ -37,8 +39,9 @@ class Statistics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second, 0 where there were none."""
-        return self.generated_tokens / self.generate_seconds if self.generate_seconds else 0.0
+        """Tokens after the first one per second of making them; 0 where there are none."""
+        later = self.generated_tokens - 1
+        return later / self.generate_seconds if later > 0 and self.generate_seconds else 0.0
 
 
 @dataclass(slots=True)
@@ -67,20 +70,19 @@ class Generation:
         Raises ContextFullError when the prompt does not fit, the session then being as before.
         """
         self.statistics.seed = self.settings.seed
+        start = time.perf_counter()
         self._process_prompt()
         stream = TextStream(self.tokenizer, self.stops)
-        start = time.perf_counter()
-        try:
-            for token in self._sample():
-                piece = stream.push(token)
-                if piece:
-                    yield piece
-                if stream.stopped_by is not None:
-                    self.statistics.finish = Finish.STOP
-                    break
-                self.statistics.generate_seconds = time.perf_counter() - start
-        finally:
-            self.statistics.generate_seconds = time.perf_counter() - start
+        for token in self._sample():
+            now = time.perf_counter()
+            if len(self.tokens) == 1:
+                self.statistics.prompt_seconds, start = now - start, now
+            self.statistics.generate_seconds = now - start
+            if piece := stream.push(token):
+                yield piece
+            if stream.stopped_by is not None:
+                self.statistics.finish = Finish.STOP
+                break
         if rest := stream.finish():
             yield rest
 
@@ -90,14 +92,12 @@ class Generation:
         return [*self.prompt, *self.tokens]
 
     def _process_prompt(self) -> None:
-        start = time.perf_counter()
         keep = common_prefix(self.cached[: self.session.length], self.prompt[:-1])
         self.session.check_room(len(self.prompt))
         self.session.truncate(keep)
         self.session.feed(self.prompt[keep:])
         self.statistics.prompt_tokens = len(self.prompt)
         self.statistics.cached_tokens = keep
-        self.statistics.prompt_seconds = time.perf_counter() - start
 
     def _sample(self) -> Iterator[int]:
         """Tokens of the answer, the one that ends it excluded."""

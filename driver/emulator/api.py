@@ -7,12 +7,28 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 
-from urdir.driver.emulator import contexts, graphs, launches, modules, streams, transfers
+from urdir.driver.emulator import (
+    contexts,
+    executables,
+    graphs,
+    launches,
+    modules,
+    streams,
+    transfers,
+)
 from urdir.driver.emulator.calls import bind
 from urdir.driver.emulator.properties import DeviceProperties
 from urdir.driver.emulator.state import Driver
 
-_MODULES: tuple[ModuleType, ...] = (contexts, transfers, streams, modules, launches, graphs)
+_MODULES: tuple[ModuleType, ...] = (
+    contexts,
+    transfers,
+    streams,
+    modules,
+    launches,
+    graphs,
+    executables,
+)
 
 #: Every emulated function by name.
 FUNCTIONS: dict[str, Any] = {

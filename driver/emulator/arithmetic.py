@@ -188,7 +188,7 @@ def float_max(a: Array, b: Array, out: Array, nan: bool) -> None:
 
 
 def _extreme(choose: np.ufunc, a: Array, b: Array, out: Array, of_zeros: np.ufunc) -> None:
-    choose(a, b, out)
+    choose(a, b, out=out)
     zero = np.flatnonzero(out == 0)
     if zero.size:
         bits = f"u{out.dtype.itemsize}"

@@ -44,12 +44,19 @@ class Needs(Enum):
     CONTEXT = 2
 
 
-def driver_call(results: int = 0, needs: Needs = Needs.CONTEXT) -> Callable[[Any], Any]:
-    """Declare an emulated function with ``results`` values after the status."""
+def driver_call(
+    results: int = 0, needs: Needs = Needs.CONTEXT, defers: bool = False
+) -> Callable[[Any], Any]:
+    """Declare an emulated function with ``results`` values after the status.
+
+    ``defers``: it destroys something after running queued work, so that a call from a finaliser
+    that interrupts another call of the same thread has to be put off until that one ends.
+    """
 
     def declare(function: Any) -> Any:
         function.results = results
         function.needs = needs
+        function.defers = defers
         return function
 
     return declare
@@ -60,11 +67,16 @@ def bind(driver: Driver, function: Any) -> Callable[..., tuple[Any, ...]]:
     signature = inspect.signature(function)
     visible = list(signature.parameters.values())[1:]
     nothing = (None,) * function.results
-    results, needs, name = function.results, function.needs, function.__name__
+    results, needs, defers = function.results, function.needs, function.defers
+    name = function.__name__
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
         with driver.lock:
+            if driver.depth and defers:
+                driver.deferred.append(functools.partial(function, driver, *args, **kwargs))
+                return (SUCCESS,)
+            driver.depth += 1
             try:
                 if needs is not Needs.NOTHING:
                     driver.require(needs, name)
@@ -72,6 +84,10 @@ def bind(driver: Driver, function: Any) -> Callable[..., tuple[Any, ...]]:
             except Refused as refusal:
                 driver.last_refusal = refusal.message
                 return (getattr(cuda.CUresult, refusal.code), *nothing)
+            finally:
+                driver.depth -= 1
+                if driver.deferred and not driver.depth:
+                    driver.run_deferred()
         if results == 1:
             return (SUCCESS, value)
         return (SUCCESS, *value) if results else (SUCCESS,)

@@ -147,7 +147,7 @@ def cuDevicePrimaryCtxRetain(driver: Driver, dev: Any) -> Any:
     return cuda.CUcontext(driver.CONTEXT_HANDLE)
 
 
-@driver_call(needs=Needs.INIT)
+@driver_call(needs=Needs.INIT, defers=True)
 def cuDevicePrimaryCtxRelease(driver: Driver, dev: Any) -> None:
     """Release the primary context; the last release destroys it."""
     _check_device(dev)
@@ -158,7 +158,7 @@ def cuDevicePrimaryCtxRelease(driver: Driver, dev: Any) -> None:
         driver.destroy_context()
 
 
-@driver_call(needs=Needs.INIT)
+@driver_call(needs=Needs.INIT, defers=True)
 def cuDevicePrimaryCtxReset(driver: Driver, dev: Any) -> None:
     """Destroy the primary context whoever retains it: all memory and modules are gone."""
     _check_device(dev)

@@ -174,7 +174,7 @@ def _copy(memory: Memory, p: Any, width: int, height: int, depth: int) -> Copy |
 
 
 def _box(memory: Memory, p: Any, side: str, width: int, height: int, depth: int) -> Box:
-    """One side of a CUDA_MEMCPY2D or 3D. A pitch of 0 stands for rows without gaps."""
+    """One side of a CUDA_MEMCPY2D or 3D; pitch and height may be 0 only where they do nothing."""
     kind = option(lambda: getattr(p, f"{side}MemoryType"), None)
     device, host = int(getattr(p, f"{side}Device")), int(getattr(p, f"{side}Host"))
     if kind not in (_HOST, _DEVICE, _UNIFIED):
@@ -182,10 +182,11 @@ def _box(memory: Memory, p: Any, side: str, width: int, height: int, depth: int)
     # A unified address says by itself where it lies.
     is_device = kind == _DEVICE or (kind == _UNIFIED and memory.contains(device, 1))
     x, y = getattr(p, f"{side}XInBytes"), getattr(p, f"{side}Y")
-    pitch = getattr(p, f"{side}Pitch") or (x + width)
-    if pitch < x + width:
+    pitch, rows = getattr(p, f"{side}Pitch"), getattr(p, f"{side}Height", 0)
+    if pitch < x + width and (pitch or y or height * depth > 1):
         raise Refused("CUDA_ERROR_INVALID_VALUE", f"{side}Pitch {pitch} is less than a row")
-    rows = getattr(p, f"{side}Height", 0) or height
+    if rows < y + height and (rows or depth > 1):
+        raise Refused("CUDA_ERROR_INVALID_VALUE", f"{side}Height {rows} is less than a plane")
     start = (host if kind == _HOST else device) + y * pitch + x
     start += getattr(p, f"{side}Z", 0) * rows * pitch
     return Box(start, width, is_device, height, depth, pitch, rows * pitch)

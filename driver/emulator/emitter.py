@@ -29,6 +29,11 @@ NUMPY: Mapping[str, str] = {
     "pred": "b1",
 }  # fmt: skip
 
+#: Special registers that change while a kernel runs.
+CLOCKS = frozenset(
+    ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
+)
+
 Handler = Callable[["Emitter", re.Match[str]], None]
 
 
@@ -54,6 +59,7 @@ class Emitter:
         self.indent = "    "
         self._scratch = 0
         self._after: list[str] = []
+        self._written_now: list[int] = []
         self._mask: str | None = None
 
     # ---- instructions ----
@@ -64,7 +70,7 @@ class Emitter:
         self._scratch = 0
         self._after = []
         self._mask = None
-        self._written_now: list[int] = []
+        self._written_now = []
         if instruction.predicate is not None:
             self._mask = self.predicate(instruction.predicate)
         handler(self, match)
@@ -136,6 +142,8 @@ class Emitter:
             wide = self.temp(element)
             self.line(f"{wide}[...] = {self.special(name, f'u{known.width}')}")
             return wide
+        if name in CLOCKS:
+            self.line("machine.tick()")
         self.specials.add(f"{known.name}_{element}")
         return f"{known.name}_{element}"
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+import struct
+from collections.abc import Mapping
 from math import prod
-from typing import Any
 
 from urdir.driver.emulator.calls import Refused
+from urdir.driver.emulator.compile import Program
 from urdir.driver.emulator.properties import (
     DEFAULT_SHARED,
     MAX_CLUSTER,
-    MAX_THREADS,
     PORTABLE_CLUSTER,
     REGISTERS,
     RESERVED_SHARED,
     DeviceProperties,
 )
-from urdir.ptxgen.ptx import Entry
+from urdir.ptxgen.ptx import TYPE_BYTES, Variable
 from urdir.ptxgen.ptx import Module as PtxModule
 
 Extent = tuple[int, int, int]
@@ -27,88 +27,73 @@ REGISTERS_PER_THREAD = 32
 _ALLOCATION_UNIT = 128
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One parameter in the parameter block, in bytes (PTX ISA 5.1.6.1: naturally aligned)."""
-
-    offset: int
-    size: int
-
-
-def parameter_layout(entry: Entry) -> tuple[Slot, ...]:
-    """Where each parameter of a kernel lies."""
-    slots, end = [], 0
-    for parameter in entry.parameters:
-        offset = -(-end // parameter.align) * parameter.align
-        slots.append(Slot(offset, parameter.size))
-        end = offset + parameter.size
-    return tuple(slots)
-
-
-def static_shared_bytes(module: PtxModule, entry: Entry) -> int:
-    """Bytes of shared variables that the kernel declares (or can see in its module)."""
-    end = 0
-    for variable in (*module.variables, *entry.variables):
-        if variable.space == "shared" and not variable.extern:
-            end = -(-end // variable.align) * variable.align + variable.nbytes
-    return end
-
-
 class Function:
-    """A kernel in a loaded module; ``program`` is what the machine runs."""
+    """A kernel in a loaded module.
+
+    ``program`` is what the machine runs, ``symbols`` the addresses of the module's variables,
+    ``module`` the module's handle.
+    """
 
     def __init__(
-        self, ptx: PtxModule, entry: Entry, program: Any, module: int, device: DeviceProperties
+        self,
+        ptx: PtxModule,
+        program: Program,
+        symbols: Mapping[str, int],
+        module: int,
+        device: DeviceProperties,
     ) -> None:
-        self.name = entry.name
-        self.entry = entry
+        self.name = program.name
         self.program = program
+        self.symbols = symbols
         self.module = module
         self.device = device
-        self.slots = parameter_layout(entry)
-        self.static_shared = static_shared_bytes(ptx, entry)
-        self.max_dynamic_shared = max(0, DEFAULT_SHARED - self.static_shared)
+        self.max_dynamic_shared = max(0, DEFAULT_SHARED - program.static_shared_bytes)
         self.allows_large_clusters = False
-        directives = entry.directives
-        self.required_block = _extent(directives.get("reqntid"))
-        self.max_threads = prod(
-            self.required_block or _extent(directives.get("maxntid")) or (MAX_THREADS,)
-        )
-        self.required_cluster = _extent(directives.get("reqnctapercluster"))
-        self.needs_cluster = "explicitcluster" in directives
-        opcodes = {i.opcode for i in entry.instructions}
-        self.triggers_dependents = "griddepcontrol.launch_dependents" in opcodes
         self.ptx_version = ptx.version
+        self.required_block = _extent(program.required_threads)
+        self.required_cluster = _extent(program.cluster)
+        entry = ptx.entries[program.name]
+        self.needs_cluster = "explicitcluster" in entry.directives
+        #: The kernel lets its dependents begin by itself, perhaps at its very start.
+        self.triggers_dependents = any(
+            i.opcode == "griddepcontrol.launch_dependents" for i in entry.instructions
+        )
+
+    @property
+    def parameters(self) -> tuple[tuple[int, int], ...]:
+        """Offset and size of each parameter in the parameter block, in bytes."""
+        return self.program.param_layout
 
     @property
     def max_shared(self) -> int:
         """Bytes of dynamic shared memory it can be made to take."""
-        return self.device.shared_per_block - self.static_shared
+        return self.device.shared_per_block - self.program.static_shared_bytes
 
     def read_arguments(self, address: int) -> bytes:
         """The parameter block, read from the pointer array at ``address`` (kernelParams)."""
-        if not self.slots:
+        if not self.parameters:
             return b""
         if not address:
             raise Refused(
                 "CUDA_ERROR_INVALID_VALUE",
-                f"kernel {self.name} takes {len(self.slots)} parameters, kernelParams is null",
+                f"kernel {self.name} takes {len(self.parameters)} parameters, kernelParams is null",
             )
-        pointers = (ctypes.c_uint64 * len(self.slots)).from_address(address)
-        block = bytearray(self.slots[-1].offset + self.slots[-1].size)
-        for slot, pointer in zip(self.slots, pointers, strict=True):
+        count = len(self.parameters)
+        pointers = struct.unpack(f"{count}Q", ctypes.string_at(address, 8 * count))
+        block = bytearray(self.program.param_bytes)
+        for (offset, size), pointer in zip(self.parameters, pointers, strict=True):
             if not pointer:
                 raise Refused("CUDA_ERROR_INVALID_VALUE", "a null pointer in kernelParams")
-            block[slot.offset : slot.offset + slot.size] = ctypes.string_at(pointer, slot.size)
+            block[offset : offset + size] = ctypes.string_at(pointer, size)
         return bytes(block)
 
     def blocks_per_sm(self, threads: int, dynamic_shared: int) -> int:
         """CTAs of one SM at once (occupancy), 0 when not even one fits."""
         g = self.device.generation
-        if not 0 < threads <= self.max_threads or dynamic_shared > self.max_shared:
+        if not 0 < threads <= self.program.max_threads or dynamic_shared > self.max_shared:
             return 0
         rounded = -(-threads // 32) * 32
-        shared = self.static_shared + dynamic_shared + RESERVED_SHARED
+        shared = self.program.static_shared_bytes + dynamic_shared + RESERVED_SHARED
         shared = -(-shared // _ALLOCATION_UNIT) * _ALLOCATION_UNIT
         return min(
             g.blocks_per_sm,
@@ -124,6 +109,16 @@ class Function:
         if size > limit:
             return 0
         return self.blocks_per_sm(threads, dynamic_shared) * self.device.sm_count // size
+
+
+def initial_bytes(variable: Variable) -> bytes:
+    """The bytes that the initialisers of a variable give, from its start on."""
+    size = TYPE_BYTES[variable.type]
+    form = {"f32": "<f", "f64": "<d"}.get(variable.type)
+    if form:
+        return b"".join(struct.pack(form, item.value) for item in variable.values)
+    mask = (1 << 8 * size) - 1
+    return b"".join((int(v.value) & mask).to_bytes(size, "little") for v in variable.values)
 
 
 def _extent(values: tuple[int, ...] | None) -> Extent | None:

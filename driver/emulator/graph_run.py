@@ -40,16 +40,24 @@ class GraphTask(Task):
         ready, spinning, rng = self._ready, self._spinning, self._driver.rng
         while ready:
             node = ready.pop(rng.randrange(len(ready)))
-            if self._advance_node(node):
+            try:
+                ended = self._advance_node(node)
+            except KernelFault as fault:
+                raise KernelFault(fault.code, fault.message + self._position(node)) from None
+            if ended:
                 self._complete(node)
                 ready += spinning
                 spinning.clear()
             else:
                 spinning.append(node)
-        if spinning:
+        if self._left:
             ready += spinning
             spinning.clear()
-        return self._left == 0
+            return False
+        # The stream remembers its last task, which need not remember what it touched.
+        self._traces.clear()
+        self._memories.clear()
+        return True
 
     def describe(self) -> str:
         """The kernels that spin."""
@@ -153,6 +161,12 @@ class GraphTask(Task):
             f"race in a graph: {' and '.join(names)} {why}, and both touch 0x{address:x}, {where}, "
             "which at least one of them writes",
         )
+
+    def _position(self, node: int) -> str:
+        """Where a fault was, and what a missing edge could have to do with it."""
+        others = [i for i in self._topology.unordered[node] if not self._done[i]]
+        names = ", ".join(f"{i} ({self._name(i)})" for i in others[:5])
+        return f"; graph node {node}" + (f", not ordered with nodes {names}" if names else "")
 
     def _name(self, node: int) -> str:
         work = self._works[node]

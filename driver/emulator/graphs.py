@@ -1,4 +1,4 @@
-"""Building graphs, making them executable, launching them."""
+"""Building graphs, asking about them, changing their nodes."""
 
 # ruff: noqa: N802, N803  (names as in the driver API)
 
@@ -16,54 +16,28 @@ from urdir.driver.emulator.calls import (
     driver_call,
     expect,
     expect_enum,
-    handle,
     size_t,
 )
-from urdir.driver.emulator.copies import Box, Fill, copy_3d
 from urdir.driver.emulator.graph_model import (
     PLAIN,
     EdgeKind,
     Graph,
     Node,
-    Topology,
     Work,
     add_edges,
     to_dot,
 )
-from urdir.driver.emulator.graph_run import GraphTask
-from urdir.driver.emulator.launches import Launch, make_launch
-from urdir.driver.emulator.scheduler import Task
+from urdir.driver.emulator.graph_work import (
+    any_work,
+    check_context,
+    copy_work,
+    fill_work,
+    kernel_of,
+    kernel_work,
+)
 from urdir.driver.emulator.state import Driver
-from urdir.driver.emulator.streams import enqueue, stream_of
 
 _INVALID = "CUDA_ERROR_INVALID_VALUE"
-_TYPE = cuda.CUgraphNodeType
-
-
-class Executable:
-    """An instantiated graph: the work of each node, as it was then or has been set since."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.position = {node.handle: i for i, node in enumerate(graph.nodes)}
-        self.works: list[Work] = [node.work for node in graph.nodes]
-        self.topology = Topology(graph.nodes)
-        self.launches = 0
-        self.last: Task | None = None
-
-    def set_work(self, node: Any, work: Work) -> None:
-        """Replace the work of one node by other work of its kind."""
-        at = self.position.get(handle(node))
-        if at is None or type(self.works[at]) is not type(work):
-            raise Refused(_INVALID, "not a node of this kind in the executable graph")
-        # Launches already queued keep the list they were given.
-        self.works = [*self.works[:at], work, *self.works[at + 1 :]]
-        self.launches = 0
-
-    def next_task(self, driver: Driver) -> GraphTask:
-        """The task of its next launch; races are looked for in launches 1, 2, 4, 8, ..."""
-        self.launches += 1
-        is_traced = self.launches & (self.launches - 1) == 0
-        return GraphTask(driver, self.works, self.topology, is_traced)
 
 
 # ---- building ----
@@ -90,7 +64,7 @@ def cuGraphAddKernelNode(
 ) -> Any:
     """Add a kernel; its arguments are copied now."""
     before = _dependencies(driver, dependencies, numDependencies)
-    return _add(driver, hGraph, before, _kernel(driver, nodeParams))
+    return _add(driver, hGraph, before, kernel_work(driver, nodeParams))
 
 
 @driver_call(results=1)
@@ -99,8 +73,8 @@ def cuGraphAddMemcpyNode(
 ) -> Any:
     """Add a copy."""
     before = _dependencies(driver, dependencies, numDependencies)
-    _check_context(driver, ctx)
-    return _add(driver, hGraph, before, _memcpy(driver, copyParams))
+    check_context(driver, ctx)
+    return _add(driver, hGraph, before, copy_work(driver, copyParams))
 
 
 @driver_call(results=1)
@@ -114,8 +88,8 @@ def cuGraphAddMemsetNode(
 ) -> Any:
     """Add a fill."""
     before = _dependencies(driver, dependencies, numDependencies)
-    _check_context(driver, ctx)
-    return _add(driver, hGraph, before, _memset(driver, memsetParams))
+    check_context(driver, ctx)
+    return _add(driver, hGraph, before, fill_work(driver, memsetParams))
 
 
 @driver_call(results=1)
@@ -137,7 +111,7 @@ def cuGraphAddNode(
 ) -> Any:
     """Add a kernel, copy, fill or empty node, with data for each edge that leads to it."""
     before = _dependencies(driver, dependencies, numDependencies, dependencyData)
-    return _add(driver, hGraph, before, _any_work(driver, nodeParams))
+    return _add(driver, hGraph, before, any_work(driver, nodeParams))
 
 
 @driver_call()
@@ -212,20 +186,19 @@ def cuGraphNodeGetType(driver: Driver, hNode: Any) -> Any:
 @driver_call(results=1)
 def cuGraphKernelNodeGetParams(driver: Driver, hNode: Any) -> Any:
     """The parameters of a kernel node; ``kernelParams`` points to storage of the node."""
-    launch = _kernel_of(driver, hNode)
+    launch = kernel_of(driver, hNode)
     node: Node = driver.context.nodes[hNode]
     storage = ctypes.create_string_buffer(launch.params, max(1, len(launch.params)))
     base = ctypes.addressof(storage)
-    pointers = (ctypes.c_void_p * len(launch.function.slots))(
-        *(base + slot.offset for slot in launch.function.slots)
-    )
+    offsets = [offset for offset, _ in launch.function.parameters]
+    pointers = (ctypes.c_void_p * len(offsets))(*(base + offset for offset in offsets))
     node.storage = (storage, pointers)
     result = cuda.CUDA_KERNEL_NODE_PARAMS()
     result.func = cuda.CUfunction(launch.handle)
     result.gridDimX, result.gridDimY, result.gridDimZ = launch.grid
     result.blockDimX, result.blockDimY, result.blockDimZ = launch.block
     result.sharedMemBytes = launch.shared_bytes
-    result.kernelParams = ctypes.addressof(pointers) if launch.function.slots else 0
+    result.kernelParams = ctypes.addressof(pointers) if offsets else 0
     result.ctx = cuda.CUcontext(driver.CONTEXT_HANDLE)
     return result
 
@@ -248,14 +221,14 @@ def cuGraphDebugDotPrint(driver: Driver, hGraph: Any, path: Any, flags: Any) -> 
 @driver_call()
 def cuGraphKernelNodeSetParams(driver: Driver, hNode: Any, nodeParams: Any) -> None:
     """Replace the parameters of a kernel node; its attributes stay."""
-    old = _kernel_of(driver, hNode)
-    driver.context.nodes[hNode].work = _kernel(driver, nodeParams, old)
+    old = kernel_of(driver, hNode)
+    driver.context.nodes[hNode].work = kernel_work(driver, nodeParams, old)
 
 
 @driver_call()
 def cuGraphKernelNodeSetAttribute(driver: Driver, hNode: Any, attr: Any, value: Any) -> None:
     """Set a kernel node's cluster, or make it cooperative; other attributes are accepted."""
-    launch = _kernel_of(driver, hNode)
+    launch = kernel_of(driver, hNode)
     name = expect_enum("attr", attr, cuda.CUlaunchAttributeID).name
     if name == "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION":
         dim = value.clusterDim
@@ -269,7 +242,7 @@ def cuGraphKernelNodeSetAttribute(driver: Driver, hNode: Any, attr: Any, value: 
 @driver_call(results=1)
 def cuGraphKernelNodeGetAttribute(driver: Driver, hNode: Any, attr: Any) -> Any:
     """A kernel node's cluster, or whether it is cooperative; other attributes are 0."""
-    launch = _kernel_of(driver, hNode)
+    launch = kernel_of(driver, hNode)
     name = expect_enum("attr", attr, cuda.CUlaunchAttributeID).name
     result = cuda.CUkernelNodeAttrValue()
     if name == "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION":
@@ -279,104 +252,7 @@ def cuGraphKernelNodeGetAttribute(driver: Driver, hNode: Any, attr: Any) -> Any:
     return result
 
 
-# ---- executing ----
-
-
-@driver_call(results=1)
-def cuGraphInstantiate(driver: Driver, hGraph: Any, flags: Any) -> Any:
-    """Make a graph executable; later changes of the graph do not reach it."""
-    int(flags)
-    return _instantiate(driver, hGraph)
-
-
-@driver_call(results=1)
-def cuGraphInstantiateWithParams(driver: Driver, hGraph: Any, instantiateParams: Any) -> Any:
-    """Make a graph executable; the result goes into the parameters as well."""
-    executable = _instantiate(driver, hGraph)
-    if instantiateParams is not None:
-        success = cuda.CUgraphInstantiateResult.CUDA_GRAPH_INSTANTIATE_SUCCESS
-        instantiateParams.result_out = success
-    return executable
-
-
-@driver_call()
-def cuGraphUpload(driver: Driver, hGraphExec: Any, hStream: Any) -> None:
-    """Nothing has to be uploaded."""
-    _ = driver.context.executables[hGraphExec]
-    stream_of(driver, hStream)
-
-
-@driver_call()
-def cuGraphLaunch(driver: Driver, hGraphExec: Any, hStream: Any) -> None:
-    """Queue a graph; it never overlaps with an earlier launch of itself."""
-    executable: Executable = driver.context.executables[hGraphExec]
-    stream = stream_of(driver, hStream)
-    after = (executable.last,) if executable.last is not None else ()
-    executable.last = enqueue(driver, stream, executable.next_task(driver), after)
-
-
-@driver_call()
-def cuGraphExecDestroy(driver: Driver, hGraphExec: Any) -> None:
-    """Destroy an executable graph; launches already queued still run."""
-    driver.context.executables.pop(hGraphExec)
-
-
-@driver_call()
-def cuGraphExecKernelNodeSetParams(
-    driver: Driver, hGraphExec: Any, hNode: Any, nodeParams: Any
-) -> None:
-    """Replace a kernel's parameters in an executable graph; the graph itself stays as it is."""
-    executable: Executable = driver.context.executables[hGraphExec]
-    old = _kernel_of(driver, hNode)
-    executable.set_work(hNode, _kernel(driver, nodeParams, old))
-
-
-@driver_call()
-def cuGraphExecMemcpyNodeSetParams(
-    driver: Driver, hGraphExec: Any, hNode: Any, copyParams: Any, ctx: Any
-) -> None:
-    """Replace a copy in an executable graph."""
-    _check_context(driver, ctx)
-    executable: Executable = driver.context.executables[hGraphExec]
-    executable.set_work(hNode, _memcpy(driver, copyParams))
-
-
-@driver_call()
-def cuGraphExecMemsetNodeSetParams(
-    driver: Driver, hGraphExec: Any, hNode: Any, memsetParams: Any, ctx: Any
-) -> None:
-    """Replace a fill in an executable graph."""
-    _check_context(driver, ctx)
-    executable: Executable = driver.context.executables[hGraphExec]
-    executable.set_work(hNode, _memset(driver, memsetParams))
-
-
-@driver_call(results=1)
-def cuGraphExecUpdate(driver: Driver, hGraphExec: Any, hGraph: Any) -> Any:
-    """Take all parameters from a graph of the same shape."""
-    executable: Executable = driver.context.executables[hGraphExec]
-    graph: Graph = driver.context.graphs[hGraph]
-    kinds = [type(work) for work in executable.works]
-    same = [type(n.work) for n in graph.nodes] == kinds
-    if not same or not executable.topology.same_shape(Topology(graph.nodes)):
-        message = "the graphs differ in shape"
-        raise Refused("CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", message)
-    executable.works = [n.work for n in graph.nodes]
-    executable.position = {n.handle: i for i, n in enumerate(graph.nodes)}
-    executable.launches = 0
-    result = cuda.CUgraphExecUpdateResultInfo()
-    result.result = cuda.CUgraphExecUpdateResult.CU_GRAPH_EXEC_UPDATE_SUCCESS
-    return result
-
-
 # ---- how ----
-
-
-def _instantiate(driver: Driver, hGraph: Any) -> Any:
-    graph: Graph = driver.context.graphs[hGraph]
-    if code := driver.injections.strike("instantiate"):
-        raise Refused(code, "injected fault")
-    return cuda.CUgraphExec(driver.context.executables.add(Executable(graph)))
 
 
 def _add(driver: Driver, hGraph: Any, before: dict[Node, EdgeKind], work: Work) -> Any:
@@ -418,59 +294,3 @@ def _some(nodes: Iterable[Node], count: Any) -> tuple[list[Any], int]:
     found = list(nodes)
     shown = [cuda.CUgraphNode(n.handle) for n in found[: size_t(count)]]
     return shown, len(shown) if size_t(count) else len(found)
-
-
-def _kernel_of(driver: Driver, hNode: Any) -> Launch:
-    node: Node = driver.context.nodes[hNode]
-    if not isinstance(node.work, Launch):
-        raise Refused(_INVALID, f"not a kernel node but {node.label}")
-    return node.work
-
-
-def _kernel(driver: Driver, p: Any, old: Launch | None = None) -> Launch:
-    if p is None:
-        raise Refused(_INVALID, "null node parameters")
-    grid = p.gridDimX, p.gridDimY, p.gridDimZ
-    block = p.blockDimX, p.blockDimY, p.blockDimZ
-    cluster, cooperative = (old.cluster, old.is_cooperative) if old else (None, False)
-    shared, address = p.sharedMemBytes, p.kernelParams
-    return make_launch(driver, p.func, grid, block, shared, address, p.extra, cluster, cooperative)
-
-
-def _memcpy(driver: Driver, p: Any) -> Work:
-    memory = driver.context.memory
-    copy = copy_3d(memory, p) if p is not None else None
-    if copy is None:
-        raise Refused(_INVALID, "an empty copy")
-    copy.check(memory)
-    return copy
-
-
-def _memset(driver: Driver, p: Any) -> Work:
-    if p is None or p.elementSize not in (1, 2, 4) or not p.width or not p.height:
-        raise Refused(_INVALID, "an empty fill, or elements that are not of 1, 2 or 4 bytes")
-    width = p.width * p.elementSize
-    pitch = p.pitch if p.height > 1 else width
-    box = Box(int(p.dst), width, True, p.height, 1, pitch, 0)
-    fill = Fill(box, p.value & ((1 << 8 * p.elementSize) - 1), p.elementSize)
-    fill.check(driver.context.memory)
-    return fill
-
-
-def _any_work(driver: Driver, p: Any) -> Work:
-    if p is None:
-        raise Refused(_INVALID, "null node parameters")
-    if p.type == _TYPE.CU_GRAPH_NODE_TYPE_KERNEL:
-        return _kernel(driver, p.kernel)
-    if p.type == _TYPE.CU_GRAPH_NODE_TYPE_MEMCPY:
-        return _memcpy(driver, p.memcpy.copyParams)
-    if p.type == _TYPE.CU_GRAPH_NODE_TYPE_MEMSET:
-        return _memset(driver, p.memset)
-    if p.type == _TYPE.CU_GRAPH_NODE_TYPE_EMPTY:
-        return None
-    raise Refused("CUDA_ERROR_NOT_SUPPORTED", p.type.name)
-
-
-def _check_context(driver: Driver, ctx: Any) -> None:
-    if handle(ctx) != driver.CONTEXT_HANDLE:
-        raise Refused("CUDA_ERROR_INVALID_CONTEXT", f"no context {handle(ctx):#x}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from urdir.driver.emulator.calls import Refused
+from urdir.driver.emulator.compile import Program, compile_entry
 from urdir.driver.emulator.faults import CompileError
 from urdir.driver.emulator.images import Image
 from urdir.driver.emulator.state import Driver
@@ -22,7 +23,7 @@ class Unit:
 
     image: Image
     module: ptx.Module
-    programs: dict[str, Any]
+    programs: dict[str, Program]
 
 
 class JitError(Refused):
@@ -34,26 +35,21 @@ class JitError(Refused):
 
 
 def compile_ptx(driver: Driver, text: str, target: str | None = None) -> Unit:
-    """Compile PTX for ``target`` (the device's own by default); cached by text.
+    """Compile PTX for ``target`` (the device's own by default).
 
     Raises JitError: UNSUPPORTED_PTX_VERSION or INVALID_PTX.
     """
-    target = target or driver.properties.target
-    key = (target, text)
-    if key not in driver.units:
-        driver.units[key] = _compile(driver, text, target)
-    unit: Unit = driver.units[key]
-    return unit
-
-
-def _compile(driver: Driver, text: str, target: str) -> Unit:
-    from urdir.driver.emulator.compile import compile_entry
-
     _check_version(driver, text)
+    return _compile(text, target or driver.properties.target)
+
+
+@functools.lru_cache(maxsize=1024)
+def _compile(text: str, target: str) -> Unit:
+    """Shared by all emulated drivers of the process: programs hold no state of a device."""
     try:
         module = ptx.parse(text)
         _check_target(module.target, target)
-        programs = {e.name: compile_entry(module, e, target) for e in module.entries.values()}
+        programs = {name: compile_entry(module, name, target) for name in module.entries}
     except ptx.PtxSyntaxError as exc:
         raise _failure("CUDA_ERROR_INVALID_PTX", str(exc)) from None
     except CompileError as exc:

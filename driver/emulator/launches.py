@@ -13,6 +13,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 
 from urdir.driver.emulator.calls import Refused, driver_call, handle, kernel_params, size_t, uint
+from urdir.driver.emulator.execution import GridExecution, Status
 from urdir.driver.emulator.faults import KernelFault
 from urdir.driver.emulator.functions import Extent, Function
 from urdir.driver.emulator.memory import Memory
@@ -64,8 +65,8 @@ class Launch:
             yield invalid, f"{threads} threads in a block, the limit is {MAX_THREADS}"
         if function.required_block and function.required_block != block:
             yield invalid, f"block {block}, .reqntid {function.required_block}"
-        if threads > function.max_threads:
-            limit = f"its .maxntid allows {function.max_threads}"
+        if threads > function.program.max_threads:
+            limit = f"its .maxntid allows {function.program.max_threads}"
             yield "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", f"{threads} threads in a block, {limit}"
         if self.shared_bytes > function.max_dynamic_shared:
             limit = f"the function allows {function.max_dynamic_shared}"
@@ -105,33 +106,35 @@ class KernelRun:
         self._driver = driver
         self._launch = launch
         self._memory = memory
-        self._grid: Any = None
+        self._grid: GridExecution | None = None
         self.done = False
 
     def begin_early(self) -> None:
         """Run to the point where the kernel waits for its predecessors (or to its end)."""
-        if self._grid is None:
+        if self._grid is None and not self.done:
             self._grid = self._create(dependencies_pending=True)
-            self.done = self._grid.run().name == "DONE"
+            self._run(self._grid)
 
     def advance(self) -> bool:
         """Run, predecessors being complete; False when the kernel spins."""
         if not self.done:
             if self._grid is None:
                 self._grid = self._create(dependencies_pending=False)
-            self._grid.dependencies_pending = False
-            self.done = self._grid.run().name == "DONE"
+            self._grid.release_dependencies()
+            self._run(self._grid)
         return self.done
 
+    def _run(self, grid: GridExecution) -> None:
+        if grid.run() is Status.DONE:
+            self.done = True
+            self._grid = None
+
     def describe(self) -> str:
-        """The kernel, and what it waits for where the machine knows it."""
-        waits = getattr(self._grid, "waits_for", None)
-        detail = f" ({waits()})" if callable(waits) else ""
-        return f"kernel {self._launch.name} spins without progress{detail}"
+        """The kernel, and what it waits for."""
+        waits = self._grid.waits_for() if self._grid is not None else "not begun"
+        return f"kernel {self._launch.name}: {waits}"
 
-    def _create(self, dependencies_pending: bool) -> Any:
-        from urdir.driver.emulator.execution import GridExecution
-
+    def _create(self, dependencies_pending: bool) -> GridExecution:
         launch = self._launch
         if code := self._driver.injections.strike("launch"):
             raise KernelFault(code, f"kernel {launch.name}: injected fault")
@@ -144,6 +147,7 @@ class KernelRun:
             launch.params,
             self._memory,
             self._driver.properties.sm_count,
+            symbols=launch.function.symbols,
             dependencies_pending=dependencies_pending,
         )
 

@@ -121,8 +121,7 @@ class Memory:
             raise OutOfMemory(f"the host has no {2 * nbytes} bytes for {nbytes}") from exc
         address = self._next
         self._next += -(-(nbytes + RED_ZONE) // ALIGNMENT) * ALIGNMENT
-        self._starts.append(address)
-        self._allocations.append(
+        self._insert(
             Allocation(
                 address,
                 nbytes,
@@ -136,6 +135,12 @@ class Memory:
         if kind == "device":
             self.used += nbytes
         return address
+
+    def _insert(self, allocation: Allocation) -> None:
+        """Keep allocations sorted by address, live and freed ones together."""
+        at = bisect.bisect(self._starts, allocation.address)
+        self._starts.insert(at, allocation.address)
+        self._allocations.insert(at, allocation)
 
     def free(self, address: int) -> None:
         """Free the allocation that starts at ``address``."""

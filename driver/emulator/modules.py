@@ -19,11 +19,12 @@ from urdir.driver.emulator.calls import (
     host_address,
     size_t,
 )
-from urdir.driver.emulator.functions import REGISTERS_PER_THREAD, Function
+from urdir.driver.emulator.functions import REGISTERS_PER_THREAD, Function, initial_bytes
 from urdir.driver.emulator.images import Image, is_text, read_input
 from urdir.driver.emulator.jit import JitError, Unit, compile_ptx
 from urdir.driver.emulator.logs import JitOptions
 from urdir.driver.emulator.state import Driver
+from urdir.driver.emulator.streams import wait
 
 
 @dataclass
@@ -37,9 +38,10 @@ class Link:
 
 @dataclass
 class LoadedModule:
-    """A module and the handles given out for its functions, by name."""
+    """A module, the addresses of its variables, the handles given out for its functions."""
 
     unit: Unit
+    symbols: dict[str, int]
     handle: int = 0
     functions: dict[str, int] = field(default_factory=dict)
 
@@ -118,12 +120,17 @@ def cuModuleLoadDataEx(
     return _load(driver, image, JitOptions.read(numOptions, options, optionValues))
 
 
-@driver_call()
+@driver_call(defers=True)
 def cuModuleUnload(driver: Driver, hmod: Any) -> None:
     """Unload a module; its functions are invalid, launches already queued still run."""
-    module: LoadedModule = driver.context.modules.pop(hmod)
+    context = driver.context
+    module: LoadedModule = context.modules.pop(hmod)
     for number in module.functions.values():
-        driver.context.functions.pop(number)
+        context.functions.pop(number)
+    if module.symbols:
+        wait(driver, context.scheduler.finish_all)
+    for address in module.symbols.values():
+        context.memory.free(address)
 
 
 @driver_call(results=1)
@@ -131,16 +138,27 @@ def cuModuleGetFunction(driver: Driver, hmod: Any, name: Any) -> Any:
     """The function called ``name``; the same handle each time."""
     module: LoadedModule = driver.context.modules[hmod]
     wanted = c_string(name).decode()
-    entry = module.unit.module.entries.get(wanted)
-    if entry is None:
-        has = ", ".join(module.unit.module.entries) or "none"
+    if wanted not in module.unit.programs:
+        has = ", ".join(module.unit.programs) or "none"
         raise Refused("CUDA_ERROR_NOT_FOUND", f"no kernel {wanted!r}; the module has {has}")
     if wanted not in module.functions:
         unit = module.unit
         program = unit.programs[wanted]
-        function = Function(unit.module, entry, program, module.handle, driver.properties)
+        function = Function(unit.module, program, module.symbols, module.handle, driver.properties)
         module.functions[wanted] = driver.context.functions.add(function)
     return cuda.CUfunction(module.functions[wanted])
+
+
+@driver_call(results=2)
+def cuModuleGetGlobal(driver: Driver, hmod: Any, name: Any) -> tuple[Any, int]:
+    """Address and size of a variable of the module."""
+    module: LoadedModule = driver.context.modules[hmod]
+    address = module.symbols.get(c_string(name).decode())
+    if address is None:
+        has = ", ".join(module.symbols) or "none"
+        raise Refused("CUDA_ERROR_NOT_FOUND", f"no variable {name!r}; the module has {has}")
+    found = driver.context.memory.find(address)
+    return cuda.CUdeviceptr(address), found.nbytes if found else 0
 
 
 @driver_call(results=1)
@@ -160,8 +178,8 @@ def cuModuleGetLoadingMode(driver: Driver) -> Any:
 
 # What can be asked of a function; attributes that are missing are 0.
 _ATTRIBUTES: Mapping[str, Callable[[Function], int]] = {
-    "MAX_THREADS_PER_BLOCK": lambda f: f.max_threads,
-    "SHARED_SIZE_BYTES": lambda f: f.static_shared,
+    "MAX_THREADS_PER_BLOCK": lambda f: f.program.max_threads,
+    "SHARED_SIZE_BYTES": lambda f: f.program.static_shared_bytes,
     "NUM_REGS": lambda f: REGISTERS_PER_THREAD,
     "PTX_VERSION": lambda f: f.ptx_version[0] * 10 + f.ptx_version[1],
     "BINARY_VERSION": lambda f: f.device.sm,
@@ -206,18 +224,17 @@ def cuFuncGetParamInfo(driver: Driver, func: Any, paramIndex: Any) -> tuple[int,
     """Offset and size of a parameter in the parameter block."""
     function: Function = driver.context.functions[func]
     index = size_t(paramIndex)
-    if index >= len(function.slots):
-        has = len(function.slots)
+    if index >= len(function.parameters):
+        has = len(function.parameters)
         raise Refused("CUDA_ERROR_INVALID_VALUE", f"{function.name} has {has} parameters")
-    slot = function.slots[index]
-    return slot.offset, slot.size
+    return function.parameters[index]
 
 
 @driver_call(results=1)
 def cuFuncGetParamCount(driver: Driver, func: Any) -> int:
     """How many parameters a kernel takes."""
     function: Function = driver.context.functions[func]
-    return len(function.slots)
+    return len(function.parameters)
 
 
 @driver_call(results=1)
@@ -273,10 +290,22 @@ def _load(driver: Driver, image: Any, options: JitOptions) -> Any:
         unit = _compile(driver, data, options)
     else:
         unit = _open_image(driver, Image.decode(data))
-    module = LoadedModule(unit)
+    module = LoadedModule(unit, _place_variables(driver, unit))
     module.handle = driver.context.modules.add(module)
     options.write_log("INFO", _report(unit))
     return cuda.CUmodule(module.handle)
+
+
+def _place_variables(driver: Driver, unit: Unit) -> dict[str, int]:
+    """Device memory for the module's .global and .const variables, with their first values."""
+    memory = driver.context.memory
+    symbols = {}
+    for variable in unit.module.variables:
+        if variable.space in ("global", "const"):
+            symbols[variable.name] = address = memory.allocate(variable.nbytes)
+            memory.fill(address, 0, variable.nbytes)
+            memory.write(address, initial_bytes(variable))
+    return symbols
 
 
 def _report(unit: Unit) -> str:

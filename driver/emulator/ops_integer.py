@@ -22,7 +22,7 @@ def _add(e: Emitter, m: re.Match[str]) -> None:
     element = _unsigned(NUMPY[m[2]])
     name = {"add": "add", "sub": "subtract"}[m[1]]
     left, right = e.source(a, element), e.source(b, element)
-    e.line(f"{name}({left}, {right}, {e.target(d, element)})")
+    e.line(f"{name}({left}, {right}, out={e.target(d, element)})")
 
 
 @operation(r"(add|sub)\.(?:sat\.)s32")
@@ -162,7 +162,7 @@ def _min(e: Emitter, m: re.Match[str]) -> None:
     element = NUMPY[m[2]]
     left, right = e.source(a, element), e.source(b, element)
     name = {"min": "minimum", "max": "maximum"}[m[1]]
-    e.line(f"{name}({left}, {right}, {e.target(d, element)})")
+    e.line(f"{name}({left}, {right}, out={e.target(d, element)})")
 
 
 @operation(r"sad\.([us](?:16|32|64))")
@@ -171,7 +171,7 @@ def _sad(e: Emitter, m: re.Match[str]) -> None:
     element = NUMPY[m[1]]
     left, right, addend = (e.source(o, element) for o in (a, b, c))
     low, result = e.temp(element), e.target(d, element, [a, b, c])
-    e.line(f"maximum({left}, {right}, {result}); minimum({left}, {right}, {low})")
+    e.line(f"maximum({left}, {right}, out={result}); minimum({left}, {right}, out={low})")
     e.line(f"subtract({result}, {low}, {result}); add({result}, {addend}, {result})")
 
 
@@ -264,7 +264,7 @@ def _shift(e: Emitter, m: re.Match[str]) -> None:
         shift = e.source(amount, element)
     else:
         clamped, shift = e.temp("u4"), e.temp(element)
-        e.line(f"minimum({e.source(amount, 'u4')}, {e.constant(64, 'u4')}, {clamped})")
+        e.line(f"minimum({e.source(amount, 'u4')}, {e.constant(64, 'u4')}, out={clamped})")
         e.line(f"{shift}[...] = {clamped}")
     e.line(f"{name}({e.source(a, element)}, {shift}, {e.target(d, element)})")
 
@@ -279,7 +279,7 @@ def _funnel(e: Emitter, m: re.Match[str]) -> None:
     if m[2] == "wrap":
         e.line(f"bitwise_and({shift}, {e.constant(31, 'u8')}, {shift})")
     else:
-        e.line(f"minimum({shift}, {e.constant(32, 'u8')}, {shift})")
+        e.line(f"minimum({shift}, {e.constant(32, 'u8')}, out={shift})")
     if m[1] == "l":
         e.line(f"subtract({e.constant(32, 'u8')}, {shift}, {shift})")
     e.line(f"right_shift({pair}, {shift}, {pair}); {e.target(d, 'u4')}[...] = {pair}")

@@ -34,7 +34,7 @@ def _leave(e: Emitter) -> None:
         e.indent = e.indent[:-4]
 
 
-def row(e: Emitter, space: str) -> str:
+def lane_rows(e: Emitter, space: str) -> str:
     """The argument with the lanes' rows of shared memory, for the spaces that take it."""
     return f", {e.special('row offset', 'u8')}" if space != "memory" else ""
 
@@ -76,7 +76,7 @@ def _ld(e: Emitter, m: re.Match[str]) -> None:
     space = _is_shared(e, m[1], source)
     targets = [None if isinstance(o, Discard) else e.direct_target(o, element) for o in elements]
     suffix = _guarded(e)
-    e.line(f"v = {space}.load({address}, {SHIFT[size]}{row(e, space)}{suffix})")
+    e.line(f"v = {space}.load({address}, {SHIFT[size]}{lane_rows(e, space)}{suffix})")
     if len(elements) > 1:
         e.line(f"v = v.view({element}).reshape(-1, {len(elements)})")
     for at, target in enumerate(targets):
@@ -135,7 +135,7 @@ def _st(e: Emitter, m: re.Match[str]) -> None:
             e.line(f"{row}[:, {at}] = {e.source(operand, element)}")
         data = f"{row}.view({'c16' if size == 16 else f'u{size}'}).reshape(-1)"
     suffix = _guarded(e)
-    e.line(f"{space}.store({address}, {data}, {SHIFT[size]}{row(e, space)}{suffix})")
+    e.line(f"{space}.store({address}, {data}, {SHIFT[size]}{lane_rows(e, space)}{suffix})")
     _leave(e)
 
 
@@ -167,7 +167,7 @@ def _atom(e: Emitter, m: re.Match[str]) -> None:
     target = None if isinstance(d, Discard) else e.direct_target(d, element)
     suffix = _guarded(e)
     data = ", ".join(names) if len(names) == 2 else f"{names[0]}, None"
-    e.line(f"v = {space}.atomic({m[5]!r}, {address}, {data}{row(e, space)}{suffix})")
+    e.line(f"v = {space}.atomic({m[5]!r}, {address}, {data}{lane_rows(e, space)}{suffix})")
     if target is not None:
         if suffix:
             e.line(f"if q is None: {target[0]}[...] = v")

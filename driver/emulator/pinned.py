@@ -35,10 +35,7 @@ class UnifiedMemory(Memory):
         data = pages[skip : skip + nbytes]
         address = int(data.ctypes.data)
         self._drop_freed(address, address + nbytes)
-        at = bisect.bisect(self._starts, address)
-        self._starts.insert(at, address)
-        self._allocations.insert(
-            at,
+        self._insert(
             Allocation(
                 address,
                 nbytes,
@@ -47,7 +44,7 @@ class UnifiedMemory(Memory):
                 (),
                 written_to=nbytes,
                 base=np.array(address, np.uint64),
-            ),
+            )
         )
         return address
 

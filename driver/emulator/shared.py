@@ -15,9 +15,11 @@ from urdir.driver.emulator.memory import ELEMENTS
 Array = npt.NDArray[Any]
 
 _WRITTEN = 0xFF
+_COPYING = 0x01
 _SCAN = 4096
 _SHIFTS = tuple(np.array(k, np.uint64) for k in range(5))
 _FLAGS = tuple(np.full(1 << k, _WRITTEN, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
+_COPY_FLAGS = tuple(np.full(1 << k, _COPYING, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
 
 
 class SharedMemory:
@@ -50,7 +52,10 @@ class SharedMemory:
             flags = self.shadows[shift].take(index).view(np.uint8)
             if flags.min() != _WRITTEN:
                 bad = int(flags.argmin()) >> shift
-                raise self._fault(addresses, bad, shift, "load of never-written bytes")
+                what = "load of never-written bytes"
+                if flags[flags.argmin()] == _COPYING:
+                    what = "load of bytes whose asynchronous copy has not been waited for"
+                raise self._fault(addresses, bad, shift, what)
         values: Array = self.views[shift].take(index)
         return values
 
@@ -64,7 +69,7 @@ class SharedMemory:
     def unwrite(self, addresses: Array, shift: int, rows: Array) -> None:
         """An asynchronous copy has begun: its destination counts as never written."""
         index = self.locate(addresses, shift, rows, "asynchronous copy")
-        self.shadows[shift][index] = 0
+        self.shadows[shift][index] = _COPY_FLAGS[shift]
         self._written_to = min(self._written_to, int(index.min()) << shift)
 
     def locate(self, addresses: Array, shift: int, rows: Array, action: str) -> Array:

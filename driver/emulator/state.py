@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from urdir.driver.emulator.calls import Needs, Refused
 from urdir.driver.emulator.handles import Handles
@@ -13,6 +15,13 @@ from urdir.driver.emulator.injection import Injections
 from urdir.driver.emulator.pinned import UnifiedMemory
 from urdir.driver.emulator.properties import DeviceProperties
 from urdir.driver.emulator.scheduler import Queue, Scheduler
+
+if TYPE_CHECKING:
+    from urdir.driver.emulator.executables import Executable
+    from urdir.driver.emulator.functions import Function
+    from urdir.driver.emulator.graph_model import Graph, Node
+    from urdir.driver.emulator.modules import Link, LoadedModule
+    from urdir.driver.emulator.streams import Event
 
 
 class Context:
@@ -28,13 +37,15 @@ class Context:
         self.scheduler = Scheduler(driver.rng)
         self.streams: Handles[Queue] = Handles("stream")
         self.thread_streams: dict[int, Queue] = {}
-        self.events: Handles[Any] = Handles("event")
-        self.links: Handles[Any] = Handles("link")
-        self.modules: Handles[Any] = Handles("module")
-        self.functions: Handles[Any] = Handles("function")
-        self.graphs: Handles[Any] = Handles("graph", "CUDA_ERROR_INVALID_VALUE")
-        self.nodes: Handles[Any] = Handles("graph node", "CUDA_ERROR_INVALID_VALUE")
-        self.executables: Handles[Any] = Handles("executable graph", "CUDA_ERROR_INVALID_VALUE")
+        self.events: Handles[Event] = Handles("event")
+        self.links: Handles[Link] = Handles("link")
+        self.modules: Handles[LoadedModule] = Handles("module")
+        self.functions: Handles[Function] = Handles("function")
+        # Bad handles of these are answered with another error.
+        code = "CUDA_ERROR_INVALID_VALUE"
+        self.graphs: Handles[Graph] = Handles("graph", code)
+        self.nodes: Handles[Node] = Handles("graph node", code)
+        self.executables: Handles[Executable] = Handles("executable graph", code)
 
 
 class Driver:
@@ -53,9 +64,11 @@ class Driver:
         self.rng = random.Random(seed)
         self.lock = threading.RLock()
         self.injections = Injections()
-        self.units: dict[Any, Any] = {}
         self.last_fault = ""
         self.last_refusal = ""
+        #: Calls in progress of the thread that holds the lock, and what waits for their end.
+        self.depth = 0
+        self.deferred: list[Callable[[], object]] = []
         self.initialised_in: int | None = None
         self.references = 0
         self._context: Context | None = None
@@ -63,9 +76,9 @@ class Driver:
 
     @property
     def ptx_version(self) -> tuple[int, int]:
-        """The newest PTX ISA the driver takes: 9.0 for CUDA 13.0, 9.1 for 13.1, ..."""
+        """The newest PTX ISA the driver takes: 9.0 for CUDA 13.0, 8.4 for 12.4, 8.8 for 12.9."""
         major, minor = divmod(self.driver_version // 10, 100)
-        return (major - 4, minor)
+        return major - 4, minor - (major == 12 and minor > 5)
 
     @property
     def current_stack(self) -> list[int]:
@@ -106,6 +119,14 @@ class Driver:
                 raise Refused("CUDA_ERROR_INVALID_CONTEXT", f"{name} without a current context")
             if self.context.fault:
                 raise Refused(self.context.fault, self.last_fault)
+
+    def run_deferred(self) -> None:
+        """Destroy what finalisers asked for in the middle of another call; failures tell nobody."""
+        calls, self.deferred = self.deferred, []
+        for call in calls:
+            if self._context is not None and not self._context.fault:
+                with contextlib.suppress(Refused):
+                    call()
 
     def poison(self, code: str, message: str) -> None:
         """Record a kernel fault: from now on every call on the context returns it."""

@@ -11,9 +11,13 @@ from typing import Any
 import cuda.bindings.driver as cuda
 
 from urdir.driver.emulator.calls import Refused, driver_call, handle, uint
-from urdir.driver.emulator.faults import KernelFault
+from urdir.driver.emulator.faults import ILLEGAL_ADDRESS, KernelFault
+from urdir.driver.emulator.memory import MemoryRangeError
 from urdir.driver.emulator.scheduler import Mark, Queue, Task
 from urdir.driver.emulator.state import Driver
+
+#: Tasks that a stream holds before queueing one more waits, as in the real driver.
+QUEUE_LENGTH = 1024
 
 _LEGACY = int(cuda.CU_STREAM_LEGACY)
 _PER_THREAD = int(cuda.CU_STREAM_PER_THREAD)
@@ -45,8 +49,11 @@ def stream_of(driver: Driver, hStream: Any) -> Queue:
 
 
 def enqueue(driver: Driver, queue: Queue, task: Task, after: tuple[Task, ...] = ()) -> Task:
-    """Queue a task on a stream."""
-    return driver.context.scheduler.enqueue(queue, task, after)
+    """Queue a task on a stream; a full queue first runs its oldest task."""
+    scheduler = driver.context.scheduler
+    if len(queue.tasks) >= QUEUE_LENGTH:
+        wait(driver, scheduler.finish, queue.tasks[0])
+    return scheduler.enqueue(queue, task, after)
 
 
 def wait(driver: Driver, run: Any, *args: Any) -> Any:
@@ -54,8 +61,11 @@ def wait(driver: Driver, run: Any, *args: Any) -> Any:
     try:
         return run(*args)
     except KernelFault as fault:
-        driver.poison(fault.code, fault.message)
-        raise Refused(fault.code, fault.message) from None
+        code, message = fault.code, fault.message
+    except MemoryRangeError as error:  # a queued copy or fill whose memory is gone
+        code, message = ILLEGAL_ADDRESS, str(error)
+    driver.poison(code, message)
+    raise Refused(code, message)
 
 
 @driver_call()

@@ -112,7 +112,7 @@ class TracedMemory:
         return result
 
     def _record(self, footprint: Footprint, addresses: Array, shift: int) -> None:
-        left = addresses
+        left = np.atleast_1d(addresses)
         while left.size:
             allocation = self._memory.find(int(left[0]))
             assert allocation is not None

@@ -41,7 +41,7 @@ def cuMemAlloc(driver: Driver, bytesize: Any) -> Any:
     return _allocate(driver, size_t(bytesize))
 
 
-@driver_call()
+@driver_call(defers=True)
 def cuMemFree(driver: Driver, dptr: Any) -> None:
     """Free device memory, after everything queued has run (as the real driver does)."""
     address = handle(dptr)
@@ -93,7 +93,7 @@ def cuMemAllocHost(driver: Driver, bytesize: Any) -> int:
     return _allocate_host(driver, size_t(bytesize))
 
 
-@driver_call()
+@driver_call(defers=True)
 def cuMemFreeHost(driver: Driver, p: Any) -> None:
     """Free page-locked memory, after everything queued has run."""
     wait(driver, driver.context.scheduler.finish_all)

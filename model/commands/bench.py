@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
@@ -14,10 +15,12 @@ from urdir.model.commands.report import installed_version
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.bench import BenchRow
+    from urdir.model.profile import ProfileRow
 
 EXAMPLES = """\
   urdir bench model.gguf                     512 prompt tokens, 128 decoded, five runs each
   urdir bench model.gguf -p 0 -n 256 --json  decoding only, as JSON
+  urdir bench model.gguf --profile           and where the time of a decode step goes
 """
 
 
@@ -33,13 +36,16 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument(
         "-r", "--repetitions", type=options.whole_number(1), default=5, metavar="N", help="(5)"
     )
+    parser.add_argument(
+        "--profile", action="store_true", help="also time a decode step launch by launch"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    from urdir.model.bench import bench, read_bandwidth
+    from urdir.model.bench import bench, profile_step, read_bandwidth
     from urdir.model.engine import Engine
 
     context = max(args.n_prompt, args.n_gen, 2)
@@ -53,12 +59,16 @@ def run(args: argparse.Namespace) -> int:
         ):
             print(f"{row.test}: {row.tokens_per_second:.1f} tokens/s", file=sys.stderr)
             rows.append(row)
+        profile = profile_step(engine.session, bandwidth) if args.profile else ()
         report = _report(engine.device, engine.name, bandwidth)
     if args.json:
         rows_json = [dataclasses.asdict(row) for row in rows]
-        print(json.dumps(report | {"rows": rows_json}, indent=2))
+        profile_json = [dataclasses.asdict(row) for row in profile]
+        print(json.dumps(report | {"rows": rows_json, "profile": profile_json}, indent=2))
     else:
         _print_table(report, rows)
+        if profile:
+            _print_profile(profile)
     return 0
 
 
@@ -87,3 +97,15 @@ def _print_table(report: dict[str, Any], rows: list[BenchRow]) -> None:
             f"| {row.ms_per_token:.3f} | {row.bytes_per_token / 1e6:,.1f} | {rate / 1e9:,.1f} "
             f"| {row.bandwidth_share:.1%} |"
         )
+
+
+def _print_profile(profile: Sequence[ProfileRow]) -> None:
+    print("\n| launches of a decode step | calls | us | MB | GB/s | of B |")
+    print("|---|---|---|---|---|---|")
+    for row in profile:
+        print(
+            f"| {row.role} | {row.calls} | {row.microseconds:.1f} | {row.bytes_moved / 1e6:.1f} "
+            f"| {row.gb_per_s:,.1f} | {row.share:.1%} |"
+        )
+    total = sum(row.microseconds for row in profile)
+    print(f"| all, one after the other | {sum(r.calls for r in profile)} | {total:.1f} | | | |")

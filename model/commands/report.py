@@ -32,8 +32,8 @@ def print_statistics(statistics: Statistics) -> None:
     """One line on stderr: tokens, times, speed, seed."""
     s = statistics
     print(
-        f"[{s.prompt_tokens} prompt tokens ({s.cached_tokens} cached) in {s.prompt_seconds:.2f} s, "
-        f"{s.generated_tokens} generated in {s.generate_seconds:.2f} s, "
+        f"[{s.prompt_tokens} prompt tokens ({s.cached_tokens} cached), first answer token after "
+        f"{s.prompt_seconds:.2f} s, {s.generated_tokens} generated in {s.generate_seconds:.2f} s, "
         f"{s.tokens_per_second:.1f} tokens/s, seed {s.seed}]",
         file=sys.stderr,
     )

@@ -87,6 +87,16 @@ def test_entry_above_the_bound_still_serves_this_run(tmp_path: Path) -> None:
     assert cache.get("a") == b"x" * 100
 
 
+def test_abandoned_temporary_files_go_too(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path, limit=200)
+    old, young = tmp_path / "cubins/.new-old", tmp_path / "cubins/.new-young"
+    for path in (old, young):
+        path.write_bytes(b"x" * 500)
+    os.utime(old, (1, 1))
+    cache.put("k", b"x" * 100)
+    assert (old.exists(), young.exists()) == (False, True)
+
+
 def test_clear_removes_everything(tmp_path: Path) -> None:
     cache = CubinCache(tmp_path)
     cache.put("k", b"cubin")

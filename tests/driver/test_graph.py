@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from urdir.driver.bindings import emulated
 from urdir.driver.device import Device
 from urdir.driver.diff import diff
 from urdir.driver.errors import CudaError, LaunchError, LifetimeError, check
@@ -169,7 +170,8 @@ def test_edges_come_from_nodes_added_before(device: Device, memory: Arena, befor
 
 def test_the_emulator_detects_a_missing_edge(emulator: Device) -> None:
     with emulator.arena(dict.fromkeys("ab", 4 * N), "work") as memory:
-        memory["a"].upload(COUNT)
+        for piece in memory.values():
+            piece.upload(COUNT)
         graph = Graph(emulator, "race")
         loaded = emulator.load(NO_WAIT)
         graph.add_kernel(loaded, shift(memory, "a", "b", 1, NO_WAIT))
@@ -178,7 +180,8 @@ def test_the_emulator_detects_a_missing_edge(emulator: Device) -> None:
         executable = check(api, api.cuGraphInstantiate(graph.handle, 0), "instantiate")
         with emulator.create_stream() as stream:
             api.cuGraphLaunch(executable, stream.handle)
-            with pytest.raises(CudaError, match=r"race in a graph: node 0 \(kernel shift\) and node 1"):
+            race = r"race in a graph: node 0 \(kernel shift\) and node 1 \(kernel shift\)"
+            with pytest.raises(CudaError, match=race):
                 stream.synchronize()
 
 
@@ -407,3 +410,50 @@ def test_random_plans_replay_as_they_run(device: Device, seed: int) -> None:
                 recorded.launch(stream)
                 stream.synchronize()
                 assert np.array_equal(work.download(np.int32), eager)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_that_the_edges_permit_gives_the_same(seed: int) -> None:
+    with Device.open("emulator", api=emulated(seed=seed)) as device:
+        memory = device.arena(dict.fromkeys([*"abcde", "sum"], 4 * N), "work")
+        memory["a"].upload(COUNT)
+        plan = Plan("branches")
+        for i, y in enumerate("bcde"):
+            plan.extend([shift(memory, "a", y, i), shift(memory, y, y, 10)])
+        plan.extend([shift(memory, "e", "sum", 100), shift(memory, "b", "a", 1000)])
+        with record(plan, device) as recorded, device.create_stream() as stream:
+            before = {edge.after: edge.before for edge in recorded.edges}
+            assert not {0, 2, 4, 6} & before.keys()  # the branches start together
+            recorded.launch(stream)
+            stream.synchronize()
+        assert np.array_equal(read(memory, "sum"), COUNT + 113)
+        assert np.array_equal(read(memory, "a"), COUNT + 1010)
+
+
+def test_a_fault_in_a_graph_is_reported_and_everything_still_closes() -> None:
+    with Device.open("emulator") as device, device.create_stream() as stream:
+        memory = device.arena(dict.fromkeys("abc", 4 * N), "work")
+        memory["a"].upload(COUNT)
+        plan = Plan("faulty")
+        plan.extend([shift(memory, "a", "b", 1), shift(memory, "b", "c", 1)])
+        with record(plan, device) as recorded:
+            device.api.inject("launch", nth=2)
+            recorded.launch(stream)
+            with pytest.raises(CudaError, match="poisoned") as caught:
+                stream.synchronize()
+            assert caught.value.name == "CUDA_ERROR_ILLEGAL_ADDRESS"
+            with pytest.raises(CudaError, match="cuGraphLaunch 'faulty'"):
+                recorded.launch(stream)
+        memory.close()
+
+
+def test_a_graph_that_cannot_be_instantiated_holds_nothing() -> None:
+    with Device.open("emulator") as device:
+        x, y = device.allocate(4 * N, "x"), device.allocate(4 * N, "y")
+        plan = Plan("large")
+        plan.launch(SHIFT, "s", x=x, y=y, amount=1)
+        device.api.inject("instantiate")
+        with pytest.raises(CudaError, match=r"cuGraphInstantiate 'large', 1 nodes.*OUT_OF_MEMORY"):
+            record(plan, device)
+        x.close()
+        y.close()

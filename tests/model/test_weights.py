@@ -13,22 +13,10 @@ from urdir.model.config import Config
 from urdir.model.gguf import Gguf
 from urdir.model.weights import Weights, weight_sizes
 
-TYPES = [
-    "f32",
-    "f16",
-    "bf16",
-    "q8_0",
-    "q4_0",
-    "q4_1",
-    "q5_0",
-    "q5_1",
-    "q2_k",
-    "q3_k",
-    "q4_k",
-    "q5_k",
-    "q6_k",
-    "q4_k_m",
-]
+TYPES = (
+    *("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"),
+    *("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_k_m"),
+)
 
 
 @pytest.mark.parametrize("kind", TYPES)

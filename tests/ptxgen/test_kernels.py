@@ -94,7 +94,7 @@ def test_inputs_and_reference_have_the_declared_shapes(spec):
 def test_costs_are_given(spec):
     assert spec.bytes_moved() > 0
     assert spec.flops() >= 0
-    assert spec.purpose().endswith((".", ";", ":")) or len(spec.purpose()) > 10
+    assert len(spec.purpose()) > 10
 
 
 @every_example

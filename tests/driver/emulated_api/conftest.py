@@ -153,7 +153,7 @@ class Bench:
         """Device memory that holds a copy of an array."""
         array = np.ascontiguousarray(array)
         address = self.ok(self.api.cuMemAlloc(array.nbytes))
-        self.ok(self.api.cuMemcpyHtoD(address, array, array.nbytes))
+        self.ok(self.api.cuMemcpyHtoD(address, array.ctypes.data, array.nbytes))
         return int(address)
 
     def download(self, address: int, like: Any) -> Any:
@@ -189,9 +189,7 @@ class Bench:
     ) -> tuple[Any, ...]:
         """The result of cuLaunchKernel."""
         function = self.function(name)
-        return self.api.cuLaunchKernel(
-            function, *grid, *block, shared, stream, arguments, 0
-        )
+        return self.api.cuLaunchKernel(function, *grid, *block, shared, stream, arguments, 0)
 
     def launch_ex(
         self,

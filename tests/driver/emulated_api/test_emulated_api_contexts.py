@@ -12,7 +12,7 @@ import pytest
 from urdir.driver.emulator.api import Api
 
 
-def test_nothing_works_before_cuInit() -> None:
+def test_nothing_works_before_initialisation() -> None:
     api = Api()
     assert api.cuDeviceGetCount() == (cuda.CUresult.CUDA_ERROR_NOT_INITIALIZED, None)
     assert api.cuMemAlloc(4)[0].name == "CUDA_ERROR_NOT_INITIALIZED"
@@ -40,8 +40,13 @@ def test_function_that_an_old_driver_lacks() -> None:
 
 @pytest.mark.parametrize(
     ("target", "capability", "optin"),
-    [("sm_75", (7, 5), 65536), ("sm_80", (8, 0), 166912), ("sm_90", (9, 0), 232448)]
-    + [("sm_120", (12, 0), 101376), ("sm_100", (10, 0), 232448)],
+    [
+        ("sm_75", (7, 5), 65536),
+        ("sm_80", (8, 0), 166912),
+        ("sm_90", (9, 0), 232448),
+        ("sm_100", (10, 0), 232448),
+        ("sm_120", (12, 0), 101376),
+    ],
 )
 def test_attributes_follow_the_posed_target(
     make_bench: Any, target: str, capability: tuple[int, int], optin: int
@@ -66,9 +71,12 @@ def test_attributes_follow_the_posed_target(
     assert len(name) == 64
     assert target.encode() in name
     uuid = bench.ok(bench.api.cuDeviceGetUuid(bench.device)).bytes
-    assert uuid == make_bench(target=target, sm_count=7, total_memory=1 << 30).ok(
-        bench.api.cuDeviceGetUuid(bench.device)
-    ).bytes
+    assert (
+        uuid
+        == make_bench(target=target, sm_count=7, total_memory=1 << 30)
+        .ok(bench.api.cuDeviceGetUuid(bench.device))
+        .bytes
+    )
 
 
 def test_bad_devices(bench: Any) -> None:

@@ -8,6 +8,8 @@ import cuda.bindings.driver as cuda
 import numpy as np
 import pytest
 
+from urdir.driver.emulator.scheduler import CallTask
+
 HOST = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
 DEVICE = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
 
@@ -83,7 +85,12 @@ def test_two_dimensional_copies(bench: Any, call: str) -> None:
     expected[1:4, 3:9] = host[1:4, 2:8]
     assert (bench.download(address, expected) == expected).all()
     back = np.zeros((3, 6), np.uint8)
-    p.srcMemoryType, p.srcDevice, p.srcPitch, p.srcXInBytes = DEVICE, cuda.CUdeviceptr(address), 16, 3
+    p.srcMemoryType, p.srcDevice, p.srcPitch, p.srcXInBytes = (
+        DEVICE,
+        cuda.CUdeviceptr(address),
+        16,
+        3,
+    )
     p.dstMemoryType, p.dstHost, p.dstPitch = HOST, back, 6
     p.dstXInBytes = p.dstY = 0
     bench.ok(bench.api.cuMemcpy2D(p))
@@ -104,6 +111,27 @@ def test_bad_two_dimensional_copies(bench: Any) -> None:
     bench.fails(bench.api.cuMemcpy2D(p), "INVALID_VALUE")
     p.dstPitch = 16
     bench.ok(bench.api.cuMemcpy2D(p))
+
+
+def test_three_dimensional_copies(bench: Any) -> None:
+    """A 2 x 3 x 5 corner of a 4 x 6 x 8 host array to the end of a 3 x 4 x 7 area."""
+    host = np.random.default_rng(2).integers(0, 255, (4, 6, 8), np.uint8)
+    address = bench.upload(np.zeros((3, 4, 7), np.uint8))
+    p = cuda.CUDA_MEMCPY3D()
+    p.srcMemoryType, p.srcHost, p.srcPitch, p.srcHeight = HOST, host, 8, 6
+    p.srcXInBytes, p.srcY, p.srcZ = 3, 2, 1
+    p.dstMemoryType, p.dstDevice = DEVICE, cuda.CUdeviceptr(address)
+    p.dstPitch, p.dstHeight = 7, 4
+    p.dstXInBytes, p.dstY, p.dstZ = 2, 1, 1
+    p.WidthInBytes, p.Height, p.Depth = 5, 3, 2
+    bench.ok(bench.api.cuMemcpy3D(p))
+    expected = np.zeros((3, 4, 7), np.uint8)
+    expected[1:3, 1:4, 2:7] = host[1:3, 2:5, 3:8]
+    assert (bench.download(address, expected) == expected).all()
+    p.dstHeight = 3
+    bench.fails(bench.api.cuMemcpy3D(p), "INVALID_VALUE")
+    p.dstHeight, p.srcPitch = 4, 0
+    bench.fails(bench.api.cuMemcpy3D(p), "INVALID_VALUE")
 
 
 def test_pageable_memory_is_read_at_the_call_and_pinned_memory_late(bench: Any) -> None:
@@ -156,6 +184,21 @@ def test_freeing_waits_for_queued_work(bench: Any) -> None:
     bench.ok(bench.launch("add", bench.add(x, y, 4, 1), bench.stream(1)))
     bench.ok(bench.api.cuMemFree(x))
     assert bench.download(y, np.zeros(4, np.uint32)).tolist() == [1, 2, 3, 4]
+
+
+def test_a_finaliser_may_free_in_the_middle_of_another_call(bench: Any) -> None:
+    """As the garbage collector does: any time, in the thread that is just running a kernel."""
+    x, y = bench.upload(np.zeros(4, np.uint32)), bench.upload(np.zeros(4, np.uint32))
+    stream, driver = bench.stream(), bench.api._driver
+    results = []
+    task = CallTask(lambda: results.append(bench.api.cuMemFree(x)))
+    bench.ok(bench.launch("add", bench.add(x, y, 4, 1), stream))
+    driver.context.scheduler.enqueue(driver.context.streams[stream], task)
+    bench.ok(bench.launch("add", bench.add(x, y, 4, 2), stream))
+    bench.ok(bench.api.cuStreamSynchronize(stream))
+    assert results == [(cuda.CUresult.CUDA_SUCCESS,)]
+    assert bench.download(y, np.zeros(4, np.uint32)).tolist() == [2] * 4
+    bench.fails(bench.api.cuMemFree(x), "INVALID_VALUE")  # it is free by now
 
 
 def test_stream_ordered_allocation(bench: Any) -> None:
