@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,12 @@ import numpy as np
 
 from urdir.driver import execute
 from urdir.driver.plan import Plan
-from urdir.model.kv_cache import ELEMENT_BYTES
+from urdir.model.attention import key_bucket
 from urdir.model.profile import ProfileRow, summarise
 from urdir.model.session import Session
-from urdir.model.step import greedy_plan
-from urdir.ptxgen.kernels.kv_append import KvDtype
+from urdir.model.rows import Ending, StepShape
 from urdir.ptxgen.kernels.read_stream import ReadStream
+from urdir.ptxgen.kv_layout import KvLayout
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -68,15 +69,14 @@ def _read_once(device: Device, nbytes: int) -> float:
         return max(size / (timing.ms * 1e-3) for timing in timings)
 
 
-def bytes_per_token(gguf: Gguf, config: Config, kv_dtype: KvDtype, depth: int) -> int:
+def bytes_per_token(gguf: Gguf, config: Config, layout: KvLayout, depth: int) -> int:
     """Bytes a decode step must read: every weight once as stored in the file (the embedding table
     only where it is the output matrix), and the keys and values of ``depth`` positions once.
     """
     weights = sum(
         t.nbytes for t in gguf.tensors.values() if t.name != "token_embd.weight" or config.tied
     )
-    row = config.n_kv_heads * config.head_dim * ELEMENT_BYTES[kv_dtype]
-    return weights + 2 * config.n_layers * depth * row
+    return weights + 2 * config.n_layers * depth * layout.token_nbytes
 
 
 def bench(
@@ -86,7 +86,7 @@ def bench(
 
     One untimed run comes first: modules are loaded and graphs recorded in it.
     """
-    config, kv_dtype = session.parts.config, session.parts.cache.dtype
+    config, layout = session.parts.config, session.parts.cache.layout
     rng = np.random.default_rng(0)
     for name, count in (("pp", prompt), ("tg", generate)):
         if not count:
@@ -96,7 +96,7 @@ def bench(
         run(session, tokens[:2])
         seconds = [run(session, tokens) for _ in range(repeats)]
         rates = [count / s for s in seconds]
-        needed = bytes_per_token(gguf, config, kv_dtype, count // 2)
+        needed = bytes_per_token(gguf, config, layout, count // 2)
         yield BenchRow(
             test=f"{name}{count}",
             tokens_per_second=mean(rates),
@@ -121,8 +121,8 @@ def _decode(session: Session, tokens: list[int]) -> float:
     session.truncate(0)
     session.feed(tokens[:1])
     start = time.perf_counter()
-    for _ in tokens:
-        session.greedy_step()
+    for _ in islice(session.stream(Ending.GREEDY), len(tokens)):
+        pass
     return time.perf_counter() - start
 
 
@@ -135,6 +135,7 @@ def profile_step(session: Session, bandwidth: float) -> Sequence[ProfileRow]:
     session.feed([0])
     device = session.weights.device
     with device.create_stream() as stream:
-        timings = execute.profile(greedy_plan(session.parts), device, stream, repeats=_READS)
+        shape = StepShape(1, key_bucket(1, session.parts.cache.layout.max_len), Ending.GREEDY)
+        timings = execute.profile(session.steps.bound(shape), device, stream, repeats=_READS)
     session.truncate(0)
     return summarise(timings, bandwidth)

@@ -14,13 +14,20 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What tells one supported architecture from another."""
+    """What tells one supported architecture from another.
+
+    A file shows by its tensors whether queries, keys and values have biases and whether queries and
+    keys are normalised; an architecture says whether they may.
+    """
 
     rope_style: RopeStyle
+    may_have_qk_norm: bool = False
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(rope_style="interleaved"),
+    "qwen2": Architecture(rope_style="half"),
+    "qwen3": Architecture(rope_style="half", may_have_qk_norm=True),
 }
 
 # ggml types that a matrix may have; norms and RoPE factors are F32 in every file.
@@ -48,6 +55,9 @@ class Config:
     rope: RopeConfig
     tied: bool  # no output.weight: the embedding is used again
     has_rope_factors: bool  # rope_freqs.weight (rope.dim / 2,) is there
+    qkv_bias: bool = False  # attn_{q,k,v}.bias are there
+    qk_norm: bool = False  # attn_{q,k}_norm.weight (head_dim,) are there: RMSNorm of each head
+    output_bias: bool = False  # output.bias (vocab_size,) is there
 
     @classmethod
     def from_gguf(cls, gguf: Gguf) -> Config:
@@ -78,8 +88,17 @@ def expected_tensors(config: Config) -> Iterator[tuple[str, Shape]]:
         yield "output.weight", (c.vocab_size, c.hidden)
     if c.has_rope_factors:
         yield "rope_freqs.weight", (c.rope.dim // 2,)
+    if c.output_bias:
+        yield "output.bias", (c.vocab_size,)
     for layer in range(c.n_layers):
         at = f"blk.{layer}."
+        if c.qkv_bias:
+            yield at + "attn_q.bias", (q_rows,)
+            yield at + "attn_k.bias", (kv_rows,)
+            yield at + "attn_v.bias", (kv_rows,)
+        if c.qk_norm:
+            yield at + "attn_q_norm.weight", (c.head_dim,)
+            yield at + "attn_k_norm.weight", (c.head_dim,)
         yield at + "attn_norm.weight", (c.hidden,)
         yield at + "attn_q.weight", (q_rows, c.hidden)
         yield at + "attn_k.weight", (kv_rows, c.hidden)
@@ -133,6 +152,10 @@ def _read(gguf: Gguf) -> Config:
         rope=read_rope(metadata, arch, style, head_dim, context_length),
         tied="output.weight" not in gguf.tensors,
         has_rope_factors="rope_freqs.weight" in gguf.tensors,
+        qkv_bias="blk.0.attn_q.bias" in gguf.tensors,
+        qk_norm=ARCHITECTURES[arch].may_have_qk_norm
+        and "blk.0.attn_q_norm.weight" in gguf.tensors,
+        output_bias="output.bias" in gguf.tensors,
     )
 
 

@@ -14,12 +14,14 @@ from typing import Self
 from urdir.driver.device import Device
 from urdir.model.config import Config
 from urdir.model.gguf import Gguf
-from urdir.model.knobs import read_knobs
+from urdir.model.knobs import Knobs, read_knobs
 from urdir.model.memory_plan import MemoryPlan
+from urdir.model.observers import PhaseTimer, TensorSummaries
 from urdir.model.session import Session
+from urdir.model.steps import Observer
 from urdir.model.tokenizer import Tokenizer
 from urdir.model.weights import Weights
-from urdir.ptxgen.kernels.kv_append import KvDtype
+from urdir.ptxgen.kv_layout import KvDtype
 
 DEFAULT_CONTEXT = 4096
 #: Above this the emulator says beforehand how slow it will be.
@@ -42,12 +44,19 @@ class Engine:
     """Everything that turns tokens into tokens; a context manager that frees the device.
 
     ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``load_seconds`` is
-    what uploading and repacking the weights took; ``tokenizer`` is built when first asked for, so
+    what uploading and repacking the weights took; ``host_sampling`` whether the environment asks
+    for tokens to be chosen by the host; ``tokenizer`` is built when first asked for, so
     that a file without a vocabulary can still be measured.
     """
 
     def __init__(
-        self, gguf: Gguf, device: Device, weights: Weights, session: Session, load_seconds: float
+        self,
+        gguf: Gguf,
+        device: Device,
+        weights: Weights,
+        session: Session,
+        load_seconds: float,
+        host_sampling: bool,
     ) -> None:
         self.gguf = gguf
         self.config = weights.config
@@ -55,6 +64,7 @@ class Engine:
         self.weights = weights
         self.session = session
         self.load_seconds = load_seconds
+        self.host_sampling = host_sampling
         self._owners = ExitStack()
 
     @classmethod
@@ -65,6 +75,7 @@ class Engine:
         device: str | None = None,
         context: int | None = None,
         kv_dtype: KvDtype = "f16",
+        sequences: int = 1,
     ) -> Engine:
         """Open ``path`` (None: the demo model) on ``device`` (None: what the environment says).
 
@@ -81,13 +92,17 @@ class Engine:
                 Device.open(device or knobs.device, cache_folder=knobs.cache_dir)
             )
             _announce(opened, gguf)
-            plan = MemoryPlan.of(gguf, config, context, kv_dtype)
+            plan = MemoryPlan.of(gguf, config, context, kv_dtype, sequences)
             plan.check(opened)
             start = time.perf_counter()
             weights = owners.enter_context(Weights.load(gguf, config, opened))
             seconds = time.perf_counter() - start
-            session = owners.enter_context(Session(weights, context, kv_dtype))
-            engine = cls(gguf, opened, weights, session, seconds)
+            session = owners.enter_context(
+                Session(
+                    weights, context, kv_dtype, sequences=sequences, observer=_observer(knobs)
+                )
+            )
+            engine = cls(gguf, opened, weights, session, seconds, knobs.correctness_mode)
             engine._owners = owners.pop_all()
             return engine
 
@@ -112,6 +127,13 @@ class Engine:
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _observer(knobs: Knobs) -> Observer | None:
+    """Who looks at every step, if the environment asks for it."""
+    if knobs.gpu_debug:
+        return TensorSummaries()
+    return PhaseTimer() if knobs.decode_timing else None
 
 
 def _announce(device: Device, gguf: Gguf) -> None:

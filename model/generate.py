@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from urdir.model.rows import Ending
 from urdir.model.sampling import SamplingSettings, sample
 from urdir.model.session import Session
 from urdir.model.text_stream import TextStream
@@ -50,7 +51,8 @@ class Generation:
 
     ``prompt`` is the whole token sequence to answer; what of it the session has processed already
     is kept, up to the longest common prefix with ``cached``. At most ``limit`` tokens are generated
-    (None: until the end or a full cache); ``ignore_end`` goes on past end tokens.
+    (None: until the end or a full cache); ``ignore_end`` goes on past end tokens;
+    ``host_sampling`` downloads logits and chooses in numpy.
     """
 
     session: Session
@@ -60,6 +62,7 @@ class Generation:
     limit: int | None = None
     stops: Sequence[str] = ()
     ignore_end: bool = False
+    host_sampling: bool = False
     cached: Sequence[int] = ()
     statistics: Statistics = field(default_factory=Statistics)
     tokens: list[int] = field(default_factory=list)
@@ -101,27 +104,38 @@ class Generation:
 
     def _sample(self) -> Iterator[int]:
         """Tokens of the answer, the one that ends it excluded."""
-        while self.limit is None or len(self.tokens) < self.limit:
-            if self.session.is_full:
-                self.statistics.finish = Finish.FULL
-                return
-            token = self._next_token()
+        if self.limit == 0:
+            self.statistics.finish = Finish.LENGTH
+            return
+        for token in self._choose():
             if not self.ignore_end and token in self.tokenizer.end_ids:
                 self.statistics.finish = Finish.END
                 return
             self.tokens.append(token)
             self.statistics.generated_tokens += 1
             yield token
-        self.statistics.finish = Finish.LENGTH
+            if self.limit is not None and len(self.tokens) >= self.limit:
+                self.statistics.finish = Finish.LENGTH
+                return
+        self.statistics.finish = Finish.FULL
 
-    def _next_token(self) -> int:
-        if self.settings.is_greedy:
-            return self.session.greedy_step()
-        logits = self.session.logits_step()
-        token = sample(logits, self.settings, self.session.length, self.sequence)
-        if not self.session.is_full:
-            self.session.feed([token])
-        return token
+    def _choose(self) -> Iterator[int]:
+        """Tokens after the prompt until the cache is full, chosen on the device or by the host."""
+        if not self.host_sampling:
+            self.session.set_sampling(self.settings)
+            ending = Ending.GREEDY if self.settings.is_greedy else Ending.SAMPLE
+            yield from self.session.stream(ending)
+        else:
+            yield from self._choose_on_host()
+
+    def _choose_on_host(self) -> Iterator[int]:
+        """The same with logits downloaded and numpy choosing: slow, and what the device must match."""
+        while not self.session.is_full:
+            logits = self.session.logits_step()
+            token = sample(logits, self.settings, self.session.length, self.sequence)
+            if not self.session.is_full:
+                self.session.feed([token])
+            yield token
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -10,6 +10,9 @@ from pathlib import Path
 VARIABLES = {
     "URDIR_DEVICE": "default of --device (auto, cuda[:i], emulator[:sm_NN])",
     "URDIR_CACHE_DIR": "folder of the cubin cache; empty: no cache on disk",
+    "CORRECTNESS_MODE": "1: download logits and choose tokens on the host",
+    "DECODE_TIMING": "1: time by phase of every step on stderr",
+    "GPU_DEBUG": "1: summaries of the tensors of every layer on stderr",
 }
 
 
@@ -19,6 +22,9 @@ class Knobs:
 
     device: str
     cache_dir: Path | None
+    correctness_mode: bool
+    decode_timing: bool
+    gpu_debug: bool
 
 
 def read_knobs() -> Knobs:
@@ -31,4 +37,11 @@ def read_knobs() -> Knobs:
     return Knobs(
         device=os.environ.get("URDIR_DEVICE", "auto"),
         cache_dir=Path(folder) if folder else None,
+        correctness_mode=_is_on("CORRECTNESS_MODE"),
+        decode_timing=_is_on("DECODE_TIMING"),
+        gpu_debug=_is_on("GPU_DEBUG"),
     )
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "") not in ("", "0")

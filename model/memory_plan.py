@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Self
 
 from urdir.model.config import Config
 from urdir.model.errors import ModelError
-from urdir.model.kv_cache import cache_bytes, rounded_capacity
-from urdir.model.layer import workspace_sizes
+from urdir.model.decode_state import state_sizes
+from urdir.model.kv_cache import cache_bytes, kv_layout
+from urdir.model.session import chunks_of, row_bucket
+from urdir.model.workspace import workspace_sizes
 from urdir.model.weights import STAGING_BYTES, weight_sizes
-from urdir.ptxgen.kernels.kv_append import KvDtype
+from urdir.ptxgen.kv_layout import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -31,15 +33,17 @@ class MemoryPlan:
     staging: int
 
     @classmethod
-    def of(cls, gguf: Gguf, config: Config, context: int, kv_dtype: KvDtype) -> Self:
-        """The plan for a context of that many tokens."""
-        max_len = rounded_capacity(context)
-        weights = weight_sizes(gguf, config)
+    def of(
+        cls, gguf: Gguf, config: Config, context: int, kv_dtype: KvDtype, sequences: int = 1
+    ) -> Self:
+        """The plan for ``sequences`` sequences, each of up to ``context`` tokens, contiguous."""
+        layout = kv_layout(config, context, kv_dtype, sequences=sequences)
+        rows, chunk = row_bucket(sequences), chunks_of(kv_dtype)[-1]
         return cls(
-            weights=sum(weights.values()),
-            kv_cache=cache_bytes(config, max_len, kv_dtype),
-            workspace=sum(workspace_sizes(config).values()),
-            state=4 * max_len,
+            weights=sum(weight_sizes(gguf, config).values()),
+            kv_cache=cache_bytes(config, layout),
+            workspace=sum(workspace_sizes(config, layout, rows, chunk).values()),
+            state=sum(state_sizes(sequences, layout.max_len, rows, chunk).values()),
             staging=STAGING_BYTES,
         )
 

@@ -101,9 +101,7 @@ def distribution(
     logits: Logits, settings: SamplingSettings, previous: Sequence[int] = ()
 ) -> tuple[Ids, NDArray[np.float64]]:
     """What `sample` draws from: ids (n,), most likely first, and their probabilities (n,) f64."""
-    return reference.distribution(
-        _checked(logits), settings.words, np.asarray(previous, np.int64)
-    )
+    return reference.distribution(_checked(logits), settings.words, np.asarray(previous, np.int64))
 
 
 def uniform(seed: int, position: int, sequence: int = 0) -> float:

@@ -1,38 +1,58 @@
-"""One sequence on a device: its cache, its state, and the recorded steps that advance it."""
+"""Sequences on a device: fed with tokens, continued by the device or by the host's sampler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver import execute
-from urdir.model.decode_state import DecodeState
+from urdir.model.attention import key_bucket
+from urdir.model.decode_state import IDLE, DecodeState
 from urdir.model.errors import ContextFullError, ModelError
-from urdir.model.kv_cache import KvCache, rounded_capacity
-from urdir.model.layer import workspace_sizes
-from urdir.model.step import StepParts, greedy_plan, logits_plan, prompt_plan
+from urdir.model.kv_cache import create_cache, kv_layout
+from urdir.model.layer import StepParts
+from urdir.model.owner import Owner
+from urdir.model.rows import Ending, StepShape
+from urdir.model.sampling import SamplingSettings
+from urdir.model.steps import Observer, Steps
 from urdir.model.weights import Weights
-from urdir.ptxgen.kernels.kv_append import KvDtype
+from urdir.model.workspace import workspace_sizes
+from urdir.ptxgen.kernels.matvec import MAX_BATCH
+from urdir.ptxgen.kv_layout import KvDtype
 
 if TYPE_CHECKING:
-    from urdir.driver.graph import RecordedGraph
-    from urdir.driver.plan import Plan
+    from urdir.driver.stream import Event
 
-PlanBuilder = Callable[[StepParts], "Plan"]
+#: Rows of a prompt step, smallest first; what does not fill one leaves idle rows.
+CHUNKS = (16, 64, 256)
+#: In exact mode products take f32 activations, few rows at a time.
+EXACT_CHUNKS = (MAX_BATCH,)
+#: Steps that are queued before the host reads the first one's token.
+AHEAD = 3
 
 
-class Session:
-    """A sequence of at most ``context`` tokens: fed, continued greedily or by the host's sampler.
+class Session(Owner):
+    """Up to ``sequences`` sequences of at most ``context`` tokens each.
 
-    ``length`` tokens are in the cache. At most one token, the *pending* one, is known but not yet
-    processed; ``greedy_step`` and ``logits_step`` process it.
+    ``lengths[s]`` tokens of a sequence are in the cache. At most one token, the *pending* one, is
+    known but not yet processed; a step processes it. An f32 cache is the exact mode, which keeps
+    activations in f32 as well. ``observer`` looks at every step.
     """
 
-    def __init__(self, weights: Weights, context: int, kv_dtype: KvDtype = "f16") -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        context: int,
+        kv_dtype: KvDtype = "f16",
+        *,
+        sequences: int = 1,
+        page_len: int = 0,
+        pages: int | None = None,
+        observer: Observer | None = None,
+    ) -> None:
         config, device = weights.config, weights.device
         if not 0 < context <= config.context_length:
             raise ModelError(
@@ -40,20 +60,87 @@ class Session:
             )
         self.context = context
         self.weights = weights
-        self.length = 0
-        self._known = 0
-        self._graphs: dict[PlanBuilder, RecordedGraph] = {}
+        self.lengths = [0] * sequences
+        self._known = [0] * sequences
+        self._chunks = chunks_of(kv_dtype)
+        self._rows: tuple[tuple[int, int], ...] = ()
         self._stream = device.create_stream()
-        max_len = rounded_capacity(context)
+        layout = kv_layout(
+            config, context, kv_dtype, sequences=sequences, page_len=page_len, pages=pages
+        )
+        rows = row_bucket(sequences)
+        state = DecodeState(device, sequences, layout.max_len, rows, self._chunks[-1])
+        sizes = workspace_sizes(config, layout, rows, self._chunks[-1])
         self.parts = StepParts(
             config,
             weights,
-            KvCache(device, config, max_len, kv_dtype),
-            DecodeState(device, max_len),
-            device.arena(workspace_sizes(config), "workspace"),
+            create_cache(device, config, layout),
+            state,
+            device.arena(sizes, "workspace"),
+            exact=is_exact(kv_dtype),
         )
+        self._mailbox = device.pinned(4 * rows * AHEAD, "mailbox")
+        self.steps = Steps(self.parts, observer)
 
-    def feed(self, tokens: Sequence[int]) -> None:
+    # ---- one sequence ----
+
+    @property
+    def length(self) -> int:
+        """Tokens of sequence 0 in the cache."""
+        return self.lengths[0]
+
+    @property
+    def is_full(self) -> bool:
+        """True when no further token fits the context of sequence 0."""
+        return self.lengths[0] >= self.context
+
+    def greedy_step(self) -> int:
+        """Process the pending token of sequence 0; the most likely next one becomes pending."""
+        return self.step(Ending.GREEDY)[0]
+
+    def logits_step(self) -> npt.NDArray[np.float32]:
+        """Process the pending token of sequence 0; logits (n_vocab,) of the one after it."""
+        return self.logits((0,))[0]
+
+    def stream(self, ending: Ending, sequence: int = 0) -> Iterator[int]:
+        """Tokens of a sequence, one a step, until it is full; steps run ahead of the reader.
+
+        Tokens leave through page-locked memory. When the iterator is closed, steps that ran beyond
+        the last token it gave are undone.
+        """
+        queued: deque[Event] = deque()
+        done = self.lengths[sequence]
+        try:
+            while True:
+                while len(queued) < AHEAD and self.lengths[sequence] < self.context:
+                    queued.append(self._queue_ahead(ending, sequence, done + len(queued)))
+                if not queued:
+                    return
+                queued.popleft().synchronize()
+                token = int(self._mailbox.view(np.uint32, AHEAD)[done % AHEAD])
+                done += 1
+                yield token
+        finally:
+            self._undo(sequence, done)
+
+    def _queue_ahead(self, ending: Ending, sequence: int, number: int) -> Event:
+        """Queue one step, and the copy of its token to the mailbox's slot ``number % AHEAD``."""
+        self._launch(ending, (sequence,))
+        sampled = self.parts.state["sampled"]
+        place = 4 * (number % AHEAD)
+        sampled.download_async(self._mailbox, 4, 0, self._stream, pinned_offset=place)
+        return self._stream.record()
+
+    def _undo(self, sequence: int, done: int) -> None:
+        """Forget steps beyond ``done``; the token after them is known and pending."""
+        if self.lengths[sequence] > done:
+            self.truncate(done, sequence)
+            self._known[sequence] = done + 1
+            self.parts.state.write_known(sequence, done + 1)
+
+    # ---- any sequences ----
+
+    def feed(self, tokens: Sequence[int], sequence: int = 0) -> None:
         """Append ``tokens``, processing all but the last, which is left pending.
 
         Raises ModelError for a token id outside the vocabulary and ContextFullError when they do
@@ -65,13 +152,23 @@ class Session:
         for token in tokens:
             if not 0 <= token < vocab:
                 raise ModelError(f"token id {token} is outside the vocabulary of {vocab} tokens")
-        self.check_room(self._known + len(tokens))
-        self.parts.state.write_tokens(self._known, tokens)
-        self._known += len(tokens)
-        graph = self._graph(prompt_plan)
-        while self.length < self._known - 1:
-            graph.launch(self._stream)
-            self.length += 1
+        start, known = self.lengths[sequence], self._known[sequence]
+        end = known + len(tokens)
+        self.check_room(end)
+        self.parts.cache.reserve(sequence, start, end - 1)
+        self.parts.state.write_tokens(sequence, known, tokens)
+        self._known[sequence] = end
+        while self.lengths[sequence] < end - 1:
+            self._prompt_step(sequence, end - 1)
+
+    def _prompt_step(self, sequence: int, end: int) -> None:
+        start = self.lengths[sequence]
+        rows = next((c for c in self._chunks if c >= end - start), self._chunks[-1])
+        end = min(end, start + rows)
+        self.parts.state.write_chunk(sequence, start, end)
+        keys = key_bucket(end, self.parts.cache.layout.max_len)
+        self.steps.launch(StepShape(rows, keys, Ending.PROMPT), self._stream)
+        self.lengths[sequence] = end
 
     def check_room(self, tokens: int) -> None:
         """Raise ContextFullError when a sequence of that many tokens does not fit the context."""
@@ -81,60 +178,104 @@ class Session:
                 "raise -c or shorten the prompt"
             )
 
-    def greedy_step(self) -> int:
-        """Process the pending token; the most likely next one becomes pending and is returned."""
-        self._check_pending()
-        self._graph(greedy_plan).launch(self._stream)
-        self.length += 1
-        self._known = min(self._known + 1, self.context)
-        return int(self.parts.state.sampled.download(np.uint32, (1,))[0])
+    def set_sampling(self, settings: SamplingSettings, sequence: int = 0) -> None:
+        """How tokens of a sequence are drawn from now on, by steps that end in SAMPLE."""
+        state, words = self.parts.state, settings.words
+        state["settings"].upload(words, offset=sequence * words.nbytes)
+        state["seed"].upload(np.array([settings.seed], np.uint64), offset=8 * sequence)
 
-    def logits_step(self) -> npt.NDArray[np.float32]:
-        """Process the pending token and return the logits (n_vocab,) of the one after it."""
-        self._check_pending()
-        self._graph(logits_plan).launch(self._stream)
-        self.length += 1
-        return self.parts.work["logits"].download(np.float32, (self.parts.config.vocab_size,))
+    def step(self, ending: Ending, sequences: Sequence[int] = (0,)) -> list[int]:
+        """Process the pending token of each sequence in one step; the tokens chosen after them.
 
-    def truncate(self, length: int) -> None:
-        """Forget every token from ``length`` on; nothing is pending then."""
-        if not 0 <= length <= self.length:
-            raise ModelError(f"cannot truncate {self.length} tokens to {length}")
-        self.parts.state.seek(length, length)
-        self.length = self._known = length
+        ``ending`` is GREEDY or SAMPLE. Raises ContextFullError and ModelError, nothing done then.
+        """
+        self._launch(ending, sequences)
+        tokens = self.parts.state["sampled"].download(np.uint32, len(sequences))
+        return [int(token) for token in tokens]
 
-    @property
-    def is_full(self) -> bool:
-        """True when no further token fits the context."""
-        return self.length >= self.context
+    def logits(self, sequences: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Process the pending token of each sequence; logits (len(sequences), n_vocab)."""
+        self._launch(Ending.LOGITS, sequences)
+        shape = (len(sequences), self.parts.config.vocab_size)
+        return self.parts.work["logits"].download(np.float32, shape)
 
-    def _check_pending(self) -> None:
-        if self.is_full:
-            raise ContextFullError(f"the context of {self.context} tokens is full: raise -c")
-        if self._known <= self.length:
-            raise ModelError("no pending token: feed() one before a step")
+    def truncate(self, length: int, sequence: int = 0) -> None:
+        """Forget every token of a sequence from ``length`` on; nothing is pending then."""
+        if not 0 <= length <= self.lengths[sequence]:
+            raise ModelError(f"cannot truncate {self.lengths[sequence]} tokens to {length}")
+        self.parts.cache.truncate(sequence, length)
+        self.parts.state.write_known(sequence, length)
+        self.lengths[sequence] = self._known[sequence] = length
+        self._rows = ()
 
-    def _graph(self, build: PlanBuilder) -> RecordedGraph:
-        graph = self._graphs.get(build)
-        if graph is None:
-            graph = execute.record(build(self.parts), self.weights.device)
-            self._graphs[build] = graph
-        return graph
+    def fork(self, source: int, target: int) -> None:
+        """Make ``target`` a copy of ``source``, its pending token included."""
+        length, known = self.lengths[source], self._known[source]
+        self.parts.cache.fork(source, target, length)
+        tokens = self.parts.state["tokens"]
+        nbytes = 4 * self.parts.state.max_len
+        if source != target:
+            place = tokens.slice(target * nbytes, nbytes)
+            place.copy_from(tokens.slice(source * nbytes, nbytes))
+        self.parts.state.write_known(target, known)
+        self.lengths[target], self._known[target] = length, known
+        self._rows = ()
+
+    def _launch(self, ending: Ending, sequences: Sequence[int]) -> None:
+        """Queue one decode step; the host's lengths move on with the device's positions."""
+        self._check_pending(sequences)
+        for s in sequences:
+            self.parts.cache.reserve(s, self.lengths[s], self.lengths[s] + 1)
+        rows = tuple((s, self.lengths[s]) for s in sequences)
+        if rows != self._rows:
+            self.parts.state.write_rows(rows)
+        longest = 1 + max(self.lengths[s] for s in sequences)
+        keys = key_bucket(longest, self.parts.cache.layout.max_len)
+        self._rows = ()  # until the step is queued, device and host may differ
+        self.steps.launch(StepShape(row_bucket(len(sequences)), keys, ending), self._stream)
+        for s in sequences:
+            self.lengths[s] += 1
+            if ending is not Ending.LOGITS:
+                self._known[s] = min(max(self._known[s], self.lengths[s] + 1), self.context)
+        self._rows = tuple((s, self.lengths[s]) for s in sequences)
+
+    def _check_pending(self, sequences: Sequence[int]) -> None:
+        if len(set(sequences)) != len(sequences) or not sequences:
+            raise ModelError(f"a step of sequences {list(sequences)}: each once, at least one")
+        for s in sequences:
+            if self.lengths[s] >= self.context:
+                raise ContextFullError(f"the context of {self.context} tokens is full: raise -c")
+            if self._known[s] <= self.lengths[s]:
+                raise ModelError(f"sequence {s} has no pending token: feed() one before a step")
+
+    def device_positions(self) -> dict[int, int]:
+        """Sequence -> position as device memory has them, for comparing with ``lengths``."""
+        state = self.parts.state
+        pairs = zip(
+            state["sequence"].download(np.uint32), state["position"].download(np.uint32), strict=True
+        )
+        return {int(s): int(p) for s, p in pairs if p != IDLE}
 
     def close(self) -> None:
         """Free graphs, cache, state and workspace; closing twice does nothing."""
-        for graph in self._graphs.values():
-            graph.close()
-        self._graphs.clear()
+        self.steps.close()
         self._stream.close()
+        self._mailbox.close()
         self.parts.cache.close()
         self.parts.state.close()
         self.parts.work.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
+def is_exact(kv_dtype: KvDtype) -> bool:
+    """Whether activations stay f32 throughout: with an f32 cache, where that is asked for."""
+    return kv_dtype == "f32"
+
+
+def chunks_of(kv_dtype: KvDtype) -> tuple[int, ...]:
+    """Rows of the prompt steps, smallest first."""
+    return EXACT_CHUNKS if is_exact(kv_dtype) else CHUNKS
+
+
+def row_bucket(rows: int) -> int:
+    """Rows of the graph that serves a step of ``rows`` sequences: the next power of two."""
+    return 1 << (rows - 1).bit_length()

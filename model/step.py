@@ -1,93 +1,99 @@
-"""The plans of a step: one token through the whole model."""
+"""The plans of a step: its rows through the whole model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from urdir.driver.plan import Plan
-from urdir.model.config import Config
-from urdir.model.decode_state import DecodeState
-from urdir.model.kv_cache import KvCache
-from urdir.model.layer import append_layer, append_matvec, append_rms_norm
-from urdir.model.weights import Weights
+from urdir.model.layer import (
+    StepParts,
+    append_product,
+    append_rms_norm,
+    transformer_layer_workspace,
+)
+from urdir.model.rows import Ending, Rows, StepShape
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.embedding import Embedding
-
-if TYPE_CHECKING:
-    from urdir.driver.memory import Arena
+from urdir.ptxgen.kernels.sample import Sample
 
 
-@dataclass(frozen=True, slots=True)
-class StepParts:
-    """The owners of everything that a step reads and writes."""
-
-    config: Config
-    weights: Weights
-    cache: KvCache
-    state: DecodeState
-    work: Arena
-
-
-def prompt_plan(parts: StepParts) -> Plan:
-    """Process the token at ``position`` into the cache and advance; the next token is known."""
-    plan = Plan("prompt step")
-    _append_layers(plan, parts)
-    _append_advance(plan, parts, sampling=False)
+def build_plan(parts: StepParts, shape: StepShape) -> Plan:
+    """The plan of one step: embedding, layers, and what ``shape.ending`` asks for."""
+    plan = Plan(f"{shape.ending.value} step, {shape.rows} rows, {shape.keys} keys")
+    rows = Rows.of(shape, parts.state)
+    _append_embedding(plan, parts, rows)
+    for index in range(parts.config.n_layers):
+        transformer_layer_workspace(plan, parts, rows, index)
+    if shape.ending is Ending.PROMPT:
+        return plan
+    _append_head(plan, parts, rows)
+    _append_choice(plan, parts, rows, shape.ending)
+    _append_advance(plan, parts, rows, shape.ending)
     return plan
 
 
-def logits_plan(parts: StepParts) -> Plan:
-    """The same, leaving the logits in ``work["logits"]``; the host supplies the next token."""
-    plan = Plan("logits step")
-    _append_layers(plan, parts)
-    _append_head(plan, parts)
-    _append_advance(plan, parts, sampling=False)
-    return plan
-
-
-def greedy_plan(parts: StepParts) -> Plan:
-    """The same, and the most likely token becomes the next one, all on the device."""
-    plan = Plan("greedy step")
-    _append_layers(plan, parts)
-    _append_head(plan, parts)
-    plan.launch(
-        Argmax(n=parts.config.vocab_size),
-        "argmax",
-        logits=parts.work["logits"],
-        index=parts.state.sampled,
+def _append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> None:
+    matrix, state = parts.weights.embedding, parts.state
+    kernel = Embedding(
+        matrix.format,
+        parts.config.vocab_size,
+        parts.config.hidden,
+        state.max_len,
+        rows=rows.count,
+        sequences=state.sequences,
     )
-    _append_advance(plan, parts, sampling=True)
-    return plan
-
-
-def _append_layers(plan: Plan, parts: StepParts) -> None:
-    c, weights, state, work = parts.config, parts.weights, parts.state, parts.work
-    embedding = weights.embedding
     plan.launch(
-        Embedding(embedding.format, c.vocab_size, c.hidden, parts.cache.max_len),
+        kernel,
         "token_embd",
-        weights=embedding.data,
-        tokens=state.tokens,
-        position=state.position,
-        y=work["hidden"],
+        weights=matrix.data,
+        tokens=state["tokens"],
+        y=parts.work["hidden"],
+        **rows.arguments,
     )
-    for index, layer in enumerate(weights.layers):
-        append_layer(plan, c, index, layer, parts.cache, state.position, weights.rope_table, work)
 
 
-def _append_head(plan: Plan, parts: StepParts) -> None:
+def _append_head(plan: Plan, parts: StepParts, rows: Rows) -> None:
     work, weights = parts.work, parts.weights
     append_rms_norm(
-        plan, "output_norm", parts.config, work["hidden"], weights.output_norm, work["normed"]
+        plan,
+        "output_norm",
+        parts.config,
+        rows.count,
+        work["hidden"],
+        weights.output_norm,
+        work["normed"],
     )
-    append_matvec(plan, "output", weights.output, work["normed"], work["logits"])
+    append_product(plan, parts, "output", weights.output, rows.count, "normed", "logits")
 
 
-def _append_advance(plan: Plan, parts: StepParts, *, sampling: bool) -> None:
+def _append_choice(plan: Plan, parts: StepParts, rows: Rows, ending: Ending) -> None:
+    state, vocab = parts.state, parts.config.vocab_size
+    logits, sampled = parts.work["logits"], state["sampled"]
+    if ending is Ending.GREEDY:
+        plan.launch(Argmax(n=vocab, rows=rows.count), "argmax", logits=logits, index=sampled)
+    elif ending is Ending.SAMPLE:
+        plan.launch(
+            Sample(vocab, state.max_len, rows=rows.count, sequences=state.sequences),
+            "sample",
+            logits=logits,
+            settings=state["settings"],
+            seed=state["seed"],
+            tokens=state["tokens"],
+            sampled=sampled,
+            **rows.arguments,
+        )
+
+
+def _append_advance(plan: Plan, parts: StepParts, rows: Rows, ending: Ending) -> None:
     state = parts.state
-    args = {"position": state.position}
-    if sampling:
-        args |= {"tokens": state.tokens, "known": state.known, "sampled": state.sampled}
-    plan.launch(Advance(max_len=parts.cache.max_len, sampling=sampling), "advance", **args)
+    if ending is Ending.LOGITS:
+        kernel = Advance(state.max_len, rows.count, state.sequences, sampling=False)
+        plan.launch(kernel, "advance", position=rows.position)
+        return
+    plan.launch(
+        Advance(state.max_len, rows.count, state.sequences),
+        "advance",
+        tokens=state["tokens"],
+        known=state["known"],
+        sampled=state["sampled"],
+        **rows.arguments,
+    )

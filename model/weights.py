@@ -12,7 +12,6 @@ from urdir.model.config import Config, expected_tensors
 from urdir.model.progress import Progress
 from urdir.model.upload import STAGING_BYTES, Uploader
 from urdir.ptxgen.formats import Format, format_of
-from urdir.ptxgen.kernels.matvec import Matvec
 from urdir.ptxgen.layout import Layout
 from urdir.ptxgen.rope import turns_table
 
@@ -28,25 +27,23 @@ _ROPE_TABLE = "rope table"
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight matrix (rows, cols) in its repacked layout."""
+    """A weight matrix (rows, cols) in its repacked layout; ``bias`` (rows,) f32 or None."""
 
     layout: Layout
     data: Slice
+    bias: Slice | None = None
 
     @property
     def format(self) -> Format:
         """The type of its elements."""
         return self.layout.format
 
-    @property
-    def matvec(self) -> Matvec:
-        """The kernel that multiplies a vector by it."""
-        return Matvec(self.layout.format, self.layout.rows, self.layout.cols)
-
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One transformer layer: norms are (hidden,) f32, the rest matrices (out, in)."""
+    """One transformer layer: matrices (out, in), norms (hidden,) f32; ``q_norm`` and ``k_norm``
+    (head_dim,) f32 where queries and keys are normalised.
+    """
 
     attn_norm: Slice
     q: Matrix
@@ -57,6 +54,8 @@ class LayerWeights:
     gate: Matrix
     up: Matrix
     down: Matrix
+    q_norm: Slice | None
+    k_norm: Slice | None
 
 
 class Weights:
@@ -68,7 +67,8 @@ class Weights:
         self._arena: Arena = device.arena(weight_sizes(gguf, config), "weights")
         self._layouts = {t.name: _layout(t) for t in gguf.tensors.values() if len(t.shape) == 2}
         self.embedding = self._matrix("token_embd.weight")
-        self.output = self.embedding if config.tied else self._matrix("output.weight")
+        output = "token_embd" if config.tied else "output"
+        self.output = self._matrix(f"{output}.weight", "output.bias")
         self.output_norm: Slice = self._arena["output_norm.weight"]
         self.rope_table: Slice = self._arena[_ROPE_TABLE]
         self.layers = tuple(self._layer(i) for i in range(config.n_layers))
@@ -100,8 +100,9 @@ class Weights:
                     uploader.vector(tensor.data, self._arena[name])
                 progress.advance(tensor.nbytes)
 
-    def _matrix(self, name: str) -> Matrix:
-        return Matrix(self._layouts[name], self._arena[name])
+    def _matrix(self, name: str, bias: str | None = None) -> Matrix:
+        bias = bias or name.replace(".weight", ".bias")
+        return Matrix(self._layouts[name], self._arena[name], self._arena.get(bias))
 
     def _layer(self, index: int) -> LayerWeights:
         at = f"blk.{index}."
@@ -115,6 +116,8 @@ class Weights:
             gate=self._matrix(at + "ffn_gate.weight"),
             up=self._matrix(at + "ffn_up.weight"),
             down=self._matrix(at + "ffn_down.weight"),
+            q_norm=self._arena.get(at + "attn_q_norm.weight"),
+            k_norm=self._arena.get(at + "attn_k_norm.weight"),
         )
 
     @property

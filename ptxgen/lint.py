@@ -202,18 +202,40 @@ def _divergent_barrier(s: _Subject) -> Iterator[Finding]:
         return
     varying = _varying(s.entry)
     after = post_dominators(s.graph)
+    forks = [
+        (block.instructions[-1], _apart(s.graph, fork, after))
+        for fork, block in enumerate(s.graph)
+        if _forks(block, varying)
+    ]
     for index, barrier in barriers:
         if barrier.predicate and barrier.predicate.name in varying:
             message = f"{barrier.text} under {barrier.predicate.name}, which varies"
             yield Finding(barrier.line, "divergent-barrier", message)
-        for block in s.graph:
-            last = block.instructions[-1] if block.instructions else None
-            if not last or not last.predicate or last.predicate.name not in varying:
-                continue
-            missed = last.parts[0] in LEAVES or any(index not in after[n] for n in block.successors)
-            if missed and any(index in reachable(s.graph, n) for n in block.successors):
+        for last, apart in forks:
+            if index in apart:
                 message = f"{barrier.text} after line {last.line}, not by all threads: {last.text}"
                 yield Finding(barrier.line, "divergent-barrier", message)
+
+
+def _forks(block: Block, varying: set[str]) -> bool:
+    """True when threads of one CTA may leave the block on different ways."""
+    last = block.instructions[-1] if block.instructions else None
+    if not last or not last.predicate or last.predicate.name not in varying:
+        return False
+    return last.parts[0] in LEAVES or len(block.successors) > 1
+
+
+def _apart(graph: Sequence[Block], fork: int, after: Sequence[frozenset[int]]) -> set[int]:
+    """The blocks between a fork and the first one that every path from it passes."""
+    together = after[fork] - {fork}
+    seen: set[int] = set()
+    waiting = [n for n in graph[fork].successors if n not in together]
+    while waiting:
+        index = waiting.pop()
+        if index not in seen:
+            seen.add(index)
+            waiting.extend(n for n in graph[index].successors if n not in together)
+    return seen
 
 
 def _varying(entry: ptx.Entry) -> set[str]:

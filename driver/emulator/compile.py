@@ -274,7 +274,7 @@ def _gathering(result: _Text, e: Emitter, pc: int, terminator: list[str]) -> Non
         result.add(f"    {temp} = empty({shape}, {element})")
     for special in sorted(e.specials):
         result.add(f"    {special} = pick(S_{special}, L)")
-    if any(re.search(r"\bW\.", line) for line in e.lines):
+    if any(re.search(r"\bW\b", line) for line in e.lines):
         result.add("    W = scatter_warps(L)")
     for line, source in zip(e.lines, e.sources, strict=True):
         result.add(line, source)

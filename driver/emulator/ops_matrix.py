@@ -22,7 +22,11 @@ def _registers(e: Emitter, operand: Operand, count: int) -> list[Operand]:
     converges=True,
 )  # fmt: skip
 @operation(
-    r"mma\.sync\.aligned\.(m16n8k16|m16n8k8)\.row\.col()\.(f32)\.(f16|bf16)\.(f16|bf16)\.(f32)",
+    r"mma\.sync\.aligned\.(m16n8k8)\.row\.col()\.(f32)\.(bf16)\.(bf16)\.(f32)", 80, (7, 0),
+    converges=True,
+)  # fmt: skip
+@operation(
+    r"mma\.sync\.aligned\.(m16n8k16)\.row\.col()\.(f32)\.(f16|bf16)\.(f16|bf16)\.(f32)",
     80, (7, 0), converges=True,
 )  # fmt: skip
 @operation(

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
             limit=args.n_predict,
             stops=args.stop,
             ignore_end=args.ignore_eos,
+            host_sampling=engine.host_sampling,
         )
         interrupted, text = _stream(generation, quiet=args.json)
     if args.json:
@@ -123,6 +124,6 @@ def _describe(engine: Engine) -> None:
         f"loaded in {engine.load_seconds:.2f} s\n"
         f"device {device.name}: {device.properties.name}, kernels for {device.target}\n"
         f"context {session.context} tokens, KV cache {session.parts.cache.nbytes:,} bytes "
-        f"({session.parts.cache.dtype})",
+        f"({session.parts.cache.layout.dtype})",
         file=sys.stderr,
     )

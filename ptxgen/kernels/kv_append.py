@@ -1,115 +1,127 @@
-"""Appending one token's keys and values to a layer's KV cache."""
+"""Appending the keys and values of a step's rows to a layer's KV cache."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.spec import (
-    NUMPY_DTYPES,
-    Access,
-    Array,
-    KernelSpec,
-    LaunchShape,
-    Param,
-    ceil_div,
-)
-
-#: Element types a KV cache can hold.
-KvDtype = Literal["f16", "f32"]
-KV_DTYPES: tuple[KvDtype, ...] = ("f16", "f32")
-
-
-def check_cache(kv_heads: int, head_dim: int, max_len: int, dtype: str) -> None:
-    """Raises PtxgenError for a KV cache (kv_heads, max_len, head_dim) that no kernel handles."""
-    if dtype not in KV_DTYPES:
-        raise PtxgenError(f"KV cache type {dtype!r} is none of {', '.join(KV_DTYPES)}")
-    if not 8 <= head_dim <= 1024 or head_dim % 8:
-        raise PtxgenError(f"head_dim {head_dim} of a KV cache must be a multiple of 8 in 8..1024")
-    if kv_heads < 1 or max_len < 1:
-        raise PtxgenError(f"empty KV cache: kv_heads {kv_heads}, max_len {max_len}")
-    if max_len * head_dim * NUMPY_DTYPES[dtype].itemsize >= 1 << 32:
-        raise PtxgenError(
-            f"one head of the KV cache, {max_len} x {head_dim} {dtype}, exceeds 4 GiB"
-        )
+from urdir.ptxgen.kv_layout import KvLayout
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 
 @dataclass(frozen=True)
 class KvAppend(KernelSpec):
-    """Writes k and v into row ``position`` of every head of a layer's KV cache.
+    """Writes row r of k and v to token ``position[r]`` of sequence ``sequence[r]`` in the caches.
 
-    f16 rounds to nearest even; what exceeds its range (65504) becomes infinity. A position
-    outside the cache writes nothing: the host refuses it before the launch.
+    Rounding is the layout's. A position from ``max_len`` on is an idle row, which writes nothing.
+    Rows must be different tokens; where sequences share a page, none of its tokens.
     """
 
-    kv_heads: int
-    head_dim: int
-    max_len: int
-    dtype: KvDtype
+    layout: KvLayout
+    rows: int = 1
 
     name = "kv_append"
     template = ("urdir.templates", "kv_append.ptx.j2")
 
     def __post_init__(self) -> None:
-        check_cache(self.kv_heads, self.head_dim, self.max_len, self.dtype)
+        if not 1 <= self.rows <= 65535:
+            raise PtxgenError(f"KV append of {self.rows} rows: 1 to 65535")
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads of the layout."""
+        return self.layout.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Values of a head."""
+        return self.layout.head_dim
 
     @property
     def params(self) -> tuple[Param, ...]:
-        cache = ("kv_heads", "max_len", "head_dim")
         return (
-            Param("k", "f32", ("kv_heads", "head_dim"), Access.IN),
-            Param("v", "f32", ("kv_heads", "head_dim"), Access.IN),
-            # One row of a cache is written, the others must survive: INOUT, not OUT.
-            Param("k_cache", self.dtype, cache, Access.INOUT),
-            Param("v_cache", self.dtype, cache, Access.INOUT),
-            Param("position", "u32", (1,), Access.IN),
+            Param("k", "f32", ("rows", "kv_heads", "head_dim"), Access.IN),
+            Param("v", "f32", ("rows", "kv_heads", "head_dim"), Access.IN),
+            # A few tokens of a cache are written, the others must survive: INOUT, not OUT.
+            *self.layout.params(Access.INOUT),
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
         )
 
     @property
     def vectors(self) -> int:
-        """Groups of four values in a row: one a thread."""
+        """Groups of four values in a head: one a thread."""
         return self.head_dim // 4
 
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.kv_heads, 1, 1), block=(32 * ceil_div(self.vectors, 32), 1, 1)
+            grid=(self.kv_heads, self.rows, 1), block=(32 * ceil_div(self.vectors, 32), 1, 1)
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        position = int(inputs["position"][0])
         caches = {}
         for name in ("k", "v"):
             cache = inputs[f"{name}_cache"].copy()
-            if position < self.max_len:
-                with np.errstate(over="ignore"):
-                    cache[:, position] = inputs[name].astype(cache.dtype)
+            for row, position in enumerate(inputs["position"].tolist()):
+                if position < self.layout.max_len:
+                    sequence = int(inputs["sequence"][row])
+                    values = inputs[name][row][:, None]
+                    table = inputs.get("block_table")
+                    self.layout.write(cache, sequence, [position], values, table)
             caches[f"{name}_cache"] = cache
         return caches
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Different tokens of random sequences; with more than two rows, the second is idle."""
         inputs = super().make_inputs(rng)
-        inputs["position"] = rng.integers(0, self.max_len, (1,)).astype(np.uint32)
+        layout = self.layout
+        if layout.is_paged:
+            inputs["block_table"] = layout.random_table(rng)
+        for name in ("k_cache", "v_cache"):
+            inputs[name] = rng.integers(0, 100, layout.nbytes, np.uint8)
+            inputs[name] = inputs[name].view(layout.numpy_dtype).reshape(layout.shape)
+        tokens = rng.permutation(layout.sequences * layout.max_len)
+        sequence, position = np.divmod(tokens, layout.max_len)
+        if layout.is_paged:  # one token a slot, whatever the sequences share
+            slots = [
+                layout.slots_of(s, [p], inputs["block_table"])[0, 0]
+                for s, p in zip(sequence, position, strict=True)
+            ]
+            first = np.sort(np.unique(slots, return_index=True)[1])
+            sequence, position = sequence[first], position[first]
+        position = np.concatenate([position, np.full(self.rows, layout.max_len)])[: self.rows]
+        sequence = np.concatenate([sequence, np.zeros(self.rows, np.int64)])[: self.rows]
+        if self.rows > 2:
+            position[1] = layout.max_len + int(rng.integers(0, 2)) * 1000
+        inputs["sequence"] = sequence.astype(np.uint32)
+        inputs["position"] = position.astype(np.uint32)
         return inputs
 
     @classmethod
     def examples(cls) -> Sequence[KvAppend]:
         return (
-            cls(kv_heads=1, head_dim=8, max_len=1, dtype="f32"),
-            cls(kv_heads=3, head_dim=80, max_len=7, dtype="f16"),
-            cls(kv_heads=2, head_dim=64, max_len=33, dtype="f32"),
-            cls(kv_heads=8, head_dim=128, max_len=16, dtype="f16"),
-            cls(kv_heads=1, head_dim=256, max_len=5, dtype="f16"),
+            cls(KvLayout(1, 1, 1, 8, "f32")),
+            cls(KvLayout(1, 3, 7, 80, "f16")),
+            cls(KvLayout(1, 2, 33, 64, "f32")),
+            cls(KvLayout(1, 8, 16, 128, "f16")),
+            cls(KvLayout(3, 1, 5, 256, "f16"), rows=4),
+            cls(KvLayout(2, 3, 9, 80, "bf16"), rows=3),
+            cls(KvLayout(1, 1, 4, 32, "q8_0")),
+            cls(KvLayout(2, 2, 5, 96, "q8_0"), rows=5),
+            cls(KvLayout(3, 2, 64, 72, "f16", page_len=16, pages=14), rows=5),
+            cls(KvLayout(2, 2, 64, 160, "q8_0", page_len=32, pages=3), rows=4),
+            cls(KvLayout(4, 1, 32, 64, "bf16", page_len=16, pages=5), rows=7),
         )
 
     def flops(self) -> int:
         return 0
 
     def bytes_moved(self) -> int:
-        """k and v read, one row of each cache written."""
-        itemsize = NUMPY_DTYPES[self.dtype].itemsize
-        return 2 * self.kv_heads * self.head_dim * (4 + itemsize)
+        """k and v read, one token a row written to each cache."""
+        values = self.rows * self.kv_heads * self.head_dim
+        return 2 * (4 * values + self.rows * self.layout.token_nbytes)

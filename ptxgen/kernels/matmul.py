@@ -13,6 +13,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, UNIT, Format, random_blocks
 from urdir.ptxgen.layout import Layout
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.target import STATIC_SHARED_LIMIT
 
 CTA_THREADS = 128
 #: CTAs that fill a big GPU (132 SMs), two on most SMs: tiles get smaller where there are fewer.
@@ -26,14 +27,30 @@ class Tile:
     ``batch`` x ``rows`` elements of y, in steps of ``units`` units of columns; ``rows`` x
     ``units`` is the number of threads, each of which unpacks one unit a step. ``warps_batch``
     warps share the batch rows, the others the rows; a warp's part is a multiple of 16 x 8.
+    Loads run ``depth`` steps ahead, in registers: small tiles wait for memory, not for the tensor
+    cores. A step of several units is then an even number of them: half-bytes that two units share
+    are told apart by a parity that must not change.
     """
 
     batch: int
     rows: int
     units: int
     warps_batch: int
+    depth: int = 1
 
     threads = CTA_THREADS
+
+    def __post_init__(self) -> None:
+        parts = self.warps_batch * 16, self.warps_rows * 8
+        if (
+            self.rows * self.units != self.threads
+            or self.batch % parts[0]
+            or self.rows % parts[1]
+            or self.batch * self.units % (self.threads // 8)
+            or not 1 <= self.depth <= (1 if self.units % 2 else 4)
+            or self.shared_bytes > STATIC_SHARED_LIMIT
+        ):
+            raise PtxgenError(f"{self} does not divide into parts for {self.threads} threads")
 
     @property
     def warps_rows(self) -> int:
@@ -92,18 +109,26 @@ TILES = (
     Tile(128, 128, 1, 2),
     Tile(64, 128, 1, 2),
     Tile(64, 64, 2, 2),
-    Tile(32, 64, 2, 1),
-    Tile(32, 32, 4, 1),
-    Tile(16, 64, 2, 1),
-    Tile(16, 32, 4, 1),
+    Tile(32, 64, 2, 1, depth=2),
+    Tile(32, 32, 4, 1, depth=2),
+    Tile(16, 64, 2, 1, depth=4),
+    Tile(16, 32, 4, 1, depth=4),
 )
+#: Bytes of a plane that a thread may have in registers with the first of the tiles; and with any.
+MAX_RAW_LARGEST, MAX_RAW = 32, 128
 
 
-def choose_tile(rows: int, batch: int) -> Tile:
+def widest(fmt: Format) -> int:
+    """Bytes of the largest item of a type's planes."""
+    return max(p.nbytes for p in fmt.planes)
+
+
+def choose_tile(fmt: Format, rows: int, batch: int) -> Tile:
     """The first tile that is not twice as high as the batch and leaves enough CTAs; where none
-    does, the one that leaves the most.
+    does, the one that leaves the most. The largest has no registers left for unquantised weights.
     """
-    fitting = [t for t in TILES if t.batch < 2 * max(batch, 9)]
+    tiles = TILES if widest(fmt) <= MAX_RAW_LARGEST else TILES[1:]
+    fitting = [t for t in tiles if t.batch < 2 * max(batch, 9)]
 
     def ctas(tile: Tile) -> int:
         return ceil_div(batch, tile.batch) * ceil_div(rows, tile.rows)
@@ -115,11 +140,12 @@ def choose_tile(rows: int, batch: int) -> Tile:
 class Matmul(KernelSpec):
     """Matrix product y[b] = W x[b] (+ bias) on tensor cores, W (rows, cols) of any type, repacked.
 
-    Weights (unpacked in f32) and activations are rounded to f16, products and sums are f32. Finite
-    values above 65504 become infinite, values below 6e-5 lose bits and vanish below 3e-8: no more
-    than 3e-8 each, which is nothing beside weights of an ordinary size. (Such weights of type F32
-    and BF16, too, are better off than in bf16 products, which round activations to 8 bits.) y[b] has
-    the same bits whatever the rest of the batch is. ``tile`` is None for the choice by shape.
+    Weights (unpacked in f32) and activations are rounded to f16, products and sums are f32. Values
+    above 65504 become infinite; those below 6e-5 keep a multiple of 6e-8, so that they are off by
+    3e-8 at most, which is nothing beside weights and activations of an ordinary size. Therefore
+    BF16 weights go to f16, too: bf16 products would round the activations to 8 bits.
+    y[b] has the same bits whatever the rest of the batch is. ``tile`` is None for the choice by
+    shape.
     """
 
     format: Format
@@ -135,8 +161,10 @@ class Matmul(KernelSpec):
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise PtxgenError(f"matmul: batch is {self.batch}, it must be at least 1")
-        if self.launch_shape.grid[1] > 65535:
+        if ceil_div(self.layout.rows, self.shape.rows) > 65535:
             raise PtxgenError(f"matmul: {self.rows} rows are more than 65535 tiles")
+        if 4 * self.batch * self.cols >= 2**32:
+            raise PtxgenError(f"matmul: {self.batch} x {self.cols} activations exceed 4 GiB")
 
     @cached_property
     def layout(self) -> Layout:
@@ -161,12 +189,17 @@ class Matmul(KernelSpec):
     @property
     def shape(self) -> Tile:
         """The tile of a CTA."""
-        return self.tile or choose_tile(self.rows, self.batch)
+        return self.tile or choose_tile(self.format, self.rows, self.batch)
 
     @property
     def steps(self) -> int:
         """Steps in which a CTA goes through the columns."""
         return ceil_div(self.layout.row_units, self.shape.units)
+
+    @property
+    def depth(self) -> int:
+        """Steps that loads run ahead."""
+        return max(1, min(self.shape.depth, self.steps, MAX_RAW // widest(self.format)))
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -212,7 +245,7 @@ class Matmul(KernelSpec):
             *each,
             *tiled,
             cls(f16, 31, 70, 20, bias=True),
-            cls(FORMATS["F32"], 130, 132, 64, tile=TILES[0]),
+            cls(FORMATS["F32"], 130, 132, 64, tile=TILES[1]),
         )
 
     def flops(self) -> int:

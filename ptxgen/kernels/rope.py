@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864) of one token's queries and keys."""
+"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864) of a step's queries and keys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 
 @dataclass(frozen=True)
 class Rope(KernelSpec):
-    """Rotates the first ``rotary_dim`` values of every query and key head, in place.
+    """Rotates the first ``rotary_dim`` values of every row's query and key heads, in place.
 
     Pair i, ("interleaved": values 2i and 2i + 1; "half": i and i + rotary_dim / 2), is turned by
-    position * frequency[i] and multiplied by ``magnitude``. Other values stay untouched. The
-    frequencies are a ``urdir.ptxgen.rope.turns_table``; positions below 2^24 are exact.
+    position[r] * frequency[i] and multiplied by ``magnitude``. Other values stay untouched, and so
+    do idle rows (position >= max_len). The frequencies are a ``urdir.ptxgen.rope.turns_table``;
+    positions below 2^24 are exact, which is the limit of ``max_len``.
     """
 
     q_heads: int
@@ -28,6 +29,8 @@ class Rope(KernelSpec):
     rotary_dim: int
     style: Literal["interleaved", "half"]
     magnitude: float = 1.0
+    rows: int = 1
+    max_len: int = 1 << 24
 
     name = "rope"
     template = ("urdir.templates", "rope.ptx.j2")
@@ -45,6 +48,10 @@ class Rope(KernelSpec):
             raise PtxgenError(
                 f"rotary_dim {self.rotary_dim} must be in 2..head_dim ({self.head_dim}) and <= 2048"
             )
+        if not 1 <= self.rows <= 65535:
+            raise PtxgenError(f"RoPE of {self.rows} rows: 1 to 65535")
+        if not 1 <= self.max_len <= 1 << 24:
+            raise PtxgenError(f"RoPE positions are exact below 2^24: max_len {self.max_len}")
 
     @property
     def pairs(self) -> int:
@@ -54,16 +61,17 @@ class Rope(KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         return (
-            Param("q", "f32", ("q_heads", "head_dim"), Access.INOUT),
-            Param("k", "f32", ("kv_heads", "head_dim"), Access.INOUT),
+            Param("q", "f32", ("rows", "q_heads", "head_dim"), Access.INOUT),
+            Param("k", "f32", ("rows", "kv_heads", "head_dim"), Access.INOUT),
             Param("frequencies", "f32", ("pairs", 2), Access.IN),
-            Param("position", "u32", (1,), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
         )
 
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.q_heads + self.kv_heads, 1, 1), block=(32 * ceil_div(self.pairs, 32), 1, 1)
+            grid=(self.q_heads + self.kv_heads, self.rows, 1),
+            block=(32 * ceil_div(self.pairs, 32), 1, 1),
         )
 
     @property
@@ -73,16 +81,16 @@ class Rope(KernelSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         turns = inputs["frequencies"].astype(np.float64).sum(axis=1)
-        angle = 2.0 * np.pi * ((float(inputs["position"][0]) * turns) % 1.0)
+        active = np.flatnonzero(inputs["position"] < self.max_len)
+        angle = 2.0 * np.pi * (np.outer(inputs["position"][active], turns) % 1.0)[:, None]
         cos, sin = self.magnitude * np.cos(angle), self.magnitude * np.sin(angle)
         first, second = self._pair_slices()
         rotated = {}
         for name in ("q", "k"):
-            x = inputs[name].astype(np.float64)
-            y = x.copy()
-            y[:, first] = x[:, first] * cos - x[:, second] * sin
-            y[:, second] = x[:, first] * sin + x[:, second] * cos
-            rotated[name] = y.astype(np.float32)
+            x = inputs[name][active].astype(np.float64)
+            rotated[name] = y = inputs[name].copy()
+            y[active, :, first] = x[..., first] * cos - x[..., second] * sin
+            y[active, :, second] = x[..., first] * sin + x[..., second] * cos
         return rotated
 
     def _pair_slices(self) -> tuple[slice, slice]:
@@ -93,7 +101,9 @@ class Rope(KernelSpec):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         inputs = super().make_inputs(rng)
         inputs["frequencies"] = turns_table(frequencies(self.rotary_dim, 10000.0)[0])
-        inputs["position"] = rng.integers(0, 1 << 20, (1,)).astype(np.uint32)
+        inputs["position"] = rng.integers(0, min(self.max_len, 1 << 20), self.rows, np.uint32)
+        if self.rows > 1:  # an idle row
+            inputs["position"][rng.integers(self.rows)] = self.max_len + int(rng.integers(2)) * 1000
         return inputs
 
     @classmethod
@@ -114,7 +124,9 @@ class Rope(KernelSpec):
                 q_heads=8, kv_heads=2, head_dim=128, rotary_dim=128, style="half", magnitude=1.13863
             ),
             cls(q_heads=4, kv_heads=1, head_dim=256, rotary_dim=256, style="half"),
+            cls(3, 1, 64, 48, "interleaved", rows=5, max_len=1000),
+            cls(2, 2, 128, 128, "half", magnitude=1.1, rows=3, max_len=1),
         )
 
     def flops(self) -> int:
-        return 6 * (self.q_heads + self.kv_heads) * self.pairs
+        return 6 * self.rows * (self.q_heads + self.kv_heads) * self.pairs

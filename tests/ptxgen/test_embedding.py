@@ -7,6 +7,7 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, Format
 from urdir.ptxgen.kernels.embedding import Embedding
 
@@ -20,24 +21,54 @@ def test_rows_are_the_weights_to_the_bit(device: Device, fmt: Format) -> None:
     for position, token in enumerate((6, 0, 3)):
         inputs["position"][0] = position
         y = run_kernel(device, spec, inputs)["y"]
-        np.testing.assert_array_equal(y.view(np.uint32), weights[token].view(np.uint32))
+        np.testing.assert_array_equal(y[0].view(np.uint32), weights[token].view(np.uint32))
 
 
 @pytest.mark.parametrize("cols", [256, 45])
-@pytest.mark.parametrize(("token", "position"), [(7, 1), (2**32 - 1, 1), (0, 3), (0, 2**32 - 1)])
-def test_a_token_or_position_out_of_range_gives_nans(
-    device: Device, token: int, position: int, cols: int
-) -> None:
-    spec = Embedding(FORMATS["F16"], vocab=7, cols=cols, max_len=3)
-    inputs = spec.make_inputs(np.random.default_rng(2))
-    inputs["tokens"][1], inputs["position"][0] = token, position
+def test_each_row_has_its_sequence_and_position(device: Device, cols: int) -> None:
+    spec = Embedding(FORMATS["F16"], vocab=12, cols=cols, max_len=4, rows=5, sequences=3)
+    inputs = spec.make_inputs(np.random.default_rng(3))
+    inputs["tokens"][:] = np.arange(12).reshape(3, 4)
+    inputs["sequence"][:] = (2, 0, 1, 2, 2)
+    inputs["position"][:] = (3, 1, 0, 3, 0)
+    weights = spec.layout.unpack(inputs["weights"])
     y = run_kernel(device, spec, inputs)["y"]
-    assert np.isnan(y).all()
+    np.testing.assert_array_equal(y, weights[[11, 1, 4, 11, 8]])
+
+
+@pytest.mark.parametrize("cols", [256, 45])
+@pytest.mark.parametrize(("token", "sequence"), [(7, 1), (2**32 - 1, 1), (0, 2), (0, 2**32 - 1)])
+def test_a_token_or_sequence_out_of_range_gives_nans(
+    device: Device, token: int, sequence: int, cols: int
+) -> None:
+    spec = Embedding(FORMATS["F16"], vocab=7, cols=cols, max_len=3, rows=2, sequences=2)
+    inputs = spec.make_inputs(np.random.default_rng(2))
+    inputs["tokens"][1, 2] = token
+    inputs["sequence"][:], inputs["position"][:] = (sequence, 0), (2, 1)
+    y = run_kernel(device, spec, inputs)["y"]
     # The canonical NaN, where memory that nobody wrote is poisoned with another one.
-    assert (y.view(np.uint32) == 0x7FFFFFFF).all()
-    assert np.isnan(spec.reference(**inputs)["y"]).all()
+    assert (y[0].view(np.uint32) == 0x7FFFFFFF).all()
+    assert np.isnan(spec.reference(**inputs)["y"][0]).all()
+    assert np.isfinite(y[1]).all()
 
 
-def test_bytes_moved_are_those_of_a_row() -> None:
-    spec = Embedding(FORMATS["Q4_K"], vocab=1000, cols=512, max_len=9)
-    assert spec.bytes_moved() == 2 * 144 + 8 + 4 * 512
+@pytest.mark.parametrize("cols", [256, 45])
+@pytest.mark.parametrize("position", [3, 2**32 - 1])
+def test_an_idle_row_becomes_zeros(device: Device, position: int, cols: int) -> None:
+    spec = Embedding(FORMATS["Q8_0" if cols == 256 else "F16"], 7, cols, max_len=3, rows=3)
+    inputs = spec.make_inputs(np.random.default_rng(2))
+    inputs["sequence"][1], inputs["position"][1] = 2**32 - 1, position  # not looked at
+    y = run_kernel(device, spec, inputs)["y"]
+    assert not y[1].view(np.uint32).any()
+    np.testing.assert_array_equal(y, spec.reference(**inputs)["y"])
+
+
+@pytest.mark.parametrize("change", [{"rows": 0}, {"rows": 65536}, {"sequences": 0}, {"max_len": 0}])
+def test_shapes_that_make_no_sense_are_refused(change: dict[str, int]) -> None:
+    with pytest.raises(PtxgenError, match="rows are 1 to 65535"):
+        Embedding(FORMATS["F16"], vocab=7, cols=32, **{"max_len": 3, **change})
+
+
+def test_bytes_moved_are_those_of_the_rows() -> None:
+    spec = Embedding(FORMATS["Q4_K"], vocab=1000, cols=512, max_len=9, rows=3)
+    assert spec.bytes_moved() == 3 * (2 * 144 + 12 + 4 * 512)

@@ -237,40 +237,16 @@ def test_it_runs_on_an_older_target(spec, target):
 )
 def test_argmax_of_special_values(logits, index, emulator):
     spec = Argmax(n=len(logits))
-    outputs = run_kernel(emulator, spec, {"logits": np.array(logits, np.float32)})
+    outputs = run_kernel(emulator, spec, {"logits": np.array([logits], np.float32)})
     assert outputs["index"].tolist() == [index]
 
 
 @pytest.mark.parametrize("at", [0, 1, 4099, 16384, 19999, 20000])
 def test_argmax_finds_the_one(at, emulator):
-    logits = np.zeros(20_001, np.float32)
-    logits[at] = 1
+    logits = np.zeros((1, 20_001), np.float32)
+    logits[0, at] = 1
     outputs = run_kernel(emulator, Argmax(n=logits.size), {"logits": logits})
     assert outputs["index"].tolist() == [at]
-
-
-@pytest.mark.parametrize(
-    ("position", "known", "after"),
-    [
-        (2, 3, (3, 4, [10, 11, 12, 99, 14])),  # the sampled token is appended
-        (1, 3, (2, 3, [10, 11, 12, 13, 14])),  # the prompt's own token is kept
-        (3, 4, (4, 5, [10, 11, 12, 13, 99])),  # the last place
-        (4, 5, (5, 5, [10, 11, 12, 13, 14])),  # no place left
-        (5, 5, (6, 5, [10, 11, 12, 13, 14])),
-    ],
-)
-def test_advance(position, known, after, emulator):
-    inputs = {
-        "tokens": np.arange(10, 15, dtype=np.uint32),
-        "position": np.array([position], np.uint32),
-        "known": np.array([known], np.uint32),
-        "sampled": np.array([99], np.uint32),
-    }
-    outputs = check(emulator, Advance(max_len=5), inputs)
-    at, count, tokens = after
-    assert outputs["position"].tolist() == [at]
-    assert outputs["known"].tolist() == [count]
-    assert outputs["tokens"].tolist() == tokens
 
 
 @pytest.mark.parametrize("n", [2, 4, 31, 127, 128, 129, 512, 4095, 4096, 16_384, 16_385, 32_771])
@@ -278,8 +254,19 @@ def test_argmax_around_the_sizes_where_its_code_changes(n, emulator):
     spec = Argmax(n=n)
     check(emulator, spec, inputs_of(spec))
     falling = -np.arange(n, dtype=np.float32)
-    for logits, index in ((falling, 0), (falling[::-1].copy(), n - 1)):
-        assert run_kernel(emulator, spec, {"logits": logits})["index"].tolist() == [index]
+    for logits, index in ((falling, 0), (falling[::-1], n - 1)):
+        outputs = run_kernel(emulator, spec, {"logits": logits.reshape(1, n).copy()})
+        assert outputs["index"].tolist() == [index]
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 127, 128, 1023, 1024, 1025, 4095, 4096, 4097, 8193])
+def test_argmax_of_each_row(n, emulator):
+    spec = Argmax(n=n, rows=3)
+    check(emulator, spec, inputs_of(spec))
+    logits = np.zeros((3, n), np.float32)
+    at = [0, n // 2, n - 1]
+    logits[range(3), at] = 1
+    assert run_kernel(emulator, spec, {"logits": logits})["index"].tolist() == at
 
 
 @pytest.mark.parametrize(
@@ -345,6 +332,7 @@ def test_shapes_that_make_no_sense_are_refused():
         lambda: SwiGLU(n=0),
         lambda: Argmax(n=0),
         lambda: Argmax(n=2**30),
+        lambda: Argmax(n=4, rows=0),
         lambda: Advance(max_len=0),
     ):
         with pytest.raises(PtxgenError):

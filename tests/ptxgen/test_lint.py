@@ -209,6 +209,10 @@ def test_a_barrier_that_not_all_threads_reach(body, line):
         "@%p bra SKIP;\nadd.u32 %t, %t, 1;\nSKIP:\nbar.sync 0;",
         "bar.sync 0;\n@%p bra SKIP;\nadd.u32 %t, %t, 1;\nSKIP:",
         "@%p bra SKIP;\nbar.sync 1, 64;\nSKIP:",
+        # together again before all of them may go round the barrier
+        "@%p bra SKIP;\nadd.u32 %t, %t, 1;\nSKIP:\n"
+        ".reg .pred %q; .reg .b32 %c;\nmov.u32 %c, %ctaid.x;\nsetp.eq.u32 %q, %c, 0;\n"
+        "@%q bra END;\nbar.sync 0;\nEND:",
         "@%p bra SKIP;\nbar.warp.sync 0xFFFFFFFF;\nSKIP:",
     ],
 )

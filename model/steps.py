@@ -1,0 +1,65 @@
+"""The recorded steps of a session: one graph for every shape of step, made when first needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from urdir.driver import execute
+from urdir.model.layer import StepParts
+from urdir.model.owner import Owner
+from urdir.model.rows import StepShape
+from urdir.model.step import build_plan
+
+if TYPE_CHECKING:
+    from urdir.driver.execute import BoundPlan
+    from urdir.driver.graph import RecordedGraph
+    from urdir.driver.stream import Stream
+
+
+class Observer(Protocol):
+    """Runs a step launch by launch, to look at it on the way."""
+
+    def run(self, bound: BoundPlan, stream: Stream) -> None:
+        """Queue (or finish) all operations of the plan on ``stream``."""
+
+
+class Steps(Owner):
+    """Plans of steps by shape, and the graphs recorded from them.
+
+    With an ``observer`` the plans are handed to it instead of being replayed: the same launches on
+    the same memory.
+    """
+
+    def __init__(self, parts: StepParts, observer: Observer | None = None) -> None:
+        self.parts = parts
+        self.observer = observer
+        self._bound: dict[StepShape, BoundPlan] = {}
+        self._graphs: dict[StepShape, RecordedGraph] = {}
+
+    def launch(self, shape: StepShape, stream: Stream) -> None:
+        """Queue one step on ``stream``. Raises DriverError; nothing was queued then."""
+        if self.observer is not None:
+            self.observer.run(self.bound(shape), stream)
+        else:
+            self.graph(shape).launch(stream)
+
+    def bound(self, shape: StepShape) -> BoundPlan:
+        """The plan of a shape with its kernels loaded."""
+        if shape not in self._bound:
+            plan = build_plan(self.parts, shape)
+            self._bound[shape] = execute.bind(plan, self.parts.weights.device)
+        return self._bound[shape]
+
+    def graph(self, shape: StepShape) -> RecordedGraph:
+        """The recorded graph of a shape."""
+        if shape not in self._graphs:
+            bound = self.bound(shape)
+            self._graphs[shape] = execute.record(bound, self.parts.weights.device)
+        return self._graphs[shape]
+
+    def close(self) -> None:
+        """Free the graphs; closing twice does nothing."""
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+        self._bound.clear()

@@ -1,0 +1,31 @@
+"""The intermediates of a step: one arena, sized for the largest plan, reused by every layer."""
+
+from __future__ import annotations
+
+from urdir.model.attention import partial_sizes
+from urdir.model.config import Config
+from urdir.ptxgen.kv_layout import KvLayout
+
+
+def workspace_sizes(config: Config, layout: KvLayout, rows: int, chunk: int) -> dict[str, int]:
+    """Bytes of every intermediate, all f32, for decode steps of ``rows`` and prompts of ``chunk``.
+
+    Logits and the partial results of split attention exist for decode rows only.
+    """
+    c, most = config, max(rows, chunk)
+    widths = {
+        "hidden": c.hidden,
+        "residual": c.hidden,
+        "normed": c.hidden,
+        "q": c.n_heads * c.head_dim,
+        "k": c.n_kv_heads * c.head_dim,
+        "v": c.n_kv_heads * c.head_dim,
+        "heads": c.n_heads * c.head_dim,
+        "delta": c.hidden,
+        "gate": c.ffn,
+        "up": c.ffn,
+        "activated": c.ffn,
+    }
+    sizes = {name: 4 * width * most for name, width in widths.items()}
+    sizes["logits"] = 4 * c.vocab_size * rows
+    return sizes | partial_sizes(config.n_heads, layout, rows)

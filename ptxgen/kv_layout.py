@@ -1,0 +1,279 @@
+"""How a KV cache lies in memory: one object for every kernel that touches it.
+
+A cache is an array of *slots*; a slot holds the ``head_dim`` values of one token in one KV head.
+
+- contiguous: slots (sequences, kv_heads, max_len);
+- paged: slots (pages, kv_heads, page_len); ``block_table[s, b]`` is the page that holds tokens
+  ``b * page_len ... (b + 1) * page_len - 1`` of sequence s.
+
+K and V are two caches of the same layout. Element types:
+
+- f32, f16, bf16: rounded to nearest even; what exceeds the range becomes infinity;
+- q8_0: groups of 32 values q * d. d = max|x| / 127, rounded to f16, and q = x / d (d as rounded),
+  rounded to nearest even into -127 ... 127. All quants (slots, head_dim) s8 come first, then all
+  scales (slots, head_dim / 32) f16. A NaN, or a magnitude beyond 127 * 65504, makes its group NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.spec import Access, Param
+
+#: Element types a KV cache can hold.
+KvDtype = Literal["f32", "f16", "bf16", "q8_0"]
+KV_DTYPES: tuple[KvDtype, ...] = ("f32", "f16", "bf16", "q8_0")
+
+#: Values of a q8_0 group: they share a scale.
+GROUP = 32
+#: The shortest page: a CTA's step then takes few pages.
+MIN_PAGE_LEN = 16
+
+_ELEMENT_BYTES: Mapping[KvDtype, int] = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1}
+_SCALE_BYTES = 2
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """One layer's K or V cache; see the module's text.
+
+    ``page_len`` 0 means contiguous; a page length is a power of two from 16 on that divides
+    ``max_len``, and ``pages`` says how many pages there are. Raises PtxgenError for a shape that
+    no kernel handles.
+    """
+
+    sequences: int
+    kv_heads: int
+    max_len: int
+    head_dim: int
+    dtype: KvDtype
+    page_len: int = 0
+    pages: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in KV_DTYPES:
+            raise PtxgenError(f"KV cache type {self.dtype!r} is none of {', '.join(KV_DTYPES)}")
+        if not 8 <= self.head_dim <= 1024 or self.head_dim % 8:
+            raise PtxgenError(
+                f"head_dim {self.head_dim} of a KV cache must be a multiple of 8 in 8..1024"
+            )
+        if self.dtype == "q8_0" and self.head_dim % GROUP:
+            raise PtxgenError(
+                f"head_dim {self.head_dim} of a q8_0 KV cache must be a multiple of {GROUP}"
+            )
+        if min(self.sequences, self.kv_heads, self.max_len) < 1:
+            raise PtxgenError(
+                f"empty KV cache: sequences {self.sequences}, kv_heads {self.kv_heads}, "
+                f"max_len {self.max_len}"
+            )
+        self._check_pages()
+        if self.slots >= 1 << 32:
+            raise PtxgenError(f"a KV cache of {self.slots:,} slots: at most 2^32 - 1 are addressed")
+
+    def _check_pages(self) -> None:
+        if not self.page_len:
+            if self.pages:
+                raise PtxgenError(f"a contiguous KV cache has no pages: {self.pages}")
+            return
+        if self.page_len < MIN_PAGE_LEN or self.page_len & (self.page_len - 1):
+            raise PtxgenError(
+                f"page_len {self.page_len} is no power of two from {MIN_PAGE_LEN} on"
+            )
+        if self.max_len % self.page_len:
+            raise PtxgenError(f"max_len {self.max_len} is no multiple of page_len {self.page_len}")
+        if self.pages < 1:
+            raise PtxgenError("a paged KV cache without pages")
+
+    # ---- shape ----
+
+    @property
+    def is_paged(self) -> bool:
+        """True where a block table leads from a sequence's tokens to pages."""
+        return self.page_len > 0
+
+    @property
+    def blocks(self) -> int:
+        """Pages a sequence of ``max_len`` tokens takes: the row length of the block table."""
+        return self.max_len // self.page_len if self.page_len else 0
+
+    @property
+    def slot_shape(self) -> tuple[int, int, int]:
+        """(sequences, kv_heads, max_len), or (pages, kv_heads, page_len)."""
+        if self.is_paged:
+            return (self.pages, self.kv_heads, self.page_len)
+        return (self.sequences, self.kv_heads, self.max_len)
+
+    @property
+    def slots(self) -> int:
+        """Slots of the cache."""
+        outer, heads, length = self.slot_shape
+        return outer * heads * length
+
+    @property
+    def element_dtype(self) -> str:
+        """PTX type of the elements of a cache's array: "u8" for q8_0."""
+        return "u8" if self.dtype == "q8_0" else self.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a cache's array: slots x head_dim; for q8_0 its bytes, (nbytes,)."""
+        return (self.nbytes,) if self.dtype == "q8_0" else (*self.slot_shape, self.head_dim)
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """numpy type of the elements of a cache's array (bf16 as its bits, uint16)."""
+        return Param("cache", self.element_dtype).numpy_dtype
+
+    # ---- bytes ----
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a slot's elements, without q8_0's scales: from a slot to the next."""
+        return self.head_dim * _ELEMENT_BYTES[self.dtype]
+
+    @property
+    def scale_row_nbytes(self) -> int:
+        """Bytes of a slot's scales; 0 where there are none."""
+        return self.head_dim // GROUP * _SCALE_BYTES if self.dtype == "q8_0" else 0
+
+    @property
+    def scales_offset(self) -> int:
+        """The byte of a q8_0 cache where its scales begin."""
+        return self.slots * self.row_nbytes
+
+    @property
+    def token_nbytes(self) -> int:
+        """Bytes of one token in all KV heads, in one of K and V."""
+        return self.kv_heads * (self.row_nbytes + self.scale_row_nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cache (K or V)."""
+        return self.slots * (self.row_nbytes + self.scale_row_nbytes)
+
+    # ---- parameters of kernels ----
+
+    def params(self, access: Access) -> tuple[Param, ...]:
+        """``k_cache``, ``v_cache`` and, where it is paged, ``block_table`` (sequences, blocks)."""
+        caches = tuple(
+            Param(name, self.element_dtype, self.shape, access) for name in ("k_cache", "v_cache")
+        )
+        if not self.is_paged:
+            return caches
+        return (*caches, Param("block_table", "u32", (self.sequences, self.blocks), Access.IN))
+
+    # ---- numpy ----
+
+    def empty(self) -> Array:
+        """A cache of 0xFF bytes: NaN wherever it is read (q8_0 by its scales)."""
+        return np.full(self.nbytes, 0xFF, np.uint8).view(self.numpy_dtype).reshape(self.shape)
+
+    def slots_of(
+        self, sequence: int, positions: npt.ArrayLike, block_table: Array | None = None
+    ) -> npt.NDArray[np.int64]:
+        """The slots (kv_heads, n) of tokens ``positions`` (n,) of a sequence.
+
+        A paged layout needs its ``block_table`` (sequences, blocks).
+        """
+        at = np.asarray(positions, np.int64)
+        heads = np.arange(self.kv_heads)[:, None]
+        if not self.is_paged:
+            return (sequence * self.kv_heads + heads) * self.max_len + at
+        if block_table is None:
+            raise PtxgenError("a paged KV cache is read through its block table: none given")
+        page = block_table[sequence].astype(np.int64)[at // self.page_len]
+        return (page * self.kv_heads + heads) * self.page_len + at % self.page_len
+
+    def read(
+        self, cache: Array, sequence: int, positions: npt.ArrayLike, block_table: Array | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Values (kv_heads, n, head_dim) f32 of tokens ``positions`` (n,); exact."""
+        slots = self.slots_of(sequence, positions, block_table)
+        rows = self._rows(cache)[slots]
+        if self.dtype == "q8_0":
+            scales = self._scales(cache)[slots].astype(np.float32)
+            return rows.astype(np.float32) * np.repeat(scales, GROUP, axis=-1)
+        if self.dtype == "bf16":
+            return (rows.astype(np.uint32) << 16).view(np.float32)
+        return rows.astype(np.float32)
+
+    def write(
+        self,
+        cache: Array,
+        sequence: int,
+        positions: npt.ArrayLike,
+        values: Array,
+        block_table: Array | None = None,
+    ) -> None:
+        """Rounds f32 ``values`` (kv_heads, n, head_dim) into tokens ``positions`` (n,), in place."""
+        slots = self.slots_of(sequence, positions, block_table)
+        x = np.asarray(values, np.float32)
+        if self.dtype == "q8_0":
+            quants, scales = quantise(x)
+            self._rows(cache)[slots] = quants
+            self._scales(cache)[slots] = scales
+        elif self.dtype == "bf16":
+            self._rows(cache)[slots] = to_bf16(x)
+        else:
+            with np.errstate(over="ignore"):
+                self._rows(cache)[slots] = x.astype(self.numpy_dtype)
+
+    def _rows(self, cache: Array) -> Array:
+        """A view of all elements, (slots, head_dim); quants as int8."""
+        if self.dtype == "q8_0":
+            cache = cache[: self.scales_offset].view(np.int8)
+        return cache.reshape(self.slots, self.head_dim)
+
+    def _scales(self, cache: Array) -> Array:
+        return cache[self.scales_offset :].view(np.float16).reshape(self.slots, -1)
+
+    # ---- caches for tests ----
+
+    def random_table(self, rng: np.random.Generator) -> npt.NDArray[np.uint32]:
+        """A block table (sequences, blocks) whose pages are scattered, some of them shared."""
+        wanted = self.sequences * self.blocks
+        order = rng.permutation(self.pages)[:wanted]
+        order = np.concatenate([order, rng.integers(0, self.pages, wanted - order.size)])
+        return rng.permutation(order).astype(np.uint32).reshape(self.sequences, self.blocks)
+
+    def random_cache(
+        self,
+        rng: np.random.Generator,
+        lengths: Sequence[int],
+        block_table: Array | None = None,
+    ) -> Array:
+        """A cache with normal values in the first ``lengths[s]`` tokens of each sequence.
+
+        Everything else is NaN, but for pages that a longer sequence shares.
+        """
+        cache = self.empty()
+        for sequence, length in enumerate(lengths):
+            values = rng.standard_normal((self.kv_heads, length, self.head_dim))
+            self.write(cache, sequence, np.arange(length), values, block_table)
+        return cache
+
+
+def quantise(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+    """f32 values (..., n) -> q8_0 quants (..., n) and scales (..., n / 32)."""
+    groups = x.reshape(*x.shape[:-1], -1, GROUP)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        scales = (np.abs(groups).max(axis=-1) / np.float32(127)).astype(np.float16)
+        quants = np.rint(groups / scales.astype(np.float32)[..., None])
+    # 0 / 0 and what has no scale: zero. A subnormal scale may be far below max|x| / 127.
+    quants = np.clip(np.nan_to_num(quants, nan=0.0), -127, 127).astype(np.int8)
+    return quants.reshape(x.shape), scales
+
+
+def to_bf16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The bits of f32 values rounded to bf16, to nearest even; NaN is 0x7FFF."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(x), np.uint16(0x7FFF), rounded)

@@ -1,0 +1,81 @@
+"""The kernel that ends a step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from urdir.driver.harness import run_kernel
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.advance import Advance
+
+
+def checked(device, spec, inputs):
+    outputs = run_kernel(device, spec, inputs)
+    for name, expected in spec.reference(**inputs).items():
+        np.testing.assert_array_equal(outputs[name], expected, err_msg=name)
+    return outputs
+
+
+def words(*values):
+    return np.array(values, np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("position", "known", "after"),
+    [
+        (2, 3, (3, 4, [10, 11, 12, 99, 14])),  # the sampled token is appended
+        (1, 3, (2, 3, [10, 11, 12, 13, 14])),  # the prompt's own token is kept
+        (3, 4, (4, 5, [10, 11, 12, 13, 99])),  # the last place
+        (4, 5, (5, 5, [10, 11, 12, 13, 14])),  # no place left
+        (5, 5, (5, 5, [10, 11, 12, 13, 14])),  # idle
+        (2**32 - 1, 3, (2**32 - 1, 3, [10, 11, 12, 13, 14])),
+    ],
+)
+def test_one_row(position, known, after, device):
+    inputs = {
+        "sequence": words(0),
+        "position": words(position),
+        "tokens": np.arange(10, 15, dtype=np.uint32)[None],
+        "known": words(known),
+        "sampled": words(99),
+    }
+    outputs = checked(device, Advance(max_len=5), inputs)
+    at, count, tokens = after
+    assert outputs["position"].tolist() == [at]
+    assert outputs["known"].tolist() == [count]
+    assert outputs["tokens"].tolist() == [tokens]
+
+
+def test_rows_of_different_sequences(device):
+    inputs = {
+        "sequence": words(3, 0, 2**32 - 1, 1),  # an idle row's sequence is not looked at
+        "position": words(1, 0, 6, 2),
+        "tokens": np.arange(16, dtype=np.uint32).reshape(4, 4),
+        "known": words(4, 3, 2, 2),
+        "sampled": words(50, 51, 52, 53),
+    }
+    outputs = checked(device, Advance(max_len=4, rows=4, sequences=4), inputs)
+    assert outputs["position"].tolist() == [2, 1, 6, 3]
+    assert outputs["known"].tolist() == [4, 4, 2, 3]  # 0 and 2 are as they were
+    changed = np.argwhere(outputs["tokens"] != inputs["tokens"])
+    assert changed.tolist() == [[1, 3], [3, 2]]
+    assert outputs["tokens"][1, 3] == 53
+    assert outputs["tokens"][3, 2] == 50
+
+
+@pytest.mark.parametrize("rows", [1, 31, 33, 64])
+@pytest.mark.parametrize("sampling", [True, False])
+def test_many_rows(rows, sampling, device):
+    spec = Advance(max_len=12, rows=rows, sequences=64, sampling=sampling)
+    checked(device, spec, spec.make_inputs(np.random.default_rng(rows)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_len": 0}, {"max_len": 2**31}, {"rows": 0}, {"rows": 1025}, {"sequences": 0}],
+    ids=str,
+)
+def test_shapes_that_make_no_sense_are_refused(fields):
+    with pytest.raises(PtxgenError, match=r"^advance: "):
+        Advance(**{"max_len": 10} | fields)

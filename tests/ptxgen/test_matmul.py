@@ -1,0 +1,204 @@
+"""Tensor-core products: tiles, rounding, edges, and the choice between the two products."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.driver.harness import check_kernel, run_kernel
+from urdir.ptxgen.assemble import assemble, is_available
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.formats import FORMATS, Format
+from urdir.ptxgen.kernels.matmul import FULL, TILES, Matmul, Tile, choose_tile
+from urdir.ptxgen.kernels.matvec import Matvec
+from urdir.ptxgen.kernels.product import choose_product
+
+Q8_0, Q4_K, F16, BF16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "F16", "BF16"))
+
+every_tile = pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.batch}x{t.rows}")
+
+
+# ---- choices ----
+
+
+@pytest.mark.parametrize(
+    ("batch", "exact", "target", "kernel"),
+    [
+        (1, False, "sm_75", "matvec"),
+        (8, False, "sm_75", "matvec"),
+        (9, False, "sm_75", "matmul"),
+        (1, False, "sm_90", "matvec"),
+        (8, False, "sm_90", "matvec"),
+        (9, False, "sm_90", "matmul"),
+        (512, False, "sm_120", "matmul"),
+        (1, True, "sm_90", "matvec"),
+        (9, True, "sm_90", "matvec"),
+        (512, True, "sm_75", "matvec"),
+    ],
+)
+def test_the_choice_of_the_product(batch: int, exact: bool, target: str, kernel: str) -> None:
+    assert choose_product(batch, exact, target) == kernel
+
+
+def test_a_product_for_an_unknown_target_is_refused() -> None:
+    with pytest.raises(PtxgenError, match="sm_42"):
+        choose_product(1, False, "sm_42")
+
+
+@pytest.mark.parametrize(
+    ("fmt", "rows", "batch", "tile"),
+    [
+        (Q4_K, 14336, 512, (128, 128)),
+        (F16, 14336, 512, (64, 128)),  # the largest has no registers for 64 raw bytes
+        (Q4_K, 4096, 512, (64, 128)),
+        (Q4_K, 1024, 512, (32, 64)),
+        (Q4_K, 14336, 64, (32, 64)),
+        (Q4_K, 128256, 16, (16, 64)),
+        (Q4_K, 4096, 9, (16, 32)),
+        (Q4_K, 8, 1, (16, 64)),
+    ],
+)
+def test_the_choice_of_the_tile(fmt: Format, rows: int, batch: int, tile: tuple[int, int]) -> None:
+    chosen = choose_tile(fmt, rows, batch)
+    assert (chosen.batch, chosen.rows) == tile
+
+
+@pytest.mark.parametrize("batch", [1, 9, 16, 17, 33, 64, 65, 300, 512])
+@pytest.mark.parametrize("rows", [1, 128, 1024, 5120, 128256])
+def test_a_tile_fits_the_batch_and_a_larger_one_would_leave_too_few_ctas(
+    rows: int, batch: int
+) -> None:
+    chosen = choose_tile(Q4_K, rows, batch)
+    assert chosen.batch <= max(16, 2 * batch - 1)
+    for larger in TILES[: TILES.index(chosen)]:
+        too_high = larger.batch >= 2 * max(batch, 9)
+        assert too_high or -(-batch // larger.batch) * -(-rows // larger.rows) < FULL
+
+
+@every_tile
+def test_bank_conflicts(tile: Tile) -> None:
+    """The eight 16-byte rows of a matrix lie in different banks, and eight threads' stores in
+    different or, with four units, in every other one."""
+    rows = {tile.stride * row % 128 // 16 for row in range(8)}
+    stores = {
+        (tile.stride * (thread // tile.units) + 64 * (thread % tile.units)) % 128 // 16
+        for thread in range(8)
+    }
+    assert len(rows) == 8
+    assert len(stores) == (4 if tile.units == 4 else 8)
+
+
+def test_impossible_specs_are_refused() -> None:
+    for tile in ((128, 64, 1, 2), (24, 64, 2, 1), (128, 64, 2, 2), (64, 128, 1, 2, 2)):
+        with pytest.raises(PtxgenError, match="does not divide"):
+            Tile(*tile)
+    with pytest.raises(PtxgenError, match="batch is 0"):
+        Matmul(Q8_0, 3, 64, 0)
+    with pytest.raises(PtxgenError, match="exceed 4 GiB"):
+        Matmul(Q8_0, 3, 2**20, 1024)
+    with pytest.raises(PtxgenError, match="more than 65535 tiles"):
+        Matmul(Q8_0, 2**23, 32, 9)
+    with pytest.raises(PtxgenError, match="multiple of 256"):
+        Matmul(Q4_K, 3, 96, 9)
+
+
+@pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
+@pytest.mark.parametrize("name", ["Q8_0", "Q2_K", "Q5_K"])
+@pytest.mark.parametrize("target", ["sm_75", "sm_90"])
+def test_the_largest_tile_has_just_enough_registers(name: str, target: str) -> None:
+    spec = Matmul(FORMATS[name], 4097, 4096, 129, bias=True, tile=TILES[0])
+    cost = assemble(spec.ptx(target), target).entries["matmul"]
+    assert not cost.spills
+
+
+# ---- values ----
+
+
+@every_tile
+@pytest.mark.parametrize("cols", [32, 96, 352])
+def test_every_tile_gives_the_product(device: Device, tile: Tile, cols: int) -> None:
+    """Fewer, as many and more steps than loads run ahead; a row and a batch row too many."""
+    spec = Matmul(Q8_0, tile.rows + 1, cols, tile.batch - 1, bias=True, tile=tile)
+    (deviation,) = check_kernel(device, spec, seed=1)
+    assert deviation.ok, deviation
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+def test_one_activation_at_a_time_gives_the_weights_rounded(device: Device, fmt: Format) -> None:
+    """With x rows of the unit matrix every sum is exact: y is W in f16, within a rounding."""
+    spec = Matmul(fmt, 7, 256 if fmt.block > 1 else 45, 45)
+    inputs = spec.make_inputs(np.random.default_rng(2))
+    inputs["x"] = np.eye(spec.batch, spec.cols, spec.cols - spec.batch, dtype=np.float32)
+    weights = spec.layout.unpack(inputs["weights"])[:, -spec.batch :].T
+    y = run_kernel(device, spec, inputs)["y"]
+    # a * q + b is one fused rounding here, two in the reference: it may fall to the other side.
+    np.testing.assert_allclose(y, weights, rtol=2**-11 * 1.001, atol=1e-5)
+    np.testing.assert_array_equal(y, y.astype(np.float16))
+    if fmt.is_float:
+        np.testing.assert_array_equal(y, weights.astype(np.float16))
+
+
+@pytest.mark.parametrize(
+    "fmt", [f for f in FORMATS.values() if not f.has("scale")], ids=lambda f: f.name
+)
+def test_operands_that_f16_holds_give_exact_products(device: Device, fmt: Format) -> None:
+    """Small multiples of a power of two: no product and no sum is rounded."""
+    rng = np.random.default_rng(3)
+    spec = Matmul(fmt, 40, 256, 20)
+    inputs = spec.make_inputs(rng)
+    if fmt.is_float:
+        values = rng.integers(-9, 9, (40, 256)).astype(np.float32)
+        halves = {"f16": values.astype(np.float16), "bf16": values.view(np.uint16)[:, 1::2]}
+        inputs["weights"] = spec.layout.pack(halves.get(str(fmt.element), values))
+    else:
+        spec.layout.plane_of(inputs["weights"], fmt.planes[-1]).view(np.float16)[:] = 2.0**-8
+    inputs["x"] = rng.integers(-3, 4, inputs["x"].shape).astype(np.float32)
+    y = run_kernel(device, spec, inputs)["y"]
+    np.testing.assert_array_equal(y, spec.reference(**inputs)["y"])
+
+
+def test_what_f16_does_not_hold(device: Device) -> None:
+    """Beyond 65504: infinite. Down to 6e-5: to 11 bits; below: to a multiple of 6e-8."""
+    values = np.array([7e4, 65504, 1e-3, 6.2e-5, 1e-6, 2e-8], np.float32)
+    spec = Matmul(BF16, values.size, 128, 9)
+    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+    values = (bits.astype(np.uint32) << 16).view(np.float32)
+    weights = np.zeros((values.size, 128), np.uint16)
+    weights[:, 0] = bits
+    x = np.zeros((9, 128), np.float32)
+    x[:, 0] = 1.0
+    y = run_kernel(device, spec, {"weights": spec.layout.pack(weights), "x": x})["y"]
+    assert np.isposinf(y[:, 0]).all()
+    np.testing.assert_array_equal(y[:, 2:4], np.broadcast_to(values[2:4], (9, 2)))
+    np.testing.assert_allclose(y[:, 4:], np.broadcast_to(values[4:], (9, 2)), atol=3e-8, rtol=0)
+    assert not y[:, 5].any()
+
+
+@pytest.mark.parametrize("fmt", [Q4_K, F16], ids=lambda f: f.name)
+def test_a_batch_row_has_the_same_bits_in_every_batch_and_tile(device: Device, fmt: Format) -> None:
+    """Whatever the other rows are: here one of them is not finite."""
+    spec = Matmul(fmt, 45, 512, 40, bias=True, tile=TILES[-1])
+    inputs = spec.make_inputs(np.random.default_rng(4))
+    inputs["x"][1] = np.nan
+    y = run_kernel(device, spec, inputs)["y"]
+    others = [0, *range(2, 40)]
+    for tile in TILES[1:]:
+        found = run_kernel(device, dataclasses.replace(spec, tile=tile), inputs)["y"]
+        np.testing.assert_array_equal(found[others], y[others])
+    for first, count in ((0, 1), (5, 9), (23, 17)):
+        part = dataclasses.replace(spec, batch=count, tile=None)
+        x = inputs["x"][first : first + count]
+        found = run_kernel(device, part, {**inputs, "x": x})["y"]
+        np.testing.assert_array_equal(found, y[first : first + count])
+
+
+def test_it_agrees_with_the_exact_product(device: Device) -> None:
+    matmul, matvec = Matmul(Q4_K, 24, 768, 8), Matvec(Q4_K, 24, 768, batch=8)
+    inputs = matmul.make_inputs(np.random.default_rng(5))
+    exact = run_kernel(device, matvec, inputs)["y"]
+    rounded = run_kernel(device, matmul, inputs)["y"]
+    bound = matmul.tolerance.rtol * np.abs(exact).max()
+    assert 0 < np.abs(rounded - exact).max() < bound
