@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from urdir.model.attention import append_attention
+from urdir.model.attention import incremental_attention_into
 from urdir.model.config import Config
 from urdir.model.decode_state import DecodeState
 from urdir.model.kv_cache import KvCache
 from urdir.model.rows import Rows
 from urdir.model.weights import Matrix, Weights
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.kv_append import KvAppend
 from urdir.ptxgen.kernels.matmul import Matmul
 from urdir.ptxgen.kernels.matvec import MAX_BATCH, Matvec
 from urdir.ptxgen.kernels.product import choose_product
@@ -67,15 +66,16 @@ def transformer_layer_indexed(
         append_product(plan, parts, f"{at}attn_{name}", matrix, rows.count, "normed", name)
     _append_qk_norm(plan, parts, rows, index)
     _append_rope(plan, parts, rows, at + "rope")
-    plan.launch(
-        KvAppend(parts.cache.layout, rows.count),
-        at + "kv_append",
-        k=work["k"],
-        v=work["v"],
-        **parts.cache.arguments(index),
-        **rows.arguments,
+    incremental_attention_into(
+        plan,
+        at + "attention",
+        parts.cache,
+        index,
+        c.n_heads,
+        rows,
+        work,
+        exact=parts.exact,
     )
-    append_attention(plan, at + "attention", parts.cache, index, c.n_heads, rows, work)
     append_product(plan, parts, at + "attn_output", w.o, rows.count, "heads", "delta")
     width = rows.count * c.hidden
     add = Add(n=width)

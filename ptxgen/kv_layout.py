@@ -197,9 +197,9 @@ class KvLayout:
     ) -> npt.NDArray[np.float32]:
         """Values (kv_heads, n, head_dim) f32 of tokens ``positions`` (n,); exact."""
         slots = self.slots_of(sequence, positions, block_table)
-        rows = self._rows(cache)[slots]
+        rows = self.elements(cache)[slots]
         if self.dtype == "q8_0":
-            scales = self._scales(cache)[slots].astype(np.float32)
+            scales = self.scales(cache)[slots].astype(np.float32)
             return rows.astype(np.float32) * np.repeat(scales, GROUP, axis=-1)
         if self.dtype == "bf16":
             return (rows.astype(np.uint32) << 16).view(np.float32)
@@ -218,21 +218,22 @@ class KvLayout:
         x = np.asarray(values, np.float32)
         if self.dtype == "q8_0":
             quants, scales = quantise(x)
-            self._rows(cache)[slots] = quants
-            self._scales(cache)[slots] = scales
+            self.elements(cache)[slots] = quants
+            self.scales(cache)[slots] = scales
         elif self.dtype == "bf16":
-            self._rows(cache)[slots] = to_bf16(x)
+            self.elements(cache)[slots] = to_bf16(x)
         else:
             with np.errstate(over="ignore"):
-                self._rows(cache)[slots] = x.astype(self.numpy_dtype)
+                self.elements(cache)[slots] = x.astype(self.numpy_dtype)
 
-    def _rows(self, cache: Array) -> Array:
+    def elements(self, cache: Array) -> Array:
         """A view of all elements, (slots, head_dim); quants as int8."""
         if self.dtype == "q8_0":
             cache = cache[: self.scales_offset].view(np.int8)
         return cache.reshape(self.slots, self.head_dim)
 
-    def _scales(self, cache: Array) -> Array:
+    def scales(self, cache: Array) -> Array:
+        """A view of all scales of a q8_0 cache, (slots, head_dim / 32) f16."""
         return cache[self.scales_offset :].view(np.float16).reshape(self.slots, -1)
 
     # ---- caches for tests ----
@@ -263,7 +264,7 @@ class KvLayout:
 
 def quantise(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
     """f32 values (..., n) -> q8_0 quants (..., n) and scales (..., n / 32)."""
-    groups = x.reshape(*x.shape[:-1], -1, GROUP)
+    groups = x.reshape(*x.shape[:-1], x.shape[-1] // GROUP, GROUP)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         scales = (np.abs(groups).max(axis=-1) / np.float32(127)).astype(np.float16)
         quants = np.rint(groups / scales.astype(np.float32)[..., None])

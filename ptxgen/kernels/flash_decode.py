@@ -19,7 +19,8 @@ from urdir.ptxgen.kernels._decode_attention import WARPS, DecodeAttention
 from urdir.ptxgen.kv_layout import KvLayout
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
-MAX_CHUNKS = 65535
+#: Their maxima and sums pass through the reduction's shared memory.
+MAX_CHUNKS = 2048
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class FlashDecodeChunk(DecodeAttention):
     def params(self) -> tuple[Param, ...]:
         return (
             *self.input_params,
-            Param("partial", "f32", ("rows", "heads", "chunks", "head_dim"), Access.OUT),
+            # Empty chunks leave it as it was: INOUT, not OUT.
+            Param("partial", "f32", ("rows", "heads", "chunks", "head_dim"), Access.INOUT),
             Param("softmax", "f32", ("rows", "heads", "chunks", 2), Access.OUT),
         )
 
@@ -81,3 +83,159 @@ class FlashDecodeChunk(DecodeAttention):
     def reduce(self) -> FlashDecodeReduce:
         """The kernel that merges this one's chunks."""
         return FlashDecodeReduce(self.heads, self.head_dim, self.chunks, self.rows)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return Tolerance(rtol=self.rtol)
+
+    def chunk_keys(self, position: int, index: int) -> range:
+        """The keys of chunk ``index`` of a row at ``position``; none where it is idle."""
+        if position >= self.keys:
+            return range(0)
+        first = self.first_key(position)
+        start = (first // self.chunk + index) * self.chunk
+        return range(max(first, start), min(position + 1, start + self.chunk))
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        partial = inputs["partial"].copy()
+        softmax = np.zeros((self.rows, self.heads, self.chunks, 2), np.float32)
+        softmax[..., 0] = -np.inf
+        for row, position in enumerate(inputs["position"].tolist()):
+            for index in range(self.chunks):
+                if keys := self.chunk_keys(position, index):
+                    top, total, values = self.softmax(inputs, row, keys[0], keys[-1])
+                    softmax[row, :, index] = np.stack([top, total], axis=1)
+                    partial[row, :, index] = values
+                elif self.keys <= position < self.layout.max_len:
+                    softmax[row, :, index, 1] = np.nan
+        return {"partial": partial, "softmax": softmax}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Rows at random places below the bucket; of several, one is idle."""
+        positions = [int(p) for p in rng.integers(0, self.keys, self.rows)]
+        positions[0] = self.keys - 1 - positions[0] // 4
+        if self.rows > 1:
+            positions[-1] = self.layout.max_len + int(rng.integers(0, 2)) * 1000
+        return self.inputs_at(rng, positions, [r % self.layout.sequences for r in range(self.rows)])
+
+    def inputs_at(
+        self,
+        rng: np.random.Generator,
+        positions: list[int],
+        sequences: list[int],
+        block_table: Array | None = None,
+    ) -> dict[str, Any]:
+        inputs = super().inputs_at(rng, positions, sequences, block_table)
+        return inputs | {"partial": np.zeros(self.shape_of(self.param("partial")), np.float32)}
+
+    @classmethod
+    def examples(cls) -> Sequence[FlashDecodeChunk]:
+        return (
+            cls(1, KvLayout(1, 1, 16, 64, "f16"), chunk=16),
+            cls(4, KvLayout(1, 2, 70, 80, "f16"), chunk=32),
+            cls(4, KvLayout(1, 1, 200, 128, "f16"), max_keys=130, chunk=64),
+            cls(7, KvLayout(1, 1, 50, 128, "bf16"), chunk=16),
+            cls(12, KvLayout(2, 1, 60, 96, "f32"), rows=3, max_keys=47, chunk=16),
+            cls(3, KvLayout(2, 1, 70, 112, "f16"), rows=3, window=20, chunk=16),
+            cls(8, KvLayout(1, 1, 64, 256, "q8_0"), softcap=50.0, chunk=32),
+            cls(4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=10), rows=3, chunk=32),
+            cls(2, KvLayout(3, 1, 128, 128, "q8_0", page_len=64, pages=7), rows=4, chunk=16),
+            cls(2, KvLayout(1, 1, 64, 256, "f32", page_len=16, pages=5), window=33, chunk=32),
+        )
+
+    def flops(self) -> int:
+        return self.rows * self.heads * self._longest * (4 * self.head_dim + 8)
+
+    def bytes_moved(self) -> int:
+        """K and V of every row at full length, queries read, a part of each chunk written."""
+        parts = self.chunks * (self.head_dim + 2)
+        return self._kv_bytes() + 4 * self.rows * self.heads * (self.head_dim + parts)
+
+    @property
+    def _longest(self) -> int:
+        return min(self.window or self.keys, self.keys)
+
+
+@dataclass(frozen=True)
+class FlashDecodeReduce(KernelSpec):
+    """Merges the chunks of FlashDecodeChunk: the rows' attention, zeros for idle rows.
+
+    out[r, h] = sum_i 2^(m_i - m) v_i / sum_i 2^(m_i - m) s_i over chunks i with maximum m_i, sum
+    of weights s_i and sum of weighted values v_i; m is the largest m_i. A chunk whose maximum is
+    -infinity is empty: its values are not read.
+    """
+
+    heads: int
+    head_dim: int
+    chunks: int
+    rows: int = 1
+
+    name = "flash_decode_reduce"
+    template = ("urdir.templates", "flash_decode_reduce.ptx.j2")
+
+    warps = 8
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.head_dim <= 256 or self.head_dim % 8:
+            raise PtxgenError(f"head_dim {self.head_dim} must be a multiple of 8 in 8..256")
+        if self.heads < 1 or not 1 <= self.rows <= 65535:
+            raise PtxgenError(f"attention of {self.heads} heads, {self.rows} rows (1 to 65535)")
+        if not 1 <= self.chunks <= MAX_CHUNKS:
+            raise PtxgenError(f"{self.chunks} chunks: 1 to {MAX_CHUNKS}")
+
+    @property
+    def vectors(self) -> int:
+        """Groups of four values in a head: one or two a lane."""
+        return self.head_dim // 4
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            Param("partial", "f32", ("rows", "heads", "chunks", "head_dim"), Access.IN),
+            Param("softmax", "f32", ("rows", "heads", "chunks", 2), Access.IN),
+            Param("out", "f32", ("rows", "heads", "head_dim"), Access.OUT),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(grid=(self.heads, self.rows, 1), block=(32 * self.warps, 1, 1))
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return Tolerance(rtol=2e-6)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        maximum, total = np.moveaxis(inputs["softmax"].astype(np.float64), -1, 0)
+        empty = np.isneginf(maximum)
+        idle = empty.all(axis=2)
+        top = np.where(idle, 0.0, maximum.max(axis=2))
+        weights = np.exp2(maximum - top[:, :, None])
+        values = np.where(empty[..., None], 0.0, inputs["partial"].astype(np.float64))
+        out = np.einsum("rhc,rhcd->rhd", weights, values)
+        total = np.where(idle, 1.0, (weights * total).sum(axis=2))
+        return {"out": (out / total[:, :, None]).astype(np.float32)}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Rows whose last chunks are empty, their values NaN; of several rows, one is idle."""
+        inputs = super().make_inputs(rng)
+        softmax = inputs["softmax"]
+        softmax[..., 0] *= 5
+        softmax[..., 1] = 1 + np.abs(softmax[..., 1])
+        for row in range(self.rows):
+            filled = int(rng.integers(1, self.chunks + 1)) if row or self.rows == 1 else 0
+            softmax[row, :, filled:] = (-np.inf, 0)
+            inputs["partial"][row, :, filled:] = np.nan
+        return inputs
+
+    @classmethod
+    def examples(cls) -> Sequence[FlashDecodeReduce]:
+        return (
+            cls(heads=1, head_dim=8, chunks=1),
+            cls(heads=3, head_dim=80, chunks=9),
+            cls(heads=4, head_dim=128, chunks=64),
+            cls(heads=2, head_dim=256, chunks=37, rows=3),
+            cls(heads=5, head_dim=144, chunks=300, rows=2),
+        )
+
+    def flops(self) -> int:
+        return self.rows * self.heads * self.chunks * 2 * (self.head_dim + 2)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels._attention import AttentionSpec
 from urdir.ptxgen.kv_layout import KvLayout
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
 #: Queries of a warp: the height of an mma.
 WARP_QUERIES = 16
@@ -21,70 +22,42 @@ PIECE = 8
 
 
 @dataclass(frozen=True)
-class PrefillAttention(KernelSpec):
-    """out[r, h] = softmax(scale * q[r, h] . K[h / group]) V[h / group], causal, of a prompt chunk.
+class PrefillAttention(AttentionSpec):
+    """Causal attention of a chunk of a prompt; the K and V of its rows are in the cache already.
 
-    All rows belong to sequence ``sequence[0]``, and their K and V are in the cache already. The row
-    at position p = ``position[r]`` attends to keys ``max(0, p - window + 1)`` ... p (``window`` 0:
-    from key 0 on); p >= max_len marks an idle row, which gives zeros. Rows of a chunk usually
-    have consecutive positions; any are right, but a tile reads all keys between the first and the
-    last that some row of it sees. ``softcap`` c > 0 replaces a score s by c tanh(s / c); ``scale``
-    None means 1 / sqrt(head_dim).
+    See AttentionSpec for what it computes. All rows belong to sequence ``sequence[0]``, usually at
+    consecutive positions; any are right, but a tile reads all keys between the first and the last
+    that some row of it sees.
 
     FlashAttention-2 (Dao 2023, arXiv 2307.08691). The queries of the heads that share a KV head lie
-    in one tile, so that K and V are read once for all of them. q, K, V and the probabilities are
-    rounded to f16 (K and V of an f16 cache are exact), sums are f32: scores beyond 65504 in q, K or
-    V of another cache become infinite. A NaN or an infinity in V reaches the rows before it that
-    share its tile of keys, as 0 * infinity. A row has the same bits in whatever chunk it stands and
-    whatever the rows around it hold, in a paged cache as in a contiguous one.
-    """
+    in one tile, so that K and V are read once for all of them. q (scaled), the probabilities, K and
+    V are rounded to f16, which is exact for K and V of an f16 cache; sums are f32. Scaled queries,
+    and keys and values of other caches, become infinite from 65520 on. A NaN or an infinity in V
+    also reaches the rows before it whose last key shares its tile, as 0 * infinity.
 
-    heads: int
-    layout: KvLayout
-    rows: int
-    scale: float | None = None
-    window: int = 0
-    softcap: float = 0.0
+    A row has the same bits in whatever chunk it stands, whatever (finite) keys and values come
+    after it, and in a paged cache as in a contiguous one.
+    """
 
     name = "prefill_attention"
     template = ("urdir.templates", "prefill_attention.ptx.j2")
 
     def __post_init__(self) -> None:
-        if self.heads < 1 or self.heads % self.layout.kv_heads:
-            raise PtxgenError(
-                f"{self.heads} query heads are not a multiple of {self.layout.kv_heads} KV heads"
-            )
+        super().__post_init__()
         if self.head_dim % (16 if self.head_dim <= 128 else 64) or self.head_dim > 256:
             raise PtxgenError(
                 f"prefill attention takes a head_dim that is a multiple of 16 up to 128 or of 64 up"
                 f" to 256: {self.head_dim}"
             )
-        if self.rows < 1 or self.tiles > 65535:
-            raise PtxgenError(f"prefill attention of {self.rows} rows: 1 or more, 65535 tiles")
-        if self.window < 0 or not self.softcap >= 0:
-            raise PtxgenError(
-                f"window {self.window} and softcap {self.softcap} must not be negative (0: none)"
-            )
+        if self.tiles > 65535:
+            raise PtxgenError(f"prefill attention of {self.rows} rows: more than 65535 tiles")
 
     @property
     def params(self) -> tuple[Param, ...]:
         return (
-            Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN),
-            *self.layout.params(Access.IN),
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
+            *self.input_params,
             Param("out", "f32", ("rows", "heads", "head_dim"), Access.OUT),
         )
-
-    @property
-    def head_dim(self) -> int:
-        """Values of a head."""
-        return self.layout.head_dim
-
-    @property
-    def group(self) -> int:
-        """Query heads of one KV head."""
-        return self.heads // self.layout.kv_heads
 
     @property
     def warps(self) -> int:
@@ -136,18 +109,6 @@ class PrefillAttention(KernelSpec):
         return 32 if self.head_dim <= 128 else 8
 
     @property
-    def query_scale(self) -> float:
-        """Factor of q before it is rounded: products with K are exponents of 2, of the softmax or
-        (softcap) of the tanh."""
-        scale = 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
-        return scale * math.log2(math.e) * (2 / self.softcap if self.softcap else 1)
-
-    @property
-    def cap_exponent(self) -> float:
-        """``softcap`` as an exponent of 2."""
-        return self.softcap * math.log2(math.e)
-
-    @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
             grid=(self.layout.kv_heads, self.tiles, self.parts), block=(32 * self.warps, 1, 1)
@@ -155,29 +116,14 @@ class PrefillAttention(KernelSpec):
 
     @property
     def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=1e-3)
+        """2^-11 for each rounding to f16: q and probabilities; K and V where the cache's own
+        values are no f16 (bf16 has fewer bits). Rounding errors of q and K reach the output as
+        errors of scores: larger where scores are spread wider than about 2."""
+        roundings = 2 if self.layout.dtype in ("f16", "bf16") else 4
+        return Tolerance(rtol=roundings * 2**-11)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        out = np.zeros((self.rows, self.heads, self.head_dim), np.float32)
-        scale = 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
-        table = inputs.get("block_table")
-        for row, position in enumerate(inputs["position"].tolist()):
-            if position >= self.layout.max_len:
-                continue
-            seen = np.arange(max(0, position - self.window + 1) if self.window else 0, position + 1)
-            keys, values = (
-                self.layout.read(inputs[name], int(inputs["sequence"][0]), seen, table)
-                for name in ("k_cache", "v_cache")
-            )
-            q = inputs["q"][row].astype(np.float64).reshape(-1, self.group, self.head_dim)
-            scores = np.einsum("hgd,hkd->hgk", q, keys.astype(np.float64)) * scale
-            if self.softcap:
-                scores = self.softcap * np.tanh(scores / self.softcap)
-            weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-            weights /= weights.sum(axis=2, keepdims=True)
-            result = np.einsum("hgk,hkd->hgd", weights, values.astype(np.float64))
-            out[row] = result.reshape(self.heads, self.head_dim)
-        return {"out": out}
+        return {"out": self.attend(inputs)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """A chunk at a random place of a random sequence, often with an idle tail."""
@@ -187,26 +133,6 @@ class PrefillAttention(KernelSpec):
         positions = [start + r if r < live else max_len + 1000 * r for r in range(self.rows)]
         sequence = int(rng.integers(0, self.layout.sequences))
         return self.inputs_at(rng, positions, [sequence] * self.rows)
-
-    def inputs_at(
-        self, rng: np.random.Generator, positions: list[int], sequences: list[int]
-    ) -> dict[str, Any]:
-        """Inputs for given rows: the caches hold what they attend to, and NaN beyond."""
-        layout = self.layout
-        q = rng.standard_normal((self.rows, self.heads, self.head_dim)).astype(np.float32)
-        position = np.array(positions, np.uint32)
-        q[position >= layout.max_len] = np.nan
-        table = layout.random_table(rng) if layout.is_paged else None
-        lengths = [0] * layout.sequences
-        lengths[sequences[0]] = 1 + max((p for p in positions if p < layout.max_len), default=-1)
-        return {
-            "q": q,
-            "k_cache": layout.random_cache(rng, lengths, table),
-            "v_cache": layout.random_cache(rng, lengths, table),
-            **({} if table is None else {"block_table": table}),
-            "sequence": np.array(sequences, np.uint32),
-            "position": position,
-        }
 
     @classmethod
     def examples(cls) -> Sequence[PrefillAttention]:

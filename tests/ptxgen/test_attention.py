@@ -1,11 +1,14 @@
-"""Incremental attention: edge positions, grouped queries, properties of the softmax."""
+"""Incremental attention: edge positions, grouped queries, rows, pages, windows, softmax."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
@@ -14,162 +17,287 @@ from urdir.driver.launch import launch, pack
 from urdir.ptxgen.assemble import assemble
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention import Attention
+from urdir.ptxgen.kv_layout import KvLayout
 
 Inputs = dict[str, Any]
 
 
+def one(heads: int, kv_heads: int, head_dim: int, max_len: int, dtype: Any, **more: Any) -> Any:
+    return Attention(heads, KvLayout(1, kv_heads, max_len, head_dim, dtype), **more)
+
+
 def inputs_at(spec: Attention, position: int, seed: int = 0) -> Inputs:
-    """Random queries and caches; rows beyond ``position`` are NaN."""
-    rng = np.random.default_rng(seed)
-    inputs: Inputs = {"position": np.array([position], np.uint32)}
-    inputs["q"] = rng.standard_normal((spec.heads, spec.head_dim)).astype(np.float32)
-    for name in ("k_cache", "v_cache"):
-        param = spec.param(name)
-        cache = rng.standard_normal(spec.shape_of(param)).astype(param.numpy_dtype)
-        cache[:, position + 1 :] = np.nan
-        inputs[name] = cache
-    return inputs
+    """One row's random queries and caches; keys beyond ``position`` are NaN."""
+    return spec.inputs_at(np.random.default_rng(seed), [position], [0])
 
 
-def plain_attention(spec: Attention, inputs: Inputs, position: int) -> Any:
-    """One query head after another, softmax by its definition."""
+def plain_attention(spec: Attention, inputs: Inputs, row: int = 0) -> Any:
+    """One query head after another, softmax by its definition, from the unscaled queries."""
+    position, sequence = int(inputs["position"][row]), int(inputs["sequence"][row])
+    first = max(0, position - spec.window + 1) if spec.window else 0
+    keys, values = (
+        spec.layout.read(
+            inputs[name], sequence, range(first, position + 1), inputs.get("block_table")
+        ).astype(np.float64)
+        for name in ("k_cache", "v_cache")
+    )
+    scale = spec.scale or 1 / np.sqrt(spec.head_dim)
     out = np.empty((spec.heads, spec.head_dim))
     for head in range(spec.heads):
-        keys = inputs["k_cache"][head // spec.group, : position + 1].astype(np.float64)
-        values = inputs["v_cache"][head // spec.group, : position + 1].astype(np.float64)
-        scores = np.exp(keys @ inputs["q"][head].astype(np.float64) / np.sqrt(spec.head_dim))
-        out[head] = scores @ values / scores.sum()
+        scores = keys[head // spec.group] @ inputs["q"][row, head].astype(np.float64) * scale
+        if spec.softcap:
+            scores = spec.softcap * np.tanh(scores / spec.softcap)
+        weights = np.exp(scores)
+        out[head] = weights @ values[head // spec.group] / weights.sum()
     return out
 
 
-# 64 dims: 32 keys a pass, 2 passes a step at tile 4, 4 at tile 2.
-@pytest.mark.parametrize("position", [0, 1, 31, 32, 63, 64, 101, 127, 128, 129])
-@pytest.mark.parametrize(("heads", "dtype"), [(2, "f16"), (4, "f32")])
+def check(device: Device, spec: Attention, inputs: Inputs) -> Any:
+    out = run_kernel(device, spec, inputs)
+    compare(spec, out, spec.reference(**inputs))
+    for row in range(spec.rows):
+        if inputs["position"][row] < spec.layout.max_len:
+            wanted = plain_attention(spec, inputs, row)
+            atol = spec.tolerance.rtol * np.abs(wanted).max()
+            np.testing.assert_allclose(out["out"][row], wanted, rtol=0, atol=atol)
+    return out["out"]
+
+
+# 64 dims: 64 keys a pass, 32 where a pass has two heads' lanes; two passes a step.
+@pytest.mark.parametrize("position", [0, 1, 31, 32, 63, 64, 101, 127, 128, 129, 192])
+@pytest.mark.parametrize(("heads", "dtype"), [(2, "f16"), (4, "f32"), (1, "q8_0")])
 def test_edge_positions(device: Device, position: int, heads: int, dtype: Any) -> None:
-    spec = Attention(heads=heads, kv_heads=1, head_dim=64, max_len=130, dtype=dtype)
-    inputs = inputs_at(spec, position, seed=position)
-    outputs = run_kernel(device, spec, inputs)
-    compare(spec, outputs, spec.reference(**inputs))
-    wanted = plain_attention(spec, inputs, position)
-    np.testing.assert_allclose(outputs["out"], wanted, rtol=0, atol=5e-6 * np.abs(wanted).max())
+    spec = one(heads, 1, 64, 193, dtype)
+    check(device, spec, inputs_at(spec, position, seed=position))
 
 
-@pytest.mark.parametrize("head_dim", [64, 72, 80, 96, 112, 128, 256])
-@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize("head_dim", [8, 24, 64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
 def test_head_dims(device: Device, head_dim: int, dtype: Any) -> None:
-    spec = Attention(heads=6, kv_heads=2, head_dim=head_dim, max_len=40, dtype=dtype)
-    inputs = inputs_at(spec, 37)
-    compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
+    if dtype == "q8_0" and head_dim % 32:
+        pytest.skip("q8_0 has groups of 32 values")
+    spec = one(6, 2, head_dim, 40, dtype)
+    check(device, spec, inputs_at(spec, 37))
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 12, 71])
-def test_group_sizes(device: Device, group: int) -> None:
+@pytest.mark.parametrize(
+    ("group", "head_dim"),
+    [*((group, 64) for group in (1, 2, 3, 4, 5, 7, 8, 12, 71)), (3, 16), (3, 256), (12, 256)],
+)
+def test_group_sizes(device: Device, group: int, head_dim: int) -> None:
     """Every query head meets its own KV head, in whole and in ragged tiles."""
-    spec = Attention(heads=2 * group, kv_heads=2, head_dim=64, max_len=20, dtype="f16")
-    inputs = inputs_at(spec, 18)
-    outputs = run_kernel(device, spec, inputs)
-    wanted = plain_attention(spec, inputs, 18)
-    np.testing.assert_allclose(outputs["out"], wanted, rtol=0, atol=5e-6 * np.abs(wanted).max())
+    spec = one(2 * group, 2, head_dim, 20, "f16")
+    check(device, spec, inputs_at(spec, 18))
 
 
 def test_equal_keys_give_the_mean_of_the_values(device: Device) -> None:
-    spec = Attention(heads=3, kv_heads=1, head_dim=80, max_len=150, dtype="f16")
+    spec = one(3, 1, 80, 150, "f16")
     inputs = inputs_at(spec, 140)
-    inputs["k_cache"][:, :141] = inputs["k_cache"][:, :1]
-    mean = inputs["v_cache"][0, :141].astype(np.float64).mean(axis=0)
+    inputs["k_cache"][0, :, :141] = inputs["k_cache"][0, :, :1]
+    mean = inputs["v_cache"][0, 0, :141].astype(np.float64).mean(axis=0)
     outputs = run_kernel(device, spec, inputs)
-    np.testing.assert_allclose(outputs["out"], np.broadcast_to(mean, (3, 80)), atol=1e-6)
+    np.testing.assert_allclose(outputs["out"][0], np.broadcast_to(mean, (3, 80)), atol=1e-6)
 
 
-def test_one_key_gives_its_value_exactly(device: Device) -> None:
-    spec = Attention(heads=5, kv_heads=1, head_dim=128, max_len=3, dtype="f16")
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
+def test_one_key_gives_its_value_exactly(device: Device, dtype: Any) -> None:
+    spec = one(5, 1, 128, 3, dtype)
     inputs = inputs_at(spec, 0)
     outputs = run_kernel(device, spec, inputs)
-    value = inputs["v_cache"][0, 0].astype(np.float32)
-    np.testing.assert_array_equal(outputs["out"], np.broadcast_to(value, (5, 128)))
+    value = spec.layout.read(inputs["v_cache"], 0, [0])[0]
+    np.testing.assert_array_equal(outputs["out"][0], np.broadcast_to(value, (5, 128)))
 
 
 @pytest.mark.parametrize("winner", [0, 50, 76])
 def test_a_dominant_key_wins_wherever_it_is(device: Device, winner: int) -> None:
     """Scores of thousands neither overflow nor let an early maximum stick."""
-    spec = Attention(heads=2, kv_heads=1, head_dim=64, max_len=77, dtype="f32")
+    spec = one(2, 1, 64, 77, "f32")
     inputs = inputs_at(spec, 76)
     inputs["q"] *= 1000
-    inputs["k_cache"][0, winner] = inputs["q"][0] / 100
+    inputs["k_cache"][0, 0, winner] = inputs["q"][0, 0] / 100
     outputs = run_kernel(device, spec, inputs)
-    np.testing.assert_array_equal(outputs["out"][0], inputs["v_cache"][0, winner])
+    np.testing.assert_array_equal(outputs["out"][0, 0], inputs["v_cache"][0, 0, winner])
     assert np.isfinite(outputs["out"]).all()
+
+
+@pytest.mark.parametrize("growth", [0.125, 0.5, 5.0])
+def test_maxima_that_keep_growing(device: Device, growth: float) -> None:
+    """Below and above what the running maximum may lag behind, key after key.
+
+    The scale makes exponents q . k, which are exact: growth times the key's number.
+    """
+    spec = one(4, 1, 64, 400, "f32", scale=math.log(2))
+    inputs = inputs_at(spec, 399)
+    inputs["q"][0] = np.array([[1], [-1], [0.5], [0.25]])
+    inputs["k_cache"][0, 0] = growth / 64 * np.arange(400, dtype=np.float32)[:, None]
+    out = run_kernel(device, spec, inputs)
+    compare(spec, out, spec.reference(**inputs))
 
 
 def test_very_negative_scores_still_average(device: Device) -> None:
     """Every score is about -10^6: a maximum that starts at zero would give 0 / 0."""
-    spec = Attention(heads=1, kv_heads=1, head_dim=8, max_len=9, dtype="f32")
+    spec = one(1, 1, 8, 9, "f32")
     inputs = inputs_at(spec, 8)
     inputs["q"][:] = -1000
     inputs["k_cache"][:] = 1000
-    mean = inputs["v_cache"][0].astype(np.float64).mean(axis=0)
+    mean = inputs["v_cache"][0, 0].astype(np.float64).mean(axis=0)
     outputs = run_kernel(device, spec, inputs)
-    np.testing.assert_allclose(outputs["out"][0], mean, atol=1e-6)
+    np.testing.assert_allclose(outputs["out"][0, 0], mean, atol=1e-6)
 
 
 def test_infinities_out_of_reach_do_not_matter(device: Device) -> None:
-    """0 * infinity must not appear, for rows beyond the position, other heads and idle lanes."""
-    spec = Attention(heads=2, kv_heads=2, head_dim=96, max_len=33, dtype="f16")
-    clean = inputs_at(spec, 5)
+    """0 * infinity must not appear: keys out of reach, other heads, sequences and idle lanes."""
+    spec = Attention(2, KvLayout(2, 2, 33, 96, "f16"), window=3)
+    clean = spec.inputs_at(np.random.default_rng(0), [5], [1])
     dirty = dict(clean)
     for name in ("k_cache", "v_cache"):
-        dirty[name] = clean[name].copy()
-        dirty[name][:, 6:] = np.inf
-        dirty[name][1] = np.inf
+        dirty[name] = np.full_like(clean[name], np.inf)
+        dirty[name][1, 0, 3:6] = clean[name][1, 0, 3:6]
     expected = run_kernel(device, spec, clean)
-    np.testing.assert_array_equal(run_kernel(device, spec, dirty)["out"][0], expected["out"][0])
+    np.testing.assert_array_equal(run_kernel(device, spec, dirty)["out"][0, 0], expected["out"][0, 0])
 
 
-@pytest.mark.parametrize("position", [33, 2**32 - 1])
-def test_a_position_outside_means_the_whole_cache(device: Device, position: int) -> None:
-    spec = Attention(heads=2, kv_heads=1, head_dim=64, max_len=33, dtype="f16")
-    inputs = inputs_at(spec, 32)
-    expected = run_kernel(device, spec, inputs)
-    beyond = inputs | {"position": np.array([position], np.uint32)}
-    np.testing.assert_array_equal(run_kernel(device, spec, beyond)["out"], expected["out"])
+@pytest.mark.parametrize("position", [33, 2**31, 2**32 - 1])
+def test_a_position_outside_is_an_idle_row(device: Device, position: int) -> None:
+    spec = Attention(71, KvLayout(1, 1, 33, 64, "f16"), rows=2)
+    inputs = spec.inputs_at(np.random.default_rng(0), [position, 32], [0, 0])
+    inputs["q"][0] = np.nan
+    out = run_kernel(device, spec, inputs)["out"]
+    assert not out[0].any()
+    wanted = plain_attention(spec, inputs, 1)
+    np.testing.assert_allclose(out[1], wanted, rtol=0, atol=5e-6 * np.abs(wanted).max())
 
 
 def test_scale_replaces_the_default(device: Device) -> None:
-    default = Attention(heads=2, kv_heads=1, head_dim=64, max_len=10, dtype="f32")
-    doubled = Attention(heads=2, kv_heads=1, head_dim=64, max_len=10, dtype="f32", scale=0.25)
+    default, doubled = one(2, 1, 64, 10, "f32"), one(2, 1, 64, 10, "f32", scale=0.25)
     inputs = inputs_at(default, 9)
     expected = run_kernel(device, default, inputs | {"q": inputs["q"] * 2})
     np.testing.assert_array_equal(run_kernel(device, doubled, inputs)["out"], expected["out"])
 
 
+@pytest.mark.parametrize("window", [1, 32, 33, 100, 1000])
+@pytest.mark.parametrize("position", [0, 32, 99, 100, 131])
+def test_windows(device: Device, window: int, position: int) -> None:
+    spec = one(4, 2, 64, 132, "f16", window=window)
+    inputs = inputs_at(spec, position)
+    hidden = list(range(max(0, position - window + 1)))
+    for name in ("k_cache", "v_cache"):
+        inputs[name][:, :, hidden] = np.nan
+    check(device, spec, inputs)
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0, 30.0])
+def test_softcap(device: Device, size: float) -> None:
+    """Small scores are hardly changed, large ones end at the cap on both sides."""
+    spec = one(4, 1, 128, 60, "f32", softcap=20.0)
+    inputs = inputs_at(spec, 59)
+    inputs["q"] *= np.float32(size)
+    check(device, spec, inputs)
+
+
 def test_rows_never_written_are_never_read(emulator: Device) -> None:
     """The emulator faults where a kernel reads memory that nothing has written."""
-    spec = Attention(heads=4, kv_heads=2, head_dim=80, max_len=64, dtype="f16")
+    spec = one(4, 2, 80, 64, "f16")
     position = 20
     inputs = inputs_at(spec, position)
     args: dict[str, Any] = {}
     for p in spec.params:
         args[p.name] = buffer = emulator.allocate(spec.nbytes(p), p.name)
         if p.name.endswith("_cache"):
-            for head in range(spec.kv_heads):
-                offset = head * spec.max_len * spec.head_dim * 2
-                buffer.upload(inputs[p.name][head, : position + 1], offset)
+            for head in range(2):
+                offset = head * 64 * 80 * 2
+                buffer.upload(inputs[p.name][0, head, : position + 1], offset)
         elif p.name in inputs:
             buffer.upload(inputs[p.name])
     with emulator.create_stream() as stream:
         launch(emulator.load(spec), pack(spec, args), stream)
         stream.synchronize()
-    out = args["out"].download(np.float32, (spec.heads, spec.head_dim))
+    out = args["out"].download(np.float32, (1, spec.heads, spec.head_dim))
     compare(spec, {"out": out}, spec.reference(**inputs))
 
 
-@pytest.mark.parametrize("target", ["sm_75", "sm_89", "sm_90"])
-@pytest.mark.parametrize(("group", "dtype"), [(1, "f32"), (2, "f32"), (8, "f16"), (8, "f32")])
-@pytest.mark.parametrize("head_dim", [80, 256])
-def test_no_spills(target: str, group: int, dtype: Any, head_dim: int) -> None:
+# ---- rows, pages: bit for bit ----
+
+#: Contiguous layouts of three sequences, with how many pages of 16 tokens their twin has.
+TWINS = (
+    (Attention(4, KvLayout(3, 2, 64, 64, "f16"), rows=4), 14),
+    (Attention(3, KvLayout(3, 1, 48, 96, "q8_0"), rows=4), 9),
+    (Attention(4, KvLayout(3, 1, 96, 128, "bf16"), rows=4, window=20), 20),
+)
+
+
+def paged(spec: Attention, pages: int) -> Attention:
+    c = spec.layout
+    layout = KvLayout(c.sequences, c.kv_heads, c.max_len, c.head_dim, c.dtype, 16, pages)
+    return Attention(spec.heads, layout, spec.rows, spec.scale, spec.window, spec.softcap)
+
+
+def gathered(spec: Attention, twin: Attention, inputs: Inputs) -> Inputs:
+    """Inputs of a paged spec as those of its contiguous twin: every token that is not NaN."""
+    contiguous = dict(inputs)
+    table = contiguous.pop("block_table")
+    positions = range(spec.layout.max_len)
+    for name in ("k_cache", "v_cache"):
+        rows = twin.layout.elements(inputs[name])  # raw, so that nothing is rounded
+        contiguous[name] = cache = spec.layout.empty()
+        for s in range(spec.layout.sequences):
+            from_slots = twin.layout.slots_of(s, positions, table)
+            to_slots = spec.layout.slots_of(s, positions)
+            spec.layout.elements(cache)[to_slots] = rows[from_slots]
+            if spec.layout.dtype == "q8_0":
+                scales = twin.layout.scales(inputs[name])
+                spec.layout.scales(cache)[to_slots] = scales[from_slots]
+    return contiguous
+
+
+@pytest.mark.parametrize(("spec", "pages"), TWINS)
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_paged_equals_contiguous_and_rows_equal_single_rows(
+    spec: Attention, pages: int, data: st.DataObject
+) -> None:
+    """Any table: permuted, with shared pages; rows of any lengths, the same sequence twice."""
+    twin, layout = paged(spec, pages), spec.layout
+    single = Attention(spec.heads, layout, 1, spec.scale, spec.window, spec.softcap)
+    positions = data.draw(
+        st.lists(st.integers(0, layout.max_len), min_size=spec.rows, max_size=spec.rows)
+    )
+    sequences = data.draw(
+        st.lists(st.integers(0, layout.sequences - 1), min_size=spec.rows, max_size=spec.rows)
+    )
+    entries = layout.sequences * (layout.max_len // 16)
+    pages_of = st.lists(st.integers(0, pages - 1), min_size=entries, max_size=entries)
+    table = np.array(data.draw(pages_of), np.uint32).reshape(layout.sequences, -1)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    inputs = twin.inputs_at(rng, positions, sequences, table)
+    with Device.open("emulator") as emulator:
+        out = run_kernel(emulator, twin, inputs)["out"]
+        contiguous = gathered(spec, twin, inputs)
+        assert run_kernel(emulator, spec, contiguous)["out"].tobytes() == out.tobytes()
+        for row in range(spec.rows):
+            alone = contiguous | {
+                name: contiguous[name][row : row + 1] for name in ("q", "sequence", "position")
+            }
+            assert run_kernel(emulator, single, alone)["out"].tobytes() == out[row].tobytes()
+    compare(twin, {"out": out}, twin.reference(**inputs))
+
+
+# ---- cost ----
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_89", "sm_90", "sm_120"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("head_dim", [96, 256])
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_no_spills(target: str, dtype: Any, head_dim: int, is_paged: bool) -> None:
     """At the widest tiles and heads, also where shuffles are calls that clobber registers."""
-    spec = Attention(heads=group, kv_heads=1, head_dim=head_dim, max_len=1 << 17, dtype=dtype)
-    assert not assemble(spec.ptx(target), target).entries["attention"].spills
+    pages = (64, 99) if is_paged else (0, 0)
+    layout = KvLayout(64, 2, 1 << 17, head_dim, dtype, *pages)
+    spec = Attention(14, layout, rows=8, window=4096, softcap=50.0)
+    cost = assemble(spec.ptx(target), target).entries["attention"]
+    assert not cost.spills
+    if int(target[3:]) >= 90 and dtype != "q8_0":
+        assert cost.registers <= 128, "two CTAs an SM"
 
 
 @pytest.mark.parametrize(
@@ -177,12 +305,13 @@ def test_no_spills(target: str, group: int, dtype: Any, head_dim: int) -> None:
     [
         ({"heads": 3}, "3 query heads are not a multiple of 2"),
         ({"heads": 0}, "0 query heads"),
-        ({"head_dim": 264}, "head_dim up to 256: 264"),
-        ({"head_dim": 20}, "head_dim 20"),
-        ({"dtype": "q8_0"}, "'q8_0'"),
+        ({"layout": KvLayout(1, 2, 4, 264, "f16")}, "head_dim up to 256: 264"),
+        ({"rows": 0}, "attention of 0 rows"),
+        ({"window": -1}, "window -1"),
+        ({"softcap": float("nan")}, "softcap nan"),
     ],
 )
 def test_shapes_it_does_not_handle_are_refused(fields: dict[str, Any], message: str) -> None:
-    good: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 64, "max_len": 4, "dtype": "f16"}
+    good: dict[str, Any] = {"heads": 4, "layout": KvLayout(1, 2, 4, 64, "f16")}
     with pytest.raises(PtxgenError, match=message):
         Attention(**good | fields)

@@ -134,12 +134,12 @@ def test_cosine_and_sine_are_good_at_any_position(device: Device, position: int)
     spec = Rope(q_heads=1, kv_heads=1, head_dim=128, rotary_dim=128, style="half")
     radians, _ = frequencies(128, 10000.0)
     inputs = inputs_at(spec, position, radians)
-    inputs["q"] = np.repeat(np.array([[1, 0]], np.float32), 64, axis=1)
-    inputs["k"] = np.repeat(np.array([[0, 1]], np.float32), 64, axis=1)
+    inputs["q"] = np.repeat(np.array([[[1, 0]]], np.float32), 64, axis=2)
+    inputs["k"] = np.repeat(np.array([[[0, 1]]], np.float32), 64, axis=2)
     outputs = run_kernel(device, spec, inputs)
     cos, sin = np.cos(position * radians), np.sin(position * radians)
-    np.testing.assert_allclose(outputs["q"][0], np.concatenate([cos, sin]), rtol=0, atol=1e-6)
-    np.testing.assert_allclose(outputs["k"][0], np.concatenate([-sin, cos]), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(outputs["q"][0, 0], np.concatenate([cos, sin]), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(outputs["k"][0, 0], np.concatenate([-sin, cos]), rtol=0, atol=1e-6)
 
 
 def test_position_zero_only_scales(device: Device) -> None:
@@ -147,8 +147,8 @@ def test_position_zero_only_scales(device: Device) -> None:
     inputs = inputs_at(spec, 0, frequencies(48, 1e4)[0])
     outputs = run_kernel(device, spec, inputs)
     for name in ("q", "k"):
-        np.testing.assert_array_equal(outputs[name][:, :48], inputs[name][:, :48] * 1.25)
-        np.testing.assert_array_equal(outputs[name][:, 48:], inputs[name][:, 48:])
+        np.testing.assert_array_equal(outputs[name][..., :48], inputs[name][..., :48] * 1.25)
+        np.testing.assert_array_equal(outputs[name][..., 48:], inputs[name][..., 48:])
 
 
 @pytest.mark.parametrize("style", ["interleaved", "half"])
@@ -157,11 +157,11 @@ def test_norms_are_kept_and_the_rest_is_untouched(device: Device, style: Any) ->
     inputs = inputs_at(spec, 70001, frequencies(32, 1e4)[0])
     outputs = run_kernel(device, spec, inputs)
     for name in ("q", "k"):
-        before = np.linalg.norm(inputs[name][:, :32].astype(np.float64), axis=1)
-        after = np.linalg.norm(outputs[name][:, :32].astype(np.float64), axis=1)
+        before = np.linalg.norm(inputs[name][..., :32].astype(np.float64), axis=-1)
+        after = np.linalg.norm(outputs[name][..., :32].astype(np.float64), axis=-1)
         np.testing.assert_allclose(after, before, rtol=1e-6)
-        assert np.abs(outputs[name][:, :32] - inputs[name][:, :32]).max() > 0.1
-        np.testing.assert_array_equal(outputs[name][:, 32:], inputs[name][:, 32:])
+        assert np.abs(outputs[name][..., :32] - inputs[name][..., :32]).max() > 0.1
+        np.testing.assert_array_equal(outputs[name][..., 32:], inputs[name][..., 32:])
 
 
 def test_scores_depend_on_the_distance_only(device: Device) -> None:
@@ -171,7 +171,7 @@ def test_scores_depend_on_the_distance_only(device: Device) -> None:
     for query_at, key_at in ((17, 4), (117, 104), (90013, 90000)):
         q = run_kernel(device, spec, inputs_at(spec, query_at, radians))["q"]
         k = run_kernel(device, spec, inputs_at(spec, key_at, radians))["k"]
-        scores.append(np.einsum("hd,hd->h", q.astype(np.float64), k))
+        scores.append(np.einsum("hd,hd->h", q[0].astype(np.float64), k[0]))
     np.testing.assert_allclose(scores[1], scores[0], atol=5e-5)
     np.testing.assert_allclose(scores[2], scores[0], atol=5e-5)
 
@@ -181,8 +181,27 @@ def test_the_styles_differ_by_a_permutation(device: Device) -> None:
     interleaved, half = (Rope(2, 1, 64, 48, style, 1.1) for style in ("interleaved", "half"))
     inputs = inputs_at(interleaved, 4097, radians)
     order = np.concatenate([np.arange(0, 48, 2), np.arange(1, 48, 2), np.arange(48, 64)])
-    permuted = inputs | {name: inputs[name][:, order] for name in ("q", "k")}
+    permuted = inputs | {name: inputs[name][..., order] for name in ("q", "k")}
     expected = run_kernel(device, interleaved, inputs)
     outputs = run_kernel(device, half, permuted)
     for name in ("q", "k"):
-        np.testing.assert_array_equal(outputs[name], expected[name][:, order])
+        np.testing.assert_array_equal(outputs[name], expected[name][..., order])
+
+
+@pytest.mark.parametrize("style", ["interleaved", "half"])
+def test_rows_are_those_of_single_rows_and_idle_ones_are_untouched(
+    device: Device, style: Any
+) -> None:
+    spec = Rope(3, 2, 80, 32, style, 1.1, rows=5, max_len=4000)
+    inputs = spec.make_inputs(np.random.default_rng(5))
+    inputs["position"] = np.array([17, 4000, 0, 3999, 2**32 - 1], np.uint32)
+    outputs = run_kernel(device, spec, inputs)
+    single = Rope(3, 2, 80, 32, style, 1.1)
+    for row in (0, 2, 3):
+        alone = {name: inputs[name][row : row + 1] for name in ("q", "k", "position")}
+        expected = run_kernel(device, single, inputs | alone)
+        for name in ("q", "k"):
+            assert outputs[name][row].tobytes() == expected[name][0].tobytes()
+    for row in (1, 4):
+        for name in ("q", "k"):
+            assert outputs[name][row].tobytes() == inputs[name][row].tobytes()

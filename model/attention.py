@@ -1,0 +1,123 @@
+"""Attention in a plan: keys and values appended, then each row attends to its sequence.
+
+``incremental_attention_into`` is what a layer calls; which kernel serves it is decided when the plan
+is built, by ``choose_attention``, from what is fixed in the plan.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from urdir.model.kv_cache import KvCache
+from urdir.model.rows import Rows
+from urdir.ptxgen.attention_choice import choose_attention, length_buckets
+from urdir.ptxgen.kernels.attention import Attention
+from urdir.ptxgen.kernels.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.kv_append import KvAppend
+from urdir.ptxgen.kernels.prefill_attention import PrefillAttention
+from urdir.ptxgen.kv_layout import KvLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from urdir.driver.memory import Slice
+    from urdir.driver.plan import Plan
+
+
+def incremental_attention_into(
+    plan: Plan,
+    label: str,
+    cache: KvCache,
+    layer: int,
+    heads: int,
+    rows: Rows,
+    work: Mapping[str, Slice],
+    *,
+    exact: bool = False,
+) -> None:
+    """Append ``work["k"]``, ``work["v"]`` (rows, kv_heads, head_dim) to the cache and attend with
+    ``work["q"]`` (rows, heads, head_dim) into ``work["heads"]`` (rows, heads, head_dim), all f32.
+
+    A row at position p attends to positions 0 ... p of its sequence. Works for every length, batch
+    and cache; a paged cache is gathered through its block table. ``exact`` keeps f32 throughout.
+    """
+    layout = cache.layout
+    plan.launch(
+        KvAppend(layout, rows.count),
+        f"{label}.kv_append",
+        k=work["k"],
+        v=work["v"],
+        **cache.arguments(layer),
+        **rows.arguments,
+    )
+    match choose_attention(rows.count, rows.keys, rows.is_prompt and not exact):
+        case "prefill":
+            causal_attention_into(plan, label, cache, layer, heads, rows, work)
+        case "flash":
+            flash_decoding_graphed(plan, label, cache, layer, heads, rows, work)
+        case _:
+            plan.launch(
+                Attention(heads, layout, rows.count),
+                label,
+                q=work["q"],
+                **cache.arguments(layer),
+                **rows.arguments,
+                out=work["heads"],
+            )
+
+
+def flash_decoding_graphed(
+    plan: Plan,
+    label: str,
+    cache: KvCache,
+    layer: int,
+    heads: int,
+    rows: Rows,
+    work: Mapping[str, Slice],
+) -> None:
+    """Attend only, split over chunks of keys: two launches, chunks and their merge.
+
+    Partial results go to ``work["partial"]`` and ``work["softmax"]`` (see ``partial_sizes``).
+    """
+    chunks = FlashDecodeChunk(heads, cache.layout, rows.count, max_keys=rows.keys)
+    partial = {name: work[name] for name in ("partial", "softmax")}
+    plan.launch(
+        chunks,
+        f"{label}.chunks",
+        q=work["q"],
+        **cache.arguments(layer),
+        **rows.arguments,
+        **partial,
+    )
+    plan.launch(chunks.reduce, label, **partial, out=work["heads"])
+
+
+def causal_attention_into(
+    plan: Plan,
+    label: str,
+    cache: KvCache,
+    layer: int,
+    heads: int,
+    rows: Rows,
+    work: Mapping[str, Slice],
+) -> None:
+    """Attend only, the rows being consecutive tokens of one sequence: tiled, on tensor cores."""
+    plan.launch(
+        PrefillAttention(heads, cache.layout, rows.count),
+        label,
+        q=work["q"],
+        **cache.arguments(layer),
+        **rows.arguments,
+        out=work["heads"],
+    )
+
+
+def key_bucket(keys: int, max_len: int) -> int:
+    """The length bucket of a step whose longest row attends to ``keys`` keys."""
+    return next(bucket for bucket in length_buckets(max_len) if bucket >= keys)
+
+
+def partial_sizes(heads: int, layout: KvLayout, rows: int) -> dict[str, int]:
+    """Bytes of the partial results of split attention, for the longest bucket."""
+    kernel = FlashDecodeChunk(heads, layout, rows)
+    return {name: kernel.nbytes(kernel.param(name)) for name in ("partial", "softmax")}

@@ -1,0 +1,64 @@
+"""Which kernel serves decode attention: a function of the shape, the length bucket and the device.
+
+A plan is built for a length bucket; the choice is made then and never looks at device state.
+"""
+
+from __future__ import annotations
+
+from urdir.ptxgen.kernels.attention import Attention
+from urdir.ptxgen.kernels.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kv_layout import KvLayout
+
+#: The shortest bucket, and how much longer each is than the one before.
+FIRST_BUCKET, BUCKET_RATIO = 512, 4
+#: Up to this many keys one CTA a KV head is as quick as two launches.
+INCREMENTAL_KEYS = 512
+#: CTAs an SM, from which on rows and heads alone keep the memory busy.
+FULL = 4
+#: CTAs an SM that flash decoding aims at for rows at the end of the bucket: at its beginning, a
+#: quarter as long, two are left.
+FLASH_CTAS = 8
+#: Limits of a chunk: below, a CTA's beginning and end outweigh its keys.
+MIN_CHUNK, MAX_CHUNK = 64, 2048
+
+
+def length_buckets(max_len: int) -> tuple[int, ...]:
+    """Rising values of max_keys, the last one ``max_len``: 512, 2048, 8192, ...
+
+    A step whose rows all have a position below a bucket can use the plan built for it.
+    """
+    buckets = []
+    bucket = FIRST_BUCKET
+    while bucket < max_len:
+        buckets.append(bucket)
+        bucket *= BUCKET_RATIO
+    return (*buckets, max_len)
+
+
+def decode_attention(
+    heads: int,
+    layout: KvLayout,
+    max_keys: int,
+    sm_count: int,
+    *,
+    rows: int = 1,
+    scale: float | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> Attention | FlashDecodeChunk:
+    """The kernel for rows with positions below ``max_keys``, a bucket.
+
+    Incremental attention for few keys (a window bounds them too) and where rows and heads make
+    enough CTAs; flash decoding (its ``reduce`` follows it) otherwise, in chunks that make about
+    `FLASH_CTAS` CTAs an SM. Raises PtxgenError for shapes that no kernel handles.
+    """
+    incremental = Attention(heads, layout, rows, scale, window, softcap)
+    keys = min(window or max_keys, max_keys)
+    ctas = layout.kv_heads * incremental.tiles * rows
+    if keys <= INCREMENTAL_KEYS or ctas >= FULL * sm_count:
+        return incremental
+    wanted = max(1, keys * ctas // (FLASH_CTAS * sm_count))
+    chunk = min(MAX_CHUNK, max(MIN_CHUNK, 1 << (wanted.bit_length() - 1)))
+    return FlashDecodeChunk(
+        heads, layout, rows, scale, window, softcap, max_keys=max_keys, chunk=chunk
+    )

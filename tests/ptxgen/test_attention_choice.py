@@ -1,0 +1,79 @@
+"""The choice of the attention kernel, as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from urdir.ptxgen.attention_choice import decode_attention, length_buckets
+from urdir.ptxgen.kernels.attention import Attention
+from urdir.ptxgen.kernels.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kv_layout import KvLayout
+
+
+@pytest.mark.parametrize(
+    ("max_len", "buckets"),
+    [
+        (1, (1,)),
+        (512, (512,)),
+        (513, (512, 513)),
+        (2048, (512, 2048)),
+        (5000, (512, 2048, 5000)),
+        (131072, (512, 2048, 8192, 32768, 131072)),
+    ],
+)
+def test_buckets(max_len: int, buckets: tuple[int, ...]) -> None:
+    assert length_buckets(max_len) == buckets
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows", "max_keys", "window", "sm_count", "chunk"),
+    [  # chunk 0: incremental
+        (32, 8, 1, 512, 0, 132, 0),
+        (32, 8, 1, 2048, 0, 132, 64),
+        (32, 8, 1, 8192, 0, 132, 64),
+        (32, 8, 1, 32768, 0, 132, 128),
+        (32, 8, 1, 131072, 0, 132, 512),
+        (32, 8, 4, 131072, 0, 132, 2048),
+        (32, 8, 16, 131072, 0, 132, 2048),
+        (32, 8, 64, 8192, 0, 132, 2048),
+        (32, 8, 66, 131072, 0, 132, 0),
+        (64, 8, 33, 131072, 0, 132, 0),  # two tiles a KV head
+        (28, 4, 1, 32768, 0, 132, 128),
+        (8, 1, 1, 131072, 0, 132, 128),
+        (32, 8, 1, 131072, 512, 132, 0),
+        (32, 8, 1, 131072, 4096, 132, 64),
+        (32, 8, 1, 32768, 0, 16, 2048),
+        (32, 8, 8, 32768, 0, 16, 0),
+        (32, 8, 1, 32768, 0, 4, 2048),
+    ],
+)
+def test_choice(
+    heads: int, kv_heads: int, rows: int, max_keys: int, window: int, sm_count: int, chunk: int
+) -> None:
+    layout = KvLayout(rows, kv_heads, 131072, 128, "f16")
+    spec = decode_attention(heads, layout, max_keys, sm_count, rows=rows, window=window)
+    assert (spec.heads, spec.layout, spec.rows, spec.window) == (heads, layout, rows, window)
+    if chunk:
+        assert isinstance(spec, FlashDecodeChunk)
+        assert (spec.keys, spec.chunk) == (max_keys, chunk)
+    else:
+        assert isinstance(spec, Attention)
+
+
+def test_the_options_reach_the_kernel() -> None:
+    layout = KvLayout(1, 2, 4096, 64, "q8_0")
+    for max_keys in (512, 4096):
+        spec = decode_attention(4, layout, max_keys, 132, scale=0.5, window=4000, softcap=30.0)
+        assert (spec.scale, spec.window, spec.softcap) == (0.5, 4000, 30.0)
+
+
+@pytest.mark.parametrize("max_len", [512, 4096, 1 << 20])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+@pytest.mark.parametrize("sm_count", [1, 16, 132])
+def test_every_bucket_of_every_shape_is_served(max_len: int, rows: int, sm_count: int) -> None:
+    for heads, kv_heads in ((1, 1), (28, 4), (32, 32), (71, 1)):
+        layout = KvLayout(rows, kv_heads, max_len, 64, "f16")
+        for max_keys in length_buckets(max_len):
+            spec = decode_attention(heads, layout, max_keys, sm_count, rows=rows)
+            if isinstance(spec, FlashDecodeChunk):
+                assert spec.reduce.chunks == spec.chunks == spec.launch_shape.grid[2]
