@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.spec import Access, Param
 
 Make = Callable[..., Any]
+Start = Callable[..., Any]
 N = 1000
 
 
@@ -237,10 +237,104 @@ def test_cubin_of_other_parameters_is_not_believed(
         run_ramp(device, make_kernel())
 
 
+_RACE = """
+import sys
+from pathlib import Path
+from urdir.driver.device import Device
+from urdir.ptxgen.kernels.rms_norm import RmsNorm
+
+with Device.open(sys.argv[1], cache_folder=Path(sys.argv[2])) as device:
+    device.load(RmsNorm(rows=1, cols=64, eps=1e-5))
+"""
+
+
+def test_processes_race_for_one_entry(
+    device_name: str, tmp_path: Path, start_python: Start
+) -> None:
+    workers = [start_python(_RACE, device_name, tmp_path) for _ in range(2)]
+    assert [worker.wait() for worker in workers] == [0, 0]
+    assert len(list(tmp_path.glob("*/cubins/*"))) == 1
+
+
+def test_targets_and_devices_do_not_mix(make_kernel: Make, tmp_path: Path) -> None:
+    for target in ("sm_80", "sm_90"):
+        with Device.open(f"emulator:{target}", cache_folder=tmp_path) as device:
+            run_ramp(device, make_kernel())
+    assert [p.name for p in tmp_path.iterdir()] == ["emulator"]
+    assert len(list(tmp_path.glob("emulator/cubins/*"))) == 2
+
+
+def test_without_a_folder_nothing_is_written(
+    device_name: str, make_kernel: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Device.open(device_name) as device:
+        run_ramp(device, make_kernel())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "foreign", "empty"])
+def test_damaged_cubin_is_rebuilt_once(
+    device_name: str, make_kernel: Make, tmp_path: Path, damage: str
+) -> None:
+    with Device.open(device_name, cache_folder=tmp_path) as device:
+        run_ramp(device, make_kernel())
+        (path,) = tmp_path.glob("*/cubins/*")
+        whole = path.read_bytes()
+        path.write_bytes(
+            {
+                "cut": whole[: len(whole) // 2],
+                "flipped": whole[:20] + bytes([whole[20] ^ 1]) + whole[21:],
+                "foreign": b"GIF89a" * 20,
+                "empty": b"",
+            }[damage]
+        )
+    kernel = make_kernel()
+    with Device.open(device_name, cache_folder=tmp_path) as device:
+        with pytest.warns(CacheWarning, match="rebuilt"):
+            run_ramp(device, kernel)
+        assert path.read_bytes() == whole
+    assert len(kernel.rendered[0]) == 1
+
+
+def test_cubin_that_does_not_load_is_rebuilt_once(
+    emulator: Device, make_kernel: Make, tmp_path: Path
+) -> None:
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        run_ramp(device, make_kernel())
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        device.api.inject("module_load")
+        with pytest.warns(CacheWarning, match="does not load .*CUDA_ERROR_INVALID_IMAGE"):
+            run_ramp(device, make_kernel())
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        device.api.inject("module_load")
+        device.api.inject("module_load", 2)
+        with (
+            pytest.warns(CacheWarning, match="does not load"),
+            pytest.raises(CudaError, match="cuModuleLoadData of kernel ramp"),
+        ):
+            device.load(make_kernel())
+        run_ramp(device, make_kernel())
+
+
+def test_cubin_of_other_parameters_is_not_believed(
+    device_name: str, make_kernel: Make, tmp_path: Path
+) -> None:
+    """A stale spec map (same key, other parameters) leads to one rebuild, not to a bad launch."""
+    nop = ".version 6.3\n.target sm_75\n.address_size 64\n.visible .entry ramp() { ret; }\n"
+    with Device.open(device_name, cache_folder=tmp_path) as device:
+        device.load(make_kernel(text=nop, params=()))
+    with (
+        Device.open(device_name, cache_folder=tmp_path) as device,
+        pytest.warns(CacheWarning, match="disagree"),
+    ):
+        run_ramp(device, make_kernel())
+
+
 def _race(folder: Path, name: str, start: Any, spec: RmsNorm) -> None:
     start.wait()
     with Device.open(name, cache_folder=folder) as device:
-        device.load(spec)
+        device.load(RmsNorm(rows=1, cols=64, eps=1e-5))
 
 
 def test_processes_race_for_one_entry(device_name: str, tmp_path: Path) -> None:
@@ -257,4 +351,4 @@ def test_processes_race_for_one_entry(device_name: str, tmp_path: Path) -> None:
     assert [worker.exitcode for worker in workers] == [0, 0]
     assert len(list(tmp_path.glob("*/cubins/*"))) == 1
     with Device.open(device_name, cache_folder=tmp_path) as device:
-        device.load(spec)
+        device.load(RmsNorm(rows=1, cols=64, eps=1e-5))
