@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from urdir.model.owner import Owner
+
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Slice
 
 
-class DecodeState:
+class DecodeState(Owner):
     """The token sequence and the place in it, in device memory.
 
     ``tokens`` (max_len,) u32: the whole sequence, prompt and answer. ``position`` (1,) u32: index

@@ -8,14 +8,13 @@ from contextlib import ExitStack
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from urdir.driver.device import Device
 from urdir.model.config import Config
 from urdir.model.gguf import Gguf
 from urdir.model.knobs import read_knobs
 from urdir.model.memory_plan import MemoryPlan
+from urdir.model.owner import Owner
 from urdir.model.session import Session
 from urdir.model.tokenizer import Tokenizer
 from urdir.model.weights import Weights
@@ -38,7 +37,7 @@ def demo_model() -> Path:
     return Path(str(resources.files("urdir.model.data").joinpath("demo-q4_k_m.gguf")))
 
 
-class Engine:
+class Engine(Owner):
     """Everything that turns tokens into tokens; a context manager that frees the device.
 
     ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``load_seconds`` is
@@ -104,14 +103,6 @@ class Engine:
     def close(self) -> None:
         """Free session, weights, device and file, in this order; closing twice does nothing."""
         self._owners.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _announce(device: Device, gguf: Gguf) -> None:

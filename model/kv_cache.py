@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from urdir.model.config import Config
+from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.kv_append import KvDtype
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def cache_bytes(config: Config, max_len: int, dtype: KvDtype) -> int:
     return 2 * config.n_layers * max_len * row
 
 
-class KvCache:
+class KvCache(Owner):
     """Keys and values of every layer, each (n_kv_heads, max_len, head_dim), row-major.
 
     ``dtype`` is "f16" or "f32". Which positions are valid is the decode state's business; memory
@@ -61,11 +61,3 @@ class KvCache:
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
         self._arena.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()

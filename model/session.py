@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ from urdir.model.decode_state import DecodeState
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.kv_cache import KvCache, rounded_capacity
 from urdir.model.layer import workspace_sizes
+from urdir.model.owner import Owner
 from urdir.model.step import StepParts, greedy_plan, logits_plan, prompt_plan
 from urdir.model.weights import Weights
 from urdir.ptxgen.kernels.kv_append import KvDtype
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PlanBuilder = Callable[[StepParts], "Plan"]
 
 
-class Session:
+class Session(Owner):
     """A sequence of at most ``context`` tokens: fed, continued greedily or by the host's sampler.
 
     ``length`` tokens are in the cache. At most one token, the *pending* one, is known but not yet
@@ -130,11 +130,3 @@ class Session:
         self.parts.cache.close()
         self.parts.state.close()
         self.parts.work.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
