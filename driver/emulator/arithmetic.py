@@ -1,11 +1,10 @@
-"""Arithmetic that numpy lacks: fused and directed rounding, bit fields, byte dot products.
+"""Floating-point arithmetic that numpy lacks: fused, directed, flushed, saturated.
 
 Everything is a function of whole arrays and exact unless it says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,23 +46,32 @@ def fma_32(
     np.multiply(product, total, product)
     total[...] = c
     np.add(product, total, total)
-    underflow.seen = False
-    out_before = out if out is not a and out is not b and out is not c else None
     np.left_shift(total.view(np.int64), _DROPPED, bits)
     if np.minimum.reduce(bits) == _TIE:
-        total[...] = _to_odd(product, c, total)
-    if out_before is None:
-        narrow = total.astype(np.float32)
-        if underflow.seen:
-            narrow = _to_odd(product, c, total).astype(np.float32)
-        out[...] = narrow
-        return
-    out[...] = total
+        _fix_lanes((bits == _TIE).nonzero()[0], product, c, total)
+    underflow.seen = False
+    narrow = total.astype(np.float32)
     if underflow.seen:
-        out[...] = _to_odd(product, c, total)
+        tiny = np.abs(total) < _TINY[narrow.dtype]
+        _fix_lanes(tiny.nonzero()[0], product, c, total)
+        narrow = total.astype(np.float32)
+    out[...] = narrow
 
 
-def _to_odd(product: Array, addend: Array, total: Array) -> Array:
+def _fix_lanes(lanes: Array, product: Array, addend: Array, total: Array) -> None:
+    """Round some lanes' sums to odd, in place.
+
+    Most midpoints are exact sums (of quantised values, say), which need nothing.
+    """
+    x, z = product.take(lanes), total.take(lanes)
+    y = addend.take(lanes) if addend.size > 1 else addend
+    part = z - x
+    error = (x - (z - part)) + (y - part)
+    if np.count_nonzero(error):
+        total[lanes] = to_odd(x, y, z)
+
+
+def to_odd(product: Array, addend: Array, total: Array) -> Array:
     """product + addend rounded to odd in float64 (Boldo & Melquiond 2008), from its rounded sum.
 
     An inexact sum whose last bit is even moves one step towards the exact value, so that a later
@@ -77,9 +85,9 @@ def _to_odd(product: Array, addend: Array, total: Array) -> Array:
     return np.where(fix, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)
 
 
-def _round_directed(exact_to_odd: Array, mode: str) -> Array:
+def round_directed(exactto_odd: Array, mode: str) -> Array:
     """A float64 (rounded to odd) to float32 toward zero, minus or plus infinity."""
-    x = exact_to_odd
+    x = exactto_odd
     nearest = x.astype(np.float32)
     back = nearest.astype(np.float64)
     if mode == "rz":
@@ -93,18 +101,19 @@ def _round_directed(exact_to_odd: Array, mode: str) -> Array:
 
 def round_to_f32(x: Array, mode: str) -> Array:
     """float64 to float32 in the rounding mode ``rn``, ``rz``, ``rm`` or ``rp``."""
-    return x.astype(np.float32) if mode == "rn" else _round_directed(x, mode)
+    return x.astype(np.float32) if mode == "rn" else round_directed(x, mode)
 
 
-def _wide(*values: Array) -> list[Array]:
+def widen(*values: Array) -> list[Array]:
+    """Operands as float64 of one shape."""
     return [np.atleast_1d(v).astype(np.float64) for v in np.broadcast_arrays(*values)]
 
 
 def fma_directed(a: Array, b: Array, c: Array, mode: str) -> Array:
     """fma.{rz,rm,rp}.f32."""
-    x, y, z = _wide(a, b, c)
+    x, y, z = widen(a, b, c)
     product = x * y
-    result = _round_directed(_to_odd(product, z, product + z), mode)
+    result = round_directed(to_odd(product, z, product + z), mode)
     return _zero_sum(result, product, z, mode)
 
 
@@ -118,8 +127,8 @@ def _zero_sum(result: Array, x: Array, y: Array, mode: str) -> Array:
 
 def add_directed(a: Array, b: Array, mode: str) -> Array:
     """add.{rz,rm,rp}.f32."""
-    x, y = _wide(a, b)
-    return _zero_sum(_round_directed(_to_odd(x, y, x + y), mode), x, y, mode)
+    x, y = widen(a, b)
+    return _zero_sum(round_directed(to_odd(x, y, x + y), mode), x, y, mode)
 
 
 def sub_directed(a: Array, b: Array, mode: str) -> Array:
@@ -129,14 +138,14 @@ def sub_directed(a: Array, b: Array, mode: str) -> Array:
 
 def mul_directed(a: Array, b: Array, mode: str) -> Array:
     """mul.{rz,rm,rp}.f32."""
-    x, y = _wide(a, b)
-    return _round_directed(x * y, mode)
+    x, y = widen(a, b)
+    return round_directed(x * y, mode)
 
 
 def div_directed(a: Array, b: Array, mode: str) -> Array:
     """div.{rz,rm,rp}.f32: the float64 quotient is on the right side of every float32 it is not."""
-    x, y = _wide(a, b)
-    return _round_directed(x / y, mode)
+    x, y = widen(a, b)
+    return round_directed(x / y, mode)
 
 
 def fma_64(a: Array, b: Array, c: Array) -> Array:
@@ -157,6 +166,8 @@ def fma_64(a: Array, b: Array, c: Array) -> Array:
 def flush(x: Array) -> Array:
     """Subnormals to zero of their sign (.ftz)."""
     tiny = np.abs(x) < _TINY[x.dtype]
+    if not np.count_nonzero(tiny):
+        return x
     return np.where(tiny, np.copysign(np.zeros((), x.dtype), x), x)
 
 
@@ -169,7 +180,8 @@ def saturate(x: Array) -> None:
 
 def is_subnormal(x: Array) -> Array:
     """testp.subnormal."""
-    return (np.abs(x) < _TINY[x.dtype]) & (x != 0)
+    result: Array = (np.abs(x) < _TINY[x.dtype]) & (x != 0)
+    return result
 
 
 def is_normal(x: Array) -> Array:
@@ -196,268 +208,3 @@ def _extreme(choose: np.ufunc, a: Array, b: Array, out: Array, of_zeros: np.ufun
         both = (x == 0) & (y == 0)
         signs = of_zeros(x.view(bits), y.view(bits)).view(out.dtype)
         out[zero] = np.where(both, signs, out[zero])
-
-
-# ---- half precision ----
-
-
-def bf16_to_f32(bits: Array) -> Array:
-    """bf16 bits to float32, exact."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def f64_to_bf16(x: Array, mode: str = "rn") -> Array:
-    """Round float64 once to bf16 bits; NaN is 0x7FFF."""
-    up = x.astype(np.float32)
-    if mode == "rn":
-        # to odd in float32 first, so that the second rounding cannot go wrong
-        down = _round_directed(x, "rz")
-        inexact = (down.astype(np.float64) != x) & np.isfinite(x)
-        bits = down.view(np.uint32) | inexact.astype(np.uint32)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    else:
-        bits = _round_directed(x, mode).view(np.uint32)
-        away = {"rz": np.False_, "rm": np.signbit(up), "rp": ~np.signbit(up)}[mode]
-        step = ((bits & 0xFFFF) != 0) & away & np.isfinite(up)
-        rounded = (bits >> 16) + step
-    infinite = np.isinf(x)
-    rounded = np.where(infinite, x.astype(np.float32).view(np.uint32) >> 16, rounded)
-    return np.where(np.isnan(x), 0x7FFF, rounded).astype(np.uint16)
-
-
-def f64_to_f16(x: Array, mode: str = "rn") -> Array:
-    """Round float64 once to float16."""
-    nearest = x.astype(np.float16)
-    if mode == "rn":
-        return nearest
-    back = nearest.astype(np.float64)
-    if mode == "rz":
-        wrong, toward = np.abs(back) > np.abs(x), np.zeros((), np.float16)
-    else:
-        wrong = back > x if mode == "rm" else back < x
-        toward = np.array(-np.inf if mode == "rm" else np.inf, np.float16)
-    return np.where(wrong, np.nextafter(nearest, toward), nearest)
-
-
-def half_to_f64(bits: Array, kind: str) -> Array:
-    """f16 or bf16 bits to float64."""
-    if kind == "f16":
-        return bits.view(np.float16).astype(np.float64)
-    return bf16_to_f32(bits).astype(np.float64)
-
-
-def f64_to_half(x: Array, kind: str, mode: str = "rn") -> Array:
-    """float64 to f16 or bf16 bits, rounded once; NaN is 0x7FFF."""
-    if kind == "bf16":
-        return f64_to_bf16(x, mode)
-    bits = f64_to_f16(x, mode).view(np.uint16)
-    return np.where(np.isnan(x), np.uint16(0x7FFF), bits)
-
-
-def _finish_half(x: Array, kind: str, finish: str) -> Array:
-    if finish == "sat":
-        saturate(x)
-    elif finish == "relu":
-        x = np.where(np.isnan(x), x, np.maximum(x, 0.0) + 0.0)
-    return f64_to_half(x, kind)
-
-
-def half_add(a: Array, b: Array, kind: str, finish: str) -> Array:
-    """Sum of f16 or bf16 bits: exact in float64 but for bf16 of far exponents, rounded to odd."""
-    x, y = half_to_f64(a, kind), half_to_f64(b, kind)
-    return _finish_half(_to_odd(x, y, x + y), kind, finish)
-
-
-def half_sub(a: Array, b: Array, kind: str, finish: str) -> Array:
-    """Difference of f16 or bf16 bits."""
-    return half_add(a, b ^ np.uint16(0x8000), kind, finish)
-
-
-def half_mul(a: Array, b: Array, kind: str, finish: str) -> Array:
-    """Product of f16 or bf16 bits."""
-    return _finish_half(half_to_f64(a, kind) * half_to_f64(b, kind), kind, finish)
-
-
-def half_fma(a: Array, b: Array, c: Array, kind: str, finish: str) -> Array:
-    """a * b + c of f16 or bf16 bits, rounded once."""
-    product, z = half_to_f64(a, kind) * half_to_f64(b, kind), half_to_f64(c, kind)
-    return _finish_half(_to_odd(product, z, product + z), kind, finish)
-
-
-def _half_extreme(name: str, nan: bool) -> Callable[[Array, Array, str, str], Array]:
-    chosen = float_min if name == "min" else float_max
-
-    def function(a: Array, b: Array, kind: str, finish: str) -> Array:
-        x, y = half_to_f64(a, kind), half_to_f64(b, kind)
-        out = np.empty_like(x)
-        chosen(x, y, out, nan)
-        return f64_to_half(out, kind)
-
-    return function
-
-
-half_min, half_max = _half_extreme("min", False), _half_extreme("max", False)
-half_min_nan, half_max_nan = _half_extreme("min", True), _half_extreme("max", True)
-
-
-def half_unary(function: np.ufunc, a: Array, kind: str) -> Array:
-    """A function of f16 or bf16 bits through float64."""
-    result: Array = function(half_to_f64(a, kind))
-    return f64_to_half(result, kind)
-
-
-# ---- integers ----
-
-
-def divide_toward_zero(a: Array, b: Array) -> Array:
-    """Signed division that truncates."""
-    quotient: Array = np.floor_divide(np.subtract(a, np.fmod(a, b)), b)
-    return quotient
-
-
-def mul_hi_64(a: Array, b: Array) -> Array:
-    """The high 64 bits of a 128-bit product, signed or unsigned by dtype."""
-    x, y = a.view(np.uint64), np.broadcast_to(b, a.shape).astype(b.dtype).view(np.uint64)
-    low = np.uint64(0xFFFFFFFF)
-    s = np.uint64(32)
-    x0, x1, y0, y1 = x & low, x >> s, y & low, y >> s
-    middle = x1 * y0 + ((x0 * y0) >> s)
-    other = x0 * y1 + (middle & low)
-    high = x1 * y1 + (middle >> s) + (other >> s)
-    if a.dtype.kind == "i":
-        high -= np.where(a < 0, y, np.uint64(0)) + np.where(y.view(np.int64) < 0, x, np.uint64(0))
-    return high.view(a.dtype)
-
-
-def leading_zeros(x: Array) -> Array:
-    """Count of leading zero bits."""
-    v, bits = x.copy(), 8 * x.dtype.itemsize
-    shift = 1
-    while shift < bits:
-        v |= v >> x.dtype.type(shift)
-        shift *= 2
-    return bits - np.bitwise_count(v)
-
-
-def reverse_bits(x: Array) -> Array:
-    """brev."""
-    bits = 8 * x.dtype.itemsize
-    kind = x.dtype.type
-    v = x.byteswap()
-    for shift, mask in ((4, 0x0F), (2, 0x33), (1, 0x55)):
-        m = kind(int.from_bytes(bytes([mask] * (bits // 8)), "little"))
-        v = ((v >> kind(shift)) & m) | ((v & m) << kind(shift))
-    return v
-
-
-def extract_bits(a: Array, position: Array, length: Array) -> Array:
-    """bfe (PTX ISA 9.7.1.19): fields that reach beyond the word are filled with zero or sign."""
-    bits = 8 * a.dtype.itemsize
-    unsigned = a.view(f"u{a.dtype.itemsize}")
-    at, size = (np.broadcast_to(v & 0xFF, a.shape).astype(np.int64) for v in (position, length))
-    last = np.minimum(at + size - 1, bits - 1)
-    mask = _ones(np.minimum(size, bits), unsigned.dtype)
-    field = (unsigned >> at.astype(unsigned.dtype)) & mask
-    if a.dtype.kind == "u":
-        return field
-    one = unsigned.dtype.type(1)
-    sign = ((unsigned >> last.clip(0).astype(unsigned.dtype)) & one).astype(bool) & (size > 0)
-    available = np.clip(bits - at, 0, size)
-    fill = ~_ones(available, unsigned.dtype)
-    return np.where(sign, field | fill, field).view(a.dtype)
-
-
-def _ones(count: Array, dtype: np.dtype[Any]) -> Array:
-    """``count`` (0 to the width) low bits set."""
-    full = dtype.type(np.iinfo(dtype).max)
-    bits = 8 * dtype.itemsize
-    return full >> (bits - count).astype(dtype)
-
-
-def insert_bits(a: Array, b: Array, position: Array, length: Array) -> Array:
-    """bfi: ``length`` low bits of a into b at ``position``."""
-    bits = 8 * a.dtype.itemsize
-    at, size = (np.broadcast_to(v & 0xFF, a.shape).astype(np.int64) for v in (position, length))
-    shift = at.astype(a.dtype)
-    mask = _ones(np.minimum(size, bits), a.dtype) << shift
-    return (b & ~mask) | ((a << shift) & mask)
-
-
-def permute_bytes(a: Array, b: Array, selector: Array) -> Array:
-    """prmt.b32, default mode."""
-    pair = (b.astype(np.uint64) << np.uint64(32)) | a
-    result = np.zeros(a.shape, np.uint32)
-    for at in range(4):
-        nibble = (selector >> np.uint32(4 * at)) & np.uint32(15)
-        byte = (pair >> ((nibble & np.uint32(7)) * np.uint32(8)).astype(np.uint64)).astype(np.uint8)
-        signs = ((byte >> 7) * np.uint8(255)).astype(np.uint8)
-        byte = np.where(nibble & np.uint32(8), signs, byte)
-        result |= byte.astype(np.uint32) << np.uint32(8 * at)
-    return result
-
-
-def dot_4(a: Array, b: Array, left: type, right: type) -> Array:
-    """dp4a without its addend: four byte products, as uint32."""
-    x, y = a.view(left).astype(np.int32), b.view(right).astype(np.int32)
-    np.multiply(x, y, x)
-    total = np.add(x[0::4], x[1::4])
-    np.add(total, x[2::4], total)
-    np.add(total, x[3::4], total)
-    return total.view(np.uint32)
-
-
-def dot_2(a: Array, b: Array, left: type, right: type, first: int) -> Array:
-    """dp2a without its addend: two 16-bit values of a times bytes ``first``, ``first + 1`` of b."""
-    wide = {np.uint8: np.uint16, np.int8: np.int16}[left]
-    x, y = a.view(wide).astype(np.int32), b.view(right).astype(np.int32)
-    return (x[0::2] * y[first::4] + x[1::2] * y[first + 1 :: 4]).view(np.uint32)
-
-
-# ---- conversions ----
-
-
-def narrow(x: Array, kind: str, mode: str) -> Array:
-    """float64 to the format ``kind`` ("f16", "bf16" as bits, "f32", "f64"), rounded once."""
-    if kind == "f64":
-        return x
-    if kind == "f32":
-        return round_to_f32(x, mode)
-    if kind == "bf16":
-        return f64_to_bf16(x, mode)
-    result = f64_to_f16(x, mode)
-    canonical_nan(result)
-    return result
-
-
-def canonical_nan(x: Array) -> None:
-    """Every NaN of a float16 array becomes 0x7FFF, in place."""
-    nan = np.isnan(x)
-    if nan.any():
-        x[nan] = np.uint16(0x7FFF).view(np.float16)
-
-
-def relu(x: Array) -> None:
-    """Negative values to +0, NaN stays, in place."""
-    np.maximum(x, 0.0, out=x)
-    np.add(x, 0.0, out=x)
-
-
-def float_to_integer(x: Array, target: type) -> Array:
-    """An integral float64 to an integer type: clamped to its range, NaN to 0."""
-    limits = np.iinfo(target)
-    clamped = np.minimum(np.maximum(x, float(limits.min)), float(limits.max))
-    if limits.bits == 64:
-        over = x >= float(limits.max)
-        clamped[over] = 0.0
-        result = np.where(np.isnan(x), 0.0, clamped).astype(target)
-        result[over] = limits.max
-        return result
-    if np.isnan(clamped).any():
-        clamped = np.where(np.isnan(clamped), 0.0, clamped)
-    return clamped.astype(target)
-
-
-def saturate_integer(x: Array, target: type) -> Array:
-    """Clamp an integer array to the range of another integer type."""
-    limits, own = np.iinfo(target), np.iinfo(x.dtype)
-    return np.clip(x, max(limits.min, own.min), min(limits.max, own.max)).astype(target)

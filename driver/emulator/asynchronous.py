@@ -40,12 +40,16 @@ class _Copy:
 
     def split(self, now: Array) -> tuple[_Copy, _Copy]:
         """The lanes where ``now`` holds, and the others."""
-        return tuple(  # type: ignore[return-value]
-            _Copy(
-                self.lanes[m], self.group[m], self.addresses[m], self.rows[m], self.shift,
-                self.data[m],
-            )  # fmt: skip
-            for m in (now, ~now)
+        return self._pick(now), self._pick(~now)
+
+    def _pick(self, m: Array) -> _Copy:
+        return _Copy(
+            self.lanes[m],
+            self.group[m],
+            self.addresses[m],
+            self.rows[m],
+            self.shift,
+            self.data[m],
         )
 
 
@@ -98,13 +102,19 @@ class Asynchronous:
             data = np.zeros(to.size << shift, np.uint8)
             for count in np.unique(size).tolist():
                 if count > 1 << shift:
-                    raise AccessFault(0, LAUNCH_FAILED, f"cp.async source size {count} > {1 << shift}")
+                    raise AccessFault(
+                        0, LAUNCH_FAILED, f"cp.async source size {count} > {1 << shift}"
+                    )
                 some = np.flatnonzero(size == count)
                 byte = np.arange(count, dtype=np.uint64)
                 if count:
                     from_ = (origin[some][:, None] + byte).reshape(-1)
                     target = ((some << shift)[:, None] + byte.astype(np.int64)).reshape(-1)
-                    data[target] = self.memory.load(from_, 0)
+                    try:
+                        data[target] = self.memory.load(from_, 0)
+                    except AccessFault as fault:
+                        fault.position = int(some[fault.position // count])
+                        raise
             data = data.view(self.shared.views[shift].dtype)
         self.shared.unwrite(to, shift, rows)
         self._copies.append(
@@ -213,7 +223,8 @@ class Asynchronous:
         if self._awaited[slot].any():
             for number in np.unique(slot[self._awaited[slot]]).tolist():
                 self._deliver(number)
-        return self._phase[slot] != (state & 1)
+        complete: Array = self._phase[slot] != (state & 1)
+        return complete
 
     def _deliver(self, slot: int) -> None:
         """Land everything that signals the mbarrier."""
@@ -233,9 +244,7 @@ class Asynchronous:
 
     # ---- cp.async.bulk ----
 
-    def bulk_load(
-        self, to: Array, origin: Array, size: Array, barrier: Array, rows: Array
-    ) -> None:
+    def bulk_load(self, to: Array, origin: Array, size: Array, barrier: Array, rows: Array) -> None:
         """cp.async.bulk from global to shared memory with complete_tx."""
         slot = self._slots(barrier, rows)
         sizes = np.broadcast_to(size, to.shape)

@@ -14,9 +14,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
+from typing import Any
 
 from urdir.driver.emulator import (  # noqa: F401 - they fill the table of operations
     ops_async,
+    ops_compare,
     ops_convert,
     ops_float,
     ops_integer,
@@ -36,6 +38,8 @@ _TARGETS: Mapping[int, tuple[int, int]] = {
     72: (6, 1), 75: (6, 3), 80: (7, 0), 86: (7, 1), 87: (7, 4), 88: (9, 0), 89: (7, 8),
     90: (7, 8), 100: (8, 6), 101: (8, 6), 103: (8, 8), 110: (9, 0), 120: (8, 7), 121: (8, 8),
 }  # fmt: skip
+_ASYNCHRONOUS = ("asynchronous.", "v = asynchronous.")
+
 #: The newest PTX ISA that the emulated driver takes.
 NEWEST_VERSION = (9, 0)
 
@@ -56,6 +60,8 @@ class Program:
     required_threads: tuple[int, ...] | None
     register_count: int
     instructions: Mapping[int, str]
+    #: Instructions of each pc's whole function.
+    costs: list[int]
     whole: CodeType
     #: Generated line -> PTX line, of ``whole`` and of ``scattered``.
     whole_lines: list[int]
@@ -64,10 +70,11 @@ class Program:
     specials: frozenset[str]
     compile_scattered: Callable[[], tuple[CodeType, list[int]]]
     uses_dependencies: bool
+    uses_asynchronous: bool
     cluster: tuple[int, ...] | None
     _scattered: tuple[CodeType, list[int]] | None = None
     #: Idle register files, see wave.py.
-    idle: dict[object, list[object]] = field(default_factory=dict)
+    idle: dict[object, list[Any]] = field(default_factory=dict)
 
     @property
     def scattered(self) -> tuple[CodeType, list[int]]:
@@ -75,6 +82,14 @@ class Program:
         if self._scattered is None:
             self._scattered = self.compile_scattered()
         return self._scattered
+
+    def line_tables(self) -> dict[str, list[int]]:
+        """PTX line of each generated line, by the file name in tracebacks."""
+        tables = {self.whole.co_filename: self.whole_lines}
+        if self._scattered is not None:
+            code, lines = self._scattered
+            tables[code.co_filename] = lines
+        return tables
 
     @property
     def exit(self) -> int:
@@ -120,6 +135,7 @@ def compile_entry(module: Module, entry_name: str, target: str) -> Program:
         directives.get("reqntid"),
         _register_estimate(layout),
         {i.line: i.text for i in entry.instructions},
+        [block.whole_cost for block in blocks],
         compile(whole.text, whole.filename, "exec"),
         whole.lines,
         {number: frozenset(elements) for number, elements in whole.views.items()},
@@ -127,6 +143,7 @@ def compile_entry(module: Module, entry_name: str, target: str) -> Program:
         frozenset(whole.specials),
         functools.partial(_compile_scattered, layout, blocks, codes),
         any(b.ending is Ending.DEPENDENCIES for b in blocks),
+        any(line.lstrip().startswith(_ASYNCHRONOUS) for line in whole.parts),
         directives.get("reqnctapercluster"),
     )
 
@@ -134,9 +151,7 @@ def compile_entry(module: Module, entry_name: str, target: str) -> Program:
 def _check_target(module: Module, target: str) -> int:
     wanted, posed = target_number(module.target), target_number(target)
     if wanted > posed or (module.target[-1] in "af" and module.target != target):
-        raise CompileError(
-            f"the module is for {module.target}, which the device ({target}) is not"
-        )
+        raise CompileError(f"the module is for {module.target}, which the device ({target}) is not")
     first = _TARGETS.get(wanted)
     if first is None:
         raise CompileError(f"unknown target {module.target}")

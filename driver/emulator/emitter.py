@@ -37,7 +37,7 @@ CLOCKS = frozenset(
 Handler = Callable[["Emitter", re.Match[str]], None]
 
 
-class Unsupported(CompileError):
+class Unsupported(CompileError):  # noqa: N818 - says what it is
     """An operand or form that the emulator cannot take; the compiler adds the line."""
 
 
@@ -239,7 +239,9 @@ class Emitter:
             return view
         result = self.temp(element)
         self._after.append(
-            f"copyto({view}, {result}, where={self._mask})" if guarded else f"{view}[...] = {result}"
+            f"copyto({view}, {result}, where={self._mask})"
+            if guarded
+            else f"{view}[...] = {result}"
         )
         return result
 

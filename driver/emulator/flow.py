@@ -62,7 +62,9 @@ class Block:
     start: int
     end: int
     leads: bool
+    #: The last instruction of the scattered block.
     instruction: Instruction
+    first_line: int
     ending: Ending = Ending.FALL
     next: int = 0
     target: int = 0
@@ -114,9 +116,7 @@ def flatten(entry: Entry, sm: int, version: tuple[int, int]) -> list[Code]:
             guard = Register(item.predicate.name, not item.predicate.negated)
             branch = Instruction("bra", ("bra",), (Symbol(name),), guard, item.line, item.text)
             result.append(Code(branch, None, _control(branch), tuple(labels)))
-            bare = Instruction(
-                item.opcode, item.parts, item.operands, None, item.line, item.text
-            )
+            bare = Instruction(item.opcode, item.parts, item.operands, None, item.line, item.text)
             result.append(Code(bare, operation, match))
             labels = [name]
         else:
@@ -152,9 +152,7 @@ def split(codes: list[Code]) -> tuple[list[Block], list[Code]]:
     """Cut into blocks and join them; pcs are indices of the result."""
     blocks = list(_cut(codes))
     pc_of = {block.start: pc for pc, block in enumerate(blocks)}
-    label_pc = {
-        name: pc_of[at] for at, code in enumerate(codes) for name in code.labels
-    }
+    label_pc = {name: pc_of[at] for at, code in enumerate(codes) for name in code.labels}
     for pc, block in enumerate(blocks):
         block.next = pc + 1
         _end(block, codes[block.end - 1], label_pc, len(blocks))
@@ -177,7 +175,8 @@ def _cut(codes: list[Code]) -> Iterator[Block]:
         )
         if last or ends or label or converges:
             first = codes[start]
-            block = Block(start, at + 1, leads, codes[at].instruction)
+            line = first.instruction.line
+            block = Block(start, at + 1, leads, code.instruction, line)
             if first.operation is not None and first.operation.converges:
                 block.converges = True
                 block.members = _members(first.instruction)

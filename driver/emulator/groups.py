@@ -34,6 +34,11 @@ class Lanes:
         """Number of lanes."""
         return self.stop - self.start if self.index is None else int(self.index.size)
 
+    @property
+    def first(self) -> int:
+        """The lowest lane number."""
+        return self.start
+
     def numbers(self) -> Array:
         """Sorted lane numbers."""
         return np.arange(self.start, self.stop) if self.index is None else self.index

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.arithmetic import bf16_to_f32
+from urdir.driver.emulator.faults import AccessFault
+from urdir.driver.emulator.formats import bf16_to_f32
 from urdir.driver.emulator.shared import SharedMemory
 from urdir.driver.emulator.warps import WholeWarps
 
@@ -133,9 +134,14 @@ def ldmatrix(
     warps: WholeWarps, memory: SharedMemory, address: Array, rows: Array, count: int, trans: bool
 ) -> list[Array]:
     """``count`` 8x8 matrices of 16-bit elements: one register (n,) uint32 each."""
+    n = address.size
     address = np.ascontiguousarray(warps.spread(address)[:, : 8 * count])
     rows = np.ascontiguousarray(warps.spread(rows)[:, : 8 * count])
-    data = memory.load(address.reshape(-1), 4, rows.reshape(-1)).view(np.uint16)
+    try:
+        data = memory.load(address.reshape(-1), 4, rows.reshape(-1)).view(np.uint16)
+    except AccessFault as fault:
+        fault.position = _position(warps, n, fault.position, 8 * count)
+        raise
     matrices = data.reshape(-1, count, 8, 8)
     if trans:
         matrices = np.ascontiguousarray(matrices.transpose(0, 1, 3, 2))
@@ -152,7 +158,7 @@ def stmatrix(
     trans: bool,
 ) -> None:
     """The inverse of ``ldmatrix``."""
-    count = len(registers)
+    count, n = len(registers), address.size
     address = np.ascontiguousarray(warps.spread(address)[:, : 8 * count])
     rows = np.ascontiguousarray(warps.spread(rows)[:, : 8 * count])
     words = np.stack([warps.spread(r) for r in registers], axis=1)
@@ -160,4 +166,14 @@ def stmatrix(
     if trans:
         matrices = matrices.transpose(0, 1, 3, 2)
     data = np.ascontiguousarray(matrices).reshape(-1).view(np.complex128)
-    memory.store(address.reshape(-1), data, 4, rows.reshape(-1))
+    try:
+        memory.store(address.reshape(-1), data, 4, rows.reshape(-1))
+    except AccessFault as fault:
+        fault.position = _position(warps, n, fault.position, 8 * count)
+        raise
+
+
+def _position(warps: WholeWarps, n: int, row: int, rows_per_warp: int) -> int:
+    """The lane (of the group) that gave the address of a matrix row."""
+    lanes = warps.spread(np.arange(n))[:, :rows_per_warp]
+    return int(lanes.reshape(-1)[row])

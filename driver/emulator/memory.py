@@ -21,6 +21,8 @@ from urdir.driver.emulator.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, Ac
 
 Array = npt.NDArray[Any]
 
+Update = Callable[[Array, Array, Array | None], Array]
+
 #: First address of the range: unlike null, host pointers and small integers.
 BASE_ADDRESS = 0x7A00_0000_0000
 ALIGNMENT = 512
@@ -277,21 +279,25 @@ class Memory:
         if not (allocation.is_written or allocation.scan()):
             allocation.shadows[shift][index] = _ALL_WRITTEN[shift]
 
-    def update(
-        self, addresses: Array, shift: int, operation: Callable[[Array, Array], Array]
-    ) -> Array:
-        """An atomic read-modify-write: ``operation(view, index) -> old values``."""
+    def update(self, addresses: Array, shift: int, operation: Update) -> Array:
+        """An atomic read-modify-write: ``operation(view, index, lanes) -> old values``.
+
+        ``lanes`` are the positions that the index belongs to, None for all.
+        """
         allocation, index = self._locate(addresses, shift, "atomic access")
         if allocation is None:
             result = np.empty(addresses.size, ELEMENTS[shift])
-            raise self._fault(addresses, 0, shift, "atomic access across allocations") from None
+            for at, _ in self._by_allocation(addresses, shift, "atomic access"):
+                found, index = self._locate(addresses[at], shift, "atomic access")
+                assert found is not None
+                result[at] = operation(found.views[shift], index, at).view(result.dtype)
+            return result
         if not (allocation.is_written or allocation.scan()):
             flags = allocation.shadows[shift].take(index).view(np.uint8)
             if flags.min() != _WRITTEN:
                 bad = int(flags.argmin()) >> shift
                 raise self._fault(addresses, bad, shift, "atomic access to never-written bytes")
-        result = operation(allocation.views[shift], index)
-        return result
+        return operation(allocation.views[shift], index, None)
 
     def _locate(self, addresses: Array, shift: int, action: str) -> tuple[Allocation | None, Array]:
         """The one allocation that all addresses lie in and their element index in it.

@@ -59,9 +59,7 @@ def operation(
     return register
 
 
-def find(
-    instruction: Instruction, sm: int, version: Version
-) -> tuple[Operation, re.Match[str]]:
+def find(instruction: Instruction, sm: int, version: Version) -> tuple[Operation, re.Match[str]]:
     """The operation of an instruction; raises CompileError where the target has none."""
     where = f"PTX line {instruction.line}"
     forms = TABLE.get(instruction.parts[0])

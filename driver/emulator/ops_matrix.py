@@ -11,7 +11,9 @@ from urdir.ptxgen.ptx import Operand, Vector
 
 
 def _registers(e: Emitter, operand: Operand, count: int) -> list[Operand]:
-    elements = list(operand.elements) if isinstance(operand, Vector) else [operand]
+    elements: list[Operand] = [operand]
+    if isinstance(operand, Vector):
+        elements = list(operand.elements)
     if len(elements) != count:
         raise e.fail(f"a fragment of {count} registers is needed, not {len(elements)}")
     return elements

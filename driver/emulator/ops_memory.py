@@ -11,9 +11,7 @@ from urdir.ptxgen.ptx import Address, Discard, Operand, Symbol, Vector
 _SCOPE = r"(?:\.(?:cta|cluster|gpu|sys))?"
 _ORDER = rf"(?:\.(?:weak|volatile|relaxed|release|mmio){_SCOPE})?"
 _POLLING = rf"\.(?:volatile|relaxed|acquire|mmio){_SCOPE}"
-_HINTS = (
-    r"(?:\.(?:ca|cg|cs|lu|cv|wb|wt))?(?:\.L1::\w+)?(?:\.L2::(?:evict_\w+|\d+B|cache_hint))*"
-)
+_HINTS = r"(?:\.(?:ca|cg|cs|lu|cv|wb|wt))?(?:\.L1::\w+)?(?:\.L2::(?:evict_\w+|\d+B|cache_hint))*"
 _TYPE = r"(?:\.(v2|v4|v8))?\.(b8|b16|b32|b64|[us]8|[us]16|[us]32|[us]64|f16|f32|f64)"
 
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}

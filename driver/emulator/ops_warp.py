@@ -15,12 +15,17 @@ def lane_operand(e: Emitter, operand: Operand) -> str:
     return str(value & 0xFFFFFFFF) if value is not None else e.full(operand, "u4")
 
 
+def two_targets(operand: Operand) -> tuple[Operand, Operand]:
+    """``d|p`` as d and p; of a lone ``d`` p is discarded."""
+    if isinstance(operand, Pair):
+        return operand.first, operand.second
+    return operand, Discard()
+
+
 @operation(r"shfl\.sync\.(up|down|bfly|idx)\.b32", converges=True)
 def _shfl(e: Emitter, m: re.Match[str]) -> None:
-    target, a, b, c, _ = e.operands
-    valid: Operand = Discard()
-    if isinstance(target, Pair):
-        target, valid = target.first, target.second
+    pair, a, b, c, _ = e.operands
+    target, valid = two_targets(pair)
     by, clamp = lane_operand(e, b), lane_operand(e, c)
     source = e.full(a, "u4")
     if not isinstance(valid, Discard):
@@ -51,10 +56,8 @@ def _activemask(e: Emitter, m: re.Match[str]) -> None:
 
 @operation(r"match\.(any|all)\.sync\.(b32|b64)", converges=True)
 def _match(e: Emitter, m: re.Match[str]) -> None:
-    target, a, mask = e.operands
-    same: Operand = Discard()
-    if isinstance(target, Pair):
-        target, same = target.first, target.second
+    pair, a, mask = e.operands
+    target, same = two_targets(pair)
     element = NUMPY[m[2]]
     e.line(f"v, w = W.match({m[1]!r}, {e.full(a, element)}, {lane_operand(e, mask)})")
     e.line(f"{e.target(target, 'u4')}[...] = v")

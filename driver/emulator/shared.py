@@ -109,8 +109,7 @@ class SharedMemory:
         return AccessFault(
             position,
             MISALIGNED_ADDRESS if misaligned else ILLEGAL_ADDRESS,
-            f"{what}, {1 << shift} bytes at shared address 0x{address:x}, "
-            f"{self.describe(address)}",
+            f"{what}, {1 << shift} bytes at shared address 0x{address:x}, {self.describe(address)}",
         )
 
     def describe(self, address: int) -> str:

@@ -66,14 +66,15 @@ class GlobalSpace:
         """Old values of the active lanes."""
         shift = a.itemsize.bit_length() - 1
 
-        def update(view: Array, index: Array) -> Array:
-            second = None if b is None else pick(b, q)
-            old, changed = read_modify_write(operation, view, index, pick(a, q), second)
+        def update(view: Array, index: Array, lanes: Array | None) -> Array:
+            first = pick(pick(a, q), lanes)
+            second = None if b is None else pick(pick(b, q), lanes)
+            old, changed = read_modify_write(operation, view, index, first, second)
             self.changes.count += changed
             return old
 
         try:
-            return self.memory.update(pick(address, q), shift, update)
+            return self.memory.update(pick(address, q), shift, update).view(a.dtype)
         except AccessFault as fault:
             if q is not None:
                 fault.position = int(q[fault.position])

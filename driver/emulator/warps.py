@@ -71,9 +71,7 @@ class WholeWarps:
         return n // WARP
 
     def _sources(self, mode: str, b: Array | int, c: Array | int) -> tuple[Array, Array]:
-        operands = [
-            v if isinstance(v, int) else self.spread(v).astype(np.int64) for v in (b, c)
-        ]
+        operands = [v if isinstance(v, int) else self.spread(v).astype(np.int64) for v in (b, c)]
         source, valid = _source_lanes(mode, *operands)
         shape = np.broadcast_shapes(source.shape, (1, WARP))
         return np.broadcast_to(source, shape), np.broadcast_to(valid, shape)
@@ -147,7 +145,7 @@ class ScatteredWarps(WholeWarps):
     def __init__(self, lanes: Array) -> None:
         warps, row = np.unique(lanes >> 5, return_inverse=True)
         self.slot = row * WARP + (lanes & 31)
-        self.rows = warps.size
+        self.rows = int(warps.size)
         self.present = np.zeros((self.rows, WARP), np.bool_)
         self.present.reshape(-1)[self.slot] = True
 
@@ -159,7 +157,8 @@ class ScatteredWarps(WholeWarps):
 
     def collect(self, values: Array) -> Array:
         """The values of the present lanes."""
-        return values.reshape(-1)[self.slot]
+        present: Array = values.reshape(-1)[self.slot]
+        return present
 
     def per_warp(self, value: Array | int) -> Array | int:
         """The value of each warp's first present lane."""
@@ -167,7 +166,8 @@ class ScatteredWarps(WholeWarps):
             return value
         assert self.present is not None
         first = self.present.argmax(1)
-        return self.spread(value)[np.arange(self.rows), first][:, None]
+        column: Array = self.spread(value)[np.arange(self.rows), first][:, None]
+        return column
 
     def _rows(self, n: int) -> int:
         return self.rows
@@ -205,9 +205,9 @@ def _pack(flags: Array) -> Array:
     return np.packbits(flags, axis=1, bitorder="little").view(np.uint32)
 
 
-def _reduction(ufunc: np.ufunc, identity: Callable[[np.dtype[Any]], int]) -> Callable[
-    [np.dtype[Any]], tuple[Callable[..., Array], Any]
-]:
+def _reduction(
+    ufunc: np.ufunc, identity: Callable[[np.dtype[Any]], int]
+) -> Callable[[np.dtype[Any]], tuple[Callable[..., Array], Any]]:
     def make(dtype: np.dtype[Any]) -> tuple[Callable[..., Array], Any]:
         return functools.partial(ufunc.reduce, dtype=dtype), dtype.type(identity(dtype))
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator import arithmetic
+from urdir.driver.emulator import arithmetic, formats, integers
+from urdir.driver.emulator.arena import Carver, free_arena
 from urdir.driver.emulator.asynchronous import Asynchronous
 from urdir.driver.emulator.compile import Program
+from urdir.driver.emulator.groups import Lanes
 from urdir.driver.emulator.layout import SPECIALS
 from urdir.driver.emulator.matrix import ldmatrix, mma, stmatrix
+from urdir.driver.emulator.memory import Memory
 from urdir.driver.emulator.shared import SharedMemory
 from urdir.driver.emulator.spaces import Changes, GenericSpace, GlobalSpace, SharedSpace, pick
 from urdir.driver.emulator.warps import ScatteredWarps, WholeWarps
@@ -27,20 +30,19 @@ _TYPES = {
     "f8": np.float64, "c16": np.complex128, "b1": np.bool_,
 }  # fmt: skip
 
-_NUMPY = {
-    name: getattr(np, name)
-    for name in (
-        "absolute add bitwise_and bitwise_count bitwise_or bitwise_xor ceil clip copysign copyto "
-        "cos count_nonzero divide empty equal exp2 floor floor_divide fmod greater greater_equal "
-        "invert isfinite isinf isnan left_shift less less_equal log2 logical_not logical_or "
-        "maximum minimum multiply negative not_equal right_shift rint sin sqrt subtract tanh "
-        "trunc where"
-    ).split()
-}
+_NUMPY_NAMES = (
+    "absolute", "add", "bitwise_and", "bitwise_count", "bitwise_or", "bitwise_xor", "ceil",
+    "clip", "copysign", "copyto", "cos", "count_nonzero", "divide", "empty", "equal", "exp2",
+    "floor", "floor_divide", "fmod", "greater", "greater_equal", "invert", "isfinite",
+    "isinf", "isnan", "left_shift", "less", "less_equal", "log2", "logical_not", "logical_or",
+    "maximum", "minimum", "multiply", "negative", "not_equal", "right_shift", "rint", "sin",
+    "sqrt", "subtract", "tanh", "trunc", "where",
+)  # fmt: skip
 
 _ARITHMETIC = {
     name: value
-    for name, value in vars(arithmetic).items()
+    for module in (arithmetic, formats, integers)
+    for name, value in vars(module).items()
     if isinstance(value, types.FunctionType) and not name.startswith("_")
 }
 
@@ -70,17 +72,29 @@ class Wave:
         self.shared = SharedMemory(ctas, shared_bytes, layout.shared)
         self.memory = GlobalSpace(self.changes)
         shared_space = SharedSpace(self.shared, self.changes)
-        self.asynchronous = Asynchronous(self.lanes, self.shared, self.memory)
+        self.asynchronous = (
+            Asynchronous(self.lanes, self.shared, self.memory)
+            if program.uses_asynchronous
+            else None
+        )
+        shapes = {name: self._temp_shape(name) for name in sorted(program.temps)}
+        total = sum(64 + self.lanes * max(1, width) for width in layout.widths)
+        total += sum(64 + 16 * int(np.prod(shape)) for shape, _ in shapes.values())
+        self.arena = free_arena(total)
+        carver = Carver(self.arena)
         self.registers = {
-            number: np.zeros(self.lanes, f"u{width}" if width else np.bool_)
+            number: carver.array((self.lanes,), f"u{width}" if width else np.bool_)
             for number, width in enumerate(layout.widths)
         }
+        self._temps = {name: carver.array(*shape) for name, shape in shapes.items()}
         self.params = np.zeros(-(-max(1, layout.param_bytes) // 16) * 16, np.uint8)
+        self._bases: dict[str, Array] = {}
+        self._placed: object = None
         self.specials = {name: self._special(name) for name in program.specials}
         self._set_thread_numbers(cluster)
         self.common: dict[str, Any] = {
             **_TYPES,
-            **_NUMPY,
+            **{name: getattr(np, name) for name in _NUMPY_NAMES},
             **_ARITHMETIC,
             **layout.constant_arrays,
             **{f"P_{e}": self.params.view(t) for e, t in _TYPES.items() if e[0] != "c"},
@@ -88,14 +102,13 @@ class Wave:
             "shared": shared_space,
             "generic": GenericSpace(self.memory, shared_space),
             "machine": self,
-            "pick": _pick,
+            "pick": pick,
             "scatter_warps": ScatteredWarps,
             "asynchronous": self.asynchronous,
             "mma": mma,
             "ldmatrix": ldmatrix,
             "stmatrix": stmatrix,
         }
-        self._temps: dict[str, Array] = {}
         self._bound: dict[tuple[int, int], Functions] = {}
         self._scattered: Functions | None = None
 
@@ -103,18 +116,16 @@ class Wave:
 
     def _special(self, name: str) -> Array:
         stem, element = name.rsplit("_", 1)
-        base = self.__dict__.setdefault("_bases", {})
-        if stem not in base:
+        if stem not in self._bases:
             known = next((s for s in SPECIALS.values() if s.name == stem), None)
             uniform = known is None or known.uniform
             size = 1 if uniform else self.lanes
-            base[stem] = np.zeros(size, f"u{known.width if known else 8}")
-        array: Array = base[stem]
-        return array.view(_TYPES[element])
+            self._bases[stem] = np.zeros(size, f"u{known.width if known else 8}")
+        return self._bases[stem].view(_TYPES[element])
 
     def set_special(self, stem: str, value: Array | int) -> None:
         """Set a special register of all lanes, where the program reads it."""
-        array = self.__dict__.get("_bases", {}).get(stem)
+        array = self._bases.get(stem)
         if array is not None:
             array[...] = value
 
@@ -144,33 +155,63 @@ class Wave:
 
     def set_ctas(self, first: int, grid: Extent, cluster: Extent, sm_count: int) -> None:
         """The wave holds CTAs ``first``, ``first + 1``, ... of the grid (x fastest)."""
-        cta = first + self.numbers // self.lanes_per_cta
+        if self._placed == (first, grid, sm_count):
+            return
+        self._placed = (first, grid, sm_count)
+        cta = first + np.arange(self.ctas)
         index = (cta % grid[0], cta // grid[0] % grid[1], cta // (grid[0] * grid[1]))
         rank: Array = np.zeros_like(cta)
         size = 1
         for axis, at, extent, clusters in zip("xyz", index, grid, cluster, strict=True):
-            self.set_special(f"s_ctaid_{axis}", at)
+            self._set_per_cta(f"s_ctaid_{axis}", at)
             self.set_special(f"s_nctaid_{axis}", extent)
-            self.set_special(f"s_clusterid_{axis}", at // clusters)
+            self._set_per_cta(f"s_clusterid_{axis}", at // clusters)
             self.set_special(f"s_nclusterid_{axis}", extent // clusters)
-            self.set_special(f"s_cluster_ctaid_{axis}", at % clusters)
+            self._set_per_cta(f"s_cluster_ctaid_{axis}", at % clusters)
             rank = rank + at % clusters * size
             size *= clusters
-        self.set_special("s_cluster_ctarank", rank)
-        self.set_special("s_smid", cta % sm_count)
+        self._set_per_cta("s_cluster_ctarank", rank)
+        self._set_per_cta("s_smid", cta % sm_count)
         self.set_special("s_nsmid", sm_count)
+
+    def _set_per_cta(self, stem: str, values: Array) -> None:
+        array = self._bases.get(stem)
+        if array is not None:
+            array.reshape(self.ctas, -1)[...] = values[:, None]
+
+    def begin(self, memory: Memory, params: bytes, symbols: Mapping[str, int]) -> None:
+        """Make ready for new CTAs: parameters, addresses of variables, fresh shared memory."""
+        self.memory.memory = memory
+        self.params[: len(params)] = np.frombuffer(params, np.uint8)
+        for name, address in symbols.items():
+            self.set_special(f"g_{name}", address)
+        self.shared.clear()
+        if self.asynchronous is not None:
+            self.asynchronous.clear()
+
+    def all_flags(self) -> Array:
+        """Which lanes are threads (all, but for a last warp that is not full), (lanes,) bool."""
+        flags: Array = self.numbers % self.lanes_per_cta < self.threads
+        return flags
+
+    def all_lanes(self) -> Lanes:
+        """The lanes that are threads."""
+        if self.threads == self.lanes_per_cta:
+            return Lanes(0, self.lanes)
+        return Lanes.of(np.flatnonzero(self.all_flags()))
 
     # ---- time ----
 
     def tick(self) -> None:
         """Bring the clocks up to date; called before one is read."""
         self.time += 1
+        cycles, low = 2 * self.time, 0xFFFFFFFF
         for stem, value in (
-            ("s_clock", 2 * self.time), ("s_clock64", 2 * self.time),
-            ("s_clock_hi", 2 * self.time >> 32), ("s_globaltimer", self.time),
-            ("s_globaltimer_lo", self.time), ("s_globaltimer_hi", self.time >> 32),
+            ("s_clock", cycles & low), ("s_clock_hi", cycles >> 32), ("s_clock64", cycles),
+            ("s_globaltimer_lo", self.time & low), ("s_globaltimer_hi", self.time >> 32),
+            ("s_globaltimer", self.time),
         ):  # fmt: skip
-            self.set_special(stem, value & (0xFFFFFFFFFFFFFFFF if "4" in stem or stem == "s_globaltimer" else 0xFFFFFFFF))
+            self.set_special(stem, value)
 
     def sleep(self, nanoseconds: Array) -> None:
         """nanosleep: the emulated clock goes on."""
@@ -193,22 +234,20 @@ class Wave:
         for number, elements in self.program.views.items():
             base = self.registers[number][start:stop]
             for element in elements:
-                view = base.view(_TYPES[element])
+                view: Array = base.view(_TYPES[element])
                 step = view.size // n
                 space[f"r{number}_{element}"] = view[::step] if step > 1 else view
         for temp in self.program.temps:
-            space[temp] = self._temp(temp)[:n]
+            space[temp] = self._temps[temp][:n]
         for name, array in self.specials.items():
             space[name] = array if array.size == 1 else array[start:stop]
         exec(self.program.whole, space)  # the translated kernel
         return [space.get(f"whole{pc}") for pc in range(len(self.program.blocks))]
 
-    def _temp(self, name: str) -> Array:
-        if name not in self._temps:
-            element, _, count = name.split("_", 1)[1].partition("x")
-            shape = (self.lanes, int(count)) if count else (self.lanes,)
-            self._temps[name] = np.empty(shape, _TYPES[element])
-        return self._temps[name]
+    def _temp_shape(self, name: str) -> tuple[tuple[int, ...], type[Any]]:
+        element, _, count = name.split("_", 1)[1].partition("x")
+        shape = (self.lanes, int(count)) if count else (self.lanes,)
+        return shape, _TYPES[element]
 
     def scattered(self) -> Functions:
         """The functions that take the lane numbers of any group."""
@@ -219,7 +258,3 @@ class Wave:
             exec(self.program.scattered[0], space)  # the translated kernel
             self._scattered = [space[f"g{pc}"] for pc in range(len(self.program.blocks))]
         return self._scattered
-
-
-def _pick(values: Array, lanes: Array) -> Array:
-    return pick(values, lanes)

@@ -41,9 +41,7 @@ class Machine:
         )
 
     def compile(self, body: str, params: Sequence[str] = (), target: str = "") -> Program:
-        return compile_entry(
-            ptx.parse(self.module(body, params)), "k", target or self.target
-        )
+        return compile_entry(ptx.parse(self.module(body, params)), "k", target or self.target)
 
     def upload(self, array: Array, kind: str = "device") -> int:
         address = self.memory.allocate(array.nbytes, kind)

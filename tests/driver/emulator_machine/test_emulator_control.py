@@ -109,7 +109,8 @@ def test_barrier_between_uneven_warps(machine: Any) -> None:
     """Warps reach the barrier at different times; 96 threads, the last warp exited."""
     out = machine.upload(np.zeros(4 * 96, "u4"))
     body = START + (
-        ".shared .b32 cell[96]; .reg .b32 %s, %k, %warp; shr.u32 %warp, %me, 5; setp.eq.u32 %p, %warp, 2;"
+        ".shared .b32 cell[96]; .reg .b32 %s, %k, %warp; shr.u32 %warp, %me, 5;"
+        "setp.eq.u32 %p, %warp, 2;"
         "@%p ret; shl.b32 %s, %me, 2; mov.u32 %k, cell; add.u32 %s, %s, %k; mov.u32 %v, %me;"
         "setp.eq.u32 %p, %warp, 0; @%p bra FAST; mov.u32 %n, 0;"
         "SLOW: add.u32 %v, %v, 1; add.u32 %n, %n, 1; setp.lt.u32 %q, %n, 50; @%q bra SLOW;"
@@ -157,7 +158,8 @@ def test_consumer_spins_on_a_later_producer(machine: Any) -> None:
         "ld.param.u64 %flag, [flag]; setp.eq.u32 %q, %cta, 1; @%q bra PRODUCE;" + SPIN +
         "ld.global.u32 %v, [%flag+4];" + STORE + "ret;"
         "PRODUCE: mov.u32 %n, 0; SLOW: add.u32 %n, %n, 1; setp.lt.u32 %p, %n, 300; @%p bra SLOW;"
-        "mov.u32 %v, 42; st.global.u32 [%flag+4], %v; membar.gl; st.release.gpu.global.u32 [%flag], 1;"
+        "mov.u32 %v, 42; st.global.u32 [%flag+4], %v; membar.gl;"
+        "st.release.gpu.global.u32 [%flag], 1;"
     )  # fmt: skip
     machine.run(body, {"flag": flag, "out": out}, ctas=2)
     assert machine.download(out, "u4", 64).tolist() == [42] * 32 + [0] * 32
@@ -181,7 +183,8 @@ def test_grid_barrier(machine: Any, relaxed: bool) -> None:
         "ARRIVED: bar.sync 0; mov.u32 %v, 0; mov.u64 %to, %cells; mov.u32 %k, 0;\n"
         "SUM: ld.global.u32 %n, [%to]; add.u32 %v, %v, %n; add.u64 %to, %to, 4; add.u32 %k, %k, 1;"
         f"setp.lt.u32 %p, %k, {ctas}; @%p bra SUM;\n"
-        f"add.u32 %goal, %goal, {ctas}; bar.sync 0; @!%q bra LEFT; atom.global.add.u32 %n, [%count], 1;"
+        f"add.u32 %goal, %goal, {ctas}; bar.sync 0; @!%q bra LEFT;"
+        "atom.global.add.u32 %n, [%count], 1;"
         f"WAIT2: {load} %n, [%count]; setp.lt.u32 %p, %n, %goal; @%p bra WAIT2;\n"
         "LEFT: bar.sync 0; add.u32 %round, %round, 1; setp.lt.u32 %p, %round, 3; @%p bra ROUND;\n"
     ) + STORE  # fmt: skip
@@ -216,7 +219,7 @@ def test_spinning_in_vain_is_a_deadlock(machine: Any) -> None:
     flag = machine.upload(np.zeros(1, "u4"))
     message = deadlock(machine, "ld.param.u64 %flag, [flag];\n" + SPIN, {"flag": flag}, ctas=2)
     assert message == (
-        "kernel k: deadlock: 64 threads spin at PTX line 8 (ld.acquire.gpu.global.u32 %n, [%flag])"
+        "kernel k: deadlock: 64 threads spin at PTX line 9 (ld.acquire.gpu.global.u32 %n, [%flag])"
         f", address 0x{flag:x}, at offset 0 of the device allocation of 4 bytes at 0x{flag:x}"
     )
 
@@ -238,8 +241,8 @@ def test_barrier_not_reached_by_all(machine: Any) -> None:
     body = "setp.lt.u32 %p, %me, 32; @%p bra A;\nbar.sync 0;\nret;\nA: bar.sync 1;\n"
     message = deadlock(machine, body, {}, threads=64)
     assert "32 threads (thread (0, 0, 0) of CTA (0, 0, 0), ...) wait at barrier 1" in message
-    assert "wait at barrier 0, PTX line 8 (bar.sync 0)" in message
-    assert "PTX line 10 (bar.sync 1)" in message
+    assert "wait at barrier 0, PTX line 9 (bar.sync 0)" in message
+    assert "PTX line 11 (bar.sync 1)" in message
 
 
 def test_shuffle_whose_lanes_never_come(machine: Any) -> None:
@@ -248,7 +251,7 @@ def test_shuffle_whose_lanes_never_come(machine: Any) -> None:
         "A: shfl.sync.bfly.b32 %v, %i, 1, 31, 0xFFFFFFFF;\nbar.sync 0;"
     )
     message = deadlock(machine, body, {}, threads=32)
-    assert "16 threads (thread (0, 0, 0) of CTA (0, 0, 0), ...) wait at PTX line 10" in message
+    assert "16 threads (thread (0, 0, 0) of CTA (0, 0, 0), ...) wait at PTX line 11" in message
     assert "member mask" in message
 
 
@@ -260,7 +263,9 @@ def test_budget(machine: Any) -> None:
 
 def test_trap(machine: Any) -> None:
     body = START + "setp.eq.u32 %p, %i, 37;\n@%p trap;"
-    with pytest.raises(KernelFault, match=r"trap at PTX line 8 .*thread \(5, 0, 0\) of CTA \(1") as e:
+    with pytest.raises(
+        KernelFault, match=r"trap at PTX line 9 .*thread \(5, 0, 0\) of CTA \(1"
+    ) as e:
         machine.execution(body, ctas=2).run()
     assert e.value.code == "CUDA_ERROR_LAUNCH_FAILED"
 
@@ -284,7 +289,10 @@ def test_runs_up_to_its_dependencies(machine: Any) -> None:
 
 def test_two_launches_of_one_program_interleave(machine: Any) -> None:
     """A suspended launch keeps its registers while another one of the same kernel runs."""
-    body = START + "mov.u32 %v, %i; griddepcontrol.wait; ld.param.u64 %at, [bias]; ld.global.u32 %n, [%at]; add.u32 %v, %v, %n;" + STORE
+    body = (
+        START + "mov.u32 %v, %i; griddepcontrol.wait; ld.param.u64 %at, [bias];"
+        "ld.global.u32 %n, [%at]; add.u32 %v, %v, %n;" + STORE
+    )
     program = machine.compile(body, ("out", "bias"))
     outs = [machine.upload(np.zeros(64, "u4")) for _ in range(2)]
     biases = [machine.upload(np.array([b], "u4")) for b in (100, 200)]

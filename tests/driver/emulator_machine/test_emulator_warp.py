@@ -130,7 +130,11 @@ def test_match(machine: Any, rng: Any) -> None:
     a = words(rng, 5)
     a[64:96] = 3
     rows = a.reshape(-1, 32)
-    want = [sum(1 << j for j in range(32) if rows[w, j] == rows[w, i]) for w in range(6) for i in range(32)]
+    want = [
+        sum(1 << j for j in range(32) if rows[w, j] == rows[w, i])
+        for w in range(6)
+        for i in range(32)
+    ]
     got = machine.evaluate(f"match.any.sync.b32 %d, %a, {FULL};", "u4", a)
     assert got.tolist() == want
     code = f"match.all.sync.b32 %x|%p, %a, {FULL}; selp.b32 %d, %x, 0, %p;"
