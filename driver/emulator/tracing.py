@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from urdir.driver.emulator.copies import Interval
-from urdir.driver.emulator.memory import ELEMENTS, Allocation, Array, Update
+from urdir.driver.emulator.machine.memory import ELEMENTS, Allocation, Array, Update
 from urdir.driver.emulator.pinned import UnifiedMemory
 
 _ALL_ONES = tuple(np.full(1 << k, 1, np.uint8).view(ELEMENTS[k])[0] for k in range(5))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver.emulator.compile import Program, compile_entry
-from urdir.driver.emulator.execution import GridExecution, Status
-from urdir.driver.emulator.memory import Memory
+from urdir.driver.emulator.machine.compile import Program, compile_entry
+from urdir.driver.emulator.machine.execution import GridExecution, Status
+from urdir.driver.emulator.machine.memory import Memory
 from urdir.ptxgen import ptx
 
 Array = np.ndarray[Any, Any]

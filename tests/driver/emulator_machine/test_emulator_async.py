@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver.emulator.faults import KernelFault
+from urdir.driver.emulator.machine.faults import KernelFault
 
 START = (
     ".reg .b32 %i, %cta, %size, %v, %s, %k, %n; .reg .b64 %at, %to, %step, %state, %bar;"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from urdir.driver.emulator.compile import compile_entry
-from urdir.driver.emulator.faults import CompileError
+from urdir.driver.emulator.machine.compile import compile_entry
+from urdir.driver.emulator.machine.faults import CompileError
 from urdir.ptxgen import ptx
 
 REGISTERS = ".reg .b32 %a, %b; .reg .f32 %f; .reg .b64 %l; .reg .pred %p; .reg .b16 %h;\n"

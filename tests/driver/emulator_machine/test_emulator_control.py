@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver.emulator.execution import GridExecution, Status, ctas_per_sm
-from urdir.driver.emulator.faults import KernelFault
+from urdir.driver.emulator.machine.execution import GridExecution, Status, ctas_per_sm
+from urdir.driver.emulator.machine.faults import KernelFault
 
 N = 192
 START = (

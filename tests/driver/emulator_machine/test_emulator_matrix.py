@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from urdir.driver.emulator.faults import KernelFault
+from urdir.driver.emulator.machine.faults import KernelFault
 
 WARPS = 3
 LANE = np.arange(32)

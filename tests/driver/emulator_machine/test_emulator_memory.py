@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver.emulator.execution import Status
-from urdir.driver.emulator.faults import CompileError, KernelFault
-from urdir.driver.emulator.memory import Memory, MemoryRangeError, OutOfMemory
+from urdir.driver.emulator.machine.execution import Status
+from urdir.driver.emulator.machine.faults import CompileError, KernelFault
+from urdir.driver.emulator.machine.memory import Memory, MemoryRangeError, OutOfMemory
 
 N = 192
 INDEX = (
@@ -71,8 +71,8 @@ def test_sign_extension_into_wider_registers(machine: Any, rng: Any) -> None:
 
 def test_parameters(machine: Any) -> None:
     """Scalars, vectors and arrays at their offsets."""
-    from urdir.driver.emulator.compile import compile_entry
-    from urdir.driver.emulator.execution import GridExecution
+    from urdir.driver.emulator.machine.compile import compile_entry
+    from urdir.driver.emulator.machine.execution import GridExecution
     from urdir.ptxgen import ptx
 
     text = """.version 7.0
@@ -106,9 +106,9 @@ def test_parameters(machine: Any) -> None:
 
 def test_module_variables(machine: Any) -> None:
     """An initialised table and a counter that keeps its value from launch to launch."""
-    from urdir.driver.emulator.compile import compile_entry
-    from urdir.driver.emulator.execution import GridExecution
-    from urdir.driver.emulator.variables import place_variables
+    from urdir.driver.emulator.machine.compile import compile_entry
+    from urdir.driver.emulator.machine.execution import GridExecution
+    from urdir.driver.emulator.machine.variables import place_variables
     from urdir.ptxgen import ptx
 
     text = """.version 7.0

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.faults import AccessFault
-from urdir.driver.emulator.formats import bf16_to_f32
-from urdir.driver.emulator.shared import SharedMemory
-from urdir.driver.emulator.warps import WholeWarps
+from urdir.driver.emulator.machine.faults import AccessFault
+from urdir.driver.emulator.machine.formats import bf16_to_f32
+from urdir.driver.emulator.machine.shared import SharedMemory
+from urdir.driver.emulator.machine.warps import WholeWarps
 
 Array = npt.NDArray[Any]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from urdir.driver.emulator import (  # noqa: F401 - they fill the table of operations
+from urdir.driver.emulator.machine import (  # noqa: F401 - they fill the table of operations
     ops_async,
     ops_compare,
     ops_convert,
@@ -26,10 +26,10 @@ from urdir.driver.emulator import (  # noqa: F401 - they fill the table of opera
     ops_memory,
     ops_warp,
 )
-from urdir.driver.emulator.emitter import Emitter
-from urdir.driver.emulator.faults import UNSUPPORTED_PTX_VERSION, CompileError
-from urdir.driver.emulator.flow import BarrierForm, Block, Code, Ending, flatten, split
-from urdir.driver.emulator.layout import EntryLayout
+from urdir.driver.emulator.machine.emitter import Emitter
+from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
+from urdir.driver.emulator.machine.flow import BarrierForm, Block, Code, Ending, flatten, split
+from urdir.driver.emulator.machine.layout import EntryLayout
 from urdir.ptxgen.ptx import Instruction, Module
 
 # First PTX ISA version with `.target sm_NN` (PTX ISA, release notes).

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.groups import Lanes
+from urdir.driver.emulator.machine.groups import Lanes
 
 Array = npt.NDArray[Any]
 

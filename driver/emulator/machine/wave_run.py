@@ -8,13 +8,18 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.barriers import Barriers
-from urdir.driver.emulator.compile import Program
-from urdir.driver.emulator.diagnosis import Diagnosis
-from urdir.driver.emulator.faults import LAUNCH_FAILED, LAUNCH_TIMEOUT, AccessFault, KernelFault
-from urdir.driver.emulator.flow import Block, Ending
-from urdir.driver.emulator.groups import WARP, Lanes
-from urdir.driver.emulator.wave import Wave
+from urdir.driver.emulator.machine.barriers import Barriers
+from urdir.driver.emulator.machine.compile import Program
+from urdir.driver.emulator.machine.diagnosis import Diagnosis
+from urdir.driver.emulator.machine.faults import (
+    LAUNCH_FAILED,
+    LAUNCH_TIMEOUT,
+    AccessFault,
+    KernelFault,
+)
+from urdir.driver.emulator.machine.flow import Block, Ending
+from urdir.driver.emulator.machine.groups import WARP, Lanes
+from urdir.driver.emulator.machine.wave import Wave
 from urdir.ptxgen.ptx import Immediate, Operand, Register
 
 Array = npt.NDArray[Any]

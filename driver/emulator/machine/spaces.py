@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.atomics import read_modify_write
-from urdir.driver.emulator.faults import AccessFault
-from urdir.driver.emulator.memory import Memory
-from urdir.driver.emulator.ops_convert import SHARED_WINDOW
-from urdir.driver.emulator.shared import SharedMemory
+from urdir.driver.emulator.machine.atomics import read_modify_write
+from urdir.driver.emulator.machine.faults import AccessFault
+from urdir.driver.emulator.machine.memory import Memory
+from urdir.driver.emulator.machine.ops_convert import SHARED_WINDOW
+from urdir.driver.emulator.machine.shared import SharedMemory
 
 Array = npt.NDArray[Any]
 

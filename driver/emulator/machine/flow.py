@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from urdir.driver.emulator.faults import CompileError
-from urdir.driver.emulator.operations import Operation, find
+from urdir.driver.emulator.machine.faults import CompileError
+from urdir.driver.emulator.machine.operations import Operation, find
 from urdir.ptxgen.ptx import Entry, Immediate, Instruction, Label, Operand, Register, Symbol
 
 

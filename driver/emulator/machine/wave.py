@@ -9,17 +9,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator import arithmetic, formats, integers
-from urdir.driver.emulator.arena import Carver, free_arena
-from urdir.driver.emulator.asynchronous import Asynchronous
-from urdir.driver.emulator.compile import Program
-from urdir.driver.emulator.groups import Lanes
-from urdir.driver.emulator.layout import SPECIALS
-from urdir.driver.emulator.matrix import ldmatrix, mma, stmatrix
-from urdir.driver.emulator.memory import Memory
-from urdir.driver.emulator.shared import SharedMemory
-from urdir.driver.emulator.spaces import Changes, GenericSpace, GlobalSpace, SharedSpace, pick
-from urdir.driver.emulator.warps import ScatteredWarps, WholeWarps
+from urdir.driver.emulator.machine import arithmetic, formats, integers
+from urdir.driver.emulator.machine.arena import Carver, free_arena
+from urdir.driver.emulator.machine.asynchronous import Asynchronous
+from urdir.driver.emulator.machine.compile import Program
+from urdir.driver.emulator.machine.groups import Lanes
+from urdir.driver.emulator.machine.layout import SPECIALS
+from urdir.driver.emulator.machine.matrix import ldmatrix, mma, stmatrix
+from urdir.driver.emulator.machine.memory import Memory
+from urdir.driver.emulator.machine.shared import SharedMemory
+from urdir.driver.emulator.machine.spaces import (
+    Changes,
+    GenericSpace,
+    GlobalSpace,
+    SharedSpace,
+    pick,
+)
+from urdir.driver.emulator.machine.warps import ScatteredWarps, WholeWarps
 
 Array = npt.NDArray[Any]
 Extent = tuple[int, int, int]

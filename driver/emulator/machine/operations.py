@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from urdir.driver.emulator.emitter import Handler
-from urdir.driver.emulator.faults import UNSUPPORTED_PTX_VERSION, CompileError
+from urdir.driver.emulator.machine.emitter import Handler
+from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
 from urdir.ptxgen.ptx import Instruction
 
 Version = tuple[int, int]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.arithmetic import (
+from urdir.driver.emulator.machine.arithmetic import (
     float_max,
     float_min,
     round_directed,

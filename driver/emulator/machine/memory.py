@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, AccessFault
+from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, AccessFault
 
 Array = npt.NDArray[Any]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from urdir.driver.emulator.emitter import Emitter
-from urdir.driver.emulator.matrix import SHAPES
-from urdir.driver.emulator.operations import operation
+from urdir.driver.emulator.machine.emitter import Emitter
+from urdir.driver.emulator.machine.matrix import SHAPES
+from urdir.driver.emulator.machine.operations import operation
 from urdir.ptxgen.ptx import Operand, Vector
 
 

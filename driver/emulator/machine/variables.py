@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from urdir.driver.emulator.emitter import NUMPY, constant_array
-from urdir.driver.emulator.faults import CompileError
-from urdir.driver.emulator.memory import Memory
+from urdir.driver.emulator.machine.emitter import NUMPY, constant_array
+from urdir.driver.emulator.machine.faults import CompileError
+from urdir.driver.emulator.machine.memory import Memory
 from urdir.ptxgen.ptx import Module
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from urdir.driver.emulator.barriers import Barriers
-from urdir.driver.emulator.compile import Program
-from urdir.driver.emulator.faults import AccessFault, KernelFault
-from urdir.driver.emulator.flow import Block
-from urdir.driver.emulator.groups import Lanes
-from urdir.driver.emulator.wave import Wave
+from urdir.driver.emulator.machine.barriers import Barriers
+from urdir.driver.emulator.machine.compile import Program
+from urdir.driver.emulator.machine.faults import AccessFault, KernelFault
+from urdir.driver.emulator.machine.flow import Block
+from urdir.driver.emulator.machine.groups import Lanes
+from urdir.driver.emulator.machine.wave import Wave
 from urdir.ptxgen.ptx import Address, Register, Symbol
 
 Extent = tuple[int, int, int]

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.faults import (
+from urdir.driver.emulator.machine.faults import (
     ILLEGAL_ADDRESS,
     LAUNCH_FAILED,
     MISALIGNED_ADDRESS,
     AccessFault,
 )
-from urdir.driver.emulator.shared import SharedMemory
-from urdir.driver.emulator.spaces import Changes, GlobalSpace
+from urdir.driver.emulator.machine.shared import SharedMemory
+from urdir.driver.emulator.machine.spaces import Changes, GlobalSpace
 
 Array = npt.NDArray[Any]
 

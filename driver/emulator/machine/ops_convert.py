@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from urdir.driver.emulator.emitter import NUMPY, Emitter
-from urdir.driver.emulator.operations import operation
+from urdir.driver.emulator.machine.emitter import NUMPY, Emitter
+from urdir.driver.emulator.machine.operations import operation
 from urdir.ptxgen.ptx import Discard, Operand, Vector
 
 _INTEGER = "u8|s8|u16|s16|u32|s32|u64|s64"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urdir.driver.emulator.compile import target_number
+from urdir.driver.emulator.machine.compile import target_number
 
 # Threads and bytes of shared memory of one SM, by compute capability (CUDA C++ guide, table of
 # technical specifications); the last line that is not above the target counts.

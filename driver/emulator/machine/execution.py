@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from urdir.driver.emulator.arithmetic import underflow
-from urdir.driver.emulator.compile import Program
-from urdir.driver.emulator.memory import Memory
-from urdir.driver.emulator.occupancy import ctas_per_sm
-from urdir.driver.emulator.wave import Wave
-from urdir.driver.emulator.wave_run import Status, WaveRun
+from urdir.driver.emulator.machine.arithmetic import underflow
+from urdir.driver.emulator.machine.compile import Program
+from urdir.driver.emulator.machine.memory import Memory
+from urdir.driver.emulator.machine.occupancy import ctas_per_sm
+from urdir.driver.emulator.machine.wave import Wave
+from urdir.driver.emulator.machine.wave_run import Status, WaveRun
 
 __all__ = ["DEFAULT_BUDGET", "GridExecution", "Status", "ctas_per_sm"]
 

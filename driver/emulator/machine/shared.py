@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, AccessFault
-from urdir.driver.emulator.layout import SharedVariable
-from urdir.driver.emulator.memory import ELEMENTS
+from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, AccessFault
+from urdir.driver.emulator.machine.layout import SharedVariable
+from urdir.driver.emulator.machine.memory import ELEMENTS
 
 Array = npt.NDArray[Any]
 

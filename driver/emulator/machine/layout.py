@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from urdir.driver.emulator.faults import CompileError
+from urdir.driver.emulator.machine.faults import CompileError
 from urdir.ptxgen.ptx import TYPE_BYTES, Entry, Module, Variable
 
 

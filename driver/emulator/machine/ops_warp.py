@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from urdir.driver.emulator.emitter import NUMPY, Emitter
-from urdir.driver.emulator.operations import operation
+from urdir.driver.emulator.machine.emitter import NUMPY, Emitter
+from urdir.driver.emulator.machine.operations import operation
 from urdir.ptxgen.ptx import Discard, Operand, Pair
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from urdir.driver.emulator.emitter import Emitter
-from urdir.driver.emulator.operations import operation
+from urdir.driver.emulator.machine.emitter import Emitter
+from urdir.driver.emulator.machine.operations import operation
 from urdir.ptxgen.ptx import Discard, Operand
 
 _SHARED = r"(?:\.shared(?:::cta|::cluster)?)?"

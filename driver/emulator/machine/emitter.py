@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from urdir.driver.emulator.faults import CompileError
+from urdir.driver.emulator.machine.faults import CompileError
 from urdir.ptxgen.ptx import Address, Discard, Immediate, Instruction, Operand, Register, Symbol
 
 if TYPE_CHECKING:
-    from urdir.driver.emulator.layout import EntryLayout
+    from urdir.driver.emulator.machine.layout import EntryLayout
 
 #: PTX type -> numpy element; bf16 and the packed types are their bits.
 NUMPY: Mapping[str, str] = {

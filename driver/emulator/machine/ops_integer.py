@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from urdir.driver.emulator.emitter import NUMPY, Emitter
-from urdir.driver.emulator.layout import CARRY
-from urdir.driver.emulator.operations import operation
+from urdir.driver.emulator.machine.emitter import NUMPY, Emitter
+from urdir.driver.emulator.machine.layout import CARRY
+from urdir.driver.emulator.machine.operations import operation
 from urdir.ptxgen.ptx import Operand, Register
 
 _WIDE = {"u2": "u4", "i2": "i4", "u4": "u8", "i4": "i8"}
