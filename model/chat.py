@@ -17,11 +17,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from urdir.model.errors import TemplateError
 from urdir.model.gguf import Gguf
+from urdir.model.owner import Owner
 from urdir.model.template_process import TemplateProcess
 from urdir.model.tokenizer import Span, Tokenizer
 
@@ -45,7 +45,7 @@ class Prompt:
     opaque: tuple[Span, ...]  # where message contents spell control tokens
 
 
-class ChatTemplate:
+class ChatTemplate(Owner):
     """Renders and tokenises conversations; a context manager that owns the rendering process."""
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
@@ -99,14 +99,6 @@ class ChatTemplate:
     def close(self) -> None:
         """End the rendering process; closing twice does nothing."""
         self._process.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _variables(self, turns: list[dict[str, str]]) -> dict[str, Any]:
         """What templates expect to be defined."""

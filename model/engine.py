@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from urdir.driver.device import Device
 from urdir.model.config import Config
@@ -17,6 +15,7 @@ from urdir.model.gguf import Gguf
 from urdir.model.knobs import Knobs, read_knobs
 from urdir.model.memory_plan import MemoryPlan
 from urdir.model.observers import PhaseTimer, TensorSummaries
+from urdir.model.owner import Owner
 from urdir.model.session import Session
 from urdir.model.steps import Observer
 from urdir.model.tokenizer import Tokenizer
@@ -40,7 +39,7 @@ def demo_model() -> Path:
     return Path(str(resources.files("urdir.model.data").joinpath("demo-q4_k_m.gguf")))
 
 
-class Engine:
+class Engine(Owner):
     """Everything that turns tokens into tokens; a context manager that frees the device.
 
     ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``load_seconds`` is
@@ -119,14 +118,6 @@ class Engine:
     def close(self) -> None:
         """Free session, weights, device and file, in this order; closing twice does nothing."""
         self._owners.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _observer(knobs: Knobs) -> Observer | None:

@@ -7,10 +7,10 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from urdir.model.errors import TemplateError
+from urdir.model.owner import Owner
 from urdir.model.template_worker import read_message, write_message
 
 TIME_LIMIT = 2.0  # seconds for one rendering
@@ -18,14 +18,16 @@ _START_LIMIT = 30.0  # seconds for Python to start and import Jinja
 _MESSAGE_LIMIT = 300  # characters of a template's own error message
 
 
-class TemplateProcess:
+class TemplateProcess(Owner):
     """Renders templates in a process with limits (2 s, 512 MB, 1 MB of output).
 
     The process starts with the first rendering, stays for the next, and is replaced after it had
-    to be killed. A context manager; not for use by two threads at once.
+    to be killed. Not for use by two threads at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, time_limit: float = TIME_LIMIT) -> None:
+        """``time_limit`` is in seconds of wall clock, for one rendering."""
+        self._time_limit = time_limit
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
@@ -33,14 +35,16 @@ class TemplateProcess:
         process = self._process or self._start()
         request = {"template": template, "variables": variables}
         try:
-            reply, timed_out = _exchange(process, request, TIME_LIMIT)
+            reply, timed_out = _exchange(process, request, self._time_limit)
         except BaseException:  # Ctrl-C: the reply to come would answer the next request
             self.close()
             raise
         if reply is None or timed_out or reply.get("fatal"):
             self.close()
         if timed_out:
-            raise TemplateError(f"the chat template takes longer than {TIME_LIMIT:g} s to render")
+            raise TemplateError(
+                f"the chat template takes longer than {self._time_limit:g} s to render"
+            )
         if reply is None:
             raise TemplateError("the chat template's rendering process died (out of memory?)")
         if "error" in reply:
@@ -61,14 +65,6 @@ class TemplateProcess:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     _close_quietly(pipe)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
         # By path, not -m: it must start even where only this process knows the way to urdir.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from urdir.model.config import Config, expected_tensors
+from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 from urdir.model.upload import STAGING_BYTES, Uploader
 from urdir.ptxgen.formats import Format, format_of
@@ -58,7 +58,7 @@ class LayerWeights:
     k_norm: Slice | None
 
 
-class Weights:
+class Weights(Owner):
     """All weights of a model in one allocation, by tensor name and by role."""
 
     def __init__(self, gguf: Gguf, config: Config, device: Device) -> None:
@@ -128,14 +128,6 @@ class Weights:
     def close(self) -> None:
         """Free the weights; closing twice does nothing."""
         self._arena.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def weight_sizes(gguf: Gguf, config: Config) -> dict[str, int]:

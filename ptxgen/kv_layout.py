@@ -200,7 +200,8 @@ class KvLayout:
         rows = self.elements(cache)[slots]
         if self.dtype == "q8_0":
             scales = self.scales(cache)[slots].astype(np.float32)
-            return rows.astype(np.float32) * np.repeat(scales, GROUP, axis=-1)
+            with np.errstate(invalid="ignore"):  # a scale of infinity: 0 * inf is NaN
+                return rows.astype(np.float32) * np.repeat(scales, GROUP, axis=-1)
         if self.dtype == "bf16":
             return (rows.astype(np.uint32) << 16).view(np.float32)
         return rows.astype(np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.emulator.calls import Refused, option
-from urdir.driver.emulator.memory import Memory
+from urdir.driver.emulator.machine.memory import Memory
 
 Bytes = npt.NDArray[np.uint8]
 Interval = tuple[int, int]

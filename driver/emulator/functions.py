@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import prod
 
 from urdir.driver.emulator.calls import Refused
-from urdir.driver.emulator.compile import Program
+from urdir.driver.emulator.machine.compile import Program
 from urdir.driver.emulator.properties import (
     DEFAULT_SHARED,
     MAX_CLUSTER,

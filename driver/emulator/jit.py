@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 
 from urdir.driver.emulator.calls import Refused
-from urdir.driver.emulator.compile import Program, compile_entry
-from urdir.driver.emulator.faults import CompileError
 from urdir.driver.emulator.images import Image
+from urdir.driver.emulator.machine.compile import Program, compile_entry
+from urdir.driver.emulator.machine.faults import CompileError
 from urdir.driver.emulator.state import Driver
 from urdir.ptxgen import ptx
 

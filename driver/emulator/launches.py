@@ -13,10 +13,10 @@ from typing import Any
 import cuda.bindings.driver as cuda
 
 from urdir.driver.emulator.calls import Refused, driver_call, handle, kernel_params, size_t, uint
-from urdir.driver.emulator.execution import GridExecution, Status
-from urdir.driver.emulator.faults import KernelFault
 from urdir.driver.emulator.functions import Extent, Function
-from urdir.driver.emulator.memory import Memory
+from urdir.driver.emulator.machine.execution import GridExecution, Status
+from urdir.driver.emulator.machine.faults import KernelFault
+from urdir.driver.emulator.machine.memory import Memory
 from urdir.driver.emulator.properties import MAX_BLOCK, MAX_CLUSTER, MAX_GRID, MAX_THREADS
 from urdir.driver.emulator.scheduler import Task
 from urdir.driver.emulator.state import Driver

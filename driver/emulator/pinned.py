@@ -6,7 +6,7 @@ import bisect
 
 import numpy as np
 
-from urdir.driver.emulator.memory import (
+from urdir.driver.emulator.machine.memory import (
     ELEMENTS,
     Allocation,
     Array,

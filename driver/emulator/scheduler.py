@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from urdir.driver.emulator.faults import KernelFault
+from urdir.driver.emulator.machine.faults import KernelFault
 
 #: Rounds over everything runnable in which no task ends, after which it is a deadlock. (Kernels
 #: of two streams may well pass a flag to and fro a few times.)

@@ -11,8 +11,8 @@ from typing import Any
 import cuda.bindings.driver as cuda
 
 from urdir.driver.emulator.calls import Refused, driver_call, handle, uint
-from urdir.driver.emulator.faults import ILLEGAL_ADDRESS, KernelFault
-from urdir.driver.emulator.memory import MemoryRangeError
+from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, KernelFault
+from urdir.driver.emulator.machine.memory import MemoryRangeError
 from urdir.driver.emulator.scheduler import Mark, Queue, Task
 from urdir.driver.emulator.state import Driver
 

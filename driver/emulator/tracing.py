@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from urdir.driver.emulator.copies import Interval
-from urdir.driver.emulator.memory import ELEMENTS, Allocation, Array
+from urdir.driver.emulator.machine.memory import ELEMENTS, Allocation, Array, Update
 from urdir.driver.emulator.pinned import UnifiedMemory
 
 _ALL_ONES = tuple(np.full(1 << k, 1, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
@@ -103,9 +103,7 @@ class TracedMemory:
         self._memory.store(addresses, values, shift)
         self._record(self.trace.writes, addresses, shift)
 
-    def update(
-        self, addresses: Array, shift: int, operation: Callable[[Array, Array], Array]
-    ) -> Array:
+    def update(self, addresses: Array, shift: int, operation: Update) -> Array:
         """A recorded atomic operation: a write. (Two of them in unordered nodes are a race.)"""
         result = self._memory.update(addresses, shift, operation)
         self._record(self.trace.writes, addresses, shift)

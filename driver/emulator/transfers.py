@@ -20,7 +20,7 @@ from urdir.driver.emulator.calls import (
     ushort,
 )
 from urdir.driver.emulator.copies import Box, Copy, Fill, Staged, copy_2d, copy_3d
-from urdir.driver.emulator.memory import MemoryRangeError, OutOfMemory
+from urdir.driver.emulator.machine.memory import MemoryRangeError, OutOfMemory
 from urdir.driver.emulator.scheduler import CallTask, Queue
 from urdir.driver.emulator.state import Driver
 from urdir.driver.emulator.streams import enqueue, stream_of, wait

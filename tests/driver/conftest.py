@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,3 +105,19 @@ def make_kernel() -> Callable[..., TextKernel]:
         return TextKernel(**{"rendered": ([],), **fields})
 
     return make
+
+
+@pytest.fixture
+def start_python() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """``start_python(script, *argv)``: another interpreter that finds what this one finds."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(script: str, *argv: object) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", script, *map(str, argv)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        started.append(subprocess.Popen(command, env=environment))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 import stat
-import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from urdir.driver.cache import CacheWarning, CubinCache
 from urdir.driver.errors import DriverError
+
+Start = Callable[..., Any]
 
 
 def test_returns_what_was_put(tmp_path: Path) -> None:
@@ -123,25 +125,23 @@ def test_vanished_folder_costs_a_warning(tmp_path: Path) -> None:
     assert cache.get("k") is None
 
 
-def _hammer(folder: Path, seed: int) -> None:
-    warnings.simplefilter("error")
-    cache = CubinCache(folder, limit=40_000)
-    for i in range(60):
-        key = f"k{(i * 7 + seed) % 10}"
-        found = cache.get(key)
-        if found is not None and found != key.encode() * 4000:
-            os._exit(3)
-        cache.put(key, key.encode() * 4000)
+_HAMMER = """
+import sys, warnings
+from pathlib import Path
+from urdir.driver.cache import CubinCache
+
+warnings.simplefilter("error")
+cache = CubinCache(Path(sys.argv[1]), limit=40_000)
+for i in range(60):
+    key = f"k{(i * 7 + int(sys.argv[2])) % 10}"
+    found = cache.get(key)
+    assert found in (None, key.encode() * 4000), key
+    cache.put(key, key.encode() * 4000)
+"""
 
 
-def test_processes_share_a_folder(tmp_path: Path) -> None:
+def test_processes_share_a_folder(tmp_path: Path, start_python: Start) -> None:
     """Four processes put, read and trim the same entries: none sees another's half entry."""
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_hammer, args=(tmp_path, s)) for s in range(3)]
-    for worker in workers:
-        worker.start()
-    _hammer(tmp_path, 3)
-    for worker in workers:
-        worker.join()
-    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    workers = [start_python(_HAMMER, tmp_path, seed) for seed in range(4)]
+    assert [worker.wait() for worker in workers] == [0, 0, 0, 0]
     assert not list((tmp_path / "cubins").glob(".new-*"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.spec import Access, Param
 
 Make = Callable[..., Any]
+Start = Callable[..., Any]
 N = 1000
 
 
@@ -237,24 +237,22 @@ def test_cubin_of_other_parameters_is_not_believed(
         run_ramp(device, make_kernel())
 
 
-def _race(folder: Path, name: str, start: Any, spec: RmsNorm) -> None:
-    start.wait()
-    with Device.open(name, cache_folder=folder) as device:
-        device.load(spec)
+_RACE = """
+import sys
+from pathlib import Path
+from urdir.driver.device import Device
+from urdir.ptxgen.kernels.rms_norm import RmsNorm
+
+with Device.open(sys.argv[1], cache_folder=Path(sys.argv[2])) as device:
+    device.load(RmsNorm(rows=1, cols=64, eps=1e-5))
+"""
 
 
-def test_processes_race_for_one_entry(device_name: str, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    start = context.Event()
-    spec = RmsNorm(rows=1, cols=64, eps=1e-5)
-    args = (tmp_path, device_name, start, spec)
-    workers = [context.Process(target=_race, args=args) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    start.set()
-    for worker in workers:
-        worker.join()
-    assert [worker.exitcode for worker in workers] == [0, 0]
+def test_processes_race_for_one_entry(
+    device_name: str, tmp_path: Path, start_python: Start
+) -> None:
+    workers = [start_python(_RACE, device_name, tmp_path) for _ in range(2)]
+    assert [worker.wait() for worker in workers] == [0, 0]
     assert len(list(tmp_path.glob("*/cubins/*"))) == 1
     with Device.open(device_name, cache_folder=tmp_path) as device:
-        device.load(spec)
+        device.load(RmsNorm(rows=1, cols=64, eps=1e-5))

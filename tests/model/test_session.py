@@ -23,6 +23,7 @@ def engine(data: Path, device_name: str) -> Iterator[Engine]:
         yield opened
 
 
+@pytest.mark.sanitizer
 def test_device_argmax_equals_host_argmax(engine: Engine) -> None:
     session = engine.session
     session.feed(PROMPT)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver.emulator.compile import Program, compile_entry
-from urdir.driver.emulator.execution import GridExecution, Status
-from urdir.driver.emulator.memory import Memory
+from urdir.driver.emulator.machine.compile import Program, compile_entry
+from urdir.driver.emulator.machine.execution import GridExecution, Status
+from urdir.driver.emulator.machine.memory import Memory
 from urdir.ptxgen import ptx
 
 Array = np.ndarray[Any, Any]
@@ -41,9 +41,7 @@ class Machine:
         )
 
     def compile(self, body: str, params: Sequence[str] = (), target: str = "") -> Program:
-        return compile_entry(
-            ptx.parse(self.module(body, params)), "k", target or self.target
-        )
+        return compile_entry(ptx.parse(self.module(body, params)), "k", target or self.target)
 
     def upload(self, array: Array, kind: str = "device") -> int:
         address = self.memory.allocate(array.nbytes, kind)

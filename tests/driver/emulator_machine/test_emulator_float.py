@@ -17,7 +17,9 @@ EDGES = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 2.0**-149, -(2.0**
          3.4028234e38, 65504.0, 0.5, 1.5, 2.5)  # fmt: skip
 
 
-def floats(rng: np.random.Generator, dtype: str = "f4", span: int = 40, finite: bool = False) -> Array:
+def floats(
+    rng: np.random.Generator, dtype: str = "f4", span: int = 40, finite: bool = False
+) -> Array:
     x = rng.standard_normal(N) * 2.0 ** rng.integers(-span, span, N)
     if not finite:
         x[: len(EDGES)] = EDGES
@@ -47,7 +49,7 @@ def round_fraction(x: Fraction, mode: str = "rn", bits: int = 24, low: int = -14
     result = sign * (whole + up) * unit
     limit = (2 - Fraction(1, 2 ** (bits - 1))) * Fraction(2) ** (127 if bits != 11 else 15)
     if abs(result) > limit:
-        toward = mode == "rz" or (mode == "rm") == (sign > 0) and mode != "rn"
+        toward = mode == "rz" or ((mode == "rm") == (sign > 0) and mode != "rn")
         return sign * (float(limit) if toward else math.inf)
     return float(result)
 
@@ -293,9 +295,7 @@ def half_exact(kind: str, function: Any, *inputs: Array) -> Array:
     dtype = np.float16 if kind == "f16" else ml_dtypes.bfloat16
     bits, low = (11, -24) if kind == "f16" else (8, -133)
     rows = zip(*(x.view(dtype).astype("f8").tolist() for x in inputs), strict=True)
-    rounded = [
-        round_fraction(function(*map(Fraction, row)), bits=bits, low=low) for row in rows
-    ]
+    rounded = [round_fraction(function(*map(Fraction, row)), bits=bits, low=low) for row in rows]
     return np.array(rounded).astype(dtype).view("u2")
 
 

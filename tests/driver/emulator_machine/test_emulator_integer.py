@@ -223,7 +223,8 @@ def test_prmt(machine: Any, rng: Any) -> None:
     machine.check("prmt.b32 %d, %a, %b, %c;", "u4", want, a, b, selector)
     for s in (0x3210, 0x7654, 0x0123, 0x5410, 0x4440, 0x9BA8):
         machine.check(
-            f"prmt.b32 %d, %a, %b, {s:#x};", "u4", lanes(lambda x, y, s=s: permute(x, y, s), 32, a, b), a, b
+            f"prmt.b32 %d, %a, %b, {s:#x};", "u4",
+            lanes(lambda x, y, s=s: permute(x, y, s), 32, a, b), a, b,
         )  # fmt: skip
         machine.check(
             f"mov.b32 %d, %a; prmt.b32 %d, %d, 0x4B00, {s:#x};", "u4",

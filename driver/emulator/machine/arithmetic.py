@@ -1,0 +1,210 @@
+"""Floating-point arithmetic that numpy lacks: fused, directed, flushed, saturated.
+
+Everything is a function of whole arrays and exact unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+_TIE = np.int64(np.iinfo(np.int64).min)
+_DROPPED = np.array(35, np.int64)
+_TINY = {np.dtype("f4"): np.float32(2.0**-126), np.dtype("f8"): np.float64(2.0**-1022)}
+
+
+class Underflow:
+    """Set by numpy (errstate ``call``) when an operation underflowed; fma looks at it."""
+
+    seen = False
+
+    def __call__(self, kind: str, flag: int) -> None:
+        """Take numpy's report."""
+        self.seen = True
+
+
+#: The machine runs under ``np.errstate(all="ignore", under="call", call=underflow)``.
+underflow = Underflow()
+
+
+def fma_32(
+    a: Array, b: Array, c: Array, out: Array, product: Array, total: Array, bits: Array
+) -> None:
+    """``out = a * b + c`` rounded once to float32; the last three are float64/int64 scratch.
+
+    The float64 product of two float32 is exact and their sum is rounded to 53 bits, so a second
+    rounding to 24 bits goes wrong only where the float64 sum is inexact and lies on a midpoint of
+    two float32. Both are rare: lanes on a midpoint of normal numbers are found by their low 29
+    bits, subnormal results by the processor's underflow flag.
+    """
+    product[...] = a
+    total[...] = b
+    np.multiply(product, total, product)
+    total[...] = c
+    np.add(product, total, total)
+    np.left_shift(total.view(np.int64), _DROPPED, bits)
+    if np.minimum.reduce(bits) == _TIE:
+        _fix_lanes((bits == _TIE).nonzero()[0], product, c, total)
+    underflow.seen = False
+    narrow = total.astype(np.float32)
+    if underflow.seen:
+        tiny = np.abs(total) < _TINY[narrow.dtype]
+        _fix_lanes(tiny.nonzero()[0], product, c, total)
+        narrow = total.astype(np.float32)
+    out[...] = narrow
+
+
+def _fix_lanes(lanes: Array, product: Array, addend: Array, total: Array) -> None:
+    """Round some lanes' sums to odd, in place.
+
+    Most midpoints are exact sums (of quantised values, say), which need nothing.
+    """
+    x, z = product.take(lanes), total.take(lanes)
+    y = addend.take(lanes) if addend.size > 1 else addend
+    part = z - x
+    error = (x - (z - part)) + (y - part)
+    if np.count_nonzero(error):
+        total[lanes] = to_odd(x, y, z)
+
+
+def to_odd(product: Array, addend: Array, total: Array) -> Array:
+    """product + addend rounded to odd in float64 (Boldo & Melquiond 2008), from its rounded sum.
+
+    An inexact sum whose last bit is even moves one step towards the exact value, so that a later
+    rounding to fewer bits sees that it was inexact.
+    """
+    x, y = product, addend.astype(np.float64)
+    z = total - x
+    error = (x - (total - z)) + (y - z)
+    even = (total.view(np.int64) & 1) == 0
+    fix = even & (error != 0) & np.isfinite(total)
+    return np.where(fix, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)
+
+
+def round_directed(exactto_odd: Array, mode: str) -> Array:
+    """A float64 (rounded to odd) to float32 toward zero, minus or plus infinity."""
+    x = exactto_odd
+    nearest = x.astype(np.float32)
+    back = nearest.astype(np.float64)
+    if mode == "rz":
+        wrong = np.abs(back) > np.abs(x)
+        toward = np.zeros((), np.float32)
+    else:
+        wrong = back > x if mode == "rm" else back < x
+        toward = np.array(-np.inf if mode == "rm" else np.inf, np.float32)
+    return np.where(wrong, np.nextafter(nearest, toward), nearest)
+
+
+def round_to_f32(x: Array, mode: str) -> Array:
+    """float64 to float32 in the rounding mode ``rn``, ``rz``, ``rm`` or ``rp``."""
+    return x.astype(np.float32) if mode == "rn" else round_directed(x, mode)
+
+
+def widen(*values: Array) -> list[Array]:
+    """Operands as float64 of one shape."""
+    return [np.atleast_1d(v).astype(np.float64) for v in np.broadcast_arrays(*values)]
+
+
+def fma_directed(a: Array, b: Array, c: Array, mode: str) -> Array:
+    """fma.{rz,rm,rp}.f32."""
+    x, y, z = widen(a, b, c)
+    product = x * y
+    result = round_directed(to_odd(product, z, product + z), mode)
+    return _zero_sum(result, product, z, mode)
+
+
+def _zero_sum(result: Array, x: Array, y: Array, mode: str) -> Array:
+    """An exact zero sum of opposite terms is -0 when rounding down (IEEE 754, 6.3)."""
+    if mode != "rm":
+        return result
+    cancelled = (x + y == 0) & (np.signbit(x) != np.signbit(y))
+    return np.where(cancelled, np.float32(-0.0), result)
+
+
+def add_directed(a: Array, b: Array, mode: str) -> Array:
+    """add.{rz,rm,rp}.f32."""
+    x, y = widen(a, b)
+    return _zero_sum(round_directed(to_odd(x, y, x + y), mode), x, y, mode)
+
+
+def sub_directed(a: Array, b: Array, mode: str) -> Array:
+    """sub.{rz,rm,rp}.f32."""
+    return add_directed(a, -b, mode)
+
+
+def mul_directed(a: Array, b: Array, mode: str) -> Array:
+    """mul.{rz,rm,rp}.f32."""
+    x, y = widen(a, b)
+    return round_directed(x * y, mode)
+
+
+def div_directed(a: Array, b: Array, mode: str) -> Array:
+    """div.{rz,rm,rp}.f32: the float64 quotient is on the right side of every float32 it is not."""
+    x, y = widen(a, b)
+    return round_directed(x / y, mode)
+
+
+def fma_64(a: Array, b: Array, c: Array) -> Array:
+    """fma.rn.f64, correctly rounded: exact rational arithmetic, lane by lane where not trivial."""
+    from fractions import Fraction
+
+    result = a * b + c
+    for i in np.flatnonzero(np.isfinite(a) & np.isfinite(b) & np.isfinite(c)).tolist():
+        exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
+        if exact:
+            try:
+                result[i] = float(exact)
+            except OverflowError:
+                result[i] = np.inf if exact > 0 else -np.inf
+    return result
+
+
+def flush(x: Array) -> Array:
+    """Subnormals to zero of their sign (.ftz)."""
+    tiny = np.abs(x) < _TINY[x.dtype]
+    if not np.count_nonzero(tiny):
+        return x
+    return np.where(tiny, np.copysign(np.zeros((), x.dtype), x), x)
+
+
+def saturate(x: Array) -> None:
+    """Clamp in place to [0, 1], NaN to 0 (.sat)."""
+    np.fmax(x, 0, out=x)
+    np.fmin(x, 1, out=x)
+    np.add(x, 0, out=x)  # -0 to +0
+
+
+def is_subnormal(x: Array) -> Array:
+    """testp.subnormal."""
+    result: Array = (np.abs(x) < _TINY[x.dtype]) & (x != 0)
+    return result
+
+
+def is_normal(x: Array) -> Array:
+    """testp.normal."""
+    return np.isfinite(x) & (np.abs(x) >= _TINY[x.dtype])
+
+
+def float_min(a: Array, b: Array, out: Array, nan: bool) -> None:
+    """min: a NaN loses (or wins, .NaN), -0 is below +0."""
+    _extreme(np.minimum if nan else np.fmin, a, b, out, np.bitwise_or)
+
+
+def float_max(a: Array, b: Array, out: Array, nan: bool) -> None:
+    """max: a NaN loses (or wins, .NaN), +0 is above -0."""
+    _extreme(np.maximum if nan else np.fmax, a, b, out, np.bitwise_and)
+
+
+def _extreme(choose: np.ufunc, a: Array, b: Array, out: Array, of_zeros: np.ufunc) -> None:
+    choose(a, b, out=out)
+    zero = np.flatnonzero(out == 0)
+    if zero.size:
+        bits = f"u{out.dtype.itemsize}"
+        x, y = (np.broadcast_to(v, out.shape)[zero] for v in (a, b))
+        both = (x == 0) & (y == 0)
+        signs = of_zeros(x.view(bits), y.view(bits)).view(out.dtype)
+        out[zero] = np.where(both, signs, out[zero])

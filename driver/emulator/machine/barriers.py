@@ -1,0 +1,70 @@
+"""CTA barriers: bar.sync and bar.arrive of any number and thread count (PTX ISA 9.7.13.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver.emulator.machine.groups import Lanes
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class Barrier:
+    """One barrier number: threads arrived per CTA, how many are awaited, and who waits where."""
+
+    arrived: Array
+    #: 0: every live thread of the CTA.
+    awaited: Array
+    waiting: list[tuple[int, Lanes]] = field(default_factory=list)
+
+
+class Barriers:
+    """The barriers of all CTAs of a wave."""
+
+    def __init__(self, ctas: int, lanes_per_cta: int) -> None:
+        self.lanes_per_cta = lanes_per_cta
+        self.ctas = ctas
+        self.table: dict[int, Barrier] = {}
+
+    def arrive(self, number: int, count: int, lanes: Lanes, pc: int | None) -> None:
+        """Lanes arrive at a barrier and, unless ``pc`` is None, wait there to go on at ``pc``."""
+        barrier = self.table.get(number)
+        if barrier is None:
+            zeros = np.zeros(self.ctas, np.int64)
+            barrier = self.table[number] = Barrier(zeros, zeros.copy())
+        cta = lanes.numbers() // self.lanes_per_cta
+        barrier.arrived += np.bincount(cta, minlength=self.ctas)
+        barrier.awaited[np.unique(cta)] = count
+        if pc is not None:
+            barrier.waiting.append((pc, lanes))
+
+    def release(self, live: Array) -> list[tuple[int, Lanes]]:
+        """Groups (pc, lanes) whose barrier is complete, given the live threads per CTA."""
+        released = []
+        for barrier in self.table.values():
+            needed = np.where(barrier.awaited, barrier.awaited, live)
+            done = (barrier.arrived >= needed) & (barrier.arrived > 0)
+            if not done.any():
+                continue
+            barrier.arrived[done] = 0
+            still = []
+            for pc, lanes in barrier.waiting:
+                go = done[lanes.numbers() // self.lanes_per_cta]
+                if go.all():
+                    released.append((pc, lanes))
+                elif go.any():
+                    released.append((pc, lanes.pick(go)))
+                    still.append((pc, lanes.pick(~go)))
+                else:
+                    still.append((pc, lanes))
+            barrier.waiting = still
+        return released
+
+    def waiting(self) -> list[tuple[int, int, Lanes]]:
+        """(barrier number, pc to go on at, lanes) of everybody who waits."""
+        return [(n, pc, lanes) for n, b in self.table.items() for pc, lanes in b.waiting]

@@ -1,0 +1,307 @@
+"""An entry translated, block by block, to Python over numpy arrays.
+
+Each block of straight-line code becomes a function. A group that is a range of whole warps runs
+``f<pc>()``, whose names are views of the register file itself. Any other group runs ``g<pc>(L)``,
+the same text over gathered copies of the registers that it reads, written back at its end; those
+are compiled when first needed. A function returns the next pc, ``~pc`` when the scheduler must
+look at the block's ``ending`` first, or the mask of the lanes that take a branch.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+from urdir.driver.emulator.machine import (  # noqa: F401 - they fill the table of operations
+    ops_async,
+    ops_compare,
+    ops_convert,
+    ops_float,
+    ops_integer,
+    ops_matrix,
+    ops_memory,
+    ops_warp,
+)
+from urdir.driver.emulator.machine.emitter import Emitter
+from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
+from urdir.driver.emulator.machine.flow import BarrierForm, Block, Code, Ending, flatten, split
+from urdir.driver.emulator.machine.layout import EntryLayout
+from urdir.ptxgen.ptx import Instruction, Module
+
+# First PTX ISA version with `.target sm_NN` (PTX ISA, release notes).
+_TARGETS: Mapping[int, tuple[int, int]] = {
+    50: (4, 0), 52: (4, 1), 53: (4, 2), 60: (5, 0), 61: (5, 0), 62: (5, 0), 70: (6, 0),
+    72: (6, 1), 75: (6, 3), 80: (7, 0), 86: (7, 1), 87: (7, 4), 88: (9, 0), 89: (7, 8),
+    90: (7, 8), 100: (8, 6), 101: (8, 6), 103: (8, 8), 110: (9, 0), 120: (8, 7), 121: (8, 8),
+}  # fmt: skip
+_ASYNCHRONOUS = ("asynchronous.", "v = asynchronous.")
+
+#: The newest PTX ISA that the emulated driver takes.
+NEWEST_VERSION = (9, 0)
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """One entry, ready to run on any number of lanes."""
+
+    name: str
+    layout: EntryLayout
+    target: str
+    blocks: list[Block]
+    #: (offset, size) in bytes of each parameter.
+    param_layout: tuple[tuple[int, int], ...]
+    param_bytes: int
+    static_shared_bytes: int
+    max_threads: int
+    required_threads: tuple[int, ...] | None
+    register_count: int
+    instructions: Mapping[int, str]
+    #: Instructions of each pc's whole function.
+    costs: list[int]
+    whole: CodeType
+    #: Generated line -> PTX line, of ``whole`` and of ``scattered``.
+    whole_lines: list[int]
+    views: Mapping[int, frozenset[str]]
+    temps: frozenset[str]
+    specials: frozenset[str]
+    compile_scattered: Callable[[], tuple[CodeType, list[int]]]
+    uses_dependencies: bool
+    uses_asynchronous: bool
+    cluster: tuple[int, ...] | None
+    _scattered: tuple[CodeType, list[int]] | None = None
+    #: Idle register files, see wave.py.
+    idle: dict[object, list[Any]] = field(default_factory=dict)
+
+    @property
+    def scattered(self) -> tuple[CodeType, list[int]]:
+        """The functions for scattered groups, and their line table."""
+        if self._scattered is None:
+            self._scattered = self.compile_scattered()
+        return self._scattered
+
+    def line_tables(self) -> dict[str, list[int]]:
+        """PTX line of each generated line, by the file name in tracebacks."""
+        tables = {self.whole.co_filename: self.whole_lines}
+        if self._scattered is not None:
+            code, lines = self._scattered
+            tables[code.co_filename] = lines
+        return tables
+
+    @property
+    def exit(self) -> int:
+        """The pc of threads that have ended."""
+        return len(self.blocks)
+
+
+def target_number(target: str) -> int:
+    """90 for "sm_90" and "sm_90a"."""
+    m = re.fullmatch(r"sm_(\d+)[af]?", target)
+    if m is None:
+        raise CompileError(f"{target!r} is not a target")
+    return int(m[1])
+
+
+def compile_entry(module: Module, entry_name: str, target: str) -> Program:
+    """Translate ``entry_name`` for a device that is ``target`` ("sm_90").
+
+    Raises CompileError, with the driver's error name and the PTX line, for whatever ptxas would
+    refuse and for what the emulator lacks.
+    """
+    sm = _check_target(module, target)
+    entry = module.entries.get(entry_name)
+    if entry is None:
+        known = ", ".join(module.entries) or "none"
+        raise CompileError(f"no entry {entry_name!r} in the module (it has: {known})")
+    layout = EntryLayout(module, entry)
+    blocks, codes = split(flatten(entry, sm, module.version))
+    whole = _translate(layout, blocks, codes, scattered=False)
+    directives = entry.directives
+    threads = 1
+    for extent in directives.get("maxntid", directives.get("reqntid", (1024,))):
+        threads *= extent
+    return Program(
+        entry_name,
+        layout,
+        target,
+        blocks,
+        tuple(layout.parameters[p.name] for p in entry.parameters),
+        layout.param_bytes,
+        layout.static_shared_bytes,
+        min(threads, 1024),
+        directives.get("reqntid"),
+        _register_estimate(layout),
+        {i.line: i.text for i in entry.instructions},
+        [block.whole_cost for block in blocks],
+        compile(whole.text, whole.filename, "exec"),
+        whole.lines,
+        {number: frozenset(elements) for number, elements in whole.views.items()},
+        frozenset(whole.temps),
+        frozenset(whole.specials),
+        functools.partial(_compile_scattered, layout, blocks, codes),
+        any(b.ending is Ending.DEPENDENCIES for b in blocks),
+        any(line.lstrip().startswith(_ASYNCHRONOUS) for line in whole.parts),
+        directives.get("reqnctapercluster"),
+    )
+
+
+def _check_target(module: Module, target: str) -> int:
+    wanted, posed = target_number(module.target), target_number(target)
+    if wanted > posed or (module.target[-1] in "af" and module.target != target):
+        raise CompileError(f"the module is for {module.target}, which the device ({target}) is not")
+    first = _TARGETS.get(wanted)
+    if first is None:
+        raise CompileError(f"unknown target {module.target}")
+    version = f"{module.version[0]}.{module.version[1]}"
+    if module.version < first:
+        raise CompileError(
+            f".target {module.target} needs .version {first[0]}.{first[1]}, not {version}",
+            UNSUPPORTED_PTX_VERSION,
+        )
+    if module.version > NEWEST_VERSION:
+        raise CompileError(
+            f".version {version} is newer than this driver's "
+            f"{NEWEST_VERSION[0]}.{NEWEST_VERSION[1]}",
+            UNSUPPORTED_PTX_VERSION,
+        )
+    return wanted
+
+
+def _register_estimate(layout: EntryLayout) -> int:
+    """32-bit registers a thread, at most what declared ones need (no allocation is modelled)."""
+    words = sum(max(1, width // 4) for width in layout.widths if width)
+    return min(255, max(16, words))
+
+
+@dataclass(slots=True)
+class _Text:
+    """Generated source with the PTX line of each of its lines."""
+
+    filename: str
+    parts: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=lambda: [0])
+    views: dict[int, set[str]] = field(default_factory=dict)
+    temps: set[str] = field(default_factory=set)
+    specials: set[str] = field(default_factory=set)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.parts)
+
+    def add(self, line: str, source: int = 0) -> None:
+        self.parts.append(line)
+        self.lines.append(source)
+
+
+def _translate(
+    layout: EntryLayout, blocks: list[Block], codes: list[Code], scattered: bool
+) -> _Text:
+    kind = "scattered" if scattered else "whole"
+    result = _Text(f"<emulated {layout.entry.name}, {kind}>")
+    for pc, block in enumerate(blocks):
+        if not scattered and not block.leads:
+            continue
+        end = block.end if scattered else block.whole_end
+        last = block if scattered else blocks[block.last]
+        emitter = Emitter(layout)
+        for code in codes[block.start : end]:
+            _emit(emitter, code)
+        terminator = _terminator(emitter, last)
+        if scattered:
+            _gathering(result, emitter, pc, terminator)
+        else:
+            result.add(f"def whole{pc}():")  # not f2, f4: those are types
+            for line, source in zip(emitter.lines, emitter.sources, strict=True):
+                result.add(line, source)
+            for line in terminator:
+                result.add(line)
+            for number, elements in emitter.used.items():
+                result.views.setdefault(number, set()).update(elements)
+            result.temps |= emitter.temps
+            result.specials |= emitter.specials
+    return result
+
+
+def _emit(emitter: Emitter, code: Code) -> None:
+    instruction: Instruction = code.instruction
+    if code.operation is None:
+        return
+    try:
+        emitter.emit(instruction, code.operation.handler, code.match)
+    except CompileError as exc:
+        where = f"PTX line {instruction.line}: {instruction.text}: "
+        raise CompileError(where + exc.message, exc.code) from None
+    except ValueError as exc:
+        where = f"PTX line {instruction.line}: {instruction.text}: "
+        raise CompileError(f"{where}wrong number of operands ({exc})") from exc
+
+
+def _terminator(e: Emitter, block: Block) -> list[str]:
+    """The return statements of a block."""
+    if block.ending is Ending.FALL:
+        return [f"    return {block.next}"]
+    if block.ending is Ending.BRANCH:
+        taken, after = block.target, block.next
+        spin = "~" if block.spins else ""
+        if block.guard is None:
+            return [f"    return {spin}{taken}"]
+        e.instruction = block.instruction
+        mask = e.register(block.guard.name, "b1")
+        if block.guard.negated:
+            return [
+                f"    c = count_nonzero({mask})",
+                f"    return {after} if c == n else {spin}{taken} if not c else ~{mask}",
+            ]
+        return [
+            f"    c = count_nonzero({mask})",
+            f"    return {spin}{taken} if c == n else {after} if not c else {mask}",
+        ]
+    if isinstance(block.barrier, BarrierForm):
+        e.instruction = block.instruction
+        for operand in block.barrier.operands:
+            if e.immediate(operand) is None:
+                e.source(operand, "u4")
+    return [f"    return ~{block.next}"]
+
+
+def _gathering(result: _Text, e: Emitter, pc: int, terminator: list[str]) -> None:
+    """A block over copies: registers are gathered before and written back after."""
+    result.add(f"def g{pc}(L):")
+    result.add("    n = L.size")
+    for number in sorted(e.used):
+        width = e.layout.width(number)
+        own = f"u{width}" if width else "b1"
+        base = f"r{number}_{own}"
+        if number in e.needed:
+            result.add(f"    {base} = R{number}.take(L)")
+        else:
+            result.add(f"    {base} = empty(n, {own})")
+        for element in sorted(e.used[number] - {own}):
+            step = width // int(element[1])
+            pick = f"[::{step}]" if step > 1 else ""
+            result.add(f"    r{number}_{element} = {base}.view({element}){pick}")
+    for temp in sorted(e.temps):
+        element, _, count = temp.split("_", 1)[1].partition("x")
+        shape = f"(n, {count})" if count else "n"
+        result.add(f"    {temp} = empty({shape}, {element})")
+    for special in sorted(e.specials):
+        result.add(f"    {special} = pick(S_{special}, L)")
+    if any(re.search(r"\bW\b", line) for line in e.lines):
+        result.add("    W = scatter_warps(L)")
+    for line, source in zip(e.lines, e.sources, strict=True):
+        result.add(line, source)
+    for number in sorted(e.written):
+        width = e.layout.width(number)
+        result.add(f"    R{number}[L] = r{number}_{f'u{width}' if width else 'b1'}")
+    for line in terminator:
+        result.add(line)
+
+
+def _compile_scattered(
+    layout: EntryLayout, blocks: list[Block], codes: list[Code]
+) -> tuple[CodeType, list[int]]:
+    text = _translate(layout, blocks, codes, scattered=True)
+    return compile(text.text, text.filename, "exec"), text.lines

@@ -1,0 +1,316 @@
+"""Writes the Python of one basic block: operands become names of typed numpy views.
+
+``r3_u4`` is register 3 of every lane of the group as uint32, ``r3_f4`` the same bytes as float32,
+``t0_f8`` a scratch array, ``k7`` a constant (0-d array), ``s_tid_x_u4`` a special register, ``n``
+the number of lanes, ``W`` the group's warps, ``L`` its lane numbers. The same text serves a group
+that is a range of lanes (the names are views of the register file) and a scattered one (the names
+are gathered copies), see program.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from urdir.driver.emulator.machine.faults import CompileError
+from urdir.ptxgen.ptx import Address, Discard, Immediate, Instruction, Operand, Register, Symbol
+
+if TYPE_CHECKING:
+    from urdir.driver.emulator.machine.layout import EntryLayout
+
+#: PTX type -> numpy element; bf16 and the packed types are their bits.
+NUMPY: Mapping[str, str] = {
+    **{f"{kind}{bits}": f"{'i' if kind == 's' else 'u'}{bits // 8}"
+       for kind in "bus" for bits in (8, 16, 32, 64)},
+    **{"f16": "f2", "f32": "f4", "f64": "f8", "bf16": "u2", "f16x2": "u4", "bf16x2": "u4"},
+    "pred": "b1",
+}  # fmt: skip
+
+#: Special registers that change while a kernel runs.
+CLOCKS = frozenset(
+    ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
+)
+
+Handler = Callable[["Emitter", re.Match[str]], None]
+
+
+class Unsupported(CompileError):  # noqa: N818 - says what it is
+    """An operand or form that the emulator cannot take; the compiler adds the line."""
+
+
+class Emitter:
+    """The text of one block, and which registers it reads and writes."""
+
+    def __init__(self, layout: EntryLayout) -> None:
+        self.layout = layout
+        self.lines: list[str] = []
+        self.sources: list[int] = []
+        #: Names of views used, register number -> elements.
+        self.used: dict[int, set[str]] = {}
+        #: Registers whose old values the block needs, and those it writes.
+        self.needed: set[int] = set()
+        self.written: set[int] = set()
+        self.temps: set[str] = set()
+        self.specials: set[str] = set()
+        self.instruction: Instruction
+        self.indent = "    "
+        self._scratch = 0
+        self._after: list[str] = []
+        self._written_now: list[int] = []
+        self._mask: str | None = None
+
+    # ---- instructions ----
+
+    def emit(self, instruction: Instruction, handler: Handler, match: re.Match[str]) -> None:
+        """Translate one instruction."""
+        self.instruction = instruction
+        self._scratch = 0
+        self._after = []
+        self._mask = None
+        self._written_now = []
+        if instruction.predicate is not None:
+            self._mask = self.predicate(instruction.predicate)
+        handler(self, match)
+        for line in self._after:
+            self.line(line)
+        self.written.update(self._written_now)
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The operands of the current instruction."""
+        return self.instruction.operands
+
+    @property
+    def mask(self) -> str | None:
+        """The name of the bool array that guards the current instruction."""
+        return self._mask
+
+    def line(self, text: str) -> None:
+        """Append a line of Python."""
+        self.lines.append(self.indent + text)
+        self.sources.append(self.instruction.line)
+
+    def lines_of(self, *texts: str) -> None:
+        """Append several lines."""
+        for text in texts:
+            self.line(text)
+
+    def fail(self, message: str) -> Unsupported:
+        """An error about the current instruction."""
+        return Unsupported(message)
+
+    # ---- operands ----
+
+    def temp(self, element: str) -> str:
+        """A scratch array of n elements; the instruction's own."""
+        name = f"t{self._scratch}_{element}"
+        self._scratch += 1
+        self.temps.add(name)
+        return name
+
+    def row(self, element: str, count: int) -> str:
+        """A scratch array (n, count)."""
+        name = f"t{self._scratch}_{element}x{count}"
+        self._scratch += 1
+        self.temps.add(name)
+        return name
+
+    def register(self, name: str, element: str, old: bool = True) -> str:
+        """The view of a register as ``element``: its low bytes where it is wider."""
+        number = self.layout.number(name)
+        width = self.layout.width(number)
+        size = int(element[1])
+        if element == "b1":
+            if width != 0:
+                raise self.fail(f"{name} is not a predicate")
+        elif width < size:
+            raise self.fail(f"{name} has {8 * width} bits, {8 * size} are needed")
+        self.used.setdefault(number, set()).add(element)
+        if old and number not in self.written:
+            self.needed.add(number)
+        return f"r{number}_{element}"
+
+    def special(self, name: str, element: str) -> str:
+        """A special register; the low half of a 64-bit one is not implied."""
+        known = self.layout.special(name)
+        if known is None:
+            raise self.fail(f"special register {name} is not supported")
+        if known.width != int(element[1]):
+            wide = self.temp(element)
+            self.line(f"{wide}[...] = {self.special(name, f'u{known.width}')}")
+            return wide
+        if name in CLOCKS:
+            self.line("machine.tick()")
+        self.specials.add(f"{known.name}_{element}")
+        return f"{known.name}_{element}"
+
+    def source(self, operand: Operand, element: str) -> str:
+        """An array (n,), (1,) or () with the operand's value as ``element``."""
+        if isinstance(operand, Register):
+            if operand.name in self.layout.numbers:
+                view = self.register(operand.name, element)
+            else:
+                view = self.special(operand.name, element)
+            if not operand.negated:
+                return view
+            inverted = self.temp("b1")
+            self.line(f"logical_not({view}, {inverted})")
+            return inverted
+        if isinstance(operand, Immediate):
+            return self.constant(operand.value, element, operand.kind)
+        if isinstance(operand, Symbol):
+            return self.symbol(operand, element)
+        raise self.fail(f"operand {operand} is not a value")
+
+    def full(self, operand: Operand, element: str) -> str:
+        """Like ``source``, but always of shape (n,) and contiguous."""
+        name = self.source(operand, element)
+        if (
+            isinstance(operand, Register)
+            and operand.name in self.layout.numbers
+            and self.layout.width(self.layout.number(operand.name)) in (0, int(element[1]))
+        ):
+            return name
+        filled = self.temp(element)
+        self.line(f"{filled}[...] = {name}")
+        return filled
+
+    def constant(self, value: int | float, element: str, kind: str = "int") -> str:
+        """The name of a constant; integers wrap to the element's width."""
+        array = constant_array(value, element, kind)
+        if array is None:
+            raise self.fail(f"{value} is not a constant of this type")
+        return self.layout.constant(array)
+
+    def symbol(self, operand: Symbol, element: str) -> str:
+        """The address of a variable."""
+        if operand.name in self.layout.shared:
+            return self.constant(self.layout.shared[operand.name].offset, element)
+        if operand.name in self.layout.globals:
+            if element != "u8":
+                raise self.fail(f"the address of {operand.name} has 64 bits")
+            self.specials.add(f"g_{operand.name}_u8")
+            return f"g_{operand.name}_u8"
+        raise self.fail(f"{operand.name} has no address here")
+
+    def immediate(self, operand: Operand) -> int | None:
+        """The value of an integer constant; None for anything else."""
+        if isinstance(operand, Immediate) and isinstance(operand.value, int):
+            return operand.value
+        return None
+
+    def need_immediate(self, operand: Operand, what: str) -> int:
+        """The value of an operand that must be an integer constant."""
+        value = self.immediate(operand)
+        if value is None:
+            raise self.fail(f"{what} must be a constant")
+        return value
+
+    def predicate(self, register: Register) -> str:
+        """The bool array of a guard."""
+        if register.negated:
+            name = self.temp("b1")
+            self.line(f"logical_not({self.register(register.name, 'b1')}, {name})")
+            return name
+        return self.register(register.name, "b1")
+
+    def target(self, operand: Operand, element: str, apart_from: Sequence[Operand] = ()) -> str:
+        """An array (n,) to write the result to; guards and wider registers are seen to after.
+
+        A result narrower than its register is extended by the element's signedness. The array is
+        none of the registers ``apart_from``, so that it may be written before they are read.
+        """
+        if isinstance(operand, Discard):
+            return self.temp(element)
+        if not isinstance(operand, Register) or operand.name not in self.layout.numbers:
+            raise self.fail(f"cannot write to {operand}")
+        number = self.layout.number(operand.name)
+        width = self.layout.width(number)
+        wide = element
+        if element != "b1" and width > int(element[1]):
+            wide = ("i" if element[0] == "i" else "u") + str(width)
+        guarded = self._mask is not None
+        view = self.register(operand.name, wide, old=guarded)
+        self._written_now.append(number)
+        if not guarded and wide == element and not self.same(operand, *apart_from):
+            return view
+        result = self.temp(element)
+        self._after.append(
+            f"copyto({view}, {result}, where={self._mask})"
+            if guarded
+            else f"{view}[...] = {result}"
+        )
+        return result
+
+    def direct_target(self, operand: Operand, element: str) -> tuple[str, str]:
+        """The register's view to assign to, with the guard left to the caller; and its element."""
+        if not isinstance(operand, Register) or operand.name not in self.layout.numbers:
+            raise self.fail(f"cannot write to {operand}")
+        number = self.layout.number(operand.name)
+        width = self.layout.width(number)
+        if element != "b1" and width > int(element[1]):
+            element = ("i" if element[0] == "i" else "u") + str(width)
+        view = self.register(operand.name, element, old=self._mask is not None)
+        self._written_now.append(number)
+        return view, element
+
+    def same(self, target: Operand, *sources: Operand) -> bool:
+        """Whether a source is the register that the result goes to."""
+        return isinstance(target, Register) and any(
+            isinstance(s, Register) and s.name == target.name for s in sources
+        )
+
+    def address(self, operand: Operand) -> str:
+        """An array (n,) uint64 with the addresses of ``[base+offset]``."""
+        if not isinstance(operand, Address):
+            raise self.fail(f"{operand} is not an address")
+        base = operand.base
+        offset = operand.offset
+        if isinstance(base, Register) and base.name in self.layout.numbers:
+            width = self.layout.width(self.layout.number(base.name))
+            if width not in (4, 8):
+                raise self.fail(f"{base.name} cannot hold an address")
+            view = self.register(base.name, f"u{width}")
+            if width == 8 and offset == 0:
+                return view
+            result = self.temp("u8")
+            if width == 8:
+                self.line(f"add({view}, {self.constant(offset, 'u8')}, {result})")
+                return result
+            self.line(f"{result}[...] = {view}")
+            if offset:
+                self.line(f"add({result}, {self.constant(offset, 'u8')}, {result})")
+            return result
+        result = self.temp("u8")
+        if isinstance(base, Symbol) and base.name in self.layout.globals:
+            self.line(f"{result}[...] = {self.symbol(base, 'u8')}")
+            if offset:
+                self.line(f"add({result}, {self.constant(offset, 'u8')}, {result})")
+        elif isinstance(base, Register):
+            raise self.fail(f"{base.name} cannot hold an address")
+        else:
+            if isinstance(base, Symbol):
+                if base.name not in self.layout.shared:
+                    raise self.fail(f"{base.name} has no address here")
+                offset += self.layout.shared[base.name].offset
+            self.line(f"{result}[...] = {self.constant(offset, 'u8')}")
+        return result
+
+
+def constant_array(value: int | float, element: str, kind: str) -> np.ndarray[Any, Any] | None:
+    """A 0-d array of ``element``; None where the constant does not fit the type."""
+    if element == "b1":
+        return np.array(bool(value), np.bool_)
+    bits = 8 * int(element[1])
+    with np.errstate(all="ignore"):
+        if element[0] == "f":
+            return np.array(value, element)
+        if isinstance(value, float):
+            if (kind, bits) == ("f32", 32) or (kind == "f64" and bits in (32, 64)):
+                return np.array(value, f"f{bits // 8}").view(element)
+            return None
+    wrapped = value & ((1 << bits) - 1)
+    return np.array(wrapped, f"u{bits // 8}").view(element)

@@ -1,0 +1,119 @@
+"""A launch of a program: its waves of CTAs, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from urdir.driver.emulator.machine.arithmetic import underflow
+from urdir.driver.emulator.machine.compile import Program
+from urdir.driver.emulator.machine.memory import Memory
+from urdir.driver.emulator.machine.occupancy import ctas_per_sm
+from urdir.driver.emulator.machine.wave import Wave
+from urdir.driver.emulator.machine.wave_run import Status, WaveRun
+
+__all__ = ["DEFAULT_BUDGET", "GridExecution", "Status", "ctas_per_sm"]
+
+Extent = tuple[int, int, int]
+
+#: Instructions (of a group, whatever its lanes) that a launch may run.
+DEFAULT_BUDGET = 10_000_000
+
+
+class GridExecution:
+    """One launch of a program. ``run`` again after YIELDED or DEPENDENCY_WAIT.
+
+    ``params`` is the parameter block as laid out by ``program.param_layout``; ``shared_bytes``
+    counts dynamic shared memory; ``symbols`` are the addresses of module-level variables.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        grid: Extent,
+        block: Extent,
+        cluster: Extent,
+        shared_bytes: int,
+        params: bytes,
+        memory: Memory,
+        sm_count: int,
+        *,
+        symbols: Mapping[str, int] | None = None,
+        budget: int = DEFAULT_BUDGET,
+        dependencies_pending: bool = False,
+    ) -> None:
+        if len(params) < program.param_bytes:
+            raise ValueError(
+                f"kernel {program.name} takes {program.param_bytes} bytes of parameters, "
+                f"not {len(params)}"
+            )
+        self.program = program
+        self.grid = grid
+        self.block = block
+        self.cluster = cluster
+        self.shared_bytes = program.static_shared_bytes + shared_bytes
+        self.params = params
+        self.memory = memory
+        self.sm_count = sm_count
+        self.symbols = symbols or {}
+        self.budget = budget
+        self.dependencies_pending = dependencies_pending
+        self.spent = 0
+        threads = block[0] * block[1] * block[2]
+        self._total = grid[0] * grid[1] * grid[2]
+        held = ctas_per_sm(program.target, threads, self.shared_bytes)
+        size = cluster[0] * cluster[1] * cluster[2]
+        self._ctas_at_once = max(1, held * sm_count // size) * size
+        self._next_cta = 0
+        self._run: WaveRun | None = None
+        self._done = False
+
+    def release_dependencies(self) -> None:
+        """The kernels before this one are complete."""
+        self.dependencies_pending = False
+
+    def run(self, alone: bool = False) -> Status:
+        """Run as far as possible; raises KernelFault.
+
+        A grid whose threads all wait for memory that nobody in it changes is YIELDED, or a
+        deadlock (KernelFault) when it is ``alone``: nothing else can run.
+        """
+        if self._done:
+            return Status.DONE
+        with np.errstate(all="ignore", under="call", call=underflow):
+            while True:
+                if self._run is None:
+                    self._run = self._next_wave()
+                    if self._run is None:
+                        self._done = True
+                        return Status.DONE
+                status = self._run.run(alone)
+                if status is not Status.DONE:
+                    return status
+                wave = self._run.wave
+                wave.arena.release()
+                self.program.idle[self._key].append(wave)
+                self._run = None
+
+    def waits_for(self) -> str:
+        """What the spinning or waiting groups are at, for messages."""
+        return self._run.waits() if self._run else ""
+
+    def _next_wave(self) -> WaveRun | None:
+        ctas = min(self._ctas_at_once, self._total - self._next_cta)
+        if ctas <= 0:
+            return None
+        self._key = (ctas, self.block, self.cluster, self.shared_bytes)
+        idle = self.program.idle.setdefault(self._key, [])
+        wave = next((w for w in idle if w.arena.is_free), None)
+        if wave is None:
+            wave = Wave(self.program, *self._key)
+        else:
+            idle.remove(wave)
+        wave.arena.take(self)
+        wave.begin(self.memory, self.params, self.symbols)
+        wave.set_ctas(self._next_cta, self.grid, self.cluster, self.sm_count)
+        run = WaveRun(self, wave, self._next_cta)
+        self._next_cta += ctas
+        return run

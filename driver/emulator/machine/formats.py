@@ -1,0 +1,175 @@
+"""Conversions between formats and arithmetic of half precision (f16, bf16 as bits)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver.emulator.machine.arithmetic import (
+    float_max,
+    float_min,
+    round_directed,
+    round_to_f32,
+    saturate,
+    to_odd,
+)
+
+Array = npt.NDArray[Any]
+
+
+def bf16_to_f32(bits: Array) -> Array:
+    """bf16 bits to float32, exact."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def f64_to_bf16(x: Array, mode: str = "rn") -> Array:
+    """Round float64 once to bf16 bits; NaN is 0x7FFF."""
+    up = x.astype(np.float32)
+    if mode == "rn":
+        # to odd in float32 first, so that the second rounding cannot go wrong
+        down = round_directed(x, "rz")
+        inexact = (down.astype(np.float64) != x) & np.isfinite(x)
+        bits = down.view(np.uint32) | inexact.astype(np.uint32)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    else:
+        bits = round_directed(x, mode).view(np.uint32)
+        away = {"rz": np.False_, "rm": np.signbit(up), "rp": ~np.signbit(up)}[mode]
+        step = ((bits & 0xFFFF) != 0) & away & np.isfinite(up)
+        rounded = (bits >> 16) + step
+    infinite = np.isinf(x)
+    rounded = np.where(infinite, x.astype(np.float32).view(np.uint32) >> 16, rounded)
+    return np.where(np.isnan(x), 0x7FFF, rounded).astype(np.uint16)
+
+
+def f64_to_f16(x: Array, mode: str = "rn") -> Array:
+    """Round float64 once to float16."""
+    nearest = x.astype(np.float16)
+    if mode == "rn":
+        return nearest
+    back = nearest.astype(np.float64)
+    if mode == "rz":
+        wrong, toward = np.abs(back) > np.abs(x), np.zeros((), np.float16)
+    else:
+        wrong = back > x if mode == "rm" else back < x
+        toward = np.array(-np.inf if mode == "rm" else np.inf, np.float16)
+    return np.where(wrong, np.nextafter(nearest, toward), nearest)
+
+
+def half_to_f64(bits: Array, kind: str) -> Array:
+    """f16 or bf16 bits to float64."""
+    if kind == "f16":
+        return bits.view(np.float16).astype(np.float64)
+    return bf16_to_f32(bits).astype(np.float64)
+
+
+def f64_to_half(x: Array, kind: str, mode: str = "rn") -> Array:
+    """float64 to f16 or bf16 bits, rounded once; NaN is 0x7FFF."""
+    if kind == "bf16":
+        return f64_to_bf16(x, mode)
+    bits = f64_to_f16(x, mode).view(np.uint16)
+    return np.where(np.isnan(x), np.uint16(0x7FFF), bits)
+
+
+def _finish_half(x: Array, kind: str, finish: str) -> Array:
+    if finish == "sat":
+        saturate(x)
+    elif finish == "relu":
+        x = np.where(np.isnan(x), x, np.maximum(x, 0.0) + 0.0)
+    return f64_to_half(x, kind)
+
+
+def half_add(a: Array, b: Array, kind: str, finish: str) -> Array:
+    """Sum of f16 or bf16 bits: exact in float64 but for bf16 of far exponents, rounded to odd."""
+    x, y = half_to_f64(a, kind), half_to_f64(b, kind)
+    return _finish_half(to_odd(x, y, x + y), kind, finish)
+
+
+def half_sub(a: Array, b: Array, kind: str, finish: str) -> Array:
+    """Difference of f16 or bf16 bits."""
+    return half_add(a, b ^ np.uint16(0x8000), kind, finish)
+
+
+def half_mul(a: Array, b: Array, kind: str, finish: str) -> Array:
+    """Product of f16 or bf16 bits."""
+    return _finish_half(half_to_f64(a, kind) * half_to_f64(b, kind), kind, finish)
+
+
+def half_fma(a: Array, b: Array, c: Array, kind: str, finish: str) -> Array:
+    """a * b + c of f16 or bf16 bits, rounded once."""
+    product, z = half_to_f64(a, kind) * half_to_f64(b, kind), half_to_f64(c, kind)
+    return _finish_half(to_odd(product, z, product + z), kind, finish)
+
+
+def _half_extreme(name: str, nan: bool) -> Callable[[Array, Array, str, str], Array]:
+    chosen = float_min if name == "min" else float_max
+
+    def function(a: Array, b: Array, kind: str, finish: str) -> Array:
+        x, y = half_to_f64(a, kind), half_to_f64(b, kind)
+        out = np.empty_like(x)
+        chosen(x, y, out, nan)
+        return f64_to_half(out, kind)
+
+    return function
+
+
+half_min, half_max = _half_extreme("min", False), _half_extreme("max", False)
+half_min_nan, half_max_nan = _half_extreme("min", True), _half_extreme("max", True)
+
+
+def half_unary(function: np.ufunc, a: Array, kind: str) -> Array:
+    """A function of f16 or bf16 bits through float64."""
+    result: Array = function(half_to_f64(a, kind))
+    return f64_to_half(result, kind)
+
+
+# ---- conversions ----
+
+
+def narrow(x: Array, kind: str, mode: str) -> Array:
+    """float64 to the format ``kind`` ("f16", "bf16" as bits, "f32", "f64"), rounded once."""
+    if kind == "f64":
+        return x
+    if kind == "f32":
+        return round_to_f32(x, mode)
+    if kind == "bf16":
+        return f64_to_bf16(x, mode)
+    result = f64_to_f16(x, mode)
+    canonical_nan(result)
+    return result
+
+
+def canonical_nan(x: Array) -> None:
+    """Every NaN of a float16 array becomes 0x7FFF, in place."""
+    nan = np.isnan(x)
+    if nan.any():
+        x[nan] = np.uint16(0x7FFF).view(np.float16)
+
+
+def relu(x: Array) -> None:
+    """Negative values to +0, NaN stays, in place."""
+    np.maximum(x, 0.0, out=x)
+    np.add(x, 0.0, out=x)
+
+
+def float_to_integer(x: Array, target: type) -> Array:
+    """An integral float64 to an integer type: clamped to its range, NaN to 0."""
+    limits = np.iinfo(target)
+    clamped = np.minimum(np.maximum(x, float(limits.min)), float(limits.max))
+    if limits.bits == 64:
+        over = x >= float(limits.max)
+        clamped[over] = 0.0
+        result: Array = np.where(np.isnan(x), 0.0, clamped).astype(target)
+        result[over] = limits.max
+        return result
+    if np.isnan(clamped).any():
+        clamped = np.where(np.isnan(clamped), 0.0, clamped)
+    return clamped.astype(target)
+
+
+def saturate_integer(x: Array, target: type) -> Array:
+    """Clamp an integer array to the range of another integer type."""
+    limits, own = np.iinfo(target), np.iinfo(x.dtype)
+    return np.clip(x, max(limits.min, own.min), min(limits.max, own.max)).astype(target)

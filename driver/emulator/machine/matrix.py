@@ -1,0 +1,179 @@
+"""Matrix instructions of a warp: mma.sync, ldmatrix, stmatrix (PTX ISA 9.7.14).
+
+Products are exact, sums are taken in float64 and rounded once to float32 (hardware rounds or cuts
+in between, in an order that it does not document); integers are exact and wrap.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver.emulator.machine.faults import AccessFault
+from urdir.driver.emulator.machine.formats import bf16_to_f32
+from urdir.driver.emulator.machine.shared import SharedMemory
+from urdir.driver.emulator.machine.warps import WholeWarps
+
+Array = npt.NDArray[Any]
+
+_LANE = np.arange(32)
+_GROUP, _THREAD = _LANE >> 2, _LANE & 3
+
+Place = Callable[[int], tuple[Array, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """m, n, k and where value i of each lane's fragments lies: (row, column) of all lanes."""
+
+    m: int
+    n: int
+    k: int
+    a: tuple[tuple[Array, Array], ...]
+    b: tuple[tuple[Array, Array], ...]
+    c: tuple[tuple[Array, Array], ...]
+
+
+def _shape(m: int, n: int, k: int, packed: int) -> Shape:
+    """The fragments of a shape whose registers hold ``packed`` values of A and B.
+
+    A lane holds runs of ``packed`` neighbours along k; runs go down by 8 rows first, then along k.
+    """
+    halves = m // 8
+    a = [
+        (_GROUP + 8 * (run % halves), _THREAD * packed + i + 4 * packed * (run // halves))
+        for run in range(m * k // 32 // packed)
+        for i in range(packed)
+    ]
+    b = [
+        (_THREAD * packed + i + 4 * packed * run, _GROUP)
+        for run in range(n * k // 32 // packed)
+        for i in range(packed)
+    ]
+    c = [(_GROUP + 8 * half, _THREAD * 2 + i) for half in range(halves) for i in range(2)]
+    return Shape(m, n, k, tuple(a), tuple(b), tuple(c))
+
+
+SHAPES = {
+    ("m16n8k16", 2): _shape(16, 8, 16, 2),
+    ("m16n8k8", 2): _shape(16, 8, 8, 2),
+    ("m16n8k32", 4): _shape(16, 8, 32, 4),
+    ("m16n8k16", 4): _shape(16, 8, 16, 4),
+    ("m8n8k16", 4): _shape(8, 8, 16, 4),
+}
+
+
+@functools.cache
+def _gather(shape: str, packed: int, which: str) -> Array:
+    """For each element of the matrix, its position among (lane, value)."""
+    s = SHAPES[shape, packed]
+    places = getattr(s, which)
+    columns = {"a": s.k, "b": s.n, "c": s.n}[which]
+    flat = np.stack([row * columns + column for row, column in places], axis=1)
+    order = np.empty(flat.size, np.int64)
+    order[flat.reshape(-1)] = np.arange(flat.size)
+    return order
+
+
+@functools.cache
+def _scatter(shape: str, packed: int) -> Array:
+    """For each (lane, value) of D, its element of the matrix."""
+    s = SHAPES[shape, packed]
+    return np.stack([row * s.n + column for row, column in s.c], axis=1).reshape(-1)
+
+
+def _matrix(
+    warps: WholeWarps, registers: Sequence[Array], kind: str, place: Array, rows: int
+) -> Array:
+    """Fragments to (warps, rows, columns) float64."""
+    spread = np.stack([warps.spread(r) for r in registers], axis=2)
+    if kind == "bf16":
+        values = bf16_to_f32(spread.view(np.uint16))
+    else:
+        values = spread.view({"f16": "f2", "s8": "i1", "u8": "u1", "f32": "f4", "s32": "i4"}[kind])
+    flat = values.reshape(values.shape[0], -1).astype(np.float64)
+    return flat.take(place, 1).reshape(flat.shape[0], rows, -1)
+
+
+def mma(
+    warps: WholeWarps,
+    shape: str,
+    kinds: tuple[str, str, str],
+    saturate: bool,
+    a: Sequence[Array],
+    b: Sequence[Array],
+    c: Sequence[Array],
+) -> list[Array]:
+    """D = A B + C of every warp: D's registers (n,) as float32 or int32 bits (uint32)."""
+    packed = 4 if kinds[0] in ("s8", "u8") else 2
+    s = SHAPES[shape, packed]
+    left = _matrix(warps, a, kinds[0], _gather(shape, packed, "a"), s.m)
+    right = _matrix(warps, b, kinds[1], _gather(shape, packed, "b"), s.k)
+    product = np.matmul(left, right)
+    addend = _matrix(warps, c, kinds[2], _gather(shape, packed, "c"), s.m)
+    total = np.add(product, addend, product).reshape(product.shape[0], -1)
+    values = total.take(_scatter(shape, packed), 1).reshape(-1, 32, len(s.c))
+    if kinds[2] == "f32":
+        bits = values.astype(np.float32).view(np.uint32)
+    elif kinds[2] == "f16":
+        bits = values.astype(np.float16).view(np.uint32)
+    else:
+        exact = values.astype(np.int64)
+        if saturate:
+            exact = exact.clip(-(2**31), 2**31 - 1)
+        bits = exact.astype(np.uint32)
+    return [warps.collect(np.ascontiguousarray(bits[:, :, i])) for i in range(bits.shape[2])]
+
+
+def ldmatrix(
+    warps: WholeWarps, memory: SharedMemory, address: Array, rows: Array, count: int, trans: bool
+) -> list[Array]:
+    """``count`` 8x8 matrices of 16-bit elements: one register (n,) uint32 each."""
+    n = address.size
+    address = np.ascontiguousarray(warps.spread(address)[:, : 8 * count])
+    rows = np.ascontiguousarray(warps.spread(rows)[:, : 8 * count])
+    try:
+        data = memory.load(address.reshape(-1), 4, rows.reshape(-1)).view(np.uint16)
+    except AccessFault as fault:
+        fault.position = _position(warps, n, fault.position, 8 * count)
+        raise
+    matrices = data.reshape(-1, count, 8, 8)
+    if trans:
+        matrices = np.ascontiguousarray(matrices.transpose(0, 1, 3, 2))
+    words = matrices.reshape(-1, count, 64).view(np.uint32)
+    return [warps.collect(np.ascontiguousarray(words[:, i])) for i in range(count)]
+
+
+def stmatrix(
+    warps: WholeWarps,
+    memory: SharedMemory,
+    address: Array,
+    rows: Array,
+    registers: Sequence[Array],
+    trans: bool,
+) -> None:
+    """The inverse of ``ldmatrix``."""
+    count, n = len(registers), address.size
+    address = np.ascontiguousarray(warps.spread(address)[:, : 8 * count])
+    rows = np.ascontiguousarray(warps.spread(rows)[:, : 8 * count])
+    words = np.stack([warps.spread(r) for r in registers], axis=1)
+    matrices = words.view(np.uint16).reshape(-1, count, 8, 8)
+    if trans:
+        matrices = matrices.transpose(0, 1, 3, 2)
+    data = np.ascontiguousarray(matrices).reshape(-1).view(np.complex128)
+    try:
+        memory.store(address.reshape(-1), data, 4, rows.reshape(-1))
+    except AccessFault as fault:
+        fault.position = _position(warps, n, fault.position, 8 * count)
+        raise
+
+
+def _position(warps: WholeWarps, n: int, row: int, rows_per_warp: int) -> int:
+    """The lane (of the group) that gave the address of a matrix row."""
+    lanes = warps.spread(np.arange(n))[:, :rows_per_warp]
+    return int(lanes.reshape(-1)[row])

@@ -1,0 +1,367 @@
+"""Global memory of the emulated device: every access of host or kernel is checked.
+
+An allocation, device or pinned host, is a lazily committed zero array (large ones cost nothing
+until touched) and a shadow of the same size that holds 0xFF for every written byte. Addresses
+are only numbers: 512-byte aligned, with a red zone behind each allocation, and never given twice,
+so that an access after free can always be named.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, AccessFault
+
+Array = npt.NDArray[Any]
+
+Update = Callable[[Array, Array, Array | None], Array]
+
+#: First address of the range: unlike null, host pointers and small integers.
+BASE_ADDRESS = 0x7A00_0000_0000
+ALIGNMENT = 512
+RED_ZONE = 512
+
+#: The element that an access of 1 << k bytes moves (complex128 is a 16-byte row).
+ELEMENTS = tuple(np.dtype(name) for name in ("u1", "u2", "u4", "u8", "c16"))
+
+_WRITTEN = 0xFF
+_SCAN = 4096
+#: Freed allocations remembered for messages.
+_REMEMBERED = 4096
+
+
+class OutOfMemory(MemoryError):  # noqa: N818 - CUDA_ERROR_OUT_OF_MEMORY
+    """An allocation above what the emulated device has left."""
+
+
+class MemoryRangeError(ValueError):
+    """A host-side access or free that no live allocation covers."""
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """A live or freed range: ``nbytes`` from ``address`` on; ``kind`` is "device" or "host"."""
+
+    address: int
+    nbytes: int
+    kind: str
+    views: tuple[Array, ...]
+    shadows: tuple[Array, ...]
+    live: bool = True
+    #: Bytes before this one are known to be written.
+    written_to: int = 0
+    base: Array = field(default_factory=lambda: np.array(0, np.uint64))
+
+    @property
+    def end(self) -> int:
+        """The first address behind the allocation."""
+        return self.address + self.nbytes
+
+    @property
+    def is_written(self) -> bool:
+        """Whether every byte has been written, as far as the last ``scan`` knows."""
+        return self.written_to >= self.nbytes
+
+    def scan(self) -> bool:
+        """Advance ``written_to``; costs what it advances by. Returns ``is_written``."""
+        shadow = self.shadows[0]
+        while self.written_to < self.nbytes:
+            chunk = shadow[self.written_to : self.written_to + _SCAN]
+            first = int(chunk.argmin())
+            if chunk[first] != _WRITTEN:
+                self.written_to += first
+                return False
+            self.written_to += chunk.size
+        return True
+
+    def mark_written(self, offset: int, nbytes: int) -> None:
+        """Record that the host or a copy wrote a range of bytes."""
+        if self.is_written:
+            return
+        self.shadows[0][offset : offset + nbytes] = _WRITTEN
+        if offset <= self.written_to:
+            self.written_to = max(self.written_to, offset + nbytes)
+
+    def __str__(self) -> str:
+        return f"{self.kind} allocation of {self.nbytes} bytes at 0x{self.address:x}"
+
+
+class Memory:
+    """The memory of one emulated device."""
+
+    def __init__(self, total: int = 8 << 30) -> None:
+        self.total = total
+        self.used = 0
+        self._next = BASE_ADDRESS
+        self._starts: list[int] = []
+        self._allocations: list[Allocation] = []
+        self._freed: collections.deque[Allocation] = collections.deque()
+
+    # ---- allocations ----
+
+    def allocate(self, nbytes: int, kind: str = "device") -> int:
+        """The address of ``nbytes`` fresh bytes; raises OutOfMemory above ``total``.
+
+        Host memory counts as written: the emulator cannot see the host write it.
+        """
+        if nbytes <= 0:
+            raise ValueError(f"an allocation needs at least one byte, not {nbytes}")
+        if kind == "device" and self.used + nbytes > self.total:
+            raise OutOfMemory(
+                f"{nbytes} bytes asked for, {self.total - self.used} of {self.total} free"
+            )
+        try:
+            data, shadow = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+        except MemoryError as exc:
+            raise OutOfMemory(f"the host has no {2 * nbytes} bytes for {nbytes}") from exc
+        address = self._next
+        self._next += -(-(nbytes + RED_ZONE) // ALIGNMENT) * ALIGNMENT
+        self._insert(
+            Allocation(
+                address,
+                nbytes,
+                kind,
+                _typed(data),
+                _typed(shadow),
+                written_to=nbytes if kind == "host" else 0,
+                base=np.array(address, np.uint64),
+            )
+        )
+        if kind == "device":
+            self.used += nbytes
+        return address
+
+    def _insert(self, allocation: Allocation) -> None:
+        """Keep allocations sorted by address, live and freed ones together."""
+        at = bisect.bisect(self._starts, allocation.address)
+        self._starts.insert(at, allocation.address)
+        self._allocations.insert(at, allocation)
+
+    def free(self, address: int) -> None:
+        """Free the allocation that starts at ``address``."""
+        allocation = self.find(address)
+        if allocation is None or allocation.address != address:
+            raise MemoryRangeError(
+                f"0x{address:x} is not the start of a live allocation: {self.describe(address)}"
+            )
+        allocation.live = False
+        allocation.views = allocation.shadows = ()
+        if allocation.kind == "device":
+            self.used -= allocation.nbytes
+        self._freed.append(allocation)
+        if len(self._freed) > _REMEMBERED:
+            at = bisect.bisect_left(self._starts, self._freed.popleft().address)
+            del self._starts[at], self._allocations[at]
+
+    def find(self, address: int) -> Allocation | None:
+        """The live allocation that holds ``address``."""
+        at = bisect.bisect(self._starts, address) - 1
+        if at < 0:
+            return None
+        allocation = self._allocations[at]
+        return allocation if address < allocation.end and allocation.live else None
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """Every live allocation, by address."""
+        return tuple(a for a in self._allocations if a.live)
+
+    def describe(self, address: int) -> str:
+        """Where ``address`` lies: in, behind or before which allocation."""
+        if address < 4096:
+            return "a null pointer" if address == 0 else "next to a null pointer"
+        at = bisect.bisect(self._starts, address) - 1
+        if at >= 0:
+            a = self._allocations[at]
+            state = "" if a.live else "freed "
+            if address < a.end:
+                return f"at offset {address - a.address} of the {state}{a}"
+            if at + 1 == len(self._starts) or address - a.end < self._starts[at + 1] - address:
+                return f"{address - a.end} bytes behind the end of the {state}{a}"
+        if at + 1 < len(self._starts):
+            a = self._allocations[at + 1]
+            return f"{a.address - address} bytes before the {'' if a.live else 'freed '}{a}"
+        return "there are no allocations"
+
+    # ---- host side ----
+
+    def _range(self, address: int, nbytes: int) -> tuple[Allocation, int]:
+        allocation = self.find(address)
+        if allocation is None or nbytes < 0 or address + nbytes > allocation.end:
+            raise MemoryRangeError(
+                f"{nbytes} bytes at 0x{address:x} are not inside one allocation: "
+                f"0x{address:x} is {self.describe(address)}"
+            )
+        return allocation, address - allocation.address
+
+    def contains(self, address: int, nbytes: int) -> bool:
+        """Whether one live allocation holds all of the range."""
+        allocation = self.find(address)
+        return allocation is not None and address + nbytes <= allocation.end
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """A copy of ``nbytes`` bytes (zeros where never written)."""
+        return self.view(address, nbytes).tobytes()
+
+    def write(self, address: int, data: bytes | bytearray | memoryview | Array) -> None:
+        """Copy ``data`` to ``address``."""
+        source = (
+            np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+            if isinstance(data, np.ndarray)
+            else np.frombuffer(data, np.uint8)
+        )
+        if not source.size:
+            return
+        allocation, offset = self._range(address, source.size)
+        allocation.views[0][offset : offset + source.size] = source
+        allocation.mark_written(offset, source.size)
+
+    def fill(self, address: int, value: int, count: int, width: int = 1) -> None:
+        """Write ``count`` little-endian unsigned values of ``width`` bytes (1, 2 or 4)."""
+        if count:
+            allocation, offset = self._range(address, count * width)
+            if address % width:
+                raise MemoryRangeError(f"0x{address:x} is not a multiple of {width}")
+            target = allocation.views[0][offset : offset + count * width]
+            target.view(f"u{width}")[:] = value
+            allocation.mark_written(offset, count * width)
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Copy between (possibly overlapping) ranges; never-written bytes stay never written."""
+        if not nbytes:
+            return
+        to, at = self._range(destination, nbytes)
+        origin, start = self._range(source, nbytes)
+        to.views[0][at : at + nbytes] = origin.views[0][start : start + nbytes]
+        if origin.is_written or origin.scan():
+            to.mark_written(at, nbytes)
+        elif not to.is_written or to.kind == "device":
+            to.shadows[0][at : at + nbytes] = origin.shadows[0][start : start + nbytes]
+            to.written_to = min(to.written_to, at)
+
+    def view(self, address: int, nbytes: int) -> Array:
+        """A writable uint8 view of the bytes themselves."""
+        if not nbytes:
+            return np.empty(0, np.uint8)
+        allocation, offset = self._range(address, nbytes)
+        return allocation.views[0][offset : offset + nbytes]
+
+    # ---- device side ----
+
+    def load(self, addresses: Array, shift: int) -> Array:
+        """The elements of 1 << shift bytes at ``addresses`` (n,) uint64; raises AccessFault."""
+        allocation, index = self._locate(addresses, shift, "load")
+        if allocation is None:
+            return self._scattered_load(addresses, shift)
+        if not (allocation.is_written or allocation.scan()):
+            flags = allocation.shadows[shift].take(index).view(np.uint8)
+            if flags.min() != _WRITTEN:
+                bad = int(flags.argmin()) >> shift
+                raise self._fault(addresses, bad, shift, "load of never-written bytes")
+        values: Array = allocation.views[shift].take(index)
+        return values
+
+    def store(self, addresses: Array, values: Array, shift: int) -> None:
+        """Write elements of 1 << shift bytes; of lanes with one address the last one wins."""
+        allocation, index = self._locate(addresses, shift, "store")
+        if allocation is None:
+            for at, _ in self._by_allocation(addresses, shift, "store"):
+                self.store(addresses[at], values[at] if values.size > 1 else values, shift)
+            return
+        allocation.views[shift][index] = values
+        if not (allocation.is_written or allocation.scan()):
+            allocation.shadows[shift][index] = _ALL_WRITTEN[shift]
+
+    def update(self, addresses: Array, shift: int, operation: Update) -> Array:
+        """An atomic read-modify-write: ``operation(view, index, lanes) -> old values``.
+
+        ``lanes`` are the positions that the index belongs to, None for all.
+        """
+        allocation, index = self._locate(addresses, shift, "atomic access")
+        if allocation is None:
+            result = np.empty(addresses.size, ELEMENTS[shift])
+            for at, _ in self._by_allocation(addresses, shift, "atomic access"):
+                found, index = self._locate(addresses[at], shift, "atomic access")
+                assert found is not None
+                result[at] = operation(found.views[shift], index, at).view(result.dtype)
+            return result
+        if not (allocation.is_written or allocation.scan()):
+            flags = allocation.shadows[shift].take(index).view(np.uint8)
+            if flags.min() != _WRITTEN:
+                bad = int(flags.argmin()) >> shift
+                raise self._fault(addresses, bad, shift, "atomic access to never-written bytes")
+        return operation(allocation.views[shift], index, None)
+
+    def _locate(self, addresses: Array, shift: int, action: str) -> tuple[Allocation | None, Array]:
+        """The one allocation that all addresses lie in and their element index in it.
+
+        None where the addresses are fine but lie in several allocations.
+        """
+        allocation = self.find(int(addresses[0]))
+        if allocation is not None:
+            index = np.subtract(addresses, allocation.base)
+            bits = int(np.bitwise_or.reduce(index))
+            size = 1 << shift
+            if not bits & (size - 1) and (
+                bits + size <= allocation.nbytes
+                or int(np.maximum.reduce(index)) + size <= allocation.nbytes
+            ):
+                if shift:
+                    np.right_shift(index, _SHIFTS[shift], index)
+                return allocation, index.view(np.int64)
+        self._check(addresses, shift, action)
+        return None, addresses
+
+    def _check(self, addresses: Array, shift: int, action: str) -> None:
+        """Raise for the first bad lane."""
+        size = 1 << shift
+        for position, address in enumerate(addresses.tolist()):
+            if address % size:
+                raise self._fault(addresses, position, shift, f"misaligned {action}")
+            allocation = self.find(address)
+            if allocation is None or address + size > allocation.end:
+                raise self._fault(addresses, position, shift, f"out-of-bounds {action}")
+
+    def _by_allocation(
+        self, addresses: Array, shift: int, action: str
+    ) -> list[tuple[Array, Allocation]]:
+        """Positions grouped by the allocation that they lie in (all are known to be fine)."""
+        found = np.searchsorted(np.array(self._starts, np.uint64), addresses, "right") - 1
+        return [
+            (np.flatnonzero(found == i), self._allocations[i]) for i in np.unique(found).tolist()
+        ]
+
+    def _scattered_load(self, addresses: Array, shift: int) -> Array:
+        values = np.empty(addresses.size, ELEMENTS[shift])
+        for at, _ in self._by_allocation(addresses, shift, "load"):
+            try:
+                values[at] = self.load(addresses[at], shift)
+            except AccessFault as fault:
+                fault.position = int(at[fault.position])
+                raise
+        return values
+
+    def _fault(self, addresses: Array, position: int, shift: int, what: str) -> AccessFault:
+        address = int(addresses[position])
+        misaligned = what.startswith("misaligned")
+        return AccessFault(
+            position,
+            MISALIGNED_ADDRESS if misaligned else ILLEGAL_ADDRESS,
+            f"{what}, {1 << shift} bytes at 0x{address:x}, {self.describe(address)}",
+        )
+
+
+_SHIFTS = tuple(np.array(k, np.uint64) for k in range(5))
+_ALL_WRITTEN = tuple(np.full(1 << k, _WRITTEN, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
+
+
+def _typed(data: Array) -> tuple[Array, ...]:
+    """Views of ``data`` by element size: 1, 2, 4, 8, 16 bytes (whole elements only)."""
+    return tuple(data[: data.size // e.itemsize * e.itemsize].view(e) for e in ELEMENTS)

@@ -1,0 +1,83 @@
+"""The table of instructions: pattern of the opcode -> what writes its Python, and who has it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from urdir.driver.emulator.machine.emitter import Handler
+from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
+from urdir.ptxgen.ptx import Instruction
+
+Version = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A form of an instruction; ``sm`` and ``version`` are the first that have it.
+
+    ``converges`` marks the ``.sync`` operations, which wait for the lanes of their warp;
+    ``polls`` those whose repetition means waiting for somebody else; ``branches`` those that
+    cannot be guarded lane by lane and run behind a branch instead.
+    """
+
+    pattern: re.Pattern[str]
+    handler: Handler
+    sm: int = 0
+    version: Version = (0, 0)
+    converges: bool = False
+    polls: bool = False
+    branches: bool = False
+
+
+TABLE: dict[str, list[Operation]] = {}
+
+
+def operation(
+    pattern: str,
+    sm: int = 0,
+    version: Version = (0, 0),
+    *,
+    converges: bool = False,
+    polls: bool = False,
+    branches: bool = False,
+) -> Callable[[Handler], Handler]:
+    """Decorator: the handler of every opcode that ``pattern`` matches as a whole.
+
+    The alternatives before the first dot are the opcodes' first parts.
+    """
+
+    def register(handler: Handler) -> Handler:
+        found = Operation(
+            re.compile(pattern), handler, sm, version, converges, polls, branches or converges
+        )
+        for stem in re.sub(r"[()]|\?:|\\.*", "", pattern).split("|"):
+            TABLE.setdefault(stem, []).append(found)
+        return handler
+
+    return register
+
+
+def find(instruction: Instruction, sm: int, version: Version) -> tuple[Operation, re.Match[str]]:
+    """The operation of an instruction; raises CompileError where the target has none."""
+    where = f"PTX line {instruction.line}"
+    forms = TABLE.get(instruction.parts[0])
+    if forms is None:
+        raise CompileError(f"{where}: unknown instruction {instruction.opcode}")
+    for form in forms:
+        match = form.pattern.fullmatch(instruction.opcode)
+        if match is None:
+            continue
+        if sm < form.sm:
+            raise CompileError(
+                f"{where}: {instruction.opcode} needs .target sm_{form.sm} or higher, not sm_{sm}"
+            )
+        if version < form.version:
+            raise CompileError(
+                f"{where}: {instruction.opcode} needs PTX ISA .version "
+                f"{form.version[0]}.{form.version[1]} or later, not {version[0]}.{version[1]}",
+                UNSUPPORTED_PTX_VERSION,
+            )
+        return form, match
+    raise CompileError(f"{where}: {instruction.parts[0]} has no form {instruction.opcode}")

@@ -1,0 +1,127 @@
+"""cp.async, cp.async.bulk and mbarrier (PTX ISA 9.7.9.25, 9.7.13.15)."""
+
+from __future__ import annotations
+
+import re
+
+from urdir.driver.emulator.machine.emitter import Emitter
+from urdir.driver.emulator.machine.operations import operation
+from urdir.ptxgen.ptx import Discard, Operand
+
+_SHARED = r"(?:\.shared(?:::cta|::cluster)?)?"
+_SEMANTICS = r"(?:\.(?:release|acquire|relaxed))?(?:\.(?:cta|cluster))?"
+
+
+def _rows(e: Emitter) -> str:
+    return e.special("row offset", "u8")
+
+
+def _shared_address(e: Emitter, operand: Operand) -> str:
+    return e.address(operand)
+
+
+@operation(
+    r"cp\.async\.(ca|cg)\.shared(?:::cta)?\.global(?:\.L2::cache_hint|\.L2::\d+B)*",
+    80, (7, 0), branches=True,
+)  # fmt: skip
+def _copy(e: Emitter, m: re.Match[str]) -> None:
+    to, origin, size, *rest = e.operands
+    nbytes = e.need_immediate(size, "the size of cp.async")
+    if nbytes not in (4, 8, 16) or (m[1] == "cg" and nbytes != 16):
+        raise e.fail(f"cp.async.{m[1]} cannot copy {nbytes} bytes")
+    if rest and "cache_hint" in e.instruction.opcode:
+        rest = rest[:-1]
+    destination, source = e.address(to), e.address(origin)
+    count = e.full(rest[0], "u4") if rest else "None"
+    shift = nbytes.bit_length() - 1
+    e.line(f"asynchronous.copy({destination}, {source}, {shift}, {count}, {_rows(e)}, L)")
+
+
+@operation(r"cp\.async\.commit_group", 80, (7, 0), branches=True)
+def _commit(e: Emitter, m: re.Match[str]) -> None:
+    e.line("asynchronous.commit(L)")
+
+
+@operation(r"cp\.async\.(wait_group|wait_all)", 80, (7, 0), branches=True)
+def _wait(e: Emitter, m: re.Match[str]) -> None:
+    groups = None
+    if m[1] == "wait_group":
+        groups = e.need_immediate(e.operands[0], "the number of groups")
+    e.line(f"asynchronous.wait({groups}, L)")
+
+
+@operation(rf"cp\.async\.mbarrier\.arrive(\.noinc)?{_SHARED}\.b64", 80, (7, 0), branches=True)
+def _copy_arrive(e: Emitter, m: re.Match[str]) -> None:
+    address = e.address(e.operands[0])
+    e.line(f"asynchronous.arrive_when_copied({address}, {_rows(e)}, L, {bool(m[1])})")
+
+
+@operation(rf"mbarrier\.init{_SHARED}\.b64", 80, (7, 0), branches=True)
+def _init(e: Emitter, m: re.Match[str]) -> None:
+    address, count = e.address(e.operands[0]), e.source(e.operands[1], "u4")
+    e.line(f"asynchronous.init({address}, {count}, {_rows(e)})")
+
+
+@operation(rf"mbarrier\.inval{_SHARED}\.b64", 80, (7, 0), branches=True)
+def _inval(e: Emitter, m: re.Match[str]) -> None:
+    e.line(f"asynchronous.invalidate({e.address(e.operands[0])}, {_rows(e)})")
+
+
+@operation(rf"mbarrier\.expect_tx{_SEMANTICS}{_SHARED}\.b64", 90, (8, 0), branches=True)
+def _expect(e: Emitter, m: re.Match[str]) -> None:
+    address, nbytes = e.address(e.operands[0]), e.source(e.operands[1], "u4")
+    e.line(f"asynchronous.expect({address}, {nbytes}, {_rows(e)})")
+
+
+@operation(rf"mbarrier\.arrive(\.expect_tx){_SEMANTICS}{_SHARED}\.b64", 90, (8, 0), branches=True)
+@operation(rf"mbarrier\.arrive(){_SEMANTICS}{_SHARED}\.b64", 80, (7, 0), branches=True)
+def _arrive(e: Emitter, m: re.Match[str]) -> None:
+    state, where, *rest = e.operands
+    address, rows = e.address(where), _rows(e)
+    count = e.constant(1, "u4")
+    if m[1]:
+        e.line(f"asynchronous.expect({address}, {e.source(rest[0], 'u4')}, {rows})")
+    elif rest:
+        count = e.source(rest[0], "u4")
+    e.line(f"v = asynchronous.arrive({address}, {count}, {rows})")
+    if not isinstance(state, Discard):
+        e.line(f"{e.target(state, 'u8')}[...] = v")
+
+
+@operation(rf"mbarrier\.(test_wait)(\.parity)?{_SEMANTICS}{_SHARED}\.b64", 80, (7, 0),
+           branches=True, polls=True)  # fmt: skip
+@operation(rf"mbarrier\.(try_wait)(\.parity)?{_SEMANTICS}{_SHARED}\.b64", 90, (7, 8),
+           branches=True, polls=True)  # fmt: skip
+def _poll(e: Emitter, m: re.Match[str]) -> None:
+    done, where, state = e.operands[:3]
+    address = e.address(where)
+    phase = e.source(state, "u4" if m[2] else "u8")
+    e.line(f"v = asynchronous.poll({address}, {phase}, {_rows(e)})")
+    e.line(f"{e.target(done, 'b1')}[...] = v")
+
+
+@operation(
+    r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes"
+    r"(?:\.L2::cache_hint)?",
+    90, (8, 0), branches=True,
+)  # fmt: skip
+def _bulk_load(e: Emitter, m: re.Match[str]) -> None:
+    to, origin, size, barrier = e.operands[:4]
+    names = e.address(to), e.address(origin), e.source(size, "u4"), e.address(barrier)
+    e.line(f"asynchronous.bulk_load({', '.join(names)}, {_rows(e)})")
+
+
+@operation(
+    r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(?:\.L2::cache_hint)?",
+    90, (8, 0), branches=True,
+)  # fmt: skip
+def _bulk_store(e: Emitter, m: re.Match[str]) -> None:
+    to, origin, size = e.operands[:3]
+    names = e.address(to), e.address(origin), e.source(size, "u4")
+    e.line(f"asynchronous.bulk_store({', '.join(names)}, {_rows(e)})")
+
+
+@operation(r"cp\.async\.bulk\.(?:commit_group|wait_group(?:\.read)?)", 90, (8, 0), branches=True)
+@operation(r"cp\.async\.bulk\.prefetch\.L2\.global(?:\.L2::cache_hint)?", 90, (8, 0), branches=True)
+def _bulk_group(e: Emitter, m: re.Match[str]) -> None:
+    """Bulk stores land when they are issued."""

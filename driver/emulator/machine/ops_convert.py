@@ -1,0 +1,183 @@
+"""Moves and conversions (PTX ISA 9.7.9: mov, cvt, cvta)."""
+
+from __future__ import annotations
+
+import re
+
+from urdir.driver.emulator.machine.emitter import NUMPY, Emitter
+from urdir.driver.emulator.machine.operations import operation
+from urdir.ptxgen.ptx import Discard, Operand, Vector
+
+_INTEGER = "u8|s8|u16|s16|u32|s32|u64|s64"
+_FLOAT = "f16|bf16|f32|f64"
+
+
+@operation(r"mov\.(pred|b16|b32|b64|[us]16|[us]32|[us]64|f16|bf16|f16x2|bf16x2|f32|f64)")
+def _mov(e: Emitter, m: re.Match[str]) -> None:
+    d, a = e.operands
+    element = NUMPY[m[1]]
+    if isinstance(d, Vector):
+        _unpack(e, d, element)
+    elif isinstance(a, Vector):
+        _pack(e, a, element)
+    else:
+        source = e.source(a, element)
+        e.line(f"{e.target(d, element)}[...] = {source}")
+
+
+def _unpack(e: Emitter, d: Vector, element: str) -> None:
+    parts = len(d.elements)
+    part = f"u{int(element[1]) // parts}"
+    source = f"{e.full(e.operands[1], element)}.view({part})"
+    for at, operand in enumerate(d.elements):
+        if not isinstance(operand, Discard):
+            e.line(f"{e.target(operand, part)}[...] = {source}[{at}::{parts}]")
+
+
+def _pack(e: Emitter, a: Vector, element: str) -> None:
+    parts = len(a.elements)
+    part = f"u{int(element[1]) // parts}"
+    sources = [e.source(operand, part) for operand in a.elements]
+    result = e.target(e.operands[0], element, a.elements)
+    for at, source in enumerate(sources):
+        e.line(f"{result}.view({part})[{at}::{parts}] = {source}")
+
+
+@operation(r"cvta(?:\.to)?\.(global|shared|const|param|local)\.(u64|u32)")
+def _cvta(e: Emitter, m: re.Match[str]) -> None:
+    """Global addresses are generic ones; shared memory begins at SHARED_WINDOW."""
+    d, a = e.operands
+    if m[1] in ("param", "local"):
+        raise e.fail(f"generic addresses of .{m[1]} are not supported")
+    element = NUMPY[m[2]]
+    source = e.source(a, element)
+    result = e.target(d, element)
+    if m[1] == "shared":
+        if element != "u8":
+            raise e.fail("generic addresses have 64 bits")
+        name = "subtract" if ".to" in e.instruction.opcode else "add"
+        e.line(f"{name}({source}, {e.constant(SHARED_WINDOW, 'u8')}, {result})")
+    else:
+        e.line(f"{result}[...] = {source}")
+
+
+#: Where shared memory begins in the generic address space.
+SHARED_WINDOW = 0x0100_0000_0000
+
+
+@operation(rf"cvt(\.sat)?\.({_INTEGER})\.({_INTEGER})")
+def _int_to_int(e: Emitter, m: re.Match[str]) -> None:
+    d, a = e.operands
+    to, origin = NUMPY[m[2]], NUMPY[m[3]]
+    source = e.source(a, origin)
+    if m[1]:
+        source = f"saturate_integer({source}, {to})"
+    e.line(f"{e.target(d, to)}[...] = {source}")
+
+
+@operation(rf"cvt\.(rn|rz|rm|rp)(\.sat)?\.({_FLOAT})\.({_INTEGER})")
+def _int_to_float(e: Emitter, m: re.Match[str]) -> None:
+    d, a = e.operands
+    source = e.source(a, NUMPY[m[4]])
+    direct = (m[1] == "rn" and m[3] != "bf16") or (m[3] == "f64" and m[4][1:] != "64")
+    if direct:
+        e.line(f"{e.target(d, NUMPY[m[3]])}[...] = {source}")
+    elif m[3] == "f64" or m[4][1:] == "64":
+        raise e.fail("this rounding of a 64-bit integer is not supported")
+    else:
+        e.line(f"{e.target(d, NUMPY[m[3]])}[...] = narrow({source}.astype(f8), {m[3]!r}, {m[1]!r})")
+    if m[2]:
+        raise e.fail(".sat of an integer source is not supported")
+
+
+@operation(rf"cvt\.(rni|rzi|rmi|rpi)(\.ftz)?(\.sat)?\.({_INTEGER})\.({_FLOAT})")
+def _float_to_int(e: Emitter, m: re.Match[str]) -> None:
+    d, a = e.operands
+    source = _as_f64(e, a, m[5], bool(m[2]))
+    to = NUMPY[m[4]]
+    rounding = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}[m[1]]
+    e.line(f"{rounding}({source}, {source})")
+    e.line(f"{e.target(d, to)}[...] = float_to_integer({source}, {to})")
+
+
+def _as_f64(e: Emitter, operand: Operand, kind: str, ftz: bool) -> str:
+    name = e.source(operand, NUMPY[kind])
+    wide = e.temp("f8")
+    if kind == "bf16":
+        name = f"bf16_to_f32({name})"
+    if ftz and kind == "f32":
+        name = f"flush({name})"
+    e.line(f"{wide}[...] = {name}")
+    return wide
+
+
+@operation(rf"cvt(?:\.(rni|rzi|rmi|rpi))?(\.ftz)?(\.sat)?\.({_FLOAT})\.({_FLOAT})")
+def _round_or_widen(e: Emitter, m: re.Match[str]) -> None:
+    """To the same or a wider format (exact), or to an integral value of the same format."""
+    d, a = e.operands
+    sizes = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+    to, origin = m[4], m[5]
+    if sizes[to] < sizes[origin] or (sizes[to] == sizes[origin] and to != origin):
+        raise e.fail(f"cvt.{to}.{origin} needs a rounding mode")
+    if m[1] and to != origin:
+        raise e.fail(f"cvt.{m[1]} rounds to an integral value of the same type")
+    result = e.target(d, NUMPY[to])
+    name = e.source(a, NUMPY[origin])
+    if m[1] and origin != "bf16":
+        rounding = {"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}[m[1]]
+        e.line(f"{rounding}({name}, {result})")
+    elif m[1]:
+        raise e.fail("rounding of .bf16 to integers is not supported")
+    else:
+        widened = f"bf16_to_f32({name})" if origin == "bf16" != to else name
+        e.line(f"{result}[...] = {widened}")
+    if m[2] and to == "f32":
+        e.line(f"{result}[...] = flush({result})")
+    if m[3]:
+        if to == "bf16":
+            raise e.fail(".sat of .bf16 is not supported")
+        e.line(f"saturate({result})")
+
+
+_MODES = r"cvt\.(rn|rz|rm|rp)(\.ftz)?(\.relu)?(\.sat)?"
+
+
+@operation(rf"{_MODES}\.(f16|f32|f64)\.(f16|f32|f64)")
+@operation(rf"{_MODES}\.(bf16)\.(f32)", 80, (7, 0))
+@operation(rf"{_MODES}\.(f16|f32|f64)\.(bf16)", 90, (7, 8))
+@operation(rf"{_MODES}\.(bf16)\.(f16|bf16|f64)", 90, (7, 8))
+def _narrow(e: Emitter, m: re.Match[str]) -> None:
+    d, a = e.operands
+    to, origin = m[5], m[6]
+    if (m[1], to, origin) in (("rn", "f16", "f32"), ("rn", "f32", "f64")) and not m[3]:
+        result = e.target(d, NUMPY[to])
+        e.line(f"{result}[...] = {e.source(a, NUMPY[origin])}")
+        if m[2] and to == "f32":
+            e.line(f"{result}[...] = flush({result})")
+        if m[4]:
+            e.line(f"saturate({result})")
+        if to == "f16":
+            e.line(f"canonical_nan({result})")
+        return
+    wide = _as_f64(e, a, origin, bool(m[2]))
+    if m[3]:
+        e.line(f"relu({wide})")
+    if m[4]:
+        e.line(f"saturate({wide})")
+    e.line(f"{e.target(d, NUMPY[to])}[...] = narrow({wide}, {to!r}, {m[1]!r})")
+
+
+@operation(r"cvt\.(rn|rz)(\.relu)?\.(f16|bf16)x2\.f32", 80, (7, 0))
+def _narrow_two(e: Emitter, m: re.Match[str]) -> None:
+    """The first source goes to the high half."""
+    d, a, b = e.operands
+    wides = []
+    for operand in (b, a):
+        wide = _as_f64(e, operand, "f32", False)
+        if m[2]:
+            e.line(f"relu({wide})")
+        wides.append(wide)
+    result = e.target(d, "u4")
+    view = "f2" if m[3] == "f16" else "u2"
+    for at, wide in enumerate(wides):
+        e.line(f"{result}.view({view})[{at}::2] = narrow({wide}, {m[3]!r}, {m[1]!r})")

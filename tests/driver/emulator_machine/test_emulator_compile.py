@@ -1,0 +1,109 @@
+"""What is refused before anything runs, and what a compiled entry tells about itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from urdir.driver.emulator.machine.compile import compile_entry
+from urdir.driver.emulator.machine.faults import CompileError
+from urdir.ptxgen import ptx
+
+REGISTERS = ".reg .b32 %a, %b; .reg .f32 %f; .reg .b64 %l; .reg .pred %p; .reg .b16 %h;\n"
+
+
+def refuse(machine: Any, code: str) -> CompileError:
+    with pytest.raises(CompileError) as caught:
+        machine.compile(REGISTERS + code)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("frobnicate.b32 %a, %b;", "PTX line 8: unknown instruction frobnicate.b32"),
+        ("add.u33 %a, %a, %b;", "PTX line 8: add has no form add.u33"),
+        ("add.rn.u32 %a, %a, %b;", "add has no form add.rn.u32"),
+        ("ld.global.sometimes.u32 %a, [%l];", "ld has no form"),
+        ("shfl.bfly.b32 %a, %b, 1, 31;", "shfl has no form"),
+        ("mov.u32 %h, %a;", "%h has 16 bits, 32 are needed"),
+        ("add.f32 %f, %f, %p;", "%p has"),
+        ("setp.eq.u32 %a, %a, %b;", "%a is not a predicate"),
+        ("setp.lo.s32 %p, %a, %b;", ".lo does not compare .s32"),
+        ("add.u32 %a, %b;", "wrong number of operands"),
+        ("bra NOWHERE;", "NOWHERE is not declared"),
+        ("mov.u32 %a, %envreg3;", "special register %envreg3 is not supported"),
+        ("cp.async.cg.shared.global [%a], [%l], 8;", "cp.async.cg cannot copy 8 bytes"),
+        ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f}, {%a}, {%a}, {%f};",
+         "a fragment of 4 registers is needed, not 1"),
+        ("ld.param.u32 %a, [%l];", "ld.param takes"),
+    ],
+)  # fmt: skip
+def test_malformed_instructions(machine: Any, code: str, message: str) -> None:
+    try:
+        error: Exception = refuse(machine, code)
+    except ptx.PtxSyntaxError as exc:
+        error = exc
+    assert message in str(error)
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "needs"),
+    [
+        ("sm_75", "cp.async.commit_group;", "needs .target sm_80 or higher, not sm_75"),
+        ("sm_75", "redux.sync.add.u32 %a, %b, -1;", "sm_80"),
+        ("sm_80", "elect.sync %a|%p, -1;", "sm_90"),
+        ("sm_80", "griddepcontrol.wait;", "sm_90"),
+        ("sm_75", "cvt.rn.bf16.f32 %h, %f;", "sm_80"),
+        ("sm_89", "mbarrier.try_wait.shared.b64 %p, [%a], %l;", "sm_90"),
+    ],
+)
+def test_instructions_the_target_lacks(machine: Any, target: str, code: str, needs: str) -> None:
+    machine.target = target
+    assert needs in refuse(machine, code).message
+    machine.target = "sm_90"
+    machine.compile(REGISTERS + code)
+
+
+def test_version_and_target(machine: Any) -> None:
+    machine.version = "6.3"
+    machine.target = "sm_75"
+    error = refuse(
+        machine, "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%a, %a}, {%b}, {%b}, {%a, %b};"
+    )
+    assert error.code == "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
+    assert "needs PTX ISA .version 6.5" in error.message
+    machine.target = "sm_90"
+    assert ".target sm_90 needs .version 7.8" in refuse(machine, "ret;").message
+    machine.version = "99.0"
+    assert "newer than this driver's" in refuse(machine, "ret;").message
+    machine.version = "8.0"
+    with pytest.raises(CompileError, match=r"for sm_90, which the device .sm_80. is not"):
+        machine.compile("ret;", target="sm_80")
+
+
+def test_program_tells_its_resources() -> None:
+    text = """.version 7.0
+.target sm_75
+.address_size 64
+.shared .align 4 .b8 first[6];
+.extern .shared .align 16 .b8 rest[];
+.visible .entry k(.param .u64 .ptr .global .align 16 x, .param .u32 n)
+.maxntid 96, 2, 1
+{
+    .shared .align 8 .b64 second[2];
+    .reg .b32 %r<12>;
+    .reg .b32 %s;
+    mov.u32 %s, rest;
+    ret;
+}
+"""
+    program = compile_entry(ptx.parse(text), "k", "sm_90")
+    assert program.param_layout == ((0, 8), (8, 4))
+    assert program.max_threads == 192
+    assert program.static_shared_bytes == 32
+    assert program.register_count >= 13
+    assert not program.uses_dependencies
+    with pytest.raises(CompileError, match=r"no entry 'other'.*it has: k"):
+        compile_entry(ptx.parse(text), "other", "sm_90")
