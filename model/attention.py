@@ -1,7 +1,7 @@
 """Attention in a plan: keys and values appended, then each row attends to its sequence.
 
-``incremental_attention_into`` is what a layer calls; which kernel serves it is decided when the plan
-is built, by ``choose_attention``, from what is fixed in the plan.
+``incremental_attention_into`` is what a layer calls. Which kernel serves it is decided when the
+plan is built, by ``ptxgen.attention_choice`` from the shape, the length bucket and the device.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.kv_cache import KvCache
 from urdir.model.rows import Rows
-from urdir.ptxgen.attention_choice import choose_attention, length_buckets
-from urdir.ptxgen.kernels.attention import Attention
+from urdir.ptxgen.attention_choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.kv_append import KvAppend
 from urdir.ptxgen.kernels.prefill_attention import PrefillAttention
@@ -33,6 +32,7 @@ def incremental_attention_into(
     rows: Rows,
     work: Mapping[str, Slice],
     *,
+    sm_count: int,
     exact: bool = False,
 ) -> None:
     """Append ``work["k"]``, ``work["v"]`` (rows, kv_heads, head_dim) to the cache and attend with
@@ -50,46 +50,46 @@ def incremental_attention_into(
         **cache.arguments(layer),
         **rows.arguments,
     )
-    match choose_attention(rows.count, rows.keys, rows.is_prompt and not exact):
-        case "prefill":
-            causal_attention_into(plan, label, cache, layer, heads, rows, work)
-        case "flash":
-            flash_decoding_graphed(plan, label, cache, layer, heads, rows, work)
-        case _:
-            plan.launch(
-                Attention(heads, layout, rows.count),
-                label,
-                q=work["q"],
-                **cache.arguments(layer),
-                **rows.arguments,
-                out=work["heads"],
-            )
+    if rows.is_prompt and not exact:
+        causal_attention_into(plan, label, cache, layer, heads, rows, work)
+        return
+    kernel = decode_attention(heads, layout, rows.keys, sm_count, rows=rows.count)
+    if isinstance(kernel, FlashDecodeChunk):
+        flash_decoding_graphed(plan, label, kernel, cache, layer, rows, work)
+        return
+    plan.launch(
+        kernel,
+        label,
+        q=work["q"],
+        **cache.arguments(layer),
+        **rows.arguments,
+        out=work["heads"],
+    )
 
 
 def flash_decoding_graphed(
     plan: Plan,
     label: str,
+    kernel: FlashDecodeChunk,
     cache: KvCache,
     layer: int,
-    heads: int,
     rows: Rows,
     work: Mapping[str, Slice],
 ) -> None:
-    """Attend only, split over chunks of keys: two launches, chunks and their merge.
+    """Attend only, split over chunks of keys: two launches, ``kernel``'s and their merge.
 
     Partial results go to ``work["partial"]`` and ``work["softmax"]`` (see ``partial_sizes``).
     """
-    chunks = FlashDecodeChunk(heads, cache.layout, rows.count, max_keys=rows.keys)
     partial = {name: work[name] for name in ("partial", "softmax")}
     plan.launch(
-        chunks,
+        kernel,
         f"{label}.chunks",
         q=work["q"],
         **cache.arguments(layer),
         **rows.arguments,
         **partial,
     )
-    plan.launch(chunks.reduce, label, **partial, out=work["heads"])
+    plan.launch(kernel.reduce, label, **partial, out=work["heads"])
 
 
 def causal_attention_into(
@@ -117,7 +117,15 @@ def key_bucket(keys: int, max_len: int) -> int:
     return next(bucket for bucket in length_buckets(max_len) if bucket >= keys)
 
 
-def partial_sizes(heads: int, layout: KvLayout, rows: int) -> dict[str, int]:
-    """Bytes of the partial results of split attention, for the longest bucket."""
-    kernel = FlashDecodeChunk(heads, layout, rows)
-    return {name: kernel.nbytes(kernel.param(name)) for name in ("partial", "softmax")}
+def partial_sizes(heads: int, layout: KvLayout, rows: int, sm_count: int) -> dict[str, int]:
+    """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows
+    (a power of two) needs in any length bucket.
+    """
+    sizes = {"partial": 16, "softmax": 16}  # where no bucket is split: never touched
+    for bucket in length_buckets(layout.max_len):
+        for count in (1 << power for power in range(rows.bit_length())):
+            kernel = decode_attention(heads, layout, bucket, sm_count, rows=count)
+            if isinstance(kernel, FlashDecodeChunk):
+                for name, size in sizes.items():
+                    sizes[name] = max(size, kernel.nbytes(kernel.param(name)))
+    return sizes

@@ -15,8 +15,8 @@ from urdir.driver import execute
 from urdir.driver.plan import Plan
 from urdir.model.attention import key_bucket
 from urdir.model.profile import ProfileRow, summarise
-from urdir.model.session import Session
 from urdir.model.rows import Ending, StepShape
+from urdir.model.session import Session
 from urdir.ptxgen.kernels.read_stream import ReadStream
 from urdir.ptxgen.kv_layout import KvLayout
 

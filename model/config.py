@@ -153,8 +153,7 @@ def _read(gguf: Gguf) -> Config:
         tied="output.weight" not in gguf.tensors,
         has_rope_factors="rope_freqs.weight" in gguf.tensors,
         qkv_bias="blk.0.attn_q.bias" in gguf.tensors,
-        qk_norm=ARCHITECTURES[arch].may_have_qk_norm
-        and "blk.0.attn_q_norm.weight" in gguf.tensors,
+        qk_norm=ARCHITECTURES[arch].may_have_qk_norm and "blk.0.attn_q_norm.weight" in gguf.tensors,
         output_bias="output.bias" in gguf.tensors,
     )
 

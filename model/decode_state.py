@@ -31,9 +31,7 @@ class DecodeState(Owner):
     each sequence's tokens are sampled.
     """
 
-    def __init__(
-        self, device: Device, sequences: int, max_len: int, rows: int, chunk: int
-    ) -> None:
+    def __init__(self, device: Device, sequences: int, max_len: int, rows: int, chunk: int) -> None:
         self.sequences = sequences
         self.max_len = max_len
         self.rows = rows

@@ -91,15 +91,15 @@ class Engine(Owner):
                 Device.open(device or knobs.device, cache_folder=knobs.cache_dir)
             )
             _announce(opened, gguf)
-            plan = MemoryPlan.of(gguf, config, context, kv_dtype, sequences)
+            plan = MemoryPlan.of(
+                gguf, config, context, kv_dtype, sequences, opened.properties.sm_count
+            )
             plan.check(opened)
             start = time.perf_counter()
             weights = owners.enter_context(Weights.load(gguf, config, opened))
             seconds = time.perf_counter() - start
             session = owners.enter_context(
-                Session(
-                    weights, context, kv_dtype, sequences=sequences, observer=_observer(knobs)
-                )
+                Session(weights, context, kv_dtype, sequences=sequences, observer=_observer(knobs))
             )
             engine = cls(gguf, opened, weights, session, seconds, knobs.correctness_mode)
             engine._owners = owners.pop_all()

@@ -129,7 +129,7 @@ class Generation:
             yield from self._choose_on_host()
 
     def _choose_on_host(self) -> Iterator[int]:
-        """The same with logits downloaded and numpy choosing: slow, and what the device must match."""
+        """The same with logits downloaded and numpy choosing: what the device must match."""
         while not self.session.is_full:
             logits = self.session.logits_step()
             token = sample(logits, self.settings, self.session.length, self.sequence)

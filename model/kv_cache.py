@@ -155,17 +155,21 @@ class ContiguousKvCache(KvCache):
 
     @property
     def free_tokens(self) -> int:
+        """See KvCache."""
         return self.layout.sequences * self.layout.max_len - sum(self._stored)
 
     def reserve(self, sequence: int, start: int, end: int) -> None:
+        """See KvCache."""
         self._check_length(sequence, end)
         self._stored[sequence] = max(self._stored[sequence], end)
 
     def truncate(self, sequence: int, length: int) -> None:
+        """See KvCache."""
         self._check_sequence(sequence)
         self._stored[sequence] = min(self._stored[sequence], length)
 
     def fork(self, source: int, target: int, length: int) -> None:
+        """See KvCache."""
         self._check_length(source, length)
         self._check_sequence(target)
         self._copy_slots(source, target)
@@ -184,6 +188,7 @@ class PagedKvCache(KvCache):
 
     @property
     def free_tokens(self) -> int:
+        """See KvCache."""
         return self._users.count(0) * self.layout.page_len
 
     def pages(self, sequence: int) -> tuple[int, ...]:
@@ -191,6 +196,7 @@ class PagedKvCache(KvCache):
         return tuple(self._pages[sequence])
 
     def reserve(self, sequence: int, start: int, end: int) -> None:
+        """See KvCache."""
         self._check_length(sequence, end)
         held, page_len = self._pages[sequence], self.layout.page_len
         blocks = range(start // page_len, -(-end // page_len))
@@ -207,6 +213,7 @@ class PagedKvCache(KvCache):
             self._upload(sequence)
 
     def truncate(self, sequence: int, length: int) -> None:
+        """See KvCache."""
         self._check_sequence(sequence)
         held = self._pages[sequence]
         keep = -(-length // self.layout.page_len)
@@ -215,6 +222,7 @@ class PagedKvCache(KvCache):
         del held[keep:]
 
     def fork(self, source: int, target: int, length: int) -> None:
+        """See KvCache."""
         self._check_length(source, length)
         self._check_sequence(target)
         shared = self._pages[source][: -(-length // self.layout.page_len)]

@@ -74,6 +74,7 @@ def transformer_layer_indexed(
         c.n_heads,
         rows,
         work,
+        sm_count=parts.weights.device.properties.sm_count,
         exact=parts.exact,
     )
     append_product(plan, parts, at + "attn_output", w.o, rows.count, "heads", "delta")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from urdir.model.config import Config
-from urdir.model.errors import ModelError
 from urdir.model.decode_state import state_sizes
+from urdir.model.errors import ModelError
 from urdir.model.kv_cache import cache_bytes, kv_layout
 from urdir.model.session import chunks_of, row_bucket
-from urdir.model.workspace import workspace_sizes
 from urdir.model.weights import STAGING_BYTES, weight_sizes
+from urdir.model.workspace import workspace_sizes
 from urdir.ptxgen.kv_layout import KvDtype
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: What modules, graphs and the driver's own bookkeeping may take beside our allocations.
 RESERVE_BYTES = 64 << 20
+#: SMs of a large GPU, for telling what a model needs where no device is open.
+TYPICAL_SM_COUNT = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,23 @@ class MemoryPlan:
 
     @classmethod
     def of(
-        cls, gguf: Gguf, config: Config, context: int, kv_dtype: KvDtype, sequences: int = 1
+        cls,
+        gguf: Gguf,
+        config: Config,
+        context: int,
+        kv_dtype: KvDtype,
+        sequences: int = 1,
+        sm_count: int = TYPICAL_SM_COUNT,
     ) -> Self:
-        """The plan for ``sequences`` sequences, each of up to ``context`` tokens, contiguous."""
+        """The plan for ``sequences`` sequences, each of up to ``context`` tokens, contiguous, on a
+        device of ``sm_count`` SMs.
+        """
         layout = kv_layout(config, context, kv_dtype, sequences=sequences)
         rows, chunk = row_bucket(sequences), chunks_of(kv_dtype)[-1]
         return cls(
             weights=sum(weight_sizes(gguf, config).values()),
             kv_cache=cache_bytes(config, layout),
-            workspace=sum(workspace_sizes(config, layout, rows, chunk).values()),
+            workspace=sum(workspace_sizes(config, layout, rows, chunk, sm_count).values()),
             state=sum(state_sizes(sequences, layout.max_len, rows, chunk).values()),
             staging=STAGING_BYTES,
         )

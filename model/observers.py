@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from urdir.driver.execute import BoundPlan, queue
+from urdir.driver.execute import BoundPlan, queue, read
 from urdir.driver.operation import Launch, Operation
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ def _summaries(operation: Operation) -> Iterable[str]:
     for param in kernel.params:
         if param.access is None or param.access.value == "in":
             continue
-        memory = operation.args[param.name]
-        values = memory.download(param.numpy_dtype, kernel.shape_of(param)).astype(np.float64)
+        memory = operation.packed.regions[param.name]
+        values = read(memory, param.numpy_dtype, kernel.shape_of(param)).astype(np.float64)
         finite = values[np.isfinite(values)]
         bad = values.size - finite.size
         if not finite.size:

@@ -70,7 +70,7 @@ class Session(Owner):
         )
         rows = row_bucket(sequences)
         state = DecodeState(device, sequences, layout.max_len, rows, self._chunks[-1])
-        sizes = workspace_sizes(config, layout, rows, self._chunks[-1])
+        sizes = workspace_sizes(config, layout, rows, self._chunks[-1], device.properties.sm_count)
         self.parts = StepParts(
             config,
             weights,
@@ -100,7 +100,8 @@ class Session(Owner):
 
     def logits_step(self) -> npt.NDArray[np.float32]:
         """Process the pending token of sequence 0; logits (n_vocab,) of the one after it."""
-        return self.logits((0,))[0]
+        logits: npt.NDArray[np.float32] = self.logits((0,))[0]
+        return logits
 
     def stream(self, ending: Ending, sequence: int = 0) -> Iterator[int]:
         """Tokens of a sequence, one a step, until it is full; steps run ahead of the reader.
@@ -252,7 +253,9 @@ class Session(Owner):
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""
         state = self.parts.state
         pairs = zip(
-            state["sequence"].download(np.uint32), state["position"].download(np.uint32), strict=True
+            state["sequence"].download(np.uint32),
+            state["position"].download(np.uint32),
+            strict=True,
         )
         return {int(s): int(p) for s, p in pairs if p != IDLE}
 

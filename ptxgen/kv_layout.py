@@ -84,9 +84,7 @@ class KvLayout:
                 raise PtxgenError(f"a contiguous KV cache has no pages: {self.pages}")
             return
         if self.page_len < MIN_PAGE_LEN or self.page_len & (self.page_len - 1):
-            raise PtxgenError(
-                f"page_len {self.page_len} is no power of two from {MIN_PAGE_LEN} on"
-            )
+            raise PtxgenError(f"page_len {self.page_len} is no power of two from {MIN_PAGE_LEN} on")
         if self.max_len % self.page_len:
             raise PtxgenError(f"max_len {self.max_len} is no multiple of page_len {self.page_len}")
         if self.pages < 1:
@@ -184,16 +182,20 @@ class KvLayout:
         A paged layout needs its ``block_table`` (sequences, blocks).
         """
         at = np.asarray(positions, np.int64)
-        heads = np.arange(self.kv_heads)[:, None]
+        heads = np.arange(self.kv_heads, dtype=np.int64)[:, None]
         if not self.is_paged:
             return (sequence * self.kv_heads + heads) * self.max_len + at
         if block_table is None:
             raise PtxgenError("a paged KV cache is read through its block table: none given")
-        page = block_table[sequence].astype(np.int64)[at // self.page_len]
+        page: npt.NDArray[np.int64] = block_table[sequence].astype(np.int64)[at // self.page_len]
         return (page * self.kv_heads + heads) * self.page_len + at % self.page_len
 
     def read(
-        self, cache: Array, sequence: int, positions: npt.ArrayLike, block_table: Array | None = None
+        self,
+        cache: Array,
+        sequence: int,
+        positions: npt.ArrayLike,
+        block_table: Array | None = None,
     ) -> npt.NDArray[np.float32]:
         """Values (kv_heads, n, head_dim) f32 of tokens ``positions`` (n,); exact."""
         slots = self.slots_of(sequence, positions, block_table)
@@ -214,7 +216,7 @@ class KvLayout:
         values: Array,
         block_table: Array | None = None,
     ) -> None:
-        """Rounds f32 ``values`` (kv_heads, n, head_dim) into tokens ``positions`` (n,), in place."""
+        """Rounds ``values`` (kv_heads, n, head_dim) f32 into tokens ``positions`` (n,), in place."""
         slots = self.slots_of(sequence, positions, block_table)
         x = np.asarray(values, np.float32)
         if self.dtype == "q8_0":

@@ -14,6 +14,7 @@ import inspect
 import re
 import struct
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -23,9 +24,6 @@ from urdir.ptxgen.target import Target
 
 if TYPE_CHECKING:
     from urdir.ptxgen.spec import KernelSpec, Param
-
-#: Part of every spec key: raise it when the frame below changes.
-GENERATOR_VERSION = 1
 
 TemplateName = tuple[str, str]
 
@@ -74,8 +72,8 @@ _IMPORT = re.compile(r"""\{%-?\s*(?:import|from|include)\s+["']([^"']+)["']""")
 
 @functools.cache
 def source_digest(template: TemplateName) -> str:
-    """Digest of a template, of every macro file it can import, and of the generator version."""
-    digest = hashlib.sha256(str(GENERATOR_VERSION).encode())
+    """Digest of a template and of every macro file it can import."""
+    digest = hashlib.sha256()
     seen: list[TemplateName] = [template]
     for name in seen:
         source = read_template(name)
@@ -84,6 +82,16 @@ def source_digest(template: TemplateName) -> str:
             package, _, file = imported.rpartition("/")
             if (found := (package or "urdir.templates", file)) not in seen:
                 seen.append(found)
+    return digest.hexdigest()
+
+
+@functools.cache
+def generator_digest() -> str:
+    """Digest of all Python sources of ptxgen: whatever may shape the text of a kernel."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 
 

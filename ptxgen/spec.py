@@ -204,14 +204,17 @@ class KernelSpec:
     def key(self, target: str) -> str:
         """The spec key: known without rendering, equal in every process.
 
-        Kernel name, every field, the target, and a digest of the sources (template, generator,
-        the module of the spec, whose properties shape the text), as a readable stem and a hash:
-        ``rms_norm-sm_90-5f0c...``.
+        Kernel name, every field, the target, and digests of the sources (template, the spec's
+        module, all of ptxgen), as a readable stem and a hash: ``rms_norm-sm_90-5f0c...``.
         """
-        from urdir.ptxgen.render import module_digest, source_digest
+        from urdir.ptxgen.render import generator_digest, module_digest, source_digest
 
         fields = (f"{k}={v!r}" for k, v in self.fields().items())
-        sources = (source_digest(self.template), module_digest(type(self).__module__))
+        sources = (
+            source_digest(self.template),
+            module_digest(type(self).__module__),
+            generator_digest(),
+        )
         text = "\n".join((self.name, *fields, target, *sources))
         return f"{self.name}-{target}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
 

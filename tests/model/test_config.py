@@ -246,7 +246,8 @@ def test_a_tensor_type_that_is_not_supported_is_named(
 
 
 @pytest.mark.parametrize(
-    "name", ["blk.0.attn_q.bias", "blk.0.ffn_gate_inp.weight", "blk.2.attn_norm.weight", "extra"]
+    "name",
+    ["blk.0.attn_output.bias", "blk.0.ffn_gate_inp.weight", "blk.2.attn_norm.weight", "extra"],
 )
 def test_a_tensor_that_would_be_ignored_is_refused(make_gguf: Maker, name: str) -> None:
     metadata, tensors = small_model()

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from urdir.driver import execute
+from urdir.driver.stream import Stream
 from urdir.model.chat import ChatTemplate, Message
 from urdir.model.engine import Engine, demo_model
 from urdir.model.generate import Generation
 from urdir.model.sampling import SamplingSettings
-from urdir.model.step import greedy_plan
+from urdir.model.session import Session
 
 DATA = Path(__file__).parent.parent / "data"
 QUESTIONS = [
@@ -64,21 +65,19 @@ def test_answers(kind: str, device_name: str, pytestconfig: pytest.Config) -> No
 
 def test_200_greedy_tokens_are_the_same_replayed_and_eager(device_name: str) -> None:
     """A story, replayed as a graph, against the same launches made one by one."""
+
+    class Eager:
+        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+            execute.run(bound, bound.device, stream)
+
     count = 200 if device_name == "cuda" else 6
+    results = []
     with Engine.open(device=device_name) as engine:
-        session = engine.session
         prompt = engine.tokenizer.encode("Once upon a time, in a tiny house,", parse_special=True)
-        session.feed(prompt)
-        replayed = [session.greedy_step() for _ in range(count)]
-        logits = session.parts.work["logits"].download(np.float32)
-        session.truncate(0)
-        session.feed(prompt)
-        engine.device.synchronize()  # the session's stream and the one below are not ordered
-        bound = execute.bind(greedy_plan(session.parts), engine.device)
-        eager = []
-        with engine.device.create_stream() as stream:
-            for _ in range(count):
-                execute.run(bound, engine.device, stream)
-                eager.append(int(session.parts.state.sampled.download(np.uint32)[0]))
-        assert eager == replayed
-        np.testing.assert_array_equal(session.parts.work["logits"].download(np.float32), logits)
+        for observer in (None, Eager()):
+            with Session(engine.weights, 256, observer=observer) as session:
+                session.feed(prompt)
+                tokens = [session.greedy_step() for _ in range(count)]
+                results.append((tokens, session.parts.work["logits"].download(np.float32)))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_array_equal(results[0][1], results[1][1])

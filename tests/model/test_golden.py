@@ -32,6 +32,8 @@ LLAMA_CPP_ERROR = {
     "nano-llama-q5_k": (7.99e-03, 4.3e-05),
     "nano-llama-q6_k": (9.01e-03, 2.1e-05),
     "nano-llama-q8_0": (5.65e-03, 7.9e-06),
+    "nano-qwen2-q4_k_m": (1.85e-02, 2.1e-04),
+    "nano-qwen3-q4_k_m": (1.67e-02, 7.0e-05),
     "nano-ropef-q4_k_m": (2.17e-02, 2.7e-04),
     "demo-q4_k_m": (3.03e-02, 9.6e-04),
     "demo-q8_0": (1.35e-02, 1.6e-04),
@@ -94,3 +96,31 @@ def test_default_mode_stays_within_the_allowance(
     )
     assert error <= max(2e-3, 1.1 * their_error)
     assert kl <= max(1e-6, 1.2 * their_kl)
+
+
+@pytest.mark.parametrize("name", ["demo-q4_k_m", "nano-qwen3-q4_k_m", "nano-llama-f32"])
+def test_prompt_steps_stay_within_the_allowance(name: str, device_name: str) -> None:
+    """Logits after a whole prompt at once, whose products round activations to f16."""
+    tokens, golden = _golden(name)
+    with Engine.open(str(_gguf(name)), device=device_name, context=len(tokens)) as engine:
+        rows = []
+        for n in (17, 40):
+            engine.session.truncate(0)
+            engine.session.feed(tokens[:n])
+            rows.append(engine.session.logits_step())
+    logits, wanted = np.stack(rows), golden[[16, 39]]
+    error = relative_rms(logits, wanted)
+    print(f"{name} on {device_name}, prompts of 17 and 40: relative RMS {error:.2e}")
+    assert error <= max(2e-3, 1.1 * LLAMA_CPP_ERROR[name][0])
+
+
+@pytest.mark.parametrize("name", ["nano-llama-q4_k_m", "demo-q8_0"])
+def test_error_of_the_cache_types(name: str, device_name: str) -> None:
+    """What storing keys and values in fewer bits costs, against an f32 cache."""
+    tokens, _ = _golden(name)
+    n = 48 if device_name == "cuda" else 12
+    exact = _logits(name, device_name, "f32", tokens[:n])
+    for kv_dtype, allowed in (("f16", 1e-3), ("bf16", 1e-2), ("q8_0", 2e-2)):
+        error = relative_rms(_logits(name, device_name, kv_dtype, tokens[:n]), exact)
+        print(f"{name} on {device_name}, {kv_dtype} cache: relative RMS {error:.2e}")
+        assert 0 < error <= allowed

@@ -1,31 +1,60 @@
-"""One sequence: the recorded steps against each other, against eager launches, and at the edges."""
+"""Sequences: recorded steps against eager ones, prompts against single tokens, batches against
+single sequences, and the edges of the context.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from urdir.driver import execute
-from urdir.model.engine import Engine
+from urdir.driver.device import Device
+from urdir.model.attention import key_bucket
+from urdir.model.config import Config
+from urdir.model.conformance import relative_rms
 from urdir.model.errors import ContextFullError, ModelError
-from urdir.model.step import greedy_plan, logits_plan
+from urdir.model.gguf import Gguf
+from urdir.model.rows import Ending, StepShape
+from urdir.model.sampling import SamplingSettings, sample
+from urdir.model.session import AHEAD, Session
+from urdir.model.weights import Weights
 
 PROMPT = [3, 141, 59, 26, 5]
+#: Prompt steps round activations to f16 for the tensor cores; single tokens do not.
+PROMPT_TOLERANCE = 2e-3
+
+
+@pytest.fixture(scope="module")
+def weights(device_name: str) -> Iterator[Weights]:
+    path = Path(__file__).parent.parent / "data" / "golden" / "nano-llama-q4_k_m.gguf"
+    with (
+        Gguf(path) as gguf,
+        Device.open(device_name) as device,
+        Weights.load(gguf, Config.from_gguf(gguf), device) as loaded,
+    ):
+        yield loaded
 
 
 @pytest.fixture
-def engine(data: Path, device_name: str) -> Iterator[Engine]:
-    path = data / "golden" / "nano-llama-q4_k_m.gguf"
-    with Engine.open(str(path), device=device_name, context=24) as opened:
+def session(weights: Weights) -> Iterator[Session]:
+    with Session(weights, context=24) as opened:
         yield opened
 
 
+def feed_singly(session: Session, tokens: list[int], sequence: int = 0) -> None:
+    """Process tokens one step each, and leave the last one pending."""
+    for token in tokens[:-1]:
+        session.feed([token], sequence)
+        session.logits([sequence])
+    session.feed(tokens[-1:], sequence)
+
+
 @pytest.mark.sanitizer
-def test_device_argmax_equals_host_argmax(engine: Engine) -> None:
-    session = engine.session
+def test_device_argmax_equals_host_argmax(session: Session) -> None:
     session.feed(PROMPT)
     on_device = [session.greedy_step() for _ in range(8)]
     session.truncate(0)
@@ -37,48 +66,162 @@ def test_device_argmax_equals_host_argmax(engine: Engine) -> None:
     assert on_device == on_host
 
 
-def test_replay_equals_eager_bit_for_bit(engine: Engine) -> None:
-    session = engine.session
-    session.feed(PROMPT)
-    replayed = [session.logits_step()]
-    for token in (7, 300, 12):
-        session.feed([token])
-        replayed.append(session.logits_step())
-    session.truncate(0)
-    session.feed(PROMPT)
-    engine.device.synchronize()  # the session's stream and the one below are not ordered
-    plan = logits_plan(session.parts)
-    for index, token in enumerate((7, 300, 12, None)):
-        with engine.device.create_stream() as stream:
-            execute.run(plan, engine.device, stream)
-        logits = session.parts.work["logits"].download(np.float32)
-        np.testing.assert_array_equal(logits, replayed[index])
-        if token is not None:
-            session.parts.state.write_tokens(len(PROMPT) + index, [token])
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+def test_replay_equals_eager_bit_for_bit(weights: Weights, kv_dtype: str) -> None:
+    class Eager:
+        """Runs every step launch by launch."""
+
+        def run(self, bound: execute.BoundPlan, stream: object) -> None:
+            execute.run(bound, weights.device, stream)
+
+    results = []
+    for observer in (None, Eager()):
+        with Session(weights, 24, kv_dtype, observer=observer) as session:
+            session.feed(PROMPT)
+            rows = [session.logits_step()]
+            for token in (7, 300, 12):
+                session.feed([token])
+                rows.append(session.logits_step())
+            session.truncate(2)
+            session.feed([*PROMPT[2:], 9, 8])
+            rows.append(session.logits_step())
+            results.append(np.stack(rows))
+    np.testing.assert_array_equal(results[0], results[1])
 
 
-def test_a_step_is_one_graph_with_a_node_for_every_launch(engine: Engine) -> None:
-    session = engine.session
-    session.feed([1])
-    session.greedy_step()
-    plan = greedy_plan(session.parts)
-    with execute.record(plan, engine.device) as graph:
-        assert graph.node_count == len(plan)
+def test_a_graph_has_a_node_for_every_launch(session: Session) -> None:
+    keys = key_bucket(1, session.parts.cache.layout.max_len)
+    for ending in Ending:
+        shape = StepShape(1 if ending is not Ending.PROMPT else 16, keys, ending)
+        assert session.steps.graph(shape).node_count == len(session.steps.bound(shape))
 
 
-def test_truncating_and_feeding_again_changes_nothing(engine: Engine) -> None:
-    session = engine.session
-    session.feed(PROMPT)
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "q8_0", "f32"])
+def test_a_prompt_step_equals_single_tokens(weights: Weights, kv_dtype: str) -> None:
+    tokens = [int(t) for t in np.random.default_rng(1).integers(0, 320, 21)]
+    with Session(weights, 24, kv_dtype) as session:
+        session.feed(tokens)
+        at_once = session.logits_step()
+        session.truncate(0)
+        feed_singly(session, tokens)
+        singly = session.logits_step()
+    tolerance = 1e-5 if kv_dtype == "f32" else PROMPT_TOLERANCE
+    assert relative_rms(at_once, singly) < tolerance
+
+
+def test_truncating_and_feeding_again_changes_nothing(session: Session) -> None:
+    feed_singly(session, PROMPT)
     first = session.logits_step()
     session.feed([9, 9, 9])
     session.logits_step()
     session.truncate(3)
-    session.feed(PROMPT[3:])
+    feed_singly(session, PROMPT[3:])
     np.testing.assert_array_equal(session.logits_step(), first)
 
 
-def test_a_full_context_is_refused_and_leaves_the_sequence_as_it_was(engine: Engine) -> None:
-    session = engine.session
+def test_device_positions_follow_the_host(session: Session) -> None:
+    session.feed(PROMPT)
+    for _ in range(5):
+        session.greedy_step()
+        assert session.device_positions() == {0: session.length}
+
+
+# ---- batches ----
+
+
+@pytest.mark.parametrize("page_len", [0, 16])
+def test_batched_rows_equal_single_sequences(weights: Weights, page_len: int) -> None:
+    """Three sequences of different lengths in one step, bit for bit as one at a time."""
+    rng = np.random.default_rng(2)
+    prompts = [[int(t) for t in rng.integers(0, 320, n)] for n in (3, 11, 6)]
+    with Session(weights, 24, sequences=3, page_len=page_len) as session:
+        for sequence, prompt in enumerate(prompts):
+            session.feed(prompt, sequence)
+        together = [session.step(Ending.GREEDY, (0, 1, 2)) for _ in range(4)]
+        for sequence, prompt in enumerate(prompts):
+            session.truncate(0, sequence)
+            session.feed(prompt, sequence)
+            alone = [session.step(Ending.GREEDY, (sequence,))[0] for _ in range(4)]
+            assert alone == [tokens[sequence] for tokens in together]
+
+
+@pytest.mark.parametrize("page_len", [0, 16])
+def test_a_fork_goes_its_own_way(weights: Weights, page_len: int) -> None:
+    with Session(weights, 48, sequences=2, page_len=page_len) as session:
+        feed_singly(session, PROMPT * 4)
+        session.fork(0, 1)
+        first = session.step(Ending.GREEDY, (0, 1))
+        assert first[0] == first[1]
+        session.truncate(20, 1)
+        feed_singly(session, [77, 78], 1)
+        both = session.logits((0, 1))
+        session.truncate(0, 0)
+        feed_singly(session, [*PROMPT * 4, 77, 78])
+        np.testing.assert_array_equal(session.logits((0,))[0], both[1])
+
+
+def test_pages_are_shared_until_written_and_given_back(weights: Weights) -> None:
+    with Session(weights, 64, sequences=2, page_len=16, pages=4) as session:
+        cache = session.parts.cache
+        session.feed([1] * 34)  # 33 in the cache: three pages
+        assert cache.free_tokens == 16
+        session.fork(0, 1)
+        assert cache.free_tokens == 16
+        session.step(Ending.GREEDY, (1,))  # writes position 33: the shared third page is copied
+        assert cache.free_tokens == 0
+        with pytest.raises(ContextFullError, match="pages of 16"):
+            session.feed([1] * 20, 0)
+        assert session.lengths == [33, 34]
+        session.truncate(0, 1)
+        assert cache.free_tokens == 16
+        session.feed([1] * 14, 0)
+        assert session.lengths[0] == 47
+
+
+# ---- running ahead ----
+
+
+def test_running_ahead_changes_nothing(session: Session) -> None:
+    session.feed(PROMPT)
+    singly = [session.greedy_step() for _ in range(24 - len(PROMPT) + 1)]
+    session.truncate(0)
+    session.feed(PROMPT)
+    assert list(session.stream(Ending.GREEDY)) == singly
+    assert session.is_full
+
+
+def test_steps_beyond_a_stop_are_undone(session: Session) -> None:
+    session.feed(PROMPT)
+    expected = [session.greedy_step() for _ in range(10)]
+    session.truncate(0)
+    session.feed(PROMPT)
+    stream = session.stream(Ending.GREEDY)
+    assert list(islice(stream, 4)) == expected[:4]
+    assert session.length > len(PROMPT) + 3 - AHEAD
+    stream.close()
+    assert session.length == len(PROMPT) + 3
+    assert [session.greedy_step() for _ in range(6)] == expected[4:]
+
+
+def test_sampling_on_the_device_equals_numpy(session: Session) -> None:
+    settings = SamplingSettings(temperature=1.3, top_k=50, repeat_penalty=1.2, seed=11)
+    session.set_sampling(settings)
+    session.feed(PROMPT)
+    on_device = list(islice(session.stream(Ending.SAMPLE), 12))
+    session.truncate(0)
+    session.feed(PROMPT)
+    sequence = list(PROMPT)
+    for _ in range(12):
+        token = sample(session.logits_step(), settings, len(sequence), sequence)
+        sequence.append(token)
+        session.feed([token])
+    assert on_device == sequence[len(PROMPT) :]
+
+
+# ---- edges ----
+
+
+def test_a_full_context_is_refused_and_leaves_the_sequence_as_it_was(session: Session) -> None:
     with pytest.raises(ContextFullError, match="by 1"):
         session.feed([1] * 25)
     assert session.length == 0
@@ -93,19 +236,26 @@ def test_a_full_context_is_refused_and_leaves_the_sequence_as_it_was(engine: Eng
     assert session.length == 21
 
 
-def test_token_ids_are_checked_before_anything_is_written(engine: Engine) -> None:
+def test_what_cannot_be_is_refused(session: Session) -> None:
     with pytest.raises(ModelError, match="320"):
-        engine.session.feed([1, 320])
+        session.feed([1, 320])
     with pytest.raises(ModelError, match="pending"):
-        engine.session.greedy_step()
+        session.greedy_step()
+    with pytest.raises(ModelError, match="each once"):
+        session.step(Ending.GREEDY, (0, 0))
 
 
-def test_numpy_references_of_the_whole_plan_agree(engine: Engine) -> None:
-    session = engine.session
-    session.feed(PROMPT)
-    expected = session.logits_step()
-    session.truncate(4)
-    session.feed(PROMPT[4:])
-    execute.evaluate(logits_plan(session.parts))
-    logits = session.parts.work["logits"].download(np.float32)
-    np.testing.assert_allclose(logits, expected, atol=2e-4 * np.abs(expected).max())
+def test_numpy_references_of_the_whole_plan_agree(weights: Weights) -> None:
+    results = []
+
+    class References:
+        """Evaluates every step with the kernels' numpy references."""
+
+        def run(self, bound: execute.BoundPlan, stream: object) -> None:
+            execute.evaluate(bound)
+
+    for observer in (None, References()):
+        with Session(weights, 24, observer=observer) as session:
+            session.feed(PROMPT)
+            results.append(session.logits_step())
+    assert relative_rms(results[1], results[0]) < PROMPT_TOLERANCE

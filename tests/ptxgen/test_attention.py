@@ -154,7 +154,9 @@ def test_infinities_out_of_reach_do_not_matter(device: Device) -> None:
         dirty[name] = np.full_like(clean[name], np.inf)
         dirty[name][1, 0, 3:6] = clean[name][1, 0, 3:6]
     expected = run_kernel(device, spec, clean)
-    np.testing.assert_array_equal(run_kernel(device, spec, dirty)["out"][0, 0], expected["out"][0, 0])
+    np.testing.assert_array_equal(
+        run_kernel(device, spec, dirty)["out"][0, 0], expected["out"][0, 0]
+    )
 
 
 @pytest.mark.parametrize("position", [33, 2**31, 2**32 - 1])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
+from urdir.driver.launch import launch, pack
 from urdir.ptxgen.assemble import assemble
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention import Attention
@@ -169,6 +170,38 @@ def as_contiguous(paged: KvLayout, layout: KvLayout, cache: Any, table: Any) -> 
         for part in parts:
             getattr(layout, part)(copy)[to] = getattr(paged, part)(cache)[origin]
     return copy
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_90"])
+@pytest.mark.parametrize("dtype", ["f16", "q8_0"])
+def test_nothing_that_was_never_written_is_read(target: str, dtype: Any) -> None:
+    """The emulator faults at such a read: keys outside the window and the position, their table
+    entries, partial sums of empty chunks, idle rows."""
+    layout = KvLayout(2, 2, 128, 64, dtype, 16, 9)
+    spec = FlashDecodeChunk(4, layout, rows=2, window=40, max_keys=120, chunk=16)
+    inputs = spec.inputs_at(np.random.default_rng(5), [70, 128], [0, 1])
+    table, seen = inputs["block_table"], np.arange(31, 71)
+    slots = np.unique(layout.slots_of(0, seen, table))
+    with Device.open(f"emulator:{target}") as emulator, emulator.create_stream() as stream:
+        params = dict.fromkeys((*spec.params, *spec.reduce.params))
+        args: dict[str, Any] = {p.name: emulator.allocate(spec.nbytes(p), p.name) for p in params}
+        args["q"].upload(inputs["q"][0])
+        args["sequence"].upload(inputs["sequence"])
+        args["position"].upload(inputs["position"])
+        args["block_table"].upload(table[0, 1:5], 4)
+        for name in ("k_cache", "v_cache"):
+            for slot in slots.tolist():
+                row = layout.elements(inputs[name])[slot]
+                args[name].upload(row, slot * layout.row_nbytes)
+                if dtype == "q8_0":
+                    offset = layout.scales_offset + slot * layout.scale_row_nbytes
+                    args[name].upload(layout.scales(inputs[name])[slot], offset)
+        for kernel in (spec, spec.reduce):
+            own = {p.name: args[p.name] for p in kernel.params}
+            launch(emulator.load(kernel), pack(kernel, own), stream)
+        stream.synchronize()
+        out = args["out"].download(np.float32, (2, 4, 64))
+    assert_close(spec, out, spec.attend(inputs))
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_89", "sm_90", "sm_120"])
