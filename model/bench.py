@@ -80,25 +80,35 @@ def bytes_per_token(gguf: Gguf, config: Config, layout: KvLayout, depth: int) ->
 
 
 def bench(
-    session: Session, gguf: Gguf, bandwidth: float, prompt: int, generate: int, repeats: int
+    session: Session,
+    gguf: Gguf,
+    bandwidth: float,
+    prompt: int,
+    generate: int,
+    repeats: int,
+    depth: int = 0,
 ) -> Iterator[BenchRow]:
-    """Time ``prompt`` tokens fed and ``generate`` tokens decoded greedily, ``repeats`` times each.
+    """Time ``prompt`` tokens fed and ``generate`` tokens decoded greedily, ``repeats`` times each,
+    both after ``depth`` tokens of context.
 
     One untimed run comes first: modules are loaded and graphs recorded in it.
     """
     config, layout = session.parts.config, session.parts.cache.layout
     rng = np.random.default_rng(0)
+    session.truncate(0)
+    if depth:
+        session.feed([int(t) for t in rng.integers(0, config.vocab_size, depth + 1)])
     for name, count in (("pp", prompt), ("tg", generate)):
         if not count:
             continue
         run = _feed if name == "pp" else _decode
-        tokens = [int(t) for t in rng.integers(0, config.vocab_size, max(count, 1))]
-        run(session, tokens[:2])
-        seconds = [run(session, tokens) for _ in range(repeats)]
+        tokens = [int(t) for t in rng.integers(0, config.vocab_size, count)]
+        run(session, tokens, depth)
+        seconds = [run(session, tokens, depth) for _ in range(repeats)]
         rates = [count / s for s in seconds]
-        needed = bytes_per_token(gguf, config, layout, count // 2)
+        needed = bytes_per_token(gguf, config, layout, depth + count // 2)
         yield BenchRow(
-            test=f"{name}{count}",
+            test=f"{name}{count}" + (f" @ d{depth}" if depth else ""),
             tokens_per_second=mean(rates),
             deviation=stdev(rates) if len(rates) > 1 else 0.0,
             ms_per_token=1e3 * mean(seconds) / count,
@@ -107,18 +117,18 @@ def bench(
         )
 
 
-def _feed(session: Session, tokens: list[int]) -> float:
+def _feed(session: Session, tokens: list[int], depth: int) -> float:
     """Seconds to process every token of a prompt, to the logits of the last."""
-    session.truncate(0)
+    session.truncate(depth)
     start = time.perf_counter()
     session.feed(tokens)
     session.logits_step()
     return time.perf_counter() - start
 
 
-def _decode(session: Session, tokens: list[int]) -> float:
-    """Seconds to decode ``len(tokens)`` tokens greedily after a prompt of one."""
-    session.truncate(0)
+def _decode(session: Session, tokens: list[int], depth: int) -> float:
+    """Seconds to decode ``len(tokens)`` tokens greedily after one that is given."""
+    session.truncate(depth)
     session.feed(tokens[:1])
     start = time.perf_counter()
     for _ in islice(session.stream(Ending.GREEDY), len(tokens)):

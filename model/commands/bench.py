@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   urdir bench model.gguf                     512 prompt tokens, 128 decoded, five runs each
   urdir bench model.gguf -p 0 -n 256 --json  decoding only, as JSON
+  urdir bench model.gguf -p 0 -n 64 -d 32768 decoding after 32,768 tokens of context
   urdir bench model.gguf --profile           and where the time of a decode step goes
 """
 
@@ -33,6 +34,9 @@ def add_parser(commands: options.Subparsers) -> None:
     count = options.whole_number(0)
     parser.add_argument("-p", "--n-prompt", type=count, default=512, metavar="N", help="(512)")
     parser.add_argument("-n", "--n-gen", type=count, default=128, metavar="N", help="(128)")
+    parser.add_argument(
+        "-d", "--depth", type=count, default=0, metavar="N", help="tokens of context before (0)"
+    )
     parser.add_argument(
         "-r", "--repetitions", type=options.whole_number(1), default=5, metavar="N", help="(5)"
     )
@@ -48,14 +52,20 @@ def run(args: argparse.Namespace) -> int:
     from urdir.model.bench import bench, profile_step, read_bandwidth
     from urdir.model.engine import Engine
 
-    context = max(args.n_prompt, args.n_gen, 2)
+    context = args.depth + max(args.n_prompt, args.n_gen, 2)
     with Engine.open(args.model, device=args.device, context=context) as engine:
         if engine.device.is_emulated:
             print("no GPU: these are figures of the emulator", file=sys.stderr)
         bandwidth = read_bandwidth(engine.device)
         rows = []
         for row in bench(
-            engine.session, engine.gguf, bandwidth, args.n_prompt, args.n_gen, args.repetitions
+            engine.session,
+            engine.gguf,
+            bandwidth,
+            args.n_prompt,
+            args.n_gen,
+            args.repetitions,
+            args.depth,
         ):
             print(f"{row.test}: {row.tokens_per_second:.1f} tokens/s", file=sys.stderr)
             rows.append(row)
