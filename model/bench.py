@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
@@ -34,14 +34,18 @@ _READS = 6
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One measured case, named as llama-bench names them (``pp512``, ``tg128``)."""
+    """One measured case, named as llama-bench names them (``pp512``, ``tg128``).
+
+    ``bytes_per_token`` and ``bandwidth_share`` are those of decoding; a prompt's tokens share one
+    reading of the weights, and have none.
+    """
 
     test: str
     tokens_per_second: float
     deviation: float
     ms_per_token: float
-    bytes_per_token: int
-    bandwidth_share: float
+    bytes_per_token: int | None = None
+    bandwidth_share: float | None = None
 
 
 def read_bandwidth(device: Device) -> float:
@@ -106,15 +110,17 @@ def bench(
         run(session, tokens, depth)
         seconds = [run(session, tokens, depth) for _ in range(repeats)]
         rates = [count / s for s in seconds]
-        needed = bytes_per_token(gguf, config, layout, depth + count // 2)
-        yield BenchRow(
+        row = BenchRow(
             test=f"{name}{count}" + (f" @ d{depth}" if depth else ""),
             tokens_per_second=mean(rates),
             deviation=stdev(rates) if len(rates) > 1 else 0.0,
             ms_per_token=1e3 * mean(seconds) / count,
-            bytes_per_token=needed,
-            bandwidth_share=needed * mean(rates) / bandwidth,
         )
+        if name == "tg":
+            needed = bytes_per_token(gguf, config, layout, depth + count // 2)
+            share = needed * row.tokens_per_second / bandwidth
+            row = replace(row, bytes_per_token=needed, bandwidth_share=share)
+        yield row
 
 
 def _feed(session: Session, tokens: list[int], depth: int) -> float:

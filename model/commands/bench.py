@@ -101,12 +101,17 @@ def _print_table(report: dict[str, Any], rows: list[BenchRow]) -> None:
     print("| test | tokens/s | ms/token | MB/token | GB/s | of B |")
     print("|---|---|---|---|---|---|")
     for row in rows:
-        rate = row.bytes_per_token * row.tokens_per_second
         print(
             f"| {row.test} | {row.tokens_per_second:.2f} ± {row.deviation:.2f} "
-            f"| {row.ms_per_token:.3f} | {row.bytes_per_token / 1e6:,.1f} | {rate / 1e9:,.1f} "
-            f"| {row.bandwidth_share:.1%} |"
+            f"| {row.ms_per_token:.3f} | {_bandwidth_cells(row)} |"
         )
+
+
+def _bandwidth_cells(row: BenchRow) -> str:
+    if row.bytes_per_token is None or row.bandwidth_share is None:
+        return "- | - | -"
+    rate = row.bytes_per_token * row.tokens_per_second
+    return f"{row.bytes_per_token / 1e6:,.1f} | {rate / 1e9:,.1f} | {row.bandwidth_share:.1%}"
 
 
 def _print_profile(profile: Sequence[ProfileRow]) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf as gguf_package
 import numpy as np
 import pytest
 
 from urdir.model.conformance import kl_divergence, relative_rms
 from urdir.model.engine import Engine, demo_model
+from urdir.model.gguf import Gguf
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -124,3 +126,36 @@ def test_error_of_the_cache_types(name: str, device_name: str) -> None:
         error = relative_rms(_logits(name, device_name, kv_dtype, tokens[:n]), exact)
         print(f"{name} on {device_name}, {kv_dtype} cache: relative RMS {error:.2e}")
         assert 0 < error <= allowed
+
+
+def test_the_bias_of_the_output_is_added_once(tmp_path: Path, device_name: str) -> None:
+    path = _gguf("nano-llama-f32")
+    biased = tmp_path / "biased.gguf"
+    tokens, golden = _golden("nano-llama-f32")
+    bias = np.random.default_rng(5).standard_normal(golden.shape[1]).astype(np.float32)
+    _copy_with_tensor(path, biased, "output.bias", bias)
+    with Engine.open(str(biased), device=device_name, context=8, kv_dtype="f32") as engine:
+        engine.session.feed(tokens[:3])
+        logits = engine.session.logits_step()
+        engine.session.truncate(0)
+        engine.session.feed(tokens[:3])
+        assert engine.session.greedy_step() == int(np.argmax(golden[2] + bias))
+    assert relative_rms(logits, golden[2] + bias) <= EXACT_RELATIVE_RMS
+
+
+def _copy_with_tensor(source: Path, target: Path, name: str, values: np.ndarray) -> None:
+    """Write an F32 model of the llama architecture again, with one more tensor."""
+    with Gguf(source) as gguf:
+        writer = gguf_package.GGUFWriter(str(target), gguf.architecture)
+        for key, value in gguf.metadata.items():
+            if isinstance(value, bool) or not key.startswith("llama."):
+                continue
+            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            add(key, value)
+        for tensor in gguf.tensors.values():
+            writer.add_tensor(tensor.name, tensor.data.view(np.float32).reshape(tensor.shape))
+        writer.add_tensor(name, values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()

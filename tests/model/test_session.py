@@ -5,6 +5,7 @@ single sequences, and the edges of the context.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
+from urdir.driver.stream import Stream
 from urdir.model.attention import key_bucket
 from urdir.model.config import Config
 from urdir.model.conformance import relative_rms
@@ -34,7 +36,7 @@ def weights(device_name: str) -> Iterator[Weights]:
     with (
         Gguf(path) as gguf,
         Device.open(device_name) as device,
-        Weights.load(gguf, Config.from_gguf(gguf), device) as loaded,
+        Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=2048), device) as loaded,
     ):
         yield loaded
 
@@ -71,7 +73,7 @@ def test_replay_equals_eager_bit_for_bit(weights: Weights, kv_dtype: str) -> Non
     class Eager:
         """Runs every step launch by launch."""
 
-        def run(self, bound: execute.BoundPlan, stream: object) -> None:
+        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
             execute.run(bound, weights.device, stream)
 
     results = []
@@ -178,6 +180,57 @@ def test_pages_are_shared_until_written_and_given_back(weights: Weights) -> None
         assert session.lengths[0] == 47
 
 
+def test_a_batch_on_tensor_cores_equals_single_sequences_within_tolerance(
+    weights: Weights,
+) -> None:
+    rng = np.random.default_rng(3)
+    count = 11  # rows of the step: 16, five of them idle
+    with Session(weights, 24, sequences=count) as session:
+        for sequence in range(count):
+            session.feed([int(t) for t in rng.integers(0, 320, 2 + sequence)], sequence)
+        together = session.logits(range(count))
+        for sequence in (0, 7, 10):
+            session.truncate(session.lengths[sequence] - 1, sequence)
+        rng = np.random.default_rng(3)
+        prompts = [[int(t) for t in rng.integers(0, 320, 2 + s)] for s in range(count)]
+        for sequence in (0, 7, 10):
+            session.feed(prompts[sequence][-1:], sequence)
+            alone = session.logits((sequence,))
+            assert relative_rms(together[sequence], alone[0]) < PROMPT_TOLERANCE
+
+
+# ---- length buckets ----
+
+
+@pytest.mark.parametrize("page_len", [0, 64])
+def test_crossing_a_bucket_is_invisible(weights: Weights, page_len: int) -> None:
+    """From incremental attention to flash decoding at 512 keys, replayed and eager, and back."""
+
+    class Eager:
+        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+            execute.run(bound, weights.device, stream)
+
+    tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 509)]
+    results = []
+    for observer in (None, Eager()):
+        with Session(weights, 1000, page_len=page_len, observer=observer) as session:
+            session.feed(tokens)
+            rows = [session.logits_step()]
+            for token in range(6):
+                session.feed([token])
+                rows.append(session.logits_step())
+            assert session.length == 515
+            assert session.device_positions() == {0: 515}
+            session.truncate(510)
+            session.feed([1])
+            rows.append(session.logits_step())
+            results.append(np.stack(rows))
+    np.testing.assert_array_equal(results[0], results[1])
+    # below the border again, after truncation from above it: as when it was first there
+    np.testing.assert_array_equal(results[0][-1], results[0][2])
+    assert key_bucket(512, 1024) < key_bucket(513, 1024)
+
+
 # ---- running ahead ----
 
 
@@ -251,7 +304,7 @@ def test_numpy_references_of_the_whole_plan_agree(weights: Weights) -> None:
     class References:
         """Evaluates every step with the kernels' numpy references."""
 
-        def run(self, bound: execute.BoundPlan, stream: object) -> None:
+        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
             execute.evaluate(bound)
 
     for observer in (None, References()):
