@@ -5,6 +5,8 @@ A plan is built for a length bucket; the choice is made then and never looks at 
 
 from __future__ import annotations
 
+import math
+
 from urdir.ptxgen.kernels.attention import Attention
 from urdir.ptxgen.kernels.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kv_layout import KvLayout
@@ -15,8 +17,8 @@ FIRST_BUCKET, BUCKET_RATIO = 512, 4
 INCREMENTAL_KEYS = 512
 #: CTAs an SM, from which on rows and heads alone keep the memory busy.
 FULL = 4
-#: CTAs an SM that flash decoding aims at for rows at the end of the bucket: at its beginning, a
-#: quarter as long, two are left.
+#: CTAs an SM that flash decoding aims at for rows at the end of the bucket (the nearest power of
+#: two of keys a chunk comes to 6 to 11): at its beginning, a quarter as long, about two are left.
 FLASH_CTAS = 8
 #: Limits of a chunk: below, a CTA's beginning and end outweigh its keys.
 MIN_CHUNK, MAX_CHUNK = 64, 2048
@@ -57,8 +59,8 @@ def decode_attention(
     ctas = layout.kv_heads * incremental.tiles * rows
     if keys <= INCREMENTAL_KEYS or ctas >= FULL * sm_count:
         return incremental
-    wanted = max(1, keys * ctas // (FLASH_CTAS * sm_count))
-    chunk = min(MAX_CHUNK, max(MIN_CHUNK, 1 << (wanted.bit_length() - 1)))
+    wanted = keys * ctas / (FLASH_CTAS * sm_count)
+    chunk = min(MAX_CHUNK, max(MIN_CHUNK, 1 << max(0, round(math.log2(wanted)))))
     return FlashDecodeChunk(
         heads, layout, rows, scale, window, softcap, max_keys=max_keys, chunk=chunk
     )

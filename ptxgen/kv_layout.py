@@ -216,7 +216,7 @@ class KvLayout:
         values: Array,
         block_table: Array | None = None,
     ) -> None:
-        """Rounds ``values`` (kv_heads, n, head_dim) f32 into tokens ``positions`` (n,), in place."""
+        """Rounds ``values`` (kv_heads, n, head_dim) f32 into tokens ``positions`` (n,) in place."""
         slots = self.slots_of(sequence, positions, block_table)
         x = np.asarray(values, np.float32)
         if self.dtype == "q8_0":

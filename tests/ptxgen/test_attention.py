@@ -298,7 +298,7 @@ def test_no_spills(target: str, dtype: Any, head_dim: int, is_paged: bool) -> No
     spec = Attention(14, layout, rows=8, window=4096, softcap=50.0)
     cost = assemble(spec.ptx(target), target).entries["attention"]
     assert not cost.spills
-    if int(target[3:]) >= 90 and dtype != "q8_0":
+    if int(target[3:]) >= 90 and (dtype != "q8_0" or head_dim % 64 == 0):
         assert cost.registers <= 128, "two CTAs an SM"
 
 

@@ -229,8 +229,9 @@ def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
     ],
 )
 def test_shapes_it_does_not_handle_are_refused(fields: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {"heads": 4, "layout": LAYOUT}
     with pytest.raises(PtxgenError, match=message):
-        FlashDecodeChunk(**{"heads": 4, "layout": LAYOUT} | fields)
+        FlashDecodeChunk(**good | fields)
 
 
 @pytest.mark.parametrize(

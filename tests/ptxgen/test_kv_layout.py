@@ -102,7 +102,13 @@ def test_bf16_rounds_to_nearest_even() -> None:
     ],
 )
 def test_layouts_that_no_kernel_handles_are_refused(fields: dict[str, Any], message: str) -> None:
-    good = {"sequences": 1, "kv_heads": 1, "max_len": 64, "head_dim": 64, "dtype": "f16"}
+    good: dict[str, Any] = {
+        "sequences": 1,
+        "kv_heads": 1,
+        "max_len": 64,
+        "head_dim": 64,
+        "dtype": "f16",
+    }
     with pytest.raises(PtxgenError, match=message):
         KvLayout(**good | fields)
 
