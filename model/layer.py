@@ -35,11 +35,6 @@ class StepParts:
     work: Arena
     exact: bool
 
-    @property
-    def target(self) -> str:
-        """What kernels are made for ("sm_90")."""
-        return self.weights.device.target
-
 
 def transformer_layer_workspace(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:
     """Append layer ``index`` on the workspace: ``work["hidden"]`` (rows, hidden) in and out.
@@ -112,7 +107,7 @@ def append_product(
     layout, source, target = matrix.layout, parts.work[x], parts.work[y]
     bias = {} if matrix.bias is None else {"bias": matrix.bias}
     has_bias = matrix.bias is not None
-    if choose_product(rows, parts.exact, parts.target) == "matmul":
+    if choose_product(rows, parts.exact) == "matmul":
         kernel = Matmul(layout.format, layout.rows, layout.cols, rows, has_bias)
         plan.launch(kernel, label, weights=matrix.data, x=source, **bias, y=target)
         return

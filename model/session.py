@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from urdir.driver.stream import Event
 
 #: Rows of a prompt step, smallest first; what does not fill one leaves idle rows.
-CHUNKS = (16, 64, 256)
+CHUNKS = (16, 64, 256, 512)
 #: In exact mode products take f32 activations, few rows at a time.
 EXACT_CHUNKS = (MAX_BATCH,)
 #: Steps that are queued before the host reads the first one's token.

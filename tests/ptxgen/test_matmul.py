@@ -25,27 +25,18 @@ every_tile = pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.batch}x{t
 
 
 @pytest.mark.parametrize(
-    ("batch", "exact", "target", "kernel"),
+    ("batch", "exact", "kernel"),
     [
-        (1, False, "sm_75", "matvec"),
-        (8, False, "sm_75", "matvec"),
-        (9, False, "sm_75", "matmul"),
-        (1, False, "sm_90", "matvec"),
-        (8, False, "sm_90", "matvec"),
-        (9, False, "sm_90", "matmul"),
-        (512, False, "sm_120", "matmul"),
-        (1, True, "sm_90", "matvec"),
-        (9, True, "sm_90", "matvec"),
-        (512, True, "sm_75", "matvec"),
+        (1, False, "matvec"),
+        (2, False, "matvec"),
+        (3, False, "matmul"),
+        (512, False, "matmul"),
+        (1, True, "matvec"),
+        (512, True, "matvec"),
     ],
 )
-def test_the_choice_of_the_product(batch: int, exact: bool, target: str, kernel: str) -> None:
-    assert choose_product(batch, exact, target) == kernel
-
-
-def test_a_product_for_an_unknown_target_is_refused() -> None:
-    with pytest.raises(PtxgenError, match="sm_42"):
-        choose_product(1, False, "sm_42")
+def test_the_choice_between_matvec_and_matmul(batch: int, exact: bool, kernel: str) -> None:
+    assert choose_product(batch, exact) == kernel
 
 
 @pytest.mark.parametrize(
