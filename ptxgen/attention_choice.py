@@ -17,9 +17,9 @@ FIRST_BUCKET, BUCKET_RATIO = 512, 4
 INCREMENTAL_KEYS = 512
 #: CTAs an SM, from which on rows and heads alone keep the memory busy.
 FULL = 4
-#: CTAs an SM that flash decoding aims at for rows at the end of the bucket: as many as run there at
-#: once. Measured on an H200, 32 / 8 heads of 128, f16, 32,768 keys: 61.7 % of the read bandwidth with
-#: two, 57.7 % with four, 52.3 % with eight.
+#: CTAs an SM that flash decoding aims at for rows at the end of the bucket: as many as run there
+#: at once. Measured on an H200, 32 / 8 heads of 128, f16, 32,768 keys: 61.7 % of the read bandwidth
+#: with two, 57.7 % with four, 52.3 % with eight.
 FLASH_CTAS = 2
 #: Limits of a chunk: below, a CTA's beginning and end outweigh its keys.
 MIN_CHUNK, MAX_CHUNK = 64, 1024
