@@ -11,6 +11,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 
 from urdir.driver.emulator.calls import Refused, driver_call, handle, uint
+from urdir.driver.emulator.interrupts import deferred_interrupts
 from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, KernelFault
 from urdir.driver.emulator.machine.memory import MemoryRangeError
 from urdir.driver.emulator.scheduler import Mark, Queue, Task
@@ -59,7 +60,8 @@ def enqueue(driver: Driver, queue: Queue, task: Task, after: tuple[Task, ...] = 
 def wait(driver: Driver, run: Any, *args: Any) -> Any:
     """Call a function of the scheduler that runs work; a fault poisons the context."""
     try:
-        return run(*args)
+        with deferred_interrupts():
+            return run(*args)
     except KernelFault as fault:
         code, message = fault.code, fault.message
     except MemoryRangeError as error:  # a queued copy or fill whose memory is gone

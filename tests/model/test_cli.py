@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -290,3 +291,24 @@ def test_a_closed_stdout_ends_quietly() -> None:
     )
     assert done.stderr == ""
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.73])
+def test_an_interrupt_keeps_the_text_and_the_statistics(seconds: float) -> None:
+    command = [sys.executable, "-m", "urdir.model", "run", "--temp", "0", "--ignore-eos"]
+    process = subprocess.Popen(
+        [*command, "-p", "Tell me a story."],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(),
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(4)  # it has begun to answer
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert len(first + rest) > 4
+    assert "tokens/s, seed" in err
+    assert "Traceback" not in err

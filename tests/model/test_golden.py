@@ -11,9 +11,12 @@ import gguf as gguf_package
 import numpy as np
 import pytest
 
+from urdir.driver import execute
+from urdir.driver.stream import Stream
 from urdir.model.conformance import kl_divergence, relative_rms
 from urdir.model.engine import Engine, demo_model
 from urdir.model.gguf import Gguf
+from urdir.model.session import Session
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -98,6 +101,30 @@ def test_default_mode_stays_within_the_allowance(
     )
     assert error <= max(2e-3, 1.1 * their_error)
     assert kl <= max(1e-6, 1.2 * their_kl)
+
+
+@pytest.mark.parametrize("name", LLAMA_CPP_ERROR)
+def test_replay_equals_eager_bit_for_bit(
+    name: str, device_name: str, pytestconfig: pytest.Config
+) -> None:
+    tokens, _ = _golden(name)
+    n = _positions(device_name, len(tokens), pytestconfig.getoption("--full"))
+
+    class Eager:
+        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+            execute.run(bound, bound.device, stream)
+
+    results = []
+    with Engine.open(str(_gguf(name)), device=device_name, context=len(tokens)) as engine:
+        for observer in (None, Eager()):
+            with Session(engine.weights, len(tokens), observer=observer) as session:
+                session.feed(tokens[: n - 2])
+                rows = [session.logits_step()]
+                for token in tokens[n - 2 : n]:
+                    session.feed([token])
+                    rows.append(session.logits_step())
+                results.append(np.stack(rows))
+    np.testing.assert_array_equal(results[0], results[1])
 
 
 @pytest.mark.parametrize("name", ["demo-q4_k_m", "nano-qwen3-q4_k_m", "nano-llama-f32"])

@@ -78,7 +78,7 @@ def test_replay_equals_eager_bit_for_bit(weights: Weights, kv_dtype: str) -> Non
 
     results = []
     for observer in (None, Eager()):
-        with Session(weights, 24, kv_dtype, observer=observer) as session:
+        with Session(weights, 24, kv_dtype, sequences=2, observer=observer) as session:
             session.feed(PROMPT)
             rows = [session.logits_step()]
             for token in (7, 300, 12):
@@ -87,6 +87,10 @@ def test_replay_equals_eager_bit_for_bit(weights: Weights, kv_dtype: str) -> Non
             session.truncate(2)
             session.feed([*PROMPT[2:], 9, 8])
             rows.append(session.logits_step())
+            session.fork(0, 1)
+            session.feed([10], 0)
+            session.feed([11], 1)
+            rows.extend(session.logits((0, 1)))
             results.append(np.stack(rows))
     np.testing.assert_array_equal(results[0], results[1])
 
