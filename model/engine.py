@@ -26,7 +26,7 @@ DEFAULT_CONTEXT = 4096
 #: Above this the emulator says beforehand how slow it will be.
 LARGE_MODEL_BYTES = 100_000_000
 #: Weight bytes that the emulator gets through in a second, on two cores (measured with the demo).
-EMULATOR_BYTES_PER_SECOND = 15_000_000
+EMULATOR_BYTES_PER_SECOND = 25_000_000
 
 
 def default_context(config: Config) -> int:
