@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,7 +103,7 @@ class Session(Owner):
         logits: npt.NDArray[np.float32] = self.logits((0,))[0]
         return logits
 
-    def stream(self, ending: Ending, sequence: int = 0) -> Iterator[int]:
+    def stream(self, ending: Ending, sequence: int = 0) -> Generator[int, None, None]:
         """Tokens of a sequence, one a step, until it is full; steps run ahead of the reader.
 
         Tokens leave through page-locked memory. When the iterator is closed, steps that ran beyond
