@@ -132,7 +132,7 @@ def _announce(device: Device, gguf: Gguf) -> None:
     if not device.is_emulated:
         return
     if device.note:
-        print(f"{device.note}: running on the emulator, which is slow", file=sys.stderr)
+        print(f"{device.note}, which is slow", file=sys.stderr)
     nbytes = sum(t.nbytes for t in gguf.tensors.values())
     if nbytes > LARGE_MODEL_BYTES:
         rate = EMULATOR_BYTES_PER_SECOND / nbytes
