@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urdir.model.kv_cache import KvCache
+from urdir.model.errors import ModelError
+from urdir.model.kv_cache import KvCache, PagedKvCache
 from urdir.model.rows import Rows
 from urdir.ptxgen.attention_choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.flash_decode import FlashDecodeChunk
@@ -31,12 +32,13 @@ def incremental_attention_into(
     heads: int,
     rows: Rows,
     work: Mapping[str, Slice],
+    out: Slice,
     *,
     sm_count: int,
     exact: bool = False,
 ) -> None:
     """Append ``work["k"]``, ``work["v"]`` (rows, kv_heads, head_dim) to the cache and attend with
-    ``work["q"]`` (rows, heads, head_dim) into ``work["heads"]`` (rows, heads, head_dim), all f32.
+    ``work["q"]`` (rows, heads, head_dim) into ``out`` (rows, heads, head_dim), all f32.
 
     A row at position p attends to positions 0 ... p of its sequence. Works for every length, batch
     and cache; a paged cache is gathered through its block table. ``exact`` keeps f32 throughout.
@@ -51,20 +53,56 @@ def incremental_attention_into(
         **rows.arguments,
     )
     if rows.is_prompt and not exact:
-        causal_attention_into(plan, label, cache, layer, heads, rows, work)
+        flash_attention_multi_head(plan, label, cache, layer, heads, rows, work["q"], out)
         return
     kernel = decode_attention(heads, layout, rows.keys, sm_count, rows=rows.count)
     if isinstance(kernel, FlashDecodeChunk):
-        flash_decoding_graphed(plan, label, kernel, cache, layer, rows, work)
+        flash_decoding_graphed(plan, label, kernel, cache, layer, rows, work, out)
         return
-    plan.launch(
-        kernel,
-        label,
-        q=work["q"],
-        **cache.arguments(layer),
-        **rows.arguments,
-        out=work["heads"],
+    arguments = {**cache.arguments(layer), **rows.arguments}
+    plan.launch(kernel, label, q=work["q"], **arguments, out=out)
+
+
+def incremental_attention_async(
+    plan: Plan,
+    label: str,
+    cache: KvCache,
+    layer: int,
+    heads: int,
+    rows: Rows,
+    work: Mapping[str, Slice],
+    *,
+    sm_count: int,
+    exact: bool = False,
+) -> Slice:
+    """The same into the workspace: returns ``work["heads"]``, where the result will be."""
+    out = work["heads"]
+    incremental_attention_into(
+        plan, label, cache, layer, heads, rows, work, out, sm_count=sm_count, exact=exact
     )
+    return out
+
+
+def paged_attention_into(
+    plan: Plan,
+    label: str,
+    cache: PagedKvCache,
+    layer: int,
+    heads: int,
+    rows: Rows,
+    work: Mapping[str, Slice],
+    out: Slice,
+    *,
+    sm_count: int,
+) -> None:
+    """``incremental_attention_into`` on a paged cache: K and V gathered through the block table.
+
+    Equal to a contiguous cache, bit for bit, for any table: permuted pages, a partial last page,
+    pages shared by sequences. Raises ModelError for a cache that is not paged.
+    """
+    if not cache.layout.is_paged:
+        raise ModelError(f"{label}: paged attention needs a paged KV cache, this one is contiguous")
+    incremental_attention_into(plan, label, cache, layer, heads, rows, work, out, sm_count=sm_count)
 
 
 def flash_decoding_graphed(
@@ -75,6 +113,7 @@ def flash_decoding_graphed(
     layer: int,
     rows: Rows,
     work: Mapping[str, Slice],
+    out: Slice,
 ) -> None:
     """Attend only, split over chunks of keys: two launches, ``kernel``'s and their merge.
 
@@ -89,27 +128,26 @@ def flash_decoding_graphed(
         **rows.arguments,
         **partial,
     )
-    plan.launch(kernel.reduce, label, **partial, out=work["heads"])
+    plan.launch(kernel.reduce, label, **partial, out=out)
 
 
-def causal_attention_into(
+def flash_attention_multi_head(
     plan: Plan,
     label: str,
     cache: KvCache,
     layer: int,
     heads: int,
     rows: Rows,
-    work: Mapping[str, Slice],
+    q: Slice,
+    out: Slice,
 ) -> None:
-    """Attend only, the rows being consecutive tokens of one sequence: tiled, on tensor cores."""
-    plan.launch(
-        PrefillAttention(heads, cache.layout, rows.count),
-        label,
-        q=work["q"],
-        **cache.arguments(layer),
-        **rows.arguments,
-        out=work["heads"],
-    )
+    """Causal attention of consecutive tokens of one sequence (a prompt or a chunk of one), whose
+    keys and values are in the cache: tiled, on tensor cores, without a matrix of scores.
+
+    ``q`` and ``out`` are (rows, heads, head_dim) f32.
+    """
+    arguments = {**cache.arguments(layer), **rows.arguments}
+    plan.launch(PrefillAttention(heads, cache.layout, rows.count), label, q=q, **arguments, out=out)
 
 
 def key_bucket(keys: int, max_len: int) -> int:

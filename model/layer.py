@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from urdir.model.attention import incremental_attention_into
+from urdir.model.attention import incremental_attention_async
 from urdir.model.config import Config
 from urdir.model.decode_state import DecodeState
 from urdir.model.kv_cache import KvCache
@@ -61,7 +61,7 @@ def transformer_layer_indexed(
         append_product(plan, parts, f"{at}attn_{name}", matrix, rows.count, "normed", name)
     _append_qk_norm(plan, parts, rows, index)
     _append_rope(plan, parts, rows, at + "rope")
-    incremental_attention_into(
+    incremental_attention_async(
         plan,
         at + "attention",
         parts.cache,

@@ -96,11 +96,11 @@ class Session(Owner):
 
     def greedy_step(self) -> int:
         """Process the pending token of sequence 0; the most likely next one becomes pending."""
-        return self.step(Ending.GREEDY)[0]
+        return self.forward_gpu_resident_to_token_id()[0]
 
     def logits_step(self) -> npt.NDArray[np.float32]:
         """Process the pending token of sequence 0; logits (n_vocab,) of the one after it."""
-        logits: npt.NDArray[np.float32] = self.logits((0,))[0]
+        logits: npt.NDArray[np.float32] = self.forward_gpu_resident()[0]
         return logits
 
     def stream(self, ending: Ending, sequence: int = 0) -> Generator[int, None, None]:
@@ -185,20 +185,26 @@ class Session(Owner):
         state["settings"].upload(words, offset=sequence * words.nbytes)
         state["seed"].upload(np.array([settings.seed], np.uint64), offset=8 * sequence)
 
-    def step(self, ending: Ending, sequences: Sequence[int] = (0,)) -> list[int]:
-        """Process the pending token of each sequence in one step; the tokens chosen after them.
+    def forward_gpu_resident(self, sequences: Sequence[int] = (0,)) -> npt.NDArray[np.float32]:
+        """Process the pending token of each sequence in one step: embedding, layers, norm, LM head.
 
-        ``ending`` is GREEDY or SAMPLE. Raises ContextFullError and ModelError, nothing done then.
+        Returns the logits (len(sequences), n_vocab) f32 of the tokens after them; the host supplies
+        these (``feed``). Raises ContextFullError and ModelError, nothing done then.
+        """
+        self._launch(Ending.LOGITS, sequences)
+        shape = (len(sequences), self.parts.config.vocab_size)
+        return self.parts.work["logits"].download(np.float32, shape)
+
+    def forward_gpu_resident_to_token_id(
+        self, sequences: Sequence[int] = (0,), ending: Ending = Ending.GREEDY
+    ) -> list[int]:
+        """The same, and the next tokens are chosen on the device: only they come back.
+
+        ``ending`` is GREEDY (the most likely, lowest id on ties) or SAMPLE (``set_sampling``).
         """
         self._launch(ending, sequences)
         tokens = self.parts.state["sampled"].download(np.uint32, len(sequences))
         return [int(token) for token in tokens]
-
-    def logits(self, sequences: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Process the pending token of each sequence; logits (len(sequences), n_vocab)."""
-        self._launch(Ending.LOGITS, sequences)
-        shape = (len(sequences), self.parts.config.vocab_size)
-        return self.parts.work["logits"].download(np.float32, shape)
 
     def truncate(self, length: int, sequence: int = 0) -> None:
         """Forget every token of a sequence from ``length`` on; nothing is pending then."""

@@ -14,13 +14,14 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
+from urdir.driver.plan import Plan
 from urdir.driver.stream import Stream
-from urdir.model.attention import key_bucket
+from urdir.model.attention import key_bucket, paged_attention_into
 from urdir.model.config import Config
 from urdir.model.conformance import relative_rms
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.gguf import Gguf
-from urdir.model.rows import Ending, StepShape
+from urdir.model.rows import Ending, Rows, StepShape
 from urdir.model.sampling import SamplingSettings, sample
 from urdir.model.session import AHEAD, Session
 from urdir.model.weights import Weights
@@ -51,7 +52,7 @@ def feed_singly(session: Session, tokens: list[int], sequence: int = 0) -> None:
     """Process tokens one step each, and leave the last one pending."""
     for token in tokens[:-1]:
         session.feed([token], sequence)
-        session.logits([sequence])
+        session.forward_gpu_resident([sequence])
     session.feed(tokens[-1:], sequence)
 
 
@@ -90,7 +91,7 @@ def test_replay_equals_eager_bit_for_bit(weights: Weights, kv_dtype: str) -> Non
             session.fork(0, 1)
             session.feed([10], 0)
             session.feed([11], 1)
-            rows.extend(session.logits((0, 1)))
+            rows.extend(session.forward_gpu_resident((0, 1)))
             results.append(np.stack(rows))
     np.testing.assert_array_equal(results[0], results[1])
 
@@ -135,6 +136,15 @@ def test_device_positions_follow_the_host(session: Session) -> None:
 # ---- batches ----
 
 
+def test_paged_attention_is_for_paged_caches(session: Session) -> None:
+    parts = session.parts
+    rows = Rows.of(StepShape(1, 256, Ending.GREEDY), parts.state)
+    with pytest.raises(ModelError, match="contiguous"):
+        paged_attention_into(
+            Plan("x"), "here", parts.cache, 0, 4, rows, parts.work, parts.work["heads"], sm_count=4
+        )
+
+
 @pytest.mark.parametrize("page_len", [0, 16])
 def test_batched_rows_equal_single_sequences(weights: Weights, page_len: int) -> None:
     """Three sequences of different lengths in one step, bit for bit as one at a time."""
@@ -143,11 +153,11 @@ def test_batched_rows_equal_single_sequences(weights: Weights, page_len: int) ->
     with Session(weights, 24, sequences=3, page_len=page_len) as session:
         for sequence, prompt in enumerate(prompts):
             session.feed(prompt, sequence)
-        together = [session.step(Ending.GREEDY, (0, 1, 2)) for _ in range(4)]
+        together = [session.forward_gpu_resident_to_token_id((0, 1, 2)) for _ in range(4)]
         for sequence, prompt in enumerate(prompts):
             session.truncate(0, sequence)
             session.feed(prompt, sequence)
-            alone = [session.step(Ending.GREEDY, (sequence,))[0] for _ in range(4)]
+            alone = [session.forward_gpu_resident_to_token_id((sequence,))[0] for _ in range(4)]
             assert alone == [tokens[sequence] for tokens in together]
 
 
@@ -156,14 +166,14 @@ def test_a_fork_goes_its_own_way(weights: Weights, page_len: int) -> None:
     with Session(weights, 48, sequences=2, page_len=page_len) as session:
         feed_singly(session, PROMPT * 4)
         session.fork(0, 1)
-        first = session.step(Ending.GREEDY, (0, 1))
+        first = session.forward_gpu_resident_to_token_id((0, 1))
         assert first[0] == first[1]
         session.truncate(20, 1)
         feed_singly(session, [77, 78], 1)
-        both = session.logits((0, 1))
+        both = session.forward_gpu_resident((0, 1))
         session.truncate(0, 0)
         feed_singly(session, [*PROMPT * 4, 77, 78])
-        np.testing.assert_array_equal(session.logits((0,))[0], both[1])
+        np.testing.assert_array_equal(session.forward_gpu_resident((0,))[0], both[1])
 
 
 def test_pages_are_shared_until_written_and_given_back(weights: Weights) -> None:
@@ -173,7 +183,9 @@ def test_pages_are_shared_until_written_and_given_back(weights: Weights) -> None
         assert cache.free_tokens == 16
         session.fork(0, 1)
         assert cache.free_tokens == 16
-        session.step(Ending.GREEDY, (1,))  # writes position 33: the shared third page is copied
+        session.forward_gpu_resident_to_token_id(
+            (1,)
+        )  # writes position 33: the shared third page is copied
         assert cache.free_tokens == 0
         with pytest.raises(ContextFullError, match="pages of 16"):
             session.feed([1] * 20, 0)
@@ -192,14 +204,14 @@ def test_a_batch_on_tensor_cores_equals_single_sequences_within_tolerance(
     with Session(weights, 24, sequences=count) as session:
         for sequence in range(count):
             session.feed([int(t) for t in rng.integers(0, 320, 2 + sequence)], sequence)
-        together = session.logits(range(count))
+        together = session.forward_gpu_resident(range(count))
         for sequence in (0, 7, 10):
             session.truncate(session.lengths[sequence] - 1, sequence)
         rng = np.random.default_rng(3)
         prompts = [[int(t) for t in rng.integers(0, 320, 2 + s)] for s in range(count)]
         for sequence in (0, 7, 10):
             session.feed(prompts[sequence][-1:], sequence)
-            alone = session.logits((sequence,))
+            alone = session.forward_gpu_resident((sequence,))
             assert relative_rms(together[sequence], alone[0]) < PROMPT_TOLERANCE
 
 
@@ -299,7 +311,7 @@ def test_what_cannot_be_is_refused(session: Session) -> None:
     with pytest.raises(ModelError, match="pending"):
         session.greedy_step()
     with pytest.raises(ModelError, match="each once"):
-        session.step(Ending.GREEDY, (0, 0))
+        session.forward_gpu_resident_to_token_id((0, 0))
 
 
 def test_numpy_references_of_the_whole_plan_agree(weights: Weights) -> None:
