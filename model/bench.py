@@ -22,7 +22,7 @@ from urdir.ptxgen.kv_layout import KvLayout
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.config import Config
-    from urdir.model.gguf import Gguf
+    from urdir.model.model_file import ModelFile
 
 #: Sizes the read-only kernel is timed on: the best one counts. Large enough on a GPU to leave
 #: launch costs and its L2 cache behind; small on the emulator, whose "bandwidth" is the host's.
@@ -72,7 +72,7 @@ def _read_once(device: Device, nbytes: int) -> float:
         return max(size / (timing.ms * 1e-3) for timing in timings)
 
 
-def bytes_per_token(gguf: Gguf, config: Config, layout: KvLayout, depth: int) -> int:
+def bytes_per_token(gguf: ModelFile, config: Config, layout: KvLayout, depth: int) -> int:
     """Bytes a decode step must read: every weight once as stored in the file (the embedding table
     only where it is the output matrix), and the keys and values of ``depth`` positions once.
     """
@@ -84,7 +84,7 @@ def bytes_per_token(gguf: Gguf, config: Config, layout: KvLayout, depth: int) ->
 
 def bench(
     session: Session,
-    gguf: Gguf,
+    gguf: ModelFile,
     bandwidth: float,
     prompt: int,
     generate: int,

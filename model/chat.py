@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from urdir.model.errors import TemplateError
-from urdir.model.gguf import Gguf
+from urdir.model.model_file import ModelFile
 from urdir.model.owner import Owner
 from urdir.model.template_process import TemplateProcess
 from urdir.model.tokenizer import Span, Tokenizer
@@ -56,7 +56,7 @@ class ChatTemplate(Owner):
         self._marker = _Marker(tokenizer.control_texts())
 
     @classmethod
-    def from_gguf(cls, gguf: Gguf, tokenizer: Tokenizer) -> ChatTemplate:
+    def from_gguf(cls, gguf: ModelFile, tokenizer: Tokenizer) -> ChatTemplate:
         """The file's template; TemplateError where it has none."""
         source = gguf.metadata.optional(TEMPLATE_KEY, str, None)
         if source is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.gguf import Gguf
+from urdir.model.model_file import ModelFile
 from urdir.model.rope import RopeConfig, RopeStyle, read_rope
 
 Shape = tuple[int, ...]
@@ -60,7 +60,7 @@ class Config:
     output_bias: bool = False  # output.bias (vocab_size,) is there
 
     @classmethod
-    def from_gguf(cls, gguf: Gguf) -> Config:
+    def from_gguf(cls, gguf: ModelFile) -> Config:
         """Read the metadata and check all tensors; needs no tokeniser.
 
         Raises UnsupportedError (architecture, experts, tensor types, tensors we would have to
@@ -110,7 +110,7 @@ def expected_tensors(config: Config) -> Iterator[tuple[str, Shape]]:
         yield at + "ffn_down.weight", (c.hidden, c.ffn)
 
 
-def _read(gguf: Gguf) -> Config:
+def _read(gguf: ModelFile) -> Config:
     metadata, arch = gguf.metadata, gguf.architecture
     if arch not in ARCHITECTURES:
         raise UnsupportedError(
@@ -158,7 +158,7 @@ def _read(gguf: Gguf) -> Config:
     )
 
 
-def _vocab_size(gguf: Gguf) -> int:
+def _vocab_size(gguf: ModelFile) -> int:
     """The embedding's rows: the metadata may lack the number, and a vocabulary may be shorter."""
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None:
@@ -179,7 +179,7 @@ def _check_sizes(config: Config) -> None:
         )
 
 
-def _check_tensors(config: Config, gguf: Gguf) -> None:
+def _check_tensors(config: Config, gguf: ModelFile) -> None:
     expected: dict[str, Shape] = {}
     for name, shape in expected_tensors(config):
         expected[name] = shape

@@ -14,9 +14,11 @@ from urdir.model.config import Config
 from urdir.model.gguf import Gguf
 from urdir.model.knobs import Knobs, read_knobs
 from urdir.model.memory_plan import MemoryPlan
+from urdir.model.model_file import ModelFile
 from urdir.model.observers import PhaseTimer, TensorSummaries
 from urdir.model.owner import Owner
 from urdir.model.session import Session
+from urdir.model.shapes import SyntheticModel
 from urdir.model.steps import Observer
 from urdir.model.tokenizer import Tokenizer
 from urdir.model.weights import Weights
@@ -50,7 +52,7 @@ class Engine(Owner):
 
     def __init__(
         self,
-        gguf: Gguf,
+        gguf: ModelFile,
         device: Device,
         weights: Weights,
         session: Session,
@@ -69,7 +71,7 @@ class Engine(Owner):
     @classmethod
     def open(
         cls,
-        path: str | None = None,
+        path: str | SyntheticModel | None = None,
         *,
         device: str | None = None,
         context: int | None = None,
@@ -84,7 +86,8 @@ class Engine(Owner):
         """
         knobs = read_knobs()
         with ExitStack() as owners:
-            gguf = owners.enter_context(Gguf(path or demo_model()))
+            gguf = path if isinstance(path, SyntheticModel) else Gguf(path or demo_model())
+            owners.callback(gguf.close)
             config = Config.from_gguf(gguf)
             context = context or default_context(config)
             opened = owners.enter_context(
@@ -127,7 +130,7 @@ def _observer(knobs: Knobs) -> Observer | None:
     return PhaseTimer() if knobs.decode_timing else None
 
 
-def _announce(device: Device, gguf: Gguf) -> None:
+def _announce(device: Device, gguf: ModelFile) -> None:
     """Say on stderr when the emulator stands in for a GPU, and what that means for speed."""
     if not device.is_emulated:
         return

@@ -16,7 +16,7 @@ from urdir.ptxgen.kv_layout import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.model.gguf import Gguf
+    from urdir.model.model_file import ModelFile
 
 #: What modules, graphs and the driver's own bookkeeping may take beside our allocations.
 RESERVE_BYTES = 64 << 20
@@ -37,7 +37,7 @@ class MemoryPlan:
     @classmethod
     def of(
         cls,
-        gguf: Gguf,
+        gguf: ModelFile,
         config: Config,
         context: int,
         kv_dtype: KvDtype,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from urdir.model.errors import TokenizerError, UnsupportedError
-from urdir.model.gguf import Gguf
+from urdir.model.model_file import ModelFile
 from urdir.model.vocabulary import TokenType, Vocabulary
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Tokenizer:
         self._user_defined = _longest_first(vocabulary, TokenType.USER_DEFINED)
 
     @classmethod
-    def from_gguf(cls, gguf: Gguf) -> Tokenizer:
+    def from_gguf(cls, gguf: ModelFile) -> Tokenizer:
         """Build the tokeniser that `gguf` describes.
 
         Raises TokenizerError (no vocabulary, or a malformed one), ConfigError (a missing or

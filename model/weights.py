@@ -18,7 +18,8 @@ from urdir.ptxgen.rope import turns_table
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Arena, Slice
-    from urdir.model.gguf import Gguf, Tensor
+    from urdir.model.gguf import Tensor
+    from urdir.model.model_file import ModelFile
 
 __all__ = ["STAGING_BYTES", "LayerWeights", "Matrix", "Weights", "weight_sizes"]
 
@@ -61,7 +62,7 @@ class LayerWeights:
 class Weights(Owner):
     """All weights of a model in one allocation, by tensor name and by role."""
 
-    def __init__(self, gguf: Gguf, config: Config, device: Device) -> None:
+    def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
         self.device = device
         self._arena: Arena = device.arena(weight_sizes(gguf, config), "weights")
@@ -74,7 +75,7 @@ class Weights(Owner):
         self.layers = tuple(self._layer(i) for i in range(config.n_layers))
 
     @classmethod
-    def load(cls, gguf: Gguf, config: Config, device: Device) -> Self:
+    def load(cls, gguf: ModelFile, config: Config, device: Device) -> Self:
         """Upload and repack every tensor of ``gguf``, which ``config`` was read from.
 
         A bounded staging buffer is used and freed; a progress bar goes to stderr. Raises
@@ -88,7 +89,7 @@ class Weights(Owner):
             raise
         return weights
 
-    def _upload(self, gguf: Gguf) -> None:
+    def _upload(self, gguf: ModelFile) -> None:
         self.rope_table.upload(_rope_table(gguf, self.config))
         total = sum(t.nbytes for t in gguf.tensors.values())
         with Uploader(self.device) as uploader, Progress("loading", total) as progress:
@@ -130,7 +131,7 @@ class Weights(Owner):
         self._arena.close()
 
 
-def weight_sizes(gguf: Gguf, config: Config) -> dict[str, int]:
+def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
     """Bytes of everything ``Weights`` keeps on the device, by tensor name."""
     sizes = {}
     for name, shape in expected_tensors(config):
@@ -147,7 +148,9 @@ def _layout(tensor: Tensor) -> Layout:
     return Layout(format_of(tensor.type_id), rows, cols)
 
 
-def _rope_table(gguf: Gguf, config: Config) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def _rope_table(
+    gguf: ModelFile, config: Config
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     factors = None
     if config.has_rope_factors:
         factors = gguf.tensors["rope_freqs.weight"].data.view(np.float32)

@@ -290,13 +290,14 @@ def format_of(ggml_type: int) -> Format:
     return _BY_TYPE[ggml_type]
 
 
-def random_blocks(fmt: Format, count: int, rng: np.random.Generator) -> Bytes:
+def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: float = 1.0) -> Bytes:
     """Random valid GGUF blocks, (count, nbytes) u8: any quants and scales, finite f16 factors.
 
-    Weights come out with magnitudes of about 0.1 to 10. Unquantised weights are standard normal.
+    Weights come out with magnitudes of about 0.1 to 10, unquantised ones standard normal, all of
+    them times ``scale``.
     """
     if fmt.element is not None:
-        values = rng.standard_normal(count).astype(np.float32)
+        values = (scale * rng.standard_normal(count)).astype(np.float32)
         if fmt.element == "bf16":
             return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1, 2)
         dtype = np.float16 if fmt.element == "f16" else np.float32
@@ -304,7 +305,7 @@ def random_blocks(fmt: Format, count: int, rng: np.random.Generator) -> Bytes:
     blocks = rng.integers(0, 256, (count, fmt.nbytes), dtype=np.uint8)
     for number in ("d", "m"):
         for _, part in fmt.parts(number):
-            factors = rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
+            factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
             at = part.source.start // 8
             blocks[:, at : at + 2] = factors.astype(np.float16).view(np.uint8).reshape(-1, 2)
     return blocks

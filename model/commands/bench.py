@@ -21,6 +21,7 @@ EXAMPLES = """\
   urdir bench model.gguf                     512 prompt tokens, 128 decoded, five runs each
   urdir bench model.gguf -p 0 -n 256 --json  decoding only, as JSON
   urdir bench model.gguf -p 0 -n 64 -d 32768 decoding after 32,768 tokens of context
+  urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
   urdir bench model.gguf --profile           and where the time of a decode step goes
 """
 
@@ -30,7 +31,10 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "bench", run, "measure prompt and decode speed", EXAMPLES
     )
-    parser.add_argument("model", nargs="?", metavar="FILE", help="GGUF file (default: demo model)")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("model", nargs="?", metavar="FILE", help="GGUF file (default: demo model)")
+    model.add_argument("--shape", metavar="NAME", help="a model of this shape, random weights")
+    parser.add_argument("--type", default="q4_k_m", metavar="TYPE", help="its weights (q4_k_m)")
     count = options.whole_number(0)
     parser.add_argument("-p", "--n-prompt", type=count, default=512, metavar="N", help="(512)")
     parser.add_argument("-n", "--n-gen", type=count, default=128, metavar="N", help="(128)")
@@ -51,9 +55,11 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     from urdir.model.bench import bench, profile_step, read_bandwidth
     from urdir.model.engine import Engine
+    from urdir.model.shapes import SyntheticModel
 
     context = args.depth + max(args.n_prompt, args.n_gen, 2)
-    with Engine.open(args.model, device=args.device, context=context) as engine:
+    source = SyntheticModel(args.shape, args.type) if args.shape else args.model
+    with Engine.open(source, device=args.device, context=context) as engine:
         if engine.device.is_emulated:
             print("no GPU: these are figures of the emulator", file=sys.stderr)
         bandwidth = read_bandwidth(engine.device)
