@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from urdir.driver import bindings
 from urdir.driver.cache import CubinCache
+from urdir.driver.compile import compile_ptx
 from urdir.driver.context import Context
 from urdir.driver.errors import (
     CudaError,
@@ -24,6 +25,7 @@ from urdir.driver.kernel import Kernel
 from urdir.driver.memory import Arena, Buffer, PinnedBuffer
 from urdir.driver.module import LoadedKernel, ModuleCache
 from urdir.driver.properties import driver_version, read_properties
+from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Event, Stream
 
 #: Architectures that kernels are written for, as (major, minor).
@@ -133,11 +135,13 @@ class Device:
         cache_folder: Path | None = None,
         cache_limit: int | None = None,
         note: str = "",
+        ptx_files: PtxFiles | None = None,
     ) -> None:
         self.api = api
         self.is_emulated = name.kind == "emulator"
         self.name = f"emulator:{name.target}" if self.is_emulated else f"cuda:{name.index}"
         self.note = note
+        self._ptx_files = ptx_files or PtxFiles()
         self.context = Context(api, name.index, self.name)
         try:
             self.properties = read_properties(api, self.context.gpu)
@@ -147,7 +151,7 @@ class Device:
                 # the emulator's images never meet a GPU's
                 folder = cache_folder / ("emulator" if self.is_emulated else "cuda")
                 cache = CubinCache(folder, **({"limit": cache_limit} if cache_limit else {}))
-            self._modules = ModuleCache(self, cache)
+            self._modules = ModuleCache(self, cache, self._ptx_files)
         except BaseException:
             self.context.close(quiet=True)
             raise
@@ -160,14 +164,16 @@ class Device:
         api: Any = None,
         cache_folder: Path | None = None,
         cache_limit: int | None = None,
+        ptx_files: PtxFiles | None = None,
     ) -> Self:
         """Open ``auto``, ``cuda[:i]`` or ``emulator[:sm_NN]``.
 
         ``auto`` takes the first GPU; where there is no driver or no device it takes the emulator
         and says why in ``note``; a GPU that is there but fails is an error. ``api`` replaces the
         bindings (an emulator with injected faults); ``cache_folder`` holds compiled kernels, at
-        most ``cache_limit`` bytes (1 GB), None keeps nothing on disk. Raises DeviceNameError,
-        NoDriverError, DriverTooOldError, NoDeviceError, CudaError.
+        most ``cache_limit`` bytes (1 GB), None keeps nothing on disk; ``ptx_files`` are folders of
+        edited PTX to use and of PTX to write. Raises DeviceNameError, NoDriverError,
+        DriverTooOldError, NoDeviceError, CudaError.
         """
         wanted = DeviceName.parse(name)
         note = ""
@@ -189,7 +195,7 @@ class Device:
         if wanted.kind == "emulator":
             api = bindings.emulated(wanted.target) if api is None else api
             check(api, api.cuInit(0), "cuInit")
-        return cls(api, wanted, cache_folder, cache_limit, note)
+        return cls(api, wanted, cache_folder, cache_limit, note, ptx_files)
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of device memory now."""
@@ -225,6 +231,14 @@ class Device:
         """
         return self._modules.load(kernel, self)
 
+    def compile(self, ptx: str, name: str) -> bytes:
+        """The machine code (a cubin) that this device's driver makes of a PTX text.
+
+        ``name`` stands in messages. Raises PtxLoadError where the text does not compile.
+        """
+        self.context.make_current()
+        return compile_ptx(self.api, ptx, name)
+
     def synchronize(self) -> None:
         """Wait for all work of the device. Raises CudaError when a kernel faulted."""
         self.context.make_current()
@@ -232,6 +246,8 @@ class Device:
 
     def close(self) -> None:
         """End everything that was made on the device, and release it; again is harmless."""
+        if self.context.alive:
+            self._ptx_files.report_unused()
         self.context.close()
 
     def __enter__(self) -> Self:

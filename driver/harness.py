@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.compare import Deviation, MismatchError, compare
+from urdir.driver.guarded import GUARD_BYTES, GuardedBuffer, poison
 from urdir.driver.kernel import Kernel, Param
 from urdir.driver.launch import launch, pack
-from urdir.driver.memory import Buffer, Region
 from urdir.driver.operation import access_of
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
 
 Array = npt.NDArray[Any]
-
-#: Bytes before and after every written array; keeps its alignment.
-GUARD_BYTES = 256
-GUARD = 0xA5
-#: What an array to be written holds before: NaN in every float type, and for integers an odd value.
-POISON_FLOAT, POISON_INTEGER = 0xFF, 0xA5
 
 
 class ExampleKernel(Kernel, Protocol):
@@ -52,31 +48,62 @@ def run_kernel(device: Device, kernel: Kernel, inputs: Mapping[str, Any]) -> dic
     the kernel changed an input or wrote beside an array, LaunchError and PtxLoadError for a kernel
     that does not fit, CudaError for a fault.
     """
-    loaded = device.load(kernel)
-    arrays = {p.name: _initial(kernel, p, inputs) for p in kernel.params if p.is_pointer}
-    buffers: dict[str, Buffer] = {}
-    try:
-        args: dict[str, Any] = {}
-        for p in kernel.params:
-            if p.is_pointer:
-                buffers[p.name], args[p.name] = _place(device, p, arrays[p.name])
-            else:
-                args[p.name] = np.asarray(inputs[p.name]).item()
+    with _placed(device, kernel, inputs) as (args, arrays, buffers):
+        loaded = device.load(kernel)
         with device.create_stream() as stream:
             launch(loaded, pack(kernel, args), stream)
             stream.synchronize()
         return _collect(kernel, buffers, arrays)
-    finally:
-        for buffer in buffers.values():
-            buffer.close()
+
+
+def time_kernel(
+    device: Device, kernel: Kernel, inputs: Mapping[str, Any], repeats: int = 5
+) -> float:
+    """The median time of a launch in milliseconds, between two events on the device.
+
+    Memory and inputs as for `run_kernel`; INOUT arrays hold their inputs before every launch. What
+    a launch costs to start is in it, so that small kernels all take a few microseconds.
+    """
+    with _placed(device, kernel, inputs) as (args, arrays, buffers):
+        loaded, packed = device.load(kernel), pack(kernel, args)
+        changed = [p.name for p in kernel.params if access_of(p) == "inout"]
+        times = []
+        with device.create_stream() as stream:
+            for _ in range(repeats + 1):
+                for name in changed:
+                    buffers[name].region.upload(arrays[name])
+                start = stream.record()
+                launch(loaded, packed, stream)
+                times.append(stream.record().elapsed_ms_since(start))
+        return median(times[1:])  # the first one loads the module
+
+
+@contextmanager
+def _placed(
+    device: Device, kernel: Kernel, inputs: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], dict[str, Array], dict[str, GuardedBuffer]]]:
+    """Arguments for a launch on memory of its own; what their memory holds before, and is."""
+    arrays = {p.name: _initial(kernel, p, inputs) for p in kernel.params if p.is_pointer}
+    with ExitStack() as owners:
+        buffers: dict[str, GuardedBuffer] = {}
+        args: dict[str, Any] = {}
+        for p in kernel.params:
+            if p.is_pointer:
+                # No guards where it only reads: there the emulator faults at the first byte beyond.
+                guard = 0 if access_of(p) == "in" else GUARD_BYTES
+                buffer = GuardedBuffer(device, arrays[p.name], p.name, guard=guard)
+                buffers[p.name] = owners.enter_context(buffer)
+                args[p.name] = buffer.region
+            else:
+                args[p.name] = np.asarray(inputs[p.name]).item()
+        yield args, arrays, buffers
 
 
 def _initial(kernel: Kernel, param: Param, inputs: Mapping[str, Any]) -> Array:
     """What a parameter's memory holds before the launch."""
     shape, dtype = kernel.shape_of(param), param.numpy_dtype
     if access_of(param) == "out":
-        poison = POISON_FLOAT if param.dtype[0] in "fb" else POISON_INTEGER
-        return np.full(kernel.nbytes(param), poison, np.uint8).view(dtype).reshape(shape)
+        return poison(shape, dtype, floats=param.dtype[0] in "fb")
     array = np.ascontiguousarray(inputs[param.name])
     if array.shape != shape or array.dtype != dtype:
         raise MismatchError(
@@ -86,41 +113,23 @@ def _initial(kernel: Kernel, param: Param, inputs: Mapping[str, Any]) -> Array:
     return array
 
 
-def _place(device: Device, param: Param, array: Array) -> tuple[Buffer, Region]:
-    """A buffer with ``array`` in it (a written one between guards), and where it lies.
-
-    Arrays that are only read have no guards: there the emulator faults at the first byte beyond.
-    """
-    guard = 0 if access_of(param) == "in" else GUARD_BYTES
-    content = np.full(array.nbytes + 2 * guard, GUARD, np.uint8)
-    content[guard : guard + array.nbytes] = array.reshape(-1).view(np.uint8)
-    buffer = device.allocate(content.nbytes, param.name)
-    buffer.upload(content)
-    return buffer, buffer.slice(guard, array.nbytes)
-
-
 def _collect(
-    kernel: Kernel, buffers: Mapping[str, Buffer], arrays: Mapping[str, Array]
+    kernel: Kernel, buffers: Mapping[str, GuardedBuffer], arrays: Mapping[str, Array]
 ) -> dict[str, Array]:
     outputs = {}
-    for p in kernel.params:
-        if not p.is_pointer:
-            continue
-        content = buffers[p.name].download(np.uint8)
-        before = arrays[p.name]
-        if access_of(p) == "in":
-            if (at := np.flatnonzero(content != before.reshape(-1).view(np.uint8))).size:
+    for name, buffer in buffers.items():
+        found, before = buffer.download(), arrays[name]
+        if not buffer.guard:
+            different = found.reshape(-1).view(np.uint8) != before.reshape(-1).view(np.uint8)
+            if (at := np.flatnonzero(different)).size:
                 raise MismatchError(
-                    f"kernel {kernel.name} changed its input {p.name} at byte {at[0]}"
+                    f"kernel {kernel.name} changed its input {name} at byte {at[0]}"
                 )
-            continue
-        inside = content[GUARD_BYTES : GUARD_BYTES + before.nbytes]
-        outside = np.concatenate([content[:GUARD_BYTES], content[GUARD_BYTES + before.nbytes :]])
-        if (at := np.flatnonzero(outside != GUARD)).size:
-            byte = int(at[0]) - GUARD_BYTES + (before.nbytes if at[0] >= GUARD_BYTES else 0)
+        elif (byte := buffer.first_beside()) is not None:
             raise MismatchError(
-                f"kernel {kernel.name} wrote beside its output {p.name} {before.shape}: at byte "
+                f"kernel {kernel.name} wrote beside its output {name} {before.shape}: at byte "
                 f"{byte} of {before.nbytes}"
             )
-        outputs[p.name] = inside.view(p.numpy_dtype).reshape(before.shape).copy()
+        else:
+            outputs[name] = found
     return outputs

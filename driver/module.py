@@ -15,6 +15,7 @@ from urdir.driver.context import Owned
 from urdir.driver.errors import CudaError, LaunchError, PtxLoadError, check, error_of
 from urdir.driver.kernel import Kernel, param_layout
 from urdir.driver.launch import check_limits
+from urdir.driver.ptx_files import PtxFiles
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -68,11 +69,15 @@ class LoadedKernel(Owned):
 
 
 class ModuleCache:
-    """The loaded kernels of one device by spec key, with an optional disk cache below. Locked."""
+    """The loaded kernels of one device by spec key, with an optional disk cache below. Locked.
 
-    def __init__(self, device: Device, disk: CubinCache | None) -> None:
+    ``files`` may have PTX in place of what a kernel generates, and gets what is loaded.
+    """
+
+    def __init__(self, device: Device, disk: CubinCache | None, files: PtxFiles) -> None:
         self._identity = _driver_identity(device)
         self._disk = disk
+        self._files = files
         self._loaded: dict[str, LoadedKernel] = {}
         self._lock = threading.Lock()
 
@@ -84,18 +89,33 @@ class ModuleCache:
             found = self._loaded.get(key)
             if found is None or found.closed:
                 check_limits(kernel, device.properties)
-                found = self._from_disk(kernel, key, device) or self._build(kernel, key, device)
+                found = self._find(kernel, key, device)
                 self._loaded[key] = found
             return found
+
+    def _find(self, kernel: Kernel, key: str, device: Device) -> LoadedKernel:
+        override = self._files.overriding(key)
+        if override is not None:
+            return self._build(kernel, key, override, device)
+        if self._files.dump is None and (found := self._from_disk(kernel, key, device)):
+            return found
+        ptx = kernel.ptx(device.target)
+        found = self._build(kernel, key, ptx, device)
+        if self._disk is not None:
+            self._disk.remember(key, _hash(ptx))
+        return found
 
     def _from_disk(self, kernel: Kernel, key: str, device: Device) -> LoadedKernel | None:
         """The kernel from its cached cubin, without rendering its PTX; None when that fails."""
         if self._disk is None or (ptx_hash := self._disk.ptx_hash(key)) is None:
             return None
-        return self._load_cached(kernel, self._cubin_key(ptx_hash), device)
+        cubin_key = self._cubin_key(ptx_hash)
+        return self._load_cached(kernel, cubin_key, self._disk.get(cubin_key), device)
 
-    def _load_cached(self, kernel: Kernel, cubin_key: str, device: Device) -> LoadedKernel | None:
-        if self._disk is None or (cubin := self._disk.get(cubin_key)) is None:
+    def _load_cached(
+        self, kernel: Kernel, cubin_key: str, cubin: bytes | None, device: Device
+    ) -> LoadedKernel | None:
+        if self._disk is None or cubin is None:
             return None
         try:
             return LoadedKernel(device, kernel, _load_image(device.api, cubin, kernel))
@@ -105,22 +125,25 @@ class ModuleCache:
             self._disk.discard(cubin_key, f"it does not load ({exc})")
             return None
 
-    def _build(self, kernel: Kernel, key: str, device: Device) -> LoadedKernel:
-        ptx = kernel.ptx(device.target)
-        ptx_hash = hashlib.sha256(ptx.encode()).hexdigest()
-        cubin_key = self._cubin_key(ptx_hash)
-        found = self._load_cached(kernel, cubin_key, device)
-        if found is None:
+    def _build(self, kernel: Kernel, key: str, ptx: str, device: Device) -> LoadedKernel:
+        """The kernel from its PTX, whose cubin may be on disk."""
+        cubin_key = self._cubin_key(_hash(ptx))
+        cubin = self._disk.get(cubin_key) if self._disk is not None else None
+        found = self._load_cached(kernel, cubin_key, cubin, device)
+        if found is None or cubin is None:
             cubin = compile_ptx(device.api, ptx, kernel.name)
             found = LoadedKernel(device, kernel, _load_image(device.api, cubin, kernel))
             if self._disk is not None:
                 self._disk.put(cubin_key, cubin)
-        if self._disk is not None:
-            self._disk.remember(key, ptx_hash)
+        self._files.write(key, ptx, None if device.is_emulated else cubin)
         return found
 
     def _cubin_key(self, ptx_hash: str) -> str:
         return hashlib.sha256(f"{ptx_hash}\n{self._identity}".encode()).hexdigest()
+
+
+def _hash(ptx: str) -> str:
+    return hashlib.sha256(ptx.encode()).hexdigest()
 
 
 def _load_image(api: Any, cubin: bytes, kernel: Kernel) -> Any:

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from urdir.model.commands import bench, chat, env, logits, run, show
+from urdir.model.commands import bench, chat, check, env, logits, ptx, run, show
 from urdir.model.commands.options import UsageError
 
-COMMANDS = (run, chat, show, logits, bench, env)
+COMMANDS = (run, chat, show, logits, bench, check, ptx, env)
 
 EXAMPLES = """\
 examples:
@@ -24,6 +24,7 @@ examples:
   urdir chat -m model.gguf                      a conversation
   urdir show model.gguf                         what is in the file and what it needs
   urdir bench model.gguf                        decode speed and share of read bandwidth
+  urdir ptx list                                every kernel that is generated
 """
 
 

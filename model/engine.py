@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from urdir.driver.device import Device
+from urdir.driver.ptx_files import PtxFiles
 from urdir.model.config import Config
 from urdir.model.gguf import Gguf
 from urdir.model.knobs import Knobs, read_knobs
@@ -91,7 +92,11 @@ class Engine(Owner):
             config = Config.from_gguf(gguf)
             context = context or default_context(config)
             opened = owners.enter_context(
-                Device.open(device or knobs.device, cache_folder=knobs.cache_dir)
+                Device.open(
+                    device or knobs.device,
+                    cache_folder=knobs.cache_dir,
+                    ptx_files=PtxFiles(knobs.ptx_override, knobs.ptx_dump),
+                )
             )
             _announce(opened, gguf)
             plan = MemoryPlan.of(

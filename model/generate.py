@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -52,7 +52,8 @@ class Generation:
     ``prompt`` is the whole token sequence to answer; what of it the session has processed already
     is kept, up to the longest common prefix with ``cached``. At most ``limit`` tokens are generated
     (None: until the end or a full cache); ``ignore_end`` goes on past end tokens;
-    ``host_sampling`` downloads logits and chooses in numpy.
+    ``host_sampling`` downloads logits and chooses in numpy. ``on_token`` is called with the id of
+    each token of the answer and the text that it completes, which may be "" within a character.
     """
 
     session: Session
@@ -64,6 +65,7 @@ class Generation:
     ignore_end: bool = False
     host_sampling: bool = False
     cached: Sequence[int] = ()
+    on_token: Callable[[int, str], None] | None = None
     statistics: Statistics = field(default_factory=Statistics)
     tokens: list[int] = field(default_factory=list)
 
@@ -81,7 +83,10 @@ class Generation:
             if len(self.tokens) == 1:
                 self.statistics.prompt_seconds, start = now - start, now
             self.statistics.generate_seconds = now - start
-            if piece := stream.push(token):
+            piece = stream.push(token)
+            if self.on_token is not None:
+                self.on_token(token, piece)
+            if piece:
                 yield piece
             if stream.stopped_by is not None:
                 self.statistics.finish = Finish.STOP

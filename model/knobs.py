@@ -10,6 +10,8 @@ from pathlib import Path
 VARIABLES = {
     "URDIR_DEVICE": "default of --device (auto, cuda[:i], emulator[:sm_NN])",
     "URDIR_CACHE_DIR": "folder of the cubin cache; empty: no cache on disk",
+    "URDIR_PTX_OVERRIDE": "folder of edited PTX, used where a file's name is a module key",
+    "URDIR_DUMP": "folder that gets the PTX and the machine code of every kernel that is loaded",
     "CORRECTNESS_MODE": "1: download logits and choose tokens on the host",
     "DECODE_TIMING": "1: time by phase of every step on stderr",
     "GPU_DEBUG": "1: summaries of the tensors of every layer on stderr",
@@ -22,6 +24,8 @@ class Knobs:
 
     device: str
     cache_dir: Path | None
+    ptx_override: Path | None
+    ptx_dump: Path | None
     correctness_mode: bool
     decode_timing: bool
     gpu_debug: bool
@@ -37,10 +41,18 @@ def read_knobs() -> Knobs:
     return Knobs(
         device=os.environ.get("URDIR_DEVICE", "auto"),
         cache_dir=Path(folder) if folder else None,
+        ptx_override=_folder("URDIR_PTX_OVERRIDE"),
+        ptx_dump=_folder("URDIR_DUMP"),
         correctness_mode=_is_on("CORRECTNESS_MODE"),
         decode_timing=_is_on("DECODE_TIMING"),
         gpu_debug=_is_on("GPU_DEBUG"),
     )
+
+
+def _folder(variable: str) -> Path | None:
+    """The path that a variable holds, None where it is empty or not set."""
+    value = os.environ.get(variable)
+    return Path(value) if value else None
 
 
 def _is_on(variable: str) -> bool:

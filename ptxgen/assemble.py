@@ -90,6 +90,11 @@ def is_available() -> bool:
     return True
 
 
+def assembler_version() -> str:
+    """ "nvJitLink 13.0". Raises AssemblerMissingError."""
+    return "nvJitLink " + ".".join(map(str, _library().version()))
+
+
 def _library() -> Any:
     try:
         from cuda.bindings import nvjitlink

@@ -30,6 +30,14 @@ NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
     "f64": np.dtype(np.float64),
 }
 
+#: Float type -> the largest relative error of one rounding to nearest, 2^-p for p bits.
+UNIT_ROUNDOFF: Mapping[str, float] = {
+    "f16": 2.0**-11,
+    "bf16": 2.0**-8,
+    "f32": 2.0**-24,
+    "f64": 2.0**-53,
+}
+
 
 class Access(Enum):
     """How a kernel uses the memory behind a pointer parameter."""
@@ -88,6 +96,24 @@ class Tolerance:
 
     rtol: float = 0.0
     atol: float = 0.0
+
+    @staticmethod
+    def of_sum(dtype: str, terms: int = 1, accumulator: str = "f32") -> Tolerance:
+        """For outputs of type ``dtype`` that are sums of ``terms`` terms, added in ``accumulator``.
+
+        One rounding to ``dtype``, and what rounding every partial sum makes of it: errors of
+        either sign grow as the root of the number of terms, and four of these cover any element of
+        a large array (Higham and Mary 2019). Integers allow nothing. It does not cover inputs that
+        cancel throughout, or functions that are only approximated. Raises PtxgenError for a type
+        without a rounding.
+        """
+        if dtype[0] in "us":
+            return Tolerance()
+        for name in (dtype, accumulator):
+            if name not in UNIT_ROUNDOFF:
+                raise PtxgenError(f"no tolerance for {name!r}: {', '.join(UNIT_ROUNDOFF)}")
+        sums = 4 * UNIT_ROUNDOFF[accumulator] * terms**0.5
+        return Tolerance(rtol=UNIT_ROUNDOFF[dtype] + sums)
 
 
 class KernelSpec:

@@ -131,6 +131,7 @@ FEATURES: tuple[Feature, ...] = tuple(
 )
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_NUMBERED = re.compile(r"(%[A-Za-z_]+)\d+\b")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,7 +153,8 @@ class Target:
 
         Comments do not count. Raises PtxgenError when an instruction needs another architecture.
         """
-        code = _COMMENT.sub("", body)
+        code = _NUMBERED.sub(r"\1", _COMMENT.sub("", body))
+        code = "\n".join(dict.fromkeys(code.split("\n")))  # unrolled code says little new
         version = FIRST_VERSION[self.name]
         for feature in FEATURES:
             found = feature.pattern.search(code)

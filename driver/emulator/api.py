@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,8 @@ from urdir.driver.emulator import (
     transfers,
 )
 from urdir.driver.emulator.calls import bind
+from urdir.driver.emulator.machine.races import RaceDetector
+from urdir.driver.emulator.machine.watch import Watch
 from urdir.driver.emulator.properties import DeviceProperties
 from urdir.driver.emulator.state import Driver
 
@@ -45,6 +48,9 @@ class Api:
     Functions, enums, structs and handle types have the names of ``cuda.bindings.driver``.
     ``target`` is what the device poses as ("sm_90"), ``total_memory`` its memory in bytes, ``seed``
     that of every order that CUDA leaves open, ``driver_version`` what cuDriverGetVersion says.
+    With ``sanitize`` every kernel runs under the sanitizer (see `machine.races`), several times
+    slower: a race, or a barrier that not all threads reach together, is a fault of the kernel.
+    ``watch`` makes a watcher of one's own for each launch, from the kernel's name.
     Raises ValueError for a target that it cannot pose as.
     """
 
@@ -58,9 +64,12 @@ class Api:
         total_memory: int = 8 << 30,
         seed: int = 0,
         driver_version: int = 13000,
+        sanitize: bool = False,
+        watch: Callable[[str], Watch] | None = None,
     ) -> None:
         properties = DeviceProperties.of(target, sm_count, total_memory)
         self._driver = Driver(properties, seed, driver_version)
+        self._driver.new_watch = watch or (_new_race_detector if sanitize else None)
         for name, function in FUNCTIONS.items():
             setattr(self, name, bind(self._driver, function))
 
@@ -90,12 +99,20 @@ class Api:
         """
         self._driver.injections.add(kind, nth, code)
 
+    def pending_faults(self) -> tuple[str, ...]:
+        """The kinds of injected faults that have not struck yet."""
+        return self._driver.injections.pending()
+
     def remove(self, *names: str) -> None:
         """Take functions away: calling one fails as with a driver that is too old for it."""
         for name in names:
             if name not in FUNCTIONS:
                 raise ValueError(f"the emulator has no function {name!r}")
             setattr(self, name, _missing(name))
+
+
+def _new_race_detector(kernel: str) -> Watch:
+    return RaceDetector()
 
 
 def _missing(name: str) -> Any:

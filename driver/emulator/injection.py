@@ -39,3 +39,7 @@ class Injections:
         due = [code for left, code in pending if left == 1]
         self._pending[kind] = [(left - 1, code) for left, code in pending if left > 1]
         return due[0] if due else None
+
+    def pending(self) -> tuple[str, ...]:
+        """The kinds of the faults that have not struck yet, one entry a fault."""
+        return tuple(kind for kind, faults in self._pending.items() for _ in faults)

@@ -149,6 +149,7 @@ class KernelRun:
             self._driver.properties.sm_count,
             symbols=launch.function.symbols,
             dependencies_pending=dependencies_pending,
+            watch=self._driver.new_watch(launch.name) if self._driver.new_watch else None,
         )
 
 

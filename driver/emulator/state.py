@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from urdir.driver.emulator.executables import Executable
     from urdir.driver.emulator.functions import Function
     from urdir.driver.emulator.graph_model import Graph, Node
+    from urdir.driver.emulator.machine.watch import Watch
     from urdir.driver.emulator.modules import Link, LoadedModule
     from urdir.driver.emulator.streams import Event
 
@@ -64,6 +65,8 @@ class Driver:
         self.rng = random.Random(seed)
         self.lock = threading.RLock()
         self.injections = Injections()
+        #: Makes the watcher of a launch, from the kernel's name; None when nobody looks on.
+        self.new_watch: Callable[[str], Watch] | None = None
         self.last_fault = ""
         self.last_refusal = ""
         #: Calls in progress of the thread that holds the lock, and what waits for their end.

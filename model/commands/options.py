@@ -25,6 +25,15 @@ def add_command(
     examples: str,
 ) -> argparse.ArgumentParser:
     """A sub-parser whose help ends in examples."""
+    parser = add_group(commands, name, summary, examples)
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def add_group(
+    commands: Subparsers, name: str, summary: str, examples: str
+) -> argparse.ArgumentParser:
+    """A sub-parser like ``add_command``'s that has subcommands of its own in place of a handler."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
@@ -32,7 +41,6 @@ def add_command(
         epilog="examples:\n" + examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(handler=handler)
     return parser
 
 

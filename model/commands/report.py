@@ -1,14 +1,16 @@
-"""What several commands report: versions, and on stderr what an answer took."""
+"""What several commands report: versions, kernels, and on stderr what an answer took."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from urdir.model.generate import Statistics
+    from urdir.ptxgen.spec import KernelSpec
 
 
 def installed_version(package: str) -> str:
@@ -48,3 +50,41 @@ def end_note(statistics: Statistics, context: int) -> None:
             f"the KV cache is full ({context} tokens): the answer ends here; raise -c for more",
             file=sys.stderr,
         )
+
+
+def extent(size: tuple[int, ...]) -> str:
+    """A grid or block as (x), (x, y) or (x, y, z): trailing ones say nothing."""
+    kept = list(size)
+    while len(kept) > 1 and kept[-1] == 1:
+        kept.pop()
+    return f"({', '.join(map(str, kept))})"
+
+
+def fields_text(spec: KernelSpec) -> str:
+    """The fields of a kernel that differ from their defaults, short: "format=Q4_K rows=64"."""
+    from urdir.ptxgen.settings import plain
+
+    words = []
+    for field in dataclasses.fields(spec):  # type: ignore[arg-type]
+        value = getattr(spec, field.name)
+        if value == field.default:
+            continue
+        shown = plain(value)
+        parts = shown.items() if isinstance(shown, dict) else [("", shown)]
+        words += [f"{part or field.name}={_short(v)}" for part, v in parts if v != 0 or not part]
+    return " ".join(words)
+
+
+def aligned(rows: Sequence[tuple[str, ...]], right: Sequence[int] = ()) -> Iterator[str]:
+    """Rows of cells as lines with columns of one width, those in ``right`` flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels._decode_attention import WARPS, DecodeAttention
+from urdir.ptxgen.kernels._decode_attention import STEEP, WARPS, DecodeAttention
 from urdir.ptxgen.kv_layout import KvLayout
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
@@ -111,12 +111,15 @@ class FlashDecodeChunk(DecodeAttention):
         return {"partial": partial, "softmax": softmax}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Rows at random places below the bucket; of several, one is idle."""
+        """Rows at random places below the bucket, of several one idle; one head is steep."""
         positions = [int(p) for p in rng.integers(0, self.keys, self.rows)]
         positions[0] = self.keys - 1 - positions[0] // 4
         if self.rows > 1:
             positions[-1] = self.layout.max_len + int(rng.integers(0, 2)) * 1000
-        return self.inputs_at(rng, positions, [r % self.layout.sequences for r in range(self.rows)])
+        sequences = [r % self.layout.sequences for r in range(self.rows)]
+        inputs = self.inputs_at(rng, positions, sequences)
+        inputs["q"][:, -1] *= STEEP
+        return inputs
 
     def inputs_at(
         self,

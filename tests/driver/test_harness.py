@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from urdir.driver import harness
 from urdir.driver.compare import MismatchError, compare, deviations
 from urdir.driver.device import Device
-from urdir.driver.harness import check_kernel, run_kernel
+from urdir.driver.guarded import GuardedBuffer, poison
+from urdir.driver.harness import check_kernel, run_kernel, time_kernel
+from urdir.driver.launch import launch
+from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.spec import Access, LaunchShape, Param, Tolerance
 
@@ -185,3 +189,59 @@ def test_outputs_must_be_complete() -> None:
         compare(kernel, {}, good)
     with pytest.raises(MismatchError, match=r"the reference of y is float64 \(4,\)"):
         compare(kernel, good, {"y": np.zeros(4)})
+
+
+# ---- guarded memory ----
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_poisoned_floats_are_nan(dtype: str) -> None:
+    array = poison((3, 5), dtype)
+    assert array.shape == (3, 5)
+    assert np.isnan(array).all()
+
+
+def test_poisoned_integers_are_odd() -> None:
+    assert set(poison(7, np.uint8).tolist()) == {0xA5}
+    assert set(poison(7, np.uint16, floats=True).tolist()) == {0xFFFF}  # NaN as bits of bf16
+
+
+def test_a_guarded_buffer_holds_its_array(device: Device) -> None:
+    array = np.arange(15, dtype=np.int16).reshape(3, 5)
+    with GuardedBuffer(device, array, "x") as buffer:
+        assert np.array_equal(buffer.check(), array)
+        assert buffer.region.nbytes == 30
+        assert buffer.region.address % 16 == 0
+    with GuardedBuffer.poisoned(device, (2, 2), np.float32, "y") as buffer:
+        assert np.isnan(buffer.check()).all()
+
+
+@pytest.mark.parametrize("byte", [-256, -1, 30, 31, 30 + 255])
+def test_a_byte_written_beside_is_found(device: Device, byte: int) -> None:
+    array = np.arange(15, dtype=np.int16)
+    with GuardedBuffer(device, array, "x") as buffer:
+        whole = buffer.region.buffer
+        whole.slice(buffer.region.offset + byte, 1).fill(0)
+        assert buffer.first_beside() == byte
+        with pytest.raises(MismatchError, match=rf"wrote beside x \(15,\): at byte {byte} of 30"):
+            buffer.check()
+        assert np.array_equal(buffer.download(), array)
+
+
+# ---- time ----
+
+
+def test_a_kernel_is_timed_with_its_inputs_restored(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def spy(loaded: Any, packed: Any, stream: Any) -> None:
+        seen.append(int(packed.regions["position"].download(np.uint32)[0]))
+        launch(loaded, packed, stream)
+
+    monkeypatch.setattr(harness, "launch", spy)
+    spec = Advance(max_len=100, sampling=False)  # position += 1, in place
+    milliseconds = time_kernel(device, spec, {"position": np.array([5], np.uint32)}, repeats=3)
+    assert 0 <= milliseconds < 1000
+    assert seen == [5] * 4

@@ -11,9 +11,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
-            item.add_marker(pytest.mark.gpu)
-
-
-@pytest.fixture(autouse=True)
-def _needs_gpu(gpu_probe: object) -> None:
-    """Skip (or fail) without a GPU, whatever else a test asks for."""
+            item.add_marker(pytest.mark.urdir_gpu)

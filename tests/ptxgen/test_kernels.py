@@ -6,11 +6,9 @@ With ``-s`` the assembly tests print what each kernel costs on each target.
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from typing import Any
@@ -18,12 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver.compare import compare
-from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.driver.launch import launch, pack
-from urdir.ptxgen import ptx
-from urdir.ptxgen.assemble import assemble, is_available
+from urdir.model.kernel_suite import EmulatorSuite, TextSuite, check, targets
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
@@ -31,9 +26,8 @@ from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.swiglu import SwiGLU
-from urdir.ptxgen.lint import lint
-from urdir.ptxgen.spec import Access, KernelSpec
-from urdir.ptxgen.target import TESTED, Target
+from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.target import TESTED
 
 EXAMPLES = [
     pytest.param(spec, id=f"{name}-{number}")
@@ -46,55 +40,20 @@ every_example = pytest.mark.parametrize("spec", EXAMPLES)
 every_kernel = pytest.mark.parametrize("spec", SMALLEST)
 
 
-def targets(spec: KernelSpec) -> list[str]:
-    return [t for t in TESTED if Target.parse(t).sm >= spec.minimum_sm]
-
-
-@functools.cache
-def texts(spec: KernelSpec) -> dict[str, str]:
-    """Target -> PTX, of the targets for which the text is another one (but for its head)."""
-    found: dict[str, str] = {}
-    seen = set()
-    for target in targets(spec):
-        text = spec.ptx(target)
-        body = re.sub(r"^\.(version|target) .*$", "", text, flags=re.MULTILINE)
-        if body not in seen:
-            seen.add(body)
-            found[target] = text
-    return found
-
-
 def inputs_of(spec: KernelSpec) -> dict[str, Any]:
     return spec.make_inputs(np.random.default_rng(7))
 
 
+# ---- the suite that anybody's kernel gets ----
+
+
+class TestCatalog(TextSuite, EmulatorSuite):
+    """Every kernel of the catalog; those on the GPU are in tests/gpu."""
+
+    kernels = tuple(kernels().values())
+
+
 # ---- the spec ----
-
-
-@every_example
-def test_inputs_and_reference_have_the_declared_shapes(spec):
-    inputs = inputs_of(spec)
-    taken = {p.name: p for p in spec.params if p.access is not Access.OUT}
-    assert set(inputs) == set(taken)
-    for name, p in taken.items():
-        assert np.shape(inputs[name]) == spec.shape_of(p), name
-        assert np.asarray(inputs[name]).dtype == p.numpy_dtype, name
-    before = copy.deepcopy(inputs)
-    outputs = spec.reference(**inputs)
-    given = {p.name: p for p in spec.params if p.access in (Access.OUT, Access.INOUT)}
-    assert set(outputs) == set(given)
-    for name, p in given.items():
-        assert outputs[name].shape == spec.shape_of(p), name
-        assert outputs[name].dtype == p.numpy_dtype, name
-    for name, value in before.items():
-        np.testing.assert_array_equal(inputs[name], value, err_msg="reference changed its input")
-
-
-@every_example
-def test_costs_are_given(spec):
-    assert spec.bytes_moved() > 0
-    assert spec.flops() >= 0
-    assert len(spec.purpose()) > 10
 
 
 @every_example
@@ -117,28 +76,6 @@ def another(value: object) -> object:
 
 
 # ---- the text ----
-
-
-@every_example
-def test_the_parameter_list_is_the_specs(spec):
-    for target, text in texts(spec).items():
-        module = ptx.parse(text)
-        assert module.target == target
-        assert list(module.entries) == [spec.name]
-        entry = module.entries[spec.name]
-        assert [p.name for p in entry.parameters] == [p.name for p in spec.params]
-        for declared, p in zip(entry.parameters, spec.params, strict=True):
-            assert declared.type == ("u64" if p.is_pointer else p.dtype)
-            assert declared.pointer_space == ("global" if p.is_pointer else None)
-        assert entry.directives["maxntid"] == spec.launch_shape.block
-        waits = any(i.opcode == "griddepcontrol.wait" for i in entry.instructions)
-        assert waits == (spec.waits_for_dependencies and Target.parse(target).sm >= 90)
-
-
-@every_example
-def test_lint_finds_nothing(spec):
-    for target, text in texts(spec).items():
-        assert [str(f) for f in lint(text)] == [], target
 
 
 @every_kernel
@@ -181,43 +118,6 @@ def test_rendering_gives_the_same_bytes_in_every_process(spec, elsewhere):
     assert copy.deepcopy(spec).ptx("sm_90") == text
     assert elsewhere[spec.key("sm_90")] == hashlib.sha256(text.encode()).hexdigest()
     assert text.isascii()
-
-
-@pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
-@every_example
-def test_it_assembles_without_spills(spec):
-    print(f"\n{spec}")
-    for target in targets(spec):
-        cost = assemble(spec.ptx(target), target, name=spec.name).entries[spec.name]
-        print(
-            f"  {target:7s} {cost.registers:4d} registers {cost.shared:6d} bytes shared"
-            f" {cost.stack:4d} bytes stack"
-        )
-        assert not cost.spills, target
-        assert cost.registers * spec.launch_shape.threads <= 65536, "does not fit an SM"
-
-
-# ---- the emulator ----
-
-
-def check(device: Device, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str, Any]:
-    outputs = run_kernel(device, spec, inputs)
-    compare(spec, outputs, spec.reference(**inputs))
-    return outputs
-
-
-@every_example
-def test_it_agrees_with_its_reference(spec, emulator):
-    check(emulator, spec, inputs_of(spec))
-
-
-@every_kernel
-@pytest.mark.parametrize("target", ["sm_75", "sm_80"])
-def test_it_runs_on_an_older_target(spec, target):
-    if target not in targets(spec):
-        pytest.skip(f"needs sm_{spec.minimum_sm}")
-    with Device.open(f"emulator:{target}") as device:
-        check(device, spec, inputs_of(spec))
 
 
 # ---- single kernels ----

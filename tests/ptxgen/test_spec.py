@@ -8,7 +8,7 @@ import pytest
 from urdir.ptxgen import spec as spec_module
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
-from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param, ceil_div
+from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 
 @dataclass(frozen=True)
@@ -105,3 +105,40 @@ def test_every_element_type_has_its_size():
     sizes = {name: dtype.itemsize for name, dtype in spec_module.NUMPY_DTYPES.items()}
     bits = {name: int("".join(filter(str.isdigit, name))) for name in sizes}
     assert {name: 8 * size for name, size in sizes.items()} == bits
+
+
+# ---- tolerances of sums ----
+
+
+@pytest.mark.parametrize("terms", [1, 7, 100, 4096])
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_a_tolerance_covers_a_sum_added_in_order(dtype, terms):
+    rng = np.random.default_rng(terms)
+    x = rng.standard_normal((400, terms)).astype(np.float32)
+    sums = np.zeros(400, np.float32)
+    for column in x.T:
+        sums += column
+    outputs = sums.astype({"f16": np.float16, "f32": np.float32}[dtype]).astype(np.float64)
+    exact = x.astype(np.float64).sum(axis=1)
+    error = np.abs(outputs - exact).max() / np.abs(exact).max()
+    bound = Tolerance.of_sum(dtype, terms).rtol
+    assert error <= bound
+    if terms == 4096:
+        assert bound < 60 * error  # and not much more than that
+
+
+def test_a_tolerance_finds_a_missing_term():
+    x = np.random.default_rng(0).standard_normal((400, 4096))
+    exact = x.sum(axis=1)
+    error = np.abs(x[:, 1:].sum(axis=1) - exact).max() / np.abs(exact).max()
+    assert error > 100 * Tolerance.of_sum("f32", 4096).rtol
+
+
+def test_integers_allow_nothing():
+    assert Tolerance.of_sum("u32", 1000) == Tolerance.of_sum("s32") == Tolerance()
+
+
+@pytest.mark.parametrize(("dtype", "accumulator"), [("f8", "f32"), ("f32", "u32")])
+def test_a_tolerance_of_an_unknown_type_is_refused(dtype, accumulator):
+    with pytest.raises(PtxgenError, match=r"no tolerance for '(f8|u32)': f16, bf16, f32, f64"):
+        Tolerance.of_sum(dtype, 10, accumulator)

@@ -126,27 +126,27 @@ class Asynchronous:
         """cp.async.commit_group."""
         self._committed[lanes] += 1
 
-    def wait(self, groups: int | None, lanes: Array) -> None:
-        """cp.async.wait_group ``groups``; None is wait_all."""
+    def wait(self, groups: int | None, lanes: Array) -> list[_Copy]:
+        """cp.async.wait_group ``groups``; None is wait_all. Returns the copies that have landed."""
         if not self._copies:
-            return
+            return []
         waiting = np.full(self._lanes, -1, np.int64)
         waiting[lanes] = self._committed[lanes] - groups if groups is not None else 1 << 40
-        left = []
+        left, landed = [], []
         for copy in self._copies:
             now = copy.group < waiting[copy.lanes]
             if now.all():
-                self._land(copy)
+                landed.append(copy)
             elif now.any():
                 done, rest = copy.split(now)
-                self._land(done)
+                landed.append(done)
                 left.append(rest)
             else:
                 left.append(copy)
+        for copy in landed:
+            self.shared.store(copy.addresses, copy.data, copy.shift, copy.rows)
         self._copies = left
-
-    def _land(self, copy: _Copy) -> None:
-        self.shared.store(copy.addresses, copy.data, copy.shift, copy.rows)
+        return landed
 
     def arrive_when_copied(
         self, address: Array, rows: Array, lanes: Array, no_increment: bool

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.emulator.machine.groups import Lanes
+from urdir.driver.emulator.machine.watch import Watch
 
 Array = npt.NDArray[Any]
 
@@ -26,7 +27,8 @@ class Barrier:
 class Barriers:
     """The barriers of all CTAs of a wave."""
 
-    def __init__(self, ctas: int, lanes_per_cta: int) -> None:
+    def __init__(self, ctas: int, lanes_per_cta: int, watch: Watch | None = None) -> None:
+        self.watch = watch
         self.lanes_per_cta = lanes_per_cta
         self.ctas = ctas
         self.table: dict[int, Barrier] = {}
@@ -46,12 +48,14 @@ class Barriers:
     def release(self, live: Array) -> list[tuple[int, Lanes]]:
         """Groups (pc, lanes) whose barrier is complete, given the live threads per CTA."""
         released = []
-        for barrier in self.table.values():
+        for number, barrier in self.table.items():
             needed = np.where(barrier.awaited, barrier.awaited, live)
             done = (barrier.arrived >= needed) & (barrier.arrived > 0)
             if not done.any():
                 continue
             barrier.arrived[done] = 0
+            if self.watch is not None:
+                self.watch.complete(number, done)
             still = []
             for pc, lanes in barrier.waiting:
                 go = done[lanes.numbers() // self.lanes_per_cta]

@@ -69,10 +69,12 @@ class Program:
     temps: frozenset[str]
     specials: frozenset[str]
     compile_scattered: Callable[[], tuple[CodeType, list[int]]]
+    compile_watched: Callable[[], Program]
     uses_dependencies: bool
     uses_asynchronous: bool
     cluster: tuple[int, ...] | None
     _scattered: tuple[CodeType, list[int]] | None = None
+    _watched: Program | None = None
     #: Idle register files, see wave.py.
     idle: dict[object, list[Any]] = field(default_factory=dict)
 
@@ -82,6 +84,13 @@ class Program:
         if self._scattered is None:
             self._scattered = self.compile_scattered()
         return self._scattered
+
+    @property
+    def watched(self) -> Program:
+        """The same program, its text reporting to a watcher (see watch.py)."""
+        if self._watched is None:
+            self._watched = self.compile_watched()
+        return self._watched
 
     def line_tables(self) -> dict[str, list[int]]:
         """PTX line of each generated line, by the file name in tracebacks."""
@@ -105,8 +114,10 @@ def target_number(target: str) -> int:
     return int(m[1])
 
 
-def compile_entry(module: Module, entry_name: str, target: str) -> Program:
+def compile_entry(module: Module, entry_name: str, target: str, watched: bool = False) -> Program:
     """Translate ``entry_name`` for a device that is ``target`` ("sm_90").
+
+    The text of a ``watched`` translation reports to a watcher (see watch.py).
 
     Raises CompileError, with the driver's error name and the PTX line, for whatever ptxas would
     refuse and for what the emulator lacks.
@@ -118,7 +129,7 @@ def compile_entry(module: Module, entry_name: str, target: str) -> Program:
         raise CompileError(f"no entry {entry_name!r} in the module (it has: {known})")
     layout = EntryLayout(module, entry)
     blocks, codes = split(flatten(entry, sm, module.version))
-    whole = _translate(layout, blocks, codes, scattered=False)
+    whole = _translate(layout, blocks, codes, scattered=False, watched=watched)
     directives = entry.directives
     threads = 1
     for extent in directives.get("maxntid", directives.get("reqntid", (1024,))):
@@ -141,7 +152,8 @@ def compile_entry(module: Module, entry_name: str, target: str) -> Program:
         {number: frozenset(elements) for number, elements in whole.views.items()},
         frozenset(whole.temps),
         frozenset(whole.specials),
-        functools.partial(_compile_scattered, layout, blocks, codes),
+        functools.partial(_compile_scattered, layout, blocks, codes, watched),
+        functools.partial(compile_entry, module, entry_name, target, watched=True),
         any(b.ending is Ending.DEPENDENCIES for b in blocks),
         any(line.lstrip().startswith(_ASYNCHRONOUS) for line in whole.parts),
         directives.get("reqnctapercluster"),
@@ -197,7 +209,7 @@ class _Text:
 
 
 def _translate(
-    layout: EntryLayout, blocks: list[Block], codes: list[Code], scattered: bool
+    layout: EntryLayout, blocks: list[Block], codes: list[Code], scattered: bool, watched: bool
 ) -> _Text:
     kind = "scattered" if scattered else "whole"
     result = _Text(f"<emulated {layout.entry.name}, {kind}>")
@@ -206,7 +218,10 @@ def _translate(
             continue
         end = block.end if scattered else block.whole_end
         last = block if scattered else blocks[block.last]
-        emitter = Emitter(layout)
+        emitter = Emitter(layout, watched)
+        if watched:
+            emitter.lines.append(f"    watch.block({pc}, {pc if scattered else block.last}, L)")
+            emitter.sources.append(block.first_line)
         for code in codes[block.start : end]:
             _emit(emitter, code)
         terminator = _terminator(emitter, last)
@@ -301,7 +316,7 @@ def _gathering(result: _Text, e: Emitter, pc: int, terminator: list[str]) -> Non
 
 
 def _compile_scattered(
-    layout: EntryLayout, blocks: list[Block], codes: list[Code]
+    layout: EntryLayout, blocks: list[Block], codes: list[Code], watched: bool
 ) -> tuple[CodeType, list[int]]:
-    text = _translate(layout, blocks, codes, scattered=True)
+    text = _translate(layout, blocks, codes, scattered=True, watched=watched)
     return compile(text.text, text.filename, "exec"), text.lines

@@ -8,11 +8,27 @@ from urdir.driver.emulator.machine.barriers import Barriers
 from urdir.driver.emulator.machine.compile import Program
 from urdir.driver.emulator.machine.faults import AccessFault, KernelFault
 from urdir.driver.emulator.machine.flow import Block
-from urdir.driver.emulator.machine.groups import Lanes
+from urdir.driver.emulator.machine.groups import Extent, Lanes, thread_name
 from urdir.driver.emulator.machine.wave import Wave
 from urdir.ptxgen.ptx import Address, Register, Symbol
 
-Extent = tuple[int, int, int]
+#: What a fault begins with -> what often lies behind it.
+_HINTS = {
+    "out-of-bounds": "is the tail guarded, and do index, stride and offset count elements or "
+    "bytes as they should?",
+    "misaligned": "an access of n bytes needs an address that is a multiple of n: look at the "
+    "base, the stride and the offset, or take a narrower vector",
+    "load of never-written": "nothing has written it yet: an initial value, a barrier, "
+    "griddepcontrol.wait or an edge of the graph may be missing",
+    "load of bytes whose asynchronous": "cp.async.wait_group, or a wait for the copy's mbarrier, "
+    "must come first",
+}
+
+
+def _hint(message: str) -> str:
+    return next(
+        (f"; hint: {hint}" for start, hint in _HINTS.items() if message.startswith(start)), ""
+    )
 
 
 class Diagnosis:
@@ -36,12 +52,7 @@ class Diagnosis:
         """A lane's thread and CTA."""
         cta = self.first_cta + lane // self.wave.lanes_per_cta
         tid = lane % self.wave.lanes_per_cta
-        x, y, _ = self.wave.block
-        gx, gy, _ = self.grid
-        return (
-            f"thread ({tid % x}, {tid // x % y}, {tid // (x * y)}) "
-            f"of CTA ({cta % gx}, {cta // gx % gy}, {cta // (gx * gy)})"
-        )
+        return thread_name(cta, tid, self.wave.block, self.grid)
 
     def threads(self, lanes: Lanes) -> str:
         """How many lanes, and the first of them."""
@@ -59,7 +70,8 @@ class Diagnosis:
             frame = frame.tb_next
         text = self.program.instructions.get(line, "")
         lane = int(lanes.numbers()[fault.position])
-        return self.fault(fault.code, f"PTX line {line} ({text}), {self.thread(lane)}: {fault}")
+        where = f"PTX line {line} ({text}), {self.thread(lane)}"
+        return self.fault(fault.code, f"{where}: {fault}{_hint(str(fault))}")
 
     def waits(
         self,

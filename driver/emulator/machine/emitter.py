@@ -34,6 +34,9 @@ CLOCKS = frozenset(
     ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
 )
 
+#: How an access is ordered with others (PTX ISA 8.4); weak where nothing is said.
+ORDERS = frozenset(("volatile", "relaxed", "mmio", "acquire", "release", "acq_rel"))
+
 Handler = Callable[["Emitter", re.Match[str]], None]
 
 
@@ -44,8 +47,9 @@ class Unsupported(CompileError):  # noqa: N818 - says what it is
 class Emitter:
     """The text of one block, and which registers it reads and writes."""
 
-    def __init__(self, layout: EntryLayout) -> None:
+    def __init__(self, layout: EntryLayout, watched: bool = False) -> None:
         self.layout = layout
+        self.watched = watched
         self.lines: list[str] = []
         self.sources: list[int] = []
         #: Names of views used, register number -> elements.
@@ -97,6 +101,18 @@ class Emitter:
         """Append several lines."""
         for text in texts:
             self.line(text)
+
+    def watch(self, event: str, *arguments: str) -> None:
+        """In a watched translation, report an event of this instruction; see watch.py."""
+        if self.watched:
+            self.line(f"watch.{event}({', '.join((str(self.instruction.line), *arguments))})")
+
+    def watch_access(self, action: str, space: str, address: str, shift: int, q: str = "") -> None:
+        """Report an access of all lanes, or of the lanes that further arguments ``q`` pick."""
+        order = next((p for p in self.instruction.parts if p in ORDERS), "weak")
+        if action == "atomic" and order == "weak":
+            order = "relaxed"
+        self.watch("access", repr(action), repr(order), repr(space), address, str(shift), "L" + q)
 
     def fail(self, message: str) -> Unsupported:
         """An error about the current instruction."""

@@ -10,6 +10,7 @@ from urdir.driver.emulator.machine.arithmetic import underflow
 from urdir.driver.emulator.machine.compile import Program
 from urdir.driver.emulator.machine.memory import Memory
 from urdir.driver.emulator.machine.occupancy import ctas_per_sm
+from urdir.driver.emulator.machine.watch import Watch
 from urdir.driver.emulator.machine.wave import Wave
 from urdir.driver.emulator.machine.wave_run import Status, WaveRun
 
@@ -25,7 +26,8 @@ class GridExecution:
     """One launch of a program. ``run`` again after YIELDED or DEPENDENCY_WAIT.
 
     ``params`` is the parameter block as laid out by ``program.param_layout``; ``shared_bytes``
-    counts dynamic shared memory; ``symbols`` are the addresses of module-level variables.
+    counts dynamic shared memory; ``symbols`` are the addresses of module-level variables; a
+    ``watch`` is told what the kernel does.
     """
 
     def __init__(
@@ -42,13 +44,15 @@ class GridExecution:
         symbols: Mapping[str, int] | None = None,
         budget: int = DEFAULT_BUDGET,
         dependencies_pending: bool = False,
+        watch: Watch | None = None,
     ) -> None:
         if len(params) < program.param_bytes:
             raise ValueError(
                 f"kernel {program.name} takes {program.param_bytes} bytes of parameters, "
                 f"not {len(params)}"
             )
-        self.program = program
+        self.program = program if watch is None else program.watched
+        self.watch = watch
         self.grid = grid
         self.block = block
         self.cluster = cluster
@@ -68,6 +72,8 @@ class GridExecution:
         self._next_cta = 0
         self._run: WaveRun | None = None
         self._done = False
+        if watch is not None:
+            watch.begin(self)
 
     def release_dependencies(self) -> None:
         """The kernels before this one are complete."""
@@ -93,7 +99,8 @@ class GridExecution:
                     return status
                 wave = self._run.wave
                 wave.arena.release()
-                self.program.idle[self._key].append(wave)
+                if self.watch is None:
+                    self.program.idle[self._key].append(wave)
                 self._run = None
 
     def waits_for(self) -> str:
@@ -108,11 +115,13 @@ class GridExecution:
         idle = self.program.idle.setdefault(self._key, [])
         wave = next((w for w in idle if w.arena.is_free), None)
         if wave is None:
-            wave = Wave(self.program, *self._key)
+            wave = Wave(self.program, *self._key, watch=self.watch)
         else:
             idle.remove(wave)
         wave.arena.take(self)
         wave.begin(self.memory, self.params, self.symbols)
+        if self.watch is not None:
+            self.watch.begin_wave(wave, self._next_cta)
         wave.set_ctas(self._next_cta, self.grid, self.cluster, self.sm_count)
         run = WaveRun(self, wave, self._next_cta)
         self._next_cta += ctas

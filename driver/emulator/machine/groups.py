@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+Extent = tuple[int, int, int]
 
 WARP = 32
 
@@ -67,3 +68,13 @@ class Lanes:
             else:
                 member[lanes.index - first] = True
         return Lanes.of(np.flatnonzero(member) + first)
+
+
+def thread_name(cta: int, tid: int, block: Extent, grid: Extent) -> str:
+    """A thread and its CTA as messages name them, from their numbers (x fastest)."""
+    x, y, _ = block
+    gx, gy, _ = grid
+    return (
+        f"thread ({tid % x}, {tid // x % y}, {tid // (x * y)}) "
+        f"of CTA ({cta % gx}, {cta // gx % gy}, {cta // (gx * gy)})"
+    )

@@ -35,6 +35,9 @@ def _copy(e: Emitter, m: re.Match[str]) -> None:
     count = e.full(rest[0], "u4") if rest else "None"
     shift = nbytes.bit_length() - 1
     e.line(f"asynchronous.copy({destination}, {source}, {shift}, {count}, {_rows(e)}, L)")
+    read = f", {count}.nonzero()[0]" if rest else ""
+    e.watch_access("load", "memory", source, shift, read)
+    e.watch_access("copy", "shared", destination, shift)
 
 
 @operation(r"cp\.async\.commit_group", 80, (7, 0), branches=True)
@@ -47,13 +50,15 @@ def _wait(e: Emitter, m: re.Match[str]) -> None:
     groups = None
     if m[1] == "wait_group":
         groups = e.need_immediate(e.operands[0], "the number of groups")
-    e.line(f"asynchronous.wait({groups}, L)")
+    e.line(f"v = asynchronous.wait({groups}, L)")
+    e.watch("landed", "v")
 
 
 @operation(rf"cp\.async\.mbarrier\.arrive(\.noinc)?{_SHARED}\.b64", 80, (7, 0), branches=True)
 def _copy_arrive(e: Emitter, m: re.Match[str]) -> None:
     address = e.address(e.operands[0])
     e.line(f"asynchronous.arrive_when_copied({address}, {_rows(e)}, L, {bool(m[1])})")
+    e.watch("signal", address, "L")
 
 
 @operation(rf"mbarrier\.init{_SHARED}\.b64", 80, (7, 0), branches=True)
@@ -79,6 +84,7 @@ def _arrive(e: Emitter, m: re.Match[str]) -> None:
     state, where, *rest = e.operands
     address, rows = e.address(where), _rows(e)
     count = e.constant(1, "u4")
+    e.watch("signal", address, "L")
     if m[1]:
         e.line(f"asynchronous.expect({address}, {e.source(rest[0], 'u4')}, {rows})")
     elif rest:
@@ -97,6 +103,7 @@ def _poll(e: Emitter, m: re.Match[str]) -> None:
     address = e.address(where)
     phase = e.source(state, "u4" if m[2] else "u8")
     e.line(f"v = asynchronous.poll({address}, {phase}, {_rows(e)})")
+    e.watch("observe", address, "v", "L")
     e.line(f"{e.target(done, 'b1')}[...] = v")
 
 
@@ -109,6 +116,7 @@ def _bulk_load(e: Emitter, m: re.Match[str]) -> None:
     to, origin, size, barrier = e.operands[:4]
     names = e.address(to), e.address(origin), e.source(size, "u4"), e.address(barrier)
     e.line(f"asynchronous.bulk_load({', '.join(names)}, {_rows(e)})")
+    e.watch("bulk", *names, "L")
 
 
 @operation(

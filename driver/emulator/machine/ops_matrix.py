@@ -63,6 +63,11 @@ def _mma(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{e.target(register, 'u4')}[...] = v[{at}]")
 
 
+def _addressed(count: int) -> str:
+    """The lanes that give the addresses of ``count`` matrices' rows, as one more argument."""
+    return f", (L % 32 < {8 * count}).nonzero()[0]"
+
+
 @operation(
     r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?(?:\.shared(?:::cta)?)?\.b16",
     75, (6, 5), converges=True,
@@ -71,7 +76,9 @@ def _ldmatrix(e: Emitter, m: re.Match[str]) -> None:
     d, source = e.operands
     registers = _registers(e, d, int(m[1]))
     rows = e.special("row offset", "u8")
-    e.line(f"v = ldmatrix(W, shared.memory, {e.address(source)}, {rows}, {m[1]}, {bool(m[2])})")
+    address = e.address(source)
+    e.line(f"v = ldmatrix(W, shared.memory, {address}, {rows}, {m[1]}, {bool(m[2])})")
+    e.watch_access("load", "shared", address, 4, _addressed(int(m[1])))
     for at, register in enumerate(registers):
         e.line(f"{e.target(register, 'u4')}[...] = v[{at}]")
 
@@ -85,4 +92,5 @@ def _stmatrix(e: Emitter, m: re.Match[str]) -> None:
     data = "".join(f"{e.full(r, 'u4')}, " for r in _registers(e, value, int(m[1])))
     rows = e.special("row offset", "u8")
     address = e.address(destination)
+    e.watch_access("store", "shared", address, 4, _addressed(int(m[1])))
     e.line(f"stmatrix(W, shared.memory, {address}, {rows}, ({data}), {bool(m[2])})")

@@ -75,6 +75,7 @@ def _ld(e: Emitter, m: re.Match[str]) -> None:
     targets = [None if isinstance(o, Discard) else e.direct_target(o, element) for o in elements]
     suffix = _guarded(e)
     e.line(f"v = {space}.load({address}, {SHIFT[size]}{lane_rows(e, space)}{suffix})")
+    e.watch_access("load", space, address, SHIFT[size], suffix)
     if len(elements) > 1:
         e.line(f"v = v.view({element}).reshape(-1, {len(elements)})")
     for at, target in enumerate(targets):
@@ -133,6 +134,7 @@ def _st(e: Emitter, m: re.Match[str]) -> None:
             e.line(f"{row}[:, {at}] = {e.source(operand, element)}")
         data = f"{row}.view({'c16' if size == 16 else f'u{size}'}).reshape(-1)"
     suffix = _guarded(e)
+    e.watch_access("store", space, address, SHIFT[size], f"{suffix or ', None'}, {data}")
     e.line(f"{space}.store({address}, {data}, {SHIFT[size]}{lane_rows(e, space)}{suffix})")
     _leave(e)
 
@@ -166,6 +168,7 @@ def _atom(e: Emitter, m: re.Match[str]) -> None:
     suffix = _guarded(e)
     data = ", ".join(names) if len(names) == 2 else f"{names[0]}, None"
     e.line(f"v = {space}.atomic({m[5]!r}, {address}, {data}{lane_rows(e, space)}{suffix})")
+    e.watch_access("atomic", space, address, SHIFT[int(element[1])], suffix)
     if target is not None:
         if suffix:
             e.line(f"if q is None: {target[0]}[...] = v")
@@ -185,7 +188,9 @@ def _atom(e: Emitter, m: re.Match[str]) -> None:
 @operation(r"applypriority\.global\.L2::evict_normal|discard\.global\.L2")
 @operation(r"pmevent(?:\.mask)?|setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
 def _no_effect(e: Emitter, m: re.Match[str]) -> None:
-    """Lanes of the emulator see every store at once."""
+    """Lanes of the emulator see every store at once; only a watcher is told of fences."""
+    if e.instruction.parts[0] in ("fence", "membar"):
+        e.watch("fence", "L")
 
 
 @operation(r"createpolicy\.fractional\.L2::\w+(?:\.L2::\w+)?\.b64", 80, (7, 4))

@@ -26,6 +26,7 @@ from urdir.driver.emulator.machine.spaces import (
     pick,
 )
 from urdir.driver.emulator.machine.warps import ScatteredWarps, WholeWarps
+from urdir.driver.emulator.machine.watch import Watch
 
 Array = npt.NDArray[Any]
 Extent = tuple[int, int, int]
@@ -63,7 +64,13 @@ class Wave:
     """
 
     def __init__(
-        self, program: Program, ctas: int, block: Extent, cluster: Extent, shared_bytes: int
+        self,
+        program: Program,
+        ctas: int,
+        block: Extent,
+        cluster: Extent,
+        shared_bytes: int,
+        watch: Watch | None = None,
     ) -> None:
         self.program = program
         self.ctas = ctas
@@ -108,6 +115,7 @@ class Wave:
             "shared": shared_space,
             "generic": GenericSpace(self.memory, shared_space),
             "machine": self,
+            "watch": watch,
             "pick": pick,
             "scatter_warps": ScatteredWarps,
             "asynchronous": self.asynchronous,

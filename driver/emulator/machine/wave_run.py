@@ -19,6 +19,7 @@ from urdir.driver.emulator.machine.faults import (
 )
 from urdir.driver.emulator.machine.flow import Block, Ending
 from urdir.driver.emulator.machine.groups import WARP, Lanes
+from urdir.driver.emulator.machine.watch import Watch
 from urdir.driver.emulator.machine.wave import Wave
 from urdir.ptxgen.ptx import Immediate, Operand, Register
 
@@ -48,6 +49,7 @@ class Launch(Protocol):
     budget: int
     spent: int
     dependencies_pending: bool
+    watch: Watch | None
 
 
 class WaveRun:
@@ -58,7 +60,7 @@ class WaveRun:
         self.program = launch.program
         self.wave = wave
         self.diagnosis = Diagnosis(launch.program, wave, first_cta, launch.grid)
-        self._barriers = Barriers(wave.ctas, wave.lanes_per_cta)
+        self._barriers = Barriers(wave.ctas, wave.lanes_per_cta, launch.watch)
         self._live = np.full(wave.ctas, wave.threads, np.int64)
         self._alive: Array | None = None
         self._ready: dict[int, Lanes] = {0: wave.all_lanes()}
@@ -90,7 +92,9 @@ class WaveRun:
                 return Status.DEPENDENCY_WAIT
             elif self._parked or self._barriers.waiting():
                 raise self.diagnosis.fault(
-                    LAUNCH_TIMEOUT, f"deadlock: {self.waits()}, and nobody else will come"
+                    LAUNCH_TIMEOUT,
+                    f"deadlock: {self.waits()}, and nobody else will come; hint: every thread that "
+                    "the barrier's count, or the member mask, includes must reach it",
                 )
             else:
                 return Status.DONE
@@ -250,18 +254,24 @@ class WaveRun:
         assert block.barrier is not None
         size = self.wave.lanes_per_cta
         count = block.barrier.count
-        return (
+        passes = (
             lanes.index is None
             and lanes.start % size == 0
             and lanes.stop % size == 0
             and block.barrier.waits
             and (count is None or (isinstance(count, Immediate) and count.value == size))
         )
+        if passes and self.launch.watch is not None:
+            self.launch.watch.barrier(block, lanes.numbers())
+        return passes
 
     def _arrive(self, block: Block, next_pc: int, lanes: Lanes) -> None:
         form = block.barrier
         assert form is not None
+        watch = self.launch.watch
         for number, some in self._by_value(form.number, lanes):
+            if watch is not None:
+                watch.arrive(block, number, some.numbers())
             for count, same in self._by_value(form.count or Immediate(0), some):
                 self._barriers.arrive(number, count, same, next_pc if form.waits else None)
         self._release()

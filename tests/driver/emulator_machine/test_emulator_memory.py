@@ -289,7 +289,8 @@ def test_out_of_bounds_names_everything(machine: Any) -> None:
     assert error.message == (
         "kernel k: PTX line 9 (ld.global.u32 %v, [%at]), thread (4, 0, 0) of CTA (3, 0, 0): "
         f"out-of-bounds load, 4 bytes at 0x{x + 400:x}, 0 bytes behind the end of the device "
-        f"allocation of 400 bytes at 0x{x:x}"
+        f"allocation of 400 bytes at 0x{x:x}; hint: is the tail guarded, and do index, stride and "
+        "offset count elements or bytes as they should?"
     )
 
 

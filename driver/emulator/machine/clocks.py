@@ -1,0 +1,86 @@
+"""Vector clocks of warps: which of two accesses of different threads is known to come first.
+
+Every warp counts its epochs; it begins a new one whenever others may learn of what it has done.
+What a warp knows of another is the last epoch of it that is ordered before its own next access.
+Within a CTA that is a table, between CTAs a sparse one: few warps ever meet another CTA's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+#: Epochs known of the warps of some CTAs: CTA -> (warps,) int32.
+Knowledge = dict[int, Array]
+
+
+def join(into: Knowledge, other: Knowledge) -> None:
+    """Add what ``other`` knows."""
+    for cta, epochs in other.items():
+        into[cta] = np.maximum(into[cta], epochs) if cta in into else epochs.copy()
+
+
+class Clocks:
+    """Epochs and knowledge of all warps of a launch, numbered CTA by CTA."""
+
+    def __init__(self, ctas: int, warps: int) -> None:
+        self.warps = warps
+        #: The epoch that each warp is in.
+        self.now: Array = np.ones(ctas * warps, np.int32)
+        self._near: Array = np.zeros((ctas, warps, warps), np.int32)
+        self._far: dict[int, Knowledge] = {}
+
+    def known(self, warp: Array, other: Array) -> Array:
+        """The last epoch of each ``other`` warp that each ``warp`` is ordered after."""
+        cta, at = np.divmod(other, self.warps)
+        own, place = np.divmod(warp, self.warps)
+        epochs: Array = self._near[own, place, at]
+        foreign = own != cta
+        epochs[foreign] = 0
+        for one in np.unique(warp[foreign]).tolist() if self._far else ():
+            for home, far in self._far.get(one, {}).items():
+                some = foreign & (warp == one) & (cta == home)
+                epochs[some] = far[at[some]]
+        return epochs
+
+    def converge(self, warps: Array) -> None:
+        """The lanes of each of these warps are ordered (bar.warp.sync)."""
+        cta, at = np.divmod(warps, self.warps)
+        self._near[cta, at, at] = self.now[warps]
+        self.now[warps] += 1
+
+    def meet(self, ctas: Array) -> None:
+        """All warps of these CTAs meet at a barrier."""
+        warps = (ctas[:, None] * self.warps + np.arange(self.warps)).reshape(-1)
+        self.converge(warps)
+        self._near[ctas] = self._near[ctas].max(axis=1, keepdims=True)
+        for cta in ctas.tolist() if self._far else ():
+            members = range(cta * self.warps, (cta + 1) * self.warps)
+            together: Knowledge = {}
+            for warp in members:
+                join(together, self._far.get(warp, {}))
+            for warp in members if together else ():
+                self._far[warp] = dict(together)
+
+    def release(self, warp: int) -> Knowledge:
+        """All that a warp has done and knows; it begins a new epoch."""
+        cta, at = divmod(warp, self.warps)
+        knowledge = dict(self._far.get(warp, {}))
+        epochs = self._near[cta, at].copy()
+        epochs[at] = self.now[warp]
+        knowledge[cta] = epochs
+        self.now[warp] += 1
+        return knowledge
+
+    def acquire(self, warp: int, knowledge: Knowledge) -> None:
+        """A warp learns of what others have released."""
+        cta, at = divmod(warp, self.warps)
+        far = {other: epochs for other, epochs in knowledge.items() if other != cta}
+        if cta in knowledge:
+            np.maximum(self._near[cta, at], knowledge[cta], out=self._near[cta, at])
+        if far:
+            join(self._far.setdefault(warp, {}), far)

@@ -1,0 +1,233 @@
+"""The sanitizer: accesses of different threads that nothing orders, and barriers that miss some.
+
+Two accesses of one address by different threads, one of them a write, are a race unless
+
+- both are strong operations (atomics, volatile, relaxed, acquire, release): flags, counters, data
+  that carries its own flag;
+- or one is ordered before the other, see ordering.py;
+- or both write the same value: nobody can tell which was last.
+
+Shuffles, votes and matrix instructions order no memory accesses, nor does it help that the lanes
+of a warp usually run in lockstep (PTX ISA, Memory Consistency Model). Of a byte only the last write
+and two reads are remembered: a race can be missed. Asynchronous copies count as writes of the
+thread that issued them, at its wait or at the end of the mbarrier's phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.driver.emulator.machine.groups import WARP
+from urdir.driver.emulator.machine.memory import Allocation
+from urdir.driver.emulator.machine.ordering import Ordering
+from urdir.driver.emulator.machine.shadow import (
+    Shadow,
+    encode,
+    epoch_of,
+    is_strong,
+    lane_of,
+    line_of,
+)
+from urdir.driver.emulator.machine.watch import Access, Array
+from urdir.driver.emulator.machine.wave import Wave
+
+_HINTS = {
+    "one instruction": "give each thread an address of its own, let one thread write, or use an "
+    "atomic",
+    "warp": "order the lanes of a warp by bar.warp.sync: shuffles and lockstep order no memory",
+    "copy": "cp.async.wait_group is for the thread that copied; the others need a bar.sync after "
+    "it",
+    "CTA": "put a bar.sync between the two",
+    "grid": "CTAs are ordered only by a release that the other acquires, or by two launches",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Some memory: who touched it, its contents, and its address (-1 for shared memory)."""
+
+    shadow: Shadow
+    views: tuple[Array, ...]
+    base: int
+
+
+class RaceDetector(Ordering):
+    """Raises KernelFault at the first race, or barrier that not all threads reach together."""
+
+    def begin(self, launch: Any) -> None:
+        """A launch begins."""
+        super().begin(launch)
+        self._global: dict[int, Shadow] = {}
+
+    def begin_wave(self, wave: Wave, first_cta: int) -> None:
+        """Shared memory is new."""
+        super().begin_wave(wave, first_cta)
+        self._shared = Shadow(wave.shared.views[0].size)
+        #: mbarrier -> bulk copies under way: offsets of their 16-byte parts, and the issuing lane.
+        self._bulk: dict[int, list[tuple[Array, int]]] = {}
+
+    # ---- accesses ----
+
+    def touch(self, access: Access) -> None:
+        """Compare with what came before, and remember."""
+        if access.is_shared:
+            where = access.address.astype(np.int64) + self.rows(access.lanes)
+            if int(access.address.max()) + (1 << access.shift) <= self.shared.nbytes:
+                self._record(access, Place(self._shared, self.shared.views, -1), where)
+        else:
+            where = access.address
+            for allocation, some in self._by_allocation(access):
+                start = allocation.address
+                shadow = self._global.get(start)
+                if shadow is None:
+                    shadow = self._global[start] = Shadow(allocation.nbytes)
+                offset = (some.address - np.uint64(start)).astype(np.int64)
+                self._record(some, Place(shadow, allocation.views, start), offset)
+        if access.order != "weak":
+            self.synchronise(access, where)
+
+    def _by_allocation(self, access: Access) -> Iterator[tuple[Allocation, Access]]:
+        """An access to global memory in parts; what lies nowhere is left out, it is a fault."""
+        left = access
+        while left.lanes.size:
+            allocation = self.memory.find(int(left.address[0]))
+            if allocation is None:
+                return
+            inside = (left.address >= allocation.address) & (left.address < allocation.end)
+            yield allocation, left.pick(inside)
+            left = left.pick(~inside)
+
+    def _record(self, access: Access, place: Place, offset: Array) -> None:
+        shadow = place.shadow
+        size = 1 << access.shift
+        if int(offset.max()) + size > place.views[0].size or (offset & (size - 1)).any():
+            return  # beyond the end, or misaligned: the access itself is a fault
+        index, each = shadow.units(offset, access.shift)
+        epochs = self.clocks.now[access.lanes // WARP]
+        code = encode(access.lanes, epochs, access.line, access.order != "weak")
+        if each > 1:
+            code = np.repeat(code, each)
+        writes = shadow.writes[index]
+        if access.action == "load":
+            self._compare(writes, code, place, index)
+            shadow.read(index, code)
+            return
+        if access.values is not None:
+            # To write what is there already harms nobody.
+            values = np.ascontiguousarray(access.values).view(place.views[shadow.shift].dtype)
+            writes[place.views[shadow.shift][index] == values] = 0
+        for past in (writes, shadow.reads[index], shadow.others[index]):
+            self._compare(past, code, place, index)
+        shadow.write(index, code)
+        if access.order == "weak":
+            winners = shadow.writes[index]
+            if access.values is not None and (winners != code).any():
+                _, group = np.unique(index, return_inverse=True)
+                last = np.empty_like(values)
+                last[group] = values
+                winners = np.where(last[group] == values, code, winners)
+            for at in np.flatnonzero(winners != code).tolist()[:1]:
+                self._report(int(code[at]), int(winners[at]), place, int(index[at]))
+
+    def _compare(self, past: Array, code: Array, place: Place, index: Array) -> None:
+        if (at := self._unordered(past, code)) is not None:
+            self._report(int(past[at]), int(code[at]), place, int(index[at]))
+
+    def _unordered(self, past: Array, code: Array) -> int | None:
+        """The first position where an access may run before ``past`` is over."""
+        if not past.any():
+            return None
+        before, now = lane_of(past), lane_of(code)
+        suspects = (past != 0) & (before != now)
+        suspects &= ~(is_strong(past) & is_strong(code))
+        at = np.flatnonzero(suspects)
+        if not at.size:
+            return None
+        known = self.clocks.known(now[at] // WARP, before[at] // WARP)
+        races = at[known < epoch_of(past[at])]
+        return int(races[0]) if races.size else None
+
+    def landed(self, line: int, copies: Sequence[Any]) -> None:
+        """A thread has waited for its copies: from now on they are writes of this moment."""
+        for copy in copies:
+            offset = (copy.addresses + copy.rows).astype(np.int64)
+            self._rewrite(offset, copy.shift, copy.lanes + self.first_lane)
+
+    def _rewrite(self, offset: Array, shift: int, lanes: Array) -> None:
+        """Copies of these lanes count as written now, where nobody has written since."""
+        index, each = self._shared.units(offset, shift)
+        lanes = np.repeat(lanes, each)
+        issued = self._shared.writes[index]
+        own = lane_of(issued) == lanes
+        code = encode(lanes, self.clocks.now[lanes // WARP], 0, False) | line_of(issued)
+        self._shared.writes[index[own]] = code[own]
+
+    # ---- copies ----
+
+    def bulk(
+        self, line: int, to: Array, origin: Array, size: Array, mbarrier: Array, lanes: Array
+    ) -> None:
+        """Remember what will have landed when the mbarrier's phase ends."""
+        super().bulk(line, to, origin, size, mbarrier, lanes)
+        issuers = lanes + self.first_lane
+        rows = self.rows(issuers)
+        slots, starts = (a.astype(np.int64) + rows for a in (mbarrier, to))
+        sizes = np.broadcast_to(size, to.shape)
+        for slot, start, count, issuer in zip(slots, starts, sizes, issuers, strict=True):
+            steps = start + np.arange(0, int(count), 16)
+            self._bulk.setdefault(int(slot), []).append((steps, int(issuer)))
+
+    def observe(self, line: int, mbarrier: Array, done: Array, lanes: Array) -> None:
+        """Seeing the end of a phase acquires, also what bulk copies have written until now."""
+        slots = mbarrier[done].astype(np.int64) + self.rows(lanes[done] + self.first_lane)
+        for slot in np.unique(slots).tolist() if self._bulk else ():
+            for steps, issuer in self._bulk.pop(slot, ()):
+                self._rewrite(steps, 4, np.full(steps.size, issuer))
+                self.release_at((1, slot), issuer // WARP)
+        super().observe(line, mbarrier, done, lanes)
+
+    # ---- reports ----
+
+    def _report(self, past: int, code: int, place: Place, unit: int) -> None:
+        """Raise for a race."""
+        offset = unit << place.shadow.shift
+        pair = np.array([past, code])
+        lines, lanes = line_of(pair).tolist(), lane_of(pair).tolist()
+        size = self.wave.lanes_per_cta
+        copied = "cp.async" in self.program.instructions.get(lines[0], "")
+        if lanes[0] // size != lanes[1] // size:
+            hint = "grid"
+        elif lines[0] == lines[1]:
+            hint = "one instruction"
+        elif copied:
+            hint = "copy"
+        else:
+            hint = "warp" if lanes[0] // WARP == lanes[1] // WARP else "CTA"
+        first, second = (
+            f"{self.line(line)} of {self.thread(lane)}"
+            for line, lane in zip(lines, lanes, strict=True)
+        )
+        raise self.fault(
+            f"race: {first} and {second} touch {self._where(place.base, offset, lanes[1])} with "
+            f"nothing to order them; hint: {_HINTS[hint]}"
+        )
+
+    def _where(self, base: int, offset: int, lane: int) -> str:
+        """An address, and which variable or parameter it belongs to."""
+        if base < 0:
+            address = offset - int(self.rows(np.array([lane]))[0])
+            return f"shared address 0x{address:x}, {self.shared.describe(address)},"
+        address = base + offset
+        found = self.memory.describe(address)
+        owners = [
+            (address - value, name)
+            for name, (at, nbytes) in self.program.layout.parameters.items()
+            if nbytes == 8
+            and base <= (value := int.from_bytes(self.params[at : at + 8], "little")) <= address
+        ]
+        name = f"{min(owners)[1]}+{min(owners)[0]}, " if owners else ""
+        return f"global address 0x{address:x}, {name}{found},"

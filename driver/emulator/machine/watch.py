@@ -1,0 +1,181 @@
+"""Looking on while a kernel runs: the events that a watcher is told of.
+
+A launch with a watcher runs the program's watched translation (`Program.watched`), whose text
+reports every access, fence and block; without one nothing is reported and nothing costs anything.
+Lanes of a launch are numbered CTA by CTA, each rounded up to whole warps; those of a wave count
+from its first CTA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver.emulator.machine.groups import thread_name
+from urdir.driver.emulator.machine.ops_convert import SHARED_WINDOW
+
+if TYPE_CHECKING:
+    from urdir.driver.emulator.machine.compile import Program
+    from urdir.driver.emulator.machine.execution import GridExecution
+    from urdir.driver.emulator.machine.flow import Block
+    from urdir.driver.emulator.machine.memory import Memory
+    from urdir.driver.emulator.machine.shared import SharedMemory
+    from urdir.driver.emulator.machine.wave import Wave
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """An access of 1 << shift bytes at (n,) addresses by (n,) lanes of the launch.
+
+    ``action`` is "load", "store", "atomic", or "copy" (the destination of cp.async); ``order`` is
+    "weak", or the word of the instruction that makes it a strong operation; ``values`` (n,) are
+    those of a plain store.
+    """
+
+    line: int
+    action: str
+    order: str
+    is_shared: bool
+    address: Array
+    shift: int
+    lanes: Array
+    values: Array | None = None
+
+    def pick(self, some: Array) -> Access:
+        """The access of some lanes."""
+        values = None if self.values is None else self.values[some]
+        return replace(self, address=self.address[some], lanes=self.lanes[some], values=values)
+
+    def split(self) -> tuple[Access, Access]:
+        """By generic addresses: what goes to shared memory, and what to global."""
+        window = np.uint64(SHARED_WINDOW)
+        inside = (self.address >= window) & (self.address < window + np.uint64(1 << 32))
+        shared = self.pick(inside)
+        shared = replace(shared, address=shared.address - window, is_shared=True)
+        return shared, self.pick(~inside)
+
+
+class Watch:
+    """Base of watchers: keeps where a launch stands; every event does nothing here.
+
+    Generated code calls the methods whose first argument is ``line`` or ``pc``. Lanes are numbered
+    in their wave, but for those of an `Access` (see `touch`), which are the launch's.
+    """
+
+    program: Program
+    wave: Wave
+    grid: tuple[int, int, int]
+    memory: Memory
+    params: bytes
+    #: The launch's number of the wave's first lane.
+    first_lane: int
+
+    # ---- told by the machine ----
+
+    def begin(self, launch: GridExecution) -> None:
+        """A launch begins."""
+        self.program = launch.program
+        self.grid = launch.grid
+        self.memory = launch.memory
+        self.params = launch.params
+
+    def begin_wave(self, wave: Wave, first_cta: int) -> None:
+        """Its next CTAs begin."""
+        self.wave = wave
+        self.first_lane = first_cta * wave.lanes_per_cta
+
+    def barrier(self, block: Block, lanes: Array) -> None:
+        """All threads of some CTAs pass a barrier together; ``lanes`` are the wave's."""
+
+    def arrive(self, block: Block, number: int, lanes: Array) -> None:
+        """Some lanes of the wave arrive at a barrier."""
+
+    def complete(self, number: int, ctas: Array) -> None:
+        """A barrier is complete for the CTAs of the wave where ``ctas`` holds."""
+
+    # ---- told by generated code ----
+
+    def block(self, pc: int, last: int, lanes: Array) -> None:
+        """A group of the wave runs the blocks ``pc`` to ``last``."""
+
+    def access(
+        self,
+        line: int,
+        action: str,
+        order: str,
+        space: str,
+        address: Array,
+        shift: int,
+        lanes: Array,
+        q: Array | None = None,
+        values: Array | None = None,
+    ) -> None:
+        """Lanes ``q`` of a group (None: all) access 1 << shift bytes each; see `touch`."""
+        if values is not None:
+            values = np.broadcast_to(values, lanes.shape)
+        if q is not None:
+            address, lanes = address[q], lanes[q]
+            values = None if values is None else values[q]
+        everything = Access(
+            line, action, order, space == "shared", address, shift, lanes + self.first_lane, values
+        )
+        for access in (everything,) if space != "generic" else everything.split():
+            if access.lanes.size:
+                self.touch(access)
+
+    def touch(self, access: Access) -> None:
+        """An access; stores are told before they happen, the others after."""
+
+    def landed(self, line: int, copies: Sequence[Any]) -> None:
+        """cp.async of these lanes are complete, at their own wait."""
+
+    def bulk(
+        self, line: int, to: Array, origin: Array, size: Array, mbarrier: Array, lanes: Array
+    ) -> None:
+        """cp.async.bulk to shared memory: accesses of the issuing lanes, 16 bytes at a time."""
+        sizes = np.broadcast_to(size, to.shape)
+        for i in range(to.size):
+            steps = np.arange(0, int(sizes[i]), 16, dtype=np.uint64)
+            issuer = np.full(steps.size, lanes[i])
+            self.access(line, "load", "weak", "memory", origin[i] + steps, 4, issuer)
+            self.access(line, "copy", "weak", "shared", to[i] + steps, 4, issuer)
+        self.signal(line, mbarrier, lanes)
+
+    def signal(self, line: int, mbarrier: Array, lanes: Array) -> None:
+        """Lanes of the wave arrive at mbarriers."""
+
+    def observe(self, line: int, mbarrier: Array, done: Array, lanes: Array) -> None:
+        """Lanes of the wave see a phase of their mbarrier complete where ``done`` holds."""
+
+    def fence(self, line: int, lanes: Array) -> None:
+        """A fence of at least CTA scope."""
+
+    def converge(self, line: int, lanes: Array) -> None:
+        """bar.warp.sync."""
+
+    # ---- for watchers ----
+
+    @property
+    def shared(self) -> SharedMemory:
+        """The wave's shared memory."""
+        return self.wave.shared
+
+    def rows(self, lanes: Array) -> Array:
+        """Where the shared memory of each lane's CTA begins, (n,) int64."""
+        cta: Array = (lanes - self.first_lane) // self.wave.lanes_per_cta
+        return cta * self.shared.stride
+
+    def line(self, number: int) -> str:
+        """A PTX line as messages name it."""
+        return f"PTX line {number} ({self.program.instructions.get(number, '')})"
+
+    def thread(self, lane: int) -> str:
+        """A lane of the launch as messages name it."""
+        cta, tid = divmod(lane, self.wave.lanes_per_cta)
+        return thread_name(cta, tid, self.wave.block, self.grid)

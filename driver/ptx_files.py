@@ -1,0 +1,86 @@
+"""PTX in files: edited text in place of what a kernel generates, and a folder of what was compiled.
+
+Files are named by the module key, ``<key>.ptx``; whatever else lies in a folder is left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from urdir.driver.errors import DriverError
+
+
+def to_stderr(line: str) -> None:
+    """Print a line on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@dataclass
+class PtxFiles:
+    """The two folders, either of which may be None.
+
+    A kernel whose key names a file in ``override`` is compiled from that file's text. ``dump`` gets
+    the PTX and the cubin of every kernel that is loaded. ``report`` is told of every override that
+    is used, and at the end of those that were not. Raises DriverError for an ``override`` that is
+    no folder and a ``dump`` that cannot be made.
+    """
+
+    override: Path | None = None
+    dump: Path | None = None
+    report: Callable[[str], None] = to_stderr
+    _used: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        if self.override is not None and not self.override.is_dir():
+            raise DriverError(f"PTX override: there is no folder {self.override}")
+        if self.dump is not None:
+            try:
+                self.dump.mkdir(parents=True, exist_ok=True)
+            except OSError as exc:
+                raise DriverError(f"PTX dump: cannot make {self.dump}: {exc.strerror}") from exc
+
+    def overriding(self, key: str) -> str | None:
+        """The text to use in place of the module ``key``'s, reported; None where there is none.
+
+        Raises DriverError for a file that cannot be read.
+        """
+        if self.override is None:
+            return None
+        path = self.override / f"{key}.ptx"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as exc:
+            raise DriverError(f"PTX override {path} cannot be read: {exc}") from exc
+        self._used.add(path.name)
+        self.report(f"PTX override: {path} is used instead of the generated text")
+        return text
+
+    def write(self, key: str, ptx: str, cubin: bytes | None) -> None:
+        """Write a module's PTX and machine code (None: there is none, on the emulator) to ``dump``,
+        if that is wanted. Raises DriverError where that fails.
+        """
+        if self.dump is None:
+            return
+        try:
+            (self.dump / f"{key}.ptx").write_text(ptx, encoding="utf-8")
+            if cubin is not None:
+                (self.dump / f"{key}.cubin").write_bytes(cubin)
+        except OSError as exc:
+            raise DriverError(f"PTX dump: cannot write to {self.dump}: {exc.strerror}") from exc
+
+    def report_unused(self) -> None:
+        """Report the files of ``override`` that no kernel's key named: edits without effect."""
+        if self.override is None or not self.override.is_dir():
+            return
+        unused = sorted({path.name for path in self.override.glob("*.ptx")} - self._used)
+        if unused:
+            self.report(
+                f"PTX override: {len(unused)} of the files in {self.override} were not used, such "
+                f"as {unused[0]}: no kernel that was loaded has that key (it changes with fields, "
+                "target and version)"
+            )

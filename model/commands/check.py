@@ -1,0 +1,142 @@
+"""`urdir check`: every kernel and the demo model's plans on a device, against their references."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from urdir.model.commands import options
+from urdir.model.commands.report import installed_version
+
+if TYPE_CHECKING:
+    from urdir.model.check import CheckRow
+
+EXAMPLES = """\
+  urdir check                          what to run first on a new GPU, driver or machine
+  urdir check --device emulator        the same without a GPU
+  urdir check --kernel rms_norm        one kernel (repeatable), no plans
+  urdir check --json > report.json     every example, as JSON
+
+Times are of single launches of the small examples: mostly what a launch costs to start. GB/s is
+that of the example that reaches most. Exit code 1 when anything fails.
+"""
+
+
+def add_parser(commands: options.Subparsers) -> None:
+    """Declare the command."""
+    parser = options.add_command(
+        commands, "check", run, "check every kernel and the recorded graphs on a device", EXAMPLES
+    )
+    parser.add_argument(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this kernel, built in or of an installed package; repeatable",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options.add_device(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check and print; 1 when anything failed."""
+    from urdir.driver.ptx_files import PtxFiles
+    from urdir.model.check import DeviceOwner, check_kernel_examples, check_plans, select_kernels
+    from urdir.model.knobs import read_knobs
+    from urdir.ptxgen.errors import PtxgenError
+
+    knobs = read_knobs()
+    try:
+        selected = select_kernels(args.kernel)
+    except PtxgenError as exc:
+        raise options.UsageError(f"--kernel: {exc}") from exc
+    rows: list[CheckRow] = []
+    ptx_files = PtxFiles(knobs.ptx_override, knobs.ptx_dump)
+    with DeviceOwner(args.device or knobs.device, knobs.cache_dir, ptx_files) as owner:
+        device = owner.device
+        report = {
+            "device": device.name,
+            "name": device.properties.name,
+            "target": device.target,
+            "emulated": device.is_emulated,
+            "driver": "{}.{}".format(*device.properties.driver_version),
+            "urdir": installed_version("urdir"),
+        }
+        print(f"checking {device.name}: {device.properties.name}", file=sys.stderr)
+        if device.note:
+            print(device.note, file=sys.stderr)
+        for kind in selected:
+            found = tuple(check_kernel_examples(owner, kind))
+            _say(kind.name, found)
+            rows += found
+    if not args.kernel:
+        for row in check_plans(str(report["device"])):
+            _say(row.name, [row])
+            rows.append(row)
+    failed = sum(row.status == "FAILED" for row in rows)
+    if args.json:
+        details = [dataclasses.asdict(row) | {"status": row.status} for row in rows]
+        print(json.dumps(report | {"failed": failed, "rows": details}, indent=2))
+    else:
+        _print_table(report, rows)
+        _print_end(rows)
+    return 1 if failed else 0
+
+
+def _say(name: str, rows: Sequence[CheckRow]) -> None:
+    """Progress on stderr, and at once what failed."""
+    count = f" ({len(rows)} examples)" if rows[0].example else ""
+    print(f"{name}{count}: {_status(rows)}", file=sys.stderr, flush=True)
+    for row in rows:
+        if row.failure:
+            print(f"  {row.example or row.name}: {row.failure}", file=sys.stderr, flush=True)
+
+
+def _status(rows: Sequence[CheckRow]) -> str:
+    """One word for several rows: the worst of them."""
+    return next(s for s in ("FAILED", "ok", "skipped") if any(r.status == s for r in rows))
+
+
+def _print_table(report: dict[str, Any], rows: Sequence[CheckRow]) -> None:
+    """A line a kernel: its worst error with the tolerance there, its fastest bytes."""
+    kind = "" if report["emulated"] else f", driver for CUDA {report['driver']}"
+    print(f"urdir check on {report['device']}: {report['name']} ({report['target']}{kind})\n")
+    print("| what | examples | error | allowed | us | GB/s | |")
+    print("|---|---:|---:|---:|---:|---:|---|")
+    groups: dict[str, list[CheckRow]] = {}
+    for row in rows:
+        groups.setdefault(row.name, []).append(row)
+    for name, group in groups.items():
+        good = [row for row in group if row.status == "ok"]
+        worst = max(good, key=_ratio, default=None)
+        fastest = max(good, key=lambda row: row.gb_per_s or 0.0, default=None)
+        cells = (
+            name,
+            str(len(group)) if group[0].example else "",
+            f"{worst.error:.1e}" if worst else "",
+            f"{worst.tolerance:.1e}" if worst else "",
+            f"{fastest.microseconds:.1f}" if fastest and fastest.microseconds else "",
+            f"{fastest.gb_per_s:.2f}" if fastest and fastest.gb_per_s else "",
+            _status(group),
+        )
+        print(f"| {' | '.join(cells)} |")
+
+
+def _ratio(row: CheckRow) -> float:
+    error = row.error or 0.0
+    return error / row.tolerance if row.tolerance else error
+
+
+def _print_end(rows: Sequence[CheckRow]) -> None:
+    """What failed, in full, and the sum."""
+    count = {status: sum(row.status == status for row in rows) for status in ("ok", "FAILED")}
+    print()
+    for row in rows:
+        if row.failure:
+            print(f"FAILED {row.example or row.name}: {row.failure}")
+    skipped = len(rows) - sum(count.values())
+    print(f"{count['ok']} ok, {count['FAILED']} failed, {skipped} skipped")

@@ -1,0 +1,1 @@
+"""A kernel for urdir: sums of scaled rows."""

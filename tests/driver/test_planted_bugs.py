@@ -1,0 +1,449 @@
+"""Kernels and plans with one bug each: every one is found, and called what it is.
+
+Most are our own kernels with one edit of their PTX. They run under the emulator's sanitizer, the
+harness compares their outputs; some bugs are found before anything runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.bindings import emulated
+from urdir.driver.compare import MismatchError, compare
+from urdir.driver.device import Device
+from urdir.driver.errors import CudaError, LaunchError, LifetimeError, check
+from urdir.driver.execute import record, run
+from urdir.driver.graph import Graph
+from urdir.driver.harness import check_kernel
+from urdir.driver.operation import Launch
+from urdir.driver.plan import Plan
+from urdir.ptxgen.catalog import kernels
+from urdir.ptxgen.kernels.add import Add
+from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.lint import lint
+from urdir.ptxgen.spec import Access, LaunchShape, Param, Tolerance
+
+
+class Mutant:
+    """A kernel whose PTX has been edited: (old, new) texts, each replaced once."""
+
+    def __init__(self, spec: Any, *edits: tuple[str, str], waits: bool = False) -> None:
+        self.spec = spec
+        self.edits = edits
+        self.waits_for_dependencies = waits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.spec, name)
+
+    def key(self, target: str) -> str:
+        return f"{self.spec.key(target)}-{self.edits}"
+
+    def ptx(self, target: str) -> str:
+        text: str = self.spec.ptx(target)
+        for old, new in self.edits:
+            assert old in text, f"{self.spec} has no {old!r} any more: plant the bug elsewhere"
+            text = text.replace(old, new, 1)
+        return text
+
+
+def example(name: str, number: int) -> Any:
+    return kernels()[name].examples()[number]
+
+
+def sanitized() -> Device:
+    return Device.open("emulator", api=emulated(sanitize=True))
+
+
+NORM, WIDE_NORM = RmsNorm(rows=3, cols=64, eps=1e-6), RmsNorm(rows=2, cols=257, eps=1e-5)
+
+# Name -> kernel, edits, error, what its message says.
+BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
+    # ---- missing synchronisation in a CTA ----
+    "no barrier in a reduction": (
+        WIDE_NORM,
+        [("bar.sync 0;", "")],
+        CudaError,
+        r"kernel rms_norm: race: PTX line \d+ \(@%first_lane st.shared.f32 .*\) of thread .* and "
+        r"PTX line \d+ \(ld.shared.f32 .*\) of thread .* touch shared address .* of partial",
+    ),
+    "no barrier between warps": (
+        example("argmax", 3),
+        [("bar.sync 0;", "")],
+        CudaError,
+        r"race: .*st.shared.v2.b32.* of thread \(32, 0, 0\).*ld.shared.v2.b32.* of bests .*"
+        r"hint: put a bar.sync between the two",
+    ),
+    "no barrier before shared memory is used for something else": (
+        example("attention", 2),
+        [("cp.async.wait_all;\n    bar.sync 0;", "cp.async.wait_all;")],
+        CudaError,
+        r"race: .*cp.async.cg.shared.global.*st.shared.v2.f32.* of scratch",
+    ),
+    "no barrier between two stages of a matrix product": (
+        example("matmul", 3),
+        [("bar.sync 0;", "")],
+        CudaError,
+        r"kernel matmul: race: .*st.shared.*ldmatrix.*of stages",
+    ),
+    "no barrier before a ring's slot is filled again": (
+        example("prefill_attention", 1),
+        [("bar.sync 0;\n\n    mov.u32 %tile_key", "mov.u32 %tile_key")],
+        CudaError,
+        r"race: .*ldmatrix.* and .*cp.async.* of tiles .*bar.sync between",
+    ),
+    "no barrier after a copy that others read": (
+        example("prefill_attention", 1),
+        [("bar.sync 0;\n    add.u32 %key, %tile_key", "add.u32 %key, %tile_key")],
+        CudaError,
+        r"race: .*cp.async.*ldmatrix.*hint: cp.async.wait_group is for the thread that copied",
+    ),
+    "no wait for cp.async": (
+        example("attention", 2),
+        [("cp.async.wait_group 2;", "")],
+        CudaError,
+        r"ld.shared.v4.b32.*load of bytes whose asynchronous copy has not been waited for.*"
+        r"hint: cp.async.wait_group",
+    ),
+    "a wait for one group too few": (
+        example("attention", 2),
+        [("cp.async.wait_group 2;", "cp.async.wait_group 3;")],
+        CudaError,
+        "load of bytes whose asynchronous copy has not been waited for",
+    ),
+    # ---- barriers that not all reach ----
+    "a barrier in divergent code": (
+        example("argmax", 3),
+        [("bar.sync 0;", "@%first bra A;\n bar.sync 0;\n bra B;\nA:\n bar.sync 0;\nB:")],
+        CudaError,
+        r"kernel argmax: barrier 0 in divergent code: PTX line \d+ \(bar.sync 0\) is reached by 31 "
+        r"of the 32 threads of a warp, by thread .* but not by thread \(0, 0, 0\)",
+    ),
+    "threads that leave before a barrier": (
+        example("argmax", 3),
+        [("bar.sync 0;", "setp.ge.u32 %absent, %thread, 32;\n@%absent bra DONE;\nbar.sync 0;")],
+        CudaError,
+        r"barrier 0 is not reached by all threads: .*32 of the 256 threads .*\(32, 0, 0\) of CTA "
+        r"\(0, 0, 0\) has ended before",
+    ),
+    "a barrier that counts too many": (
+        WIDE_NORM,
+        [("bar.sync 0;", "bar.sync 0, 96;")],
+        CudaError,
+        r"deadlock: 128 threads .* wait at barrier 0, PTX line \d+ \(bar.sync 0, 96\), and nobody",
+    ),
+    # ---- memory ----
+    "off by one": (
+        Add(n=515),
+        [("setp.ge.u32 %outside, %group, 128", "setp.gt.u32 %outside, %group, 128")],
+        CudaError,
+        r"ld.global.v4.f32.*, thread \(0, 0, 0\) of CTA \(1, 0, 0\): out-of-bounds load, 16 bytes.*"
+        r"at offset 2048 of the device allocation of 2060 bytes.*hint: is the tail guarded",
+    ),
+    "a tail that is not guarded": (
+        WIDE_NORM,
+        [("@%inside ld.global.f32 %v4", "ld.global.f32 %v4")],
+        CudaError,
+        r"\(ld.global.f32 %v4.* out-of-bounds load, 4 bytes .* 0 bytes behind the end",
+    ),
+    "a tail's store that is not guarded": (
+        RmsNorm(rows=1, cols=7, eps=1e-5),
+        [("@%inside st.global", "st.global")],
+        MismatchError,
+        r"kernel rms_norm wrote beside its output y \(1, 7\): at byte 28 of 28",
+    ),
+    "a tail that is not stored": (
+        Add(n=515),
+        [("st.global.f32 [%y+8], %y2;", "")],
+        MismatchError,
+        r"kernel add: y\[514\] is nan.*1 of 515 wrong",
+    ),
+    "a vector that is not aligned": (
+        NORM,
+        [("add.u64 %x, %x, %offset;", "add.u64 %x, %x, %offset;\nadd.u64 %x, %x, 4;")],
+        CudaError,
+        r"\(@%inside ld.global.v4.f32 .*misaligned load, 16 bytes .*hint: an access of n bytes",
+    ),
+    "a shared vector that is not aligned": (
+        example("argmax", 3),
+        [("shl.b32 %slot, %slot, 3;", "mul.lo.u32 %slot, %slot, 12;")],
+        CudaError,
+        r"st.shared.v2.b32.*misaligned store, 8 bytes at shared address 0xc, at offset 12 of bests",
+    ),
+    "a slot beyond shared memory": (
+        example("argmax", 3),
+        [("shl.b32 %slot, %slot, 3;", "shl.b32 %slot, %slot, 8;")],
+        CudaError,
+        r"out-of-bounds store, 8 bytes at shared address 0x100, the CTA has 64 bytes",
+    ),
+    "shared memory that nobody wrote": (
+        WIDE_NORM,
+        [("@%first_lane st.shared.f32 [%slot], %scale;", "")],
+        CudaError,
+        r"ld.shared.f32.*load of never-written bytes.*at offset 0 of partial \(8 bytes\)",
+    ),
+    # ---- rows and CTAs ----
+    "a wrong stride of a batched row": (
+        WIDE_NORM,
+        [("mad.wide.u32 %offset, %row, 1028", "mad.wide.u32 %offset, %row, 1024")],
+        CudaError,
+        r"race: .*st.global.f32.* of CTA \(1, 0, 0\) and .* of CTA \(0, 0, 0\) touch global "
+        r"address .*, y\+1024, .*hint: CTAs are ordered only by a release",
+    ),
+    "a wrong stride of an input's row": (
+        NORM,
+        [("add.u64 %x, %x, %offset;", "mad.wide.s32 %offset, %row, 16, %offset;\n"
+          "add.u64 %x, %x, %offset;\nmad.wide.s32 %offset, %row, -16, %offset;")],
+        CudaError,
+        r"ld.global.v4.f32.* of CTA \(2, 0, 0\): out-of-bounds load, 16 bytes",
+    ),
+    "row 0's data for all rows": (
+        NORM,
+        [("add.u64 %x, %x, %offset;", "mul.wide.u32 %offset, %thread, 16;\n"
+          "add.u64 %x, %x, %offset;\nmad.wide.u32 %offset, %row, 256, %offset;")],
+        MismatchError,
+        r"kernel rms_norm: y\[\d, \d+\] is .*128 of 192 wrong",
+    ),
+    "row 0's activations for another row of a batch": (
+        example("matvec", 18),
+        [("%x4, %x5, %x6, %x7}, [%x_at+128]", "%x4, %x5, %x6, %x7}, [%x_at+0]")],
+        MismatchError,
+        r"kernel matvec: y\[1, 0\] is .*1 of 8 wrong",
+    ),
+    "all rows' results in one place": (
+        example("argmax", 6),
+        [("add.u64 %index, %index, %from;", "")],
+        CudaError,
+        r"race: .*\(st.global.u32 \[%index\], %best_at\) of .* touch global address .*, index\+0",
+    ),
+    # ---- arithmetic ----
+    "a register overwritten before its second use, in the online softmax": (
+        example("attention", 2),
+        [("sub.rn.f32 %rescale, %max, %top;\n    ex2.approx.ftz.f32 %rescale, %rescale;\n"
+          "    mov.f32 %max, %top;",
+          "mov.f32 %max, %top;\n    sub.rn.f32 %rescale, %max, %top;\n"
+          "    ex2.approx.ftz.f32 %rescale, %rescale;")],
+        MismatchError,
+        r"kernel attention: out\[0, 3, \d+\] is .*\d+ of 320 wrong",
+    ),
+    "the same in a chunk of a split cache": (
+        example("flash_decode_chunk", 2),
+        [("mul.rn.f32 %sum, %sum, %rescale;", "")],
+        MismatchError,
+        r"kernel flash_decode_chunk: softmax\[0, 3, \d, 1\] is ",
+    ),
+    "a reduction that skips half of the lanes": (
+        WIDE_NORM,
+        [("shfl.sync.bfly.b32 %other, %scale, 16, 31, 0xFFFFFFFF;",
+          "mov.f32 %other, 0f00000000;")],
+        MismatchError,
+        r"kernel rms_norm: y\[\d, \d+\] is .*wrong\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found_and_named(name: str) -> None:
+    spec, edits, error, message = BUGS[name]
+    with sanitized() as device, pytest.raises(error, match=message):
+        check_kernel(device, Mutant(spec, *edits))
+
+
+def test_the_kernels_are_right_without_the_bugs() -> None:
+    for spec in {spec for spec, *_ in BUGS.values()}:
+        with sanitized() as device:
+            assert all(found.ok for found in check_kernel(device, Mutant(spec)))
+
+
+@pytest.mark.parametrize(
+    ("edit", "rule", "message"),
+    [
+        (("mov.f32 %best, 0fFF800000;", ""), "read-before-write", "%best"),
+        (("bar.sync 0;", "@!%first bra SKIP;\nbar.sync 0;\nSKIP:"), "divergent-barrier", "bar"),
+        ((".reg .b32 %lane,", ".reg .b32 %laneid,"), "syntax", "%laneid"),
+    ],
+)
+def test_what_the_lint_finds(edit: tuple[str, str], rule: str, message: str) -> None:
+    text = Mutant(example("argmax", 3), edit).ptx("sm_90")
+    assert any(f.rule == rule and message in str(f) for f in lint(text)), lint(text)
+
+
+# ---- a copy that an mbarrier announces ----
+
+STAGE = """\
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry stage(.param .u64 x, .param .u64 y)
+.maxntid 64, 1, 1
+{
+    .reg .pred %first, %done;
+    .reg .b32 %i, %from, %value;
+    .reg .b64 %x, %y, %offset;
+    .shared .align 16 .b8 words[256];
+    .shared .align 8 .b64 full;
+    ld.param.u64 %x, [x];
+    ld.param.u64 %y, [y];
+    mov.u32 %i, %tid.x;
+    setp.eq.u32 %first, %i, 0;
+    @!%first bra READY;
+    mbarrier.init.shared.b64 [full], 1;
+    mbarrier.arrive.expect_tx.shared.b64 _, [full], 256;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [words], [%x], 256, [full];
+READY:
+    bar.sync 0;
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %done, [full], 0;
+    @!%done bra WAIT;
+    mov.u32 %from, words;
+    sub.u32 %i, 63, %i;
+    mad.lo.u32 %from, %i, 4, %from;
+    sub.u32 %i, 63, %i;
+    ld.shared.b32 %value, [%from];
+    mul.wide.u32 %offset, %i, 4;
+    add.u64 %y, %y, %offset;
+    st.global.b32 [%y], %value;
+    ret;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """y is x from the end on, by way of shared memory."""
+
+    name = "stage"
+    params = (Param("x", "f32", (64,), Access.IN), Param("y", "f32", (64,), Access.OUT))
+    launch_shape = LaunchShape((1, 1, 1), (64, 1, 1))
+    tolerance = Tolerance()
+
+    def key(self, target: str) -> str:
+        return f"stage-{target}"
+
+    def ptx(self, target: str) -> str:
+        return STAGE
+
+    def shape_of(self, param: Param) -> tuple[int, ...]:
+        return (64,)
+
+    def nbytes(self, param: Param) -> int:
+        return 256
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        return {"x": rng.standard_normal(64).astype(np.float32)}
+
+    def reference(self, **inputs: Any) -> dict[str, Any]:
+        return {"y": inputs["x"][::-1].copy()}
+
+    def bytes_moved(self) -> int:
+        return 512
+
+    def flops(self) -> int:
+        return 0
+
+
+def test_a_missing_wait_for_an_mbarrier() -> None:
+    with sanitized() as device:
+        check_kernel(device, Mutant(Stage()))
+    no_wait = Mutant(Stage(), ("@!%done bra WAIT;", ""), ("mbarrier.try_wait", "// "))
+    message = r"kernel stage: .*ld.shared.b32.*load of bytes whose asynchronous copy has not been"
+    with sanitized() as device, pytest.raises(CudaError, match=message):
+        check_kernel(device, no_wait)
+    one_waits = Mutant(Stage(), ("WAIT:\n", "@!%first bra READ;\nWAIT:\n"),
+                       ("@!%done bra WAIT;", "@!%done bra WAIT;\nREAD:"))  # fmt: skip
+    message = r"race: .*cp.async.bulk.* of thread \(0, 0, 0\).* and .*ld.shared.b32.* of thread"
+    with sanitized() as device, pytest.raises(CudaError, match=message):
+        check_kernel(device, one_waits)
+
+
+# ---- graphs and the host ----
+
+N = 300
+DONE = ("mov.u32 %group, %tid.x;", "griddepcontrol.wait;\n    mov.u32 %group, %tid.x;")
+
+
+@pytest.fixture
+def device() -> Any:
+    with sanitized() as opened:
+        yield opened
+
+
+def chain(device: Device, kernel: Any) -> tuple[Any, Plan]:
+    """b = a + a, c = b + b."""
+    arena = device.arena(dict.fromkeys("abc", 4 * N), "work")
+    for piece in arena.values():
+        piece.upload(np.ones(N, np.float32))
+    plan = Plan("chain")
+    plan.launch(kernel, "first", a=arena["a"], b=arena["a"], y=arena["b"])
+    plan.launch(kernel, "second", a=arena["b"], b=arena["b"], y=arena["c"])
+    return arena, plan
+
+
+def test_a_kernel_that_does_not_wait_for_the_one_before(device: Device) -> None:
+    """It says that it executes griddepcontrol.wait, and gets a programmatic edge for it."""
+    arena, plan = chain(device, Mutant(Add(N), DONE, waits=True))
+    with record(plan, device) as recorded, device.create_stream() as stream:
+        recorded.launch(stream)
+        stream.synchronize()
+        assert (arena["c"].download(np.float32, (N,)) == 4).all()
+    arena, plan = chain(device, Mutant(Add(N), waits=True))
+    message = (
+        r"race in a graph: node 0 \(kernel add\) and node 1 \(kernel add\) overlap: node 1 has not "
+        r"yet executed griddepcontrol.wait, and both touch"
+    )
+    with record(plan, device) as recorded, device.create_stream() as stream:
+        recorded.launch(stream)
+        with pytest.raises(CudaError, match=message):
+            stream.synchronize()
+
+
+def test_a_missing_edge_of_a_graph(device: Device) -> None:
+    """Refused when it is made; and found by the emulator, should the refusal be passed by."""
+    _, plan = chain(device, Add(N))
+    graph = Graph(device, "chain")
+    for operation in plan:
+        assert isinstance(operation, Launch)
+        graph.add_kernel(device.load(operation.kernel), operation)
+    with pytest.raises(LaunchError, match=r"no path leads.*read after write"):
+        graph.instantiate()
+    api = device.api
+    executable = check(api, api.cuGraphInstantiate(graph.handle, 0), "instantiate")
+    with device.create_stream() as stream:
+        api.cuGraphLaunch(executable, stream.handle)
+        message = r"node 0 \(kernel add\) and node 1 \(kernel add\) are not ordered by edges"
+        with pytest.raises(CudaError, match=message):
+            stream.synchronize()
+
+
+def test_a_host_read_before_the_synchronisation(device: Device) -> None:
+    """The emulator works as late as it may: what the host reads early is what was there before."""
+    arena, plan = chain(device, Add(N))
+    pinned = device.pinned(4 * N, "result")
+    result = pinned.view(np.float32, N)
+    result[:] = np.nan
+    expected = {"y": np.full(N, 4, np.float32)}
+    with device.create_stream() as stream:
+        run(plan, device, stream)
+        arena["c"].download_async(pinned, 4 * N, 0, stream)
+        with pytest.raises(MismatchError, match=r"kernel add: y\[0\] is nan.*300 of 300 wrong"):
+            compare(Add(N), {"y": result.copy()}, expected)
+        stream.synchronize()
+        compare(Add(N), {"y": result}, expected)
+
+
+def test_a_buffer_freed_while_a_graph_needs_it(device: Device) -> None:
+    """Refused by name; below the library, the emulator names the freed allocation."""
+    buffers = {name: device.allocate(4 * N, name) for name in "xy"}
+    buffers["x"].upload(np.ones(N, np.float32))
+    plan = Plan("held")
+    plan.launch(Add(N), "sum", a=buffers["x"], b=buffers["x"], y=buffers["y"])
+    with record(plan, device) as recorded, device.create_stream() as stream:
+        with pytest.raises(LifetimeError, match=r"buffer 'x'.*held by"):
+            buffers["x"].close()
+        check(device.api, device.api.cuMemFree(buffers["x"].address), "cuMemFree")
+        recorded.launch(stream)
+        with pytest.raises(CudaError, match=r"out-of-bounds load.*of the freed device allocation"):
+            stream.synchronize()

@@ -1,0 +1,88 @@
+"""Specs from text: every type of field, records part by part, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from urdir.ptxgen.catalog import kernels
+from urdir.ptxgen.formats import FORMATS
+from urdir.ptxgen.kernels.advance import Advance
+from urdir.ptxgen.kernels.attention import Attention
+from urdir.ptxgen.kernels.kv_append import KvAppend
+from urdir.ptxgen.kernels.matmul import Matmul
+from urdir.ptxgen.kernels.matvec import Matvec
+from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.rope import Rope
+from urdir.ptxgen.settings import SettingError, fields_of, plain, specialise, summary
+from urdir.ptxgen.spec import KernelSpec
+
+
+def test_each_type_of_field() -> None:
+    spec = specialise(Matvec, ["format=q4_k", "rows=64", "cols=256", "bias=true"])
+    assert spec == Matvec(FORMATS["Q4_K"], 64, 256, bias=True)
+    assert specialise(RmsNorm, ["cols=33", "eps=1e-6"]) == RmsNorm(1, 33, 1e-6)
+    assert specialise(Advance, ["sampling=no"]).sampling is False
+    assert specialise(Rope, ["style=interleaved"]).style == "interleaved"
+
+
+def test_unset_fields_are_the_first_examples() -> None:
+    first = Matvec.examples()[0]
+    assert specialise(Matvec) == first
+    assert specialise(Matvec, ["rows=5"]) == Matvec(first.format, 5, first.cols)
+
+
+def test_records_are_set_part_by_part_and_all_at_once() -> None:
+    assert specialise(KvAppend, ["layout.head_dim=128"]).layout.head_dim == 128
+    assert specialise(KvAppend, ["head_dim=128"]).layout.head_dim == 128
+    paged = specialise(KvAppend, ["max_len=64", "page_len=16", "pages=7"]).layout  # no order works
+    assert (paged.max_len, paged.page_len, paged.pages) == (64, 16, 7)
+    tiled = specialise(
+        Matmul, ["tile.batch=16", "tile.rows=32", "tile.units=4", "tile.warps_batch=1"]
+    )
+    assert tiled.tile is not None
+    assert tiled.tile.units == 4
+    assert specialise(Matmul, ["tile=none"]).tile is None
+    assert specialise(Attention, ["scale=none"]).scale is None
+    assert specialise(Attention, ["scale=0.5"]).scale == 0.5
+
+
+@pytest.mark.parametrize(
+    ("kernel", "setting", "message"),
+    [
+        (Matvec, "nothing", "field=value"),
+        (Matvec, "width=3", "no field 'width'"),
+        (Matvec, "rows=many", "rows=many: not int"),
+        (Matvec, "rows=1.5", "not int"),
+        (Matvec, "bias=perhaps", "not bool"),
+        (Matvec, "format=Q9_9", "Q4_K"),
+        (Rope, "style=sideways", "interleaved or half"),
+        (KvAppend, "layout=3", "layout.head_dim"),
+        (Matmul, "tile.rows=32", "batch, units"),
+        (RmsNorm, "eps=small", "not float"),
+    ],
+)
+def test_what_is_no_setting_is_refused_in_one_line(
+    kernel: type[KernelSpec], setting: str, message: str
+) -> None:
+    with pytest.raises(SettingError, match=message) as caught:
+        specialise(kernel, [setting])
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_that_make_no_launch_are_refused() -> None:
+    from urdir.ptxgen.kernels.add import Add
+
+    with pytest.raises(SettingError, match="a grid of"):
+        specialise(Add, ["n=99999999999999999999"])
+
+
+@pytest.mark.parametrize("kernel", kernels().values(), ids=kernels())
+def test_every_kernel_describes_itself(kernel: type[KernelSpec]) -> None:
+    assert len(summary(kernel)) > 10
+    assert "\n" not in summary(kernel)
+    first = kernel.examples()[0]
+    names = {info.name.partition(".")[0] for info in fields_of(kernel)}
+    assert names == set(first.fields())
+    settings = [f"{i.name}={i.example}" for i in fields_of(kernel) if i.example is not None]
+    assert specialise(kernel, settings) == first  # what it shows, it takes
+    assert plain(FORMATS["Q6_K"]) == "Q6_K"

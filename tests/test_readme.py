@@ -1,0 +1,151 @@
+"""The README's examples run as they stand, and its tables are true."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from urdir.ptxgen.assemble import is_available
+
+README = Path(__file__).parent.parent / "README.md"
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: The first line of a block that is a file: its path, in a comment.
+FILE = re.compile(r"(?:# |\{# )([\w/]+\.[\w.]+)(?: #\})?\n")
+PACKAGES = ("ptxgen", "driver", "model")
+
+
+@dataclass(frozen=True)
+class Script:
+    section: str
+    text: str
+    output: str
+
+
+def read_readme() -> tuple[dict[str, str], list[Script]]:
+    """The files that the README shows, by path; its scripts with the output it promises."""
+    text = README.read_text(encoding="utf-8")
+    files: dict[str, str] = {}
+    scripts: list[Script] = []
+    for block in FENCE.finditer(text):
+        language, body = block.groups()
+        if named := FILE.match(body):
+            files[named[1]] = body
+        elif language == "python":
+            section = re.findall(r"^### (.*)$", text[: block.start()], re.MULTILINE)[-1]
+            scripts.append(Script(section, body, ""))
+        elif language == "text":
+            last = scripts.pop()
+            scripts.append(Script(last.section, last.text, body))
+    return files, scripts
+
+
+FILES, SCRIPTS = read_readme()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def run(folder: Path, *command: str) -> str:
+    """Run Python in ``folder`` on the emulator; its stdout. Fails when it does."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "URDIR_DEVICE": "emulator",
+        "URDIR_CACHE_DIR": "",
+    }
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_there_are_examples() -> None:
+    assert [s.section for s in SCRIPTS] == [
+        "Write a kernel",
+        "Multiply with a tensor of a GGUF file",
+        "Build a plan, record it, replay it",
+        "Generate text",
+    ]
+    assert all(s.output for s in SCRIPTS)
+    assert list(FILES) == ["my_kernels/scale.py", "my_kernels/scale.ptx.j2", "test_scale.py"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.section)
+def test_an_example_prints_what_the_readme_says(script: Script, folder: Path) -> None:
+    text = script.text.replace('Device.open("auto")', 'Device.open("emulator")')
+    expected = script.output
+    if not is_available():
+        expected = expected.replace("spills: False\n", "")
+    assert run(folder, "-c", text) == expected
+
+
+def test_the_kernel_of_the_readme_passes_its_suite(folder: Path) -> None:
+    options = ("-p", "urdir.driver.pytest_plugin", "-p", "no:cacheprovider", "-m", "not urdir_gpu")
+    report = run(folder, "-m", "pytest", "-q", *options, "test_scale.py")
+    passed = re.search(r"(\d+) passed", report)
+    assert passed, report
+    assert int(passed[1]) == 20 + 3 * is_available()
+    assert "skipped" not in report or not is_available()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_exist_and_are_documented(package: str) -> None:
+    module = importlib.import_module(f"urdir.{package}")
+    assert len(set(module.__all__)) == len(module.__all__)
+    for name in module.__all__:
+        value = getattr(module, name)
+        if not isinstance(value, dict | list | tuple):
+            assert value.__doc__, name
+        assert name in dir(module)
+    homes = {n for names in module._MODULES.values() for n in names}
+    alone = {m for m, names in module._MODULES.items() if not names}
+    assert homes | alone == set(module.__all__)
+
+
+def test_public_names_do_without_pytest(tmp_path: Path) -> None:
+    stars = "; ".join(f"from urdir.{package} import *" for package in PACKAGES)
+    assert run(tmp_path, "-c", f"import sys; {stars}; assert 'pytest' not in sys.modules") == ""
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "model.kernel_suite"])
+def test_the_readmes_table_of_public_names_is_complete(package: str) -> None:
+    text = README.read_text(encoding="utf-8")
+    row = re.search(rf"^\| `urdir\.{re.escape(package)}` \| (.*) \|$", text, re.MULTILINE)
+    assert row
+    module = importlib.import_module(f"urdir.{package}")
+    assert re.findall(r"`(\w+)`", row[1]) == module.__all__
+
+
+def test_unknown_names_are_refused() -> None:
+    for package in PACKAGES:
+        module = importlib.import_module(f"urdir.{package}")
+        with pytest.raises(AttributeError, match=f"urdir.{package} has no attribute 'nonsense'"):
+            _ = module.nonsense
+
+
+LIGHT = """
+import sys
+import urdir.{package}
+heavy = {{"numpy", "jinja2", "cuda", "gguf", "tokenizers", "pytest"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_loads_nothing(package: str, tmp_path: Path) -> None:
+    assert run(tmp_path, "-c", LIGHT.format(package=package)) == ""
