@@ -73,7 +73,7 @@ def test_it_finds_what_a_session_loads(nano: Path, tmp_path: Path, kv_dtype: KvD
                 session.feed([1] * end)
             session.greedy_step()
             session.set_sampling(SamplingSettings(seed=1))
-            session.step(Ending.SAMPLE)
+            session.forward_gpu_resident_to_token_id(ending=Ending.SAMPLE)
             session.logits_step()
     loaded = {path.stem for path in tmp_path.iterdir()}
     listed = {kernel.spec.key("sm_90") for kernel in found}
