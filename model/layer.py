@@ -9,15 +9,11 @@ from urdir.model.attention import incremental_attention_async
 from urdir.model.config import Config
 from urdir.model.decode_state import DecodeState
 from urdir.model.kv_cache import KvCache
+from urdir.model.products import Products
 from urdir.model.rows import Rows
-from urdir.model.weights import Matrix, Weights
-from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.matmul import Matmul
-from urdir.ptxgen.kernels.matvec import MAX_BATCH, Matvec
-from urdir.ptxgen.kernels.product import choose_product
+from urdir.model.weights import Weights
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.rope import Rope
-from urdir.ptxgen.kernels.swiglu import SwiGLU
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
@@ -34,6 +30,10 @@ class StepParts:
     state: DecodeState
     work: Arena
     exact: bool
+
+    def products(self, plan: Plan, rows: Rows) -> Products:
+        """What appends this step's products to ``plan``."""
+        return Products(plan, self.config, self.work, rows.count, self.exact)
 
 
 def transformer_layer_workspace(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:
@@ -55,10 +55,9 @@ def transformer_layer_indexed(
     buffer that is null, closed or too small.
     """
     c, w, work = parts.config, parts.weights.layers[index], parts.work
-    at = f"blk.{index}."
-    append_rms_norm(plan, at + "attn_norm", c, rows.count, x, w.attn_norm, work["normed"])
-    for name, matrix in (("q", w.q), ("k", w.k), ("v", w.v)):
-        append_product(plan, parts, f"{at}attn_{name}", matrix, rows.count, "normed", name)
+    at, products = f"blk.{index}.", parts.products(plan, rows)
+    qkv = [(w.q, work["q"]), (w.k, work["k"]), (w.v, work["v"])]
+    products.append(at + "attn_qkv", qkv, x, w.attn_norm)
     _append_qk_norm(plan, parts, rows, index)
     _append_rope(plan, parts, rows, at + "rope")
     incremental_attention_async(
@@ -72,59 +71,11 @@ def transformer_layer_indexed(
         sm_count=parts.weights.device.properties.sm_count,
         exact=parts.exact,
     )
-    append_product(plan, parts, at + "attn_output", w.o, rows.count, "heads", "delta")
-    width = rows.count * c.hidden
-    add = Add(n=width)
-    plan.launch(add, at + "attn_residual", a=x, b=work["delta"], y=work["residual"])
-    append_rms_norm(
-        plan, at + "ffn_norm", c, rows.count, work["residual"], w.ffn_norm, work["normed"]
+    products.append_residual(at + "attn_output", w.o, work["heads"], x, work["residual"])
+    products.append_gated(
+        at + "ffn_gate_up", w.gate, w.up, work["residual"], w.ffn_norm, work["activated"]
     )
-    append_product(plan, parts, at + "ffn_gate", w.gate, rows.count, "normed", "gate")
-    append_product(plan, parts, at + "ffn_up", w.up, rows.count, "normed", "up")
-    plan.launch(
-        SwiGLU(n=rows.count * c.ffn),
-        at + "swiglu",
-        gate=work["gate"],
-        up=work["up"],
-        y=work["activated"],
-    )
-    append_product(plan, parts, at + "ffn_down", w.down, rows.count, "activated", "delta")
-    plan.launch(add, at + "ffn_residual", a=work["residual"], b=work["delta"], y=y)
-
-
-def append_rms_norm(
-    plan: Plan, label: str, config: Config, rows: int, x: Slice, weight: Slice, y: Slice
-) -> None:
-    """y (rows, hidden) = RMSNorm(x) * weight."""
-    kernel = RmsNorm(rows=rows, cols=config.hidden, eps=config.rms_eps)
-    plan.launch(kernel, label, x=x, weight=weight, y=y)
-
-
-def append_product(
-    plan: Plan, parts: StepParts, label: str, matrix: Matrix, rows: int, x: str, y: str
-) -> None:
-    """work[y] (rows, out) = work[x] (rows, in) times the matrix (out, in), plus its bias."""
-    layout, source, target = matrix.layout, parts.work[x], parts.work[y]
-    bias = {} if matrix.bias is None else {"bias": matrix.bias}
-    has_bias = matrix.bias is not None
-    if choose_product(rows, parts.exact) == "matmul":
-        kernel = Matmul(layout.format, layout.rows, layout.cols, rows, has_bias)
-        plan.launch(kernel, label, weights=matrix.data, x=source, **bias, y=target)
-        return
-    for first in range(0, rows, MAX_BATCH):
-        batch = min(MAX_BATCH, rows - first)
-        plan.launch(
-            Matvec(layout.format, layout.rows, layout.cols, has_bias, batch=batch),
-            label if rows <= MAX_BATCH else f"{label} rows {first}",
-            weights=matrix.data,
-            x=_rows_of(source, first, batch, layout.cols),
-            **bias,
-            y=_rows_of(target, first, batch, layout.rows),
-        )
-
-
-def _rows_of(matrix: Slice, first: int, count: int, width: int) -> Slice:
-    return matrix.slice(4 * first * width, 4 * count * width)
+    products.append_residual(at + "ffn_down", w.down, work["activated"], work["residual"], y)
 
 
 def _append_qk_norm(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:

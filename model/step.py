@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from urdir.driver.plan import Plan
-from urdir.model.layer import (
-    StepParts,
-    append_product,
-    append_rms_norm,
-    transformer_layer_workspace,
-)
+from urdir.model.layer import StepParts, transformer_layer_workspace
 from urdir.model.rows import Ending, Rows, StepShape
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
@@ -53,16 +48,8 @@ def _append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> None:
 
 def _append_head(plan: Plan, parts: StepParts, rows: Rows) -> None:
     work, weights = parts.work, parts.weights
-    append_rms_norm(
-        plan,
-        "output_norm",
-        parts.config,
-        rows.count,
-        work["hidden"],
-        weights.output_norm,
-        work["normed"],
-    )
-    append_product(plan, parts, "output", weights.output, rows.count, "normed", "logits")
+    logits = [(weights.output, work["logits"])]
+    parts.products(plan, rows).append("output", logits, work["hidden"], weights.output_norm)
 
 
 def _append_choice(plan: Plan, parts: StepParts, rows: Rows, ending: Ending) -> None:

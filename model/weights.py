@@ -39,6 +39,16 @@ class Matrix:
         """The type of its elements."""
         return self.layout.format
 
+    @property
+    def rows(self) -> int:
+        """Values of a product."""
+        return self.layout.rows
+
+    @property
+    def cols(self) -> int:
+        """Values that a product takes."""
+        return self.layout.cols
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:

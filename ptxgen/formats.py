@@ -122,6 +122,11 @@ class Format:
         return self.min_sign != 0
 
     @property
+    def is_half_bytes(self) -> bool:
+        """True where a weight's quant is a half-byte, all in one plane."""
+        return [part.source.width for _, part in self.parts("q")] == [4]
+
+    @property
     def block_units(self) -> int:
         """Units of a block; an unquantised type counts in units."""
         return max(1, self.block // UNIT)

@@ -145,13 +145,26 @@ def _frame(spec: KernelSpec, target: Target, body: str) -> str:
         ",\n".join(_declare(spec, p) for p in spec.params),
         ")",
         f".maxntid {', '.join(map(str, shape.block))}",
+        *([f".minnctapersm {shape.resident}"] if shape.resident else []),
         "{",
         *(_load(p) for p in spec.params),
+        *_wait(spec, target, body),
         body.rstrip(),
         "}",
         "",
     ]
     return "\n".join(parts)
+
+
+def _wait(spec: KernelSpec, target: Target, body: str) -> tuple[str, ...]:
+    """What starts a kernel behind a programmatic edge, unless its body does that itself.
+
+    The next kernel may start as soon as all CTAs of this one are past this point, but not before
+    the kernels that this one waits for are complete: at most one kernel is early.
+    """
+    if not spec.waits_for_dependencies or target.sm < 90 or "griddepcontrol.wait" in body:
+        return ()
+    return ("    griddepcontrol.wait;", "    griddepcontrol.launch_dependents;")
 
 
 def _split_contract(body: str) -> tuple[str, str]:

@@ -72,13 +72,17 @@ class Param:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """Grid, block and cluster in CTAs / threads (x, y, z); dynamic shared memory in bytes."""
+    """Grid, block and cluster in CTAs / threads (x, y, z); dynamic shared memory in bytes.
+
+    ``resident``: CTAs that an SM must have registers for at once; 0 leaves that to the assembler.
+    """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     cluster: tuple[int, int, int] = (1, 1, 1)
     shared_bytes: int = 0
     cooperative: bool = False
+    resident: int = 0
 
     @property
     def threads(self) -> int:
@@ -128,8 +132,10 @@ class KernelSpec:
     name: ClassVar[str]
     template: ClassVar[tuple[str, str]]
     #: The kernel executes ``griddepcontrol.wait`` (on sm_90 and newer) before it touches memory
-    #: that an earlier kernel writes, so that a programmatic graph edge may lead to it.
-    waits_for_dependencies: ClassVar[bool] = False
+    #: that an earlier kernel writes or writes any itself, so that a programmatic graph edge may
+    #: lead to it. Rendering puts the instruction before the body, unless the template has its own
+    #: further down (behind loads of constant memory such as weights).
+    waits_for_dependencies: ClassVar[bool] = True
 
     @property
     def minimum_sm(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import gguf
 import numpy as np
@@ -10,49 +11,86 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
+from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, Format, random_blocks
-from urdir.ptxgen.kernels.matvec import FULL, MAX_BATCH, Matvec, choose_rows, choose_team
+from urdir.ptxgen.kernels.matvec import MAX_BATCH, RECORD_NBYTES, Matvec, choose_rows
 
 Q8_0, Q4_K, Q6_K, F16, F32 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16", "F32"))
 
 
-def test_a_team_is_a_power_of_two_with_few_idle_threads() -> None:
-    assert [choose_team(u) for u in (1, 2, 3, 9, 28, 32)] == [1, 2, 4, 16, 32, 32]
-    assert [choose_team(u) for u in (64, 72, 128, 448, 896)] == [64, 32, 128, 64, 128]
-    for units in range(1, 1025):
-        team = choose_team(units)
-        assert team & (team - 1) == 0
-        assert team <= 128
-        assert -(-units // team) * team < 2 * units
+QUANTISED = [f for f in FORMATS.values() if not f.is_float]
+
+
+# ---- how a launch is cut ----
+
+
+@pytest.mark.parametrize(
+    ("total", "least", "most", "rows"),
+    [
+        (4096, 4096, 4, 2),  # 31 rows an SM: its 16 warps take two each
+        (6144, 1024, 4, 3),
+        (6144, 1024, 2, 1),
+        (128256, 128256, 4, 4),
+        (128256, 128256, 1, 1),
+        (1024, 1024, 4, 1),
+        (5, 1, 4, 1),
+    ],
+)
+def test_rows_of_a_warp_spread_evenly(total: int, least: int, most: int, rows: int) -> None:
+    assert choose_rows(total, least, most) == rows
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
-def test_rows_are_shared_only_by_matrices_that_fill_the_gpu(fmt: Format) -> None:
-    for rows, units in ((1, 1), (2048, 64), (4096, 128), (128256, 128), (3, 10**6)):
-        each = choose_rows(fmt, rows, units)
-        assert each in (1, 2, 4)
-        assert each == 1 or rows // each * units >= FULL
-    widest = {"F32": 1, "F16": 2, "BF16": 2}.get(fmt.name, 4)
-    assert choose_rows(fmt, 128256, 128) == widest
-    assert [choose_rows(fmt, 128256, 128, b) for b in (1, 4, 5, 8)] == [
-        min(widest, most) for most in (4, 4, 2, 2)
-    ]
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_thread_has_registers_for_what_it_holds(fmt: Format, batch: int) -> None:
+    for activations in ("f32",) if fmt.is_float else ("f32", "i16"):
+        for gated in (False, True):
+            spec = Matvec(
+                fmt, 14336, 4096, batch=batch, activations=activations, gated=gated, eps=1e-5
+            )
+            widest = max(p.nbytes for p in fmt.planes)
+            least = 2 if gated else 1
+            assert spec.dots * spec.depth * widest <= max(128, least * widest)
+            assert spec.dots * batch <= max(16, least * batch)
+            if is_available():
+                cost = assemble(spec.ptx("sm_90"), "sm_90").entries["matvec"]
+                assert not cost.spills, (activations, gated)
+                assert cost.registers * 32 * spec.cta_warps * spec.cta_residents <= 65536
 
 
-def test_the_launch_covers_every_row() -> None:
-    for rows in (1, 2, 3, 17, 33, 1000):
-        for each in (e for e in (1, 2, 4) if e <= rows):
-            spec = Matvec(Q8_0, rows, 288, rows_each=each)
-            covered = spec.launch_shape.grid[0] * spec.cta_teams * each
-            assert rows <= covered < rows + spec.cta_teams * each
+@pytest.mark.parametrize("rows", [1, 2, 3, 17, 33, 1000])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_the_launch_covers_every_row(rows: int, passes: int) -> None:
+    for each in (e for e in (1, 2, 4) if e <= rows):
+        spec = Matvec(Q8_0, rows, 288, rows_each=each, passes=passes, others=((Q8_0, 2 * rows),))
+        ctas = 0
+        for part, count in zip(spec.matrices, (rows, 2 * rows), strict=True):
+            taken = spec.cta_warps * each * passes
+            assert part.first_cta == ctas
+            assert count <= part.ctas * taken < count + taken
+            ctas += part.ctas
+        assert spec.launch_shape.grid == (ctas, 1, 1)
+
+
+@pytest.mark.parametrize("activations", ["f32", "i16"])
+def test_panels_of_activations_fit_shared_memory(activations: Any) -> None:
+    for cols in (32, 4096, 14336, 28672, 53248):
+        for batch in range(1, MAX_BATCH + 1):
+            spec = Matvec(Q8_0, 64, cols, batch=batch, activations=activations)
+            assert batch * spec.panel_nbytes <= 47 * 1024
+            assert spec.panels * spec.panel_units * 32 >= cols
+            assert spec.panels == 1 or spec.panel_units // 32 % spec.depth == 0
+
+
+def test_records_of_neighbouring_lanes_lie_in_different_banks() -> None:
+    for nbytes in RECORD_NBYTES.values():
+        assert len({nbytes * lane % 128 // 16 for lane in range(8)}) == 8
 
 
 def test_impossible_specs_are_refused() -> None:
-    with pytest.raises(PtxgenError, match="threads is 24"):
-        Matvec(Q8_0, 3, 64, threads=24)
-    with pytest.raises(PtxgenError, match="8 to 128"):
-        Matvec(Q4_K, 3, 256, threads=4)
+    with pytest.raises(PtxgenError, match="warps is 33"):
+        Matvec(Q8_0, 3, 64, warps=33)
     with pytest.raises(PtxgenError, match="rows_each is 4 of 3"):
         Matvec(Q8_0, 3, 64, rows_each=4)
     for batch in (0, MAX_BATCH + 1):
@@ -60,6 +98,17 @@ def test_impossible_specs_are_refused() -> None:
             Matvec(Q8_0, 3, 64, batch=batch)
     with pytest.raises(PtxgenError, match="multiple of 256"):
         Matvec(Q4_K, 3, 896)
+    with pytest.raises(PtxgenError, match="quantised weights only"):
+        Matvec(Q4_K, 3, 256, activations="i16", others=((F16, 3),))
+    with pytest.raises(PtxgenError, match="without bias"):
+        Matvec(Q4_K, 3, 256, gated=True, bias=True)
+    with pytest.raises(PtxgenError, match="others without both"):
+        Matvec(Q4_K, 3, 256, residual=True, others=((Q4_K, 3),))
+    with pytest.raises(PtxgenError, match="passes is 2"):
+        Matvec(F32, 3, 20000, passes=2)
+
+
+# ---- values ----
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
@@ -93,29 +142,87 @@ def test_one_activation_at_a_time_gives_the_columns_to_the_bit(device: Device, f
         np.testing.assert_array_equal(y[0], weights[:, col])
 
 
+@pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
+def test_integer_activations_that_16_bits_hold_give_exact_products(
+    device: Device, fmt: Format
+) -> None:
+    """Multiples of 2^-15 of 32767: x is its own rounding, so that only the f32 sums differ."""
+    spec = Matvec(fmt, 6, 512, activations="i16", batch=2)
+    rng = np.random.default_rng(3)
+    inputs = spec.make_inputs(rng)
+    x = rng.integers(-32767, 32768, (2, 512))
+    x[:, ::32] = 32767 * rng.choice([-1, 1], (2, 16))
+    inputs["x"] = (x * 2.0**-15).astype(np.float32)
+    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
+    assert np.abs(y - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("largest", [1e-15, 1e-3, 1e3, 1e15])
+def test_integer_activations_keep_their_precision_at_every_size(
+    device: Device, largest: float
+) -> None:
+    """Relative to a unit's largest; a unit of zeros stays zero."""
+    spec = Matvec(Q4_K, 64, 512, activations="i16")
+    inputs = spec.make_inputs(np.random.default_rng(4))
+    inputs["x"][:, 32:64] = 0.0
+    inputs["x"][:, 64:96] *= 1e-3
+    inputs["x"] *= np.float32(largest)
+    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
+    error = np.sqrt(np.mean((y - expected) ** 2.0) / np.mean(expected**2.0))
+    assert error < 5e-5
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("activations", ["f32", "i16"])
+def test_what_is_not_finite_is_not_hidden(device: Device, value: float, activations: Any) -> None:
+    spec = Matvec(Q8_0, 5, 352, activations=activations)
+    inputs = spec.make_inputs(np.random.default_rng(4))
+    inputs["x"][0, 77] = value
+    assert not np.isfinite(run_kernel(device, spec, inputs)["y"]).any()
+
+
 @pytest.mark.parametrize(
     "spec",
     [
         Matvec(Q8_0, 33, 352),
-        Matvec(Q8_0, 3, 4864, threads=128),
+        Matvec(Q8_0, 3, 4864, warps=16),
         Matvec(Q4_K, 6, 4096, rows_each=4),
-        Matvec(Q6_K, 11, 1024, threads=8, rows_each=2),
-        Matvec(F16, 7, 4096, threads=64, rows_each=2, bias=True),
+        Matvec(Q4_K, 6, 4096, rows_each=3, stages=4, activations="i16"),
+        Matvec(Q4_K, 40, 1024, warps=2, passes=4, rows_each=2, stages=3, activations="i16"),
+        Matvec(Q4_K, 21, 2304, eps=1e-5, passes=2, gated=True, activations="i16", warps=3),
+        Matvec(Q6_K, 11, 1024, warps=1, rows_each=2, residual=True, bias=True),
+        Matvec(F16, 7, 4096, warps=4, rows_each=2, bias=True, eps=1e-6),
+        Matvec(Q8_0, 2, 25600, activations="i16", eps=1e-5, residual=True),
+        Matvec(Q6_K, 9, 512, eps=1e-5, others=((Q4_K, 17), (Q8_0, 1)), batch=8, activations="i16"),
+        Matvec(F32, 2, 11001, eps=1e-5, batch=3),
     ],
     ids=str,
 )
-def test_every_team_gives_the_product(device: Device, spec: Matvec) -> None:
-    (deviation,) = check_kernel(device, spec, seed=7)
-    assert deviation.ok, deviation
+def test_every_cut_gives_the_product(device: Device, spec: Matvec) -> None:
+    for deviation in check_kernel(device, spec, seed=7):
+        assert deviation.ok, deviation
 
 
 def test_a_row_does_not_depend_on_its_neighbours(device: Device) -> None:
-    """Rows that the last team shares with another one, and one row alone, bit for bit."""
-    spec = Matvec(Q4_K, 7, 512, rows_each=4)
+    """Rows that the last warp shares with another one, and one row alone, bit for bit."""
+    spec = Matvec(Q4_K, 7, 512, rows_each=4, activations="i16")
     inputs = spec.make_inputs(np.random.default_rng(8))
     together = run_kernel(device, spec, inputs)["y"]
-    alone = run_kernel(device, Matvec(Q4_K, 7, 512, rows_each=1), inputs)["y"]
-    np.testing.assert_array_equal(together, alone)
+    for changes in ({"rows_each": 1}, {"rows_each": 1, "passes": 2, "stages": 1}, {"rows_each": 2}):
+        alone = run_kernel(device, dataclasses.replace(spec, **changes), inputs)["y"]
+        np.testing.assert_array_equal(together, alone)
+
+
+def test_one_launch_for_several_matrices_gives_the_bits_of_several(device: Device) -> None:
+    """Also of a gated pair, before the gate."""
+    spec = Matvec(Q4_K, 9, 768, eps=1e-5, others=((Q6_K, 4), (Q4_K, 3)), activations="i16")
+    inputs = spec.make_inputs(np.random.default_rng(10))
+    together = run_kernel(device, spec, inputs)
+    for suffix, fmt, rows in (("", Q4_K, 9), ("1", Q6_K, 4), ("2", Q4_K, 3)):
+        single = dataclasses.replace(spec, format=fmt, rows=rows, others=())
+        alone = {"weights": inputs["weights" + suffix], "x": inputs["x"], "norm": inputs["norm"]}
+        y = run_kernel(device, single, alone)["y"]
+        np.testing.assert_array_equal(together["y" + suffix], y)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +231,10 @@ def test_a_row_does_not_depend_on_its_neighbours(device: Device) -> None:
         Matvec(Q4_K, 7, 1280, bias=True, batch=5),
         Matvec(Q4_K, 7, 512, rows_each=4, batch=4),
         Matvec(Q6_K, 5, 768, batch=8),
-        Matvec(Q8_0, 5, 4864, threads=128, batch=2),
+        Matvec(Q8_0, 5, 4864, batch=2, stages=1),
+        Matvec(Q8_0, 5, 12288, batch=7, activations="i16"),
+        Matvec(Q4_K, 5, 2560, batch=8, activations="i16", eps=1e-5, rows_each=2),
+        Matvec(Q6_K, 6, 512, batch=3, activations="i16", gated=True, eps=1e-5),
         Matvec(F32, 6, 75, bias=True, batch=8),
         Matvec(F16, 3, 70, rows_each=2, batch=3),
     ],

@@ -184,7 +184,8 @@ def _atom(e: Emitter, m: re.Match[str]) -> None:
 @operation(r"membar\.(?:cta|gl|sys)")
 @operation(r"fence\.proxy\.(?:async(?:\.(?:global|shared::(?:cta|cluster)))?|alias)", 90, (8, 0))
 @operation(r"fence\.mbarrier_init\.release\.cluster", 90, (8, 0))
-@operation(r"prefetch(?:u\.L1|\.(?:global\.)?L[12](?:::evict_\w+)?)")
+@operation(r"prefetch\.(?:global\.)?L[12](?:::evict_\w+)?")
+@operation(r"prefetchu\.L1")
 @operation(r"applypriority\.global\.L2::evict_normal|discard\.global\.L2")
 @operation(r"pmevent(?:\.mask)?|setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
 def _no_effect(e: Emitter, m: re.Match[str]) -> None:

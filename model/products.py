@@ -1,0 +1,188 @@
+"""Products of activations with weight matrices, and what is done on the way in and out.
+
+For few rows (``choose_product``) one launch normalises, multiplies with all matrices and adds; for
+many rows these are launches of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from urdir.model.config import Config
+from urdir.model.weights import Matrix
+from urdir.ptxgen.kernels.add import Add
+from urdir.ptxgen.kernels.matmul import Matmul
+from urdir.ptxgen.kernels.matvec import MAX_BATCH, Activations, Matvec
+from urdir.ptxgen.kernels.product import choose_product
+from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.swiglu import SwiGLU
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Arena, Slice
+    from urdir.driver.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Appends products of ``rows`` activation vectors to a plan, with buffers of ``work``.
+
+    ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers by groups of 32
+    (where the weights are quantised), many to f16.
+    """
+
+    plan: Plan
+    config: Config
+    work: Arena
+    rows: int
+    exact: bool
+
+    def append(
+        self,
+        label: str,
+        matrices: Sequence[tuple[Matrix, Slice]],
+        x: Slice,
+        norm: Slice | None = None,
+    ) -> None:
+        """y (rows, out) = x (rows, in) times the matrix (out, in), plus its bias, for each matrix.
+
+        x is RMS-normalised first where there is a ``norm`` (in,); ``work["normed"]`` may be used.
+        """
+        biased = {matrix.bias is not None for matrix, _ in matrices}
+        if self._many_rows or len(biased) > 1:
+            if norm is not None and self._many_rows:
+                x, norm = self._append_norm(f"{label}.norm", matrices[0][0].cols, x, norm), None
+            for number, (matrix, y) in enumerate(matrices):
+                self._append_one(f"{label}.{number}" if number else label, matrix, x, y, norm)
+            return
+        (first, _), *more = matrices
+        for at, count, suffix in self._slices():
+            launch: dict[str, Any] = {
+                "weights": first.data,
+                "x": _rows_of(x, at, count, first.cols),
+            }
+            for number, (matrix, out) in enumerate(matrices):
+                tag = str(number or "")
+                launch[f"weights{tag}"] = matrix.data
+                launch[f"y{tag}"] = _rows_of(out, at, count, matrix.rows)
+                if matrix.bias is not None:
+                    launch[f"bias{tag}"] = matrix.bias
+            kernel = Matvec(
+                first.format,
+                first.rows,
+                first.cols,
+                bias=first.bias is not None,
+                batch=count,
+                activations=self._activations([m for m, _ in matrices]),
+                eps=None if norm is None else self.config.rms_eps,
+                others=tuple((m.format, m.rows) for m, _ in more),
+            )
+            self.plan.launch(kernel, label + suffix, **launch, **_given(norm=norm))
+
+    def append_residual(
+        self, label: str, matrix: Matrix, x: Slice, residual: Slice, y: Slice
+    ) -> None:
+        """y = residual + x times the matrix; y is another buffer. ``work["delta"]`` may be used."""
+        if self._many_rows or matrix.bias is not None:
+            self.append(label, [(matrix, self.work["delta"])], x)
+            add = Add(n=self.rows * matrix.rows)
+            self.plan.launch(add, f"{label}.residual", a=residual, b=self.work["delta"], y=y)
+            return
+        for at, count, suffix in self._slices():
+            self.plan.launch(
+                Matvec(
+                    matrix.format,
+                    matrix.rows,
+                    matrix.cols,
+                    batch=count,
+                    activations=self._activations([matrix]),
+                    residual=True,
+                ),
+                label + suffix,
+                weights=matrix.data,
+                x=_rows_of(x, at, count, matrix.cols),
+                residual=_rows_of(residual, at, count, matrix.rows),
+                y=_rows_of(y, at, count, matrix.rows),
+            )
+
+    def append_gated(
+        self, label: str, gate: Matrix, up: Matrix, x: Slice, norm: Slice, y: Slice
+    ) -> None:
+        """y = silu(gate x') * (up x'), x' being x RMS-normalised.
+
+        ``work["gate"]`` and ``work["up"]`` may be used.
+        """
+        if self._many_rows or not _alike(gate, up):
+            gated, plain = self.work["gate"], self.work["up"]
+            self.append(label, [(gate, gated), (up, plain)], x, norm)
+            swiglu = SwiGLU(n=self.rows * gate.rows)
+            self.plan.launch(swiglu, f"{label}.swiglu", gate=gated, up=plain, y=y)
+            return
+        for at, count, suffix in self._slices():
+            self.plan.launch(
+                Matvec(
+                    gate.format,
+                    gate.rows,
+                    gate.cols,
+                    batch=count,
+                    activations=self._activations([gate]),
+                    eps=self.config.rms_eps,
+                    gated=True,
+                ),
+                label + suffix,
+                weights=gate.data,
+                up=up.data,
+                x=_rows_of(x, at, count, gate.cols),
+                norm=norm,
+                y=_rows_of(y, at, count, gate.rows),
+            )
+
+    @property
+    def _many_rows(self) -> bool:
+        return choose_product(self.rows, self.exact) == "matmul"
+
+    def _activations(self, matrices: Sequence[Matrix]) -> Activations:
+        return "f32" if self.exact or any(m.format.is_float for m in matrices) else "i16"
+
+    def _slices(self) -> list[tuple[int, int, str]]:
+        """First row, rows and a suffix for the label of each launch."""
+        firsts = range(0, self.rows, MAX_BATCH)
+        return [
+            (at, min(MAX_BATCH, self.rows - at), f" rows {at}" if len(firsts) > 1 else "")
+            for at in firsts
+        ]
+
+    def _append_norm(self, label: str, cols: int, x: Slice, norm: Slice) -> Slice:
+        kernel = RmsNorm(rows=self.rows, cols=cols, eps=self.config.rms_eps)
+        self.plan.launch(kernel, label, x=x, weight=norm, y=self.work["normed"])
+        return self.work["normed"]
+
+    def _append_one(
+        self, label: str, matrix: Matrix, x: Slice, y: Slice, norm: Slice | None
+    ) -> None:
+        if not self._many_rows:
+            self.append(label, [(matrix, y)], x, norm)
+            return
+        has_bias = matrix.bias is not None
+        self.plan.launch(
+            Matmul(matrix.format, matrix.rows, matrix.cols, self.rows, has_bias),
+            label,
+            weights=matrix.data,
+            x=x,
+            **_given(bias=matrix.bias),
+            y=y,
+        )
+
+
+def _alike(gate: Matrix, up: Matrix) -> bool:
+    """Whether one launch can take both: same type and shape, no biases."""
+    return gate.layout == up.layout and gate.bias is up.bias is None
+
+
+def _given(**arguments: Slice | None) -> dict[str, Slice]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _rows_of(matrix: Slice, first: int, count: int, width: int) -> Slice:
+    return matrix.slice(4 * first * width, 4 * count * width)
