@@ -29,6 +29,10 @@ _PHASES = (
 )
 
 
+# What adds to the residual stream: by itself, or in a launch after a product of many rows.
+_SUMS = (".attn_output", ".ffn_down", ".residual")
+
+
 def phase_of(label: str) -> str:
     """The phase of a step that a launch belongs to, by its label."""
     return next(phase for pattern, phase in _PHASES if pattern.match(label))
@@ -75,7 +79,7 @@ class TensorSummaries:
 
 
 def _is_worth_a_look(label: str) -> bool:
-    return label.endswith((".ffn_residual", ".attn_residual")) or label in ("token_embd", "output")
+    return label in ("token_embd", "output") or label.endswith(_SUMS)
 
 
 def _summaries(operation: Operation) -> Iterable[str]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-#: The largest batch for which ``Matvec`` is taken where either may be. Measured on an H200, Q4_K
-#: 14336 x 4096, microseconds of matvec and matmul: 40 and 51 at batch 2, 56 and 51 at 3.
-LAST_MATVEC = 2
+from urdir.ptxgen.kernels.matvec import MAX_BATCH
+
+#: The largest batch for which ``Matvec`` is taken where either may be. Measured on an H200, Q4_K,
+#: microseconds of matvec and matmul at batch 8: 84 and 51 (14336 x 4096), 46 and 62 (4096 x 14336),
+#: 17 and 21 (4096 x 4096): even over a layer, where matvec needs fewer launches, and rounds less.
+LAST_MATVEC = MAX_BATCH
 
 
 def choose_product(batch: int, exact: bool) -> Literal["matvec", "matmul"]:

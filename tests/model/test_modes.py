@@ -65,7 +65,7 @@ def test_gpu_debug_summarises_every_layer(
     assert _story(device_name, SamplingSettings(temperature=0.0)) == plain
     err = capsys.readouterr().err
     for layer in range(6):
-        assert re.search(rf"blk\.{layer}\.ffn_residual y \(\d+,\): mean \S+, rms \S+", err)
+        assert re.search(rf"blk\.{layer}\.ffn_down y \(1, 256\): mean \S+, rms \S+", err)
     assert "not finite 0" in err
 
 
