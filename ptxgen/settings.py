@@ -104,6 +104,7 @@ def respecialise(spec: S, settings: Sequence[str]) -> S:
 def _fields(record: type[Any], example: Any, prefix: str) -> Iterator[FieldInfo]:
     for field, hint in _declared(record):
         value = None if example is None else getattr(example, field.name)
+        value = None if isinstance(value, tuple) else value  # lists are not set by text
         inner = _record_of(hint)
         if inner is not None and value is not None:
             yield from _fields(inner, value, f"{prefix}{field.name}.")
