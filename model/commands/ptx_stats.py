@@ -13,7 +13,10 @@ from urdir.model.commands import options, ptx_options
 from urdir.model.commands.report import extent, fields_text
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from urdir.model.model_kernels import ModelKernel
+    from urdir.ptxgen.assemble import Assembly
     from urdir.ptxgen.gpus import Gpu
     from urdir.ptxgen.spec import KernelSpec
     from urdir.ptxgen.stats import KernelStats
@@ -80,6 +83,8 @@ def _gpu(args: argparse.Namespace) -> Gpu:
 
 
 def _measure_all(specs: Sequence[KernelSpec], target: str, gpu: Gpu) -> list[KernelStats]:
+    from concurrent.futures import ThreadPoolExecutor
+
     from urdir.ptxgen.assemble import assemble, is_available
     from urdir.ptxgen.stats import measure
 
@@ -90,12 +95,17 @@ def _measure_all(specs: Sequence[KernelSpec], target: str, gpu: Gpu) -> list[Ker
             "pip install 'urdir[assemble]'",
             file=sys.stderr,
         )
-    found = []
-    for spec in specs:
-        text = spec.ptx(target)
-        assembly = assemble(text, target, name=spec.name) if assembled else None
-        found.append(measure(spec, target, gpu, text, assembly))
-    return found
+    # The assembler releases the interpreter: it works on one kernel while the next is rendered.
+    with ThreadPoolExecutor(max_workers=1) as assembler:
+        jobs: list[tuple[KernelSpec, str, Future[Assembly] | None]] = []
+        for spec in specs:
+            text = spec.ptx(target)
+            job = assembler.submit(assemble, text, target, name=spec.name) if assembled else None
+            jobs.append((spec, text, job))
+        return [
+            measure(spec, target, gpu, text, job.result() if job else None)
+            for spec, text, job in jobs
+        ]
 
 
 def _as_dict(stats: KernelStats, gpu: Gpu) -> dict[str, Any]:
