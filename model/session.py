@@ -79,7 +79,7 @@ class Session(Owner):
             device.arena(sizes, "workspace"),
             exact=is_exact(kv_dtype),
         )
-        self._mailbox = device.pinned(4 * rows * AHEAD, "mailbox")
+        self._mailbox = device.pinned(4 * AHEAD, "mailbox")
         self.steps = Steps(self.parts, observer)
 
     # ---- one sequence ----

@@ -31,7 +31,8 @@ RED_ZONE = 512
 #: The element that an access of 1 << k bytes moves (complex128 is a 16-byte row).
 ELEMENTS = tuple(np.dtype(name) for name in ("u1", "u2", "u4", "u8", "c16"))
 
-_WRITTEN = 0xFF
+#: Shadow of a byte that has been written.
+WRITTEN = 0xFF
 _SCAN = 4096
 #: Freed allocations remembered for messages.
 _REMEMBERED = 4096
@@ -71,26 +72,30 @@ class Allocation:
 
     def scan(self) -> bool:
         """Advance ``written_to``; costs what it advances by. Returns ``is_written``."""
-        shadow = self.shadows[0]
-        while self.written_to < self.nbytes:
-            chunk = shadow[self.written_to : self.written_to + _SCAN]
-            first = int(chunk.argmin())
-            if chunk[first] != _WRITTEN:
-                self.written_to += first
-                return False
-            self.written_to += chunk.size
-        return True
+        self.written_to = written_prefix(self.shadows[0], self.written_to)
+        return self.is_written
 
     def mark_written(self, offset: int, nbytes: int) -> None:
         """Record that the host or a copy wrote a range of bytes."""
         if self.is_written:
             return
-        self.shadows[0][offset : offset + nbytes] = _WRITTEN
+        self.shadows[0][offset : offset + nbytes] = WRITTEN
         if offset <= self.written_to:
             self.written_to = max(self.written_to, offset + nbytes)
 
     def __str__(self) -> str:
         return f"{self.kind} allocation of {self.nbytes} bytes at 0x{self.address:x}"
+
+
+def written_prefix(shadow: Array, start: int) -> int:
+    """How many bytes of ``shadow`` are known to be written, of which the first ``start`` are."""
+    while start < shadow.size:
+        chunk = shadow[start : start + _SCAN]
+        first = int(chunk.argmin())
+        if chunk[first] != WRITTEN:
+            return start + first
+        start += chunk.size
+    return start
 
 
 class Memory:
@@ -262,7 +267,7 @@ class Memory:
             return self._scattered_load(addresses, shift)
         if not (allocation.is_written or allocation.scan()):
             flags = allocation.shadows[shift].take(index).view(np.uint8)
-            if flags.min() != _WRITTEN:
+            if flags.min() != WRITTEN:
                 bad = int(flags.argmin()) >> shift
                 raise self._fault(addresses, bad, shift, "load of never-written bytes")
         values: Array = allocation.views[shift].take(index)
@@ -277,7 +282,7 @@ class Memory:
             return
         allocation.views[shift][index] = values
         if not (allocation.is_written or allocation.scan()):
-            allocation.shadows[shift][index] = _ALL_WRITTEN[shift]
+            allocation.shadows[shift][index] = ALL_WRITTEN[shift]
 
     def update(self, addresses: Array, shift: int, operation: Update) -> Array:
         """An atomic read-modify-write: ``operation(view, index, lanes) -> old values``.
@@ -294,7 +299,7 @@ class Memory:
             return result
         if not (allocation.is_written or allocation.scan()):
             flags = allocation.shadows[shift].take(index).view(np.uint8)
-            if flags.min() != _WRITTEN:
+            if flags.min() != WRITTEN:
                 bad = int(flags.argmin()) >> shift
                 raise self._fault(addresses, bad, shift, "atomic access to never-written bytes")
         return operation(allocation.views[shift], index, None)
@@ -359,7 +364,8 @@ class Memory:
 
 
 _SHIFTS = tuple(np.array(k, np.uint64) for k in range(5))
-_ALL_WRITTEN = tuple(np.full(1 << k, _WRITTEN, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
+#: The shadow of a written element, by the logarithm of its size.
+ALL_WRITTEN = tuple(np.full(1 << k, WRITTEN, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
 
 
 def _typed(data: Array) -> tuple[Array, ...]:

@@ -10,15 +10,17 @@ import numpy.typing as npt
 
 from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, AccessFault
 from urdir.driver.emulator.machine.layout import SharedVariable
-from urdir.driver.emulator.machine.memory import ELEMENTS
+from urdir.driver.emulator.machine.memory import (
+    ALL_WRITTEN,
+    ELEMENTS,
+    WRITTEN,
+    written_prefix,
+)
 
 Array = npt.NDArray[Any]
 
-_WRITTEN = 0xFF
 _COPYING = 0x01
-_SCAN = 4096
 _SHIFTS = tuple(np.array(k, np.uint64) for k in range(5))
-_FLAGS = tuple(np.full(1 << k, _WRITTEN, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
 _COPY_FLAGS = tuple(np.full(1 << k, _COPYING, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
 
 
@@ -42,7 +44,7 @@ class SharedMemory:
         """New CTAs: nothing is written."""
         shadow = self.shadows[0].reshape(-1, self.stride)
         shadow[:, : self.nbytes] = 0
-        shadow[:, self.nbytes :] = _WRITTEN
+        shadow[:, self.nbytes :] = WRITTEN
         self._written_to = 0
 
     def load(self, addresses: Array, shift: int, rows: Array) -> Array:
@@ -50,7 +52,7 @@ class SharedMemory:
         index = self.locate(addresses, shift, rows, "load")
         if self._written_to < self.shadows[0].size and not self._scan():
             flags = self.shadows[shift].take(index).view(np.uint8)
-            if flags.min() != _WRITTEN:
+            if flags.min() != WRITTEN:
                 bad = int(flags.argmin()) >> shift
                 what = "load of never-written bytes"
                 if flags[flags.argmin()] == _COPYING:
@@ -64,7 +66,7 @@ class SharedMemory:
         index = self.locate(addresses, shift, rows, "store")
         self.views[shift][index] = values
         if self._written_to < self.shadows[0].size:
-            self.shadows[shift][index] = _FLAGS[shift]
+            self.shadows[shift][index] = ALL_WRITTEN[shift]
 
     def unwrite(self, addresses: Array, shift: int, rows: Array) -> None:
         """An asynchronous copy has begun: its destination counts as never written."""
@@ -87,14 +89,8 @@ class SharedMemory:
 
     def _scan(self) -> bool:
         shadow = self.shadows[0]
-        while self._written_to < shadow.size:
-            chunk = shadow[self._written_to : self._written_to + _SCAN]
-            first = int(chunk.argmin())
-            if chunk[first] != _WRITTEN:
-                self._written_to += first
-                return False
-            self._written_to += chunk.size
-        return True
+        self._written_to = written_prefix(shadow, self._written_to)
+        return self._written_to >= shadow.size
 
     def _check(self, addresses: Array, shift: int, action: str) -> None:
         for position, address in enumerate(addresses.tolist()):
