@@ -14,6 +14,7 @@ from urdir.model.rows import Rows
 from urdir.model.weights import Weights
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.rope import Rope
+from urdir.ptxgen.target import Target
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
@@ -33,7 +34,8 @@ class StepParts:
 
     def products(self, plan: Plan, rows: Rows) -> Products:
         """What appends this step's products to ``plan``."""
-        return Products(plan, self.config, self.work, rows.count, self.exact)
+        sm = Target.parse(self.weights.device.target).sm
+        return Products(plan, self.config, self.work, rows.count, self.exact, sm)
 
 
 def transformer_layer_workspace(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:

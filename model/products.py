@@ -14,8 +14,8 @@ from urdir.model.config import Config
 from urdir.model.weights import Matrix
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.matmul import Matmul
-from urdir.ptxgen.kernels.matvec import MAX_BATCH, Activations, Matvec
-from urdir.ptxgen.kernels.product import choose_product
+from urdir.ptxgen.kernels.matvec import MAX_BATCH
+from urdir.ptxgen.kernels.product import choose_product, matvec_of, scratch_nbytes
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.swiglu import SwiGLU
 
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
     from urdir.driver.plan import Plan
 
+#: What the CTAs of a product exchange sums by: ``arrived`` must be zeros before the first step.
+SCRATCH = ("partials", "arrived")
+
 
 @dataclass(frozen=True, slots=True)
 class Products:
     """Appends products of ``rows`` activation vectors to a plan, with buffers of ``work``.
 
     ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers by groups of 32
-    (where the weights are quantised), many to f16.
+    (where the weights are quantised), many to f16. ``sm``: architecture of the device.
     """
 
     plan: Plan
@@ -37,6 +40,7 @@ class Products:
     work: Arena
     rows: int
     exact: bool
+    sm: int
 
     def append(
         self,
@@ -56,7 +60,7 @@ class Products:
             for number, (matrix, y) in enumerate(matrices):
                 self._append_one(f"{label}.{number}" if number else label, matrix, x, y, norm)
             return
-        (first, _), *more = matrices
+        first = matrices[0][0]
         for at, count, suffix in self._slices():
             launch: dict[str, Any] = {
                 "weights": first.data,
@@ -68,17 +72,14 @@ class Products:
                 launch[f"y{tag}"] = _rows_of(out, at, count, matrix.rows)
                 if matrix.bias is not None:
                     launch[f"bias{tag}"] = matrix.bias
-            kernel = Matvec(
-                first.format,
-                first.rows,
-                first.cols,
-                bias=first.bias is not None,
-                batch=count,
-                activations=self._activations([m for m, _ in matrices]),
-                eps=None if norm is None else self.config.rms_eps,
-                others=tuple((m.format, m.rows) for m, _ in more),
+            self._launch(
+                label + suffix,
+                [m for m, _ in matrices],
+                count,
+                {"bias": first.bias is not None, "eps": self._eps(norm)},
+                **launch,
+                **_given(norm=norm),
             )
-            self.plan.launch(kernel, label + suffix, **launch, **_given(norm=norm))
 
     def append_residual(
         self, label: str, matrix: Matrix, x: Slice, residual: Slice, y: Slice
@@ -90,16 +91,11 @@ class Products:
             self.plan.launch(add, f"{label}.residual", a=residual, b=self.work["delta"], y=y)
             return
         for at, count, suffix in self._slices():
-            self.plan.launch(
-                Matvec(
-                    matrix.format,
-                    matrix.rows,
-                    matrix.cols,
-                    batch=count,
-                    activations=self._activations([matrix]),
-                    residual=True,
-                ),
+            self._launch(
                 label + suffix,
+                [matrix],
+                count,
+                {"residual": True},
                 weights=matrix.data,
                 x=_rows_of(x, at, count, matrix.cols),
                 residual=_rows_of(residual, at, count, matrix.rows),
@@ -120,17 +116,11 @@ class Products:
             self.plan.launch(swiglu, f"{label}.swiglu", gate=gated, up=plain, y=y)
             return
         for at, count, suffix in self._slices():
-            self.plan.launch(
-                Matvec(
-                    gate.format,
-                    gate.rows,
-                    gate.cols,
-                    batch=count,
-                    activations=self._activations([gate]),
-                    eps=self.config.rms_eps,
-                    gated=True,
-                ),
+            self._launch(
                 label + suffix,
+                [gate],
+                count,
+                {"eps": self._eps(norm), "gated": True},
                 weights=gate.data,
                 up=up.data,
                 x=_rows_of(x, at, count, gate.cols),
@@ -142,8 +132,22 @@ class Products:
     def _many_rows(self) -> bool:
         return choose_product(self.rows, self.exact) == "matmul"
 
-    def _activations(self, matrices: Sequence[Matrix]) -> Activations:
-        return "f32" if self.exact or any(m.format.is_float for m in matrices) else "i16"
+    def _launch(
+        self,
+        label: str,
+        matrices: Sequence[Matrix],
+        count: int,
+        form: dict[str, Any],
+        **arguments: Slice,
+    ) -> None:
+        """Products of ``count`` rows with the matrices, of the given ``form`` (see `matvec_of`)."""
+        shapes = [(m.format, m.rows) for m in matrices]
+        kernel = matvec_of(shapes, matrices[0].cols, count, self.exact, self.sm, **form)
+        scratch = {p.name: self.work[p.name] for p in kernel.params if p.name in SCRATCH}
+        self.plan.launch(kernel, label, **arguments, **scratch)
+
+    def _eps(self, norm: Slice | None) -> float | None:
+        return None if norm is None else self.config.rms_eps
 
     def _slices(self) -> list[tuple[int, int, str]]:
         """First row, rows and a suffix for the label of each launch."""
@@ -173,6 +177,23 @@ class Products:
             **_given(bias=matrix.bias),
             y=y,
         )
+
+
+def scratch_sizes(config: Config) -> dict[str, int]:
+    """Bytes of `SCRATCH`: the most that any product of few rows needs."""
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    products: list[tuple[list[int], int, bool]] = [
+        *(([rows], config.hidden, False) for rows in (q, kv, config.ffn, config.vocab_size)),
+        ([q, kv, kv], config.hidden, False),
+        ([config.hidden], q, False),
+        ([config.ffn], config.hidden, True),
+        ([config.hidden], config.ffn, False),
+    ]
+    sizes = dict.fromkeys(SCRATCH, 16)
+    for rows, cols, gated in products:
+        for name, size in zip(SCRATCH, scratch_nbytes(rows, cols, gated), strict=True):
+            sizes[name] = max(sizes[name], size)
+    return sizes
 
 
 def _alike(gate: Matrix, up: Matrix) -> bool:

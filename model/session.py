@@ -79,6 +79,7 @@ class Session(Owner):
             device.arena(sizes, "workspace"),
             exact=is_exact(kv_dtype),
         )
+        self.parts.work["arrived"].fill(0)
         self._mailbox = device.pinned(4 * AHEAD, "mailbox")
         self.steps = Steps(self.parts, observer)
 

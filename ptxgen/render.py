@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 TemplateName = tuple[str, str]
 
+#: What a kernel's dynamic shared memory is called in its text, if its launch shape has any.
+DYNAMIC_SHARED = "dynamic_shared"
+
 
 def f32(value: float) -> str:
     """A float constant as PTX writes it exactly: ``0f3F800000`` (PTX ISA 4.5.2)."""
@@ -141,6 +144,7 @@ def _frame(spec: KernelSpec, target: Target, body: str) -> str:
         f".target {target.name}",
         ".address_size 64",
         "",
+        *([f".extern .shared .align 16 .b8 {DYNAMIC_SHARED}[];"] if shape.shared_bytes else []),
         f".visible .entry {spec.name}(",
         ",\n".join(_declare(spec, p) for p in spec.params),
         ")",

@@ -127,6 +127,34 @@ def test_replay_equals_eager_bit_for_bit(
     np.testing.assert_array_equal(results[0], results[1])
 
 
+QUANTISED = [name for name in LLAMA_CPP_ERROR if "-q" in name]
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_batched_steps_stay_within_the_allowance(name: str, device_name: str) -> None:
+    """Three sequences in one step, each a token ahead of the one before it."""
+    tokens, golden = _golden(name)
+    steps, context = (20, 32) if device_name == "cuda" else (2, 8)
+    rows, wanted = [], []
+    with Engine.open(str(_gguf(name)), device=device_name, context=context, sequences=3) as engine:
+        session = engine.session
+        for sequence in range(3):
+            for token in tokens[:sequence]:
+                session.feed([token], sequence)
+                session.forward_gpu_resident((sequence,))
+        for step in range(steps):
+            for sequence in range(3):
+                session.feed([tokens[step + sequence]], sequence)
+            rows.append(session.forward_gpu_resident((0, 1, 2)))
+            wanted.append(golden[step : step + 3])
+    logits, expected = np.concatenate(rows), np.concatenate(wanted)
+    error, kl = relative_rms(logits, expected), kl_divergence(logits, expected)
+    their_error, their_kl = LLAMA_CPP_ERROR[name]
+    print(f"{name} on {device_name}, batches of 3: relative RMS {error:.2e}, KL {kl:.1e}")
+    assert error <= max(2e-3, 1.1 * their_error)
+    assert kl <= max(1e-6, 1.2 * their_kl)
+
+
 @pytest.mark.parametrize("name", ["demo-q4_k_m", "nano-qwen3-q4_k_m", "nano-llama-f32"])
 def test_prompt_steps_stay_within_the_allowance(name: str, device_name: str) -> None:
     """Logits after a whole prompt at once, whose products round activations to f16."""
