@@ -29,7 +29,7 @@ class Products:
     """Appends products of ``rows`` activation vectors to a plan, with buffers of ``work``.
 
     ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers by groups of 32
-    (where the weights are quantised), many to f16.
+    (where the weights are quantised), many to f16. ``shared``: bytes of a CTA's shared memory.
     """
 
     plan: Plan
@@ -37,6 +37,7 @@ class Products:
     work: Arena
     rows: int
     exact: bool
+    shared: int
 
     def append(
         self,
@@ -77,6 +78,7 @@ class Products:
                 activations=self._activations([m for m, _ in matrices]),
                 eps=None if norm is None else self.config.rms_eps,
                 others=tuple((m.format, m.rows) for m, _ in more),
+                shared=self.shared,
             )
             self.plan.launch(kernel, label + suffix, **launch, **_given(norm=norm))
 
@@ -98,6 +100,7 @@ class Products:
                     batch=count,
                     activations=self._activations([matrix]),
                     residual=True,
+                    shared=self.shared,
                 ),
                 label + suffix,
                 weights=matrix.data,
@@ -129,6 +132,7 @@ class Products:
                     activations=self._activations([gate]),
                     eps=self.config.rms_eps,
                     gated=True,
+                    shared=self.shared,
                 ),
                 label + suffix,
                 weights=gate.data,

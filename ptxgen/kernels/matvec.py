@@ -11,6 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, UNIT, Format, random_blocks
+from urdir.ptxgen.kernels._weight_ring import Stage
 from urdir.ptxgen.layout import Layout
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
@@ -18,16 +19,19 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 MAX_BATCH = 8
 #: Sums that a thread may hold (rows of its own x batch rows): registers bind beyond that.
 MAX_SUMS = 16
-#: Bytes of raw weights in a thread's registers, at most, unless a unit of one row takes more.
-MAX_RAW = 128
-#: SMs of a big GPU, and the warps that each has registers for (128 a thread).
+#: Bytes of the widest plane's items that a thread takes to its registers at once, at most.
+MAX_RAW = 64
+#: SMs of a big GPU, and the warps of a CTA there: one CTA an SM, which rounds the activations once,
+#: with half of the registers, so that the next launch's CTA is there early.
 SMS, SM_WARPS = 132, 16
-#: Warps of a CTA, which share the activations: all of an SM where each CTA has to round them.
-CTA_WARPS = {"f32": 8, "i16": 16}
+#: Bytes of shared memory that a CTA takes if it is not told: what every GPU since sm_75 has.
+SHARED_NBYTES = 64 * 1024
+#: Slots of a warp's ring, at least if there is room, and at most.
+MIN_SLOTS, MAX_SLOTS = 3, 12
 #: Bytes of a unit's record in shared memory: 128 of f32 or 64 of two bytes each and 12 of scale and
 #: sums, padded to an odd number of 16 bytes, so that eight lanes' records are in different banks.
 RECORD_NBYTES = {"f32": 144, "i16": 80}
-#: Bytes of shared memory for a panel of activations.
+#: Bytes of shared memory for a panel of activations, at most: static, with what reductions need.
 PANEL_NBYTES = 47 * 1024
 
 Activations = Literal["f32", "i16"]
@@ -48,10 +52,15 @@ class Part:
     """One of the matrices of a launch: names of its registers, and the CTAs that work on it."""
 
     number: int
-    layout: Layout
+    stage: Stage
     passes: int
     first_cta: int
     ctas: int
+
+    @property
+    def layout(self) -> Layout:
+        """How its weights lie in memory."""
+        return self.stage.layout
 
     @property
     def rows(self) -> int:
@@ -67,6 +76,11 @@ class Part:
     def weights(self) -> str:
         """Register with the matrix's address."""
         return f"%weights{self.suffix}"
+
+    @property
+    def bases(self) -> tuple[str, str]:
+        """Registers with the addresses of a stage's matrices."""
+        return self.weights, "%up"
 
     @property
     def bias(self) -> str:
@@ -94,9 +108,9 @@ class Matvec(KernelSpec):
     ``others``: (format, rows) of more matrices for the same x, each with its own y.
 
     How a launch is cut is chosen by shape where a field is 0: ``warps`` of a CTA, ``rows_each``
-    rows of a warp at a time (of both matrices if gated), ``stages`` units of each row that a lane
-    has on their way, ``passes`` groups of rows that a warp takes one after the other, ``resident``
-    CTAs that an SM has registers for.
+    rows of a warp at a time (of both matrices if gated), ``stages`` of its ring in shared memory,
+    ``passes`` groups of rows that it takes one after the other, ``resident`` CTAs that an SM has
+    registers for. ``shared``: bytes of shared memory that a CTA may take.
     """
 
     format: Format
@@ -114,6 +128,7 @@ class Matvec(KernelSpec):
     stages: int = 0
     passes: int = 0
     resident: int = 0
+    shared: int = SHARED_NBYTES
 
     name = "matvec"
     template = ("urdir.templates", "matvec.ptx.j2")
@@ -129,10 +144,16 @@ class Matvec(KernelSpec):
             raise PtxgenError(f"matvec: warps is {self.warps}: 1 to 32")
         if not 1 <= self.warp_rows <= min(m.rows for m in self.matrices):
             raise PtxgenError(f"matvec: rows_each is {self.warp_rows} of {self.rows} rows")
-        if self.panels > 1 and (self.passes > 1 or self.panel_units // 32 % self.depth):
+        if self.panels > 1 and self.passes > 1:
             raise PtxgenError(
-                f"matvec: {self.cols} columns are more than a panel: "
-                f"passes is {self.passes} instead of 1, or stages ({self.depth}) no power of two"
+                f"matvec: {self.cols} columns are more than a panel: passes is {self.passes} "
+                "instead of 1"
+            )
+        if self.slots < 2:
+            raise PtxgenError(
+                f"matvec: two stages ({self.stage_nbytes} bytes) of {self.cta_warps} warps and "
+                f"{self.batch * self.panel_nbytes} bytes of activations are more than the "
+                f"{self.shared} bytes of shared memory"
             )
 
     @property
@@ -151,8 +172,8 @@ class Matvec(KernelSpec):
         for fmt, rows in ((self.format, self.rows), *self.others):
             first = parts[-1].first_cta + parts[-1].ctas if parts else 0
             ctas = ceil_div(ceil_div(rows, self.warp_rows), self.cta_warps * self.warp_passes)
-            layout = Layout(fmt, rows, self.cols)
-            parts.append(Part(len(parts), layout, self.warp_passes, first, ctas))
+            stage = Stage(Layout(fmt, rows, self.cols), self.warp_rows, 2 if self.gated else 1)
+            parts.append(Part(len(parts), stage, self.warp_passes, first, ctas))
         return tuple(parts)
 
     @property
@@ -212,24 +233,19 @@ class Matvec(KernelSpec):
         return max(p.nbytes for fmt in self.formats for p in fmt.planes)
 
     @property
-    def cta_warps(self) -> int:
-        """Warps of a CTA."""
-        return self.warps or CTA_WARPS[self.activations]
-
-    @property
     def warp_rows(self) -> int:
         """Rows of each matrix that a warp takes together: they share its reads of x."""
         return self.rows_each or choose_rows(
             self.total_rows,
-            min(self.rows, *(rows for _, rows in self.others)) if self.others else self.rows,
+            min(self.rows, *(rows for _, rows in self.others), self.rows),
             self.most_rows,
         )
 
     @property
     def most_rows(self) -> int:
-        """Rows of each matrix that a thread has registers for, with two units of each."""
+        """Rows of each matrix that a thread has registers for."""
         each = 2 if self.gated else 1
-        raw, sums = MAX_RAW // 2 // self._widest, MAX_SUMS // self.batch
+        raw, sums = MAX_RAW // self._widest, MAX_SUMS // self.batch
         return max(1, min(4, raw, sums if self.batch > 1 else 4) // each)
 
     @property
@@ -242,24 +258,32 @@ class Matvec(KernelSpec):
         """Rows of weights that a lane works on at once."""
         return self.warp_rows * (2 if self.gated else 1)
 
-    @property
-    def depth(self) -> int:
-        """Units of each row that a lane has on their way."""
-        light = self.batch == 1 and max(len(fmt.planes) for fmt in self.formats) < 5
-        most = 4 if light and self.activations == "i16" else 2
-        if self._has_many_sums or (self.gated and self.activations == "f32"):
-            most = 1
-        fitting = max(1, min(most, MAX_RAW // (self.dots * self._widest)))
-        depth = min(
-            self.stages or 1 << fitting.bit_length() - 1, self.rounds, self.panel_units // 32
-        )
-        if self.has_passes and not self.stages:  # so that loads run on into the next rows
-            depth = max(d for d in range(1, depth + 1) if self.rounds % d == 0)
-        return depth
+    @cached_property
+    def stage_nbytes(self) -> int:
+        """Bytes of a stage of a warp's ring, of the matrix with the largest."""
+        matrices = 2 if self.gated else 1
+        layouts = (Layout(fmt, 1, self.cols) for fmt in self.formats)
+        return max(Stage(layout, self.warp_rows, matrices).nbytes for layout in layouts)
 
     @property
-    def _has_many_sums(self) -> bool:
-        return self.dots * self.batch > MAX_SUMS // 2
+    def cta_warps(self) -> int:
+        """Warps of a CTA: as many as have room for a ring each."""
+        room = self._ring_room // (MIN_SLOTS * self.stage_nbytes)
+        return self.warps or 1 << max(1, min(SM_WARPS, room)).bit_length() - 1
+
+    @property
+    def slots(self) -> int:
+        """Slots of a warp's ring: all but one are filled when a stage is waited for."""
+        room = self._ring_room // (self.cta_warps * self.stage_nbytes)
+        return min(self.stages or MAX_SLOTS, room, self.rounds * self.warp_passes + 1)
+
+    @property
+    def _ring_room(self) -> int:
+        return self.shared - self.batch * self.panel_nbytes - self._reduction_nbytes
+
+    @property
+    def _reduction_nbytes(self) -> int:
+        return 128 * self.batch if self.normed else 0
 
     @property
     def warp_passes(self) -> int:
@@ -267,14 +291,13 @@ class Matvec(KernelSpec):
         if self.panels > 1:
             return 1
         groups = ceil_div(self.total_rows, self.warp_rows)
-        return self.passes or ceil_div(groups, self.cta_warps * SMS * self.cta_residents)
+        return self.passes or ceil_div(groups, self.cta_warps * SMS)
 
     @property
     def cta_residents(self) -> int:
-        """CTAs of an SM at once."""
-        raw = self.dots * max(1, self.stages) * self._widest
-        heavy = raw > MAX_RAW or (self.activations == "f32" and self._has_many_sums)
-        return self.resident or max(1, SM_WARPS // self.cta_warps // (2 if heavy else 1))
+        """CTAs that an SM has registers for: this one's and the next launch's, if it can be."""
+        heavy = self.dots * self.batch > MAX_SUMS // 2
+        return self.resident or max(1, SM_WARPS * (1 if heavy else 2) // self.cta_warps)
 
     @property
     def has_passes(self) -> bool:
@@ -292,7 +315,8 @@ class Matvec(KernelSpec):
     def panel_units(self) -> int:
         """Units of the activations that are in shared memory at a time: all, or a power of two."""
         whole = 32 * self.rounds
-        most = PANEL_NBYTES // (self.batch * self.record_nbytes) // 32 * 32
+        nbytes = min(PANEL_NBYTES, self.shared * 5 // 8)
+        most = max(1, nbytes // (self.batch * self.record_nbytes) // 32) * 32
         return whole if whole <= most else 1 << (most.bit_length() - 1)
 
     @property
@@ -309,7 +333,10 @@ class Matvec(KernelSpec):
     def launch_shape(self) -> LaunchShape:
         ctas = sum(m.ctas for m in self.matrices)
         return LaunchShape(
-            grid=(ctas, 1, 1), block=(32 * self.cta_warps, 1, 1), resident=self.cta_residents
+            grid=(ctas, 1, 1),
+            block=(32 * self.cta_warps, 1, 1),
+            shared_bytes=self.cta_warps * self.slots * self.stage_nbytes,
+            resident=self.cta_residents,
         )
 
     @property
@@ -370,7 +397,7 @@ class Matvec(KernelSpec):
             cls(q8, 3, UNIT),
             *each,
             *integer,
-            cls(f16, 3, 2085, warps=2, stages=1),
+            cls(f16, 3, 2085, warps=2, stages=2),
             cls(
                 q4_k,
                 9,
@@ -385,7 +412,7 @@ class Matvec(KernelSpec):
             cls(q4_k, 3, 4864, bias=True, rows_each=2, residual=True),
             cls(q4_k, 5, 512, bias=True, batch=8),
             cls(q4_k, 5, 512, bias=True, batch=8, activations="i16", rows_each=2),
-            cls(q8, 9, 4864, rows_each=1, batch=4, stages=1, activations="i16", eps=1e-5),
+            cls(q8, 9, 4864, rows_each=1, batch=4, stages=2, activations="i16", eps=1e-5),
             cls(FORMATS["F32"], 5, 37, bias=True, batch=8, eps=1e-5),
             cls(FORMATS["F32"], 3, 12321, eps=1e-5),
             cls(q4_k, 7, 512, batch=2, gated=True, activations="i16", eps=1e-6),

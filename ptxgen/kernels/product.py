@@ -1,10 +1,10 @@
-"""Which kernel multiplies activations with a weight matrix."""
+"""Which kernel multiplies activations with a weight matrix, and what it may take of an SM."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from urdir.ptxgen.kernels.matvec import MAX_BATCH
+from urdir.ptxgen.kernels.matvec import MAX_BATCH, SHARED_NBYTES
 
 #: The largest batch for which ``Matvec`` is taken where either may be. Measured on an H200, Q4_K,
 #: microseconds of matvec and matmul at batch 8: 84 and 51 (14336 x 4096), 46 and 62 (4096 x 14336),
@@ -20,3 +20,13 @@ def choose_product(batch: int, exact: bool) -> Literal["matvec", "matmul"]:
     the batch on where its tensor cores win.
     """
     return "matvec" if exact or batch <= LAST_MATVEC else "matmul"
+
+
+def shared_of_a_cta(per_sm: int, per_cta: int) -> int:
+    """Bytes of shared memory that a matvec's CTA may take, static and dynamic together.
+
+    Half of an SM's, so that the next launch's CTA is there (and loads weights) while this one
+    works, less 1 KB that the driver keeps of each; but no less than `SHARED_NBYTES`. ``per_sm`` and
+    ``per_cta`` are the device's limits.
+    """
+    return min(per_cta, max(per_sm // 2 - 1024, SHARED_NBYTES))
