@@ -85,9 +85,9 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the repacked matrix."""
+        """Bytes of the repacked matrix, in whole words."""
         last = self.format.planes[-1]
-        return self.offsets[last.name] + self.plane_nbytes(last)
+        return ceil_div(self.offsets[last.name] + self.plane_nbytes(last), 4) * 4
 
     def chunks(self, max_units: int) -> Iterator[Chunk]:
         """The matrix in pieces of at most ``max_units`` units, in order.
