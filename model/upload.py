@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.launch import launch, pack
-from urdir.ptxgen.formats import UNIT
 from urdir.ptxgen.kernels.repack import Repack
 from urdir.ptxgen.layout import Layout
 
@@ -47,17 +46,15 @@ class Uploader:
     def matrix(self, layout: Layout, source: Bytes, destination: Slice) -> None:
         """Queue a GGUF tensor (its bytes) to be repacked into ``destination``."""
         destination.fill(0, self._stream)  # gaps between planes: no byte stays unwritten
-        slot_units = _SLOT_BYTES // _most_bytes_per_unit(layout)
-        for chunk in layout.chunks(slot_units):
-            kernel = Repack.of(layout, chunk)
-            begin = chunk.source_offset
-            pieces = {
+        row_nbytes = layout.source_row_nbytes
+        for first, rows in layout.chunks(_SLOT_BYTES):
+            kernel = Repack(layout.format, rows, layout.cols)
+            planes = {
                 name: destination.slice(*span)
-                for name, span in kernel.regions(layout, chunk).items()
-                if name != "source"
+                for name, span in kernel.regions(layout, first).items()
             }
-            with self._stage(source[begin : begin + chunk.source_nbytes]) as staged:
-                args = pack(kernel, {"source": staged, **pieces})
+            with self._stage(source[first * row_nbytes : (first + rows) * row_nbytes]) as staged:
+                args = pack(kernel, {"source": staged, **planes})
                 launch(self._device.load(kernel), args, self._stream)
 
     def vector(self, source: Bytes, destination: Slice) -> None:
@@ -98,8 +95,3 @@ class Uploader:
             for pinned in self._pinned:
                 pinned.close()
 
-
-def _most_bytes_per_unit(layout: Layout) -> int:
-    """An upper bound of the file's bytes for one unit of 32 weights."""
-    fmt = layout.format
-    return -(-fmt.nbytes * UNIT // fmt.block)

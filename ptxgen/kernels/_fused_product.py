@@ -190,6 +190,8 @@ def odd_cols(fmt: Format) -> int:
     return 37 if fmt.is_float else fmt.block * 9 % 1536
 
 
-def examples_of(kind: type[FusedProduct], formats: Sequence[Format], **fields: Any) -> Sequence[Any]:
+def examples_of(
+    kind: type[FusedProduct], formats: Sequence[Format], **fields: Any
+) -> Sequence[Any]:
     """An example of each type: odd sizes, every other one with a bias."""
     return [kind(f, 17, odd_cols(f), bias=i % 2 == 0, **fields) for i, f in enumerate(formats)]

@@ -1,62 +1,28 @@
 """How tiles of weights lie in a warp's shared memory, made for tensor cores.
 
-A tile is 16 rows x 8 units (256 columns) of a matrix. Lane (g, t) = (lane / 4,
-lane % 4) reads units t and 4 + t of rows g and g + 8. Items of 4 bytes and more are *wide*: whole
-units, up to 16 bytes a lane. Smaller items (scales, factors) are *narrow*: copied in words.
+A tile (`layout`) is one run of bytes in each plane, and so it is in shared memory, plane after
+plane. Lane (g, t) = (lane / 4, lane % 4) reads units t and 4 + t of rows g and g + 8.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from urdir.ptxgen.formats import Plane
-from urdir.ptxgen.layout import Layout
+from urdir.ptxgen.layout import TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.spec import ceil_div
 
-LANES = 32
-#: Rows of a tile, units of one of its rows.
-ROWS, UNITS = 16, 8
+#: Bytes that a lane, and that a warp copies at a time.
+PIECE, WARP_PIECE = 16, 512
 
 
 @dataclass(frozen=True, slots=True)
-class Wide:
-    """A plane of wide items: ``width`` bytes a lane at a time, ``chunks`` of them a unit."""
+class Run:
+    """A tile's bytes of one plane, from ``offset`` on in shared memory.
 
-    plane: Plane
-    offset: int
-    width: int
-    chunks: int
-
-    @property
-    def row_nbytes(self) -> int:
-        """Bytes of a tile's row."""
-        return UNITS * self.plane.nbytes
-
-    @property
-    def row_lanes(self) -> int:
-        """Lanes that copy a row together."""
-        return self.row_nbytes // self.width
-
-    @property
-    def copy_rows(self) -> int:
-        """Rows that a warp copies at a time."""
-        return LANES // self.row_lanes
-
-    @property
-    def swizzle(self) -> int:
-        """Chunk c of an odd row lies at place ``c ^ swizzle``.
-
-        The eight lanes that read 16 bytes each at a time, of two rows, find them in different banks.
-        """
-        return {(16, 1): 4, (16, 2): 1}.get((self.width, self.chunks), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Narrow:
-    """A plane of narrow items: ``words`` of 4 bytes hold those of a tile's row.
-
-    Where these are 2 bytes, the word has another tile's as well: `halves`.
+    ``first`` counts the pieces of runs that do not fill a warp's copy; these runs share copies.
     """
 
     plane: Plane
@@ -64,67 +30,72 @@ class Narrow:
     first: int
 
     @property
-    def item_nbytes(self) -> int:
-        """Bytes of a row's items."""
-        return UNITS // self.plane.units * self.plane.nbytes
+    def nbytes(self) -> int:
+        """Bytes of the run, a multiple of `PIECE`."""
+        return TILE_ROWS * self.row_nbytes
 
     @property
-    def halves(self) -> bool:
-        """Whether a word holds the items of two tiles."""
-        return self.item_nbytes == 2
+    def row_nbytes(self) -> int:
+        """Bytes of a tile's row."""
+        return TILE_UNITS // self.plane.units * self.plane.nbytes
 
     @property
-    def words(self) -> int:
-        """Words of a row."""
-        return max(1, self.item_nbytes // 4)
+    def copies(self) -> int:
+        """Copies of the whole warp; 0 if it shares one."""
+        return self.nbytes // WARP_PIECE
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a shared copy."""
+        return 0 if self.copies else self.nbytes // PIECE
+
+    @property
+    def chunks(self) -> int:
+        """Pieces of a unit; 0 if it is smaller than one."""
+        return self.plane.nbytes // PIECE if self.plane.units == 1 else 0
+
+    @property
+    def swizzle(self) -> int:
+        """Piece c of an odd row lies at place ``c ^ swizzle``.
+
+        Eight lanes that read a piece each at a time, of two rows, find them in different banks.
+        """
+        return {1: 4, 2: 1}.get(self.chunks, 0)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of a matrix of that layout."""
+    """The tiles of a matrix of that layout."""
 
     layout: Layout
 
     @cached_property
-    def wide(self) -> tuple[Wide, ...]:
-        """The planes of wide items."""
-        found: list[Wide] = []
-        offset = 0
+    def runs(self) -> tuple[Run, ...]:
+        """A run of each plane."""
+        runs: list[Run] = []
+        offset = first = 0
         for plane in self.layout.format.planes:
-            if plane.nbytes >= 4 and plane.units == 1:
-                width = min(16, plane.nbytes)
-                found.append(Wide(plane, offset, width, plane.nbytes // width))
-                offset += ROWS * found[-1].row_nbytes
-        return tuple(found)
-
-    @cached_property
-    def narrow(self) -> tuple[Narrow, ...]:
-        """The other planes."""
-        wide = [w.plane for w in self.wide]
-        found: list[Narrow] = []
-        base, words = sum(ROWS * w.row_nbytes for w in self.wide), 0
-        for plane in self.layout.format.planes:
-            if plane not in wide:
-                found.append(Narrow(plane, base + 4 * words, words))
-                words += ROWS * found[-1].words
-        return tuple(found)
-
-    @property
-    def words(self) -> int:
-        """Words of all narrow planes."""
-        return sum(ROWS * n.words for n in self.narrow)
-
-    @property
-    def copies(self) -> int:
-        """Copies of words that a lane makes."""
-        return ceil_div(self.words, LANES)
-
-    def narrow_of(self, copy: int) -> tuple[Narrow, ...]:
-        """The planes that lanes 0 to 31 meet in their ``copy``-th copy."""
-        low, high = LANES * copy, LANES * (copy + 1)
-        return tuple(n for n in self.narrow if n.first < high and n.first + ROWS * n.words > low)
+            runs.append(Run(plane, offset, first))
+            offset += runs[-1].nbytes
+            first += runs[-1].pieces
+        return tuple(runs)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a tile, in whole 16."""
-        return ceil_div(sum(ROWS * w.row_nbytes for w in self.wide) + 4 * self.words, 16) * 16
+        """Bytes of a tile."""
+        return sum(run.nbytes for run in self.runs)
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of all shared copies."""
+        return sum(run.pieces for run in self.runs)
+
+    @property
+    def shared_copies(self) -> int:
+        """Copies that runs share."""
+        return ceil_div(self.pieces, WARP_PIECE // PIECE)
+
+    def shared_by(self, copy: int) -> Iterator[Run]:
+        """The runs that lanes 0 to 31 meet in such a copy."""
+        low, high = 32 * copy, 32 * (copy + 1)
+        return (r for r in self.runs if r.pieces and r.first < high and r.first + r.pieces > low)

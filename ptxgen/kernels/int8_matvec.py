@@ -9,8 +9,8 @@ from functools import cached_property
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.kernels._fused_product import SHARED_NBYTES, SMS, FusedProduct, Part, odd_cols
-from urdir.ptxgen.kernels._weight_tiles import ROWS, UNITS, Tile
-from urdir.ptxgen.layout import Layout
+from urdir.ptxgen.kernels._weight_tiles import Tile
+from urdir.ptxgen.layout import TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 
 #: Warps of a CTA, one CTA an SM: half of the SM's registers at 128 a thread, so that the next
@@ -43,8 +43,7 @@ class Int8Matvec(FusedProduct):
     the parts' sums meet; ``stages`` tiles are in a warp's ring. ``shared``: bytes of shared memory
     that a CTA may take; ``resident``: CTAs that an SM has registers for.
 
-    Raises PtxgenError for unquantised types, and where a row's scales are not whole 4 bytes (an
-    odd number of 32-weight blocks).
+    Raises PtxgenError for unquantised types.
     """
 
     split: int = 0
@@ -60,12 +59,8 @@ class Int8Matvec(FusedProduct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for part in self.parts:
-            if not self.takes(part.layout):
-                raise PtxgenError(
-                    f"int8_matvec: {part.layout.format.name} weights of {self.cols} columns: "
-                    "quantised types only, with whole words of scales in a row"
-                )
+        if any(fmt.is_float for fmt in self.formats):
+            raise PtxgenError("int8_matvec: quantised weights only")
         if not 1 <= self.k_warps <= self.blocks:
             raise PtxgenError(f"int8_matvec: split is {self.split} of {self.blocks} blocks")
         if not 1 <= self.cta_warps <= 32:
@@ -76,19 +71,11 @@ class Int8Matvec(FusedProduct):
                 f"{self.cols} activations are more than the {self.shared} bytes of shared memory"
             )
 
-    @staticmethod
-    def takes(layout: Layout) -> bool:
-        """Whether there is a kernel for such weights."""
-        if layout.format.is_float:
-            return False
-        return all(n.halves or layout.row_nbytes(n.plane) % 4 == 0 for n in Tile(layout).narrow)
-
     @cached_property
     def matrices(self) -> tuple[TilePart, ...]:
         """The parts with their tiles."""
         return tuple(
-            TilePart(p.number, p.layout, p.first_cta, p.ctas, Tile(p.layout))
-            for p in self.parts
+            TilePart(p.number, p.layout, p.first_cta, p.ctas, Tile(p.layout)) for p in self.parts
         )
 
     @property
@@ -100,7 +87,7 @@ class Int8Matvec(FusedProduct):
     @property
     def blocks(self) -> int:
         """Blocks of a row: 8 units, the last one perhaps less."""
-        return ceil_div(self.row_units, UNITS)
+        return ceil_div(self.row_units, TILE_UNITS)
 
     @property
     def k_warps(self) -> int:
@@ -119,7 +106,7 @@ class Int8Matvec(FusedProduct):
     @property
     def _most_warps(self) -> int:
         """Warps that have room for a ring each."""
-        room = self.shared - RECORD_NBYTES * UNITS * self.blocks - PARTIALS_NBYTES
+        room = self.shared - RECORD_NBYTES * TILE_UNITS * self.blocks - PARTIALS_NBYTES
         return max(1, min(WARPS, room // (MIN_SLOTS * self.tile_nbytes)))
 
     @property
@@ -135,12 +122,12 @@ class Int8Matvec(FusedProduct):
     @cached_property
     def _tiles_wanted(self) -> int:
         rows = (self.rows, *(rows for _, rows in self.others))
-        return self.tiles_each or ceil_div(sum(ceil_div(r, ROWS) for r in rows), SMS)
+        return self.tiles_each or ceil_div(sum(ceil_div(r, TILE_ROWS) for r in rows), SMS)
 
     @property
     def pass_tiles(self) -> int:
         """Tiles of a CTA before the sums meet: of all its warps' parts of the rows."""
-        fitting = PARTIALS_NBYTES // (4 * ROWS * self.k_warps * self._pair)
+        fitting = PARTIALS_NBYTES // (4 * TILE_ROWS * self.k_warps * self._pair)
         most = max(1, min(self.per_pass or fitting, fitting) // self.row_warps)
         each = ceil_div(self._tiles_wanted, self.row_warps)
         return self.row_warps * ceil_div(each, ceil_div(each, most))
@@ -157,12 +144,12 @@ class Int8Matvec(FusedProduct):
 
     @property
     def cta_rows(self) -> int:
-        return ROWS * self.tiles
+        return TILE_ROWS * self.tiles
 
     @property
     def has_partial_rows(self) -> bool:
-        """Whether tiles have rows beyond a matrix' last."""
-        return any(part.rows % self.cta_rows for part in self.parts)
+        """Whether there are tiles beyond a matrix' last."""
+        return any(part.layout.bands % self.tiles for part in self.parts)
 
     # ---- shared memory: rings, records, sums of squares, partial sums ----
 
@@ -180,8 +167,10 @@ class Int8Matvec(FusedProduct):
 
     @property
     def _rest_nbytes(self) -> int:
-        partials = 4 * self.k_warps * self._pair * ROWS * self.pass_tiles
-        return RECORD_NBYTES * UNITS * self.blocks + 16 * ceil_div(self.cta_warps, 4) + partials
+        partials = 4 * self.k_warps * self._pair * TILE_ROWS * self.pass_tiles
+        return (
+            RECORD_NBYTES * TILE_UNITS * self.blocks + 16 * ceil_div(self.cta_warps, 4) + partials
+        )
 
     @property
     def records_offset(self) -> int:
@@ -191,7 +180,7 @@ class Int8Matvec(FusedProduct):
     @property
     def squares_offset(self) -> int:
         """Where the warps' sums of squares begin."""
-        return self.records_offset + RECORD_NBYTES * UNITS * self.blocks
+        return self.records_offset + RECORD_NBYTES * TILE_UNITS * self.blocks
 
     @property
     def partials_offset(self) -> int:
@@ -219,7 +208,7 @@ class Int8Matvec(FusedProduct):
         q8, q4_k, q6_k, q3_k = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
         return (
             cls(q8, 3, 64),
-            *(cls(f, 17, 2 * odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(quantised)),
+            *(cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(quantised)),
             cls(q4_k, 9, 2304, split=2, tiles_each=1, stages=2, residual=True),
             cls(q6_k, 40, 768, split=3, groups=2, tiles_each=4, per_pass=2, eps=1e-5),
             cls(q3_k, 33, 1280, split=2, groups=1, tiles_each=3, eps=1e-5, residual=True),
