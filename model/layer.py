@@ -12,7 +12,6 @@ from urdir.model.kv_cache import KvCache
 from urdir.model.products import Products
 from urdir.model.rows import Rows
 from urdir.model.weights import Weights
-from urdir.ptxgen.kernels.product import shared_of_a_cta
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.rope import Rope
 
@@ -35,8 +34,7 @@ class StepParts:
     def products(self, plan: Plan, rows: Rows) -> Products:
         """What appends this step's products to ``plan``."""
         properties = self.weights.device.properties
-        shared = shared_of_a_cta(properties.shared_per_sm, properties.shared_per_block_optin)
-        return Products(plan, self.config, self.work, rows.count, self.exact, shared)
+        return Products(plan, self.config, self.work, rows.count, self.exact, properties)
 
 
 def transformer_layer_workspace(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:

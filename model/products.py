@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.model.config import Config
 from urdir.model.weights import Matrix
+from urdir.ptxgen.kernels._fused_product import FusedProduct
 from urdir.ptxgen.kernels.add import Add
+from urdir.ptxgen.kernels.int8_matvec import Int8Matvec
 from urdir.ptxgen.kernels.matmul import Matmul
-from urdir.ptxgen.kernels.matvec import MAX_BATCH, Activations, Matvec
-from urdir.ptxgen.kernels.product import choose_product
+from urdir.ptxgen.kernels.matvec import MAX_BATCH, Matvec
+from urdir.ptxgen.kernels.product import choose_product, shared_of_a_cta
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.swiglu import SwiGLU
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
     from urdir.driver.plan import Plan
+    from urdir.driver.properties import DeviceProperties
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Products:
     """Appends products of ``rows`` activation vectors to a plan, with buffers of ``work``.
 
     ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers by groups of 32
-    (where the weights are quantised), many to f16. ``shared``: bytes of a CTA's shared memory.
+    (where the weights are quantised), many to f16.
     """
 
     plan: Plan
@@ -37,7 +40,7 @@ class Products:
     work: Arena
     rows: int
     exact: bool
-    shared: int
+    properties: DeviceProperties
 
     def append(
         self,
@@ -69,16 +72,12 @@ class Products:
                 launch[f"y{tag}"] = _rows_of(out, at, count, matrix.rows)
                 if matrix.bias is not None:
                     launch[f"bias{tag}"] = matrix.bias
-            kernel = Matvec(
-                first.format,
-                first.rows,
-                first.cols,
+            kernel = self._kernel(
+                first,
+                count,
                 bias=first.bias is not None,
-                batch=count,
-                activations=self._activations([m for m, _ in matrices]),
                 eps=None if norm is None else self.config.rms_eps,
                 others=tuple((m.format, m.rows) for m, _ in more),
-                shared=self.shared,
             )
             self.plan.launch(kernel, label + suffix, **launch, **_given(norm=norm))
 
@@ -93,15 +92,7 @@ class Products:
             return
         for at, count, suffix in self._slices():
             self.plan.launch(
-                Matvec(
-                    matrix.format,
-                    matrix.rows,
-                    matrix.cols,
-                    batch=count,
-                    activations=self._activations([matrix]),
-                    residual=True,
-                    shared=self.shared,
-                ),
+                self._kernel(matrix, count, residual=True),
                 label + suffix,
                 weights=matrix.data,
                 x=_rows_of(x, at, count, matrix.cols),
@@ -124,16 +115,7 @@ class Products:
             return
         for at, count, suffix in self._slices():
             self.plan.launch(
-                Matvec(
-                    gate.format,
-                    gate.rows,
-                    gate.cols,
-                    batch=count,
-                    activations=self._activations([gate]),
-                    eps=self.config.rms_eps,
-                    gated=True,
-                    shared=self.shared,
-                ),
+                self._kernel(gate, count, eps=self.config.rms_eps, gated=True),
                 label + suffix,
                 weights=gate.data,
                 up=up.data,
@@ -146,14 +128,33 @@ class Products:
     def _many_rows(self) -> bool:
         return choose_product(self.rows, self.exact) == "matmul"
 
-    def _activations(self, matrices: Sequence[Matrix]) -> Activations:
-        return "f32" if self.exact or any(m.format.is_float for m in matrices) else "i16"
+    def _kernel(self, matrix: Matrix, batch: int, **fields: Any) -> FusedProduct:
+        """The product of few rows with a matrix, and with others of those fields."""
+        others = [fmt for fmt, _ in fields.get("others", ())]
+        if self.exact or any(fmt.is_float for fmt in (matrix.format, *others)):
+            return Matvec(matrix.format, matrix.rows, matrix.cols, batch=batch, **fields)
+        least, most = shared_of_a_cta(
+            self.properties.shared_per_sm,
+            self.properties.shared_per_block_optin,
+            larger=fields.get("residual", False),
+        )
+        sms = self.properties.sm_count
+        return Int8Matvec(
+            matrix.format,
+            matrix.rows,
+            matrix.cols,
+            shared=most,
+            least_shared=least,
+            sms=sms,
+            **fields,
+        )
 
     def _slices(self) -> list[tuple[int, int, str]]:
         """First row, rows and a suffix for the label of each launch."""
-        firsts = range(0, self.rows, MAX_BATCH)
+        most = MAX_BATCH if self.exact else 1
+        firsts = range(0, self.rows, most)
         return [
-            (at, min(MAX_BATCH, self.rows - at), f" rows {at}" if len(firsts) > 1 else "")
+            (at, min(most, self.rows - at), f" rows {at}" if len(firsts) > 1 else "")
             for at in firsts
         ]
 

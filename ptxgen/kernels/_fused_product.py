@@ -99,6 +99,11 @@ class FusedProduct(KernelSpec):
         return tuple(parts)
 
     @property
+    def ctas(self) -> int:
+        """CTAs of all parts."""
+        return self.parts[-1].first_cta + self.parts[-1].ctas
+
+    @property
     def cta_rows(self) -> int:
         """Rows of a matrix that a CTA takes."""
         raise NotImplementedError

@@ -41,7 +41,12 @@ class Int8Matvec(FusedProduct):
     A launch is cut by shape where a field is 0: ``split`` parts of the columns times ``groups`` of
     the rows are the warps of a CTA; it takes ``tiles_each`` tiles of 16 rows, ``per_pass`` before
     the parts' sums meet; ``stages`` tiles are in a warp's ring. ``shared``: bytes of shared memory
-    that a CTA may take; ``resident``: CTAs that an SM has registers for.
+    that a CTA may take, and ``least_shared`` those that it takes even if it needs fewer;
+    ``resident``: CTAs that an SM has registers for.
+
+    One CTA an SM is what the launch is cut for (``sms`` of them): if that leaves a few SMs over, CTAs
+    without rows of their own keep them busy, for else an SM that is free would take two CTAs of the
+    next launch, which then takes as long as these two.
 
     Raises PtxgenError for unquantised types.
     """
@@ -53,6 +58,8 @@ class Int8Matvec(FusedProduct):
     stages: int = 0
     resident: int = 2
     shared: int = SHARED_NBYTES
+    least_shared: int = 0
+    sms: int = SMS
 
     name = "int8_matvec"
     template = ("urdir.templates", "int8_matvec.ptx.j2")
@@ -122,7 +129,7 @@ class Int8Matvec(FusedProduct):
     @cached_property
     def _tiles_wanted(self) -> int:
         rows = (self.rows, *(rows for _, rows in self.others))
-        return self.tiles_each or ceil_div(sum(ceil_div(r, TILE_ROWS) for r in rows), SMS)
+        return self.tiles_each or ceil_div(sum(ceil_div(r, TILE_ROWS) for r in rows), self.sms)
 
     @property
     def pass_tiles(self) -> int:
@@ -147,9 +154,14 @@ class Int8Matvec(FusedProduct):
         return TILE_ROWS * self.tiles
 
     @property
+    def idle_ctas(self) -> int:
+        """CTAs without rows, which work on the last tile instead."""
+        return self.sms - self.ctas if self.sms // 2 < self.ctas < self.sms else 0
+
+    @property
     def has_partial_rows(self) -> bool:
         """Whether there are tiles beyond a matrix' last."""
-        return any(part.layout.bands % self.tiles for part in self.parts)
+        return self.idle_ctas > 0 or any(part.layout.bands % self.tiles for part in self.parts)
 
     # ---- shared memory: rings, records, sums of squares, partial sums ----
 
@@ -190,9 +202,9 @@ class Int8Matvec(FusedProduct):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(sum(part.ctas for part in self.parts), 1, 1),
+            grid=(self.ctas + self.idle_ctas, 1, 1),
             block=(32 * self.cta_warps, 1, 1),
-            shared_bytes=self.records_offset + self._rest_nbytes,
+            shared_bytes=max(self.records_offset + self._rest_nbytes, self.least_shared),
             resident=self.resident,
         )
 

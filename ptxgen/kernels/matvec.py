@@ -184,9 +184,8 @@ class Matvec(FusedProduct):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        ctas = sum(part.ctas for part in self.parts)
         return LaunchShape(
-            grid=(ctas, 1, 1), block=(32 * self.cta_warps, 1, 1), resident=self.cta_residents
+            grid=(self.ctas, 1, 1), block=(32 * self.cta_warps, 1, 1), resident=self.cta_residents
         )
 
     @property

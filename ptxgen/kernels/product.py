@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from urdir.ptxgen.kernels.matvec import MAX_BATCH, SHARED_NBYTES
+from urdir.ptxgen.kernels._fused_product import SHARED_NBYTES
+from urdir.ptxgen.kernels.matvec import MAX_BATCH
 
 #: The largest batch for which ``Matvec`` is taken where either may be. Measured on an H200, Q4_K,
 #: microseconds of matvec and matmul at batch 8: 84 and 51 (14336 x 4096), 46 and 62 (4096 x 14336),
@@ -22,11 +23,13 @@ def choose_product(batch: int, exact: bool) -> Literal["matvec", "matmul"]:
     return "matvec" if exact or batch <= LAST_MATVEC else "matmul"
 
 
-def shared_of_a_cta(per_sm: int, per_cta: int) -> int:
-    """Bytes of shared memory that a matvec's CTA may take, static and dynamic together.
+def shared_of_a_cta(per_sm: int, per_cta: int, larger: bool) -> tuple[int, int]:
+    """Bytes of shared memory that a matvec's CTA takes at least and at most.
 
-    Half of an SM's, so that the next launch's CTA is there (and loads weights) while this one
-    works, less 1 KB that the driver keeps of each; but no less than `SHARED_NBYTES`. ``per_sm`` and
-    ``per_cta`` are the device's limits.
+    An SM should hold one CTA of a launch, and one of the next, which loads weights meanwhile. So the
+    ``larger`` ones take more than half of it, the others what is left: two of a kind meet only
+    where the SM is empty otherwise. The driver keeps 1 KB of each. ``per_sm`` and ``per_cta``: the
+    device's limits.
     """
-    return min(per_cta, max(per_sm // 2 - 1024, SHARED_NBYTES))
+    most = max(per_sm * (5 if larger else 4) // 9 - 1024, SHARED_NBYTES)
+    return (min(per_cta, per_sm // 2 + 1024) if larger else 0), min(per_cta, most)
