@@ -119,6 +119,11 @@ class Matvec(KernelSpec):
     template = ("urdir.templates", "matvec.ptx.j2")
 
     def __post_init__(self) -> None:
+        if self.rows < 1 or self.cols < 1:
+            raise PtxgenError(f"matvec: a matrix of {self.rows} x {self.cols}: both from 1")
+        for name in ("warps", "rows_each", "stages", "passes", "resident"):
+            if getattr(self, name) < 0:
+                raise PtxgenError(f"matvec: {name} is {getattr(self, name)}: 0 chooses by shape")
         if not 1 <= self.batch <= MAX_BATCH:
             raise PtxgenError(f"matvec: batch is {self.batch}: 1 to {MAX_BATCH}")
         if self.activations == "i16" and any(m.layout.format.is_float for m in self.matrices):
