@@ -78,12 +78,14 @@ class Engine(Owner):
         context: int | None = None,
         kv_dtype: KvDtype = "f16",
         sequences: int = 1,
+        ptx_files: PtxFiles | None = None,
     ) -> Engine:
         """Open ``path`` (None: the demo model) on ``device`` (None: what the environment says).
 
-        ``context`` defaults to the smaller of the model's and 4096 tokens. The file is checked
-        whole, and the memory it needs against what is free, before anything is allocated. Raises
-        ModelError, and DriverError for a device that is absent or fails.
+        ``context`` defaults to the smaller of the model's and 4096 tokens; ``ptx_files`` are
+        folders of edited PTX to use and of PTX to write (None: what the environment says). The file
+        is checked whole, and the memory it needs against what is free, before anything is
+        allocated. Raises ModelError, and DriverError for a device that is absent or fails.
         """
         knobs = read_knobs()
         with ExitStack() as owners:
@@ -95,7 +97,7 @@ class Engine(Owner):
                 Device.open(
                     device or knobs.device,
                     cache_folder=knobs.cache_dir,
-                    ptx_files=PtxFiles(knobs.ptx_override, knobs.ptx_dump),
+                    ptx_files=ptx_files or PtxFiles(knobs.ptx_override, knobs.ptx_dump),
                 )
             )
             _announce(opened, gguf)

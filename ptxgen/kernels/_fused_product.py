@@ -77,6 +77,11 @@ class FusedProduct(KernelSpec):
     batch = 1
 
     def __post_init__(self) -> None:
+        if self.rows < 1 or self.cols < 1:
+            raise PtxgenError(f"{self.name}: a matrix of {self.rows} x {self.cols}: both from 1")
+        for name, value in self.fields().items():
+            if isinstance(value, int) and value < 0:
+                raise PtxgenError(f"{self.name}: {name} is {value}: 0 chooses by shape")
         has_one_output = self.gated or self.residual
         if (self.gated and (self.bias or self.residual)) or (self.others and has_one_output):
             raise PtxgenError(
