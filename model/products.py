@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.config import Config
@@ -22,6 +23,12 @@ from urdir.ptxgen.kernels.swiglu import SwiGLU
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
     from urdir.driver.plan import Plan
+
+# One object for equal kernels: layers share what is worked out for each.
+_matvec = lru_cache(maxsize=256)(Matvec)
+_matmul = lru_cache(maxsize=256)(Matmul)
+_add = lru_cache(maxsize=64)(Add)
+_swiglu = lru_cache(maxsize=64)(SwiGLU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ class Products:
                 launch[f"y{tag}"] = _rows_of(out, at, count, matrix.rows)
                 if matrix.bias is not None:
                     launch[f"bias{tag}"] = matrix.bias
-            kernel = Matvec(
+            kernel = _matvec(
                 first.format,
                 first.rows,
                 first.cols,
@@ -86,12 +93,12 @@ class Products:
         """y = residual + x times the matrix; y is another buffer. ``work["delta"]`` may be used."""
         if self._many_rows or matrix.bias is not None:
             self.append(label, [(matrix, self.work["delta"])], x)
-            add = Add(n=self.rows * matrix.rows)
+            add = _add(n=self.rows * matrix.rows)
             self.plan.launch(add, f"{label}.residual", a=residual, b=self.work["delta"], y=y)
             return
         for at, count, suffix in self._slices():
             self.plan.launch(
-                Matvec(
+                _matvec(
                     matrix.format,
                     matrix.rows,
                     matrix.cols,
@@ -116,12 +123,12 @@ class Products:
         if self._many_rows or not _alike(gate, up):
             gated, plain = self.work["gate"], self.work["up"]
             self.append(label, [(gate, gated), (up, plain)], x, norm)
-            swiglu = SwiGLU(n=self.rows * gate.rows)
+            swiglu = _swiglu(n=self.rows * gate.rows)
             self.plan.launch(swiglu, f"{label}.swiglu", gate=gated, up=plain, y=y)
             return
         for at, count, suffix in self._slices():
             self.plan.launch(
-                Matvec(
+                _matvec(
                     gate.format,
                     gate.rows,
                     gate.cols,
@@ -166,7 +173,7 @@ class Products:
             return
         has_bias = matrix.bias is not None
         self.plan.launch(
-            Matmul(matrix.format, matrix.rows, matrix.cols, self.rows, has_bias),
+            _matmul(matrix.format, matrix.rows, matrix.cols, self.rows, has_bias),
             label,
             weights=matrix.data,
             x=x,
