@@ -13,7 +13,7 @@ from urdir.driver.cache import CubinCache
 from urdir.driver.compile import compile_ptx
 from urdir.driver.context import Owned
 from urdir.driver.errors import CudaError, LaunchError, PtxLoadError, check, error_of
-from urdir.driver.kernel import Kernel, param_layout
+from urdir.driver.kernel import Kernel, signature
 from urdir.driver.launch import check_limits
 from urdir.driver.ptx_files import PtxFiles
 
@@ -162,7 +162,7 @@ def _find_entry(api: Any, module: Any, kernel: Kernel) -> Any:
 
 def _check_params(api: Any, function: Any, kernel: Kernel) -> None:
     """Compare the entry's parameter block with the spec's; they must agree to the byte."""
-    declared = param_layout(kernel)
+    declared = signature(kernel).layout
     compiled: list[tuple[int, int]] = []
     while True:
         status, offset, size = api.cuFuncGetParamInfo(function, len(compiled))

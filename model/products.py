@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.config import Config
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
     from urdir.driver.plan import Plan
     from urdir.driver.properties import DeviceProperties
+
+# One object for equal kernels: layers share what is worked out for each.
+_matvec = lru_cache(maxsize=256)(Matvec)
+_int8_matvec = lru_cache(maxsize=256)(Int8Matvec)
+_matmul = lru_cache(maxsize=256)(Matmul)
+_add = lru_cache(maxsize=64)(Add)
+_swiglu = lru_cache(maxsize=64)(SwiGLU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,7 @@ class Products:
         """y = residual + x times the matrix; y is another buffer. ``work["delta"]`` may be used."""
         if self._many_rows or matrix.bias is not None:
             self.append(label, [(matrix, self.work["delta"])], x)
-            add = Add(n=self.rows * matrix.rows)
+            add = _add(n=self.rows * matrix.rows)
             self.plan.launch(add, f"{label}.residual", a=residual, b=self.work["delta"], y=y)
             return
         for at, count, suffix in self._slices():
@@ -110,7 +118,7 @@ class Products:
         if self._many_rows or not _alike(gate, up):
             gated, plain = self.work["gate"], self.work["up"]
             self.append(label, [(gate, gated), (up, plain)], x, norm)
-            swiglu = SwiGLU(n=self.rows * gate.rows)
+            swiglu = _swiglu(n=self.rows * gate.rows)
             self.plan.launch(swiglu, f"{label}.swiglu", gate=gated, up=plain, y=y)
             return
         for at, count, suffix in self._slices():
@@ -132,14 +140,14 @@ class Products:
         """The product of few rows with a matrix, and with others of those fields."""
         others = [fmt for fmt, _ in fields.get("others", ())]
         if self.exact or any(fmt.is_float for fmt in (matrix.format, *others)):
-            return Matvec(matrix.format, matrix.rows, matrix.cols, batch=batch, **fields)
+            return _matvec(matrix.format, matrix.rows, matrix.cols, batch=batch, **fields)
         least, most = shared_of_a_cta(
             self.properties.shared_per_sm,
             self.properties.shared_per_block_optin,
             larger=fields.get("residual", False),
         )
         sms = self.properties.sm_count
-        return Int8Matvec(
+        return _int8_matvec(
             matrix.format,
             matrix.rows,
             matrix.cols,
@@ -171,7 +179,7 @@ class Products:
             return
         has_bias = matrix.bias is not None
         self.plan.launch(
-            Matmul(matrix.format, matrix.rows, matrix.cols, self.rows, has_bias),
+            _matmul(matrix.format, matrix.rows, matrix.cols, self.rows, has_bias),
             label,
             weights=matrix.data,
             x=x,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 _SLOTS = 2
 _SLOT_BYTES = 32 << 20
+#: Threads that copy out of the file's mapping: one alone reaches a tenth of what PCIe takes.
+_COPIERS = min(8, os.cpu_count() or 1)
+#: Below this a copy is not worth dividing.
+_LEAST_SHARE = 1 << 20
 #: Device memory (and as much pinned host memory) in use while weights are loaded.
 STAGING_BYTES = _SLOTS * _SLOT_BYTES
 
@@ -42,6 +48,7 @@ class Uploader:
         self._pinned = [device.pinned(_SLOT_BYTES, name) for name in names]
         self._busy: list[Event | None] = [None] * _SLOTS
         self._next = 0
+        self._copiers = ThreadPoolExecutor(_COPIERS, "upload")
 
     def matrix(self, layout: Layout, source: Bytes, destination: Slice) -> None:
         """Queue a GGUF tensor (its bytes) to be repacked into ``destination``."""
@@ -74,11 +81,20 @@ class Uploader:
         busy, pinned = self._busy[slot], self._pinned[slot]
         if busy is not None:
             busy.synchronize()
-        np.copyto(pinned.array[: len(source)], source)
+        self._copy(pinned.array[: len(source)], source)
         staging = self._staging[f"slot {slot}"]
         staging.upload_async(pinned, len(source), 0, self._stream)
         yield staging.slice(0, len(source))
         self._busy[slot] = self._stream.record(busy)
+
+    def _copy(self, target: Bytes, source: Bytes) -> None:
+        """``target[:] = source``, by several threads (numpy copies without the GIL)."""
+        share = max(_LEAST_SHARE, -(-len(source) // _COPIERS))
+        parts = [slice(at, at + share) for at in range(0, len(source), share)]
+        if len(parts) == 1:
+            np.copyto(target, source)
+            return
+        list(self._copiers.map(lambda part: np.copyto(target[part], source[part]), parts))
 
     def __enter__(self) -> Self:
         return self
@@ -90,6 +106,7 @@ class Uploader:
             if kind is None:
                 self._stream.synchronize()
         finally:
+            self._copiers.shutdown()
             self._stream.close()
             self._staging.close()
             for pinned in self._pinned:

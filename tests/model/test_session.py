@@ -22,8 +22,9 @@ from urdir.model.conformance import relative_rms
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.gguf import Gguf
 from urdir.model.rows import Ending, Rows, StepShape
+from urdir.model.run_ahead import AHEAD
 from urdir.model.sampling import SamplingSettings, sample
-from urdir.model.session import AHEAD, Session
+from urdir.model.session import Session
 from urdir.model.weights import Weights
 
 PROMPT = [3, 141, 59, 26, 5]
