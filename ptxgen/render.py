@@ -2,7 +2,8 @@
 
 A template is the body of a kernel, from its first ``.reg`` to its last ``ret``. The frame
 (version, target, entry name, parameter list, launch bounds, loads of the parameters into registers
-of the same name) is made here from the spec, so that it cannot disagree with it.
+of the same name) is made here from the spec, so that it cannot disagree with it. A body's lines
+``.extern .shared ...``, its dynamic shared memory, go before the entry, as PTX wants them.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ def render(spec: KernelSpec, target: str) -> str:
 
 def _frame(spec: KernelSpec, target: Target, body: str) -> str:
     contract, body = _split_contract(body)
+    dynamic_shared, body = _split_extern(body)
     major, minor = target.version_for(body)
     shape = spec.launch_shape
     fields = ", ".join(f"{k}={v!r}" for k, v in spec.fields().items())
@@ -141,6 +143,7 @@ def _frame(spec: KernelSpec, target: Target, body: str) -> str:
         f".target {target.name}",
         ".address_size 64",
         "",
+        *dynamic_shared,
         f".visible .entry {spec.name}(",
         ",\n".join(_declare(spec, p) for p in spec.params),
         ")",
@@ -172,6 +175,13 @@ def _split_contract(body: str) -> tuple[str, str]:
     lines = body.lstrip("\n").split("\n")
     end = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
     return "\n".join(lines[:end]), "\n".join(lines[end:])
+
+
+def _split_extern(body: str) -> tuple[list[str], str]:
+    """Declarations of dynamic shared memory, which belong before the entry, and the rest."""
+    lines = body.split("\n")
+    extern = [line.strip() for line in lines if line.strip().startswith(".extern ")]
+    return extern, "\n".join(line for line in lines if line.strip() not in extern)
 
 
 def _declare(spec: KernelSpec, p: Param) -> str:
