@@ -37,7 +37,8 @@ class Session(Owner):
 
     ``lengths[s]`` tokens of a sequence are in the cache. At most one token, the *pending* one, is
     known but not yet processed; a step processes it. An f32 cache is the exact mode, which keeps
-    activations in f32 as well. ``observer`` looks at every step.
+    activations in f32 as well. ``observer`` looks at every step; without ``fused``, launches that
+    serve several operations are taken apart.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Session(Owner):
         page_len: int = 0,
         pages: int | None = None,
         observer: Observer | None = None,
+        fused: bool = True,
     ) -> None:
         config, device = weights.config, weights.device
         if not 0 < context <= config.context_length:
@@ -78,6 +80,7 @@ class Session(Owner):
             state,
             device.arena(sizes, "workspace"),
             exact=is_exact(kv_dtype),
+            fused=fused,
         )
         self.ahead = RunAhead(device, self._stream)
         self.steps = Steps(self.parts, observer)

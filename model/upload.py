@@ -111,4 +111,3 @@ class Uploader:
             self._staging.close()
             for pinned in self._pinned:
                 pinned.close()
-

@@ -37,13 +37,11 @@ def layer(plan: Plan, index: int) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_a_decode_step_takes_seven_launches_a_layer(engine: Engine, rows: int) -> None:
+def test_a_decode_step_takes_five_launches_a_layer(engine: Engine, rows: int) -> None:
     plan = build_plan(engine.session.parts, StepShape(rows, KEYS, Ending.GREEDY))
     for index in range(engine.config.n_layers):
         assert layer(plan, index) == [
             ("attn_qkv", "matvec"),
-            ("rope", "rope"),
-            ("attention.kv_append", "kv_append"),
             ("attention", "attention"),
             ("attn_output", "matvec"),
             ("ffn_gate_up", "matvec"),

@@ -130,7 +130,7 @@ def test_stats_of_a_model_is_a_table_without_spills(cli: Cli, nano: Path) -> Non
     assert all(len({line.count("|") for line in table}) == 1 for table in tables)
     steps = [step for row in rows for step in row["steps"] if step["ending"] == "greedy"]
     launches = sum(step["launches"] for step in steps if step["keys"] == 256)
-    assert launches == 2 * 7 + 4  # two layers; embedding, output, argmax, advance
+    assert launches == 2 * 5 + 4  # two layers; embedding, output, argmax, advance
     assert f"greedy, 1 rows, 256 keys | {launches} |" in tables[1][2]
 
 
