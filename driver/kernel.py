@@ -69,6 +69,10 @@ class LaunchShape(Protocol):
     def cooperative(self) -> bool:
         """All CTAs must be resident at once (a grid barrier waits for all of them)."""
 
+    @property
+    def prefers_cache(self) -> bool:
+        """The SM's memory is to be L1 cache rather than shared memory."""
+
 
 class Tolerance(Protocol):
     """Allowed deviation from the reference: ``|x - ref| <= atol + rtol * max|ref|``."""

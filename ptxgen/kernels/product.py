@@ -26,8 +26,8 @@ def choose_product(batch: int, exact: bool) -> Literal["matvec", "matmul"]:
 def shared_of_a_cta(per_sm: int, per_cta: int, larger: bool) -> tuple[int, int]:
     """Bytes of shared memory that a matvec's CTA takes at least and at most.
 
-    An SM should hold one CTA of a launch, and one of the next, which loads weights meanwhile. So the
-    ``larger`` ones take more than half of it, the others what is left: two of a kind meet only
+    An SM should hold one CTA of a launch, and one of the next, which loads weights meanwhile. So
+    the ``larger`` ones take more than half of it, the others what is left: two of a kind meet only
     where the SM is empty otherwise. The driver keeps 1 KB of each. ``per_sm`` and ``per_cta``: the
     device's limits.
     """
