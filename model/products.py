@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.model.config import Config
 from urdir.model.weights import Matrix
+from urdir.ptxgen.formats import Format
 from urdir.ptxgen.kernels._fused_product import FusedProduct
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.int8_matvec import Int8Matvec
 from urdir.ptxgen.kernels.matmul import Matmul
 from urdir.ptxgen.kernels.matvec import MAX_BATCH, Matvec
 from urdir.ptxgen.kernels.product import choose_product, shared_of_a_cta
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.swiglu import SwiGLU
+from urdir.ptxgen.kernels.tile_matvec import Activations, TileMatvec
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 # One object for equal kernels: layers share what is worked out for each.
 _matvec = lru_cache(maxsize=256)(Matvec)
-_int8_matvec = lru_cache(maxsize=256)(Int8Matvec)
+_tile_matvec = lru_cache(maxsize=256)(TileMatvec)
 _matmul = lru_cache(maxsize=256)(Matmul)
 _add = lru_cache(maxsize=64)(Add)
 _swiglu = lru_cache(maxsize=64)(SwiGLU)
@@ -138,24 +139,29 @@ class Products:
 
     def _kernel(self, matrix: Matrix, batch: int, **fields: Any) -> FusedProduct:
         """The product of few rows with a matrix, and with others of those fields."""
-        others = [fmt for fmt, _ in fields.get("others", ())]
-        if self.exact or any(fmt.is_float for fmt in (matrix.format, *others)):
-            return _matvec(matrix.format, matrix.rows, matrix.cols, batch=batch, **fields)
+        exact = self.exact or self._has_floats(matrix, *fields.get("others", ()))
         least, most = shared_of_a_cta(
             self.properties.shared_per_sm,
             self.properties.shared_per_block_optin,
             larger=fields.get("residual", False),
         )
-        sms = self.properties.sm_count
-        return _int8_matvec(
+        activations: Activations = "f32" if exact else "i16"
+        if batch > 1 or matrix.cols > TileMatvec.most_cols(activations, most):
+            return _matvec(matrix.format, matrix.rows, matrix.cols, batch=batch, **fields)
+        return _tile_matvec(
             matrix.format,
             matrix.rows,
             matrix.cols,
+            activations=activations,
             shared=most,
             least_shared=least,
-            sms=sms,
+            sms=self.properties.sm_count,
             **fields,
         )
+
+    @staticmethod
+    def _has_floats(matrix: Matrix, *others: tuple[Format, int]) -> bool:
+        return any(fmt.is_float for fmt in (matrix.format, *(fmt for fmt, _ in others)))
 
     def _slices(self) -> list[tuple[int, int, str]]:
         """First row, rows and a suffix for the label of each launch."""

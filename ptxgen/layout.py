@@ -4,10 +4,9 @@ A matrix (rows, cols) is cut into units of 32 consecutive weights of a row. Each
 format holds one item (quants, scales, factors) for every unit or every few units, and starts
 256-byte aligned; together they take as many bytes as the GGUF blocks.
 
-Quantised units lie tile by tile: a tile is 16 rows x 8 units, the tiles of 16 rows follow each
+Units lie tile by tile: a tile is 16 rows x 8 units, the tiles of 16 rows (a band) follow each
 other, and in a tile its rows do; what a warp multiplies at a time is one run of bytes in each
-plane. The last tiles are padded with zeros. Unquantised units lie row by row, rows padded with
-zeros to whole units.
+plane. The last tiles are padded with zeros.
 """
 
 from __future__ import annotations
@@ -55,39 +54,27 @@ class Layout:
         return ceil_div(self.cols, UNIT)
 
     @property
-    def tile_rows(self) -> int:
-        """Rows whose units lie together: of a tile, 1 of an unquantised type."""
-        return 1 if self.format.is_float else TILE_ROWS
-
-    @property
     def bands(self) -> int:
-        """Groups of that many rows, the last one perhaps padded."""
-        return ceil_div(self.rows, self.tile_rows)
+        """Tiles above each other."""
+        return ceil_div(self.rows, TILE_ROWS)
 
     @property
     def row_tiles(self) -> int:
-        """Tiles beside each other (of an unquantised type: units)."""
-        return self.row_units if self.format.is_float else ceil_div(self.row_units, TILE_UNITS)
+        """Tiles beside each other."""
+        return ceil_div(self.row_units, TILE_UNITS)
 
     @property
     def band_units(self) -> int:
         """Units of a band, padding included."""
-        return self.row_tiles if self.format.is_float else TILE_ROWS * TILE_UNITS * self.row_tiles
+        return TILE_ROWS * TILE_UNITS * self.row_tiles
 
     @property
     def units(self) -> int:
         """Units of the matrix, padding included."""
         return self.bands * self.band_units
 
-    @property
-    def is_padded(self) -> bool:
-        """Whether there are units that no weight is in."""
-        return self.units != self.rows * self.row_units
-
     def place(self, row: int, unit: int) -> int:
         """The number of a unit in memory: of a row and of a unit of it, added up."""
-        if self.format.is_float:
-            return row * self.row_units + unit
         band, row = divmod(row, TILE_ROWS)
         tile, unit = divmod(unit, TILE_UNITS)
         return band * self.band_units + (tile * TILE_ROWS + row) * TILE_UNITS + unit
@@ -121,7 +108,7 @@ class Layout:
 
         A piece is never smaller than a band.
         """
-        step = self.tile_rows * max(1, max_nbytes // (self.tile_rows * self.source_row_nbytes))
+        step = TILE_ROWS * max(1, max_nbytes // (TILE_ROWS * self.source_row_nbytes))
         for first in range(0, self.rows, step):
             yield first, min(step, self.rows - first)
 
@@ -141,13 +128,18 @@ class Layout:
                 f"got {raw.size}"
             )
         packed = np.zeros(self.nbytes, np.uint8)
-        if self.format.is_float:
-            padded = packed.reshape(self.rows, -1)
-            padded[:, : self.cols * self.format.nbytes] = raw.reshape(self.rows, -1)
-            return packed
         for plane in self.format.planes:
-            self._tiles_of(packed, plane)[:] = self._padded(pack_plane(self.format, plane, raw))
+            items = (
+                self._units_of(raw) if self.format.is_float else pack_plane(self.format, plane, raw)
+            )
+            self._tiles_of(packed, plane)[:] = self._padded(items)
         return packed
+
+    def _units_of(self, raw: Bytes) -> Bytes:
+        """Values of an unquantised type as units, (units, bytes) u8, rows padded with zeros."""
+        rows = raw.reshape(self.rows, -1)
+        pad = self.row_units * UNIT * self.format.nbytes - rows.shape[1]
+        return np.pad(rows, ((0, 0), (0, pad))).reshape(-1, UNIT * self.format.nbytes)
 
     def plane_of(self, packed: Bytes, plane: Plane) -> Bytes:
         """A view of one plane, (items, bytes of an item) u8, as they lie."""
@@ -192,11 +184,12 @@ class Layout:
         return values.reshape(self.rows, self.cols)
 
     def _floats(self, packed: Bytes) -> npt.NDArray[np.float32]:
+        items = np.ascontiguousarray(self._items_of(packed, self.format.planes[0]))
         if self.format.element == "bf16":
-            values = (packed.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            values = (items.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         else:
             dtype = np.float16 if self.format.element == "f16" else np.float32
-            values = packed.view(dtype).astype(np.float32)
+            values = items.view(dtype).astype(np.float32)
         return values.reshape(self.rows, -1)[:, : self.cols]
 
     def _factors(self, packed: Bytes, number: str) -> npt.NDArray[np.float32]:

@@ -55,12 +55,12 @@ class Run:
         return self.plane.nbytes // PIECE if self.plane.units == 1 else 0
 
     @property
-    def swizzle(self) -> int:
-        """Piece c of an odd row lies at place ``c ^ swizzle``.
+    def swizzle(self) -> tuple[int, int]:
+        """What is added (xor) to a piece's number in an odd row, and where bit 3 of it is set.
 
         Eight lanes that read a piece each at a time, of two rows, find them in different banks.
         """
-        return {1: 4, 2: 1}.get(self.chunks, 0)
+        return {1: (4, 0), 2: (1, 0), 4: (2, 1)}.get(self.chunks, (0, 0))
 
 
 @dataclass(frozen=True)

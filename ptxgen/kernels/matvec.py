@@ -68,8 +68,8 @@ class Matvec(FusedProduct):
             raise PtxgenError(f"matvec: warps is {self.warps}: 1 to 32")
         if self.rows_each not in (0, *self._rows_choices(self.rows_each)):
             raise PtxgenError(
-                f"matvec: rows_each is {self.rows_each} of {self.rows} rows: no more than these, "
-                f"and of a quantised type a divisor of them and of {TILE_ROWS}"
+                f"matvec: rows_each is {self.rows_each} of {self.rows} rows: it must divide them, "
+                f"and {TILE_ROWS}"
             )
         if self.panels > 1 and (self.passes > 1 or self.panel_units // 32 % self.depth):
             raise PtxgenError(
@@ -103,12 +103,7 @@ class Matvec(FusedProduct):
     def _rows_choices(self, most: int) -> list[int]:
         """Numbers of rows that lie together in every matrix, so that no warp has others."""
         matrices = (self.rows, *(rows for _, rows in self.others))
-        return [r for r in range(1, most + 1) if all(self._fits(r, rows) for rows in matrices)]
-
-    def _fits(self, each: int, rows: int) -> bool:
-        if any(not fmt.is_float for fmt in self.formats):
-            return rows % each == 0 and TILE_ROWS % each == 0
-        return each <= rows
+        return [r for r in range(1, most + 1) if not any(n % r for n in (TILE_ROWS, *matrices))]
 
     @property
     def most_rows(self) -> int:

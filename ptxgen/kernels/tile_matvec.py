@@ -1,13 +1,14 @@
-"""Matrix-vector products (GEMV) of quantised weights on integer tensor cores."""
+"""Matrix-vector products (GEMV) of one vector, tile by tile, as decode steps have them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS
+from urdir.ptxgen.formats import FORMATS, UNIT
 from urdir.ptxgen.kernels._fused_product import SHARED_NBYTES, SMS, FusedProduct, Part, odd_cols
 from urdir.ptxgen.kernels._weight_tiles import Tile
 from urdir.ptxgen.layout import TILE_ROWS, TILE_UNITS, Layout
@@ -23,8 +24,10 @@ MIN_SLOTS, MAX_SLOTS = 2, 12
 TILES_LEFT = 1
 #: Bytes of partial sums in shared memory, at most.
 PARTIALS_NBYTES = 16 * 1024
-#: Bytes of a unit's activations in shared memory: see templates/_rounded_x.j2.
-RECORD_NBYTES = 80
+#: Bytes of a unit's activations in shared memory: see templates/_tile_x.j2.
+RECORD_NBYTES = {"f32": 144, "i16": 80}
+
+Activations = Literal["f32", "i16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,12 @@ class TilePart(Part):
 
 
 @dataclass(frozen=True)
-class Int8Matvec(FusedProduct):
-    """One vector times quantised weights, as `Matvec`, with activations of 16 bits.
+class TileMatvec(FusedProduct):
+    """One activation vector times weights of any type.
 
-    Activations are rounded to 16-bit multiples of the largest in each 32 columns, relative error
-    2e-5, and multiplied with the quants exactly, high and low bytes apart. Sums are f32.
+    ``activations``: "f32", or "i16" for quantised weights: rounded to 16-bit multiples of the
+    largest in each 32 columns, relative error 2e-5, and multiplied with the quants exactly on
+    tensor cores. Sums are f32.
 
     A launch is cut by shape where a field is 0: ``split`` parts of the columns times ``groups`` of
     the rows are the warps of a CTA; it takes ``tiles_each`` tiles of 16 rows, ``per_pass`` before
@@ -51,9 +55,10 @@ class Int8Matvec(FusedProduct):
     CTAs without rows of their own keep them busy: an SM that is free would take two CTAs of the
     next launch, which would then take as long as these two.
 
-    Raises PtxgenError for unquantised types.
+    Raises PtxgenError for "i16" with unquantised types.
     """
 
+    activations: Activations = "f32"
     split: int = 0
     groups: int = 0
     tiles_each: int = 0
@@ -64,22 +69,30 @@ class Int8Matvec(FusedProduct):
     least_shared: int = 0
     sms: int = SMS
 
-    name = "int8_matvec"
-    template = ("urdir.templates", "int8_matvec.ptx.j2")
+    name = "tile_matvec"
+    template = ("urdir.templates", "tile_matvec.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(fmt.is_float for fmt in self.formats):
-            raise PtxgenError("int8_matvec: quantised weights only")
+        if self.activations == "i16" and any(fmt.is_float for fmt in self.formats):
+            raise PtxgenError("tile_matvec: 16-bit activations are for quantised weights only")
         if not 1 <= self.k_warps <= self.blocks:
-            raise PtxgenError(f"int8_matvec: split is {self.split} of {self.blocks} blocks")
+            raise PtxgenError(f"tile_matvec: split is {self.split} of {self.blocks} blocks")
         if not 1 <= self.cta_warps <= 32:
-            raise PtxgenError(f"int8_matvec: {self.cta_warps} warps: 1 to 32")
+            raise PtxgenError(f"tile_matvec: {self.cta_warps} warps: 1 to 32")
         if self.slots < MIN_SLOTS:
             raise PtxgenError(
-                f"int8_matvec: two tiles ({self.tile_nbytes} bytes) of {self.cta_warps} warps and "
+                f"tile_matvec: two tiles ({self.tile_nbytes} bytes) of {self.cta_warps} warps and "
                 f"{self.cols} activations are more than the {self.shared} bytes of shared memory"
             )
+
+    @staticmethod
+    def most_cols(activations: Activations, shared: int) -> int:
+        """Columns for which there is room in so much shared memory, beside F32 tiles of two warps."""
+        room = (
+            shared - PARTIALS_NBYTES - 2 * MIN_SLOTS * Tile(Layout(FORMATS["F32"], 1, UNIT)).nbytes
+        )
+        return room // RECORD_NBYTES[activations] * UNIT
 
     @cached_property
     def matrices(self) -> tuple[TilePart, ...]:
@@ -116,7 +129,7 @@ class Int8Matvec(FusedProduct):
     @property
     def _most_warps(self) -> int:
         """Warps that have room for a ring each."""
-        room = self.shared - RECORD_NBYTES * TILE_UNITS * self.blocks - PARTIALS_NBYTES
+        room = self.shared - self._records_nbytes - PARTIALS_NBYTES
         return max(1, min(WARPS, room // (MIN_SLOTS * self.tile_nbytes)))
 
     @property
@@ -188,9 +201,16 @@ class Int8Matvec(FusedProduct):
     @property
     def _rest_nbytes(self) -> int:
         partials = 4 * self.k_warps * self._pair * TILE_ROWS * self.pass_tiles
-        return (
-            RECORD_NBYTES * TILE_UNITS * self.blocks + 16 * ceil_div(self.cta_warps, 4) + partials
-        )
+        return self._records_nbytes + 16 * ceil_div(self.cta_warps, 4) + partials
+
+    @property
+    def record_nbytes(self) -> int:
+        """Bytes of a unit's activations."""
+        return RECORD_NBYTES[self.activations]
+
+    @property
+    def _records_nbytes(self) -> int:
+        return self.record_nbytes * TILE_UNITS * self.blocks
 
     @property
     def records_offset(self) -> int:
@@ -200,7 +220,7 @@ class Int8Matvec(FusedProduct):
     @property
     def squares_offset(self) -> int:
         """Where the warps' sums of squares begin."""
-        return self.records_offset + RECORD_NBYTES * TILE_UNITS * self.blocks
+        return self.records_offset + self._records_nbytes
 
     @property
     def partials_offset(self) -> int:
@@ -218,21 +238,32 @@ class Int8Matvec(FusedProduct):
 
     @property
     def tolerance(self) -> Tolerance:
-        """Standard normal activations are off by 2e-5 of their size, a product by as much of its
-        own, several times that where few rows cancel."""
-        return Tolerance(rtol=1.5e-4, atol=5e-4)
+        """f32: rounding of the sums, see `Matvec`. i16: standard normal activations are off by 2e-5
+        of their size, a product by as much of its own, several times that where few rows cancel."""
+        if self.activations == "i16":
+            return Tolerance(rtol=1.5e-4, atol=5e-4)
+        return Tolerance(rtol=5e-6 if self.gated else 2e-6, atol=2e-6)
 
     @classmethod
-    def examples(cls) -> Sequence[Int8Matvec]:
-        quantised = [f for f in FORMATS.values() if not f.is_float]
+    def examples(cls) -> Sequence[TileMatvec]:
+        formats = FORMATS.values()
         q8, q4_k, q6_k, q3_k = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
+        f16, f32 = FORMATS["F16"], FORMATS["F32"]
+        each = [cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(formats)]
+        rounded = [
+            cls(f, 17, odd_cols(f), bias=i % 2 == 0, activations="i16")
+            for i, f in enumerate(f for f in formats if not f.is_float)
+        ]
         return (
             cls(q8, 3, 64),
-            *(cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(quantised)),
-            cls(q4_k, 9, 2304, split=2, tiles_each=1, stages=2, residual=True),
+            *each,
+            *rounded,
+            cls(q4_k, 9, 2304, split=2, tiles_each=1, stages=2, residual=True, activations="i16"),
             cls(q6_k, 40, 768, split=3, groups=2, tiles_each=4, per_pass=2, eps=1e-5),
-            cls(q3_k, 33, 1280, split=2, groups=1, tiles_each=3, eps=1e-5, residual=True),
-            cls(q4_k, 35, 512, gated=True, eps=1e-6, tiles_each=3, per_pass=1),
-            cls(q8, 21, 1088, gated=True, split=3, groups=1),
-            cls(q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7)), tiles_each=1),
+            cls(q3_k, 33, 1280, split=2, groups=1, tiles_each=3, residual=True, activations="i16"),
+            cls(q4_k, 35, 512, gated=True, eps=1e-6, tiles_each=3, per_pass=1, activations="i16"),
+            cls(q8, 21, 1088, gated=True, split=3, groups=1, activations="i16"),
+            cls(q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7)), activations="i16"),
+            cls(f16, 35, 1120, eps=1e-5, others=((q8, 3), (f16, 9)), split=2),
+            cls(f32, 18, 293, gated=True, eps=1e-5),
         )
