@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.model.config import Config
 from urdir.model.weights import Matrix
-from urdir.ptxgen.formats import Format
 from urdir.ptxgen.kernels._fused_product import FusedProduct
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.matmul import Matmul
@@ -139,14 +138,15 @@ class Products:
 
     def _kernel(self, matrix: Matrix, batch: int, **fields: Any) -> FusedProduct:
         """The product of few rows with a matrix, and with others of those fields."""
-        exact = self.exact or self._has_floats(matrix, *fields.get("others", ()))
+        formats = (matrix.format, *(fmt for fmt, _ in fields.get("others", ())))
+        exact = self.exact or any(fmt.is_float for fmt in formats)
         least, most = shared_of_a_cta(
             self.properties.shared_per_sm,
             self.properties.shared_per_block_optin,
             larger=fields.get("residual", False),
         )
         activations: Activations = "f32" if exact else "i16"
-        if batch > 1 or matrix.cols > TileMatvec.most_cols(activations, most):
+        if batch > 1 or not TileMatvec.fits(formats, matrix.cols, activations, most):
             return _matvec(matrix.format, matrix.rows, matrix.cols, batch=batch, **fields)
         return _tile_matvec(
             matrix.format,
@@ -158,10 +158,6 @@ class Products:
             sms=self.properties.sm_count,
             **fields,
         )
-
-    @staticmethod
-    def _has_floats(matrix: Matrix, *others: tuple[Format, int]) -> bool:
-        return any(fmt.is_float for fmt in (matrix.format, *(fmt for fmt, _ in others)))
 
     def _slices(self) -> list[tuple[int, int, str]]:
         """First row, rows and a suffix for the label of each launch."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, UNIT
+from urdir.ptxgen.formats import FORMATS, Format
 from urdir.ptxgen.kernels._fused_product import SHARED_NBYTES, SMS, FusedProduct, Part, odd_cols
 from urdir.ptxgen.kernels._weight_tiles import Tile
 from urdir.ptxgen.layout import TILE_ROWS, TILE_UNITS, Layout
@@ -87,12 +87,11 @@ class TileMatvec(FusedProduct):
             )
 
     @staticmethod
-    def most_cols(activations: Activations, shared: int) -> int:
-        """Columns for which there is room in so much shared memory, beside F32 tiles of two warps."""
-        room = (
-            shared - PARTIALS_NBYTES - 2 * MIN_SLOTS * Tile(Layout(FORMATS["F32"], 1, UNIT)).nbytes
-        )
-        return room // RECORD_NBYTES[activations] * UNIT
+    def fits(formats: Iterable[Format], cols: int, activations: Activations, shared: int) -> bool:
+        """Whether so much shared memory has room for the activations and two warps' tiles."""
+        tile = max(Tile(Layout(fmt, 1, cols)).nbytes for fmt in formats)
+        room = shared - PARTIALS_NBYTES - 2 * MIN_SLOTS * tile
+        return RECORD_NBYTES[activations] * TILE_UNITS * ceil_div(cols, 256) <= room
 
     @cached_property
     def matrices(self) -> tuple[TilePart, ...]:
