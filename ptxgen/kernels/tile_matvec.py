@@ -18,7 +18,7 @@ from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 #: launch's CTA is there early.
 WARPS = 8
 #: Slots of a warp's ring, at least and at most.
-MIN_SLOTS, MAX_SLOTS = 2, 12
+MIN_SLOTS, MAX_SLOTS = 2, 4
 #: Tiles that a warp has yet to ask for when the next launch may start: its CTAs take a while to be
 #: there, and earlier their loads would only delay this launch's. Measured on an H200, 8B Q4_K_M.
 TILES_LEFT = 1
@@ -51,9 +51,7 @@ class TileMatvec(FusedProduct):
     that a CTA may take, and ``least_shared`` those that it takes even if it needs fewer;
     ``resident``: CTAs that an SM has registers for.
 
-    One CTA an SM is what the launch is cut for (``sms`` of them). If that leaves a few SMs over,
-    CTAs without rows of their own keep them busy: an SM that is free would take two CTAs of the
-    next launch, which would then take as long as these two.
+    One CTA an SM is what the launch is cut for (``sms`` of them).
 
     Raises PtxgenError for "i16" with unquantised types.
     """
@@ -174,14 +172,9 @@ class TileMatvec(FusedProduct):
         return TILES_LEFT
 
     @property
-    def idle_ctas(self) -> int:
-        """CTAs without rows, which work on the last tile instead."""
-        return self.sms - self.ctas if self.sms // 2 < self.ctas < self.sms else 0
-
-    @property
     def has_partial_rows(self) -> bool:
         """Whether there are tiles beyond a matrix' last."""
-        return self.idle_ctas > 0 or any(part.layout.bands % self.tiles for part in self.parts)
+        return any(part.layout.bands % self.tiles for part in self.parts)
 
     # ---- shared memory: rings, records, sums of squares, partial sums ----
 
@@ -229,7 +222,7 @@ class TileMatvec(FusedProduct):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.ctas + self.idle_ctas, 1, 1),
+            grid=(self.ctas, 1, 1),
             block=(32 * self.cta_warps, 1, 1),
             shared_bytes=max(self.records_offset + self._rest_nbytes, self.least_shared),
             resident=self.resident,
