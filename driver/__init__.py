@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         NoDriverError,
         OutOfMemoryError,
     )
+    from urdir.driver.explanation import Explanation, explain
     from urdir.driver.graph import RecordedGraph
     from urdir.driver.guarded import GuardedBuffer, poison
     from urdir.driver.harness import check_kernel, run_kernel, time_kernel
@@ -40,6 +41,7 @@ __all__ = [
     "Device",
     "DriverError",
     "Event",
+    "Explanation",
     "GuardedBuffer",
     "Kernel",
     "LaunchError",
@@ -59,6 +61,7 @@ __all__ = [
     "diff",
     "emulated",
     "execute",
+    "explain",
     "poison",
     "probe",
     "run_kernel",
@@ -81,6 +84,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "OutOfMemoryError",
     ),
     "execute": (),
+    "explanation": ("Explanation", "explain"),
     "graph": ("RecordedGraph",),
     "guarded": ("GuardedBuffer", "poison"),
     "harness": ("check_kernel", "run_kernel", "time_kernel"),

@@ -56,35 +56,45 @@ def find_edges(operations: Iterable[Sequence[Use]]) -> tuple[Edge, ...]:
     other would have. Two conflict when they touch a byte in common and one of them writes it.
     Returned ordered by (after, before), transitively reduced: no edge follows from others.
     """
-    memory = _Memory()
-    edges: list[Edge] = []
-    ancestors: list[int] = []  # per operation, the set of all before it, as a bit mask
-    for index, declared in enumerate(operations):
+    found = Dependencies()
+    return tuple(edge for uses in operations for edge in found.add(uses))
+
+
+class Dependencies:
+    """`find_edges` for operations that come one by one."""
+
+    def __init__(self) -> None:
+        self._memory = _Memory()
+        self._ancestors: list[int] = []  # per operation, the set of all before it, as a bit mask
+
+    def add(self, declared: Sequence[Use]) -> Sequence[Edge]:
+        """The edges that lead to the next operation, ordered by ``before``."""
+        index = len(self._ancestors)
         uses = [use for use in declared if use.start < use.stop]
         kept = []
         before = 0
         # Latest first: whatever an edge kept already implies is among its ancestors.
-        for edge in sorted(memory.conflicts(index, uses), key=lambda e: -e.before):
+        for edge in sorted(self._memory.conflicts(index, uses), key=lambda e: -e.before):
             if not before >> edge.before & 1:
                 kept.append(edge)
-                before |= ancestors[edge.before] | 1 << edge.before
-        edges += reversed(kept)
-        ancestors.append(before)
-        memory.record(index, uses)
-    return tuple(edges)
+                before |= self._ancestors[edge.before] | 1 << edge.before
+        self._ancestors.append(before)
+        self._memory.record(index, uses)
+        return kept[::-1]
 
 
 def missing_edges(
-    operations: Sequence[Sequence[Use]], edges: Iterable[tuple[int, int]]
+    needed: Iterable[Edge], edges: Iterable[tuple[int, int]], count: int
 ) -> tuple[Edge, ...]:
     """What ``edges``, pairs (before, after) with before < after, leave unordered.
 
-    Of the edges that the operations need (`find_edges`), those that no path of ``edges`` implies.
+    Of the edges that ``count`` operations need (`find_edges`), those that no path of ``edges``
+    implies.
     """
-    ancestors = [0] * len(operations)
+    ancestors = [0] * count
     for before, after in sorted(edges, key=lambda edge: edge[1]):
         ancestors[after] |= ancestors[before] | 1 << before
-    return tuple(e for e in find_edges(operations) if not ancestors[e.after] >> e.before & 1)
+    return tuple(e for e in needed if not ancestors[e.after] >> e.before & 1)
 
 
 @dataclass(slots=True)
@@ -108,6 +118,7 @@ class _Memory:
 
     def __init__(self) -> None:
         self._segments: list[_Segment] = []
+        self._starts: list[int] = []  # of the segments: what is searched in
 
     def conflicts(self, index: int, uses: Sequence[Use]) -> Iterable[Edge]:
         """One edge, with the strongest reason, from every operation seen here that ``index``
@@ -131,10 +142,13 @@ class _Memory:
             if use.writes:
                 first, last = self._bounds(use)
                 self._segments[first:last] = [_Segment(use.start, use.stop, index)]
+                self._starts[first:last] = [use.start]
 
     def _hazards(self, use: Use) -> Iterator[tuple[int, Hazard]]:
-        first = bisect_right(self._segments, use.start, key=_stop)
-        last = bisect_left(self._segments, use.stop, key=_start)
+        first = bisect_right(self._starts, use.start)
+        if first and self._segments[first - 1].stop > use.start:
+            first -= 1
+        last = bisect_left(self._starts, use.stop, first)
         for segment in self._segments[first:last]:
             if use.reads and segment.writer is not None:
                 yield segment.writer, Hazard.READ_AFTER_WRITE
@@ -150,19 +164,21 @@ class _Memory:
 
     def _cut(self, at: int) -> int:
         """Make ``at`` a boundary; returns the index of the first segment at or above it."""
-        index = bisect_right(self._segments, at, key=_start)
-        if index and self._segments[index - 1].start == at:
-            return index - 1
+        index = bisect_left(self._starts, at)
         if index and at < self._segments[index - 1].stop:
             self._segments.insert(index, self._segments[index - 1].split(at))
+            self._starts.insert(index, at)
         return index
 
     def _tile(self, use: Use) -> list[_Segment]:
         """The segments that cover exactly ``use``, made where there were none."""
         first, last = self._bounds(use)
+        found = self._segments[first:last]
+        if len(found) == 1 and (found[0].start, found[0].stop) == (use.start, use.stop):
+            return found
         tiles: list[_Segment] = []
         at = use.start
-        for segment in self._segments[first:last]:
+        for segment in found:
             if at < segment.start:
                 tiles.append(_Segment(at, segment.start))
             tiles.append(segment)
@@ -170,12 +186,5 @@ class _Memory:
         if at < use.stop:
             tiles.append(_Segment(at, use.stop))
         self._segments[first:last] = tiles
+        self._starts[first:last] = [tile.start for tile in tiles]
         return tiles
-
-
-def _start(segment: _Segment) -> int:
-    return segment.start
-
-
-def _stop(segment: _Segment) -> int:
-    return segment.stop

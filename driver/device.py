@@ -247,7 +247,7 @@ class Device:
     def close(self) -> None:
         """End everything that was made on the device, and release it; again is harmless."""
         if self.context.alive:
-            self._ptx_files.report_unused()
+            self._ptx_files.device_closed()
         self.context.close()
 
     def __enter__(self) -> Self:

@@ -7,15 +7,16 @@ of times: where a plan is taken, a bound one is taken too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.compare import MismatchError, written_params
+from urdir.driver.dependencies import Dependencies
 from urdir.driver.errors import DriverError, LaunchError
 from urdir.driver.graph import Graph, RecordedGraph, may_be_programmatic
 from urdir.driver.launch import launch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from urdir.driver.stream import Stream
 
 Array = npt.NDArray[Any]
+Result = TypeVar("Result")
 Step = tuple[Operation, "LoadedKernel | None"]
 
 
@@ -76,8 +78,9 @@ def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
     """
     if isinstance(plan, Plan):
         fixed = plan[:]
-        loaded = (device.load(op.kernel) if isinstance(op, Launch) else None for op in fixed)
-        return BoundPlan(fixed, device, tuple(loaded))
+        loaded = {id(kernel): device.load(kernel) for kernel in fixed.kernels()}
+        kernels = (loaded[id(op.kernel)] if isinstance(op, Launch) else None for op in fixed)
+        return BoundPlan(fixed, device, tuple(kernels))
     if plan.device is not device:
         raise LaunchError(
             f"plan {plan.plan.name} is bound to {plan.device.name}, it cannot run on {device.name}"
@@ -110,27 +113,47 @@ def record(plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True)
     An edge is programmatic where it may be (`may_be_programmatic`), unless that is switched off.
     Raises LaunchError, CudaError, and DriverError should nodes and operations differ in number.
     """
+    return completed(recording(plan, device, programmatic=programmatic))
+
+
+def recording(
+    plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True
+) -> Generator[None, None, RecordedGraph]:
+    """`record` in small pieces, one an operation: the graph is what the generator returns."""
     bound = bind(plan, device)
     graph = Graph(device, bound.plan.name)
-    plain: list[list[int]] = [[] for _ in bound.plan]
-    early: list[list[int]] = [[] for _ in bound.plan]
-    for edge in bound.plan.edges():
-        may = may_be_programmatic(device, bound.plan[edge.before], bound.plan[edge.after])
-        (early if programmatic and may else plain)[edge.after].append(edge.before)
-    for (operation, loaded), before, before_early in zip(bound.steps(), plain, early, strict=True):
+    dependencies, needed = Dependencies(), []
+    for operation, loaded in bound.steps():
+        plain: list[int] = []
+        early: list[int] = []
+        for edge in dependencies.add(operation.uses()):
+            may = may_be_programmatic(device, bound.plan[edge.before], operation)
+            (early if programmatic and may else plain).append(edge.before)
+            needed.append(edge)
         if isinstance(operation, Launch):
             assert loaded is not None
-            graph.add_kernel(loaded, operation, before, before_early)
+            graph.add_kernel(loaded, operation, plain, early)
         elif isinstance(operation, Copy):
-            graph.add_copy(operation, before)
+            graph.add_copy(operation, plain)
         else:
-            graph.add_fill(operation, before)
+            graph.add_fill(operation, plain)
+        yield
     if graph.node_count != len(bound):
         raise DriverError(
             f"plan {bound.plan.name} has {len(bound)} operations, its graph {graph.node_count} "
             "nodes: recording has lost some"
         )
-    return graph.instantiate()
+    return graph.instantiate(needed)
+
+
+def completed(work: Generator[None, None, Result]) -> Result:
+    """Do all of (the rest of) some work that comes in pieces; what it returns."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
 
 
 def evaluate(plan: Plan | BoundPlan, stop_after: StopAfter = None) -> None:

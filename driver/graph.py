@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from urdir.driver.context import Owned
-from urdir.driver.dependencies import missing_edges
+from urdir.driver.dependencies import Edge, find_edges, missing_edges
 from urdir.driver.errors import LaunchError, check
+from urdir.driver.kernel import signature
 from urdir.driver.launch import Argument
 from urdir.driver.node import (
     GraphEdge,
@@ -73,9 +74,13 @@ class Graph(Owned):
         """Add a fill of device memory; returns the node's number."""
         return self._add(Node(add_fill_node(self._enter(), self.handle, fill), fill), after)
 
-    def instantiate(self) -> RecordedGraph:
-        """Make it launchable. Raises LaunchError when two nodes that conflict are not ordered."""
-        _check_ordered(self.name, [node.operation for node in self.nodes], self.edges)
+    def instantiate(self, needed: Iterable[Edge] | None = None) -> RecordedGraph:
+        """Make it launchable. Raises LaunchError when two nodes that conflict are not ordered.
+
+        ``needed`` are the edges that the operations need (`find_edges`), where they are known.
+        """
+        operations = [node.operation for node in self.nodes]
+        _check_ordered(self.name, operations, self.edges, needed)
         return RecordedGraph(self)
 
     @property
@@ -236,8 +241,8 @@ def may_be_programmatic(device: Device, before: Operation, after: Operation) -> 
         isinstance(before, Launch)
         and isinstance(after, Launch)
         and after.kernel.waits_for_dependencies
-        and not before.kernel.launch_shape.cooperative
-        and not after.kernel.launch_shape.cooperative
+        and not signature(before.kernel).shape.cooperative
+        and not signature(after.kernel).shape.cooperative
         and device.properties.compute_capability >= PROGRAMMATIC_SINCE
     )
 
@@ -252,9 +257,15 @@ def _needed(nodes: Iterable[Node]) -> tuple[Owned, ...]:
     return tuple(needed.values())
 
 
-def _check_ordered(name: str, operations: list[Operation], edges: Iterable[GraphEdge]) -> None:
-    uses = [operation.uses() for operation in operations]
-    for edge in missing_edges(uses, [(e.before, e.after) for e in edges]):
+def _check_ordered(
+    name: str,
+    operations: list[Operation],
+    edges: Iterable[GraphEdge],
+    needed: Iterable[Edge] | None = None,
+) -> None:
+    if needed is None:
+        needed = find_edges(operation.uses() for operation in operations)
+    for edge in missing_edges(needed, [(e.before, e.after) for e in edges], len(operations)):
         first, second = operations[edge.before], operations[edge.after]
         raise LaunchError(
             f"graph {name}: no path leads from node {edge.before} {first.label!r} to node "

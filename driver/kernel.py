@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,6 +69,10 @@ class LaunchShape(Protocol):
     def cooperative(self) -> bool:
         """All CTAs must be resident at once (a grid barrier waits for all of them)."""
 
+    @property
+    def prefers_cache(self) -> bool:
+        """The SM's memory is to be L1 cache rather than shared memory."""
+
 
 class Tolerance(Protocol):
     """Allowed deviation from the reference: ``|x - ref| <= atol + rtol * max|ref|``."""
@@ -123,6 +129,54 @@ class Kernel(Protocol):
 
     def flops(self) -> int:
         """Arithmetic operations of one launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What all launches of a kernel have in common, worked out once (`signature`).
+
+    ``layout`` and ``nbytes`` follow ``params``: place and size in the parameter block, and bytes
+    behind a pointer (0 for a scalar).
+    """
+
+    params: tuple[Param, ...]
+    layout: tuple[tuple[int, int], ...]
+    nbytes: tuple[int, ...]
+    names: frozenset[str]
+    shape: LaunchShape
+
+
+def signature(kernel: Kernel) -> Signature:
+    """The signature of a kernel, remembered for the objects that were asked for lately."""
+    return _signature(_Identity(kernel))
+
+
+class _Identity:
+    """A kernel as a key that is equal to itself alone: kernels need not be hashable."""
+
+    __slots__ = ("kernel",)
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def __hash__(self) -> int:
+        return id(self.kernel)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.kernel is self.kernel
+
+
+@lru_cache(maxsize=1024)
+def _signature(identity: _Identity) -> Signature:
+    kernel = identity.kernel
+    params = tuple(kernel.params)
+    return Signature(
+        params,
+        param_layout(kernel),
+        tuple(kernel.nbytes(p) if p.is_pointer else 0 for p in params),
+        frozenset(p.name for p in params),
+        kernel.launch_shape,
+    )
 
 
 def param_layout(kernel: Kernel) -> tuple[tuple[int, int], ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from urdir.driver.errors import LaunchError, LifetimeError, error_of
-from urdir.driver.kernel import Kernel, Param, param_layout
+from urdir.driver.kernel import Kernel, Param, Signature, signature
 from urdir.driver.memory import Buffer, PinnedBuffer, Region
 
 if TYPE_CHECKING:
@@ -111,24 +111,31 @@ def check_arguments(kernel: Kernel, args: Mapping[str, Any], label: str = "") ->
     bytes whose address is a multiple of 16; a scalar an int or a float that its type can hold. The
     message names ``label``, kernel, parameter, and sizes or values.
     """
+    _check_arguments(kernel, signature(kernel), args, label)
+
+
+def _check_arguments(
+    kernel: Kernel, declared: Signature, args: Mapping[str, Any], label: str
+) -> None:
     where = f"{label}: kernel {kernel.name}" if label else f"kernel {kernel.name}"
-    _check_names(kernel, args, where)
-    for param in kernel.params:
-        what = f"{where}, argument {param.name!r}"
+    if args.keys() != declared.names:
+        _refuse_names(declared, args, where)
+    for param, needed in zip(declared.params, declared.nbytes, strict=True):
         if param.is_pointer:
-            _check_pointer(kernel, param, args[param.name], what)
+            _check_pointer(kernel, param, needed, args[param.name], where)
         else:
-            _scalar_bytes(param, args[param.name], what)
+            _check_scalar(param, args[param.name], where)
 
 
 def pack(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> PackedArguments:
     """The arguments of ``kernel`` by parameter name, checked (`check_arguments`) and packed."""
-    check_arguments(kernel, args, label)
-    layout = param_layout(kernel)
+    declared = signature(kernel)
+    layout = declared.layout
+    _check_arguments(kernel, declared, args, label)
     storage = (ctypes.c_uint8 * max((at + size for at, size in layout), default=0))()
     base = ctypes.addressof(storage)
     regions: dict[str, Region | PinnedBuffer] = {}
-    for param, (offset, _) in zip(kernel.params, layout, strict=True):
+    for param, (offset, _) in zip(declared.params, layout, strict=True):
         value = args[param.name]
         if param.is_pointer:
             regions[param.name] = value
@@ -148,7 +155,7 @@ def launch(loaded: LoadedKernel, packed: PackedArguments, stream: Stream) -> Non
     api = device.api
     status = api.cuLaunchKernelEx(config, loaded.function, packed.address, 0)[0]
     if status:
-        shape = packed.kernel.launch_shape
+        shape = signature(packed.kernel).shape
         what = f"cuLaunchKernelEx {packed.kernel.name}, grid {shape.grid}, block {shape.block}"
         raise error_of(api, status, what)
 
@@ -193,24 +200,23 @@ def _violations(kernel: Kernel, properties: DeviceProperties) -> Iterator[tuple[
             yield field, value, f"the limit is {limit:,}"
 
 
-def _check_names(kernel: Kernel, args: Mapping[str, Any], where: str) -> None:
-    wanted = [param.name for param in kernel.params]
+def _refuse_names(declared: Signature, args: Mapping[str, Any], where: str) -> NoReturn:
+    wanted = [param.name for param in declared.params]
     missing = [name for name in wanted if name not in args]
     unexpected = [name for name in args if name not in wanted]
-    if missing or unexpected:
-        parts = (("missing", missing), ("unexpected", unexpected))
-        wrong = "; ".join(f"{what} {', '.join(names)}" for what, names in parts if names)
-        raise LaunchError(f"{where} takes ({', '.join(wanted)}): {wrong}")
+    parts = (("missing", missing), ("unexpected", unexpected))
+    wrong = "; ".join(f"{what} {', '.join(names)}" for what, names in parts if names)
+    raise LaunchError(f"{where} takes ({', '.join(wanted)}): {wrong}")
 
 
-def _check_pointer(kernel: Kernel, param: Param, value: Any, what: str) -> None:
+def _check_pointer(kernel: Kernel, param: Param, needed: int, value: Any, where: str) -> None:
+    what = f"{where}, argument {param.name!r}"
     if not isinstance(value, Region | PinnedBuffer):
         null = value is None or (isinstance(value, int) and value == 0)
         given = "null" if null else f"{type(value).__name__} {value!r}"
         raise LaunchError(f"{what}: a buffer or slice is needed, not {given}")
     if _owner(value).closed:
         raise LaunchError(f"{what}: {value.name!r} is closed")
-    needed = kernel.nbytes(param)
     if value.nbytes < needed:
         raise LaunchError(
             f"{what}: {param.dtype} {kernel.shape_of(param)} needs {needed:,} bytes, "
@@ -222,11 +228,12 @@ def _check_pointer(kernel: Kernel, param: Param, value: Any, what: str) -> None:
         )
 
 
-def _scalar_bytes(param: Param, value: Any, what: str) -> bytes:
+def _check_scalar(param: Param, value: Any, where: str) -> None:
+    what = f"{where}, argument {param.name!r}"
     if isinstance(value, Region | PinnedBuffer):
         raise LaunchError(f"{what}: a number ({param.dtype}) is needed, not {value!r}")
     try:
-        return struct.pack(_FORMATS[param.dtype], value)
+        struct.pack(_FORMATS[param.dtype], value)
     except (struct.error, OverflowError, TypeError) as exc:
         raise LaunchError(f"{what}: {value!r} is no {param.dtype}: {exc}") from exc
 
@@ -237,7 +244,7 @@ def _owner(region: Region | PinnedBuffer) -> Buffer | PinnedBuffer:
 
 def _make_config(api: Any, kernel: Kernel, stream: Stream) -> tuple[Any, list[Any]]:
     """A CUlaunchConfig, and its attributes, which must live as long as it does."""
-    shape = kernel.launch_shape
+    shape = signature(kernel).shape
     config = api.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
     config.blockDimX, config.blockDimY, config.blockDimZ = shape.block

@@ -13,7 +13,7 @@ from urdir.driver.cache import CubinCache
 from urdir.driver.compile import compile_ptx
 from urdir.driver.context import Owned
 from urdir.driver.errors import CudaError, LaunchError, PtxLoadError, check, error_of
-from urdir.driver.kernel import Kernel, param_layout
+from urdir.driver.kernel import Kernel, signature
 from urdir.driver.launch import check_limits
 from urdir.driver.ptx_files import PtxFiles
 
@@ -162,7 +162,7 @@ def _find_entry(api: Any, module: Any, kernel: Kernel) -> Any:
 
 def _check_params(api: Any, function: Any, kernel: Kernel) -> None:
     """Compare the entry's parameter block with the spec's; they must agree to the byte."""
-    declared = param_layout(kernel)
+    declared = signature(kernel).layout
     compiled: list[tuple[int, int]] = []
     while True:
         status, offset, size = api.cuFuncGetParamInfo(function, len(compiled))
@@ -209,6 +209,12 @@ def _prepare(device: Device, function: Any, kernel: Kernel, resources: Resources
         key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         what = f"cuFuncSetAttribute MAX_DYNAMIC_SHARED_SIZE_BYTES of kernel {kernel.name}"
         check(api, api.cuFuncSetAttribute(function, key, shape.shared_bytes), what)
+    # Kernels that want different splits of L1 and shared memory never run on an SM together, which
+    # would keep a programmatic launch from starting early: nearly all take the most shared memory.
+    percent = 0 if shape.prefers_cache else 100
+    key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    what = f"cuFuncSetAttribute PREFERRED_SHARED_MEMORY_CARVEOUT of kernel {kernel.name}"
+    check(api, api.cuFuncSetAttribute(function, key, percent), what)
     if shape.cooperative:
         what = f"cuOccupancyMaxActiveBlocksPerMultiprocessor of kernel {kernel.name}"
         result = api.cuOccupancyMaxActiveBlocksPerMultiprocessor(

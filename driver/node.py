@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from urdir.driver.errors import check
+from urdir.driver.kernel import signature
 from urdir.driver.operation import Copy, Fill, Launch, Operation
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def add_kernel_node(api: Any, graph: Any, loaded: LoadedKernel, launch: Launch) 
     params = kernel_params(api, loaded, launch)
     what = f"cuGraphAddKernelNode {launch.label!r} ({launch.kernel.name})"
     node = check(api, api.cuGraphAddKernelNode(graph, None, 0, params), what)
-    shape = launch.kernel.launch_shape
+    shape = signature(launch.kernel).shape
     ids = api.CUlaunchAttributeID
     if shape.cooperative:
         value = api.CUkernelNodeAttrValue()
@@ -96,7 +97,7 @@ def connect(api: Any, graph: Any, nodes: Sequence[Node], edges: Sequence[GraphEd
 
 def kernel_params(api: Any, loaded: LoadedKernel, launch: Launch) -> Any:
     """The CUDA_KERNEL_NODE_PARAMS of a launch; points into ``launch.packed``, which it needs."""
-    shape = launch.kernel.launch_shape
+    shape = signature(launch.kernel).shape
     params = api.CUDA_KERNEL_NODE_PARAMS()
     params.func = loaded.function
     params.gridDimX, params.gridDimY, params.gridDimZ = shape.grid

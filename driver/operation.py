@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from urdir.driver.dependencies import Use
 from urdir.driver.errors import LaunchError
-from urdir.driver.kernel import Kernel, Param
+from urdir.driver.kernel import Kernel, Param, signature
 from urdir.driver.launch import Argument, PackedArguments, pack
 from urdir.driver.memory import Buffer, PinnedBuffer, Region
 
@@ -31,9 +31,17 @@ class Launch:
     label: str
     args: Mapping[str, Argument]
     packed: PackedArguments = field(init=False, repr=False, compare=False)
+    _uses: tuple[Use, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "packed", pack(self.kernel, self.args, self.label))
+        packed, declared = pack(self.kernel, self.args, self.label), signature(self.kernel)
+        object.__setattr__(self, "packed", packed)
+        uses = tuple(
+            _use(packed.regions[p.name], nbytes, access_of(p), p.name)
+            for p, nbytes in zip(declared.params, declared.nbytes, strict=True)
+            if p.is_pointer
+        )
+        object.__setattr__(self, "_uses", uses)
         _check_uses(self)
 
     @property
@@ -43,11 +51,7 @@ class Launch:
 
     def uses(self) -> tuple[Use, ...]:
         """The bytes behind every pointer: the whole declared argument, whatever is touched."""
-        return tuple(
-            _use(self.packed.regions[p.name], self.kernel.nbytes(p), access_of(p), p.name)
-            for p in self.kernel.params
-            if p.is_pointer
-        )
+        return self._uses
 
     def memory(self) -> tuple[Memory, ...]:
         """The memory of each of ``uses()``."""

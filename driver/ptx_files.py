@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from urdir.driver.errors import DriverError
 
@@ -23,15 +24,17 @@ class PtxFiles:
     """The two folders, either of which may be None.
 
     A kernel whose key names a file in ``override`` is compiled from that file's text. ``dump`` gets
-    the PTX and the cubin of every kernel that is loaded. ``report`` is told of every override that
-    is used, and at the end of those that were not. Raises DriverError for an ``override`` that is
-    no folder and a ``dump`` that cannot be made.
+    the PTX and the cubin of every kernel that is loaded. ``report`` is told once of every override
+    that is used, and of those that were not when a device closes; as a context manager, which may
+    serve several devices, at its own end instead. Raises DriverError for an ``override`` that is no
+    folder and a ``dump`` that cannot be made.
     """
 
     override: Path | None = None
     dump: Path | None = None
     report: Callable[[str], None] = to_stderr
     _used: set[str] = field(default_factory=set, init=False)
+    _is_shared: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.override is not None and not self.override.is_dir():
@@ -41,6 +44,11 @@ class PtxFiles:
                 self.dump.mkdir(parents=True, exist_ok=True)
             except OSError as exc:
                 raise DriverError(f"PTX dump: cannot make {self.dump}: {exc.strerror}") from exc
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The names of the files of ``override`` that took the place of generated text."""
+        return tuple(sorted(self._used))
 
     def overriding(self, key: str) -> str | None:
         """The text to use in place of the module ``key``'s, reported; None where there is none.
@@ -55,9 +63,11 @@ class PtxFiles:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as exc:
+            self._used.add(path.name)  # asked for, so that it is not reported as idle, too
             raise DriverError(f"PTX override {path} cannot be read: {exc}") from exc
-        self._used.add(path.name)
-        self.report(f"PTX override: {path} is used instead of the generated text")
+        if path.name not in self._used:
+            self._used.add(path.name)
+            self.report(f"PTX override: {path} is used instead of the generated text")
         return text
 
     def write(self, key: str, ptx: str, cubin: bytes | None) -> None:
@@ -73,7 +83,20 @@ class PtxFiles:
         except OSError as exc:
             raise DriverError(f"PTX dump: cannot write to {self.dump}: {exc.strerror}") from exc
 
-    def report_unused(self) -> None:
+    def device_closed(self) -> None:
+        """Report what was not used, unless other devices may still use it."""
+        if not self._is_shared:
+            self._report_unused()
+
+    def __enter__(self) -> Self:
+        self._is_shared = True
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_shared = False
+        self._report_unused()
+
+    def _report_unused(self) -> None:
         """Report the files of ``override`` that no kernel's key named: edits without effect."""
         if self.override is None or not self.override.is_dir():
             return

@@ -70,6 +70,17 @@ class Event(Owned):
         api = self.device.api
         check(api, api.cuEventSynchronize(self.handle), "cuEventSynchronize")
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has passed this point; does not wait."""
+        self.device.context.make_current()
+        api = self.device.api
+        status = api.cuEventQuery(self.handle)[0]
+        if status == api.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        check(api, (status,), "cuEventQuery")
+        return True
+
     def elapsed_ms_since(self, earlier: Event) -> float:
         """Milliseconds of device time between two recorded events, waiting for this one."""
         self.synchronize()

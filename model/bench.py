@@ -1,125 +1,174 @@
-"""Speed of a model on a device, beside the read bandwidth that the device has at that moment."""
+"""Speed of a model on a device: prompts, decoding, several sequences at once."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from urdir.driver import execute
+from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.attention import key_bucket
 from urdir.model.profile import ProfileRow, summarise
 from urdir.model.rows import Ending, StepShape
-from urdir.model.session import Session
-from urdir.ptxgen.kernels.read_stream import ReadStream
+from urdir.model.session import Session, row_bucket
+from urdir.ptxgen.kernels._decode_attention import DecodeAttention
 from urdir.ptxgen.kv_layout import KvLayout
 
 if TYPE_CHECKING:
-    from urdir.driver.device import Device
     from urdir.model.config import Config
     from urdir.model.model_file import ModelFile
 
-#: Sizes the read-only kernel is timed on: the best one counts. Large enough on a GPU to leave
-#: launch costs and its L2 cache behind; small on the emulator, whose "bandwidth" is the host's.
-GPU_READ_BYTES = (1 << 30, 2 << 30, 4 << 30)
-EMULATOR_READ_BYTES = (1 << 22,)
-_READS = 6
+_PROFILED = 6  # runs of a step that is profiled
+
+
+@dataclass(frozen=True, slots=True)
+class BenchCase:
+    """What to time: ``prompt`` tokens fed, then ``generate`` steps decoded greedily by each number
+    of ``sequences``, ``repeats`` times, all after ``depth`` tokens of context.
+    """
+
+    prompt: int = 512
+    generate: int = 128
+    depth: int = 0
+    repeats: int = 5
+    sequences: tuple[int, ...] = (1,)
+
+    @property
+    def context(self) -> int:
+        """Tokens of context that it needs."""
+        return self.depth + max(self.prompt, self.generate, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One measured case, named as llama-bench names them (``pp512``, ``tg128``).
+    """One measured case, named as llama-bench names them (``pp512``, ``tg128``, ``tg64 @ d8192``),
+    with the number of sequences behind it where it is not one (``tg128 x 4``).
 
-    ``bytes_per_token`` and ``bandwidth_share`` are those of decoding; a prompt's tokens share one
-    reading of the weights, and have none.
+    ``tokens_per_second`` (mean of the runs) and its standard ``deviation`` count the tokens of all
+    sequences. ``ms_per_token`` is its inverse, ``ms_per_step`` what a step takes that makes one
+    token of each sequence. With several sequences, what follows is a token's share of a step.
+
+    Decoding only (None for prompts, whose tokens share one reading of the weights):
+    ``bytes_per_token`` that must be read (`bytes_per_step`), ``moved_per_token`` that the launches
+    of the plan say they move, ``gb_per_s`` and ``share`` of the read bandwidth that reading the
+    former takes, and ``host_us_per_token``: wall-clock time of the decoding loop minus the time
+    blocked in waiting for the device, so all that Python and the driver calls take to queue a step
+    and to fetch its token. As long as a step takes longer than that, it is hidden behind the
+    device's work.
     """
 
     test: str
+    sequences: int
     tokens_per_second: float
     deviation: float
     ms_per_token: float
+    ms_per_step: float | None = None
     bytes_per_token: int | None = None
-    bandwidth_share: float | None = None
+    moved_per_token: int | None = None
+    gb_per_s: float | None = None
+    share: float | None = None
+    host_us_per_token: float | None = None
 
 
-def read_bandwidth(device: Device) -> float:
-    """Bytes per second of a read-only kernel, the best over several sizes and runs."""
-    sizes = EMULATOR_READ_BYTES if device.is_emulated else GPU_READ_BYTES
-    free, _ = device.memory_info()
-    best = 0.0
-    for nbytes in (size for size in sizes if size < 0.8 * free):
-        best = max(best, _read_once(device, nbytes))
-    return best
-
-
-def _read_once(device: Device, nbytes: int) -> float:
-    spec = ReadStream.covering(nbytes, device.properties.sm_count)
-    size = spec.nbytes(spec.param("data"))
-    with (
-        device.allocate(size, "bandwidth input") as data,
-        device.allocate(spec.nbytes(spec.param("seen")), "bandwidth output") as seen,
-        device.create_stream() as stream,
-    ):
-        data.fill(0x5A)
-        plan = Plan("read bandwidth")
-        plan.launch(spec, "read", data=data, seen=seen)
-        timings = [execute.profile(plan, device, stream)[0] for _ in range(_READS)]
-        return max(size / (timing.ms * 1e-3) for timing in timings)
-
-
-def bytes_per_token(gguf: ModelFile, config: Config, layout: KvLayout, depth: int) -> int:
+def bytes_per_step(
+    gguf: ModelFile, config: Config, layout: KvLayout, length: int, sequences: int = 1
+) -> int:
     """Bytes a decode step must read: every weight once as stored in the file (the embedding table
-    only where it is the output matrix), and the keys and values of ``depth`` positions once.
+    only where it is the output matrix), and the keys and values of ``length`` positions of each
+    sequence once.
     """
     weights = sum(
         t.nbytes for t in gguf.tensors.values() if t.name != "token_embd.weight" or config.tied
     )
-    return weights + 2 * config.n_layers * depth * layout.token_nbytes
+    return weights + 2 * config.n_layers * length * layout.token_nbytes * sequences
+
+
+def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
+    """Bytes that the launches of a decode step's plan move, by their own account.
+
+    Attention is counted with the ``length`` keys and values that there are, not with all that the
+    plan has room for.
+    """
+    total = 0
+    for operation in plan:
+        kernel = operation.kernel if isinstance(operation, Launch) else None
+        if isinstance(kernel, DecodeAttention):
+            others = (u for u in operation.uses() if u.name not in ("k_cache", "v_cache"))
+            total += sum(use.stop - use.start for use in others)
+            total += 2 * length * kernel.layout.token_nbytes * sequences
+        else:
+            total += operation.bytes_moved()
+    return total
 
 
 def bench(
+    session: Session, gguf: ModelFile, bandwidth: float, case: BenchCase
+) -> Iterator[BenchRow]:
+    """Time what ``case`` asks for, on a session with as many sequences; ``bandwidth`` in bytes per
+    second.
+
+    One untimed run of each comes first: modules are loaded and graphs recorded in it.
+    """
+    rng = np.random.default_rng(0)
+    vocab = session.parts.config.vocab_size
+    at_depth = f" @ d{case.depth}" if case.depth else ""
+    session.truncate(0)
+    if case.depth:
+        session.feed([int(t) for t in rng.integers(0, vocab, case.depth + 1)])
+        for other in range(1, max(case.sequences)):
+            session.fork(0, other)
+    if case.prompt:
+        tokens = [int(t) for t in rng.integers(0, vocab, case.prompt)]
+        _feed(session, tokens, case.depth)
+        seconds = [_feed(session, tokens, case.depth) for _ in range(case.repeats)]
+        yield _row(f"pp{case.prompt}{at_depth}", case.prompt, 1, seconds)
+    for count in case.sequences if case.generate else ():
+        first = [int(t) for t in rng.integers(0, vocab, count)]
+        _decode(session, first, case)
+        runs = [_decode(session, first, case) for _ in range(case.repeats)]
+        name = f"tg{case.generate}" + (f" x {count}" if count > 1 else "") + at_depth
+        yield _decode_row(session, gguf, bandwidth, case, name, count, runs)
+
+
+def _row(test: str, tokens: int, sequences: int, seconds: Sequence[float]) -> BenchRow:
+    rates = [tokens / s for s in seconds]
+    deviation = stdev(rates) if len(rates) > 1 else 0.0
+    return BenchRow(test, sequences, mean(rates), deviation, 1e3 * mean(seconds) / tokens)
+
+
+def _decode_row(
     session: Session,
     gguf: ModelFile,
     bandwidth: float,
-    prompt: int,
-    generate: int,
-    repeats: int,
-    depth: int = 0,
-) -> Iterator[BenchRow]:
-    """Time ``prompt`` tokens fed and ``generate`` tokens decoded greedily, ``repeats`` times each,
-    both after ``depth`` tokens of context.
-
-    One untimed run comes first: modules are loaded and graphs recorded in it.
-    """
+    case: BenchCase,
+    test: str,
+    count: int,
+    runs: Sequence[tuple[float, float]],
+) -> BenchRow:
+    row = _row(test, count * case.generate, count, [seconds for seconds, _ in runs])
     config, layout = session.parts.config, session.parts.cache.layout
-    rng = np.random.default_rng(0)
-    session.truncate(0)
-    if depth:
-        session.feed([int(t) for t in rng.integers(0, config.vocab_size, depth + 1)])
-    for name, count in (("pp", prompt), ("tg", generate)):
-        if not count:
-            continue
-        run = _feed if name == "pp" else _decode
-        tokens = [int(t) for t in rng.integers(0, config.vocab_size, count)]
-        run(session, tokens, depth)
-        seconds = [run(session, tokens, depth) for _ in range(repeats)]
-        rates = [count / s for s in seconds]
-        row = BenchRow(
-            test=f"{name}{count}" + (f" @ d{depth}" if depth else ""),
-            tokens_per_second=mean(rates),
-            deviation=stdev(rates) if len(rates) > 1 else 0.0,
-            ms_per_token=1e3 * mean(seconds) / count,
-        )
-        if name == "tg":
-            needed = bytes_per_token(gguf, config, layout, depth + count // 2)
-            share = needed * row.tokens_per_second / bandwidth
-            row = replace(row, bytes_per_token=needed, bandwidth_share=share)
-        yield row
+    length = case.depth + case.generate // 2  # on average
+    needed = bytes_per_step(gguf, config, layout, length, count)
+    keys = key_bucket(max(length, 1), layout.max_len)
+    bound = session.steps.bound(StepShape(row_bucket(count), keys, Ending.GREEDY))
+    rate = needed / count * row.tokens_per_second
+    return replace(
+        row,
+        ms_per_step=row.ms_per_token * count,
+        bytes_per_token=round(needed / count),
+        moved_per_token=round(moved_per_step(bound.plan, length, count) / count),
+        gb_per_s=rate / 1e9,
+        share=rate / bandwidth,
+        host_us_per_token=1e6 * mean(busy for _, busy in runs) / (case.generate * count),
+    )
 
 
 def _feed(session: Session, tokens: list[int], depth: int) -> float:
@@ -131,17 +180,22 @@ def _feed(session: Session, tokens: list[int], depth: int) -> float:
     return time.perf_counter() - start
 
 
-def _decode(session: Session, tokens: list[int], depth: int) -> float:
-    """Seconds to decode ``len(tokens)`` tokens greedily after one that is given."""
-    session.truncate(depth)
-    session.feed(tokens[:1])
-    stream = session.stream(Ending.GREEDY)
-    start = time.perf_counter()
-    for _ in tokens:
-        next(stream)
-    seconds = time.perf_counter() - start
-    stream.close()  # undoes the steps that ran ahead
-    return seconds
+def _decode(session: Session, first: Sequence[int], case: BenchCase) -> tuple[float, float]:
+    """Seconds to decode greedily after one token that is given to each sequence, and how many of
+    them the host was busy.
+    """
+    sequences = range(len(first))
+    for sequence, token in zip(sequences, first, strict=True):
+        session.truncate(case.depth, sequence)
+        session.feed([token], sequence)
+    # What is closed in the end are steps that ran ahead: undone, and not timed.
+    with closing(session.stream_together(Ending.GREEDY, sequences)) as stream:
+        waited, start = session.ahead.waited_seconds, time.perf_counter()
+        for _ in islice(stream, case.generate):
+            pass
+        seconds = time.perf_counter() - start
+        waited = session.ahead.waited_seconds - waited
+    return seconds, seconds - waited
 
 
 def profile_step(session: Session, bandwidth: float) -> Sequence[ProfileRow]:
@@ -154,6 +208,7 @@ def profile_step(session: Session, bandwidth: float) -> Sequence[ProfileRow]:
     device = session.weights.device
     with device.create_stream() as stream:
         shape = StepShape(1, key_bucket(1, session.parts.cache.layout.max_len), Ending.GREEDY)
-        timings = execute.profile(session.steps.bound(shape), device, stream, repeats=_READS)
+        bound = session.steps.bound(shape)
+        timings = execute.profile(bound, device, stream, repeats=_PROFILED)
     session.truncate(0)
-    return summarise(timings, bandwidth)
+    return summarise(bound.plan, timings, bandwidth)

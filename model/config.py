@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.model_file import ModelFile
-from urdir.model.rope import RopeConfig, RopeStyle, read_rope
+from urdir.model.rope import RopeConfig, read_rope
+from urdir.ptxgen.rope import RopeStyle
 
 Shape = tuple[int, ...]
 

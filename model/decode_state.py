@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
 IDLE = 0xFFFFFFFF
+#: Tokens of a row that the host may be late in reading: a power of two.
+MAILBOX_SLOTS = 4
 
 
 class DecodeState(Owner):
@@ -28,7 +30,8 @@ class DecodeState(Owner):
     of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows of a decode
     step and the tokens it chose. ``chunk_sequence``, ``chunk_position`` (chunk,) u32: the rows of
     a prompt step. ``settings`` (sequences, SETTINGS_WORDS) u32 and ``seed`` (sequences,) u64: how
-    each sequence's tokens are sampled.
+    each sequence's tokens are sampled. ``mailbox`` (rows, MAILBOX_SLOTS) u32, in page-locked memory
+    of the host: the token that a step chose at position p, in place p % MAILBOX_SLOTS.
     """
 
     def __init__(self, device: Device, sequences: int, max_len: int, rows: int, chunk: int) -> None:
@@ -42,6 +45,8 @@ class DecodeState(Owner):
                 part.fill(0xFF)
             else:
                 part.fill(0)
+        self.mailbox = device.pinned(4 * rows * MAILBOX_SLOTS, "mailbox")
+        self._letters = self.mailbox.view(np.uint32, rows * MAILBOX_SLOTS).data
 
     def __getitem__(self, name: str) -> Slice:
         """A part by name."""
@@ -56,6 +61,11 @@ class DecodeState(Owner):
     def write_known(self, sequence: int, known: int) -> None:
         """Set the number of valid tokens of a sequence."""
         self["known"].upload(np.array([known], np.uint32), offset=4 * sequence)
+
+    def chosen(self, row: int, position: int) -> int:
+        """The token that a step, now complete, chose after the one at ``position``."""
+        token: int = self._letters[row * MAILBOX_SLOTS + position % MAILBOX_SLOTS]
+        return token
 
     def write_rows(self, rows: Sequence[tuple[int, int]]) -> None:
         """Make (sequence, position) pairs the rows of the next decode steps, the rest idle."""
@@ -78,6 +88,7 @@ class DecodeState(Owner):
     def close(self) -> None:
         """Free the state; closing twice does nothing."""
         self._arena.close()
+        self.mailbox.close()
 
 
 def state_sizes(sequences: int, max_len: int, rows: int, chunk: int) -> dict[str, int]:

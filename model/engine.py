@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cached_property
 from importlib import resources
@@ -67,6 +68,7 @@ class Engine(Owner):
         self.session = session
         self.load_seconds = load_seconds
         self.host_sampling = host_sampling
+        self._reading: Future[Tokenizer] | None = None
         self._owners = ExitStack()
 
     @classmethod
@@ -78,10 +80,14 @@ class Engine(Owner):
         context: int | None = None,
         kv_dtype: KvDtype = "f16",
         sequences: int = 1,
+        text: bool = False,
+        ptx_files: PtxFiles | None = None,
     ) -> Engine:
         """Open ``path`` (None: the demo model) on ``device`` (None: what the environment says).
 
-        ``context`` defaults to the smaller of the model's and 4096 tokens. The file is checked
+        ``context`` defaults to the smaller of the model's and 4096 tokens; ``ptx_files`` are
+        folders of edited PTX to use and of PTX to write (None: what the environment says). With
+        ``text`` the tokeniser is built meanwhile, in a thread of its own. The file is checked
         whole, and the memory it needs against what is free, before anything is allocated. Raises
         ModelError, and DriverError for a device that is absent or fails.
         """
@@ -91,11 +97,12 @@ class Engine(Owner):
             owners.callback(gguf.close)
             config = Config.from_gguf(gguf)
             context = context or default_context(config)
+            reading = _read_tokenizer(gguf, owners) if text else None
             opened = owners.enter_context(
                 Device.open(
                     device or knobs.device,
                     cache_folder=knobs.cache_dir,
-                    ptx_files=PtxFiles(knobs.ptx_override, knobs.ptx_dump),
+                    ptx_files=ptx_files or PtxFiles(knobs.ptx_override, knobs.ptx_dump),
                 )
             )
             _announce(opened, gguf)
@@ -110,12 +117,15 @@ class Engine(Owner):
                 Session(weights, context, kv_dtype, sequences=sequences, observer=_observer(knobs))
             )
             engine = cls(gguf, opened, weights, session, seconds, knobs.correctness_mode)
+            engine._reading = reading
             engine._owners = owners.pop_all()
             return engine
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The file's tokeniser; ModelError where it has none."""
+        if self._reading is not None:
+            return self._reading.result()
         return Tokenizer.from_gguf(self.gguf)
 
     @property
@@ -126,6 +136,12 @@ class Engine(Owner):
     def close(self) -> None:
         """Free session, weights, device and file, in this order; closing twice does nothing."""
         self._owners.close()
+
+
+def _read_tokenizer(gguf: ModelFile, owners: ExitStack) -> Future[Tokenizer]:
+    """Begin to build the tokeniser of a file, which stays open until that is done."""
+    thread = owners.enter_context(ThreadPoolExecutor(1, "tokenizer"))
+    return thread.submit(Tokenizer.from_gguf, gguf)
 
 
 def _observer(knobs: Knobs) -> Observer | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from urdir.model.attention import incremental_attention_async
+from urdir.model.attention import LayerAttention, incremental_attention_async
 from urdir.model.config import Config
 from urdir.model.decode_state import DecodeState
 from urdir.model.kv_cache import KvCache
@@ -13,8 +13,6 @@ from urdir.model.products import Products
 from urdir.model.rows import Rows
 from urdir.model.weights import Weights
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
-from urdir.ptxgen.kernels.rope import Rope
-from urdir.ptxgen.target import Target
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
@@ -23,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """The owners of everything that a step reads and writes; ``exact`` keeps activations f32."""
+    """The owners of everything that a step reads and writes.
+
+    ``exact`` keeps activations f32; without ``fused``, decode attention is launched in parts.
+    """
 
     config: Config
     weights: Weights
@@ -31,11 +32,28 @@ class StepParts:
     state: DecodeState
     work: Arena
     exact: bool
+    fused: bool = True
+
+    def attention(self, rows: Rows, index: int) -> LayerAttention:
+        """The attention of layer ``index``."""
+        return LayerAttention(
+            f"blk.{index}.attention",
+            self.cache,
+            index,
+            self.config.n_heads,
+            rows,
+            self.work,
+            self.config.rope.rotation,
+            self.weights.rope_table,
+            self.weights.device.properties.sm_count,
+            self.exact,
+            self.fused,
+        )
 
     def products(self, plan: Plan, rows: Rows) -> Products:
         """What appends this step's products to ``plan``."""
-        sm = Target.parse(self.weights.device.target).sm
-        return Products(plan, self.config, self.work, rows.count, self.exact, sm)
+        properties = self.weights.device.properties
+        return Products(plan, self.config, self.work, rows.count, self.exact, properties)
 
 
 def transformer_layer_workspace(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:
@@ -52,28 +70,17 @@ def transformer_layer_indexed(
 ) -> None:
     """Append layer ``index``: x (rows, hidden) f32 -> y (rows, hidden) f32; y may be x.
 
-    norm -> Q, K, V (+ biases) -> QK-norm -> RoPE -> append to the cache -> attention -> O ->
-    residual -> norm -> SwiGLU -> residual. Raises LaunchError, naming launch and parameter, for a
+    norm -> Q, K, V (+ biases) -> QK-norm -> RoPE, append to the cache, attention -> O -> residual
+    -> norm -> SwiGLU -> residual. Raises LaunchError, naming launch and parameter, for a
     buffer that is null, closed or too small.
     """
-    c, w, work = parts.config, parts.weights.layers[index], parts.work
+    w, work = parts.weights.layers[index], parts.work
     at, products = f"blk.{index}.", parts.products(plan, rows)
     qkv = [(w.q, work["q"]), (w.k, work["k"]), (w.v, work["v"])]
     products.append(at + "attn_qkv", qkv, x, w.attn_norm)
     _append_qk_norm(plan, parts, rows, index)
-    _append_rope(plan, parts, rows, at + "rope")
-    incremental_attention_async(
-        plan,
-        at + "attention",
-        parts.cache,
-        index,
-        c.n_heads,
-        rows,
-        work,
-        sm_count=parts.weights.device.properties.sm_count,
-        exact=parts.exact,
-    )
-    products.append_residual(at + "attn_output", w.o, work["heads"], x, work["residual"])
+    heads = incremental_attention_async(plan, parts.attention(rows, index))
+    products.append_residual(at + "attn_output", w.o, heads, x, work["residual"])
     products.append_gated(
         at + "ffn_gate_up", w.gate, w.up, work["residual"], w.ffn_norm, work["activated"]
     )
@@ -88,25 +95,3 @@ def _append_qk_norm(plan: Plan, parts: StepParts, rows: Rows, index: int) -> Non
             kernel = RmsNorm(rows=rows.count * heads, cols=c.head_dim, eps=c.rms_eps)
             label = f"blk.{index}.attn_{name}_norm"
             plan.launch(kernel, label, x=work[name], weight=weight, y=work[name])
-
-
-def _append_rope(plan: Plan, parts: StepParts, rows: Rows, label: str) -> None:
-    c = parts.config
-    kernel = Rope(
-        q_heads=c.n_heads,
-        kv_heads=c.n_kv_heads,
-        head_dim=c.head_dim,
-        rotary_dim=c.rope.dim,
-        style=c.rope.style,
-        magnitude=c.rope.scaling.magnitude,
-        rows=rows.count,
-        max_len=parts.cache.layout.max_len,
-    )
-    plan.launch(
-        kernel,
-        label,
-        q=parts.work["q"],
-        k=parts.work["k"],
-        frequencies=parts.weights.rope_table,
-        position=rows.position,
-    )

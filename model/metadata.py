@@ -46,10 +46,13 @@ class StringArray(Sequence[str]):
         return str(self._buffer[start + 8 : self._ends[index]], "utf-8", "replace")
 
     def __iter__(self) -> Iterator[str]:
-        buffer, start = self._buffer, self._start
+        # Once as bytes: slices of those are made faster than a memoryview's.
+        text = bytes(self._buffer[self._start : self._ends[-1]]) if self._ends else b""
+        begin = 8
         for end in self._ends:
-            yield str(buffer[start + 8 : end], "utf-8", "replace")
-            start = end
+            end -= self._start
+            yield text[begin:end].decode("utf-8", "replace")
+            begin = end + 8
 
     def __repr__(self) -> str:
         return f"<{len(self)} strings>"

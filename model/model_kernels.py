@@ -21,7 +21,7 @@ from urdir.ptxgen.attention_choice import length_buckets
 
 if TYPE_CHECKING:
     from urdir.model.config import Config
-    from urdir.model.gguf import Gguf
+    from urdir.model.model_file import ModelFile
     from urdir.ptxgen.kv_layout import KvDtype
     from urdir.ptxgen.spec import KernelSpec
 
@@ -77,7 +77,7 @@ def step_shapes(max_len: int, kv_dtype: KvDtype = "f16") -> tuple[StepShape, ...
 
 
 def model_kernels(
-    gguf: Gguf,
+    gguf: ModelFile,
     config: Config,
     context: int,
     target: str,

@@ -8,23 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.config import Config
 from urdir.model.weights import Matrix
+from urdir.ptxgen.kernels._fused_product import FusedProduct
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.matmul import Matmul
-from urdir.ptxgen.kernels.matvec import MAX_BATCH
-from urdir.ptxgen.kernels.product import choose_product, matvec_of, scratch_nbytes
+from urdir.ptxgen.kernels.matvec import MAX_BATCH, Matvec
+from urdir.ptxgen.kernels.product import choose_product, shared_of_a_cta
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.swiglu import SwiGLU
+from urdir.ptxgen.kernels.tile_matvec import Activations, TileMatvec
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
     from urdir.driver.plan import Plan
+    from urdir.driver.properties import DeviceProperties
 
-#: What the CTAs of a product exchange sums by: ``arrived`` must be zeros before the first step.
-SCRATCH = ("partials", "arrived")
+# One object for equal kernels: layers share what is worked out for each.
+_matvec = lru_cache(maxsize=256)(Matvec)
+_tile_matvec = lru_cache(maxsize=256)(TileMatvec)
+_matmul = lru_cache(maxsize=256)(Matmul)
+_add = lru_cache(maxsize=64)(Add)
+_swiglu = lru_cache(maxsize=64)(SwiGLU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +40,7 @@ class Products:
     """Appends products of ``rows`` activation vectors to a plan, with buffers of ``work``.
 
     ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers by groups of 32
-    (where the weights are quantised), many to f16. ``sm``: architecture of the device.
+    (where the weights are quantised), many to f16.
     """
 
     plan: Plan
@@ -40,7 +48,7 @@ class Products:
     work: Arena
     rows: int
     exact: bool
-    sm: int
+    properties: DeviceProperties
 
     def append(
         self,
@@ -60,7 +68,7 @@ class Products:
             for number, (matrix, y) in enumerate(matrices):
                 self._append_one(f"{label}.{number}" if number else label, matrix, x, y, norm)
             return
-        first = matrices[0][0]
+        (first, _), *more = matrices
         for at, count, suffix in self._slices():
             launch: dict[str, Any] = {
                 "weights": first.data,
@@ -72,14 +80,14 @@ class Products:
                 launch[f"y{tag}"] = _rows_of(out, at, count, matrix.rows)
                 if matrix.bias is not None:
                     launch[f"bias{tag}"] = matrix.bias
-            self._launch(
-                label + suffix,
-                [m for m, _ in matrices],
+            kernel = self._kernel(
+                first,
                 count,
-                {"bias": first.bias is not None, "eps": self._eps(norm)},
-                **launch,
-                **_given(norm=norm),
+                bias=first.bias is not None,
+                eps=None if norm is None else self.config.rms_eps,
+                others=tuple((m.format, m.rows) for m, _ in more),
             )
+            self.plan.launch(kernel, label + suffix, **launch, **_given(norm=norm))
 
     def append_residual(
         self, label: str, matrix: Matrix, x: Slice, residual: Slice, y: Slice
@@ -87,15 +95,13 @@ class Products:
         """y = residual + x times the matrix; y is another buffer. ``work["delta"]`` may be used."""
         if self._many_rows or matrix.bias is not None:
             self.append(label, [(matrix, self.work["delta"])], x)
-            add = Add(n=self.rows * matrix.rows)
+            add = _add(n=self.rows * matrix.rows)
             self.plan.launch(add, f"{label}.residual", a=residual, b=self.work["delta"], y=y)
             return
         for at, count, suffix in self._slices():
-            self._launch(
+            self.plan.launch(
+                self._kernel(matrix, count, residual=True),
                 label + suffix,
-                [matrix],
-                count,
-                {"residual": True},
                 weights=matrix.data,
                 x=_rows_of(x, at, count, matrix.cols),
                 residual=_rows_of(residual, at, count, matrix.rows),
@@ -112,15 +118,13 @@ class Products:
         if self._many_rows or not _alike(gate, up):
             gated, plain = self.work["gate"], self.work["up"]
             self.append(label, [(gate, gated), (up, plain)], x, norm)
-            swiglu = SwiGLU(n=self.rows * gate.rows)
+            swiglu = _swiglu(n=self.rows * gate.rows)
             self.plan.launch(swiglu, f"{label}.swiglu", gate=gated, up=plain, y=y)
             return
         for at, count, suffix in self._slices():
-            self._launch(
+            self.plan.launch(
+                self._kernel(gate, count, eps=self.config.rms_eps, gated=True),
                 label + suffix,
-                [gate],
-                count,
-                {"eps": self._eps(norm), "gated": True},
                 weights=gate.data,
                 up=up.data,
                 x=_rows_of(x, at, count, gate.cols),
@@ -132,28 +136,35 @@ class Products:
     def _many_rows(self) -> bool:
         return choose_product(self.rows, self.exact) == "matmul"
 
-    def _launch(
-        self,
-        label: str,
-        matrices: Sequence[Matrix],
-        count: int,
-        form: dict[str, Any],
-        **arguments: Slice,
-    ) -> None:
-        """Products of ``count`` rows with the matrices, of the given ``form`` (see `matvec_of`)."""
-        shapes = [(m.format, m.rows) for m in matrices]
-        kernel = matvec_of(shapes, matrices[0].cols, count, self.exact, self.sm, **form)
-        scratch = {p.name: self.work[p.name] for p in kernel.params if p.name in SCRATCH}
-        self.plan.launch(kernel, label, **arguments, **scratch)
-
-    def _eps(self, norm: Slice | None) -> float | None:
-        return None if norm is None else self.config.rms_eps
+    def _kernel(self, matrix: Matrix, batch: int, **fields: Any) -> FusedProduct:
+        """The product of few rows with a matrix, and with others of those fields."""
+        formats = (matrix.format, *(fmt for fmt, _ in fields.get("others", ())))
+        exact = self.exact or any(fmt.is_float for fmt in formats)
+        least, most = shared_of_a_cta(
+            self.properties.shared_per_sm,
+            self.properties.shared_per_block_optin,
+            larger=fields.get("residual", False),
+        )
+        activations: Activations = "f32" if exact else "i16"
+        if batch > 1 or not TileMatvec.fits(formats, matrix.cols, activations, most):
+            return _matvec(matrix.format, matrix.rows, matrix.cols, batch=batch, **fields)
+        return _tile_matvec(
+            matrix.format,
+            matrix.rows,
+            matrix.cols,
+            activations=activations,
+            shared=most,
+            least_shared=least,
+            sms=self.properties.sm_count,
+            **fields,
+        )
 
     def _slices(self) -> list[tuple[int, int, str]]:
         """First row, rows and a suffix for the label of each launch."""
-        firsts = range(0, self.rows, MAX_BATCH)
+        most = MAX_BATCH if self.exact else 1
+        firsts = range(0, self.rows, most)
         return [
-            (at, min(MAX_BATCH, self.rows - at), f" rows {at}" if len(firsts) > 1 else "")
+            (at, min(most, self.rows - at), f" rows {at}" if len(firsts) > 1 else "")
             for at in firsts
         ]
 
@@ -170,30 +181,13 @@ class Products:
             return
         has_bias = matrix.bias is not None
         self.plan.launch(
-            Matmul(matrix.format, matrix.rows, matrix.cols, self.rows, has_bias),
+            _matmul(matrix.format, matrix.rows, matrix.cols, self.rows, has_bias),
             label,
             weights=matrix.data,
             x=x,
             **_given(bias=matrix.bias),
             y=y,
         )
-
-
-def scratch_sizes(config: Config) -> dict[str, int]:
-    """Bytes of `SCRATCH`: the most that any product of few rows needs."""
-    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    products: list[tuple[list[int], int, bool]] = [
-        *(([rows], config.hidden, False) for rows in (q, kv, config.ffn, config.vocab_size)),
-        ([q, kv, kv], config.hidden, False),
-        ([config.hidden], q, False),
-        ([config.ffn], config.hidden, True),
-        ([config.hidden], config.ffn, False),
-    ]
-    sizes = dict.fromkeys(SCRATCH, 16)
-    for rows, cols, gated in products:
-        for name, size in zip(SCRATCH, scratch_nbytes(rows, cols, gated), strict=True):
-            sizes[name] = max(sizes[name], size)
-    return sizes
 
 
 def _alike(gate: Matrix, up: Matrix) -> bool:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from urdir.driver.execute import Timing
+from urdir.driver.operation import Launch
+from urdir.driver.plan import Plan
+from urdir.model.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +24,77 @@ class ProfileRow:
     calls: int
     microseconds: float
     bytes_moved: int
+    flops: int
     gb_per_s: float
     share: float
 
+    @property
+    def intensity(self) -> float:
+        """Arithmetic operations per byte moved."""
+        return self.flops / self.bytes_moved if self.bytes_moved else 0.0
 
-def summarise(timings: Iterable[Timing], bandwidth: float) -> Sequence[ProfileRow]:
+    @property
+    def gflops(self) -> float:
+        """10^9 arithmetic operations per second."""
+        return self.flops / self.microseconds / 1e3 if self.microseconds else 0.0
+
+
+def summarise(plan: Plan, timings: Iterable[Timing], bandwidth: float) -> Sequence[ProfileRow]:
     """Timings of a plan's operations, added up by role; ``bandwidth`` in bytes per second."""
     groups: dict[str, list[Timing]] = {}
     for timing in timings:
         role = re.sub(r"[.]\d+[.]", ".*.", timing.label) + " " + timing.what
         groups.setdefault(role, []).append(timing)
-    rows = [_row(role, group, bandwidth) for role, group in groups.items()]
+    rows = [_row(plan, role, group, bandwidth) for role, group in groups.items()]
     return sorted(rows, key=lambda row: -row.microseconds)
 
 
-def _row(role: str, group: Sequence[Timing], bandwidth: float) -> ProfileRow:
+def _row(plan: Plan, role: str, group: Sequence[Timing], bandwidth: float) -> ProfileRow:
     seconds = sum(t.ms for t in group) * 1e-3
     nbytes = sum(t.bytes_moved for t in group)
+    launches = (op for op in (plan[t.index] for t in group) if isinstance(op, Launch))
+    flops = sum(launch.kernel.flops() for launch in launches)
     rate = nbytes / seconds if seconds else 0.0
-    return ProfileRow(role, len(group), seconds * 1e6, nbytes, rate / 1e9, rate / bandwidth)
+    return ProfileRow(role, len(group), seconds * 1e6, nbytes, flops, rate / 1e9, rate / bandwidth)
+
+
+def check_can_plot() -> None:
+    """Raise ModelError where matplotlib, which draws the roofline, is not installed."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as exc:
+        raise ModelError(
+            f"--plot needs matplotlib ({exc}): pip install 'urdir[plot]', or leave it out"
+        ) from exc
+
+
+def plot_roofline(rows: Iterable[ProfileRow], bandwidth: float, title: str, path: Path) -> None:
+    """Draw each role's speed over its arithmetic intensity, below the roof that ``bandwidth``
+    (bytes per second) makes; roles that calculate nothing are left out.
+
+    The format follows the suffix of ``path``. Raises ModelError without matplotlib, or when the
+    file cannot be written.
+    """
+    check_can_plot()
+    from matplotlib.figure import Figure
+
+    shown = [row for row in rows if row.flops and row.microseconds]
+    if not shown:
+        raise ModelError(f"--plot {path}: no kernel of the step calculates anything")
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    ends = [min(r.intensity for r in shown) / 2, max(r.intensity for r in shown) * 2]
+    axes.plot(ends, [bandwidth * x / 1e9 for x in ends], label=f"{bandwidth / 1e9:,.0f} GB/s read")
+    for row in shown:
+        axes.scatter([row.intensity], [row.gflops], s=12 + row.microseconds**0.5)
+        axes.annotate(f"{row.role} ({row.share:.0%})", (row.intensity, row.gflops), fontsize=7)
+    axes.set_xlabel("operations per byte moved")
+    axes.set_ylabel("GFLOP/s")
+    axes.set_title(title)
+    axes.legend()
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"--plot {path}: cannot be written: {exc}") from exc

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.metadata import Metadata
-from urdir.ptxgen.rope import RopeScaling, frequencies
-
-RopeStyle = Literal["interleaved", "half"]
-"""Which elements turn together: (2i, 2i + 1), or (i, i + dim / 2)."""
+from urdir.ptxgen.rope import RopeScaling, RopeStyle, Rotation, frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +20,11 @@ class RopeConfig:
     style: RopeStyle
     freq_base: float
     scaling: RopeScaling
+
+    @property
+    def rotation(self) -> Rotation:
+        """What is done to a head of queries or keys."""
+        return Rotation(self.dim, self.style, self.scaling.magnitude)
 
     def frequencies(self, factors: NDArray[np.float32] | None = None) -> NDArray[np.float64]:
         """Radians per position, (dim / 2,) f64.

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
+from contextlib import closing
 
 import numpy as np
 import numpy.typing as npt
 
-from urdir.model.attention import key_bucket
 from urdir.model.decode_state import IDLE, DecodeState
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.kv_cache import create_cache, kv_layout
 from urdir.model.layer import StepParts
 from urdir.model.owner import Owner
 from urdir.model.rows import Ending, StepShape
+from urdir.model.run_ahead import RunAhead
 from urdir.model.sampling import SamplingSettings
 from urdir.model.steps import Observer, Steps
 from urdir.model.weights import Weights
 from urdir.model.workspace import workspace_sizes
+from urdir.ptxgen.attention_choice import length_buckets
 from urdir.ptxgen.kernels.matvec import MAX_BATCH
 from urdir.ptxgen.kv_layout import KvDtype
-
-if TYPE_CHECKING:
-    from urdir.driver.stream import Event
 
 #: Rows of a prompt step, smallest first; what does not fill one leaves idle rows.
 CHUNKS = (16, 64, 256, 512)
 #: In exact mode products take f32 activations, few rows at a time.
 EXACT_CHUNKS = (MAX_BATCH,)
-#: Steps that are queued before the host reads the first one's token.
-AHEAD = 3
+#: Tokens before its end at which a stream begins to prepare for the next length bucket.
+LOOK_AHEAD = 128
 
 
 class Session(Owner):
@@ -39,7 +37,8 @@ class Session(Owner):
 
     ``lengths[s]`` tokens of a sequence are in the cache. At most one token, the *pending* one, is
     known but not yet processed; a step processes it. An f32 cache is the exact mode, which keeps
-    activations in f32 as well. ``observer`` looks at every step.
+    activations in f32 as well. ``observer`` looks at every step; without ``fused``, launches that
+    serve several operations are taken apart.
     """
 
     def __init__(
@@ -52,6 +51,7 @@ class Session(Owner):
         page_len: int = 0,
         pages: int | None = None,
         observer: Observer | None = None,
+        fused: bool = True,
     ) -> None:
         config, device = weights.config, weights.device
         if not 0 < context <= config.context_length:
@@ -64,10 +64,12 @@ class Session(Owner):
         self._known = [0] * sequences
         self._chunks = chunks_of(kv_dtype)
         self._rows: tuple[tuple[int, int], ...] = ()
+        self._keys = 0  # bucket of the last decode step
         self._stream = device.create_stream()
         layout = kv_layout(
             config, context, kv_dtype, sequences=sequences, page_len=page_len, pages=pages
         )
+        self._buckets = length_buckets(layout.max_len)
         rows = row_bucket(sequences)
         state = DecodeState(device, sequences, layout.max_len, rows, self._chunks[-1])
         sizes = workspace_sizes(config, layout, rows, self._chunks[-1], device.properties.sm_count)
@@ -78,9 +80,9 @@ class Session(Owner):
             state,
             device.arena(sizes, "workspace"),
             exact=is_exact(kv_dtype),
+            fused=fused,
         )
-        self.parts.work["arrived"].fill(0)
-        self._mailbox = device.pinned(4 * AHEAD, "mailbox")
+        self.ahead = RunAhead(device, self._stream)
         self.steps = Steps(self.parts, observer)
 
     # ---- one sequence ----
@@ -107,38 +109,11 @@ class Session(Owner):
     def stream(self, ending: Ending, sequence: int = 0) -> Generator[int, None, None]:
         """Tokens of a sequence, one a step, until it is full; steps run ahead of the reader.
 
-        Tokens leave through page-locked memory. When the iterator is closed, steps that ran beyond
-        the last token it gave are undone.
+        When the iterator is closed, steps that ran beyond the last token it gave are undone.
         """
-        queued: deque[Event] = deque()
-        done = self.lengths[sequence]
-        try:
-            while True:
-                while len(queued) < AHEAD and self.lengths[sequence] < self.context:
-                    queued.append(self._queue_ahead(ending, sequence, done + len(queued)))
-                if not queued:
-                    return
-                queued.popleft().synchronize()
-                token = int(self._mailbox.view(np.uint32, AHEAD)[done % AHEAD])
-                done += 1
+        with closing(self.stream_together(ending, (sequence,))) as steps:
+            for (token,) in steps:
                 yield token
-        finally:
-            self._undo(sequence, done)
-
-    def _queue_ahead(self, ending: Ending, sequence: int, number: int) -> Event:
-        """Queue one step, and the copy of its token to the mailbox's slot ``number % AHEAD``."""
-        self._launch(ending, (sequence,))
-        sampled = self.parts.state["sampled"]
-        place = 4 * (number % AHEAD)
-        sampled.download_async(self._mailbox, 4, 0, self._stream, pinned_offset=place)
-        return self._stream.record()
-
-    def _undo(self, sequence: int, done: int) -> None:
-        """Forget steps beyond ``done``; the token after them is known and pending."""
-        if self.lengths[sequence] > done:
-            self.truncate(done, sequence)
-            self._known[sequence] = done + 1
-            self.parts.state.write_known(sequence, done + 1)
 
     # ---- any sequences ----
 
@@ -168,7 +143,7 @@ class Session(Owner):
         rows = next((c for c in self._chunks if c >= end - start), self._chunks[-1])
         end = min(end, start + rows)
         self.parts.state.write_chunk(sequence, start, end)
-        keys = key_bucket(end, self.parts.cache.layout.max_len)
+        keys = self._buckets[bisect_left(self._buckets, end)]
         self.steps.launch(StepShape(rows, keys, Ending.PROMPT), self._stream)
         self.lengths[sequence] = end
 
@@ -207,6 +182,47 @@ class Session(Owner):
         tokens = self.parts.state["sampled"].download(np.uint32, len(sequences))
         return [int(token) for token in tokens]
 
+    def stream_together(
+        self, ending: Ending, sequences: Sequence[int]
+    ) -> Generator[list[int], None, None]:
+        """The next token of each sequence, step after step, until one is full; see ``stream``.
+
+        The graph of the next length bucket is recorded meanwhile, in time that would be waited.
+        """
+        starts, done = [self.lengths[s] for s in sequences], 0
+        chosen = self.parts.state.chosen
+        try:
+            for _ in self.ahead.run(
+                lambda: self._queue(ending, sequences), lambda: self._look_ahead(ending, sequences)
+            ):
+                tokens = [chosen(row, start + done) for row, start in enumerate(starts)]
+                done += 1
+                yield tokens
+        finally:
+            for sequence, start in zip(sequences, starts, strict=True):
+                self._undo(sequence, start + done)
+
+    def _queue(self, ending: Ending, sequences: Sequence[int]) -> bool:
+        """Queue a step; False, and nothing done, where a sequence has no room for it."""
+        if self._longest(sequences) >= self.context:
+            return False
+        self._launch(ending, sequences)
+        return True
+
+    def _look_ahead(self, ending: Ending, sequences: Sequence[int]) -> bool:
+        """Do a small piece of preparing for the steps that will come; False where all is done."""
+        longest = min(self._longest(sequences) + LOOK_AHEAD, self.context)
+        if longest <= self._keys:
+            return False
+        return self.steps.prepare(self._shape(ending, sequences, longest))
+
+    def _undo(self, sequence: int, done: int) -> None:
+        """Forget steps beyond ``done``; the token after them is known and pending."""
+        if self.lengths[sequence] > done:
+            self.truncate(done, sequence)
+            self._known[sequence] = done + 1
+            self.parts.state.write_known(sequence, done + 1)
+
     def truncate(self, length: int, sequence: int = 0) -> None:
         """Forget every token of a sequence from ``length`` on; nothing is pending then."""
         if not 0 <= length <= self.lengths[sequence]:
@@ -237,15 +253,23 @@ class Session(Owner):
         rows = tuple((s, self.lengths[s]) for s in sequences)
         if rows != self._rows:
             self.parts.state.write_rows(rows)
-        longest = 1 + max(self.lengths[s] for s in sequences)
-        keys = key_bucket(longest, self.parts.cache.layout.max_len)
+        shape = self._shape(ending, sequences, 1 + self._longest(sequences))
         self._rows = ()  # until the step is queued, device and host may differ
-        self.steps.launch(StepShape(row_bucket(len(sequences)), keys, ending), self._stream)
+        self.steps.launch(shape, self._stream)
+        self._keys = shape.keys
         for s in sequences:
             self.lengths[s] += 1
             if ending is not Ending.LOGITS:
                 self._known[s] = min(max(self._known[s], self.lengths[s] + 1), self.context)
         self._rows = tuple((s, self.lengths[s]) for s in sequences)
+
+    def _longest(self, sequences: Sequence[int]) -> int:
+        return max([self.lengths[s] for s in sequences])
+
+    def _shape(self, ending: Ending, sequences: Sequence[int], longest: int) -> StepShape:
+        """The shape of a step after which the longest sequence has ``longest`` tokens."""
+        keys = self._buckets[bisect_left(self._buckets, longest)]
+        return StepShape(row_bucket(len(sequences)), keys, ending)
 
     def _check_pending(self, sequences: Sequence[int]) -> None:
         if len(set(sequences)) != len(sequences) or not sequences:
@@ -270,7 +294,7 @@ class Session(Owner):
         """Free graphs, cache, state and workspace; closing twice does nothing."""
         self.steps.close()
         self._stream.close()
-        self._mailbox.close()
+        self.ahead.close()
         self.parts.cache.close()
         self.parts.state.close()
         self.parts.work.close()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
+from urdir.driver.execute import completed
 from urdir.driver.plan import Plan
+from urdir.model.decode_state import MAILBOX_SLOTS
 from urdir.model.layer import StepParts, transformer_layer_workspace
 from urdir.model.rows import Ending, Rows, StepShape
 from urdir.ptxgen.kernels.advance import Advance
@@ -13,11 +17,17 @@ from urdir.ptxgen.kernels.sample import Sample
 
 def build_plan(parts: StepParts, shape: StepShape) -> Plan:
     """The plan of one step: embedding, layers, and what ``shape.ending`` asks for."""
+    return completed(building(parts, shape))
+
+
+def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
+    """`build_plan` in small pieces, one a layer: the plan is what the generator returns."""
     plan = Plan(f"{shape.ending.value} step, {shape.rows} rows, {shape.keys} keys")
     rows = Rows.of(shape, parts.state)
     _append_embedding(plan, parts, rows)
     for index in range(parts.config.n_layers):
         transformer_layer_workspace(plan, parts, rows, index)
+        yield
     if shape.ending is Ending.PROMPT:
         return plan
     _append_head(plan, parts, rows)
@@ -77,10 +87,11 @@ def _append_advance(plan: Plan, parts: StepParts, rows: Rows, ending: Ending) ->
         plan.launch(kernel, "advance", position=rows.position)
         return
     plan.launch(
-        Advance(state.max_len, rows.count, state.sequences),
+        Advance(state.max_len, rows.count, state.sequences, slots=MAILBOX_SLOTS),
         "advance",
         tokens=state["tokens"],
         known=state["known"],
+        mailbox=state.mailbox,
         sampled=state["sampled"],
         **rows.arguments,
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Protocol
 
 from urdir.driver import execute
 from urdir.model.layer import StepParts
 from urdir.model.owner import Owner
 from urdir.model.rows import StepShape
-from urdir.model.step import build_plan
+from urdir.model.step import build_plan, building
 
 if TYPE_CHECKING:
     from urdir.driver.execute import BoundPlan
@@ -35,6 +36,7 @@ class Steps(Owner):
         self.observer = observer
         self._bound: dict[StepShape, BoundPlan] = {}
         self._graphs: dict[StepShape, RecordedGraph] = {}
+        self._begun: dict[StepShape, Generator[None, None, RecordedGraph]] = {}
 
     def launch(self, shape: StepShape, stream: Stream) -> None:
         """Queue one step on ``stream``. Raises DriverError; nothing was queued then."""
@@ -52,14 +54,45 @@ class Steps(Owner):
 
     def graph(self, shape: StepShape) -> RecordedGraph:
         """The recorded graph of a shape."""
-        if shape not in self._graphs:
-            bound = self.bound(shape)
-            self._graphs[shape] = execute.record(bound, self.parts.weights.device)
-        return self._graphs[shape]
+        found = self._graphs.get(shape)
+        if found is None:
+            work = self._begun.pop(shape, None) or self._recording(shape)
+            found = self._graphs[shape] = execute.completed(work)
+        return found
+
+    def prepare(self, shape: StepShape) -> bool:
+        """Do a small piece of recording a graph that will be needed, well below a millisecond but
+        where a kernel is new; False once there is nothing left to do.
+
+        For whoever has a moment to spare while the device is busy. Raises DriverError.
+        """
+        if self.observer is not None or shape in self._graphs:
+            return False
+        work = self._begun.pop(shape, None) or self._recording(shape)
+        try:
+            next(work)
+        except StopIteration as done:
+            self._graphs[shape] = done.value
+            return False
+        self._begun[shape] = work
+        return True
+
+    def _recording(self, shape: StepShape) -> Generator[None, None, RecordedGraph]:
+        device = self.parts.weights.device
+        if shape not in self._bound:
+            plan = yield from building(self.parts, shape)
+            for kernel in plan.kernels():
+                device.load(kernel)
+                yield
+            self._bound[shape] = execute.bind(plan, device)
+            yield
+        graph = yield from execute.recording(self._bound[shape], device)
+        return graph
 
     def close(self) -> None:
         """Free the graphs; closing twice does nothing."""
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()
+        self._begun.clear()
         self._bound.clear()

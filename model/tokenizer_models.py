@@ -41,12 +41,13 @@ class ByteLevelBpe:
         self.vocabulary = read_vocabulary(metadata, {})
         pre = pre_tokenizer(metadata.optional("tokenizer.ggml.pre", str, "default"))
         self.adds_bos = metadata.optional("tokenizer.ggml.add_bos_token", bool, pre.adds_bos)
-        merges = []
-        for merge in metadata.require("tokenizer.ggml.merges", StringArray):
-            left, space, right = merge.partition(" ")
-            if not (left and space and right):
-                raise TokenizerError(f"tokenizer.ggml.merges: {merge!r} is no pair of tokens")
-            merges.append((left, right))
+        lines = metadata.require("tokenizer.ggml.merges", StringArray)
+        merges = [merge.partition(" ")[::2] for merge in lines]
+        for index, (left, right) in enumerate(merges):
+            if not (left and right):
+                raise TokenizerError(
+                    f"tokenizer.ggml.merges: {lines[index]!r} is no pair of tokens"
+                )
         self._engine = _engine(_text_ids(self.vocabulary), merges, ignore_merges=pre.whole_words)
         self._engine.pre_tokenizer = pre_tokenizers.Sequence(
             [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -11,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.launch import launch, pack
-from urdir.ptxgen.formats import UNIT
 from urdir.ptxgen.kernels.repack import Repack
 from urdir.ptxgen.layout import Layout
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 _SLOTS = 2
 _SLOT_BYTES = 32 << 20
+#: Threads that copy out of the file's mapping: one alone reaches a tenth of what PCIe takes.
+_COPIERS = min(8, os.cpu_count() or 1)
+#: Below this a copy is not worth dividing.
+_LEAST_SHARE = 1 << 20
 #: Device memory (and as much pinned host memory) in use while weights are loaded.
 STAGING_BYTES = _SLOTS * _SLOT_BYTES
 
@@ -43,21 +48,20 @@ class Uploader:
         self._pinned = [device.pinned(_SLOT_BYTES, name) for name in names]
         self._busy: list[Event | None] = [None] * _SLOTS
         self._next = 0
+        self._copiers = ThreadPoolExecutor(_COPIERS, "upload")
 
     def matrix(self, layout: Layout, source: Bytes, destination: Slice) -> None:
         """Queue a GGUF tensor (its bytes) to be repacked into ``destination``."""
         destination.fill(0, self._stream)  # gaps between planes: no byte stays unwritten
-        slot_units = _SLOT_BYTES // _most_bytes_per_unit(layout)
-        for chunk in layout.chunks(slot_units):
-            kernel = Repack.of(layout, chunk)
-            begin = chunk.source_offset
-            pieces = {
+        row_nbytes = layout.source_row_nbytes
+        for first, rows in layout.chunks(_SLOT_BYTES):
+            kernel = Repack(layout.format, rows, layout.cols)
+            planes = {
                 name: destination.slice(*span)
-                for name, span in kernel.regions(layout, chunk).items()
-                if name != "source"
+                for name, span in kernel.regions(layout, first).items()
             }
-            with self._stage(source[begin : begin + chunk.source_nbytes]) as staged:
-                args = pack(kernel, {"source": staged, **pieces})
+            with self._stage(source[first * row_nbytes : (first + rows) * row_nbytes]) as staged:
+                args = pack(kernel, {"source": staged, **planes})
                 launch(self._device.load(kernel), args, self._stream)
 
     def vector(self, source: Bytes, destination: Slice) -> None:
@@ -77,11 +81,20 @@ class Uploader:
         busy, pinned = self._busy[slot], self._pinned[slot]
         if busy is not None:
             busy.synchronize()
-        np.copyto(pinned.array[: len(source)], source)
+        self._copy(pinned.array[: len(source)], source)
         staging = self._staging[f"slot {slot}"]
         staging.upload_async(pinned, len(source), 0, self._stream)
         yield staging.slice(0, len(source))
         self._busy[slot] = self._stream.record(busy)
+
+    def _copy(self, target: Bytes, source: Bytes) -> None:
+        """``target[:] = source``, by several threads (numpy copies without the GIL)."""
+        share = max(_LEAST_SHARE, -(-len(source) // _COPIERS))
+        parts = [slice(at, at + share) for at in range(0, len(source), share)]
+        if len(parts) == 1:
+            np.copyto(target, source)
+            return
+        list(self._copiers.map(lambda part: np.copyto(target[part], source[part]), parts))
 
     def __enter__(self) -> Self:
         return self
@@ -93,13 +106,8 @@ class Uploader:
             if kind is None:
                 self._stream.synchronize()
         finally:
+            self._copiers.shutdown()
             self._stream.close()
             self._staging.close()
             for pinned in self._pinned:
                 pinned.close()
-
-
-def _most_bytes_per_unit(layout: Layout) -> int:
-    """An upper bound of the file's bytes for one unit of 32 weights."""
-    fmt = layout.format
-    return -(-fmt.nbytes * UNIT // fmt.block)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from urdir.model.attention import partial_sizes
 from urdir.model.config import Config
-from urdir.model.products import scratch_sizes
 from urdir.ptxgen.kv_layout import KvLayout
 
 
 def workspace_sizes(
     config: Config, layout: KvLayout, rows: int, chunk: int, sm_count: int
 ) -> dict[str, int]:
-    """Bytes of every intermediate, f32 but for counters, for decode steps of ``rows`` and prompts
-    of ``chunk``.
+    """Bytes of every intermediate, all f32, for decode steps of ``rows`` and prompts of ``chunk``.
 
     Logits and the partial results of split attention exist for decode rows only; the latter depend
     on how many SMs the device has.
@@ -33,4 +31,4 @@ def workspace_sizes(
     }
     sizes = {name: 4 * width * most for name, width in widths.items()}
     sizes["logits"] = 4 * c.vocab_size * rows
-    return sizes | partial_sizes(config.n_heads, layout, rows, sm_count) | scratch_sizes(config)
+    return sizes | partial_sizes(config.n_heads, layout, rows, sm_count)

@@ -6,10 +6,12 @@ A plan is built for a length bucket; the choice is made then and never looks at 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from urdir.ptxgen.kernels.attention import Attention
 from urdir.ptxgen.kernels.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kv_layout import KvLayout
+from urdir.ptxgen.rope import Rotation
 
 #: The shortest bucket, and how much longer each is than the one before.
 FIRST_BUCKET, BUCKET_RATIO = 512, 4
@@ -48,20 +50,33 @@ def decode_attention(
     scale: float | None = None,
     window: int = 0,
     softcap: float = 0.0,
+    rope: Rotation | None = None,
 ) -> Attention | FlashDecodeChunk:
     """The kernel for rows with positions below ``max_keys``, a bucket.
 
     Incremental attention for few keys (a window bounds them too) and where rows and heads make
     enough CTAs; flash decoding (its ``reduce`` follows it) otherwise, in chunks that make about
-    `FLASH_CTAS` CTAs an SM. Raises PtxgenError for shapes that no kernel handles.
+    `FLASH_CTAS` CTAs an SM. With a ``rope`` the kernel turns and appends the rows' own tokens, too;
+    the choice is the same. Raises PtxgenError for shapes that no kernel handles.
     """
-    incremental = Attention(heads, layout, rows, scale, window, softcap)
+    incremental = Attention(heads, layout, rows, scale, window, softcap, rope)
     keys = min(window or max_keys, max_keys)
     ctas = layout.kv_heads * incremental.tiles * rows
     if keys <= INCREMENTAL_KEYS or ctas >= FULL * sm_count:
-        return incremental
+        return _spread(incremental, sm_count)
     wanted = keys * ctas / (FLASH_CTAS * sm_count)
     chunk = min(MAX_CHUNK, max(MIN_CHUNK, 1 << max(0, round(math.log2(wanted)))))
     return FlashDecodeChunk(
-        heads, layout, rows, scale, window, softcap, max_keys=max_keys, chunk=chunk
+        heads, layout, rows, scale, window, softcap, rope, max_keys=max_keys, chunk=chunk
     )
+
+
+def _spread(spec: Attention, sm_count: int) -> Attention:
+    """With fewer query heads a CTA, as long as every CTA has an SM to itself: it then has less to
+    do for a key, and keys that are read again come from the L2."""
+    for heads in (2, 1):
+        fewer = replace(spec, most_heads=heads)
+        if spec.layout.kv_heads * spec.rows * fewer.tiles > sm_count:
+            break
+        spec = fewer
+    return spec

@@ -29,7 +29,11 @@ class Gpu:
     source: str
 
 
-#: Known GPUs by name; the first of a target stands for it.
+#: Known GPUs by name; the first of a target stands for it. SMs are those that drivers report (an L4
+#: has 58 of its chip's 60). Tensor figures are without sparsity, half of what newer data sheets
+#: print, and for sums in f32, which GeForce cards make at half the rate of sums in f16. The B200 is
+#: that of the HGX board, an eighth of its figures: 7.7 TB/s is also what its driver's bus width and
+#: clock give (7,680 bits at 3,996 MHz), where other papers say 8.
 GPUS: Mapping[str, Gpu] = {
     name: Gpu(name, title, target, sms, gb * 1e9, f32 * 1e12, tensor * 1e12, source)
     for name, title, target, sms, gb, f32, tensor, source in (
@@ -44,7 +48,7 @@ GPUS: Mapping[str, Gpu] = {
         ("h100", "H100 SXM", "sm_90", 132, 3350, 67, 989, "NVIDIA H100 data sheet"),
         ("h100-pcie", "H100 PCIe", "sm_90", 114, 2000, 51, 756, "NVIDIA H100 data sheet"),
         ("h200", "H200 SXM", "sm_90", 132, 4800, 67, 989, "NVIDIA H200 data sheet"),
-        ("b200", "B200 (HGX)", "sm_100", 148, 7700, 75, 2250, "NVIDIA Blackwell data sheet"),
+        ("b200", "B200 (HGX)", "sm_100", 148, 7700, 75, 2250, "NVIDIA HGX B200 data sheet"),
         ("rtx5090", "RTX 5090", "sm_120", 170, 1792, 104.8, 209.5, "NVIDIA RTX Blackwell white "
          "paper"),
     )
@@ -66,17 +70,20 @@ class SmLimits:
     unit: int = 128
 
 
-#: Limits by target (CUDA C++ Programming Guide, "Technical Specifications per Compute
-#: Capability"); architecture-specific targets have those of their architecture.
+#: Limits by target (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability";
+#: libcu++'s cuda/__device/arch_traits.h has the same warps, CTAs and bytes); architecture-specific
+#: targets have those of their architecture.
 SM_LIMITS: Mapping[str, SmLimits] = {
     "sm_75": SmLimits(32, 16, 64 << 10, reserved=0, unit=256),
     "sm_80": SmLimits(64, 32, 164 << 10),
     "sm_86": SmLimits(48, 16, 100 << 10),
     "sm_87": SmLimits(48, 16, 164 << 10),
+    "sm_88": SmLimits(48, 16, 100 << 10),
     "sm_89": SmLimits(48, 24, 100 << 10),
     "sm_90": SmLimits(64, 32, 228 << 10),
     "sm_100": SmLimits(64, 32, 228 << 10),
     "sm_103": SmLimits(64, 32, 228 << 10),
+    "sm_110": SmLimits(48, 24, 228 << 10),
     "sm_120": SmLimits(48, 24, 100 << 10),
     "sm_121": SmLimits(48, 24, 100 << 10),
 }
@@ -108,13 +115,13 @@ def choose_gpu(name: str | None, target: str | None) -> Gpu:
         wanted = (target or GPUS[DEFAULT_GPU].target).rstrip("af")
         found = next((g for g in GPUS.values() if g.target == wanted), None)
         if found is None:
-            raise PtxgenError(f"no known GPU is a {target}: give --gpu, or one of {_targets()}")
+            raise PtxgenError(f"no known GPU is an {target}: one of {_targets()}")
         return found
     key = name.lower().replace(" ", "")
     if key not in GPUS:
         raise PtxgenError(f"unknown GPU {name!r}: one of {', '.join(GPUS)}")
     if target is not None and target.rstrip("af") != GPUS[key].target:
-        raise PtxgenError(f"{GPUS[key].title} is a {GPUS[key].target}, not a {target}")
+        raise PtxgenError(f"{GPUS[key].title} is an {GPUS[key].target}, not an {target}")
     return GPUS[key]
 
 

@@ -170,9 +170,9 @@ class KvLayout:
 
     # ---- numpy ----
 
-    def empty(self) -> Array:
-        """A cache of 0xFF bytes: NaN wherever it is read (q8_0 by its scales)."""
-        return np.full(self.nbytes, 0xFF, np.uint8).view(self.numpy_dtype).reshape(self.shape)
+    def empty(self, byte: int = 0xFF) -> Array:
+        """A cache of equal bytes; 0xFF is NaN wherever it is read (q8_0 by its scales)."""
+        return np.full(self.nbytes, byte, np.uint8).view(self.numpy_dtype).reshape(self.shape)
 
     def slots_of(
         self, sequence: int, positions: npt.ArrayLike, block_table: Array | None = None
@@ -253,12 +253,13 @@ class KvLayout:
         rng: np.random.Generator,
         lengths: Sequence[int],
         block_table: Array | None = None,
+        byte: int = 0xFF,
     ) -> Array:
         """A cache with normal values in the first ``lengths[s]`` tokens of each sequence.
 
-        Everything else is NaN, but for pages that a longer sequence shares.
+        Everything else is ``byte`` (NaN), but for pages that a longer sequence shares.
         """
-        cache = self.empty()
+        cache = self.empty(byte)
         for sequence, length in enumerate(lengths):
             values = rng.standard_normal((self.kv_heads, length, self.head_dim))
             self.write(cache, sequence, np.arange(length), values, block_table)

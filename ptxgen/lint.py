@@ -59,7 +59,7 @@ def lint(text: str) -> tuple[Finding, ...]:
     try:
         module = ptx.parse(text)
     except ptx.PtxSyntaxError as exc:
-        return (Finding(exc.line, "syntax", str(exc)),)
+        return (Finding(exc.line, "syntax", f"{exc.reason}: {exc.text}"),)
     lines = text.split("\n")
     found = {f for entry in module.entries.values() for f in _lint_entry(module, entry, lines)}
     return tuple(sorted(found))

@@ -19,12 +19,13 @@ TYPE_BYTES: Mapping[str, int] = {
 
 
 class PtxSyntaxError(Exception):
-    """PTX text that does not parse: ``line`` (from 1), ``text`` of the statement, and why."""
+    """PTX text that does not parse: ``line`` (from 1), ``text`` of the statement, ``reason``."""
 
     def __init__(self, message: str, line: int, text: str) -> None:
         super().__init__(f"PTX line {line}: {message}: {text}")
         self.line = line
         self.text = text
+        self.reason = message
 
 
 @dataclass(frozen=True, slots=True)

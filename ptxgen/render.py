@@ -2,7 +2,8 @@
 
 A template is the body of a kernel, from its first ``.reg`` to its last ``ret``. The frame
 (version, target, entry name, parameter list, launch bounds, loads of the parameters into registers
-of the same name) is made here from the spec, so that it cannot disagree with it.
+of the same name, ``dynamic_shared`` where the launch gives shared memory) is made here from the
+spec, so that it cannot disagree with it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from urdir.ptxgen.spec import KernelSpec, Param
 
 TemplateName = tuple[str, str]
-
-#: What a kernel's dynamic shared memory is called in its text, if its launch shape has any.
-DYNAMIC_SHARED = "dynamic_shared"
 
 
 def f32(value: float) -> str:
@@ -144,7 +142,7 @@ def _frame(spec: KernelSpec, target: Target, body: str) -> str:
         f".target {target.name}",
         ".address_size 64",
         "",
-        *([f".extern .shared .align 16 .b8 {DYNAMIC_SHARED}[];"] if shape.shared_bytes else []),
+        *([".extern .shared .align 16 .b8 dynamic_shared[];", ""] if shape.shared_bytes else []),
         f".visible .entry {spec.name}(",
         ",\n".join(_declare(spec, p) for p in spec.params),
         ")",

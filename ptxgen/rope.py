@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,55 @@ import numpy.typing as npt
 from urdir.ptxgen.errors import PtxgenError
 
 Float64s = npt.NDArray[np.float64]
+
+#: Positions below are exact as f32, and so are whole turns.
+MAX_POSITIONS = 1 << 24
+
+#: Which values of a head turn together: 2i and 2i + 1, or i and i + rotary_dim / 2.
+RopeStyle = Literal["interleaved", "half"]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What is done to a head: its first ``rotary_dim`` values turn in pairs, and are multiplied by
+    ``magnitude``. Raises PtxgenError for what no kernel turns.
+    """
+
+    rotary_dim: int
+    style: RopeStyle
+    magnitude: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.style not in ("interleaved", "half"):
+            raise PtxgenError(f"RoPE style {self.style!r} is neither 'interleaved' nor 'half'")
+        if self.rotary_dim % 2 or not 2 <= self.rotary_dim <= 2048:
+            raise PtxgenError(f"rotary_dim {self.rotary_dim} must be an even number in 2..2048")
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a head."""
+        return self.rotary_dim // 2
+
+    def turn(
+        self, x: npt.ArrayLike, positions: npt.ArrayLike, table: npt.ArrayLike, sign: int = 1
+    ) -> Float64s:
+        """Heads x (rows, heads, head_dim) at positions (rows,), by a `turns_table` (pairs, 2), in
+        float64. With ``sign`` -1 back again."""
+        y = np.array(x, np.float64)
+        turns = np.outer(np.asarray(positions), np.asarray(table, np.float64).sum(axis=1)) % 1.0
+        angle = sign * 2.0 * np.pi * turns[:, None]
+        scale = self.magnitude**sign
+        cos, sin = scale * np.cos(angle), scale * np.sin(angle)
+        first, second = self._pair_slices()
+        a, b = y[..., first].copy(), y[..., second].copy()
+        y[..., first] = a * cos - b * sin
+        y[..., second] = a * sin + b * cos
+        return y
+
+    def _pair_slices(self) -> tuple[slice, slice]:
+        if self.style == "interleaved":
+            return slice(0, self.rotary_dim, 2), slice(1, self.rotary_dim, 2)
+        return slice(0, self.pairs), slice(self.pairs, self.rotary_dim)
 
 
 @dataclass(frozen=True, slots=True)

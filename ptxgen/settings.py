@@ -8,6 +8,7 @@ where only one record has it, ``head_dim=128``.
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,9 +91,12 @@ def respecialise(spec: S, settings: Sequence[str]) -> S:
         values[_full_name(type(spec), name.strip())] = value.strip()
     try:
         made: S = _replace(spec, values, type(spec).name)
-        shape = made.launch_shape
-        if any(not 1 <= n <= most for n, most in zip(shape.grid, MAX_GRID, strict=True)):
-            raise ValueError(f"a grid of {shape.grid} CTAs, the limit is {MAX_GRID}")
+        grid = made.launch_shape.grid
+        if any(not 1 <= n <= most for n, most in zip(grid, MAX_GRID, strict=True)):
+            raise ValueError(f"a grid of {grid} CTAs, where (1, 1, 1) to {MAX_GRID} can be")
+        for param in made.params:
+            if any(extent < 1 for extent in made.shape_of(param)):
+                raise ValueError(f"its {param.name} would be of shape {made.shape_of(param)}")
     except _REFUSALS as exc:
         shown = ", ".join(f"{name}={value}" for name, value in values.items())
         raise SettingError(
@@ -191,9 +195,12 @@ def _value(hint: Any, text: str, where: str) -> Any:
                 return _BOOLEANS[text.lower()]
         elif option in (int, float, str):
             try:
-                return option(text)
+                value = option(text)
             except ValueError:
                 continue
+            if option is float and not math.isfinite(value):
+                raise SettingError(f"{where}={text}: not a finite number")
+            return value
     raise SettingError(f"{where}={text}: not {_text(hint)}")
 
 

@@ -75,6 +75,7 @@ class LaunchShape:
     """Grid, block and cluster in CTAs / threads (x, y, z); dynamic shared memory in bytes.
 
     ``resident``: CTAs that an SM must have registers for at once; 0 leaves that to the assembler.
+    ``prefers_cache``: the SM's memory is to be L1 cache rather than shared memory.
     """
 
     grid: tuple[int, int, int]
@@ -83,6 +84,7 @@ class LaunchShape:
     shared_bytes: int = 0
     cooperative: bool = False
     resident: int = 0
+    prefers_cache: bool = False
 
     @property
     def threads(self) -> int:

@@ -131,7 +131,9 @@ FEATURES: tuple[Feature, ...] = tuple(
 )
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_NUMBERED = re.compile(r"(%[A-Za-z_]+)\d+\b")
+# What tells no feature from another: names of registers, but for the special ones that FEATURES
+# has, and numbers.
+_NAMES_AND_NUMBERS = re.compile(r"%(?!n?cluster|is_explicit_cluster)\w+|\b\d+\b")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -153,8 +155,8 @@ class Target:
 
         Comments do not count. Raises PtxgenError when an instruction needs another architecture.
         """
-        code = _NUMBERED.sub(r"\1", _COMMENT.sub("", body))
-        code = "\n".join(dict.fromkeys(code.split("\n")))  # unrolled code says little new
+        code = _NAMES_AND_NUMBERS.sub("0", _COMMENT.sub("", body))
+        code = "\n".join(dict.fromkeys(code.split("\n")))  # most lines are alike now
         version = FIRST_VERSION[self.name]
         for feature in FEATURES:
             found = feature.pattern.search(code)

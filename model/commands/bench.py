@@ -1,28 +1,28 @@
-"""`urdir bench`: decode speed beside the device's read bandwidth."""
+"""`urdir bench`: speed beside the device's read bandwidth."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from urdir.model.commands import bench_report as report
 from urdir.model.commands import options
 from urdir.model.commands.report import installed_version
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.model.bench import BenchRow
-    from urdir.model.profile import ProfileRow
+    from urdir.model.shapes import SyntheticModel
 
 EXAMPLES = """\
   urdir bench model.gguf                     512 prompt tokens, 128 decoded, five runs each
-  urdir bench model.gguf -p 0 -n 256 --json  decoding only, as JSON
   urdir bench model.gguf -p 0 -n 64 -d 32768 decoding after 32,768 tokens of context
+  urdir bench model.gguf -p 0 -b 1,4,8       decoding by one, four and eight sequences at once
   urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
-  urdir bench model.gguf --profile           and where the time of a decode step goes
+  urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
+  urdir bench --kernels -o csv               single matrix-vector products
+  urdir bench model.gguf --startup           compiling, loading, first token
 """
 
 
@@ -35,98 +35,147 @@ def add_parser(commands: options.Subparsers) -> None:
     model.add_argument("model", nargs="?", metavar="FILE", help="GGUF file (default: demo model)")
     model.add_argument("--shape", metavar="NAME", help="a model of this shape, random weights")
     parser.add_argument("--type", default="q4_k_m", metavar="TYPE", help="its weights (q4_k_m)")
-    count = options.whole_number(0)
+    count, positive = options.whole_number(0), options.whole_number(1)
     parser.add_argument("-p", "--n-prompt", type=count, default=512, metavar="N", help="(512)")
     parser.add_argument("-n", "--n-gen", type=count, default=128, metavar="N", help="(128)")
     parser.add_argument(
         "-d", "--depth", type=count, default=0, metavar="N", help="tokens of context before (0)"
     )
+    parser.add_argument("-r", "--repetitions", type=positive, default=5, metavar="N", help="(5)")
     parser.add_argument(
-        "-r", "--repetitions", type=options.whole_number(1), default=5, metavar="N", help="(5)"
+        "-b",
+        "--sequences",
+        type=_counts,
+        default=(1,),
+        metavar="N,N,...",
+        help="sequences that are decoded together, a row for each number (1)",
+    )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--kernels", action="store_true", help="time matrix-vector products instead of a model"
+    )
+    instead.add_argument(
+        "--startup", action="store_true", help="time the way to the first token instead"
     )
     parser.add_argument(
         "--profile", action="store_true", help="also time a decode step launch by launch"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw that profile as a roofline"
+    )
+    parser.add_argument(
+        "-o", "--output", choices=report.FORMATS, default="md", help="how to print it (md)"
+    )
     options.add_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    from urdir.model.bench import bench, profile_step, read_bandwidth
-    from urdir.model.engine import Engine
-    from urdir.model.shapes import SyntheticModel
+    from urdir.model.profile import check_can_plot
 
-    context = args.depth + max(args.n_prompt, args.n_gen, 2)
-    source = SyntheticModel(args.shape, args.type) if args.shape else args.model
-    with Engine.open(source, device=args.device, context=context) as engine:
-        if engine.device.is_emulated:
-            print("no GPU: these are figures of the emulator", file=sys.stderr)
+    if args.plot:
+        check_can_plot()
+    if args.kernels:
+        return _run_kernels(args)
+    return _run_startup(args) if args.startup else _run_model(args)
+
+
+def _run_model(args: argparse.Namespace) -> int:
+    from urdir.model.bandwidth import read_bandwidth
+    from urdir.model.bench import BenchCase, bench, profile_step
+    from urdir.model.engine import Engine
+    from urdir.model.profile import plot_roofline
+
+    case = BenchCase(args.n_prompt, args.n_gen, args.depth, args.repetitions, args.sequences)
+    with Engine.open(
+        _source(args), device=args.device, context=case.context, sequences=max(case.sequences)
+    ) as engine:
         bandwidth = read_bandwidth(engine.device)
+        _warn(engine.device, bandwidth)
         rows = []
-        for row in bench(
-            engine.session,
-            engine.gguf,
-            bandwidth,
-            args.n_prompt,
-            args.n_gen,
-            args.repetitions,
-            args.depth,
-        ):
+        for row in bench(engine.session, engine.gguf, bandwidth, case):
             print(f"{row.test}: {row.tokens_per_second:.1f} tokens/s", file=sys.stderr)
             rows.append(row)
-        profile = profile_step(engine.session, bandwidth) if args.profile else ()
-        report = _report(engine.device, engine.name, bandwidth)
-    if args.json:
-        rows_json = [dataclasses.asdict(row) for row in rows]
-        profile_json = [dataclasses.asdict(row) for row in profile]
-        print(json.dumps(report | {"rows": rows_json, "profile": profile_json}, indent=2))
-    else:
-        _print_table(report, rows)
-        if profile:
-            _print_profile(profile)
+        sections = [report.Section("rows", rows, report.ROW_COLUMNS)]
+        if args.profile or args.plot:
+            profile = profile_step(engine.session, bandwidth)
+            sections.append(report.Section("profile", profile, report.PROFILE_COLUMNS))
+            if args.plot:
+                title = f"decode step of {engine.name} on {engine.device.properties.name}"
+                plot_roofline(profile, bandwidth, title, args.plot)
+        conditions = _conditions(engine.device, engine.name, bandwidth)
+    report.print_report(conditions, sections, args.output)
     return 0
 
 
-def _report(device: Device, model: str, bandwidth: float) -> dict[str, Any]:
+def _run_kernels(args: argparse.Namespace) -> int:
+    from urdir.driver.device import Device
+    from urdir.model.bandwidth import read_bandwidth
+    from urdir.model.bench_kernels import bench_matvecs
+    from urdir.model.knobs import read_knobs
+
+    knobs = read_knobs()
+    name = args.device or knobs.device
+    with Device.open(name, cache_folder=knobs.cache_dir) as device:
+        bandwidth = read_bandwidth(device)
+        _warn(device, bandwidth)
+        rows = []
+        for row in bench_matvecs(device):
+            print(f"{row.type} {row.rows} x {row.cols}: {row.share:.1%}", file=sys.stderr)
+            rows.append(row)
+        conditions = _conditions(device, "matrix-vector products", bandwidth)
+    section = report.Section("matvecs", rows, report.MATVEC_COLUMNS)
+    report.print_report(conditions, [section], args.output)
+    return 0
+
+
+def _run_startup(args: argparse.Namespace) -> int:
+    from urdir.driver.device import Device
+    from urdir.model.bandwidth import read_bandwidth
+    from urdir.model.bench_startup import bench_startup
+    from urdir.model.knobs import read_knobs
+
+    name, source = args.device or read_knobs().device, _source(args)
+    rows = bench_startup(source, name)
+    with Device.open(name) as device:
+        bandwidth = read_bandwidth(device)
+        _warn(device, bandwidth)
+        model = args.shape or Path(args.model or "the demo model").name
+        conditions = _conditions(device, model, bandwidth)
+    section = report.Section("startup", rows, report.STARTUP_COLUMNS)
+    report.print_report(conditions, [section], args.output)
+    return 0
+
+
+def _source(args: argparse.Namespace) -> str | SyntheticModel | None:
+    from urdir.model.shapes import SyntheticModel
+
+    return SyntheticModel(args.shape, args.type) if args.shape else args.model
+
+
+def _warn(device: Device, bandwidth: float) -> None:
+    from urdir.model.bandwidth import doubt
+
+    if device.is_emulated:
+        print("no GPU: these are figures of the emulator", file=sys.stderr)
+    if reason := doubt(device.properties.name, bandwidth):
+        print(f"warning: {reason}", file=sys.stderr)
+
+
+def _conditions(device: Device, model: str, bandwidth: float) -> report.Conditions:
     free, total = device.memory_info()
-    return {
-        "model": model,
-        "device": device.name,
-        "emulated": device.is_emulated,
-        "driver": device.properties.driver_version,
-        "urdir": installed_version("urdir"),
-        "read_bandwidth_bytes_per_second": bandwidth,
-        "device_bytes_used": total - free,
-    }
+    return report.Conditions(
+        model=model,
+        device=device.properties.name,
+        emulated=device.is_emulated,
+        driver=".".join(map(str, device.properties.driver_version)),
+        version=installed_version("urdir"),
+        read_gb_per_s=bandwidth / 1e9,
+        vram_bytes=total - free,
+    )
 
 
-def _print_table(report: dict[str, Any], rows: list[BenchRow]) -> None:
-    print(f"{report['model']} on {report['device']} (driver {report['driver']})")
-    print(f"read bandwidth B = {report['read_bandwidth_bytes_per_second'] / 1e9:,.1f} GB/s")
-    print("| test | tokens/s | ms/token | MB/token | GB/s | of B |")
-    print("|---|---|---|---|---|---|")
-    for row in rows:
-        print(
-            f"| {row.test} | {row.tokens_per_second:.2f} ± {row.deviation:.2f} "
-            f"| {row.ms_per_token:.3f} | {_bandwidth_cells(row)} |"
-        )
-
-
-def _bandwidth_cells(row: BenchRow) -> str:
-    if row.bytes_per_token is None or row.bandwidth_share is None:
-        return "- | - | -"
-    rate = row.bytes_per_token * row.tokens_per_second
-    return f"{row.bytes_per_token / 1e6:,.1f} | {rate / 1e9:,.1f} | {row.bandwidth_share:.1%}"
-
-
-def _print_profile(profile: Sequence[ProfileRow]) -> None:
-    print("\n| launches of a decode step | calls | us | MB | GB/s | of B |")
-    print("|---|---|---|---|---|---|")
-    for row in profile:
-        print(
-            f"| {row.role} | {row.calls} | {row.microseconds:.1f} | {row.bytes_moved / 1e6:.1f} "
-            f"| {row.gb_per_s:,.1f} | {row.share:.1%} |"
-        )
-    total = sum(row.microseconds for row in profile)
-    print(f"| all, one after the other | {sum(r.calls for r in profile)} | {total:.1f} | | | |")
+def _counts(text: str) -> tuple[int, ...]:
+    """An argparse type: whole numbers from 1 on, separated by commas."""
+    number = options.whole_number(1)
+    return tuple(number(part) for part in text.split(","))

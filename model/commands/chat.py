@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from urdir.model.engine import Engine
 
     with (
-        Engine.open(args.model, device=args.device, context=args.ctx_size) as engine,
+        Engine.open(args.model, device=args.device, context=args.ctx_size, text=True) as engine,
         ChatTemplate.from_gguf(engine.gguf, engine.tokenizer) as template,
     ):
         _Conversation(engine, template, args).run()

@@ -13,6 +13,7 @@ from urdir.model.commands import options
 from urdir.model.commands.report import installed_version
 
 if TYPE_CHECKING:
+    from urdir.driver.device import Device
     from urdir.model.check import CheckRow
 
 EXAMPLES = """\
@@ -55,28 +56,18 @@ def run(args: argparse.Namespace) -> int:
     except PtxgenError as exc:
         raise options.UsageError(f"--kernel: {exc}") from exc
     rows: list[CheckRow] = []
-    ptx_files = PtxFiles(knobs.ptx_override, knobs.ptx_dump)
-    with DeviceOwner(args.device or knobs.device, knobs.cache_dir, ptx_files) as owner:
-        device = owner.device
-        report = {
-            "device": device.name,
-            "name": device.properties.name,
-            "target": device.target,
-            "emulated": device.is_emulated,
-            "driver": "{}.{}".format(*device.properties.driver_version),
-            "urdir": installed_version("urdir"),
-        }
-        print(f"checking {device.name}: {device.properties.name}", file=sys.stderr)
-        if device.note:
-            print(device.note, file=sys.stderr)
-        for kind in selected:
-            found = tuple(check_kernel_examples(owner, kind))
-            _say(kind.name, found)
-            rows += found
-    if not args.kernel:
-        for row in check_plans(str(report["device"])):
-            _say(row.name, [row])
-            rows.append(row)
+    with PtxFiles(knobs.ptx_override, knobs.ptx_dump) as ptx_files:
+        with DeviceOwner(args.device or knobs.device, knobs.cache_dir, ptx_files) as owner:
+            report = _describe(owner.device)
+            for kind in selected:
+                found = tuple(check_kernel_examples(owner, kind))
+                _say(kind.name, found)
+                rows += found
+        if not args.kernel:
+            for row in check_plans(report["device"], ptx_files):
+                _say(row.name, [row])
+                rows.append(row)
+    report["edited_ptx"] = list(ptx_files.used)
     failed = sum(row.status == "FAILED" for row in rows)
     if args.json:
         details = [dataclasses.asdict(row) | {"status": row.status} for row in rows]
@@ -85,6 +76,21 @@ def run(args: argparse.Namespace) -> int:
         _print_table(report, rows)
         _print_end(rows)
     return 1 if failed else 0
+
+
+def _describe(device: Device) -> dict[str, Any]:
+    """What is checked, said on stderr and as the head of the report."""
+    print(f"checking {device.name}: {device.properties.name}", file=sys.stderr)
+    if device.note:
+        print(device.note, file=sys.stderr)
+    return {
+        "device": device.name,
+        "name": device.properties.name,
+        "target": device.target,
+        "emulated": device.is_emulated,
+        "driver": "{}.{}".format(*device.properties.driver_version),
+        "urdir": installed_version("urdir"),
+    }
 
 
 def _say(name: str, rows: Sequence[CheckRow]) -> None:
@@ -105,6 +111,8 @@ def _print_table(report: dict[str, Any], rows: Sequence[CheckRow]) -> None:
     """A line a kernel: its worst error with the tolerance there, its fastest bytes."""
     kind = "" if report["emulated"] else f", driver for CUDA {report['driver']}"
     print(f"urdir check on {report['device']}: {report['name']} ({report['target']}{kind})\n")
+    for name in report["edited_ptx"]:
+        print(f"with edited PTX: {name}\n")
     print("| what | examples | error | allowed | us | GB/s | |")
     print("|---|---:|---:|---:|---:|---:|---|")
     groups: dict[str, list[CheckRow]] = {}

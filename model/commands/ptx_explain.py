@@ -11,7 +11,7 @@ from urdir.model.commands import options, ptx_options
 from urdir.model.commands.report import extent, fields_text
 
 if TYPE_CHECKING:
-    from urdir.driver.explain import AccessRow, Explanation
+    from urdir.driver.explanation import AccessRow, Explanation
 
 EXAMPLES = """\
   urdir ptx explain matmul                               the kernel's first example
@@ -42,7 +42,7 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the kernel on random inputs and print the counts, worst first."""
     from urdir.driver.device import DeviceName
-    from urdir.driver.explain import explain
+    from urdir.driver.explanation import explain
 
     if args.kernel is None:
         raise options.UsageError("explain: give a KERNEL (see urdir ptx list)")

@@ -57,8 +57,10 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 def check_kernel(args: argparse.Namespace, command: str) -> None:
     """Refuse a command line without KERNEL and --model, or with both."""
-    if (args.kernel is None) == (args.model is None):
-        raise options.UsageError(f"{command}: give a KERNEL, or --model FILE")
+    if args.kernel is None and args.model is None:
+        raise options.UsageError(f"{command}: give a KERNEL (see urdir ptx list), or --model FILE")
+    if args.kernel is not None and args.model is not None:
+        raise options.UsageError(f"{command}: give a KERNEL or --model FILE, not both")
     if args.model is not None and args.settings:
         raise options.UsageError(f"{command}: --set belongs to a KERNEL, not to --model")
     if args.kernel is not None and args.ctx_size is not None:

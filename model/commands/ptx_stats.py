@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -95,8 +96,8 @@ def _measure_all(specs: Sequence[KernelSpec], target: str, gpu: Gpu) -> list[Ker
             "pip install 'urdir[assemble]'",
             file=sys.stderr,
         )
-    # The assembler releases the interpreter: it works on one kernel while the next is rendered.
-    with ThreadPoolExecutor(max_workers=1) as assembler:
+    # The assembler releases the interpreter: every core assembles while the next text is rendered.
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as assembler:
         jobs: list[tuple[KernelSpec, str, Future[Assembly] | None]] = []
         for spec in specs:
             text = spec.ptx(target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 
 def installed_version(package: str) -> str:
     """The version of an installed package, or that it is not installed."""
+    import importlib.metadata  # slow to import, seldom needed
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

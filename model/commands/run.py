@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from urdir.model.generate import Generation
 
     prompt = _read_prompt(args)
-    with Engine.open(args.model, device=args.device, context=args.ctx_size) as engine:
+    with Engine.open(args.model, device=args.device, context=args.ctx_size, text=True) as engine:
         if args.verbose:
             _describe(engine)
         generation = Generation(

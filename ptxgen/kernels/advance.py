@@ -23,12 +23,16 @@ class Advance(KernelSpec):
     ``max_len`` or more is idle and stays as it is. Without ``sampling`` (a step without logits) the
     positions are the only parameter. With it, no two rows that are not idle may belong to one
     sequence.
+
+    ``slots`` (a power of two, or 0 for none): the sampled token of a row at position p is also
+    written to ``mailbox[r, p % slots]``, which may be page-locked memory of the host.
     """
 
     max_len: int
     rows: int = 1
     sequences: int = 1
     sampling: bool = True
+    slots: int = 0
 
     name = "advance"
     template = ("urdir.templates", "advance.ptx.j2")
@@ -40,6 +44,8 @@ class Advance(KernelSpec):
             raise PtxgenError(f"advance: rows must be in 1 ... 1024 (a thread), not {self.rows}")
         if self.sequences < 1:
             raise PtxgenError(f"advance: sequences must be at least 1, not {self.sequences}")
+        if self.slots < 0 or self.slots & (self.slots - 1) or (self.slots and not self.sampling):
+            raise PtxgenError(f"advance: slots is {self.slots}: a power of two, 0 without sampling")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -52,6 +58,7 @@ class Advance(KernelSpec):
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
             Param("known", "u32", ("sequences",), Access.INOUT),
             Param("sampled", "u32", ("rows",), Access.IN),
+            *([Param("mailbox", "u32", ("rows", "slots"), Access.INOUT)] if self.slots else []),
         )
 
     @property
@@ -62,6 +69,8 @@ class Advance(KernelSpec):
         state = {p.name: inputs[p.name].copy() for p in self.params if p.access is Access.INOUT}
         position = state["position"]
         for row in np.flatnonzero(position < self.max_len):
+            if self.slots:
+                state["mailbox"][row, position[row] % self.slots] = inputs["sampled"][row]
             position[row] += 1
             if not self.sampling:
                 continue
@@ -80,6 +89,7 @@ class Advance(KernelSpec):
             cls(max_len=9, rows=64, sequences=64),
             cls(max_len=9, rows=40, sampling=False),
             cls(max_len=4096),
+            cls(max_len=20, rows=37, sequences=40, slots=4),
         )
 
     def flops(self) -> int:
@@ -87,7 +97,7 @@ class Advance(KernelSpec):
 
     def bytes_moved(self) -> int:
         """Positions, counts and tokens of the rows, but not the sequences."""
-        return self.rows * (8 + (4 + 8 + 4 + 4 if self.sampling else 0))
+        return self.rows * (8 + (4 + 8 + 4 + 4 if self.sampling else 0) + 4 * bool(self.slots))
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows of different sequences: at the end of one, within a prompt, or idle."""
@@ -103,5 +113,6 @@ class Advance(KernelSpec):
             "tokens": rng.integers(0, 1000, (self.sequences, self.max_len)),
             "known": known,
             "sampled": rng.integers(1000, 2000, self.rows),
+            "mailbox": rng.integers(0, 1000, (self.rows, self.slots)),
         }
         return {p.name: state[p.name].astype(np.uint32) for p in self.params}

@@ -8,6 +8,7 @@ from typing import Any
 
 from urdir.ptxgen.kernels._decode_attention import WARPS, DecodeAttention
 from urdir.ptxgen.kv_layout import KvLayout
+from urdir.ptxgen.rope import Rotation
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
 
 
@@ -33,7 +34,9 @@ class Attention(DecodeAttention):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.layout.kv_heads * self.tiles, self.rows, 1), block=(32 * WARPS, 1, 1)
+            grid=(self.layout.kv_heads * self.tiles, self.rows, 1),
+            block=(32 * WARPS, 1, 1),
+            shared_bytes=self.token_nbytes,
         )
 
     @property
@@ -41,7 +44,8 @@ class Attention(DecodeAttention):
         return Tolerance(rtol=self.rtol)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        return {"out": self.attend(inputs)}
+        inputs, caches = self.appended(inputs)
+        return {"out": self.attend(inputs)} | caches
 
     @classmethod
     def examples(cls) -> Sequence[Attention]:
@@ -66,6 +70,24 @@ class Attention(DecodeAttention):
             cls(4, KvLayout(3, 1, 96, 64, "q8_0", page_len=32, pages=11), rows=4),
             cls(8, KvLayout(2, 1, 64, 112, "bf16", page_len=16, pages=6), rows=3, window=24),
             cls(12, KvLayout(1, 1, 128, 256, "f32", page_len=64, pages=3), rows=2),
+            *cls._examples_with_a_rope(),
+        )
+
+    @classmethod
+    def _examples_with_a_rope(cls) -> Sequence[Attention]:
+        """Every type of cache, style and way to divide heads and pairs among threads."""
+        whole, half = Rotation(128, "half"), Rotation(64, "interleaved", magnitude=1.2)
+        return (
+            cls(1, KvLayout(1, 1, 1, 8, "f32"), rope=Rotation(6, "interleaved")),
+            cls(4, KvLayout(1, 2, 70, 80, "f16"), rope=Rotation(32, "half")),
+            cls(4, KvLayout(2, 1, 131, 128, "f16"), rows=3, rope=whole),
+            cls(8, KvLayout(1, 2, 70, 128, "q8_0"), rope=whole, most_heads=2),
+            cls(2, KvLayout(3, 2, 41, 96, "q8_0"), rows=4, window=13, rope=half),
+            cls(7, KvLayout(2, 1, 50, 128, "bf16"), rows=3, softcap=30.0, rope=half, most_heads=1),
+            cls(12, KvLayout(1, 2, 33, 256, "f32"), rope=Rotation(256, "half", magnitude=1.1)),
+            cls(6, KvLayout(2, 2, 64, 128, "f16", page_len=16, pages=9), rows=3, rope=whole),
+            cls(5, KvLayout(2, 1, 64, 64, "q8_0", page_len=32, pages=5), rows=2, rope=half),
+            cls(3, KvLayout(3, 1, 32, 112, "bf16", 16, 6), rows=4, rope=Rotation(90, "half")),
         )
 
     def bytes_moved(self) -> int:

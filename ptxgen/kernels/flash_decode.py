@@ -17,6 +17,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels._decode_attention import STEEP, WARPS, DecodeAttention
 from urdir.ptxgen.kv_layout import KvLayout
+from urdir.ptxgen.rope import Rotation
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 #: Their maxima and sums pass through the reduction's shared memory.
@@ -77,6 +78,7 @@ class FlashDecodeChunk(DecodeAttention):
         return LaunchShape(
             grid=(self.layout.kv_heads * self.tiles, self.rows, self.chunks),
             block=(32 * WARPS, 1, 1),
+            shared_bytes=self.token_nbytes,
         )
 
     @property
@@ -97,6 +99,7 @@ class FlashDecodeChunk(DecodeAttention):
         return range(max(first, start), min(position + 1, start + self.chunk))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
+        inputs, caches = self.appended(inputs)
         partial = inputs["partial"].copy()
         softmax = np.zeros((self.rows, self.heads, self.chunks, 2), np.float32)
         softmax[..., 0] = -np.inf
@@ -108,7 +111,7 @@ class FlashDecodeChunk(DecodeAttention):
                     partial[row, :, index] = values
                 elif self.keys <= position < self.layout.max_len:
                     softmax[row, :, index, 1] = np.nan
-        return {"partial": partial, "softmax": softmax}
+        return {"partial": partial, "softmax": softmax} | caches
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows at random places below the bucket, of several one idle; one head is steep."""
@@ -144,6 +147,20 @@ class FlashDecodeChunk(DecodeAttention):
             cls(4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=10), rows=3, chunk=32),
             cls(2, KvLayout(3, 1, 128, 128, "q8_0", page_len=64, pages=7), rows=4, chunk=16),
             cls(2, KvLayout(1, 1, 64, 256, "f32", page_len=16, pages=5), window=33, chunk=32),
+            *cls._examples_with_a_rope(),
+        )
+
+    @classmethod
+    def _examples_with_a_rope(cls) -> Sequence[FlashDecodeChunk]:
+        """Every type of cache; chunks shorter and longer than a step of keys."""
+        whole, half = Rotation(128, "half"), Rotation(64, "interleaved", magnitude=1.2)
+        return (
+            cls(4, KvLayout(1, 1, 200, 128, "f16"), rope=whole, max_keys=130, chunk=64),
+            cls(12, KvLayout(2, 1, 60, 96, "f32"), rows=3, rope=half, max_keys=47, chunk=16),
+            cls(3, KvLayout(2, 1, 70, 112, "bf16"), rows=3, window=20, rope=half, chunk=16),
+            cls(8, KvLayout(1, 1, 64, 256, "q8_0"), rope=Rotation(90, "half"), chunk=32),
+            cls(4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=14), 3, rope=half, chunk=32),
+            cls(2, KvLayout(3, 1, 128, 128, "q8_0", 64, 7), rows=4, rope=whole, chunk=16),
         )
 
     def flops(self) -> int:

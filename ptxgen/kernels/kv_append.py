@@ -53,14 +53,14 @@ class KvAppend(KernelSpec):
         )
 
     @property
-    def vectors(self) -> int:
-        """Groups of four values in a head: one a thread."""
-        return self.head_dim // 4
+    def eights(self) -> int:
+        """Groups of eight values in a head: one a thread."""
+        return self.head_dim // 8
 
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.kv_heads, self.rows, 1), block=(32 * ceil_div(self.vectors, 32), 1, 1)
+            grid=(self.kv_heads, self.rows, 1), block=(32 * ceil_div(self.eights, 32), 1, 1)
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:

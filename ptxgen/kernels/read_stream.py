@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
+from urdir.ptxgen.target import MAX_THREADS
+
+#: Vectors in flight that a thread has registers for.
+MAX_UNROLL = 16
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,16 @@ class ReadStream(KernelSpec):
 
     name = "read_stream"
     template = ("urdir.templates", "read_stream.ptx.j2")
+
+    def __post_init__(self) -> None:
+        for name, most in (
+            ("ctas", 1 << 30),
+            ("passes", 1 << 30),
+            ("threads", MAX_THREADS),
+            ("unroll", MAX_UNROLL),
+        ):
+            if not 1 <= getattr(self, name) <= most:
+                raise PtxgenError(f"read_stream: {name} is {getattr(self, name)}: 1 to {most}")
 
     @property
     def lanes(self) -> int:
@@ -46,7 +61,7 @@ class ReadStream(KernelSpec):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.ctas, 1, 1), block=(self.threads, 1, 1))
+        return LaunchShape(grid=(self.ctas, 1, 1), block=(self.threads, 1, 1), prefers_cache=True)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         vectors = inputs["data"].reshape(self.passes * self.unroll, self.lanes, 4)

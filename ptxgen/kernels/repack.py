@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, UNIT, Format, random_blocks
-from urdir.ptxgen.layout import Chunk, Layout, pack_plane
+from urdir.ptxgen.formats import FORMATS, Format, random_blocks
+from urdir.ptxgen.layout import Layout
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 CTA_THREADS = 128
@@ -18,60 +17,49 @@ CTA_THREADS = 128
 
 @dataclass(frozen=True)
 class Repack(KernelSpec):
-    """Repack ``units`` units (32 weights each) of a GGUF tensor, a chunk of ``Layout.chunks``.
-
-    Whole blocks of a quantised type, ``cols`` 0; whole rows of ``cols`` columns of an unquantised
-    one, each padded with zeros to whole units.
-    """
+    """Repack ``rows`` rows of a GGUF tensor of ``cols`` columns, a chunk of ``Layout.chunks``."""
 
     format: Format
-    units: int
-    cols: int = 0
+    rows: int
+    cols: int
 
     name = "repack"
     template = ("urdir.templates", "repack.ptx.j2")
 
     def __post_init__(self) -> None:
-        fmt = self.format
-        if fmt.is_float != (self.cols > 0):
-            raise PtxgenError(f"repack of {fmt.name}: cols is {self.cols}")
-        whole = self.row_units if fmt.is_float else fmt.block_units
-        if self.units < 1 or self.units % whole:
-            raise PtxgenError(f"repack of {fmt.name}: {self.units} units, no multiple of {whole}")
-
-    @classmethod
-    def of(cls, layout: Layout, chunk: Chunk) -> Repack:
-        """The spec that repacks one chunk of a matrix."""
-        return cls(layout.format, chunk.units, layout.cols if layout.format.is_float else 0)
-
-    def regions(self, layout: Layout, chunk: Chunk) -> dict[str, tuple[int, int]]:
-        """Parameter name -> (offset, nbytes).
-
-        ``source`` in a staging buffer that holds the chunk's bytes from its start on; each plane
-        in the repacked matrix.
-        """
-        regions = {"source": (0, chunk.source_nbytes)}
-        for plane in self.format.planes:
-            offset = layout.offsets[plane.name] + chunk.first // plane.units * plane.nbytes
-            regions[plane.name] = (offset, self.units // plane.units * plane.nbytes)
-        return regions
+        Layout(self.format, self.rows, self.cols)
 
     @property
-    def row_units(self) -> int:
-        """Units of a row of an unquantised type."""
-        return ceil_div(self.cols, UNIT)
+    def layout(self) -> Layout:
+        """How the chunk lies in memory, each plane by itself."""
+        return Layout(self.format, self.rows, self.cols)
+
+    def regions(self, whole: Layout, first_row: int) -> dict[str, tuple[int, int]]:
+        """Plane -> (offset, nbytes) of the chunk from ``first_row`` on in the repacked matrix."""
+        first = whole.place(first_row, 0)
+        return {
+            plane.name: (
+                whole.offsets[plane.name] + first // plane.units * plane.nbytes,
+                self.layout.plane_nbytes(plane),
+            )
+            for plane in self.format.planes
+        }
 
     @property
     def source_nbytes(self) -> int:
         """Bytes of the chunk in GGUF."""
-        if self.format.is_float:
-            return self.units // self.row_units * self.cols * self.format.nbytes
-        return self.units // self.format.block_units * self.format.nbytes
+        return self.layout.source_nbytes
+
+    @property
+    def source_units(self) -> int:
+        """Units of the chunk, without padding."""
+        return self.rows * self.layout.row_units
 
     @property
     def params(self) -> tuple[Param, ...]:
         planes = (
-            Param(p.name, "u8", (self.units // p.units, p.nbytes), Access.OUT)
+            # the padding was zeroed before, and stays
+            Param(p.name, "u8", (self.layout.units // p.units, p.nbytes), Access.INOUT)
             for p in self.format.planes
         )
         return (Param("source", "u8", ("source_nbytes",), Access.IN), *planes)
@@ -79,26 +67,30 @@ class Repack(KernelSpec):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(ceil_div(self.units, CTA_THREADS), 1, 1), block=(CTA_THREADS, 1, 1)
+            grid=(ceil_div(self.source_units, CTA_THREADS), 1, 1), block=(CTA_THREADS, 1, 1)
         )
 
+    def bytes_moved(self) -> int:
+        return self.source_nbytes + self.layout.nbytes
+
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        fmt, source = self.format, inputs["source"]
-        if fmt.is_float:
-            layout = Layout(fmt, self.units // self.row_units, self.cols)
-            return {fmt.planes[0].name: layout.pack(source).reshape(self.units, -1)}
-        return {plane.name: pack_plane(fmt, plane, source) for plane in fmt.planes}
+        packed = self.layout.pack(inputs["source"])
+        return {p.name: self.layout.plane_of(packed, p) for p in self.format.planes}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         blocks = random_blocks(self.format, self.source_nbytes // self.format.nbytes, rng)
-        return {"source": blocks.reshape(-1)}
+        planes = {
+            p.name: np.zeros(self.shape_of(p), np.uint8) for p in self.params if p.name != "source"
+        }
+        return {"source": blocks.reshape(-1), **planes}
 
     @classmethod
     def examples(cls) -> Sequence[Repack]:
         return (
-            *(cls(f, 6, 37 if f.nbytes == 2 else 64) for f in FORMATS.values() if f.is_float),
-            *(cls(f, 19 * f.block_units) for f in FORMATS.values() if not f.is_float),
-            cls(FORMATS["F32"], 129, 33 * 32 + 1 + 9 * 32),
+            *(cls(f, 3, 37 if f.nbytes == 2 else 64) for f in FORMATS.values() if f.is_float),
+            *(cls(f, 19, 3 * f.block) for f in FORMATS.values() if not f.is_float),
+            cls(FORMATS["F32"], 3, 33 * 32 + 1 + 9 * 32),
+            cls(FORMATS["Q8_0"], 16, 352),
         )
 
     def flops(self) -> int:

@@ -11,6 +11,9 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
+#: Columns of a row; the code for it is unrolled.
+MAX_COLS = 1 << 20
+
 
 @dataclass(frozen=True)
 class RmsNorm(KernelSpec):
@@ -29,6 +32,10 @@ class RmsNorm(KernelSpec):
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:
             raise PtxgenError(f"rms_norm: no values in {self.rows} rows of {self.cols}")
+        if self.cols > MAX_COLS:
+            raise PtxgenError(
+                f"rms_norm: {self.cols} columns: at most {MAX_COLS}, as unrolled code"
+            )
 
     @property
     def params(self) -> tuple[Param, ...]:

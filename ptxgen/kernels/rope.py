@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.rope import frequencies, turns_table
+from urdir.ptxgen.rope import MAX_POSITIONS, RopeStyle, Rotation, frequencies, turns_table
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 
@@ -27,31 +27,32 @@ class Rope(KernelSpec):
     kv_heads: int
     head_dim: int
     rotary_dim: int
-    style: Literal["interleaved", "half"]
+    style: RopeStyle
     magnitude: float = 1.0
     rows: int = 1
-    max_len: int = 1 << 24
+    max_len: int = MAX_POSITIONS
 
     name = "rope"
     template = ("urdir.templates", "rope.ptx.j2")
 
     def __post_init__(self) -> None:
-        if self.style not in ("interleaved", "half"):
-            raise PtxgenError(f"RoPE style {self.style!r} is neither 'interleaved' nor 'half'")
+        _ = self.rotation
         if self.q_heads < 1 or self.kv_heads < 1:
             raise PtxgenError(f"RoPE of {self.q_heads} query heads and {self.kv_heads} KV heads")
-        if self.rotary_dim % 2 or self.head_dim % 2:
+        if self.rotary_dim > self.head_dim or self.head_dim % 2:
             raise PtxgenError(
-                f"RoPE needs even dims: rotary_dim {self.rotary_dim}, head_dim {self.head_dim}"
-            )
-        if not 2 <= self.rotary_dim <= min(self.head_dim, 2048):
-            raise PtxgenError(
-                f"rotary_dim {self.rotary_dim} must be in 2..head_dim ({self.head_dim}) and <= 2048"
+                f"rotary_dim {self.rotary_dim} of a head_dim of {self.head_dim}: RoPE needs even "
+                "numbers, the first up to the second"
             )
         if not 1 <= self.rows <= 65535:
             raise PtxgenError(f"RoPE of {self.rows} rows: 1 to 65535")
-        if not 1 <= self.max_len <= 1 << 24:
+        if not 1 <= self.max_len <= MAX_POSITIONS:
             raise PtxgenError(f"RoPE positions are exact below 2^24: max_len {self.max_len}")
+
+    @property
+    def rotation(self) -> Rotation:
+        """What is done to every head."""
+        return Rotation(self.rotary_dim, self.style, self.magnitude)
 
     @property
     def pairs(self) -> int:
@@ -80,23 +81,13 @@ class Rope(KernelSpec):
         return Tolerance(rtol=2e-6 * max(1.0, self.magnitude))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        turns = inputs["frequencies"].astype(np.float64).sum(axis=1)
         active = np.flatnonzero(inputs["position"] < self.max_len)
-        angle = 2.0 * np.pi * (np.outer(inputs["position"][active], turns) % 1.0)[:, None]
-        cos, sin = self.magnitude * np.cos(angle), self.magnitude * np.sin(angle)
-        first, second = self._pair_slices()
+        positions, table = inputs["position"][active], inputs["frequencies"]
         rotated = {}
         for name in ("q", "k"):
-            x = inputs[name][active].astype(np.float64)
             rotated[name] = y = inputs[name].copy()
-            y[active, :, first] = x[..., first] * cos - x[..., second] * sin
-            y[active, :, second] = x[..., first] * sin + x[..., second] * cos
+            y[active] = self.rotation.turn(inputs[name][active], positions, table)
         return rotated
-
-    def _pair_slices(self) -> tuple[slice, slice]:
-        if self.style == "interleaved":
-            return slice(0, self.rotary_dim, 2), slice(1, self.rotary_dim, 2)
-        return slice(0, self.pairs), slice(self.pairs, self.rotary_dim)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         inputs = super().make_inputs(rng)

@@ -55,10 +55,10 @@ def test_edges_are_the_transitive_reduction_of_all_conflicts(seed: int) -> None:
     assert closure(count, pairs) == expected
     for before, after in pairs:  # no edge can be left out
         assert closure(count, pairs - {(before, after)}) != expected
-        lost = missing_edges(operations, pairs - {(before, after)})
+        lost = missing_edges(found, pairs - {(before, after)}, len(operations))
         assert [(e.before, e.after) for e in lost] == [(before, after)]
-    assert missing_edges(operations, pairs) == ()
-    assert missing_edges(operations, conflicts) == ()
+    assert missing_edges(found, pairs, len(operations)) == ()
+    assert missing_edges(found, conflicts, len(operations)) == ()
     assert list(found) == sorted(found, key=lambda e: (e.after, e.before))
 
 

@@ -92,6 +92,37 @@ def test_files_that_no_kernel_used_are_reported_once(
     assert "add-sm_90-0000.ptx" in lines[0]
 
 
+def test_files_for_several_devices_report_once_and_at_the_end(
+    emulator: Device, tmp_path: Path, lines: list[str]
+) -> None:
+    path = _override(tmp_path, emulator)
+    (tmp_path / "add-sm_90-0000.ptx").write_text("stale")
+    with PtxFiles(tmp_path, report=lines.append) as files:
+        Device.open("emulator", ptx_files=files).close()
+        assert lines == []
+        for _ in range(2):
+            with Device.open("emulator", ptx_files=files) as edited:
+                assert _sum(edited)[0] == -9
+        assert files.used == (path.name,)
+        assert len(lines) == 1
+    assert len(lines) == 2
+    assert "1 of the files" in lines[1]
+    assert "add-sm_90-0000.ptx" in lines[1]
+
+
+def test_an_override_that_is_no_text_is_named(
+    emulator: Device, tmp_path: Path, lines: list[str]
+) -> None:
+    path = _override(tmp_path, emulator)
+    path.write_bytes(b"\xff\xfe")
+    with (
+        Device.open("emulator", ptx_files=PtxFiles(tmp_path, report=lines.append)) as edited,
+        pytest.raises(DriverError, match=f"{path.name} cannot be read"),
+    ):
+        edited.load(SPEC)
+    assert lines == []
+
+
 def test_a_bad_override_fails_and_names_the_kernel(
     emulator: Device, tmp_path: Path, lines: list[str]
 ) -> None:

@@ -64,3 +64,17 @@ def test_use_after_close(device: Device) -> None:
             call()
     with pytest.raises(LifetimeError, match="event 'event' was used"):
         event.synchronize()
+
+
+def test_an_event_tells_whether_it_is_passed(device: Device) -> None:
+    with device.create_stream() as stream, device.create_event("end") as end:
+        assert end.is_done  # never recorded: nothing to wait for
+        buffer = device.allocate(1 << 20, "x")
+        for _ in range(20):
+            buffer.fill(1, stream)
+        stream.record(end)
+        while not end.is_done:  # asking often enough is waiting
+            pass
+        assert buffer.download("u1").all()
+    with pytest.raises(LifetimeError):
+        _ = end.is_done

@@ -14,10 +14,16 @@ import numpy as np
 import pytest
 
 from urdir.driver import bindings, execute
+from urdir.driver.errors import DriverError
+from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Stream
 from urdir.model import check
 from urdir.model.check import CheckRow, DeviceOwner, check_kernel_examples, check_plans
 from urdir.model.cli import main
+from urdir.model.config import Config
+from urdir.model.engine import demo_model
+from urdir.model.gguf import Gguf
+from urdir.model.model_kernels import model_kernels
 from urdir.ptxgen.catalog import kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
@@ -124,6 +130,34 @@ def test_a_failure_is_named_and_gives_exit_code_1(
     report = json.loads(out)
     assert (code, report["failed"]) == (1, 4)
     assert {row["error"] for row in report["rows"]} == {None}
+
+
+def test_an_override_takes_effect_and_the_report_says_so(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Add.examples()[0]
+    path = tmp_path / f"{spec.key('sm_90')}.ptx"
+    path.write_text(spec.ptx("sm_90").replace("add.f32", "sub.f32"))
+    (tmp_path / "add-sm_90-0000.ptx").write_text("stale")
+    monkeypatch.setenv("URDIR_PTX_OVERRIDE", str(tmp_path))
+    code, out, err = cli("--kernel", "add")
+    assert code == 1
+    assert f"with edited PTX: {path.name}\n" in out
+    assert f"FAILED {spec}: kernel add: y[" in out
+    assert "3 ok, 1 failed, 0 skipped" in out
+    assert f"{path} is used instead" in err
+    assert err.count("were not used, such as add-sm_90-0000.ptx") == 1
+    _, out, _ = cli("--kernel", "add", "--json")
+    assert json.loads(out)["edited_ptx"] == [path.name]
+
+
+def test_a_folder_of_overrides_has_to_exist(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("URDIR_PTX_OVERRIDE", str(tmp_path / "absent"))
+    code, out, err = cli("--kernel", "add")
+    assert (code, out) == (1, "")
+    assert "urdir: error: PTX override: there is no folder" in err
 
 
 def test_a_kernel_of_another_package_is_found(tmp_path: Path) -> None:
@@ -246,6 +280,23 @@ def test_plans_agree(device_name: str) -> None:
     assert 0 < launches.error <= launches.tolerance
     assert (replay.error, replay.tolerance) == (0, 0)
     assert emulator.skipped == ("there is no GPU" if device_name == "emulator" else "")
+
+
+def test_plans_run_edited_ptx(tmp_path: Path) -> None:
+    with Gguf(demo_model()) as gguf:
+        used = model_kernels(gguf, Config.from_gguf(gguf), check.CONTEXT, "sm_90", sm_count=4)
+    spec = next(kernel.spec for kernel in used if kernel.spec.name == "argmax")
+    path = tmp_path / f"{spec.key('sm_90')}.ptx"
+    path.write_text("// edited\n" + spec.ptx("sm_90"))
+    lines: list[str] = []
+    with PtxFiles(tmp_path, report=lines.append) as files:
+        row = check._check_replay("replay", "emulator", files)
+    assert row.status == "ok"
+    assert files.used == (path.name,)
+    assert len(lines) == 1
+    path.write_text("no PTX")
+    with pytest.raises(DriverError, match="compiling kernel argmax"):
+        check._check_replay("replay", "emulator", PtxFiles(tmp_path, report=lines.append))
 
 
 def test_the_emulator_agrees_with_itself() -> None:

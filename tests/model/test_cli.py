@@ -159,17 +159,6 @@ def test_logits_of_a_file_without_a_vocabulary(cli: Cli, nano: Path, tmp_path: P
     np.testing.assert_array_equal(np.load(output), rows)
 
 
-def test_bench_reports_speed_and_share(cli: Cli, nano: Path) -> None:
-    code, out, err = cli("bench", nano, "-p", "2", "-n", "2", "-r", "2", "--json")
-    report = json.loads(out)
-    assert code == 0
-    assert "emulator" in err
-    assert [row["test"] for row in report["rows"]] == ["pp2", "tg2"]
-    assert all(row["tokens_per_second"] > 0 for row in report["rows"])
-    assert report["read_bandwidth_bytes_per_second"] > 0
-    assert "| tg2 |" in cli("bench", nano, "-p", "0", "-n", "2", "-r", "1")[1]
-
-
 def test_env_reports_and_clears_the_cache(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,7 @@ def test_stats_of_a_model_is_a_table_without_spills(cli: Cli, nano: Path) -> Non
     assert all(len({line.count("|") for line in table}) == 1 for table in tables)
     steps = [step for row in rows for step in row["steps"] if step["ending"] == "greedy"]
     launches = sum(step["launches"] for step in steps if step["keys"] == 256)
-    assert launches == 2 * 7 + 4  # two layers; embedding, output, argmax, advance
+    assert launches == 2 * 5 + 4  # two layers; embedding, output, argmax, advance
     assert f"greedy, 1 rows, 256 keys | {launches} |" in tables[1][2]
 
 
@@ -213,7 +213,7 @@ def test_dump_from_a_device_takes_the_drivers_cubin(
         ((), 2, "SUBCOMMAND"),
         (("frobnicate",), 2, "frobnicate"),
         (("dump",), 2, "KERNEL"),
-        (("dump", "add", "--model", "x"), 2, "KERNEL"),
+        (("dump", "add", "--model", "x"), 2, "not both"),
         (("dump", "--model", "demo"), 2, "-o DIR"),
         (("dump", "--model", "demo", "--set", "n=3", "-o", "x"), 2, "--set"),
         (("dump", "add", "--emit", "cubin"), 2, "-o DIR"),
@@ -232,7 +232,7 @@ def test_dump_from_a_device_takes_the_drivers_cubin(
         (("list", "ad"), 1, "no kernel 'ad'"),
         (("stats",), 2, "KERNEL"),
         (("stats", "add", "--gpu", "voodoo"), 1, "voodoo"),
-        (("stats", "add", "--gpu", "l4", "--target", "sm_90"), 1, "not a sm_90"),
+        (("stats", "add", "--gpu", "l4", "--target", "sm_90"), 1, "not an sm_90"),
         (("stats", "add", "--bandwidth", "fast"), 2, "--bandwidth"),
         (("diff", "/absent", "/absent2"), 1, "/absent"),
         (("diff", "/absent"), 2, "B"),
@@ -254,9 +254,9 @@ def test_every_help_has_examples(cli: Cli) -> None:
         assert "examples:\n  urdir ptx" in out
 
 
-def test_dump_and_stats_of_the_demo_model_are_quick(tmp_path: Path) -> None:
+def test_the_demo_models_kernels_take_seconds(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    for words in (["dump", "-o", str(tmp_path)], ["stats"]):
+    for words in (["list"], ["dump", "-o", str(tmp_path)], ["stats"]):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
             [sys.executable, "-m", "urdir.model", "ptx", *words, "--model", "demo"],
@@ -265,4 +265,5 @@ def test_dump_and_stats_of_the_demo_model_are_quick(tmp_path: Path) -> None:
             env=environment,
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert after.ru_utime - before.ru_utime < 6  # 1.2 and 2.5 s by hand on an idle machine
+        # By hand on two idle cores 0.5, 1.2 and 3.1 s, in 0.5, 1.2 and 2.1 s of the clock.
+        assert after.ru_utime - before.ru_utime < 6

@@ -22,8 +22,9 @@ from urdir.model.conformance import relative_rms
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.gguf import Gguf
 from urdir.model.rows import Ending, Rows, StepShape
+from urdir.model.run_ahead import AHEAD
 from urdir.model.sampling import SamplingSettings, sample
-from urdir.model.session import AHEAD, Session
+from urdir.model.session import Session
 from urdir.model.weights import Weights
 
 PROMPT = [3, 141, 59, 26, 5]
@@ -140,9 +141,7 @@ def test_paged_attention_is_for_paged_caches(session: Session) -> None:
     parts = session.parts
     rows = Rows.of(StepShape(1, 256, Ending.GREEDY), parts.state)
     with pytest.raises(ModelError, match="contiguous"):
-        paged_attention_into(
-            Plan("x"), "here", parts.cache, 0, 4, rows, parts.work, parts.work["heads"], sm_count=4
-        )
+        paged_attention_into(Plan("x"), parts.attention(rows, 0), parts.work["heads"])
 
 
 @pytest.mark.parametrize("page_len", [0, 16])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from urdir.driver.device import Device
+from urdir.model import upload
 from urdir.model.config import Config
 from urdir.model.gguf import Gguf
 from urdir.model.weights import Weights, weight_sizes
@@ -43,6 +44,22 @@ def test_every_matrix_is_repacked_exactly(data: Path, device_name: str, kind: st
             ).reshape(tensor.shape)
             unpacked = matrix.layout.unpack(matrix.data.download(np.uint8))
             np.testing.assert_allclose(unpacked, expected, rtol=2e-7, atol=1e-9)
+
+
+def test_several_threads_copy_every_byte_once(
+    data: Path, device_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "_LEAST_SHARE", 1000)
+    monkeypatch.setattr(upload, "_COPIERS", 3)
+    with (
+        Gguf(data / "golden" / "nano-llama-q6_k.gguf") as gguf,
+        Device.open(device_name) as device,
+        Weights.load(gguf, Config.from_gguf(gguf), device) as weights,
+    ):
+        stored = gguf.tensors["blk.1.ffn_down.weight"].data
+        matrix = weights.layers[1].down
+        expected = matrix.layout.pack(np.array(stored))
+        np.testing.assert_array_equal(matrix.data.download(np.uint8), expected)
 
 
 def test_norms_are_kept_as_they_are(data: Path, device_name: str) -> None:

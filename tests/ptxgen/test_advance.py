@@ -71,9 +71,26 @@ def test_many_rows(rows, sampling, device):
     checked(device, spec, spec.make_inputs(np.random.default_rng(rows)))
 
 
+def test_the_mailbox_gets_a_token_for_every_row_with_work(device):
+    """Whether or not the token is kept: at the end of a sequence, in a prompt; not of idle rows."""
+    inputs = {
+        "sequence": words(3, 0, 2, 1),
+        "position": words(1, 0, 6, 3),
+        "tokens": np.arange(16, dtype=np.uint32).reshape(4, 4),
+        "known": words(4, 4, 2, 2),
+        "sampled": words(50, 51, 52, 53),
+        "mailbox": np.full((4, 2), 7, np.uint32),
+    }
+    outputs = checked(device, Advance(max_len=4, rows=4, sequences=4, slots=2), inputs)
+    assert outputs["mailbox"].tolist() == [[7, 50], [51, 7], [7, 7], [7, 53]]
+
+
 @pytest.mark.parametrize(
     "fields",
-    [{"max_len": 0}, {"max_len": 2**31}, {"rows": 0}, {"rows": 1025}, {"sequences": 0}],
+    [
+        *({"max_len": 0}, {"max_len": 2**31}, {"rows": 0}, {"rows": 1025}, {"sequences": 0}),
+        *({"slots": 3}, {"slots": -1}, {"slots": 2, "sampling": False}),
+    ],
     ids=str,
 )
 def test_shapes_that_make_no_sense_are_refused(fields):

@@ -8,6 +8,7 @@ from urdir.ptxgen.attention_choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention import Attention
 from urdir.ptxgen.kernels.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kv_layout import KvLayout
+from urdir.ptxgen.rope import Rotation
 
 
 @pytest.mark.parametrize(
@@ -61,10 +62,35 @@ def test_choice(
 
 
 def test_the_options_reach_the_kernel() -> None:
-    layout = KvLayout(1, 2, 4096, 64, "q8_0")
+    layout, rope = KvLayout(1, 2, 4096, 64, "q8_0"), Rotation(64, "half")
     for max_keys in (512, 4096):
-        spec = decode_attention(4, layout, max_keys, 132, scale=0.5, window=4000, softcap=30.0)
-        assert (spec.scale, spec.window, spec.softcap) == (0.5, 4000, 30.0)
+        spec = decode_attention(
+            4, layout, max_keys, 132, scale=0.5, window=4000, softcap=30.0, rope=rope
+        )
+        assert (spec.scale, spec.window, spec.softcap, spec.rope) == (0.5, 4000, 30.0, rope)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows", "sm_count", "ctas"),
+    [
+        (32, 8, 1, 132, 32),  # a query head each
+        (32, 8, 4, 132, 128),
+        (32, 8, 8, 132, 128),  # two
+        (32, 8, 9, 132, 72),  # four, as where they share all they can
+        (12, 2, 1, 132, 12),
+        (12, 2, 1, 8, 6),
+        (32, 8, 1, 4, 8),
+        (8, 8, 1, 132, 8),
+    ],
+)
+def test_few_rows_are_spread_over_the_sms(
+    heads: int, kv_heads: int, rows: int, sm_count: int, ctas: int
+) -> None:
+    spec = decode_attention(
+        heads, KvLayout(rows, kv_heads, 512, 128, "f16"), 512, sm_count, rows=rows
+    )
+    grid = spec.launch_shape.grid
+    assert grid[0] * grid[1] == ctas
 
 
 @pytest.mark.parametrize("max_len", [512, 4096, 1 << 20])

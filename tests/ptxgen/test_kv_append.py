@@ -143,7 +143,7 @@ def test_no_spills_and_few_registers() -> None:
         spec = KvAppend(KvLayout(64, 8, 1 << 17, 128, dtype, 64, 1 << 14), rows=64)
         cost = assemble(spec.ptx("sm_75"), "sm_75").entries["kv_append"]
         assert not cost.spills
-        assert cost.registers <= 40
+        assert cost.registers <= 48
 
 
 @pytest.mark.parametrize("rows", [0, 65536])

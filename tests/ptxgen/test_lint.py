@@ -56,7 +56,7 @@ def test_clean_text_has_no_findings():
 def test_text_that_does_not_parse_is_one_finding():
     (finding,) = lint(ptx(CLEAN.replace("bra LOOP", "bra LOPP")))
     assert (finding.line, finding.rule) == (23, "syntax")
-    assert "LOPP is not declared" in finding.message
+    assert finding.message == "LOPP is not declared: @%p bra LOPP"
 
 
 def test_a_register_may_not_shadow_a_special_one():

@@ -101,17 +101,6 @@ def test_the_frame_is_made_from_the_spec():
     assert "// grid (2, 3, 1)  block (64, 2, 1)  cluster (1, 1, 1)" in text
 
 
-def test_dynamic_shared_memory_is_declared_where_there_is_some():
-    (variable,) = ptx.parse(Scale(n=4).ptx("sm_75")).variables
-    assert (variable.name, variable.space) == (render.DYNAMIC_SHARED, "shared")
-    assert (variable.extern, variable.align) == (True, 16)
-
-    class Small(Scale):
-        launch_shape = LaunchShape(grid=(1, 1, 1), block=(32, 1, 1))
-
-    assert not ptx.parse(Small(n=4).ptx("sm_75")).variables
-
-
 def test_macros_come_from_another_file():
     assert "add.f32 %v, %v, %v;" in Scale(4).ptx("sm_80")
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from urdir.ptxgen.catalog import kernels
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS
+from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.attention import Attention
 from urdir.ptxgen.kernels.kv_append import KvAppend
 from urdir.ptxgen.kernels.matmul import Matmul
 from urdir.ptxgen.kernels.matvec import Matvec
+from urdir.ptxgen.kernels.read_stream import ReadStream
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.rope import Rope
 from urdir.ptxgen.settings import SettingError, fields_of, plain, specialise, summary
-from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
 
 
 def test_each_type_of_field() -> None:
@@ -59,6 +64,7 @@ def test_records_are_set_part_by_part_and_all_at_once() -> None:
         (KvAppend, "layout=3", "layout.head_dim"),
         (Matmul, "tile.rows=32", "batch, units"),
         (RmsNorm, "eps=small", "not float"),
+        (RmsNorm, "eps=nan", "eps=nan: not a finite number"),
     ],
 )
 def test_what_is_no_setting_is_refused_in_one_line(
@@ -69,11 +75,52 @@ def test_what_is_no_setting_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_numbers_that_make_no_launch_are_refused() -> None:
-    from urdir.ptxgen.kernels.add import Add
+@pytest.mark.parametrize(
+    ("kernel", "setting", "message"),
+    [
+        (RmsNorm, "cols=1000000000", "at most 1048576"),
+        (Matvec, "rows=0", "a matrix of 0 x 32"),
+        (Matvec, "cols=-1", "a matrix of 3 x -1"),
+        (Matvec, "stages=-1", "stages is -1"),
+        (ReadStream, "threads=0", "threads is 0: 1 to 1024"),
+        (ReadStream, "unroll=1000", "unroll is 1000: 1 to 16"),
+    ],
+)
+def test_kernels_refuse_sizes_by_name(kernel: type[KernelSpec], setting: str, message: str) -> None:
+    with pytest.raises(PtxgenError, match=message):
+        specialise(kernel, [setting])
 
-    with pytest.raises(SettingError, match="a grid of"):
+
+def test_numbers_that_make_no_launch_are_refused() -> None:
+    with pytest.raises(SettingError, match=r"a grid of .*, where \(1, 1, 1\) to"):
         specialise(Add, ["n=99999999999999999999"])
+
+
+@dataclass(frozen=True)
+class Unchecked(KernelSpec):
+    """Takes any number, as somebody's first kernel does."""
+
+    n: int
+    name = "unchecked"
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (Param("x", "f32", ("n",), Access.IN),)
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(grid=(1, 1, 1), block=(32, 1, 1))
+
+    @classmethod
+    def examples(cls) -> tuple[Unchecked, ...]:
+        return (cls(n=3),)
+
+
+def test_arrays_have_elements() -> None:
+    assert specialise(Unchecked, ["n=1"]).n == 1
+    for n in (0, -4):
+        with pytest.raises(SettingError, match=rf"n={n}: its x would be of shape \({n},\)"):
+            specialise(Unchecked, [f"n={n}"])
 
 
 @pytest.mark.parametrize("kernel", kernels().values(), ids=kernels())

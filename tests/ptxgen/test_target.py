@@ -180,6 +180,15 @@ def test_comments_need_nothing():
     assert Target.parse("sm_75").version_for(body) == (6, 3)
 
 
+def test_names_and_numbers_of_registers_need_nothing():
+    body = "mov.u32 %mapa, %redux.sync;\nld.global.b32 %elect.sync, [%wgmma.x+128];"
+    assert Target.parse("sm_75").version_for(body) == (6, 3)
+    assert Target.parse("sm_90").version_for("mov.u32 %a, %cluster_ctarank;") == (7, 8)
+    for special in ("%cluster_ctarank", "%nclusterid.x", "%is_explicit_cluster"):
+        with pytest.raises(PtxgenError, match="needs sm_90"):
+            Target.parse("sm_80").version_for(f"mov.u32 %a12, {special};")
+
+
 def test_an_unknown_target_lists_the_known_ones():
     with pytest.raises(PtxgenError, match=r"unknown target 'sm_12': one of sm_75, sm_80"):
         Target.parse("sm_12")

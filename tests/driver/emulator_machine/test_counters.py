@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from urdir.driver import explain
 from urdir.driver.emulator.machine.counters import Counters
 from urdir.driver.emulator.machine.execution import Status
-from urdir.driver.explain import explain
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.kernels.add import Add

@@ -1,0 +1,56 @@
+"""The read bandwidth that a device has at that moment: what every other speed is a share of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from urdir.driver import execute
+from urdir.driver.plan import Plan
+from urdir.ptxgen.kernels.read_stream import ReadStream
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+
+#: Sizes the read-only kernel is timed on: the best one counts. Large enough on a GPU to leave
+#: launch costs and its L2 cache behind; small on the emulator, whose "bandwidth" is the host's.
+GPU_READ_BYTES = (1 << 30, 2 << 30, 4 << 30)
+EMULATOR_READ_BYTES = (1 << 22,)
+_READS = 6
+#: Part of a device's name -> bytes per second that it reads when nothing is wrong with it.
+EXPECTED = {"H200": 4.4e12}
+
+
+def read_bandwidth(device: Device) -> float:
+    """Bytes per second of a read-only kernel, the best over several sizes and runs."""
+    sizes = EMULATOR_READ_BYTES if device.is_emulated else GPU_READ_BYTES
+    free, _ = device.memory_info()
+    best = 0.0
+    for nbytes in (size for size in sizes if size < 0.8 * free):
+        best = max(best, _read_once(device, nbytes))
+    return best
+
+
+def doubt(device_name: str, bandwidth: float) -> str:
+    """Why a run with this read bandwidth does not count; "" where nothing is wrong."""
+    for part, least in EXPECTED.items():
+        if part in device_name and bandwidth < least:
+            return (
+                f"read bandwidth {bandwidth / 1e12:.2f} TB/s: a healthy {part} has at least "
+                f"{least / 1e12:.1f}, so this run does not count"
+            )
+    return ""
+
+
+def _read_once(device: Device, nbytes: int) -> float:
+    spec = ReadStream.covering(nbytes, device.properties.sm_count)
+    size = spec.nbytes(spec.param("data"))
+    with (
+        device.allocate(size, "bandwidth input") as data,
+        device.allocate(spec.nbytes(spec.param("seen")), "bandwidth output") as seen,
+        device.create_stream() as stream,
+    ):
+        data.fill(0x5A)
+        plan = Plan("read bandwidth")
+        plan.launch(spec, "read", data=data, seen=seen)
+        timings = [execute.profile(plan, device, stream)[0] for _ in range(_READS)]
+        return max(size / (timing.ms * 1e-3) for timing in timings)

@@ -1,0 +1,137 @@
+"""What `urdir bench` found, as Markdown, CSV or JSON.
+
+A section is a list of records of one kind. In csv and jsonl every record is complete by itself: it
+repeats the conditions of the run.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Record = Mapping[str, Any]
+Cell = Callable[[Record], str]
+
+FORMATS = ("md", "csv", "json", "jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Under which a run was measured; ``vram_bytes`` of the device's memory were in use, by anyone,
+    when it ended.
+    """
+
+    model: str
+    device: str
+    emulated: bool
+    driver: str
+    version: str
+    read_gb_per_s: float
+    vram_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows (dataclass instances) of one kind under a name; ``columns`` make the Markdown table."""
+
+    name: str
+    rows: Sequence[DataclassInstance]
+    columns: Mapping[str, Cell]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as plain values."""
+        return [asdict(row) for row in self.rows]
+
+
+def _number(field: str, text: str, unit: float = 1) -> Cell:
+    """A cell with a field in multiples of ``unit``, formatted; "-" where it is None."""
+    return lambda r: "-" if r[field] is None else format(r[field] / unit, text)
+
+
+ROW_COLUMNS: Mapping[str, Cell] = {
+    "test": lambda r: r["test"],
+    "tokens/s": lambda r: f"{r['tokens_per_second']:,.2f} ± {r['deviation']:.2f}",
+    "ms/token": _number("ms_per_token", ".3f"),
+    "ms/step": _number("ms_per_step", ".3f"),
+    "MB/token": _number("bytes_per_token", ",.1f", 1e6),
+    "MB moved": _number("moved_per_token", ",.1f", 1e6),
+    "GB/s": _number("gb_per_s", ",.1f"),
+    "of B": _number("share", ".1%"),
+    "host us": _number("host_us_per_token", ".1f"),
+}
+PROFILE_COLUMNS: Mapping[str, Cell] = {
+    "launches of a decode step": lambda r: r["role"],
+    "calls": _number("calls", ".0f"),
+    "us": _number("microseconds", ".1f"),
+    "MB": _number("bytes_moved", ".1f", 1e6),
+    "GB/s": _number("gb_per_s", ",.1f"),
+    "of B": _number("share", ".1%"),
+}
+MATVEC_COLUMNS: Mapping[str, Cell] = {
+    "matvec": lambda r: f"{r['type']} {r['rows']} x {r['cols']}",
+    "MB": _number("weight_bytes", ".1f", 1e6),
+    "us": _number("best_us", ".2f"),
+    "median us": _number("median_us", ".2f"),
+    "GB/s": _number("gb_per_s", ",.0f"),
+    "read us": _number("read_us", ".2f"),
+    "of reading": _number("share", ".1%"),
+}
+STARTUP_COLUMNS: Mapping[str, Cell] = {
+    "phase": lambda r: r["phase"],
+    "": lambda r: f"{r['value']:,.2f} {r['unit']}",
+    "of": lambda r: r["note"],
+}
+
+
+def print_report(conditions: Conditions, sections: Sequence[Section], kind: str) -> None:
+    """Print everything to stdout in one of `FORMATS`."""
+    {"md": _print_md, "csv": _print_csv, "json": _print_json, "jsonl": _print_jsonl}[kind](
+        conditions, sections
+    )
+
+
+def _complete(conditions: Conditions, sections: Sequence[Section]) -> list[dict[str, Any]]:
+    shared = asdict(conditions)
+    return [
+        {"section": section.name, **record, **shared}
+        for section in sections
+        for record in section.records
+    ]
+
+
+def _print_json(conditions: Conditions, sections: Sequence[Section]) -> None:
+    found = {section.name: section.records for section in sections}
+    print(json.dumps(asdict(conditions) | found, indent=2))
+
+
+def _print_jsonl(conditions: Conditions, sections: Sequence[Section]) -> None:
+    for record in _complete(conditions, sections):
+        print(json.dumps(record))
+
+
+def _print_csv(conditions: Conditions, sections: Sequence[Section]) -> None:
+    """One table: columns that a kind of record lacks are empty."""
+    records = _complete(conditions, sections)
+    names = list(dict.fromkeys(name for record in records for name in record))
+    writer = csv.DictWriter(sys.stdout, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+
+
+def _print_md(conditions: Conditions, sections: Sequence[Section]) -> None:
+    c = conditions
+    print(f"{c.model} on {c.device} (driver {c.driver}), urdir {c.version}")
+    print(f"read bandwidth B = {c.read_gb_per_s:,.1f} GB/s, {c.vram_bytes / 1e6:,.0f} MB in use")
+    for section in sections:
+        print(f"\n| {' | '.join(section.columns)} |")
+        print("|---" * len(section.columns) + "|")
+        for record in section.records:
+            print(f"| {' | '.join(cell(record) for cell in section.columns.values())} |")

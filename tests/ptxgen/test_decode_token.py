@@ -1,0 +1,195 @@
+"""Decode attention that turns and appends the rows' own tokens: against Rope, KvAppend and
+attention one after another, bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver import execute
+from urdir.driver.device import Device
+from urdir.driver.errors import CudaError
+from urdir.driver.harness import run_kernel
+from urdir.driver.plan import Plan
+from urdir.ptxgen.assemble import assemble
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention import Attention
+from urdir.ptxgen.kernels.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.kv_append import KvAppend
+from urdir.ptxgen.kernels.rope import Rope
+from urdir.ptxgen.kv_layout import KV_DTYPES, KvLayout
+from urdir.ptxgen.rope import Rotation
+
+Inputs = dict[str, Any]
+Spec = Attention | FlashDecodeChunk
+
+SPECS = [spec for kind in (Attention, FlashDecodeChunk) for spec in kind.examples() if spec.rope]
+WHOLE, PART = Rotation(128, "half"), Rotation(48, "interleaved", magnitude=1.3)
+
+
+def name_of(spec: Spec) -> str:
+    layout = spec.layout
+    paged = " paged" if layout.is_paged else ""
+    return f"{spec.name} {spec.heads} x {layout.head_dim} {layout.dtype}{paged}"
+
+
+def one_after_another(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
+    """What the three kernels write."""
+    layout, rope = spec.layout, spec.rope
+    assert rope is not None
+
+    def run(kernel: Any, **more: Any) -> Inputs:
+        given = inputs | more
+        return run_kernel(
+            device, kernel, {p.name: given[p.name] for p in kernel.params if p.name in given}
+        )
+
+    turned = run(
+        Rope(
+            spec.heads, layout.kv_heads, layout.head_dim, rope.rotary_dim, rope.style,
+            rope.magnitude, spec.rows, layout.max_len,
+        )
+    )  # fmt: skip
+    caches = run(KvAppend(layout, spec.rows), k=turned["k"])
+    return caches | run(dataclasses.replace(spec, rope=None), q=turned["q"], **caches)
+
+
+def assert_same_bits(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
+    fused = run_kernel(device, spec, inputs)
+    for name, wanted in one_after_another(device, spec, inputs).items():
+        assert fused[name].tobytes() == wanted.tobytes(), name
+    return fused
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=name_of)
+def test_it_equals_three_kernels(device: Device, spec: Spec) -> None:
+    assert_same_bits(device, spec, spec.make_inputs(np.random.default_rng(11)))
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("spec", SPECS[::2], ids=name_of)
+def test_it_equals_three_kernels_on_older_targets(target: str, spec: Spec) -> None:
+    """No asynchronous copies, or no griddepcontrol."""
+    with Device.open(f"emulator:{target}") as older:
+        assert_same_bits(older, spec, spec.make_inputs(np.random.default_rng(12)))
+
+
+# 128 dims: 16 keys a pass, two passes a step (one in f32), two steps on their way at first.
+@pytest.mark.parametrize("position", [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 130])
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_every_place_in_a_step(device: Device, position: int, dtype: Any) -> None:
+    spec = Attention(4, KvLayout(2, 1, 131, 128, dtype), rope=WHOLE)
+    inputs = spec.inputs_at(np.random.default_rng(position), [position], [1])
+    fused = assert_same_bits(device, spec, inputs)
+    for name in ("k_cache", "v_cache"):  # nothing but the token's place has changed
+        before, after = (
+            spec.layout.read(caches[name], 1, range(131)) for caches in (inputs, fused)
+        )
+        changed = (before != after).any(axis=(0, 2))
+        assert changed[position]
+        assert changed.sum() == 1
+
+
+@pytest.mark.parametrize("position", [0, 15, 16, 31, 32, 47, 99])
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("dtype", ["f16", "q8_0"])
+def test_one_chunk_has_the_token(device: Device, position: int, window: int, dtype: Any) -> None:
+    """Chunks end within a step, at a step's end, and where the token is the first of its chunk."""
+    layout = KvLayout(1, 1, 128, 64, dtype)
+    spec = FlashDecodeChunk(3, layout, window=window, max_keys=100, chunk=16, rope=PART)
+    inputs = spec.inputs_at(np.random.default_rng(position), [position], [0])
+    assert_same_bits(device, spec, inputs)
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 7])
+def test_fewer_heads_a_cta_change_no_bit(device: Device, group: int) -> None:
+    layout = KvLayout(1, 2, 70, 128, "f16")
+    specs = [Attention(2 * group, layout, rope=WHOLE, most_heads=most) for most in (4, 2, 1)]
+    inputs = specs[0].inputs_at(np.random.default_rng(group), [66], [0])
+    first, *others = (run_kernel(device, spec, inputs) for spec in specs)
+    for other in others:
+        assert all(other[name].tobytes() == first[name].tobytes() for name in first)
+
+
+@pytest.mark.parametrize("position", [40, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("kind", [Attention, FlashDecodeChunk])
+def test_an_idle_row_writes_nothing(device: Device, position: int, kind: type[Spec]) -> None:
+    spec = kind(4, KvLayout(2, 2, 40, 64, "q8_0"), rows=2, rope=PART)
+    inputs = spec.inputs_at(np.random.default_rng(1), [position, position], [0, 2**31])
+    outputs = run_kernel(device, spec, inputs)
+    for name in ("k_cache", "v_cache"):
+        assert outputs[name].tobytes() == inputs[name].tobytes()
+    assert not outputs.get("out", np.zeros(1)).any()
+
+
+def test_a_row_beyond_the_bucket_writes_nothing(device: Device) -> None:
+    spec = FlashDecodeChunk(2, KvLayout(1, 1, 64, 64, "f16"), max_keys=32, chunk=16, rope=PART)
+    inputs = spec.inputs_at(np.random.default_rng(1), [32], [0])
+    outputs = run_kernel(device, spec, inputs)
+    assert outputs["k_cache"].tobytes() == inputs["k_cache"].tobytes()
+    assert np.isnan(outputs["softmax"][..., 1]).all()
+
+
+def test_infinities_in_the_token_stay_in_its_head(device: Device) -> None:
+    spec = Attention(4, KvLayout(1, 2, 40, 128, "f16"), rope=WHOLE)
+    inputs = spec.inputs_at(np.random.default_rng(2), [35], [0])
+    inputs["v"][0, 0, 3] = 1e9
+    out = assert_same_bits(device, spec, inputs)["out"]
+    assert np.isposinf(out[0, :2, 3]).all()
+    assert np.isfinite(np.delete(out, 3, axis=2)).all()
+    assert np.isfinite(out[0, 2:]).all()
+
+
+def test_a_cache_that_the_launch_before_writes_is_too_young(emulator: Device) -> None:
+    """Older keys are read before the wait: the emulator sees that in a graph."""
+    layout = KvLayout(1, 1, 32, 64, "f16")
+    spec, append = Attention(2, layout, rope=PART), KvAppend(layout)
+    inputs = spec.inputs_at(np.random.default_rng(3), [5], [0])
+    sizes = {p.name: spec.nbytes(p) for p in spec.params} | {"older": 4}
+    plan = Plan("too young")
+    with emulator.arena(sizes, "work") as work, emulator.create_stream() as stream:
+        for name, value in inputs.items():
+            work[name].upload(value)
+        work["older"].upload(np.array([4], np.uint32))
+        given = {p.name: work[p.name] for p in append.params}
+        plan.launch(append, "append", **given | {"position": work["older"]})
+        plan.launch(spec, "attention", **{p.name: work[p.name] for p in spec.params})
+        with execute.record(plan, emulator) as graph:
+            graph.launch(stream)
+            with pytest.raises(CudaError, match=r"not yet executed griddepcontrol\.wait"):
+                stream.synchronize()
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_89", "sm_90", "sm_120"])
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
+    """As without a rope, whose registers are free again before the loop over the keys."""
+    pages = (64, 99) if is_paged else (0, 0)
+    layout = KvLayout(64, 2, 1 << 17, 128, dtype, *pages)
+    rope = Rotation(122, "half", magnitude=1.5)
+    spec = Attention(14, layout, rows=8, window=4096, softcap=50.0, rope=rope)
+    cost = assemble(spec.ptx(target), target).entries["attention"]
+    assert not cost.spills
+    if int(target[3:]) >= 90:
+        assert cost.registers <= 128, "two CTAs an SM"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rope": Rotation(66, "half")}, "rotary_dim 66 of a head_dim of 64"),
+        ({"most_heads": 3}, "most_heads 3: 1, 2 or 4"),
+        (
+            {"rope": PART, "layout": KvLayout(1, 2, 1 << 25, 64, "f16")},
+            r"exact below 2\^24: max_len 33554432",
+        ),
+    ],
+)
+def test_shapes_it_does_not_handle_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(PtxgenError, match=message):
+        Attention(**{"heads": 4, "layout": KvLayout(1, 2, 4, 64, "f16")} | fields)
