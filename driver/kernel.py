@@ -70,8 +70,12 @@ class LaunchShape(Protocol):
         """All CTAs must be resident at once (a grid barrier waits for all of them)."""
 
     @property
-    def prefers_cache(self) -> bool:
-        """The SM's memory is to be L1 cache rather than shared memory."""
+    def prefers_shared(self) -> bool:
+        """All of an SM's memory that can be is to be shared memory and not L1 cache.
+
+        Kernels that want it divided in different ways never run on an SM together, so that the one
+        cannot start while the other ends.
+        """
 
 
 class Tolerance(Protocol):

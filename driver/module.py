@@ -209,12 +209,10 @@ def _prepare(device: Device, function: Any, kernel: Kernel, resources: Resources
         key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         what = f"cuFuncSetAttribute MAX_DYNAMIC_SHARED_SIZE_BYTES of kernel {kernel.name}"
         check(api, api.cuFuncSetAttribute(function, key, shape.shared_bytes), what)
-    # Kernels that want different splits of L1 and shared memory never run on an SM together, which
-    # would keep a programmatic launch from starting early: nearly all take the most shared memory.
-    percent = 0 if shape.prefers_cache else 100
-    key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-    what = f"cuFuncSetAttribute PREFERRED_SHARED_MEMORY_CARVEOUT of kernel {kernel.name}"
-    check(api, api.cuFuncSetAttribute(function, key, percent), what)
+    if shape.prefers_shared:
+        key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        what = f"cuFuncSetAttribute PREFERRED_SHARED_MEMORY_CARVEOUT of kernel {kernel.name}"
+        check(api, api.cuFuncSetAttribute(function, key, 100), what)
     if shape.cooperative:
         what = f"cuOccupancyMaxActiveBlocksPerMultiprocessor of kernel {kernel.name}"
         result = api.cuOccupancyMaxActiveBlocksPerMultiprocessor(

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
@@ -188,10 +187,10 @@ def _decode(session: Session, first: Sequence[int], case: BenchCase) -> tuple[fl
     for sequence, token in zip(sequences, first, strict=True):
         session.truncate(case.depth, sequence)
         session.feed([token], sequence)
-    # What is closed in the end are steps that ran ahead: undone, and not timed.
-    with closing(session.stream_together(Ending.GREEDY, sequences)) as stream:
+    steps = session.stream_together(Ending.GREEDY, sequences, most=case.generate)
+    with closing(steps) as stream:
         waited, start = session.ahead.waited_seconds, time.perf_counter()
-        for _ in islice(stream, case.generate):
+        for _ in stream:
             pass
         seconds = time.perf_counter() - start
         waited = session.ahead.waited_seconds - waited

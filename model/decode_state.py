@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 IDLE = 0xFFFFFFFF
 #: Tokens of a row that the host may be late in reading: a power of two.
-MAILBOX_SLOTS = 4
+MAILBOX_SLOTS = 8
 
 
 class DecodeState(Owner):

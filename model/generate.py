@@ -129,7 +129,7 @@ class Generation:
         if not self.host_sampling:
             self.session.set_sampling(self.settings)
             ending = Ending.GREEDY if self.settings.is_greedy else Ending.SAMPLE
-            yield from self.session.stream(ending)
+            yield from self.session.stream(ending, most=self.limit)
         else:
             yield from self._choose_on_host()
 

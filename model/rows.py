@@ -26,12 +26,14 @@ class StepShape:
     """What a plan is made for: everything that is fixed while its graph is replayed.
 
     ``rows`` tokens a step (1 ... 64; a prompt step's are consecutive tokens of one sequence), each
-    with at most ``keys`` keys to attend to.
+    with at most ``keys`` keys to attend to. ``steps`` decode steps follow one another, each with
+    the tokens that the one before has chosen.
     """
 
     rows: int
     keys: int
     ending: Ending
+    steps: int = 1
 
     @property
     def is_prompt(self) -> bool:

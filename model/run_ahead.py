@@ -1,8 +1,13 @@
-"""Steps that run ahead of their reader: later ones are queued while the first one is waited for."""
+"""Steps that run ahead of their reader: later ones are queued while the first one is waited for.
+
+Between two graphs the device does nothing for some microseconds. So several steps are launched as
+one graph where that has been recorded; the first of a stream comes alone, so that it comes early.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -11,15 +16,18 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.stream import Stream
+    from urdir.driver.stream import Event, Stream
 
 #: Steps that are queued before the host reads the first one's tokens.
 AHEAD = 3
-assert AHEAD <= MAILBOX_SLOTS
+#: Steps of one launch, at most. A launch is always queued behind the one that is waited for.
+AT_ONCE = 4
+assert max(AHEAD, 2 * AT_ONCE) <= MAILBOX_SLOTS
 
 
 class RunAhead(Owner):
-    """Keeps up to `AHEAD` steps queued on ``stream``, and waits for one after the other.
+    """Keeps `AHEAD` steps, or two launches if these are more, queued on ``stream``, and waits for
+    one launch after the other.
 
     ``waited_seconds`` is the time, over the object's life, in which the host had nothing to do but
     wait for the device.
@@ -30,28 +38,38 @@ class RunAhead(Owner):
         self._stream = stream
         self._events = [device.create_event("step") for _ in range(AHEAD)]
 
-    def run(self, queue_step: Callable[[], bool], use_wait: Callable[[], bool]) -> Iterator[None]:
+    def run(
+        self, queue_steps: Callable[[int], int], use_wait: Callable[[], bool]
+    ) -> Iterator[None]:
         """Something for every step that is complete.
 
-        ``queue_step`` queues a step on the stream, or returns False when there is none any more.
-        While the host would wait, ``use_wait`` is called (at least once a step) until it returns
-        False: it is to return quickly.
+        ``queue_steps`` queues one launch on the stream, of at most as many steps as it is given;
+        it returns how many, 0 when there is none any more. While the host would wait, ``use_wait``
+        is called (at least once a launch) until it returns False: it is to return quickly.
         """
-        queued = done = 0
+        launches: deque[tuple[Event, int]] = deque()
+        launched = ahead = 0
         while True:
-            while queued < done + AHEAD and queue_step():
-                self._stream.record(self._events[queued % AHEAD])
-                queued += 1
-            if queued == done:
+            while len(launches) < 2 or ahead < AHEAD:
+                count = queue_steps(AT_ONCE if launched else 1)
+                if not count:
+                    break
+                event = self._events[launched % AHEAD]
+                self._stream.record(event)
+                launches.append((event, count))
+                launched += 1
+                ahead += count
+            if not launches:
                 return
-            event = self._events[done % AHEAD]
+            event, count = launches.popleft()
             while use_wait() and not event.is_done:
                 pass
             start = time.perf_counter()
             event.synchronize()
             self.waited_seconds += time.perf_counter() - start
-            done += 1
-            yield
+            ahead -= count
+            for _ in range(count):
+                yield
 
     def close(self) -> None:
         """Free the events; closing twice does nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from urdir.model.kv_cache import create_cache, kv_layout
 from urdir.model.layer import StepParts
 from urdir.model.owner import Owner
 from urdir.model.rows import Ending, StepShape
-from urdir.model.run_ahead import RunAhead
+from urdir.model.run_ahead import AT_ONCE, RunAhead
 from urdir.model.sampling import SamplingSettings
 from urdir.model.steps import Observer, Steps
 from urdir.model.weights import Weights
@@ -106,12 +106,15 @@ class Session(Owner):
         logits: npt.NDArray[np.float32] = self.forward_gpu_resident()[0]
         return logits
 
-    def stream(self, ending: Ending, sequence: int = 0) -> Generator[int, None, None]:
+    def stream(
+        self, ending: Ending, sequence: int = 0, *, most: int | None = None
+    ) -> Generator[int, None, None]:
         """Tokens of a sequence, one a step, until it is full; steps run ahead of the reader.
 
-        When the iterator is closed, steps that ran beyond the last token it gave are undone.
+        When the iterator is closed, steps that ran beyond the last token it gave are undone. It
+        ends after ``most`` tokens, beyond which no step runs.
         """
-        with closing(self.stream_together(ending, (sequence,))) as steps:
+        with closing(self.stream_together(ending, (sequence,), most=most)) as steps:
             for (token,) in steps:
                 yield token
 
@@ -183,17 +186,21 @@ class Session(Owner):
         return [int(token) for token in tokens]
 
     def stream_together(
-        self, ending: Ending, sequences: Sequence[int]
+        self, ending: Ending, sequences: Sequence[int], *, most: int | None = None
     ) -> Generator[list[int], None, None]:
         """The next token of each sequence, step after step, until one is full; see ``stream``.
 
-        The graph of the next length bucket is recorded meanwhile, in time that would be waited.
+        The graphs of several steps and of the next length bucket are recorded meanwhile, in time
+        that would be waited.
         """
+        longest = self._longest(sequences)
+        end = self.context if most is None else min(self.context, longest + most)
         starts, done = [self.lengths[s] for s in sequences], 0
         chosen = self.parts.state.chosen
         try:
             for _ in self.ahead.run(
-                lambda: self._queue(ending, sequences), lambda: self._look_ahead(ending, sequences)
+                lambda steps: self._queue(ending, sequences, steps, end),
+                lambda: self._look_ahead(ending, sequences, end),
             ):
                 tokens = [chosen(row, start + done) for row, start in enumerate(starts)]
                 done += 1
@@ -202,19 +209,39 @@ class Session(Owner):
             for sequence, start in zip(sequences, starts, strict=True):
                 self._undo(sequence, start + done)
 
-    def _queue(self, ending: Ending, sequences: Sequence[int]) -> bool:
-        """Queue a step; False, and nothing done, where a sequence has no room for it."""
-        if self._longest(sequences) >= self.context:
-            return False
-        self._launch(ending, sequences)
-        return True
+    def _queue(self, ending: Ending, sequences: Sequence[int], steps: int, end: int) -> int:
+        """Queue up to ``steps`` steps, none beyond a length of ``end``; returns how many.
 
-    def _look_ahead(self, ending: Ending, sequences: Sequence[int]) -> bool:
+        It is one where all of them have no graph (yet), are not of one length bucket, or have no
+        room in the cache.
+        """
+        longest = self._longest(sequences)
+        if longest >= end:
+            return 0
+        if 1 < steps <= end - longest:
+            shape = self._shape(ending, sequences, longest + steps, steps)
+            one_bucket = shape.keys == self._shape(ending, sequences, longest + 1).keys
+            if one_bucket and self.steps.is_recorded(shape):
+                with suppress(ContextFullError):  # nothing has happened then
+                    self._launch(ending, sequences, steps)
+                    return steps
+        self._launch(ending, sequences)
+        return 1
+
+    def _look_ahead(self, ending: Ending, sequences: Sequence[int], end: int) -> bool:
         """Do a small piece of preparing for the steps that will come; False where all is done."""
-        longest = min(self._longest(sequences) + LOOK_AHEAD, self.context)
-        if longest <= self._keys:
-            return False
-        return self.steps.prepare(self._shape(ending, sequences, longest))
+        longest = self._longest(sequences)
+        later = min(longest + LOOK_AHEAD, end)
+        if later > self._keys and self.steps.prepare(self._shape(ending, sequences, later)):
+            return True
+        several = min(longest + 2 * AT_ONCE, later)
+        if several < longest + 2 * AT_ONCE:
+            return False  # not worth the while
+        lengths = (several, later)
+        return any(
+            self.steps.prepare(self._shape(ending, sequences, length, AT_ONCE))
+            for length in lengths
+        )
 
     def _undo(self, sequence: int, done: int) -> None:
         """Forget steps beyond ``done``; the token after them is known and pending."""
@@ -245,20 +272,20 @@ class Session(Owner):
         self.lengths[target], self._known[target] = length, known
         self._rows = ()
 
-    def _launch(self, ending: Ending, sequences: Sequence[int]) -> None:
-        """Queue one decode step; the host's lengths move on with the device's positions."""
+    def _launch(self, ending: Ending, sequences: Sequence[int], steps: int = 1) -> None:
+        """Queue decode steps; the host's lengths move on with the device's positions."""
         self._check_pending(sequences)
         for s in sequences:
-            self.parts.cache.reserve(s, self.lengths[s], self.lengths[s] + 1)
+            self.parts.cache.reserve(s, self.lengths[s], self.lengths[s] + steps)
         rows = tuple((s, self.lengths[s]) for s in sequences)
         if rows != self._rows:
             self.parts.state.write_rows(rows)
-        shape = self._shape(ending, sequences, 1 + self._longest(sequences))
-        self._rows = ()  # until the step is queued, device and host may differ
+        shape = self._shape(ending, sequences, steps + self._longest(sequences), steps)
+        self._rows = ()  # until the steps are queued, device and host may differ
         self.steps.launch(shape, self._stream)
         self._keys = shape.keys
         for s in sequences:
-            self.lengths[s] += 1
+            self.lengths[s] += steps
             if ending is not Ending.LOGITS:
                 self._known[s] = min(max(self._known[s], self.lengths[s] + 1), self.context)
         self._rows = tuple((s, self.lengths[s]) for s in sequences)
@@ -266,10 +293,12 @@ class Session(Owner):
     def _longest(self, sequences: Sequence[int]) -> int:
         return max([self.lengths[s] for s in sequences])
 
-    def _shape(self, ending: Ending, sequences: Sequence[int], longest: int) -> StepShape:
-        """The shape of a step after which the longest sequence has ``longest`` tokens."""
+    def _shape(
+        self, ending: Ending, sequences: Sequence[int], longest: int, steps: int = 1
+    ) -> StepShape:
+        """The shape of steps after which the longest sequence has ``longest`` tokens."""
         keys = self._buckets[bisect_left(self._buckets, longest)]
-        return StepShape(row_bucket(len(sequences)), keys, ending)
+        return StepShape(row_bucket(len(sequences)), keys, ending, steps)
 
     def _check_pending(self, sequences: Sequence[int]) -> None:
         if len(set(sequences)) != len(sequences) or not sequences:

@@ -16,13 +16,14 @@ from urdir.ptxgen.kernels.sample import Sample
 
 
 def build_plan(parts: StepParts, shape: StepShape) -> Plan:
-    """The plan of one step: embedding, layers, and what ``shape.ending`` asks for."""
+    """The plan of ``shape.steps`` steps: embedding, layers, and what ``shape.ending`` asks for."""
     return completed(building(parts, shape))
 
 
 def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     """`build_plan` in small pieces, one a layer: the plan is what the generator returns."""
-    plan = Plan(f"{shape.ending.value} step, {shape.rows} rows, {shape.keys} keys")
+    steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
+    plan = Plan(f"{shape.ending.value} {steps}, {shape.rows} rows, {shape.keys} keys")
     rows = Rows.of(shape, parts.state)
     _append_embedding(plan, parts, rows)
     for index in range(parts.config.n_layers):
@@ -33,6 +34,8 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     _append_head(plan, parts, rows)
     _append_choice(plan, parts, rows, shape.ending)
     _append_advance(plan, parts, rows, shape.ending)
+    # What differs from step to step is in device memory, moved on by "advance".
+    plan.extend([*plan] * (shape.steps - 1))
     return plan
 
 
@@ -63,19 +66,19 @@ def _append_head(plan: Plan, parts: StepParts, rows: Rows) -> None:
 
 
 def _append_choice(plan: Plan, parts: StepParts, rows: Rows, ending: Ending) -> None:
-    state, vocab = parts.state, parts.config.vocab_size
-    logits, sampled = parts.work["logits"], state["sampled"]
+    state, work, vocab = parts.state, parts.work, parts.config.vocab_size
     if ending is Ending.GREEDY:
-        plan.launch(Argmax(n=vocab, rows=rows.count), "argmax", logits=logits, index=sampled)
+        kernel = Argmax(n=vocab, rows=rows.count)
+        plan.launch(kernel, "argmax", logits=work["logits"], ranks=work["ranks"])
     elif ending is Ending.SAMPLE:
         plan.launch(
             Sample(vocab, state.max_len, rows=rows.count, sequences=state.sequences),
             "sample",
-            logits=logits,
+            logits=work["logits"],
             settings=state["settings"],
             seed=state["seed"],
             tokens=state["tokens"],
-            sampled=sampled,
+            sampled=state["sampled"],
             **rows.arguments,
         )
 
@@ -86,12 +89,15 @@ def _append_advance(plan: Plan, parts: StepParts, rows: Rows, ending: Ending) ->
         kernel = Advance(state.max_len, rows.count, state.sequences, sampling=False)
         plan.launch(kernel, "advance", position=rows.position)
         return
+    slices = Argmax(n=parts.config.vocab_size).slices if ending is Ending.GREEDY else 0
+    ranks = {"ranks": parts.work["ranks"]} if slices else {}
     plan.launch(
-        Advance(state.max_len, rows.count, state.sequences, slots=MAILBOX_SLOTS),
+        Advance(state.max_len, rows.count, state.sequences, slots=MAILBOX_SLOTS, slices=slices),
         "advance",
         tokens=state["tokens"],
         known=state["known"],
         mailbox=state.mailbox,
         sampled=state["sampled"],
+        **ranks,
         **rows.arguments,
     )

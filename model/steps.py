@@ -39,7 +39,7 @@ class Steps(Owner):
         self._begun: dict[StepShape, Generator[None, None, RecordedGraph]] = {}
 
     def launch(self, shape: StepShape, stream: Stream) -> None:
-        """Queue one step on ``stream``. Raises DriverError; nothing was queued then."""
+        """Queue a shape's steps on ``stream``. Raises DriverError; nothing was queued then."""
         if self.observer is not None:
             self.observer.run(self.bound(shape), stream)
         else:
@@ -59,6 +59,10 @@ class Steps(Owner):
             work = self._begun.pop(shape, None) or self._recording(shape)
             found = self._graphs[shape] = execute.completed(work)
         return found
+
+    def is_recorded(self, shape: StepShape) -> bool:
+        """True where a launch of the shape takes no preparation."""
+        return shape in self._graphs
 
     def prepare(self, shape: StepShape) -> bool:
         """Do a small piece of recording a graph that will be needed, well below a millisecond but

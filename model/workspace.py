@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from urdir.model.attention import partial_sizes
 from urdir.model.config import Config
+from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kv_layout import KvLayout
 
 
 def workspace_sizes(
     config: Config, layout: KvLayout, rows: int, chunk: int, sm_count: int
 ) -> dict[str, int]:
-    """Bytes of every intermediate, all f32, for decode steps of ``rows`` and prompts of ``chunk``.
+    """Bytes of every intermediate, for decode steps of ``rows`` and prompts of ``chunk``.
 
-    Logits and the partial results of split attention exist for decode rows only; the latter depend
-    on how many SMs the device has.
+    All are f32 but the ranks, u64. Logits, their ranks and the partial results of split attention
+    exist for decode rows only; the latter depend on how many SMs the device has.
     """
     c, most = config, max(rows, chunk)
     widths = {
@@ -31,4 +32,5 @@ def workspace_sizes(
     }
     sizes = {name: 4 * width * most for name, width in widths.items()}
     sizes["logits"] = 4 * c.vocab_size * rows
+    sizes["ranks"] = 8 * Argmax(n=c.vocab_size).slices * rows
     return sizes | partial_sizes(config.n_heads, layout, rows, sm_count)

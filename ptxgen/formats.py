@@ -122,9 +122,9 @@ class Format:
         return self.min_sign != 0
 
     @property
-    def is_half_bytes(self) -> bool:
-        """True where a weight's quant is a half-byte, all in one plane."""
-        return [part.source.width for _, part in self.parts("q")] == [4]
+    def is_bytes(self) -> bool:
+        """True where a weight's quant is a byte."""
+        return [part.source.width for _, part in self.parts("q")] == [8]
 
     @property
     def block_units(self) -> int:

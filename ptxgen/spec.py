@@ -75,7 +75,7 @@ class LaunchShape:
     """Grid, block and cluster in CTAs / threads (x, y, z); dynamic shared memory in bytes.
 
     ``resident``: CTAs that an SM must have registers for at once; 0 leaves that to the assembler.
-    ``prefers_cache``: the SM's memory is to be L1 cache rather than shared memory.
+    ``prefers_shared``: all of an SM's memory that can be is to be shared memory and not L1 cache.
     """
 
     grid: tuple[int, int, int]
@@ -84,7 +84,7 @@ class LaunchShape:
     shared_bytes: int = 0
     cooperative: bool = False
     resident: int = 0
-    prefers_cache: bool = False
+    prefers_shared: bool = False
 
     @property
     def threads(self) -> int:

@@ -39,8 +39,8 @@ class DecodeAttention(AttentionSpec):
     and v (rows, kv_heads, head_dim) are turned and written to the caches as Rope and KvAppend
     would, but neither q nor k is written back. The output is theirs, too, bit for bit. Rows must
     then be of different sequences, which share no page that a row writes to. Older tokens, the
-    block table, sequence and position are read before ``griddepcontrol.wait``: no earlier launch of
-    the same graph may write them.
+    block table, sequence and position are read before ``griddepcontrol.wait``: earlier launches of
+    the same graph may write them only where a plain edge on the way makes sure that they are done.
     """
 
     rope: Rotation | None = None

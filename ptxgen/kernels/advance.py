@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.argmax import indices, ranks
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 
@@ -26,6 +27,11 @@ class Advance(KernelSpec):
 
     ``slots`` (a power of two, or 0 for none): the sampled token of a row at position p is also
     written to ``mailbox[r, p % slots]``, which may be page-locked memory of the host.
+
+    ``slices`` (0 for none): the sampled token of a row, idle or not, is that of the highest of its
+    ``ranks`` (rows, slices), as Argmax leaves them; ``sampled`` is then written. Position,
+    sequence and known are read before ``griddepcontrol.wait``: earlier launches of the same graph
+    may write them only where a plain edge on the way makes sure that they are done.
     """
 
     max_len: int
@@ -33,9 +39,13 @@ class Advance(KernelSpec):
     sequences: int = 1
     sampling: bool = True
     slots: int = 0
+    slices: int = 0
 
     name = "advance"
     template = ("urdir.templates", "advance.ptx.j2")
+
+    #: Ranks of a row: a lane of its warp has 32 of them in flight.
+    most_slices = 1024
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_len < 2**31:
@@ -46,6 +56,9 @@ class Advance(KernelSpec):
             raise PtxgenError(f"advance: sequences must be at least 1, not {self.sequences}")
         if self.slots < 0 or self.slots & (self.slots - 1) or (self.slots and not self.sampling):
             raise PtxgenError(f"advance: slots is {self.slots}: a power of two, 0 without sampling")
+        most = self.most_slices if self.sampling else 0
+        if not 0 <= self.slices <= most:
+            raise PtxgenError(f"advance: slices must be in 0 ... {most}, not {self.slices}")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -57,26 +70,37 @@ class Advance(KernelSpec):
             position,
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
             Param("known", "u32", ("sequences",), Access.INOUT),
-            Param("sampled", "u32", ("rows",), Access.IN),
+            Param("sampled", "u32", ("rows",), Access.OUT if self.slices else Access.IN),
+            *([Param("ranks", "u64", ("rows", "slices"), Access.IN)] if self.slices else []),
             *([Param("mailbox", "u32", ("rows", "slots"), Access.INOUT)] if self.slots else []),
         )
 
     @property
+    def loads(self) -> int:
+        """Ranks that a lane looks at."""
+        return ceil_div(self.slices, 32)
+
+    @property
     def launch_shape(self) -> LaunchShape:
+        if self.slices:
+            return LaunchShape(grid=(self.rows, 1, 1), block=(32, 1, 1))
         return LaunchShape(grid=(1, 1, 1), block=(32 * ceil_div(self.rows, 32), 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         state = {p.name: inputs[p.name].copy() for p in self.params if p.access is Access.INOUT}
         position = state["position"]
+        sampled = inputs.get("sampled", np.zeros(0, np.uint32))
+        if self.slices:
+            sampled = state["sampled"] = indices(inputs["ranks"].max(axis=1))
         for row in np.flatnonzero(position < self.max_len):
             if self.slots:
-                state["mailbox"][row, position[row] % self.slots] = inputs["sampled"][row]
+                state["mailbox"][row, position[row] % self.slots] = sampled[row]
             position[row] += 1
             if not self.sampling:
                 continue
             at, s = position[row], inputs["sequence"][row]
             if at == state["known"][s] and at < self.max_len:
-                state["tokens"][s, at] = inputs["sampled"][row]
+                state["tokens"][s, at] = sampled[row]
                 state["known"][s] += 1
         return state
 
@@ -90,6 +114,9 @@ class Advance(KernelSpec):
             cls(max_len=9, rows=40, sampling=False),
             cls(max_len=4096),
             cls(max_len=20, rows=37, sequences=40, slots=4),
+            cls(max_len=50, slots=4, slices=126),
+            cls(max_len=9, rows=5, sequences=5, slots=2, slices=1),
+            cls(max_len=9, rows=3, sequences=4, slices=32),
         )
 
     def flops(self) -> int:
@@ -97,7 +124,8 @@ class Advance(KernelSpec):
 
     def bytes_moved(self) -> int:
         """Positions, counts and tokens of the rows, but not the sequences."""
-        return self.rows * (8 + (4 + 8 + 4 + 4 if self.sampling else 0) + 4 * bool(self.slots))
+        ranks_and_mailbox = 8 * self.slices + 4 * bool(self.slots)
+        return self.rows * (8 + (4 + 8 + 4 + 4 if self.sampling else 0) + ranks_and_mailbox)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows of different sequences: at the end of one, within a prompt, or idle."""
@@ -115,4 +143,8 @@ class Advance(KernelSpec):
             "sampled": rng.integers(1000, 2000, self.rows),
             "mailbox": rng.integers(0, 1000, (self.rows, self.slots)),
         }
-        return {p.name: state[p.name].astype(np.uint32) for p in self.params}
+        inputs = {name: values.astype(np.uint32) for name, values in state.items()}
+        logits = rng.integers(-3, 3, (self.rows, self.slices)).astype(np.float32)
+        of = rng.permuted(np.tile(np.arange(1000, 1000 + self.slices), (self.rows, 1)), axis=1)
+        inputs["ranks"] = ranks(logits, of)
+        return {p.name: inputs[p.name] for p in self.params if p.access is not Access.OUT}

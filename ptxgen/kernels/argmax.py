@@ -1,4 +1,4 @@
-"""The index of the largest logit of each row: greedy sampling."""
+"""The largest logits of each row, slice by slice: greedy sampling, but for the last comparison."""
 
 from __future__ import annotations
 
@@ -14,32 +14,40 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, cei
 
 @dataclass(frozen=True)
 class Argmax(KernelSpec):
-    """The index of the largest of ``n`` logits of each row, the lowest one among equals.
+    """The rank of the largest logit of every slice of each row, the lowest one among equals.
 
-    NaN counts as -inf; where all are -inf the index is 0.
+    A row of ``n`` logits is cut into slices of ``width`` (the last may be shorter), a CTA each. A
+    rank (`ranks`) orders logits by value, then by index in the row, so that the highest rank of a
+    row is its argmax: Advance finds it. NaN counts as -inf; where all of a slice are -inf, its
+    rank is that of index 0.
     """
 
     n: int
     rows: int = 1
+    width: int = 1024
 
     name = "argmax"
     template = ("urdir.templates", "argmax.ptx.j2")
 
-    #: Vectors that a thread loads before it looks at them.
-    unroll = 4
-
     def __post_init__(self) -> None:
         if not 1 <= self.n < 2**30:
             raise PtxgenError(f"argmax: n must be in 1 ... 2^30 - 1, not {self.n}")
-        if self.rows < 1:
-            raise PtxgenError(f"argmax: rows must be at least 1, not {self.rows}")
+        if not 1 <= self.rows <= 65535:
+            raise PtxgenError(f"argmax: rows must be in 1 ... 65535, not {self.rows}")
+        if self.width not in (1024, 2048, 4096):
+            raise PtxgenError(f"argmax: width must be 1024, 2048 or 4096, not {self.width}")
 
     @property
     def params(self) -> tuple[Param, ...]:
         return (
             Param("logits", "f32", ("rows", "n"), Access.IN),
-            Param("index", "u32", ("rows",), Access.OUT),
+            Param("ranks", "u64", ("rows", "slices"), Access.OUT),
         )
+
+    @property
+    def slices(self) -> int:
+        """Slices of a row: CTAs, and ranks."""
+        return ceil_div(self.n, self.width)
 
     @property
     def vector(self) -> int:
@@ -47,14 +55,25 @@ class Argmax(KernelSpec):
         return 4 if self.rows == 1 or self.n % 4 == 0 else 1
 
     @property
+    def loads(self) -> int:
+        """Accesses of a thread."""
+        return ceil_div(min(self.n, self.width), self.vector * self.launch_shape.threads)
+
+    @property
     def launch_shape(self) -> LaunchShape:
-        warps = min(32, ceil_div(self.n, 4 * 32))
-        return LaunchShape(grid=(self.rows, 1, 1), block=(32 * warps, 1, 1))
+        warps = min(8, ceil_div(self.n, 4 * 32))
+        return LaunchShape(grid=(self.slices, self.rows, 1), block=(32 * warps, 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         logits = inputs["logits"]
-        best = np.argmax(np.where(np.isnan(logits), -np.inf, logits), axis=1)
-        return {"index": best.astype(np.uint32)}
+        logits = np.where(np.isnan(logits), np.float32(-np.inf), logits)
+        best = np.zeros((self.rows, self.slices), np.uint64)
+        for s in range(self.slices):
+            part = logits[:, s * self.width : (s + 1) * self.width]
+            value = part.max(axis=1)
+            index = np.where(value == -np.inf, 0, part.argmax(axis=1) + s * self.width)
+            best[:, s] = ranks(value, index)
+        return {"ranks": best}
 
     @classmethod
     def examples(cls) -> Sequence[Argmax]:
@@ -63,10 +82,11 @@ class Argmax(KernelSpec):
             cls(n=33),
             cls(n=130),
             cls(n=1003),
-            cls(n=20_001),  # full rounds, left vectors and last elements
-            cls(n=151_936),
+            cls(n=20_001),  # a last slice that is short, and a last element
+            cls(n=128_256),
             cls(n=4100, rows=3),
             cls(n=4099, rows=3),  # rows that are not aligned: one logit at a time
+            cls(n=10_242, width=4096),
         )
 
     def flops(self) -> int:
@@ -79,3 +99,20 @@ class Argmax(KernelSpec):
         logits[rng.random(shape) < 0.01] = np.nan
         logits[rng.random(shape) < 0.01] = -np.inf
         return {"logits": logits}
+
+
+def ranks(values: Array, indices: Array) -> Array:
+    """u64 that order f32 ``values`` (no NaN), and of equal ones the lowest of ``indices`` highest.
+
+    The upper half is the value's bits, turned so that they compare as unsigned integers; the lower
+    one the complement of the index. None is 0.
+    """
+    bits = (np.asarray(values, np.float32) + np.float32(0)).view(np.uint32)
+    keys = bits ^ np.where(bits >> 31, np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
+    complements = ~np.asarray(indices).astype(np.uint32)
+    return np.asarray(keys.astype(np.uint64) << np.uint64(32) | complements)
+
+
+def indices(of: Array) -> Array:
+    """The u32 indices of ranks."""
+    return ~of.astype(np.uint32)

@@ -37,6 +37,7 @@ class Attention(DecodeAttention):
             grid=(self.layout.kv_heads * self.tiles, self.rows, 1),
             block=(32 * WARPS, 1, 1),
             shared_bytes=self.token_nbytes,
+            prefers_shared=True,
         )
 
     @property

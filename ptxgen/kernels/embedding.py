@@ -32,6 +32,9 @@ class Embedding(KernelSpec):
 
     name = "embedding"
     template = ("urdir.templates", "embedding.ptx.j2")
+    #: It begins a step. Others of the step look at positions before their own wait: where a graph
+    #: holds several steps, the plain edge to this one says that the step before is complete.
+    waits_for_dependencies = False
 
     def __post_init__(self) -> None:
         # Rows are the y extent of the grid.
@@ -63,9 +66,8 @@ class Embedding(KernelSpec):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        threads = 32 * min(4, ceil_div(self.layout.row_units, 32))
-        grid = ceil_div(self.layout.row_units, threads)
-        return LaunchShape(grid=(grid, self.rows, 1), block=(threads, 1, 1))
+        grid = ceil_div(self.layout.row_units, 32)
+        return LaunchShape(grid=(grid, self.rows, 1), block=(32, 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         table = self.layout.unpack(inputs["weights"])

@@ -79,6 +79,7 @@ class FlashDecodeChunk(DecodeAttention):
             grid=(self.layout.kv_heads * self.tiles, self.rows, self.chunks),
             block=(32 * WARPS, 1, 1),
             shared_bytes=self.token_nbytes,
+            prefers_shared=True,
         )
 
     @property
@@ -218,7 +219,9 @@ class FlashDecodeReduce(KernelSpec):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.heads, self.rows, 1), block=(32 * self.warps, 1, 1))
+        return LaunchShape(
+            grid=(self.heads, self.rows, 1), block=(32 * self.warps, 1, 1), prefers_shared=True
+        )
 
     @property
     def tolerance(self) -> Tolerance:

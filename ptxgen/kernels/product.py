@@ -24,12 +24,16 @@ def choose_product(batch: int, exact: bool) -> Literal["matvec", "matmul"]:
 
 
 def shared_of_a_cta(per_sm: int, per_cta: int, larger: bool) -> tuple[int, int]:
-    """Bytes of shared memory that a matvec's CTA takes at least and at most.
+    """Bytes of shared memory that a decode product's CTA takes at least and at most.
 
     An SM should hold one CTA of a launch, and one of the next, which loads weights meanwhile. So
     the ``larger`` ones take more than half of it, the others what is left: two of a kind meet only
-    where the SM is empty otherwise. The driver keeps 1 KB of each. ``per_sm`` and ``per_cta``: the
-    device's limits.
+    where the SM is empty otherwise. Measured on an H200: 727 tokens/s instead of 614 with halves
+    for all. Where half is too little, a CTA takes all. The driver keeps 1 KB of each. ``per_sm``
+    and ``per_cta``: the device's limits.
     """
-    most = max(per_sm * (5 if larger else 4) // 9 - 1024, SHARED_NBYTES)
-    return (min(per_cta, per_sm // 2 + 1024) if larger else 0), min(per_cta, most)
+    if per_sm < 3 * SHARED_NBYTES:
+        return 0, per_cta
+    if larger:
+        return per_sm // 2 + 1024, per_sm * 5 // 9 - 1024
+    return 0, per_sm * 4 // 9 - 1024

@@ -61,7 +61,7 @@ class ReadStream(KernelSpec):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.ctas, 1, 1), block=(self.threads, 1, 1), prefers_cache=True)
+        return LaunchShape(grid=(self.ctas, 1, 1), block=(self.threads, 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         vectors = inputs["data"].reshape(self.passes * self.unroll, self.lanes, 4)

@@ -226,6 +226,7 @@ class TileMatvec(FusedProduct):
             block=(32 * self.cta_warps, 1, 1),
             shared_bytes=max(self.records_offset + self._rest_nbytes, self.least_shared),
             resident=self.resident,
+            prefers_shared=True,
         )
 
     @property

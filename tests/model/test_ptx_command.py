@@ -177,7 +177,9 @@ def test_a_run_with_edited_ptx_says_so_and_uses_it(
     (argmax,) = (tmp_path / "dump").glob("argmax-*.ptx")
     edited = tmp_path / "edited"
     edited.mkdir()
-    changed = argmax.read_text().replace("    ret;", "    st.global.u32 [%index], 7;\n    ret;")
+    # the rank of index 7, above every other one
+    stored = "st.global.u64 [%ranks], %rank;"
+    changed = argmax.read_text().replace(stored, stored.replace("%rank;", f"{2**64 - 8};"))
     (edited / argmax.name).write_text(changed)
     monkeypatch.delenv("URDIR_DUMP")
     monkeypatch.setenv("URDIR_PTX_OVERRIDE", str(edited))

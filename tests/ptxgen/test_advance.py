@@ -8,6 +8,7 @@ import pytest
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import Advance
+from urdir.ptxgen.kernels.argmax import Argmax, ranks
 
 
 def checked(device, spec, inputs):
@@ -85,11 +86,51 @@ def test_the_mailbox_gets_a_token_for_every_row_with_work(device):
     assert outputs["mailbox"].tolist() == [[7, 50], [51, 7], [7, 7], [7, 53]]
 
 
+def test_the_token_of_the_highest_rank_is_the_sampled_one(device):
+    """Of the first in a row of equals; idle rows have one as well, but keep it to themselves."""
+    values = np.array([[1, 5, 5, 2], [-3, -3, -4, -9], [0, 0, 0, 7]], np.float32)
+    inputs = {
+        "sequence": words(1, 0, 2**32 - 1),
+        "position": words(2, 1, 4),
+        "tokens": np.arange(8, dtype=np.uint32).reshape(2, 4),
+        "known": words(2, 3),
+        "ranks": ranks(values, [[40, 30, 20, 10], [11, 21, 31, 41], [12, 22, 32, 42]]),
+        "mailbox": np.zeros((3, 2), np.uint32),
+    }
+    outputs = checked(device, Advance(max_len=4, rows=3, sequences=2, slots=2, slices=4), inputs)
+    assert outputs["sampled"].tolist() == [20, 11, 42]
+    assert outputs["position"].tolist() == [3, 2, 4]
+    assert outputs["tokens"].tolist() == [[0, 1, 11, 3], [4, 5, 6, 20]]
+    assert outputs["mailbox"].tolist() == [[20, 0], [0, 11], [0, 0]]
+
+
+@pytest.mark.parametrize("slices", [1, 2, 31, 32, 33, 126, 1024])
+def test_the_highest_rank_is_found_wherever_it_is(slices, device):
+    spec = Advance(max_len=12, rows=4, sequences=9, slices=slices)
+    inputs = spec.make_inputs(np.random.default_rng(slices))
+    for row, at in enumerate((0, slices // 2, slices - 1)):
+        inputs["ranks"][row, at] = ranks(9, 3 + row)
+    outputs = checked(device, spec, inputs)
+    assert outputs["sampled"][:3].tolist() == [3, 4, 5]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_argmax_and_advance_choose_as_numpy_does(rows, device):
+    argmax = Argmax(n=5003, rows=rows)
+    logits = argmax.make_inputs(np.random.default_rng(rows))["logits"]
+    advance = Advance(max_len=12, rows=rows, sequences=9, slices=argmax.slices)
+    inputs = advance.make_inputs(np.random.default_rng(0))
+    inputs["ranks"] = run_kernel(device, argmax, {"logits": logits})["ranks"]
+    expected = np.nan_to_num(logits, nan=-np.inf, neginf=-np.inf).argmax(axis=1)
+    assert run_kernel(device, advance, inputs)["sampled"].tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         *({"max_len": 0}, {"max_len": 2**31}, {"rows": 0}, {"rows": 1025}, {"sequences": 0}),
         *({"slots": 3}, {"slots": -1}, {"slots": 2, "sampling": False}),
+        *({"slices": -1}, {"slices": 1025}, {"slices": 1, "sampling": False}),
     ],
     ids=str,
 )

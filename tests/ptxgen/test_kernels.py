@@ -23,7 +23,7 @@ from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
-from urdir.ptxgen.kernels.argmax import Argmax
+from urdir.ptxgen.kernels.argmax import Argmax, indices
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.swiglu import SwiGLU
 from urdir.ptxgen.spec import KernelSpec
@@ -123,6 +123,13 @@ def test_rendering_gives_the_same_bytes_in_every_process(spec, elsewhere):
 # ---- single kernels ----
 
 
+def argmax(emulator, logits, **fields):
+    """Indices of the rows' highest ranks, as the kernel finds them."""
+    rows, n = logits.shape
+    ranks = run_kernel(emulator, Argmax(n=n, rows=rows, **fields), {"logits": logits})["ranks"]
+    return indices(ranks.max(axis=1)).tolist()
+
+
 @pytest.mark.parametrize(
     ("logits", "index"),
     [
@@ -133,30 +140,34 @@ def test_rendering_gives_the_same_bytes_in_every_process(spec, elsewhere):
         ([1.0] * 299 + [2.0], 299),
         ([1.0] * 260 + [np.inf, 2.0, np.inf] + [np.nan] * 37, 260),
         ([3.4e38, -3.4e38, 3.4e38], 0),
+        # over several slices
+        ([-np.inf] * 3000, 0),
+        ([np.nan] * 3000, 0),
+        ([-np.inf] * 2999 + [-3.4e38], 2999),
+        ([-1.0] * 1030 + [-0.0] * 1030 + [0.0] * 1030, 1030),
+        ([np.nan] * 1024 + [np.inf] + [1.0] * 1500 + [np.inf], 1024),
     ],
 )
 def test_argmax_of_special_values(logits, index, emulator):
-    spec = Argmax(n=len(logits))
-    outputs = run_kernel(emulator, spec, {"logits": np.array([logits], np.float32)})
-    assert outputs["index"].tolist() == [index]
+    assert argmax(emulator, np.array([logits], np.float32)) == [index]
 
 
 @pytest.mark.parametrize("at", [0, 1, 4099, 16384, 19999, 20000])
 def test_argmax_finds_the_one(at, emulator):
     logits = np.zeros((1, 20_001), np.float32)
     logits[0, at] = 1
-    outputs = run_kernel(emulator, Argmax(n=logits.size), {"logits": logits})
-    assert outputs["index"].tolist() == [at]
+    assert argmax(emulator, logits) == [at]
 
 
-@pytest.mark.parametrize("n", [2, 4, 31, 127, 128, 129, 512, 4095, 4096, 16_384, 16_385, 32_771])
+@pytest.mark.parametrize(
+    "n", [2, 4, 31, 127, 128, 129, 512, 1023, 1024, 1025, 1028, 4095, 4096, 32_771]
+)
 def test_argmax_around_the_sizes_where_its_code_changes(n, emulator):
     spec = Argmax(n=n)
     check(emulator, spec, inputs_of(spec))
     falling = -np.arange(n, dtype=np.float32)
     for logits, index in ((falling, 0), (falling[::-1], n - 1)):
-        outputs = run_kernel(emulator, spec, {"logits": logits.reshape(1, n).copy()})
-        assert outputs["index"].tolist() == [index]
+        assert argmax(emulator, logits.reshape(1, n).copy()) == [index]
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 127, 128, 1023, 1024, 1025, 4095, 4096, 4097, 8193])
@@ -166,7 +177,17 @@ def test_argmax_of_each_row(n, emulator):
     logits = np.zeros((3, n), np.float32)
     at = [0, n // 2, n - 1]
     logits[range(3), at] = 1
-    assert run_kernel(emulator, spec, {"logits": logits})["index"].tolist() == at
+    assert argmax(emulator, logits) == at
+
+
+@pytest.mark.parametrize("width", [1024, 2048, 4096])
+def test_argmax_takes_the_lowest_index_of_equals_in_several_slices(width, emulator):
+    logits = np.full((2, 9001), -7, np.float32)
+    logits[0, [8999, 5000, 4096]] = -2
+    logits[1, [9000, 1023, 1024]] = 3
+    assert argmax(emulator, logits, width=width) == [4096, 1023]
+    logits[:] = -7
+    assert argmax(emulator, logits, width=width) == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -233,6 +254,8 @@ def test_shapes_that_make_no_sense_are_refused():
         lambda: Argmax(n=0),
         lambda: Argmax(n=2**30),
         lambda: Argmax(n=4, rows=0),
+        lambda: Argmax(n=4, rows=65536),
+        lambda: Argmax(n=4, width=512),
         lambda: Advance(max_len=0),
     ):
         with pytest.raises(PtxgenError):
