@@ -1,7 +1,8 @@
 """How tiles of weights lie in a warp's shared memory, made for tensor cores.
 
 A tile (`layout`) is one run of bytes in each plane, and so it is in shared memory, plane after
-plane. Lane (g, t) = (lane / 4, lane % 4) reads units t and 4 + t of rows g and g + 8.
+plane. Lane (g, t) = (lane / 4, lane % 4) reads units t and 4 + t of rows g and g + 8, or of these
+rows unit after unit, its quads of each.
 """
 
 from __future__ import annotations
@@ -10,12 +11,58 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from urdir.ptxgen.formats import Plane
+from urdir.ptxgen.formats import Format, Plane
+from urdir.ptxgen.formats import Part as Number
 from urdir.ptxgen.layout import TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.spec import ceil_div
 
 #: Bytes that a lane, and that a warp copies at a time.
 PIECE, WARP_PIECE = 16, 512
+
+
+@dataclass(frozen=True, slots=True)
+class Quads:
+    """Where a lane finds its two quads (4 neighbouring quants each) of a unit's part.
+
+    Lane t of the four that share a row takes quads 2t and 2t + 1, or t and t + 4 of a type with two
+    groups a unit: those of group 0, then those of group 1. Quad (t, e) lies at bit
+    ``t0 * lane_strides[0] + t1 * lane_strides[1] + e * stride`` of the item, t0 and t1 being the
+    digits of t.
+    """
+
+    plane: Plane
+    part: Number
+    lane_strides: tuple[int, int]
+    stride: int
+
+    @staticmethod
+    def of(fmt: Format) -> tuple[Quads, ...]:
+        """Of every part of the type's quants."""
+        found = []
+        for plane, part in fmt.parts("q"):
+            first, second, third = part.target.strides[2:]
+            lanes, e = (
+                ((first, second), third) if fmt.unit_groups == 2 else ((second, third), first)
+            )
+            found.append(Quads(plane, part, lanes, e))
+        return tuple(found)
+
+    @property
+    def lane_bytes(self) -> tuple[int, int]:
+        """Bytes from the item's first to the lane's word, for each digit of t."""
+        first, second = (s // 8 if s >= 32 else 0 for s in self.lane_strides)
+        return first, second
+
+    @property
+    def lane_shifts(self) -> tuple[int, int]:
+        """Bits from the word's lowest to the lane's quad, for each digit of t."""
+        first, second = (s if s < 32 else 0 for s in self.lane_strides)
+        return first, second
+
+    @property
+    def shifts_vary(self) -> bool:
+        """Whether lanes shift by numbers of their own, before they take a word's quads apart."""
+        return any(self.lane_shifts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +102,23 @@ class Run:
         return self.plane.nbytes // PIECE if self.plane.units == 1 else 0
 
     @property
-    def swizzle(self) -> tuple[int, int]:
-        """What is added (xor) to a piece's number in an odd row, and where bit 3 of it is set.
+    def swizzle(self) -> tuple[int, ...]:
+        """What is added (xor) to a piece's number for each digit of its row's, from the lowest.
 
-        Eight lanes that read a piece each at a time, of two rows, find them in different banks.
+        Eight lanes find what they read at a time in different banks: four pieces of each of two
+        rows, or those of one unit of four or eight rows.
         """
-        return {1: (4, 0), 2: (1, 0), 4: (2, 1)}.get(self.chunks, (0, 0))
+        return {1: (4, 1, 2), 2: (3, 4), 4: (2,)}.get(self.chunks, ())
+
+    @property
+    def swizzle_by_piece(self) -> int:
+        """The same for bit 3 of the piece's number."""
+        return 1 if self.chunks == 4 else 0
+
+    @property
+    def parities(self) -> int:
+        """2 if every other copy has its lanes' pieces in other places."""
+        return 2 if self.swizzle else 1
 
 
 @dataclass(frozen=True)
@@ -79,6 +137,17 @@ class Tile:
             offset += runs[-1].nbytes
             first += runs[-1].pieces
         return tuple(runs)
+
+    @cached_property
+    def quads(self) -> tuple[tuple[Run, Quads], ...]:
+        """The runs of quants, with where a lane finds its own."""
+        runs = {run.plane.name: run for run in self.runs}
+        return tuple((runs[q.plane.name], q) for q in Quads.of(self.layout.format))
+
+    @cached_property
+    def other_runs(self) -> tuple[Run, ...]:
+        """The runs of scales and factors."""
+        return tuple(run for run in self.runs if run not in [quads for quads, _ in self.quads])
 
     @property
     def nbytes(self) -> int:

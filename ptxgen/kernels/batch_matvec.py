@@ -1,0 +1,96 @@
+"""Matrix-vector products of a small batch with quantised weights, on integer tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.formats import FORMATS
+from urdir.ptxgen.kernels._fused_product import odd_cols
+from urdir.ptxgen.kernels._tiled_product import MIN_SLOTS, PARTIALS_NBYTES, TiledProduct
+from urdir.ptxgen.layout import TILE_UNITS
+from urdir.ptxgen.spec import Tolerance, ceil_div
+
+#: Activation vectors that one launch takes at most: the columns of an ``mma`` tile.
+MAX_BATCH = 8
+
+
+@dataclass(frozen=True)
+class BatchMatvec(TiledProduct):
+    """1 to 8 activation vectors times quantised weights, on integer tensor cores.
+
+    Activations are rounded to 16-bit multiples of the largest in each 32 columns, relative error
+    2e-5, products are exact, sums f32. y[b] has the same bits in every batch, whatever the other
+    vectors are.
+
+    Raises PtxgenError for other batches and for unquantised types.
+    """
+
+    batch: int = MAX_BATCH
+
+    name = "batch_matvec"
+    template = ("urdir.templates", "batch_matvec.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.batch <= MAX_BATCH:
+            raise PtxgenError(f"batch_matvec: batch is {self.batch}: 1 to {MAX_BATCH}")
+        if any(fmt.is_float for fmt in self.formats):
+            raise PtxgenError("batch_matvec: the weights must be quantised")
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of vectors: a lane has the sums of one."""
+        return ceil_div(self.batch, 2)
+
+    @property
+    def partial_nbytes(self) -> int:
+        """Four sums for each of eight rows and each pair of vectors."""
+        return 16 * 8 * self.pairs
+
+    @property
+    def sums_nbytes(self) -> int:
+        """Bytes of a block's scales, and sums of activations, of a warp: see _batch_x.j2."""
+        return TILE_UNITS * MAX_BATCH * 8 * max(fmt.unit_groups for fmt in self.formats)
+
+    def activations_nbytes(self, warps: int) -> int:
+        return warps * self.sums_nbytes
+
+    def squares_nbytes(self, warps: int) -> int:
+        return warps * 4 * MAX_BATCH
+
+    def partials_most(self) -> int:
+        """All that two slots a warp leave: a pass more means to round all activations again."""
+        warps = self.cta_warps
+        taken = self.activations_nbytes(warps) + self.squares_nbytes(warps)
+        return max(PARTIALS_NBYTES, self.shared - taken - warps * MIN_SLOTS * self.tile_nbytes)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """As of `TileMatvec` with 16-bit activations."""
+        return Tolerance(rtol=1.5e-4, atol=5e-4)
+
+    @classmethod
+    def examples(cls) -> Sequence[BatchMatvec]:
+        quantised = [f for f in FORMATS.values() if not f.is_float]
+        q8, q4_k, q6_k, q5_0 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q5_0"))
+        each = [
+            cls(f, 16 + 9 * i, odd_cols(f), bias=i % 2 == 0, batch=1 + i % 8)
+            for i, f in enumerate(quantised)
+        ]
+        wide = [
+            cls(f, 33, 1024, batch=8 - i % 8, residual=i % 2 == 0, tiles_each=1 + i % 3)
+            for i, f in enumerate(quantised)
+        ]
+        return (
+            cls(q8, 3, 32, batch=2),
+            *each,
+            *wide,
+            cls(q4_k, 40, 2304, eps=1e-5, split=2, tiles_each=3, per_pass=2, bias=True),
+            cls(q4_k, 40, 768, gated=True, eps=1e-5, batch=4),
+            cls(q6_k, 23, 1536, gated=True, batch=3, split=2, groups=1, stages=2),
+            cls(q5_0, 17, 1376, gated=True, eps=1e-6, batch=7, stages=3, tiles_each=2),
+            cls(q4_k, 64, 1024, eps=1e-5, others=((q6_k, 17), (q8, 5)), batch=5, tiles_each=2),
+            cls(q4_k, 9, 4864, residual=True, batch=8, stages=4),
+        )
