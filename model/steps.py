@@ -56,7 +56,10 @@ class Steps(Owner):
         """The recorded graph of a shape."""
         found = self._graphs.get(shape)
         if found is None:
-            work = self._begun.pop(shape, None) or self._recording(shape)
+            work = self._begun.pop(shape, None)
+            if work is None:
+                self.bound(shape)  # all kernels at once
+                work = self._recording(shape)
             found = self._graphs[shape] = execute.completed(work)
         return found
 

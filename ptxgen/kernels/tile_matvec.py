@@ -109,7 +109,7 @@ class TileMatvec(FusedProduct):
         """Blocks of a row: 8 units, the last one perhaps less."""
         return ceil_div(self.row_units, TILE_UNITS)
 
-    @property
+    @cached_property
     def k_warps(self) -> int:
         """Parts of the columns: as many as there are warps, if they have about the same share."""
         if self.split:
@@ -144,7 +144,7 @@ class TileMatvec(FusedProduct):
         rows = (self.rows, *(rows for _, rows in self.others))
         return self.tiles_each or ceil_div(sum(ceil_div(r, TILE_ROWS) for r in rows), self.sms)
 
-    @property
+    @cached_property
     def pass_tiles(self) -> int:
         """Tiles of a CTA before the sums meet: of all its warps' parts of the rows."""
         fitting = PARTIALS_NBYTES // (4 * TILE_ROWS * self.k_warps * self._pair)
