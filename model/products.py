@@ -90,9 +90,12 @@ class Products:
             self.plan.launch(kernel, label + suffix, **launch, **_given(norm=norm))
 
     def append_residual(
-        self, label: str, matrix: Matrix, x: Slice, residual: Slice, y: Slice
+        self, label: str, matrix: Matrix, x: Slice, residual: Slice, y: Slice, fill: bool = False
     ) -> None:
-        """y = residual + x times the matrix; y is another buffer. ``work["delta"]`` may be used."""
+        """y = residual + x times the matrix; y is another buffer. ``work["delta"]`` may be used.
+
+        ``fill``: see `TileMatvec`.
+        """
         if self._many_rows or matrix.bias is not None:
             self.append(label, [(matrix, self.work["delta"])], x)
             add = _add(n=self.rows * matrix.rows)
@@ -100,7 +103,7 @@ class Products:
             return
         for at, count, suffix in self._slices():
             self.plan.launch(
-                self._kernel(matrix, count, residual=True),
+                self._kernel(matrix, count, fill, residual=True),
                 label + suffix,
                 weights=matrix.data,
                 x=_rows_of(x, at, count, matrix.cols),
@@ -136,7 +139,9 @@ class Products:
     def _many_rows(self) -> bool:
         return choose_product(self.rows, self.exact) == "matmul"
 
-    def _kernel(self, matrix: Matrix, batch: int, **fields: Any) -> FusedProduct:
+    def _kernel(
+        self, matrix: Matrix, batch: int, fill: bool = False, **fields: Any
+    ) -> FusedProduct:
         """The product of few rows with a matrix, and with others of those fields."""
         formats = (matrix.format, *(fmt for fmt, _ in fields.get("others", ())))
         exact = self.exact or any(fmt.is_float for fmt in formats)
@@ -156,6 +161,7 @@ class Products:
             shared=most,
             least_shared=least,
             sms=self.properties.sm_count,
+            fill=fill,
             **fields,
         )
 

@@ -51,7 +51,8 @@ class TileMatvec(FusedProduct):
     that a CTA may take, and ``least_shared`` those that it takes even if it needs fewer;
     ``resident``: CTAs that an SM has registers for.
 
-    One CTA an SM is what the launch is cut for (``sms`` of them).
+    One CTA an SM is what the launch is cut for (``sms`` of them). ``fill``: if that leaves a few
+    SMs over, CTAs without rows of their own keep them busy (see `fills_sms`).
 
     Raises PtxgenError for "i16" with unquantised types.
     """
@@ -66,6 +67,7 @@ class TileMatvec(FusedProduct):
     shared: int = SHARED_NBYTES
     least_shared: int = 0
     sms: int = SMS
+    fill: bool = False
 
     name = "tile_matvec"
     template = ("urdir.templates", "tile_matvec.ptx.j2")
@@ -172,9 +174,17 @@ class TileMatvec(FusedProduct):
         return TILES_LEFT
 
     @property
+    def grid_ctas(self) -> int:
+        """CTAs of the grid; those that have no rows work on the last tile instead."""
+        filled = self.fill and self.ctas > self.sms // 2
+        return max(self.ctas, self.sms) if filled else self.ctas
+
+    @property
     def has_partial_rows(self) -> bool:
         """Whether there are tiles beyond a matrix' last."""
-        return any(part.layout.bands % self.tiles for part in self.parts)
+        return self.grid_ctas > self.ctas or any(
+            part.layout.bands % self.tiles for part in self.parts
+        )
 
     # ---- shared memory: rings, records, sums of squares, partial sums ----
 
@@ -222,7 +232,7 @@ class TileMatvec(FusedProduct):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.ctas, 1, 1),
+            grid=(self.grid_ctas, 1, 1),
             block=(32 * self.cta_warps, 1, 1),
             shared_bytes=max(self.records_offset + self._rest_nbytes, self.least_shared),
             resident=self.resident,
@@ -256,6 +266,7 @@ class TileMatvec(FusedProduct):
             cls(q3_k, 33, 1280, split=2, groups=1, tiles_each=3, residual=True, activations="i16"),
             cls(q4_k, 35, 512, gated=True, eps=1e-6, tiles_each=3, per_pass=1, activations="i16"),
             cls(q8, 21, 1088, gated=True, split=3, groups=1, activations="i16"),
+            cls(q8, 40, 288, residual=True, activations="i16", sms=4, fill=True),
             cls(q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7)), activations="i16"),
             cls(f16, 35, 1120, eps=1e-5, others=((q8, 3), (f16, 9)), split=2),
             cls(f32, 18, 293, gated=True, eps=1e-5),
