@@ -9,7 +9,7 @@ from urdir.model.attention import LayerAttention, incremental_attention_async
 from urdir.model.config import Config
 from urdir.model.decode_state import DecodeState
 from urdir.model.kv_cache import KvCache
-from urdir.model.products import Products
+from urdir.model.products import Products, device_limits
 from urdir.model.rows import Rows
 from urdir.model.weights import Weights
 from urdir.ptxgen.kernels.product import fills_sms
@@ -53,8 +53,8 @@ class StepParts:
 
     def products(self, plan: Plan, rows: Rows) -> Products:
         """What appends this step's products to ``plan``."""
-        properties = self.weights.device.properties
-        return Products(plan, self.config, self.work, rows.count, self.exact, properties)
+        limits = device_limits(self.weights.device.properties)
+        return Products(plan, self.config, self.work, rows.count, self.exact, limits)
 
 
 def transformer_layer_workspace(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:
