@@ -45,7 +45,7 @@ class CubinCache:
         self._specs = folder / "specs"
         self._cubins = folder / "cubins"
         for part in (folder, self._specs, self._cubins):
-            _make_private(part)
+            make_private(part)
 
     def ptx_hash(self, spec_key: str) -> str | None:
         """The hash of the PTX that this spec was rendered to, None when not known."""
@@ -133,7 +133,8 @@ class CubinCache:
             total -= size
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> Path:
+    """``folder``, made if need be, for this user only. Raises DriverError where it cannot be."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if hasattr(os, "getuid"):
@@ -142,6 +143,7 @@ def _make_private(folder: Path) -> None:
             folder.chmod(0o700)
     except OSError as exc:
         raise DriverError(f"kernel cache {folder} cannot be used: {exc}") from exc
+    return folder
 
 
 def _file_name(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import weakref
@@ -26,7 +27,7 @@ class Context:
         self._closed = True
         self._pid = os.getpid()
         self._owned: weakref.WeakValueDictionary[int, Owned] = weakref.WeakValueDictionary()
-        self._next = 0
+        self._numbers = itertools.count()
         self._gpu = check(api, api.cuDeviceGet(ordinal), f"cuDeviceGet {ordinal}")
         what = f"cuDevicePrimaryCtxRetain on {name}"
         self._handle = check(api, api.cuDevicePrimaryCtxRetain(self._gpu), what)
@@ -62,8 +63,7 @@ class Context:
 
     def adopt(self, owned: Owned) -> None:
         """Remember something that must end before this context does."""
-        self._owned[self._next] = owned
-        self._next += 1
+        self._owned[next(self._numbers)] = owned  # threads may be loading kernels
 
     def destroy(self, call: Callable[[Any], Any], handle: Any, what: str, quiet: bool) -> None:
         """Run a destroying driver call with this context current, then restore the former one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -229,7 +229,11 @@ class Device:
         Raises LaunchError when its launch shape exceeds the device, PtxLoadError when its PTX does
         not compile or differs from its declared parameters.
         """
-        return self._modules.load(kernel, self)
+        return self._modules.load([kernel], self)[0]
+
+    def load_all(self, kernels: Sequence[Kernel]) -> list[LoadedKernel]:
+        """`load` for each; those that must be compiled are compiled at once, in threads."""
+        return self._modules.load(kernels, self)
 
     def compile(self, ptx: str, name: str) -> bytes:
         """The machine code (a cubin) that this device's driver makes of a PTX text.

@@ -78,7 +78,8 @@ def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
     """
     if isinstance(plan, Plan):
         fixed = plan[:]
-        loaded = {id(kernel): device.load(kernel) for kernel in fixed.kernels()}
+        used = fixed.kernels()
+        loaded = dict(zip(map(id, used), device.load_all(used), strict=True))
         kernels = (loaded[id(op.kernel)] if isinstance(op, Launch) else None for op in fixed)
         return BoundPlan(fixed, device, tuple(kernels))
     if plan.device is not device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from urdir.driver.context import Owned
 from urdir.driver.errors import CudaError, LaunchError, PtxLoadError, check, error_of
 from urdir.driver.kernel import Kernel, signature
 from urdir.driver.launch import check_limits
+from urdir.driver.parallel import in_threads
 from urdir.driver.ptx_files import PtxFiles
 
 if TYPE_CHECKING:
@@ -81,32 +82,43 @@ class ModuleCache:
         self._loaded: dict[str, LoadedKernel] = {}
         self._lock = threading.Lock()
 
-    def load(self, kernel: Kernel, device: Device) -> LoadedKernel:
-        """The loaded kernel; see `Device.load`."""
-        key = kernel.key(device.target)
+    def load(self, kernels: Sequence[Kernel], device: Device) -> list[LoadedKernel]:
+        """The loaded kernels; see `Device.load_all`."""
+        keyed = [(kernel.key(device.target), kernel) for kernel in kernels]
         with self._lock:
             device.context.make_current()
-            found = self._loaded.get(key)
-            if found is None or found.closed:
-                check_limits(kernel, device.properties)
-                found = self._find(kernel, key, device)
-                self._loaded[key] = found
-            return found
+            new: dict[str, Kernel] = {}
+            for key, kernel in keyed:
+                if self._is_new(key) and key not in new:
+                    check_limits(kernel, device.properties)
+                    new[key] = kernel
+            for key, kernel in new.items():
+                if found := self._from_disk(kernel, key, device):
+                    self._loaded[key] = found
+            unknown = [(kernel, key, device) for key, kernel in new.items() if self._is_new(key)]
+            in_threads(self._make, unknown)
+            return [self._loaded[key] for key, _ in keyed]
 
-    def _find(self, kernel: Kernel, key: str, device: Device) -> LoadedKernel:
+    def _is_new(self, key: str) -> bool:
+        found = self._loaded.get(key)
+        return found is None or found.closed
+
+    def _make(self, unknown: tuple[Kernel, str, Device]) -> None:
+        """Load a kernel from its PTX, edited or generated, in any thread."""
+        kernel, key, device = unknown
+        device.context.make_current()
         override = self._files.overriding(key)
-        if override is not None:
-            return self._build(kernel, key, override, device)
-        if self._files.dump is None and (found := self._from_disk(kernel, key, device)):
-            return found
-        ptx = kernel.ptx(device.target)
-        found = self._build(kernel, key, ptx, device)
-        if self._disk is not None:
+        ptx = kernel.ptx(device.target) if override is None else override
+        self._loaded[key] = self._build(kernel, key, ptx, device)
+        if self._disk is not None and override is None:
             self._disk.remember(key, _hash(ptx))
-        return found
 
     def _from_disk(self, kernel: Kernel, key: str, device: Device) -> LoadedKernel | None:
-        """The kernel from its cached cubin, without rendering its PTX; None when that fails."""
+        """The kernel from its cached cubin, without rendering its PTX; None when that fails, and
+        where another text is wanted or its text is.
+        """
+        if self._files.dump is not None or self._files.overriding(key) is not None:
+            return None
         if self._disk is None or (ptx_hash := self._disk.ptx_hash(key)) is None:
             return None
         cubin_key = self._cubin_key(ptx_hash)

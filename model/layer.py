@@ -9,9 +9,10 @@ from urdir.model.attention import LayerAttention, incremental_attention_async
 from urdir.model.config import Config
 from urdir.model.decode_state import DecodeState
 from urdir.model.kv_cache import KvCache
-from urdir.model.products import Products
+from urdir.model.products import Products, device_limits
 from urdir.model.rows import Rows
 from urdir.model.weights import Weights
+from urdir.ptxgen.kernels.product import fills_sms
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class StepParts:
 
     def products(self, plan: Plan, rows: Rows) -> Products:
         """What appends this step's products to ``plan``."""
-        properties = self.weights.device.properties
-        return Products(plan, self.config, self.work, rows.count, self.exact, properties)
+        limits = device_limits(self.weights.device.properties)
+        return Products(plan, self.config, self.work, rows.count, self.exact, limits)
 
 
 def transformer_layer_workspace(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:
@@ -80,7 +81,8 @@ def transformer_layer_indexed(
     products.append(at + "attn_qkv", qkv, x, w.attn_norm)
     _append_qk_norm(plan, parts, rows, index)
     heads = incremental_attention_async(plan, parts.attention(rows, index))
-    products.append_residual(at + "attn_output", w.o, heads, x, work["residual"])
+    fill = fills_sms(rows.keys)
+    products.append_residual(at + "attn_output", w.o, heads, x, work["residual"], fill)
     products.append_gated(
         at + "ffn_gate_up", w.gate, w.up, work["residual"], w.ffn_norm, work["activated"]
     )

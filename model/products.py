@@ -16,11 +16,10 @@ from urdir.model.weights import Matrix
 from urdir.ptxgen.kernels._fused_product import FusedProduct
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.matmul import Matmul
-from urdir.ptxgen.kernels.matvec import MAX_BATCH, Matvec
-from urdir.ptxgen.kernels.product import choose_product, shared_of_a_cta
+from urdir.ptxgen.kernels.matvec import MAX_BATCH
+from urdir.ptxgen.kernels.product import Limits, choose_product, vector_product
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.swiglu import SwiGLU
-from urdir.ptxgen.kernels.tile_matvec import Activations, TileMatvec
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from urdir.driver.properties import DeviceProperties
 
 # One object for equal kernels: layers share what is worked out for each.
-_matvec = lru_cache(maxsize=256)(Matvec)
-_tile_matvec = lru_cache(maxsize=256)(TileMatvec)
+_vector_product = lru_cache(maxsize=256)(vector_product)
 _matmul = lru_cache(maxsize=256)(Matmul)
 _add = lru_cache(maxsize=64)(Add)
 _swiglu = lru_cache(maxsize=64)(SwiGLU)
@@ -48,7 +46,7 @@ class Products:
     work: Arena
     rows: int
     exact: bool
-    properties: DeviceProperties
+    limits: Limits
 
     def append(
         self,
@@ -90,9 +88,12 @@ class Products:
             self.plan.launch(kernel, label + suffix, **launch, **_given(norm=norm))
 
     def append_residual(
-        self, label: str, matrix: Matrix, x: Slice, residual: Slice, y: Slice
+        self, label: str, matrix: Matrix, x: Slice, residual: Slice, y: Slice, fill: bool = False
     ) -> None:
-        """y = residual + x times the matrix; y is another buffer. ``work["delta"]`` may be used."""
+        """y = residual + x times the matrix; y is another buffer. ``work["delta"]`` may be used.
+
+        ``fill``: see `TileMatvec`.
+        """
         if self._many_rows or matrix.bias is not None:
             self.append(label, [(matrix, self.work["delta"])], x)
             add = _add(n=self.rows * matrix.rows)
@@ -100,7 +101,7 @@ class Products:
             return
         for at, count, suffix in self._slices():
             self.plan.launch(
-                self._kernel(matrix, count, residual=True),
+                self._kernel(matrix, count, fill=fill, residual=True),
                 label + suffix,
                 weights=matrix.data,
                 x=_rows_of(x, at, count, matrix.cols),
@@ -138,25 +139,8 @@ class Products:
 
     def _kernel(self, matrix: Matrix, batch: int, **fields: Any) -> FusedProduct:
         """The product of few rows with a matrix, and with others of those fields."""
-        formats = (matrix.format, *(fmt for fmt, _ in fields.get("others", ())))
-        exact = self.exact or any(fmt.is_float for fmt in formats)
-        least, most = shared_of_a_cta(
-            self.properties.shared_per_sm,
-            self.properties.shared_per_block_optin,
-            larger=fields.get("residual", False),
-        )
-        activations: Activations = "f32" if exact else "i16"
-        if batch > 1 or not TileMatvec.fits(formats, matrix.cols, activations, most):
-            return _matvec(matrix.format, matrix.rows, matrix.cols, batch=batch, **fields)
-        return _tile_matvec(
-            matrix.format,
-            matrix.rows,
-            matrix.cols,
-            activations=activations,
-            shared=most,
-            least_shared=least,
-            sms=self.properties.sm_count,
-            **fields,
+        return _vector_product(
+            self.limits, self.exact, matrix.format, matrix.rows, matrix.cols, batch=batch, **fields
         )
 
     def _slices(self) -> list[tuple[int, int, str]]:
@@ -188,6 +172,11 @@ class Products:
             **_given(bias=matrix.bias),
             y=y,
         )
+
+
+def device_limits(properties: DeviceProperties) -> Limits:
+    """What products have to know of a device."""
+    return Limits(properties.sm_count, properties.shared_per_sm, properties.shared_per_block_optin)
 
 
 def _alike(gate: Matrix, up: Matrix) -> bool:

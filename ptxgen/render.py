@@ -9,24 +9,21 @@ spec, so that it cannot disagree with it.
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib.resources
-import inspect
-import re
 import struct
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
+from jinja2.runtime import Context
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.sources import compiled_folder, module_digest, read_template
 from urdir.ptxgen.target import Target
+from urdir.ptxgen.template_cache import TemplateCache
 
 if TYPE_CHECKING:
     from urdir.ptxgen.spec import KernelSpec, Param
-
-TemplateName = tuple[str, str]
 
 
 def f32(value: float) -> str:
@@ -44,66 +41,45 @@ class _PackageLoader(jinja2.BaseLoader):
         return read_template((package or "urdir.templates", file)), None, None
 
 
-def read_template(name: TemplateName) -> str:
-    """The source text of a template; raises PtxgenError naming package and file."""
-    package, file = name
-    try:
-        return importlib.resources.files(package).joinpath(file).read_text(encoding="utf-8")
-    except (ModuleNotFoundError, FileNotFoundError) as exc:
-        raise PtxgenError(f"no template {file!r} in package {package!r}") from exc
+class _Context(Context):
+    """Calls what is called as it is, without asking what else it wants to be passed: macros,
+    methods of specs and `f32` want nothing, and there are thousands of calls in a text.
+    """
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        _loop_vars: object = None,
+        _block_vars: object = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See `jinja2.runtime.Context.call`."""
+        return function(*args, **kwargs)
+
+
+class _Environment(jinja2.Environment):
+    context_class = _Context
 
 
 @functools.cache
-def environment() -> jinja2.Environment:
-    """The Jinja environment of all templates: undefined names are errors."""
-    env = jinja2.Environment(
+def environment(compiled: Path | None = None) -> jinja2.Environment:
+    """The Jinja environment of all templates: undefined names are errors.
+
+    ``compiled`` is a folder for compiled templates.
+    """
+    env = _Environment(
         loader=_PackageLoader(),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
+        bytecode_cache=TemplateCache(compiled, module_digest(__name__)) if compiled else None,
     )
     env.globals["f32"] = f32
     return env
-
-
-_IMPORT = re.compile(r"""\{%-?\s*(?:import|from|include)\s+["']([^"']+)["']""")
-
-
-@functools.cache
-def source_digest(template: TemplateName) -> str:
-    """Digest of a template and of every macro file it can import."""
-    digest = hashlib.sha256()
-    seen: list[TemplateName] = [template]
-    for name in seen:
-        source = read_template(name)
-        digest.update(source.encode())
-        for imported in _IMPORT.findall(source):
-            package, _, file = imported.rpartition("/")
-            if (found := (package or "urdir.templates", file)) not in seen:
-                seen.append(found)
-    return digest.hexdigest()
-
-
-@functools.cache
-def generator_digest() -> str:
-    """Digest of all Python sources of ptxgen: whatever may shape the text of a kernel."""
-    digest = hashlib.sha256()
-    folder = Path(__file__).parent
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-@functools.cache
-def module_digest(name: str) -> str:
-    """Digest of a loaded module's source; of its name where there is no source (interactive)."""
-    try:
-        source = inspect.getsource(sys.modules[name])
-    except OSError:
-        source = name
-    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def render(spec: KernelSpec, target: str) -> str:
@@ -117,7 +93,7 @@ def render(spec: KernelSpec, target: str) -> str:
     if parsed.sm < spec.minimum_sm:
         raise PtxgenError(f"kernel {spec.name} needs sm_{spec.minimum_sm}, the target is {target}")
     try:
-        template = environment().get_template("/".join(spec.template))
+        template = environment(compiled_folder()).get_template("/".join(spec.template))
         body = template.render(**spec.fields(), spec=spec, target=parsed)
     except jinja2.TemplateError as exc:
         where = spec.template[1]

@@ -241,7 +241,7 @@ class KernelSpec:
         Kernel name, every field, the target, and digests of the sources (template, the spec's
         module, all of ptxgen), as a readable stem and a hash: ``rms_norm-sm_90-5f0c...``.
         """
-        from urdir.ptxgen.render import generator_digest, module_digest, source_digest
+        from urdir.ptxgen.sources import generator_digest, module_digest, source_digest
 
         fields = (f"{k}={v!r}" for k, v in self.fields().items())
         sources = (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from urdir.ptxgen.errors import PtxgenError
 
@@ -131,9 +132,37 @@ FEATURES: tuple[Feature, ...] = tuple(
 )
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-# What tells no feature from another: names of registers, but for the special ones that FEATURES
-# has, and numbers.
-_NAMES_AND_NUMBERS = re.compile(r"%(?!n?cluster|is_explicit_cluster)\w+|\b\d+\b")
+# Names of registers tell nothing, but for the special ones that FEATURES has.
+_NAMES = re.compile(r"%(?!n?cluster|is_explicit_cluster)\w+")
+# What parts an opcode from the operands, in those patterns that look at both.
+_OPERANDS = " +"
+
+
+@functools.lru_cache(maxsize=1 << 14)  # few opcodes make many texts
+def _features_of(word: str) -> tuple[int, ...]:
+    """Places in FEATURES of what a word of PTX text has, as far as the word alone can tell."""
+    code = _NAMES.sub("0", word)
+    return tuple(
+        i
+        for i, feature in enumerate(FEATURES)
+        if re.search(feature.pattern.pattern.partition(_OPERANDS)[0], code)
+    )
+
+
+def _features_in(code: str) -> Iterator[tuple[Feature, str]]:
+    """The features of a text without comments, in the order of FEATURES, with the text of each."""
+    words: dict[int, list[str]] = {}
+    for word in dict.fromkeys(code.split()):
+        if "." in word or "cluster" in word:  # all features do, and registers hardly ever
+            for i in _features_of(word):
+                words.setdefault(i, []).append(word)
+    for i in sorted(words):
+        feature, texts = FEATURES[i], words[i]
+        if _OPERANDS in feature.pattern.pattern:
+            texts = [s for s in code.split(";") if any(word in s for word in words[i])]
+            texts = [f"{text};" for text in texts]
+        if found := next(filter(None, map(feature.pattern.search, texts)), None):
+            yield feature, " ".join(found[0].split())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,14 +184,9 @@ class Target:
 
         Comments do not count. Raises PtxgenError when an instruction needs another architecture.
         """
-        code = _NAMES_AND_NUMBERS.sub("0", _COMMENT.sub("", body))
-        code = "\n".join(dict.fromkeys(code.split("\n")))  # most lines are alike now
         version = FIRST_VERSION[self.name]
-        for feature in FEATURES:
-            found = feature.pattern.search(code)
-            if not found:
-                continue
+        for feature, text in _features_in(_COMMENT.sub("", body)):
             if needed := feature.reason_against(self):
-                raise PtxgenError(f"{found[0].strip()} needs {needed}, the target is {self.name}")
+                raise PtxgenError(f"{text} needs {needed}, the target is {self.name}")
             version = max(version, feature.version)
         return version

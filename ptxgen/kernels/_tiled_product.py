@@ -40,7 +40,8 @@ class TiledProduct(FusedProduct):
     that a CTA may take, and ``least_shared`` those that it takes even if it needs fewer;
     ``resident``: CTAs that an SM has registers for.
 
-    One CTA an SM is what the launch is cut for (``sms`` of them).
+    One CTA an SM is what the launch is cut for (``sms`` of them). ``fill``: if that leaves a few
+    SMs over, CTAs without rows of their own keep them busy (see `fills_sms`).
     """
 
     split: int = 0
@@ -52,6 +53,7 @@ class TiledProduct(FusedProduct):
     shared: int = SHARED_NBYTES
     least_shared: int = 0
     sms: int = SMS
+    fill: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,9 +172,17 @@ class TiledProduct(FusedProduct):
         return TILES_LEFT
 
     @property
+    def grid_ctas(self) -> int:
+        """CTAs of the grid; those that have no rows work on the last tile instead."""
+        filled = self.fill and self.ctas > self.sms // 2
+        return max(self.ctas, self.sms) if filled else self.ctas
+
+    @property
     def has_partial_rows(self) -> bool:
         """Whether there are tiles beyond a matrix' last."""
-        return any(part.layout.bands % self.tiles for part in self.parts)
+        return self.grid_ctas > self.ctas or any(
+            part.layout.bands % self.tiles for part in self.parts
+        )
 
     # ---- shared memory: rings, activations, sums of squares, partial sums ----
 
@@ -212,8 +222,9 @@ class TiledProduct(FusedProduct):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.ctas, 1, 1),
+            grid=(self.grid_ctas, 1, 1),
             block=(32 * self.cta_warps, 1, 1),
             shared_bytes=max(self.records_offset + self._rest_nbytes, self.least_shared),
             resident=self.resident,
+            prefers_shared=True,
         )

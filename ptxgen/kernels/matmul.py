@@ -186,7 +186,7 @@ class Matmul(KernelSpec):
         """Bytes of the repacked matrix."""
         return self.layout.nbytes
 
-    @property
+    @cached_property
     def shape(self) -> Tile:
         """The tile of a CTA."""
         return self.tile or choose_tile(self.format, self.rows, self.batch)

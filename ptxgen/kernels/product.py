@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from urdir.ptxgen.kernels._fused_product import SHARED_NBYTES
-from urdir.ptxgen.kernels.matvec import MAX_BATCH
+from urdir.ptxgen.attention_choice import INCREMENTAL_KEYS
+from urdir.ptxgen.formats import Format
+from urdir.ptxgen.kernels._fused_product import SHARED_NBYTES, FusedProduct
+from urdir.ptxgen.kernels.matvec import MAX_BATCH, Matvec
+from urdir.ptxgen.kernels.tile_matvec import Activations, TileMatvec
 
 #: The largest batch for which ``Matvec`` is taken where either may be. Measured on an H200, Q4_K,
 #: microseconds of matvec and matmul at batch 8: 84 and 51 (14336 x 4096), 46 and 62 (4096 x 14336),
@@ -23,17 +27,72 @@ def choose_product(batch: int, exact: bool) -> Literal["matvec", "matmul"]:
     return "matvec" if exact or batch <= LAST_MATVEC else "matmul"
 
 
-def shared_of_a_cta(per_sm: int, per_cta: int, larger: bool) -> tuple[int, int]:
-    """Bytes of shared memory that a decode product's CTA takes at least and at most.
+def fills_sms(keys: int) -> bool:
+    """Whether a product behind attention to that many keys has CTAs on SMs that it does not need.
 
-    An SM should hold one CTA of a launch, and one of the next, which loads weights meanwhile. So
-    the ``larger`` ones take more than half of it, the others what is left: two of a kind meet only
-    where the SM is empty otherwise. Measured on an H200: 727 tokens/s instead of 614 with halves
-    for all. Where half is too little, a CTA takes all. The driver keeps 1 KB of each. ``per_sm``
-    and ``per_cta``: the device's limits.
+    The next launch would put two CTAs on an SM without one. Behind split attention it does, and
+    then takes as long as these two: 397 tokens/s instead of 361 at 32,768 keys (8B Q4_K_M on an
+    H200); behind the short kernel the idle CTAs only cost, 728 instead of 732.
     """
-    if per_sm < 3 * SHARED_NBYTES:
-        return 0, per_cta
-    if larger:
-        return per_sm // 2 + 1024, per_sm * 5 // 9 - 1024
-    return 0, per_sm * 4 // 9 - 1024
+    return keys > INCREMENTAL_KEYS
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device has: SMs, and bytes of shared memory of an SM and at most of a CTA."""
+
+    sms: int
+    shared_per_sm: int
+    shared_per_cta: int
+
+    def shared(self, larger: bool) -> tuple[int, int]:
+        """Bytes of shared memory that a decode product's CTA takes at least and at most.
+
+        An SM should hold one CTA of a launch, and one of the next, which loads weights meanwhile.
+        So the ``larger`` ones take more than half of it, the others what is left: two of a kind
+        meet only where the SM is empty otherwise. Measured on an H200: 727 tokens/s instead of 614
+        with halves for all. Where half is too little, a CTA takes all. The driver keeps 1 KB of
+        each.
+        """
+        if self.shared_per_sm < 3 * SHARED_NBYTES:
+            return 0, self.shared_per_cta
+        if larger:
+            return self.shared_per_sm // 2 + 1024, self.shared_per_sm * 5 // 9 - 1024
+        return 0, self.shared_per_sm * 4 // 9 - 1024
+
+
+def vector_product(
+    limits: Limits,
+    exact: bool,
+    fmt: Format,
+    rows: int,
+    cols: int,
+    *,
+    batch: int = 1,
+    fill: bool = False,
+    **fields: Any,
+) -> FusedProduct:
+    """The product of few activation vectors, as `FusedProduct` has it: the kernel that decode steps
+    use on a device, and its cut.
+
+    Quantised weights get activations of 16 bits, unless ``exact``. Launches with a residual follow
+    launches without one in a layer: these take the larger share of shared memory. ``fill``: see
+    `TileMatvec`.
+    """
+    formats = (fmt, *(other for other, _ in fields.get("others", ())))
+    floats = exact or any(each.is_float for each in formats)
+    activations: Activations = "f32" if floats else "i16"
+    least, most = limits.shared(larger=fields.get("residual", False))
+    if batch > 1 or not TileMatvec.fits(formats, cols, activations, most):
+        return Matvec(fmt, rows, cols, batch=batch, **fields)
+    return TileMatvec(
+        fmt,
+        rows,
+        cols,
+        activations=activations,
+        shared=most,
+        least_shared=least,
+        sms=limits.sms,
+        fill=fill,
+        **fields,
+    )

@@ -90,6 +90,7 @@ class TileMatvec(TiledProduct):
             cls(q3_k, 33, 1280, split=2, groups=1, tiles_each=3, residual=True, activations="i16"),
             cls(q4_k, 35, 512, gated=True, eps=1e-6, tiles_each=3, per_pass=1, activations="i16"),
             cls(q8, 21, 1088, gated=True, split=3, groups=1, activations="i16"),
+            cls(q8, 40, 288, residual=True, activations="i16", sms=4, fill=True),
             cls(q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7)), activations="i16"),
             cls(f16, 35, 1120, eps=1e-5, others=((q8, 3), (f16, 9)), split=2),
             cls(f32, 18, 293, gated=True, eps=1e-5),

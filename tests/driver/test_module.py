@@ -88,6 +88,49 @@ def test_threads_load_a_kernel_once(device: Device, make_kernel: Make) -> None:
     assert len(kernel.rendered[0]) == 1
 
 
+def test_several_kernels_are_loaded_at_once(
+    device: Device, make_kernel: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    # Two with one key, and one that is there already.
+    kernels = [make_kernel(spec_key=f"ramp-{i % 9}") for i in range(10)]
+    there = device.load(make_kernel(spec_key="ramp-5"))
+    loaded = device.load_all(kernels)
+    assert [item.kernel for item in loaded[:5]] == kernels[:5]
+    assert loaded[5] is there
+    assert loaded[9] is loaded[0]
+    assert [len(kernel.rendered[0]) for kernel in kernels] == [1, 1, 1, 1, 1, 0, 1, 1, 1, 0]
+    assert device.load_all(kernels) == loaded
+    for kernel in kernels:
+        run_ramp(device, kernel)
+    device.close()
+    assert all(item.closed for item in loaded)
+
+
+def test_one_of_several_that_does_not_compile_is_named(
+    device: Device, make_kernel: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    good = [make_kernel(spec_key=f"ramp-{i}") for i in range(2)]
+    text = good[0].text.replace("ramp", "bad").replace("add.u64", "add.u65")
+    bad = make_kernel(spec_key="bad", name="bad", text=text)
+    with pytest.raises(PtxLoadError, match="compiling kernel bad"):
+        device.load_all([*good, bad])
+    assert device.load(good[0]) is device.load_all(good)[0]
+    assert [len(kernel.rendered[0]) for kernel in good] == [1, 1]  # what compiled is kept
+
+
+def test_cached_kernels_are_loaded_without_their_text(
+    device_name: str, make_kernel: Make, tmp_path: Path
+) -> None:
+    for rendered in (1, 0):
+        kernels = [make_kernel(spec_key=f"ramp-{i}") for i in range(3)]
+        with Device.open(device_name, cache_folder=tmp_path) as device:
+            device.load_all(kernels)
+            run_ramp(device, kernels[2])
+        assert [len(kernel.rendered[0]) for kernel in kernels] == [rendered] * 3
+
+
 def test_ptx_error_shows_log_lines_and_dump(device: Device, make_kernel: Make) -> None:
     good = make_kernel().text
     text = good.replace("add.u64 %y, %y, %offset;", "add.u64 %y, %y, %nowhere;")

@@ -187,10 +187,14 @@ def test_the_startup_section(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     code, out, err = cli("--startup", "-o", "json")
     assert code == 0, err
     phases = {row["phase"]: (row["value"], row["unit"]) for row in json.loads(out)["startup"]}
-    assert [unit for _, unit in phases.values()] == ["ms", "ms", "ms", "GB/s", "s"]
+    assert [unit for _, unit in phases.values()] == ["ms", "ms", "ms", "ms", "GB/s", "s"]
     assert all(value > 0 for value, _ in phases.values())
     cold, warm = phases["PTX compiled, cold"][0], phases["cubins loaded, warm"][0]
     assert warm < cold
+    assert phases["PTX rendered"][0] < phases["PTX rendered, cold"][0]
+    templates = tmp_path / "templates"  # compiled ones, of this user alone
+    assert templates.stat().st_mode & 0o777 == 0o700
+    assert any(templates.iterdir())
 
 
 def test_startup_says_when_a_model_cannot_run(cli: Cli, nano: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from urdir.ptxgen import ptx, render
+from urdir.ptxgen import ptx, render, sources
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
 
@@ -50,7 +50,7 @@ def package(tmp_path, monkeypatch):
 
 def forget():
     render.environment.cache_clear()
-    render.source_digest.cache_clear()
+    sources.source_digest.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ def test_an_absent_package_is_named():
 
 @pytest.mark.parametrize("changed", ["scale.ptx.j2", "_twice.j2"])
 def test_the_digest_covers_imported_files(package, changed):
-    before = render.source_digest(("urdir_test_templates", "scale.ptx.j2"))
+    before = sources.source_digest(("urdir_test_templates", "scale.ptx.j2"))
     path = package / changed
     path.write_text(path.read_text() + "\n")
     forget()
-    assert render.source_digest(("urdir_test_templates", "scale.ptx.j2")) != before
+    assert sources.source_digest(("urdir_test_templates", "scale.ptx.j2")) != before
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """What every spec has from its base: sizes, inputs, keys."""
 
+import os
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, dataclass
 
 import numpy as np
@@ -84,10 +87,21 @@ def test_the_key_is_known_without_rendering(monkeypatch):
     assert len(key) == len("rms_norm-sm_90-") + 20
 
 
+def test_the_key_needs_no_jinja():
+    script = (
+        "import sys; from urdir.ptxgen.kernels.rms_norm import RmsNorm\n"
+        "RmsNorm(rows=1, cols=8, eps=1e-5).key('sm_90'); print('jinja2' in sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_the_key_tells_fields_targets_and_sources_apart(monkeypatch):
     keys = {RmsNorm(r, c, e).key(t) for r in (1, 2) for c in (11, 12) for e in (1e-5, 1e-6)
             for t in ("sm_80", "sm_90")}  # fmt: skip
-    monkeypatch.setattr("urdir.ptxgen.render.source_digest", lambda template: "other sources")
+    monkeypatch.setattr("urdir.ptxgen.sources.source_digest", lambda template: "other sources")
     keys.add(RmsNorm(1, 11, 1e-5).key("sm_80"))
     assert len(keys) == 17
 

@@ -189,6 +189,14 @@ def test_names_and_numbers_of_registers_need_nothing():
             Target.parse("sm_80").version_for(f"mov.u32 %a12, {special};")
 
 
+def test_an_instruction_may_have_several_lines():
+    body = "{max.f32 %a,\n    %b,\n    %c; add.f32 %a, %b, %c;}\nmax.ftz.f32 %a,\n    %b,\n    %c"
+    assert Target.parse("sm_100").version_for(body) == (8, 6)
+    assert Target.parse("sm_100").version_for(body + ", %d;") == (8, 8)
+    with pytest.raises(PtxgenError, match=r"max\.ftz\.f32 .*needs sm_100, the target is sm_90"):
+        Target.parse("sm_90").version_for(body + ", %d;")
+
+
 def test_an_unknown_target_lists_the_known_ones():
     with pytest.raises(PtxgenError, match=r"unknown target 'sm_12': one of sm_75, sm_80"):
         Target.parse("sm_12")
