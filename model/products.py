@@ -92,7 +92,7 @@ class Products:
     ) -> None:
         """y = residual + x times the matrix; y is another buffer. ``work["delta"]`` may be used.
 
-        ``fill``: see `TileMatvec`.
+        ``fill``: see `TiledProduct`.
         """
         if self._many_rows or matrix.bias is not None:
             self.append(label, [(matrix, self.work["delta"])], x)
@@ -145,10 +145,9 @@ class Products:
 
     def _slices(self) -> list[tuple[int, int, str]]:
         """First row, rows and a suffix for the label of each launch."""
-        most = MAX_BATCH if self.exact else 1
-        firsts = range(0, self.rows, most)
+        firsts = range(0, self.rows, MAX_BATCH)
         return [
-            (at, min(most, self.rows - at), f" rows {at}" if len(firsts) > 1 else "")
+            (at, min(MAX_BATCH, self.rows - at), f" rows {at}" if len(firsts) > 1 else "")
             for at in firsts
         ]
 

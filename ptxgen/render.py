@@ -118,7 +118,7 @@ def _frame(spec: KernelSpec, target: Target, body: str) -> str:
         f".target {target.name}",
         ".address_size 64",
         "",
-        *([".extern .shared .align 16 .b8 dynamic_shared[];", ""] if shape.shared_bytes else []),
+        *([".extern .shared .align 256 .b8 dynamic_shared[];", ""] if shape.shared_bytes else []),
         f".visible .entry {spec.name}(",
         ",\n".join(_declare(spec, p) for p in spec.params),
         ")",

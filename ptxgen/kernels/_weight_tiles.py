@@ -116,9 +116,10 @@ class Run:
         return 1 if self.chunks == 4 else 0
 
     @property
-    def parities(self) -> int:
-        """2 if every other copy has its lanes' pieces in other places."""
-        return 2 if self.swizzle else 1
+    def odd_copies(self) -> int:
+        """What is added to the pieces' numbers in every other copy of the warp."""
+        rows = WARP_PIECE // self.row_nbytes
+        return self.swizzle[rows.bit_length() - 1]
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,11 @@ class Tile:
     def nbytes(self) -> int:
         """Bytes of a tile."""
         return sum(run.nbytes for run in self.runs)
+
+    @property
+    def alignment(self) -> int:
+        """What the address of a tile must be a multiple of, if it is read by quads."""
+        return max(run.row_nbytes for run in self.runs if run.chunks or run is self.runs[0])
 
     @property
     def pieces(self) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.kernels._fused_product import odd_cols
 from urdir.ptxgen.kernels._tiled_product import MIN_SLOTS, PARTIALS_NBYTES, TiledProduct
-from urdir.ptxgen.layout import TILE_UNITS
+from urdir.ptxgen.kernels._weight_tiles import Tile
+from urdir.ptxgen.layout import TILE_UNITS, Layout
 from urdir.ptxgen.spec import Tolerance, ceil_div
 
 #: Activation vectors that one launch takes at most: the columns of an ``mma`` tile.
@@ -59,6 +61,12 @@ class BatchMatvec(TiledProduct):
 
     def squares_nbytes(self, warps: int) -> int:
         return warps * 4 * MAX_BATCH
+
+    @cached_property
+    def tile_nbytes(self) -> int:
+        tiles = [Tile(Layout(fmt, 1, self.cols)) for fmt in self.formats]
+        alignment = max(tile.alignment for tile in tiles)
+        return ceil_div(max(tile.nbytes for tile in tiles), alignment) * alignment
 
     def partials_most(self) -> int:
         """All that two slots a warp leave: a pass more means to round all activations again."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from urdir.ptxgen.attention_choice import INCREMENTAL_KEYS
 from urdir.ptxgen.formats import Format
 from urdir.ptxgen.kernels._fused_product import SHARED_NBYTES, FusedProduct
+from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
 from urdir.ptxgen.kernels.matvec import MAX_BATCH, Matvec
 from urdir.ptxgen.kernels.tile_matvec import Activations, TileMatvec
 
@@ -77,22 +78,15 @@ def vector_product(
 
     Quantised weights get activations of 16 bits, unless ``exact``. Launches with a residual follow
     launches without one in a layer: these take the larger share of shared memory. ``fill``: see
-    `TileMatvec`.
+    `TiledProduct`.
     """
     formats = (fmt, *(other for other, _ in fields.get("others", ())))
     floats = exact or any(each.is_float for each in formats)
     activations: Activations = "f32" if floats else "i16"
     least, most = limits.shared(larger=fields.get("residual", False))
+    cut: dict[str, Any] = {"shared": most, "least_shared": least, "sms": limits.sms, "fill": fill}
+    if batch > 1 and not floats:
+        return BatchMatvec(fmt, rows, cols, batch=batch, **cut, **fields)
     if batch > 1 or not TileMatvec.fits(formats, cols, activations, most):
         return Matvec(fmt, rows, cols, batch=batch, **fields)
-    return TileMatvec(
-        fmt,
-        rows,
-        cols,
-        activations=activations,
-        shared=most,
-        least_shared=least,
-        sms=limits.sms,
-        fill=fill,
-        **fields,
-    )
+    return TileMatvec(fmt, rows, cols, activations=activations, **cut, **fields)
