@@ -29,6 +29,7 @@ class BatchMatvec(TiledProduct):
     Raises PtxgenError for other batches and for unquantised types.
     """
 
+    resident: int = 1  # targets before sm_90 need the registers, and run no launch ahead
     batch: int = MAX_BATCH
 
     name = "batch_matvec"

@@ -46,6 +46,11 @@ class Limits:
     shared_per_sm: int
     shared_per_cta: int
 
+    @property
+    def resident(self) -> int:
+        """CTAs of decode products that an SM has room for, the next launch's included."""
+        return 1 if self.shared_per_sm < 3 * SHARED_NBYTES else 2
+
     def shared(self, larger: bool) -> tuple[int, int]:
         """Bytes of shared memory that a decode product's CTA takes at least and at most.
 
@@ -55,7 +60,7 @@ class Limits:
         with halves for all. Where half is too little, a CTA takes all. The driver keeps 1 KB of
         each.
         """
-        if self.shared_per_sm < 3 * SHARED_NBYTES:
+        if self.resident == 1:
             return 0, self.shared_per_cta
         if larger:
             return self.shared_per_sm // 2 + 1024, self.shared_per_sm * 5 // 9 - 1024
@@ -76,7 +81,8 @@ def vector_product(
     """The product of few activation vectors, as `FusedProduct` has it: the kernel that decode steps
     use on a device, and its cut.
 
-    Quantised weights get activations of 16 bits, unless ``exact``. Launches with a residual follow
+    Quantised weights get activations of 16 bits, unless ``exact``: in `TileMatvec` one vector, in
+    `BatchMatvec` up to ``MAX_BATCH``. `Matvec` takes what is left: several vectors in f32. Launches with a residual follow
     launches without one in a layer: these take the larger share of shared memory. ``fill``: see
     `TiledProduct`.
     """
@@ -84,7 +90,13 @@ def vector_product(
     floats = exact or any(each.is_float for each in formats)
     activations: Activations = "f32" if floats else "i16"
     least, most = limits.shared(larger=fields.get("residual", False))
-    cut: dict[str, Any] = {"shared": most, "least_shared": least, "sms": limits.sms, "fill": fill}
+    cut: dict[str, Any] = {
+        "shared": most,
+        "least_shared": least,
+        "resident": limits.resident,
+        "sms": limits.sms,
+        "fill": fill,
+    }
     if batch > 1 and not floats:
         return BatchMatvec(fmt, rows, cols, batch=batch, **cut, **fields)
     if batch > 1 or not TileMatvec.fits(formats, cols, activations, most):

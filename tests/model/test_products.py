@@ -13,7 +13,7 @@ from urdir.driver.plan import Plan
 from urdir.model.engine import Engine
 from urdir.model.rows import Ending, StepShape
 from urdir.model.step import build_plan
-from urdir.ptxgen.kernels.matvec import Matvec
+from urdir.ptxgen.kernels.tile_matvec import TileMatvec
 
 KEYS = 64
 
@@ -39,20 +39,21 @@ def layer(plan: Plan, index: int) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_decode_step_takes_five_launches_a_layer(engine: Engine, rows: int) -> None:
     plan = build_plan(engine.session.parts, StepShape(rows, KEYS, Ending.GREEDY))
+    product = "tile_matvec" if rows == 1 else "batch_matvec"
     for index in range(engine.config.n_layers):
         assert layer(plan, index) == [
-            ("attn_qkv", "matvec"),
+            ("attn_qkv", product),
             ("attention", "attention"),
-            ("attn_output", "matvec"),
-            ("ffn_gate_up", "matvec"),
-            ("ffn_down", "matvec"),
+            ("attn_output", product),
+            ("ffn_gate_up", product),
+            ("ffn_down", product),
         ]
 
 
 def test_decode_products_take_integer_activations(engine: Engine) -> None:
     plan = build_plan(engine.session.parts, StepShape(1, KEYS, Ending.GREEDY))
     kernels = [op.kernel for op in plan if isinstance(op, Launch)]
-    assert {k.activations for k in kernels if isinstance(k, Matvec)} == {"i16"}
+    assert {k.activations for k in kernels if isinstance(k, TileMatvec)} == {"i16"}
 
 
 def test_a_prompt_step_normalises_once_for_several_matrices(engine: Engine) -> None:

@@ -183,8 +183,8 @@ def test_a_fork_goes_its_own_way(weights: Weights, page_len: int) -> None:
         session.fork(0, 1)
         first = session.forward_gpu_resident_to_token_id((0, 1))
         assert first[0] == first[1]
-        session.truncate(20, 1)
-        feed_singly(session, [77, 78], 1)
+        session.truncate(len(PROMPT) * 4 - 1, 1)
+        feed_singly(session, [PROMPT[-1], 77, 78], 1)
         both = session.forward_gpu_resident((0, 1))
         session.truncate(0, 0)
         feed_singly(session, [*PROMPT * 4, 77, 78])
