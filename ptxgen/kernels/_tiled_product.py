@@ -124,7 +124,8 @@ class TiledProduct(FusedProduct):
         """Warps that have room for a ring each."""
 
         def taken(warps: int) -> int:
-            return self.activations_nbytes(warps) + warps * MIN_SLOTS * self.tile_nbytes
+            beside = self.activations_nbytes(warps) + self.squares_nbytes(warps)
+            return beside + warps * MIN_SLOTS * self.tile_nbytes
 
         room = self.shared - PARTIALS_NBYTES
         return max((w for w in range(1, WARPS + 1) if taken(w) <= room), default=1)

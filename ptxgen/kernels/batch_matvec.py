@@ -36,11 +36,11 @@ class BatchMatvec(TiledProduct):
     template = ("urdir.templates", "batch_matvec.ptx.j2")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 1 <= self.batch <= MAX_BATCH:
             raise PtxgenError(f"batch_matvec: batch is {self.batch}: 1 to {MAX_BATCH}")
         if any(fmt.is_float for fmt in self.formats):
             raise PtxgenError("batch_matvec: the weights must be quantised")
+        super().__post_init__()
 
     @property
     def pairs(self) -> int:

@@ -1,0 +1,270 @@
+"""Products of a small batch on tensor cores: cuts, values, and what they do not depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.driver.harness import check_kernel, run_kernel
+from urdir.ptxgen.assemble import assemble, is_available
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.formats import FORMATS, Format
+from urdir.ptxgen.kernels._weight_tiles import Quads, Tile
+from urdir.ptxgen.kernels.batch_matvec import MAX_BATCH, BatchMatvec
+from urdir.ptxgen.kernels.matvec import Matvec
+from urdir.ptxgen.kernels.product import Limits, vector_product
+from urdir.ptxgen.kernels.tile_matvec import TileMatvec
+from urdir.ptxgen.layout import Layout
+
+QUANTISED = [f for f in FORMATS.values() if not f.is_float]
+Q8_0, Q4_K, Q6_K, F16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
+H200 = Limits(132, 228 << 10, 227 << 10)
+T4 = Limits(40, 64 << 10, 64 << 10)
+
+#: (rows, cols, more fields) of an 8B and a 1B model.
+SHAPES: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "8B qkv": (4096, 4096, {"eps": 1e-5, "others": ((Q4_K, 1024), (Q6_K, 1024))}),
+    "8B gate_up": (14336, 4096, {"eps": 1e-5, "gated": True}),
+    "8B down": (4096, 14336, {"residual": True}),
+    "8B out": (128256, 4096, {"eps": 1e-5}),
+    "1B down": (2048, 8192, {"residual": True}),
+}
+
+
+# ---- how a launch is cut ----
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
+def test_real_shapes_fit_a_multiprocessor(shape: str, fmt: Format) -> None:
+    rows, cols, more = SHAPES[shape]
+    for batch in (2, MAX_BATCH):
+        for limits in (H200, T4):
+            spec = vector_product(limits, False, fmt, rows, cols, batch=batch, **more)
+            assert isinstance(spec, BatchMatvec)
+            least, most = limits.shared("residual" in more)
+            assert least <= spec.launch_shape.shared_bytes <= most
+        spec = vector_product(H200, False, fmt, rows, cols, batch=batch, **more)
+        if is_available() and fmt in (Q4_K, Q6_K):
+            cost = assemble(spec.ptx("sm_90"), "sm_90").entries["batch_matvec"]
+            assert not cost.spills
+            assert cost.registers <= 128
+
+
+@pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
+def test_four_lanes_take_every_quad_of_a_unit_once(fmt: Format) -> None:
+    for quads in Quads.of(fmt):
+        taken = []
+        for t in range(4):
+            at = (t & 1) * quads.lane_bytes[0] + (t >> 1) * quads.lane_bytes[1]
+            shift = (t & 1) * quads.lane_shifts[0] + (t >> 1) * quads.lane_shifts[1]
+            taken += [8 * at + shift + e * quads.stride for e in range(2)]
+        order = [4 * e + t if fmt.unit_groups == 2 else 2 * t + e for t in range(4) for e in (0, 1)]
+        assert taken == [quads.part.target.position(4 * j) for j in order]
+
+
+def swizzled(run: Any, piece: int, row: int) -> int:
+    """The place of a piece in its row."""
+    piece ^= run.swizzle_by_piece * (piece >> 3 & 1)
+    for digit, added in enumerate(run.swizzle):
+        piece ^= added * (row >> digit & 1)
+    return piece
+
+
+@pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
+def test_what_lanes_read_at_a_time_lies_in_different_banks(fmt: Format) -> None:
+    """Units t of two rows, a piece a lane; the words of a unit of as many rows as 32 lanes read."""
+    for run in (r for r in Tile(Layout(fmt, 16, 256 * 8)).runs if r.chunks):
+        pieces = run.row_nbytes // 16
+        for row in range(16):
+            assert sorted(swizzled(run, p, row) for p in range(pieces)) == list(range(pieces))
+        for row in range(0, 16, 2):
+            for q in range(run.chunks):
+                read = [
+                    swizzled(run, run.chunks * t + q, row + r) for t in range(4) for r in (0, 1)
+                ]
+                assert len({place % 8 for place in read}) == 8
+        for unit in range(8):
+            for row in range(0, 16, 8 // run.chunks):
+                read = [
+                    swizzled(run, run.chunks * unit + q, row + r)
+                    for q in range(run.chunks)
+                    for r in range(8 // run.chunks)
+                ]
+                assert len({place % 8 for place in read}) == 8
+
+
+def test_the_order_of_the_sums_does_not_depend_on_the_batch() -> None:
+    for rows, cols, more in SHAPES.values():
+        for limits in (H200, T4):
+            cuts = set()
+            for batch in range(2, MAX_BATCH + 1):
+                spec = vector_product(limits, False, Q4_K, rows, cols, batch=batch, **more)
+                assert isinstance(spec, BatchMatvec)
+                cuts.add((spec.k_warps, spec.row_warps))
+            assert len(cuts) == 1
+
+
+def test_impossible_specs_are_refused() -> None:
+    for batch in (0, MAX_BATCH + 1):
+        with pytest.raises(PtxgenError, match=f"batch is {batch}"):
+            BatchMatvec(Q8_0, 32, 64, batch=batch)
+    with pytest.raises(PtxgenError, match="quantised"):
+        BatchMatvec(Q8_0, 32, 64, others=((F16, 32),))
+    with pytest.raises(PtxgenError, match="multiple of 256"):
+        BatchMatvec(Q4_K, 32, 896)
+    with pytest.raises(PtxgenError, match="without bias"):
+        BatchMatvec(Q4_K, 32, 256, gated=True, bias=True)
+    with pytest.raises(PtxgenError, match="split is 3 of 2 blocks"):
+        BatchMatvec(Q4_K, 32, 512, split=3)
+    with pytest.raises(PtxgenError, match="bytes of shared memory"):
+        BatchMatvec(Q8_0, 32, 4096, split=16)
+
+
+def test_the_choice_between_the_kernels_of_few_vectors() -> None:
+    assert isinstance(vector_product(H200, False, Q4_K, 64, 512), TileMatvec)
+    assert isinstance(vector_product(T4, False, Q4_K, 64, 512, batch=2), BatchMatvec)
+    for exact, fmt in ((True, Q4_K), (False, F16)):
+        assert isinstance(vector_product(H200, exact, fmt, 64, 512), TileMatvec)
+        assert isinstance(vector_product(H200, exact, fmt, 64, 512, batch=2), Matvec)
+    mixed = vector_product(H200, False, Q4_K, 64, 512, batch=2, others=((F16, 3),))
+    assert isinstance(mixed, Matvec)
+
+
+# ---- values ----
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("spec", BatchMatvec.examples(), ids=str)
+def test_examples_run_on_older_targets(spec: BatchMatvec, target: str) -> None:
+    with Device.open(f"emulator:{target}") as device:
+        for deviation in check_kernel(device, spec, seed=1):
+            assert deviation.ok, deviation
+
+
+@pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
+def test_integer_activations_that_16_bits_hold_give_exact_products(
+    device: Device, fmt: Format
+) -> None:
+    """Multiples of 2^-15 of 32767: x is its own rounding, so that only the f32 sums differ."""
+    spec = BatchMatvec(fmt, 35, 1024, batch=3)
+    rng = np.random.default_rng(3)
+    inputs = spec.make_inputs(rng)
+    x = rng.integers(-32767, 32768, (3, 1024))
+    x[:, ::32] = 32767 * rng.choice([-1, 1], (3, 32))
+    inputs["x"] = (x * 2.0**-15).astype(np.float32)
+    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
+    assert np.abs(y - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("largest", [1e-15, 1e-3, 1e3, 1e15])
+def test_activations_keep_their_precision_at_every_size(device: Device, largest: float) -> None:
+    """Relative to a unit's largest; a unit of zeros stays zero."""
+    spec = BatchMatvec(Q4_K, 64, 512, batch=2)
+    inputs = spec.make_inputs(np.random.default_rng(4))
+    inputs["x"][:, 32:64] = 0.0
+    inputs["x"][:, 64:96] *= 1e-3
+    inputs["x"] *= np.float32(largest)
+    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
+    error = np.sqrt(np.mean((y - expected) ** 2.0) / np.mean(expected**2.0))
+    assert error < 5e-5
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("eps", [None, 1e-5])
+def test_what_is_not_finite_stays_in_its_vector(
+    device: Device, value: float, eps: float | None
+) -> None:
+    spec = BatchMatvec(Q8_0, 21, 352, batch=3, eps=eps)
+    inputs = spec.make_inputs(np.random.default_rng(4))
+    inputs["x"][1, 77] = value
+    y = run_kernel(device, spec, inputs)["y"]
+    assert not np.isfinite(y[1]).any()
+    assert np.isfinite(y[[0, 2]]).all()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tiles_each": 1},
+        {"tiles_each": 4, "per_pass": 2, "stages": 2},
+        {"groups": 2, "tiles_each": 4, "stages": 3},
+        {"sms": 2, "fill": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BatchMatvec(Q4_K, 85, 1536, batch=4, split=2, groups=1, bias=True, eps=1e-5),
+        BatchMatvec(Q6_K, 50, 768, batch=8, gated=True, eps=1e-5, split=3, groups=1),
+        BatchMatvec(FORMATS["Q5_1"], 40, 1888, batch=5, residual=True, split=4, groups=1),
+    ],
+    ids=str,
+)
+def test_every_cut_gives_the_same_bits(
+    device: Device, spec: BatchMatvec, changes: dict[str, int]
+) -> None:
+    """But for those of the columns, which are those of the sums."""
+    inputs = spec.make_inputs(np.random.default_rng(8))
+    other = dataclasses.replace(spec, **changes)
+    first, second = (run_kernel(device, s, inputs)["y"] for s in (spec, other))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("split", [1, 2, 4])
+def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) -> None:
+    more = {"others": ((Q6_K, 17), (Q8_0, 5)), "eps": 1e-5, "split": split}
+    for deviation in check_kernel(device, BatchMatvec(Q4_K, 49, 1024, **more), seed=9):
+        assert deviation.ok, deviation
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BatchMatvec(Q4_K, 39, 1280, bias=True, batch=5),
+        BatchMatvec(Q6_K, 20, 768, batch=8, eps=1e-5, tiles_each=2),
+        BatchMatvec(Q8_0, 33, 4864, batch=2, residual=True),
+        BatchMatvec(Q6_K, 22, 512, batch=3, gated=True, eps=1e-5),
+        BatchMatvec(FORMATS["Q5_0"], 32, 1504, batch=7),
+    ],
+    ids=str,
+)
+def test_a_batch_gives_each_vector_the_bits_it_gets_alone(
+    device: Device, spec: BatchMatvec
+) -> None:
+    """Whatever the others are: here one of them is not finite."""
+    inputs = spec.make_inputs(np.random.default_rng(9))
+    inputs["x"][1] = np.inf
+    y = run_kernel(device, spec, inputs)["y"]
+    alone = dataclasses.replace(spec, batch=1)
+    for b in (0, *range(2, spec.batch)):
+        one = {name: inputs[name][b : b + 1] for name in ("x", "residual") if name in inputs}
+        single = run_kernel(device, alone, {**inputs, **one})["y"]
+        np.testing.assert_array_equal(y[b], single[0])
+
+
+def test_one_launch_for_several_matrices_gives_the_bits_of_several(device: Device) -> None:
+    spec = BatchMatvec(Q4_K, 49, 768, eps=1e-5, others=((Q6_K, 24), (Q4_K, 16)), split=3)
+    inputs = spec.make_inputs(np.random.default_rng(10))
+    together = run_kernel(device, spec, inputs)
+    for suffix, fmt, rows in (("", Q4_K, 49), ("1", Q6_K, 24), ("2", Q4_K, 16)):
+        single = dataclasses.replace(spec, format=fmt, rows=rows, others=())
+        alone = {"weights": inputs["weights" + suffix], "x": inputs["x"], "norm": inputs["norm"]}
+        y = run_kernel(device, single, alone)["y"]
+        np.testing.assert_array_equal(together["y" + suffix], y)
+
+
+def test_activations_are_rounded_as_for_one_vector(device: Device) -> None:
+    """Both differ from the reference by far more than from each other."""
+    spec = BatchMatvec(Q8_0, 64, 2048, batch=2)
+    inputs = spec.make_inputs(np.random.default_rng(11))
+    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
+    one = TileMatvec(Q8_0, 64, 2048, activations="i16")
+    alone = run_kernel(device, one, {**inputs, "x": inputs["x"][:1]})["y"]
+    rounding = np.abs(alone[0] - expected[0]).max()
+    assert np.abs(y[0] - alone[0]).max() < rounding / 10
