@@ -16,13 +16,17 @@ import numpy as np
 from urdir.driver import execute
 from urdir.driver.plan import Plan
 from urdir.ptxgen.formats import FORMATS, Format
+from urdir.ptxgen.kernels._fused_product import FusedProduct
+from urdir.ptxgen.kernels.int8_matvec import Int8Matvec
 from urdir.ptxgen.kernels.matvec import Matvec
+from urdir.ptxgen.kernels.product import has_room, shared_of_a_cta
 from urdir.ptxgen.kernels.read_stream import ReadStream
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.kernel import Kernel
     from urdir.driver.memory import Buffer, Slice
+    from urdir.driver.properties import DeviceProperties
     from urdir.driver.stream import Stream
 
     Arguments = Callable[[int], dict[str, Slice]]
@@ -75,8 +79,9 @@ def bench_matvecs(
         shapes = EMULATOR_SHAPES if device.is_emulated else GPU_SHAPES
     if turn_bytes is None:
         turn_bytes = EMULATOR_TURN_BYTES if device.is_emulated else GPU_TURN_BYTES
-    specs = [_product(FORMATS[name], *shape) for name in types for shape in shapes]
-    readers = {spec: _readers(spec.layout.nbytes, device.properties.sm_count) for spec in specs}
+    limits = device.properties
+    specs = [_product(limits, FORMATS[name], *shape) for name in types for shape in shapes]
+    readers = {spec: _readers(spec.layout.nbytes, limits.sm_count) for spec in specs}
     room = max(_copies(spec, turn_bytes) * _stride(spec) for spec in specs)
     every = [reader for each in readers.values() for reader in each]
     beyond = max(4 * reader.words for reader in every)
@@ -99,11 +104,14 @@ def bench_matvecs(
             yield _row(spec, count, times, read_us)
 
 
-def _product(fmt: Format, rows: int, cols: int) -> Matvec:
-    return Matvec(fmt, rows, cols, activations="f32" if fmt.is_float else "i16")
+def _product(limits: DeviceProperties, fmt: Format, rows: int, cols: int) -> FusedProduct:
+    least, most = shared_of_a_cta(limits.shared_per_sm, limits.shared_per_block_optin, larger=False)
+    if fmt.is_float or not has_room([fmt], cols, most):
+        return Matvec(fmt, rows, cols)
+    return Int8Matvec(fmt, rows, cols, shared=most, least_shared=least, sms=limits.sm_count)
 
 
-def _row(spec: Matvec, count: int, times: Sequence[float], read_us: float) -> MatvecRow:
+def _row(spec: FusedProduct, count: int, times: Sequence[float], read_us: float) -> MatvecRow:
     nbytes, best = spec.layout.nbytes, min(times)
     return MatvecRow(
         spec.format.name,
@@ -119,20 +127,20 @@ def _row(spec: Matvec, count: int, times: Sequence[float], read_us: float) -> Ma
     )
 
 
-def _stride(spec: Matvec) -> int:
+def _stride(spec: FusedProduct) -> int:
     return -(-spec.layout.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _copies(spec: Matvec, turn_bytes: int) -> int:
+def _copies(spec: FusedProduct, turn_bytes: int) -> int:
     return max(2, -(-turn_bytes // _stride(spec)))
 
 
-def _vector_bytes(spec: Matvec) -> int:
+def _vector_bytes(spec: FusedProduct) -> int:
     """Room for all parameters but the weights, each aligned."""
     return sum(spec.nbytes(p) + _ALIGNMENT for p in spec.params if p.name != "weights")
 
 
-def _arguments(spec: Matvec, pool: Buffer, vectors: Buffer) -> Arguments:
+def _arguments(spec: FusedProduct, pool: Buffer, vectors: Buffer) -> Arguments:
     """The i-th copy of the weights, and the same vectors every time."""
     fixed: dict[str, Slice] = {}
     at = 0
@@ -157,7 +165,7 @@ def _readers(nbytes: int, sm_count: int) -> list[ReadStream]:
 def _read_us(
     device: Device,
     stream: Stream,
-    spec: Matvec,
+    spec: FusedProduct,
     reader: ReadStream,
     pool: Buffer,
     seen: Buffer,

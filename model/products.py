@@ -18,7 +18,7 @@ from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.int8_matvec import Int8Matvec
 from urdir.ptxgen.kernels.matmul import Matmul
 from urdir.ptxgen.kernels.matvec import MAX_BATCH, Matvec
-from urdir.ptxgen.kernels.product import choose_product, shared_of_a_cta
+from urdir.ptxgen.kernels.product import choose_product, has_room, shared_of_a_cta
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.swiglu import SwiGLU
 
@@ -40,7 +40,7 @@ class Products:
     """Appends products of ``rows`` activation vectors to a plan, with buffers of ``work``.
 
     ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers by groups of 32
-    (where the weights are quantised), many to f16.
+    (where the weights are quantised, and an SM has room for them), many to f16.
     """
 
     plan: Plan
@@ -138,14 +138,15 @@ class Products:
 
     def _kernel(self, matrix: Matrix, batch: int, **fields: Any) -> FusedProduct:
         """The product of few rows with a matrix, and with others of those fields."""
-        others = [fmt for fmt, _ in fields.get("others", ())]
-        if self.exact or any(fmt.is_float for fmt in (matrix.format, *others)):
-            return _matvec(matrix.format, matrix.rows, matrix.cols, batch=batch, **fields)
+        formats = [matrix.format, *(fmt for fmt, _ in fields.get("others", ()))]
         least, most = shared_of_a_cta(
             self.properties.shared_per_sm,
             self.properties.shared_per_block_optin,
             larger=fields.get("residual", False),
         )
+        is_float = any(fmt.is_float for fmt in formats)
+        if self.exact or is_float or not has_room(formats, matrix.cols, most):
+            return _matvec(matrix.format, matrix.rows, matrix.cols, batch=batch, **fields)
         sms = self.properties.sm_count
         return _int8_matvec(
             matrix.format,

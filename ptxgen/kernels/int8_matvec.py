@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS
+from urdir.ptxgen.formats import FORMATS, UNIT, Format
 from urdir.ptxgen.kernels._fused_product import SHARED_NBYTES, SMS, FusedProduct, Part, odd_cols
 from urdir.ptxgen.kernels._weight_tiles import Tile
 from urdir.ptxgen.layout import TILE_ROWS, TILE_UNITS, Layout
@@ -32,6 +32,18 @@ class TilePart(Part):
     """A part with its tiles."""
 
     tile: Tile
+
+
+def slot_nbytes(formats: Iterable[Format], cols: int) -> int:
+    """Bytes of a ring's slot, for the largest tile of those types."""
+    return max(Tile(Layout(fmt, 1, cols)).nbytes for fmt in formats)
+
+
+def warps_with_room(formats: Iterable[Format], cols: int, shared: int) -> int:
+    """Warps of a CTA that have room for a ring, beside the activations; none if they have not."""
+    records = RECORD_NBYTES * TILE_UNITS * ceil_div(cols, UNIT * TILE_UNITS)
+    room = max(0, shared - records - PARTIALS_NBYTES)
+    return min(WARPS, room // (MIN_SLOTS * slot_nbytes(formats, cols)))
 
 
 @dataclass(frozen=True)
@@ -116,8 +128,7 @@ class Int8Matvec(FusedProduct):
     @property
     def _most_warps(self) -> int:
         """Warps that have room for a ring each."""
-        room = self.shared - RECORD_NBYTES * TILE_UNITS * self.blocks - PARTIALS_NBYTES
-        return max(1, min(WARPS, room // (MIN_SLOTS * self.tile_nbytes)))
+        return max(1, warps_with_room(self.formats, self.cols, self.shared))
 
     @property
     def cta_warps(self) -> int:
@@ -171,12 +182,17 @@ class Int8Matvec(FusedProduct):
         """Whether there are tiles beyond a matrix' last."""
         return self.idle_ctas > 0 or any(part.layout.bands % self.tiles for part in self.parts)
 
+    @property
+    def has_packed_quants(self) -> bool:
+        """Whether some quants share their bytes, and are taken apart first."""
+        return any(part.source.width < 8 for fmt in self.formats for _, part in fmt.parts("q"))
+
     # ---- shared memory: rings, records, sums of squares, partial sums ----
 
     @cached_property
     def tile_nbytes(self) -> int:
         """Bytes of a slot."""
-        return max(Tile(Layout(fmt, 1, self.cols)).nbytes for fmt in self.formats)
+        return slot_nbytes(self.formats, self.cols)
 
     @property
     def slots(self) -> int:

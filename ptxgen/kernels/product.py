@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
+from urdir.ptxgen.formats import Format
 from urdir.ptxgen.kernels._fused_product import SHARED_NBYTES
+from urdir.ptxgen.kernels.int8_matvec import WARPS, warps_with_room
 from urdir.ptxgen.kernels.matvec import MAX_BATCH
 
 #: The largest batch for which ``Matvec`` is taken where either may be. Measured on an H200, Q4_K,
@@ -33,3 +36,12 @@ def shared_of_a_cta(per_sm: int, per_cta: int, larger: bool) -> tuple[int, int]:
     """
     most = max(per_sm * (5 if larger else 4) // 9 - 1024, SHARED_NBYTES)
     return (min(per_cta, per_sm // 2 + 1024) if larger else 0), min(per_cta, most)
+
+
+def has_room(formats: Iterable[Format], cols: int, shared: int) -> bool:
+    """Whether ``Int8Matvec`` is worth taking for rows of ``cols`` columns.
+
+    With ``shared`` bytes for a CTA their activations have to leave room for at least half of its
+    warps. ``Matvec`` takes any.
+    """
+    return warps_with_room(formats, cols, shared) >= WARPS // 2
