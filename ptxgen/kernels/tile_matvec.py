@@ -17,6 +17,8 @@ from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 #: Warps of a CTA, one CTA an SM: half of the SM's registers at 128 a thread, so that the next
 #: launch's CTA is there early.
 WARPS = 8
+#: With fewer, `Matvec` is better off: each would have many activations to round.
+LEAST_WARPS = 4
 #: Slots of a warp's ring, at least and at most.
 MIN_SLOTS, MAX_SLOTS = 2, 4
 #: Tiles that a warp has yet to ask for when the next launch may start: its CTAs take a while to be
@@ -88,9 +90,9 @@ class TileMatvec(FusedProduct):
 
     @staticmethod
     def fits(formats: Iterable[Format], cols: int, activations: Activations, shared: int) -> bool:
-        """Whether so much shared memory has room for the activations and two warps' tiles."""
+        """Whether so much shared memory has room for the activations and the tiles of enough warps."""
         tile = max(Tile(Layout(fmt, 1, cols)).nbytes for fmt in formats)
-        room = shared - PARTIALS_NBYTES - 2 * MIN_SLOTS * tile
+        room = shared - PARTIALS_NBYTES - LEAST_WARPS * MIN_SLOTS * tile
         return RECORD_NBYTES[activations] * TILE_UNITS * ceil_div(cols, 256) <= room
 
     @cached_property
