@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, Format
+from urdir.ptxgen.formats import FORMATS, UNIT, Format
 from urdir.ptxgen.kernels._fused_product import SHARED_NBYTES, SMS, FusedProduct, Part, odd_cols
 from urdir.ptxgen.kernels._weight_tiles import Tile
 from urdir.ptxgen.layout import TILE_ROWS, TILE_UNITS, Layout
@@ -19,6 +19,8 @@ from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 WARPS = 8
 #: With fewer, `Matvec` is better off: each would have many activations to round.
 LEAST_WARPS = 4
+#: Registers of a thread, at most: with more, older assemblers' code spills.
+MAX_REGISTERS = 170
 #: Slots of a warp's ring, at least and at most.
 MIN_SLOTS, MAX_SLOTS = 2, 4
 #: Tiles that a warp has yet to ask for when the next launch may start: its CTAs take a while to be
@@ -90,10 +92,16 @@ class TileMatvec(FusedProduct):
 
     @staticmethod
     def fits(formats: Iterable[Format], cols: int, activations: Activations, shared: int) -> bool:
-        """Whether so much shared memory has room for the activations and the tiles of enough warps."""
+        """Whether so much shared memory has room for the activations and the tiles of enough warps,
+        and these have registers for the activations.
+        """
         tile = max(Tile(Layout(fmt, 1, cols)).nbytes for fmt in formats)
-        room = shared - PARTIALS_NBYTES - LEAST_WARPS * MIN_SLOTS * tile
-        return RECORD_NBYTES[activations] * TILE_UNITS * ceil_div(cols, 256) <= room
+        blocks = ceil_div(cols, UNIT * TILE_UNITS)
+        room = shared - PARTIALS_NBYTES - RECORD_NBYTES[activations] * TILE_UNITS * blocks
+        warps = min(WARPS, room // (MIN_SLOTS * tile))
+        return warps >= LEAST_WARPS and 8 * ceil_div(blocks, warps) + 16 <= min(
+            MAX_REGISTERS, 1024 // warps
+        )
 
     @cached_property
     def matrices(self) -> tuple[TilePart, ...]:

@@ -117,39 +117,39 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         "load of bytes whose asynchronous copy has not been waited for",
     ),
     "no wait for a tile of weights": (
-        example("tile_matvec", 13),
+        example("tile_matvec", 26),
         [("cp.async.wait_group 8;", "")],
         CudaError,
         r"kernel tile_matvec: .*\(ld.shared.*load of bytes whose asynchronous copy has not been "
         r"waited for.*hint: cp.async.wait_group",
     ),
     "a wait for a tile too few, in a ring": (
-        example("tile_matvec", 13),
+        example("tile_matvec", 26),
         [("cp.async.wait_group 8;", "cp.async.wait_group 9;")],
         CudaError,
         r"kernel tile_matvec: .*load of bytes whose asynchronous copy has not been waited for",
     ),
     "no barrier between lanes that copy a tile and those that read it": (
-        example("tile_matvec", 13),
+        example("tile_matvec", 26),
         [("cp.async.wait_group 8;\n    bar.warp.sync 0xFFFFFFFF;", "cp.async.wait_group 8;")],
         CudaError,
         r"kernel tile_matvec: race: .*cp.async.*ld.shared.*"
         r"hint: cp.async.wait_group is for the thread that copied",
     ),
     "no barrier between the lanes that round activations and those that multiply": (
-        example("tile_matvec", 13),
+        example("tile_matvec", 26),
         [("bar.warp.sync 0xFFFFFFFF;", "")],
         CudaError,
         r"kernel tile_matvec: race: .*st.shared.v\d.*ld.shared.v4",
     ),
     "no barrier before the partial sums of all warps meet": (
-        example("tile_matvec", 14),
+        example("tile_matvec", 27),
         [("bar.sync 0;\n    ld.shared.f32 %rms", "ld.shared.f32 %rms")],
         CudaError,
         r"kernel tile_matvec: race: .*st.shared.f32.*ld.shared.f32",
     ),
     "no barrier before the next pass has sums of its own": (
-        example("tile_matvec", 12),
+        example("tile_matvec", 25),
         [("bar.sync 0;\n    add.u32 %pass_row", "add.u32 %pass_row")],
         CudaError,
         r"kernel tile_matvec: race: .*ld.shared.f32.*st.shared.f32",
@@ -254,7 +254,7 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"kernel matvec: y\[1, \d\] is .*5 of 40 wrong",
     ),
     "a tile of other rows": (
-        example("tile_matvec", 12),
+        example("tile_matvec", 25),
         [("mad.lo.u32 %tile_number, %tile_number, 3, %ahead_block;",
           "mad.lo.u32 %tile_number, %tile_number, 2, %ahead_block;")],
         MismatchError,
@@ -273,19 +273,19 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"kernel tile_matvec wrote beside its output y \(1, 19\): at byte 76 of 76",
     ),
     "a swizzle that readers do not know": (
-        example("tile_matvec", 8),
+        example("tile_matvec", 21),
         [("xor.b32 %low_lane, %low_lane, %lane;", "mov.u32 %low_lane, %lane;")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 17 wrong",
     ),
     "a swizzle of the wrong pieces": (
-        example("tile_matvec", 8),
+        example("tile_matvec", 21),
         [("mul.lo.u32 %odd, %odd, 4;", "mul.lo.u32 %odd, %odd, 2;")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 17 wrong",
     ),
     "activations of one unit in every column": (
-        example("tile_matvec", 8),
+        example("tile_matvec", 21),
         [("setp.eq.u32 %diagonal, %from, %t;", "setp.ge.u32 %diagonal, %from, %t;")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*17 of 17 wrong",
