@@ -118,20 +118,20 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
     ),
     "no wait for a tile of weights": (
         example("tile_matvec", 26),
-        [("cp.async.wait_group 8;", "")],
+        [("cp.async.wait_group 2;", "")],
         CudaError,
         r"kernel tile_matvec: .*\(ld.shared.*load of bytes whose asynchronous copy has not been "
         r"waited for.*hint: cp.async.wait_group",
     ),
     "a wait for a tile too few, in a ring": (
         example("tile_matvec", 26),
-        [("cp.async.wait_group 8;", "cp.async.wait_group 9;")],
+        [("cp.async.wait_group 2;", "cp.async.wait_group 3;")],
         CudaError,
         r"kernel tile_matvec: .*load of bytes whose asynchronous copy has not been waited for",
     ),
     "no barrier between lanes that copy a tile and those that read it": (
         example("tile_matvec", 26),
-        [("cp.async.wait_group 8;\n    bar.warp.sync 0xFFFFFFFF;", "cp.async.wait_group 8;")],
+        [("cp.async.wait_group 2;\n    bar.warp.sync 0xFFFFFFFF;", "cp.async.wait_group 2;")],
         CudaError,
         r"kernel tile_matvec: race: .*cp.async.*ld.shared.*"
         r"hint: cp.async.wait_group is for the thread that copied",
