@@ -48,6 +48,7 @@ class Function:
         self.module = module
         self.device = device
         self.max_dynamic_shared = max(0, DEFAULT_SHARED - program.static_shared_bytes)
+        self.shared_carveout = -1  # percent; -1: no preference
         self.allows_large_clusters = False
         self.ptx_version = ptx.version
         self.required_block = _extent(program.required_threads)

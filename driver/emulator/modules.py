@@ -184,7 +184,7 @@ _ATTRIBUTES: Mapping[str, Callable[[Function], int]] = {
     "PTX_VERSION": lambda f: f.ptx_version[0] * 10 + f.ptx_version[1],
     "BINARY_VERSION": lambda f: f.device.sm,
     "MAX_DYNAMIC_SHARED_SIZE_BYTES": lambda f: f.max_dynamic_shared,
-    "PREFERRED_SHARED_MEMORY_CARVEOUT": lambda f: -1,
+    "PREFERRED_SHARED_MEMORY_CARVEOUT": lambda f: f.shared_carveout,
     "CLUSTER_SIZE_MUST_BE_SET": lambda f: int(f.needs_cluster),
     "REQUIRED_CLUSTER_WIDTH": lambda f: (f.required_cluster or (0, 0, 0))[0],
     "REQUIRED_CLUSTER_HEIGHT": lambda f: (f.required_cluster or (0, 0, 0))[1],
@@ -204,7 +204,7 @@ def cuFuncGetAttribute(driver: Driver, attrib: Any, hfunc: Any) -> int:
 
 @driver_call()
 def cuFuncSetAttribute(driver: Driver, hfunc: Any, attrib: Any, value: Any) -> None:
-    """Allow more dynamic shared memory, or clusters of more than 8 CTAs."""
+    """Allow more dynamic shared memory, or clusters of more than 8 CTAs; prefer a carve-out."""
     function: Function = driver.context.functions[hfunc]
     name = expect_enum("attrib", attrib, cuda.CUfunction_attribute).name
     number = int(value)
@@ -215,7 +215,11 @@ def cuFuncSetAttribute(driver: Driver, hfunc: Any, attrib: Any, value: Any) -> N
         function.max_dynamic_shared = number
     elif name == "CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED":
         function.allows_large_clusters = bool(number)
-    elif name != "CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT":
+    elif name == "CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT":
+        if not -1 <= number <= 100:
+            raise Refused("CUDA_ERROR_INVALID_VALUE", f"{function.name}: {number} percent")
+        function.shared_carveout = number
+    else:
         raise Refused("CUDA_ERROR_INVALID_VALUE", f"{name} cannot be set")
 
 

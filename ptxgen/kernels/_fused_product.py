@@ -87,6 +87,8 @@ class FusedProduct(KernelSpec):
             raise PtxgenError(
                 f"{self.name}: gated goes without bias and residual, others without both"
             )
+        for fmt, rows in ((self.format, self.rows), *self.others):
+            Layout(fmt, rows, self.cols)  # refuses columns that are no whole blocks
 
     @cached_property
     def layout(self) -> Layout:

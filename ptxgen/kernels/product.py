@@ -81,9 +81,9 @@ def vector_product(
     """The product of few activation vectors, as `FusedProduct` has it: the kernel that decode steps
     use on a device, and its cut.
 
-    Quantised weights get activations of 16 bits, unless ``exact``: one vector in `TileMatvec`, up to
-    ``MAX_BATCH`` in `BatchMatvec`. `Matvec` takes the other batches. Launches with a residual follow
-    launches without one in a layer: these take the larger share of shared memory. ``fill``: see
+    Quantised weights get activations of 16 bits, unless ``exact``: one vector in `TileMatvec`,
+    several in `BatchMatvec`; `Matvec` takes what is left. Launches with a residual follow launches
+    without one in a layer: these take the larger share of shared memory. ``fill``: see
     `TiledProduct`.
     """
     formats = (fmt, *(other for other, _ in fields.get("others", ())))

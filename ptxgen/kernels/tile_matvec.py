@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, Format
+from urdir.ptxgen.formats import FORMATS, UNIT, Format
 from urdir.ptxgen.kernels._fused_product import odd_cols
-from urdir.ptxgen.kernels._tiled_product import MIN_SLOTS, PARTIALS_NBYTES, TiledProduct
+from urdir.ptxgen.kernels._tiled_product import MIN_SLOTS, PARTIALS_NBYTES, WARPS, TiledProduct
 from urdir.ptxgen.kernels._weight_tiles import Tile
 from urdir.ptxgen.layout import TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.spec import Tolerance, ceil_div
 
+#: With fewer warps, `Matvec` is better off: each would have many activations to round.
+LEAST_WARPS = 4
+#: Registers of a thread, at most: with more, older assemblers' code spills.
+MAX_REGISTERS = 170
 #: Bytes of a unit's activations in shared memory: see templates/_tile_x.j2.
 RECORD_NBYTES = {"f32": 144, "i16": 80}
 
@@ -43,10 +47,16 @@ class TileMatvec(TiledProduct):
 
     @staticmethod
     def fits(formats: Iterable[Format], cols: int, activations: Activations, shared: int) -> bool:
-        """Whether so much shared memory has room for the activations and two warps' tiles."""
+        """Whether so much shared memory has room for the activations and the tiles of enough warps,
+        and these have registers for the activations.
+        """
         tile = max(Tile(Layout(fmt, 1, cols)).nbytes for fmt in formats)
-        room = shared - PARTIALS_NBYTES - 2 * MIN_SLOTS * tile
-        return RECORD_NBYTES[activations] * TILE_UNITS * ceil_div(cols, 256) <= room
+        blocks = ceil_div(cols, UNIT * TILE_UNITS)
+        room = shared - PARTIALS_NBYTES - RECORD_NBYTES[activations] * TILE_UNITS * blocks
+        warps = min(WARPS, room // (MIN_SLOTS * tile))
+        return warps >= LEAST_WARPS and 8 * ceil_div(blocks, warps) + 16 <= min(
+            MAX_REGISTERS, 1024 // warps
+        )
 
     @property
     def record_nbytes(self) -> int:

@@ -12,10 +12,10 @@ import pytest
 
 from urdir.driver.cache import CacheWarning
 from urdir.driver.device import Device
-from urdir.driver.errors import CudaError, LifetimeError, PtxLoadError
+from urdir.driver.errors import CudaError, LifetimeError, PtxLoadError, check
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
-from urdir.ptxgen.spec import Access, Param
+from urdir.ptxgen.spec import Access, LaunchShape, Param
 
 Make = Callable[..., Any]
 Start = Callable[..., Any]
@@ -40,6 +40,19 @@ def test_resources_of_a_loaded_kernel(device: Device, make_kernel: Make) -> None
     assert loaded.resources.local_bytes == 0
     assert loaded.resources.shared_bytes == 0
     assert loaded.resources.max_threads == 1024
+
+
+@pytest.mark.parametrize("prefers_cache", [False, True])
+def test_kernels_take_the_most_shared_memory_unless_they_prefer_cache(
+    device: Device, make_kernel: Make, prefers_cache: bool
+) -> None:
+    """Kernels of different splits would not run on an SM together."""
+    shape = LaunchShape((1, 1, 1), (128, 1, 1), prefers_cache=prefers_cache)
+    kernel = make_kernel(launch_shape=shape, spec_key=f"split {prefers_cache}")
+    loaded, api = device.load(kernel), device.api
+    key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    percent = check(api, api.cuFuncGetAttribute(key, loaded.function), "cuFuncGetAttribute")
+    assert int(percent) == (0 if prefers_cache else 100)
 
 
 @pytest.mark.parametrize("spec", RmsNorm.examples(), ids=str)

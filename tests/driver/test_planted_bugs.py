@@ -22,8 +22,10 @@ from urdir.driver.harness import check_kernel
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.ptxgen.catalog import kernels
+from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.tile_matvec import TileMatvec
 from urdir.ptxgen.lint import lint
 from urdir.ptxgen.spec import Access, LaunchShape, Param, Tolerance
 
@@ -113,6 +115,44 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         [("cp.async.wait_group 2;", "cp.async.wait_group 3;")],
         CudaError,
         "load of bytes whose asynchronous copy has not been waited for",
+    ),
+    "no wait for a tile of weights": (
+        example("tile_matvec", 26),
+        [("cp.async.wait_group 2;", "")],
+        CudaError,
+        r"kernel tile_matvec: .*\(ld.shared.*load of bytes whose asynchronous copy has not been "
+        r"waited for.*hint: cp.async.wait_group",
+    ),
+    "a wait for a tile too few, in a ring": (
+        example("tile_matvec", 26),
+        [("cp.async.wait_group 2;", "cp.async.wait_group 3;")],
+        CudaError,
+        r"kernel tile_matvec: .*load of bytes whose asynchronous copy has not been waited for",
+    ),
+    "no barrier between lanes that copy a tile and those that read it": (
+        example("tile_matvec", 26),
+        [("cp.async.wait_group 2;\n    bar.warp.sync 0xFFFFFFFF;", "cp.async.wait_group 2;")],
+        CudaError,
+        r"kernel tile_matvec: race: .*cp.async.*ld.shared.*"
+        r"hint: cp.async.wait_group is for the thread that copied",
+    ),
+    "no barrier between the lanes that round activations and those that multiply": (
+        example("tile_matvec", 26),
+        [("bar.warp.sync 0xFFFFFFFF;", "")],
+        CudaError,
+        r"kernel tile_matvec: race: .*st.shared.v\d.*ld.shared.v4",
+    ),
+    "no barrier before the partial sums of all warps meet": (
+        example("tile_matvec", 27),
+        [("bar.sync 0;\n    ld.shared.f32 %rms", "ld.shared.f32 %rms")],
+        CudaError,
+        r"kernel tile_matvec: race: .*st.shared.f32.*ld.shared.f32",
+    ),
+    "no barrier before the next pass has sums of its own": (
+        example("tile_matvec", 25),
+        [("bar.sync 0;\n    add.u32 %pass_row", "add.u32 %pass_row")],
+        CudaError,
+        r"kernel tile_matvec: race: .*ld.shared.f32.*st.shared.f32",
     ),
     # ---- barriers that not all reach ----
     "a barrier in divergent code": (
@@ -208,10 +248,47 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"kernel rms_norm: y\[\d, \d+\] is .*128 of 192 wrong",
     ),
     "row 0's activations for another row of a batch": (
-        example("matvec", 27),
+        example("matvec", 17),
         [("[%x_from+2048]", "[%x_from+0]")],
         MismatchError,
         r"kernel matvec: y\[1, \d\] is .*5 of 40 wrong",
+    ),
+    "a tile of other rows": (
+        example("tile_matvec", 25),
+        [("mad.lo.u32 %tile_number, %tile_number, 3, %ahead_block;",
+          "mad.lo.u32 %tile_number, %tile_number, 2, %ahead_block;")],
+        MismatchError,
+        r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 40 wrong",
+    ),
+    "tiles beyond the last": (
+        TileMatvec(FORMATS["Q4_K"], 5, 512, activations="i16", tiles_each=2, groups=1),
+        [("min.u32 %tile_number, %tile_number, 0;", "")] * 3,
+        CudaError,
+        r"\(cp.async.cg.shared.global.*out-of-bounds load, 16 bytes.*hint: is the tail guarded",
+    ),
+    "rows beyond the last": (
+        TileMatvec(FORMATS["Q8_0"], 19, 288, activations="i16"),
+        [("or.pred %beyond, %beyond, %outside;", "")],
+        MismatchError,
+        r"kernel tile_matvec wrote beside its output y \(1, 19\): at byte 76 of 76",
+    ),
+    "a swizzle that readers do not know": (
+        example("tile_matvec", 21),
+        [("xor.b32 %low_lane, %low_lane, %lane;", "mov.u32 %low_lane, %lane;")],
+        MismatchError,
+        r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 17 wrong",
+    ),
+    "a swizzle of the wrong pieces": (
+        example("tile_matvec", 21),
+        [("mul.lo.u32 %odd, %odd, 4;", "mul.lo.u32 %odd, %odd, 2;")],
+        MismatchError,
+        r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 17 wrong",
+    ),
+    "activations of one unit in every column": (
+        example("tile_matvec", 21),
+        [("setp.eq.u32 %diagonal, %from, %t;", "setp.ge.u32 %diagonal, %from, %t;")],
+        MismatchError,
+        r"kernel tile_matvec: y\[0, \d+\] is .*17 of 17 wrong",
     ),
     "all rows' results in one place": (
         example("argmax", 6),
@@ -397,6 +474,41 @@ def test_a_kernel_that_does_not_wait_for_the_one_before(device: Device) -> None:
         recorded.launch(stream)
         with pytest.raises(CudaError, match=message):
             stream.synchronize()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("griddepcontrol.wait;", ""),
+        ("cp.async.commit_group;", "ld.global.f32 %v0, [%x];\n    cp.async.commit_group;"),
+    ],
+    ids=["no wait", "activations before the wait"],
+)
+def test_a_product_that_does_not_wait_for_its_activations(
+    device: Device, edit: tuple[str, str]
+) -> None:
+    """Its weights may come early, what other kernels write or read may not."""
+    spec = TileMatvec(FORMATS["Q8_0"], 256, 256, activations="i16", split=1, groups=2, tiles_each=8)
+    weights = device.allocate(spec.layout.nbytes, "weights")
+    weights.upload(spec.make_inputs(np.random.default_rng(0))["weights"])
+    arena = device.arena(dict.fromkeys("abc", 4 * 256), "work")
+    for piece in arena.values():
+        piece.upload(np.ones(256, np.float32))
+    for kernel in (Mutant(spec, waits=True), Mutant(spec, edit, waits=True)):
+        plan = Plan("products")
+        plan.launch(kernel, "first", weights=weights, x=arena["a"], y=arena["b"])
+        plan.launch(kernel, "second", weights=weights, x=arena["b"], y=arena["c"])
+        with record(plan, device) as recorded, device.create_stream() as stream:
+            recorded.launch(stream)
+            if not kernel.edits:
+                stream.synchronize()
+                continue
+            message = (
+                r"race in a graph: node 0 \(kernel tile_matvec\) and node 1 \(kernel tile_matvec\) "
+                r"overlap: node 1 has not yet executed griddepcontrol.wait, and both touch"
+            )
+            with pytest.raises(CudaError, match=message):
+                stream.synchronize()
 
 
 def test_a_missing_edge_of_a_graph(device: Device) -> None:

@@ -112,13 +112,29 @@ def test_a_large_model_needs_its_metadata_only() -> None:
     weights = sum(
         kernel.spec.nbytes(param) * kernel.per_step(prompt=False)
         for kernel in found
-        if kernel.spec.name == "matvec"
+        if kernel.spec.name == "tile_matvec"
         for param in kernel.spec.params
         if param.name.startswith(("weights", "up"))
     )
     stored = sum(t.nbytes for n, t in gguf.tensors.items() if len(t.shape) == 2)
     embedding = gguf.tensors["token_embd.weight"].nbytes
     assert weights == pytest.approx(stored - embedding, rel=0.02)  # repacking pads a little
+
+
+@pytest.mark.parametrize(("target", "sms"), [("sm_75", 40), ("sm_80", 108), ("sm_89", 58)])
+def test_rows_too_long_for_an_sm_take_f32_products(target: str, sms: int) -> None:
+    """Of an 8B model the 14336 columns of ffn_down, where an SM has 64 or 100 KB."""
+    gguf, config = _shape_8b(n_layers=1)
+    found = model_kernels(gguf, config, 4096, target, sms)
+    decode = [kernel.spec for kernel in found if kernel.per_step(prompt=False)]
+    columns = {
+        name: {spec.fields()["cols"] for spec in decode if spec.name == name}
+        for name in ("tile_matvec", "matvec")
+    }
+    if target == "sm_80":
+        assert columns == {"tile_matvec": {4096, 14336}, "matvec": set()}
+    else:
+        assert columns == {"tile_matvec": {4096}, "matvec": {14336}}
 
 
 def test_it_says_which_steps_use_a_kernel() -> None:

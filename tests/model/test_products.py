@@ -8,12 +8,20 @@ from pathlib import Path
 import pytest
 
 from urdir.driver import execute
+from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.engine import Engine
+from urdir.model.products import Products, device_limits
 from urdir.model.rows import Ending, StepShape
+from urdir.model.session import Session
 from urdir.model.step import build_plan
+from urdir.model.weights import Matrix
+from urdir.ptxgen.formats import FORMATS
+from urdir.ptxgen.kernels._fused_product import FusedProduct
 from urdir.ptxgen.kernels.tile_matvec import TileMatvec
+from urdir.ptxgen.layout import Layout
+from urdir.ptxgen.target import TESTED
 
 KEYS = 64
 
@@ -36,24 +44,91 @@ def layer(plan: Plan, index: int) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_a_decode_step_takes_five_launches_a_layer(engine: Engine, rows: int) -> None:
+def products(plan: Plan) -> list[FusedProduct]:
+    """The kernels of a plan that multiply few rows with a matrix."""
+    kernels = (op.kernel for op in plan if isinstance(op, Launch))
+    return [kernel for kernel in kernels if isinstance(kernel, FusedProduct)]
+
+
+def launches(product: str) -> list[tuple[str, str]]:
+    """Those of a layer of a decode step, whose products take that kernel."""
+    return [
+        ("attn_qkv", product),
+        ("attention", "attention"),
+        ("attn_output", product),
+        ("ffn_gate_up", product),
+        ("ffn_down", product),
+    ]
+
+
+@pytest.mark.parametrize(("rows", "kernel"), [(1, "tile_matvec"), (4, "batch_matvec")])
+def test_a_decode_step_takes_five_launches_a_layer(engine: Engine, rows: int, kernel: str) -> None:
     plan = build_plan(engine.session.parts, StepShape(rows, KEYS, Ending.GREEDY))
-    product = "tile_matvec" if rows == 1 else "batch_matvec"
     for index in range(engine.config.n_layers):
-        assert layer(plan, index) == [
-            ("attn_qkv", product),
-            ("attention", "attention"),
-            ("attn_output", product),
-            ("ffn_gate_up", product),
-            ("ffn_down", product),
-        ]
+        assert layer(plan, index) == launches(kernel)
+    assert {product.batch for product in products(plan)} == {rows}
 
 
-def test_decode_products_take_integer_activations(engine: Engine) -> None:
+@pytest.mark.parametrize(("rows", "kernel"), [(1, "tile_matvec"), (4, "matvec")])
+def test_the_exact_mode_keeps_activations_f32(engine: Engine, rows: int, kernel: str) -> None:
+    """And takes all rows of a step in one launch."""
+    with Session(engine.weights, KEYS, "f32", sequences=4) as session:
+        plan = build_plan(session.parts, StepShape(rows, KEYS, Ending.GREEDY))
+        for index in range(engine.config.n_layers):
+            assert layer(plan, index) == launches(kernel)
+        found = products(plan)
+        assert {product.batch for product in found} == {rows}
+        assert {p.activations for p in found if isinstance(p, TileMatvec)} <= {"f32"}
+
+
+def test_unquantised_weights_meet_f32_activations() -> None:
+    path = Path(__file__).parent.parent / "data" / "golden" / "nano-llama-f16.gguf"
+    with Engine.open(str(path), device="emulator", context=KEYS) as engine:
+        plan = build_plan(engine.session.parts, StepShape(1, KEYS, Ending.GREEDY))
+        for product in products(plan):
+            assert isinstance(product, TileMatvec)
+            assert product.activations == "f32"
+
+
+def test_a_launch_leaves_shared_memory_to_the_next(engine: Engine) -> None:
+    """No two that add the residual are on an SM at once; each and one that does not may be."""
+    limits = engine.device.properties
     plan = build_plan(engine.session.parts, StepShape(1, KEYS, Ending.GREEDY))
-    kernels = [op.kernel for op in plan if isinstance(op, Launch)]
-    assert {k.activations for k in kernels if isinstance(k, TileMatvec)} == {"i16"}
+    taken: dict[bool, set[int]] = {True: set(), False: set()}
+    for kernel in products(plan):
+        assert isinstance(kernel, TileMatvec)
+        assert kernel.sms == limits.sm_count
+        assert kernel.shared <= limits.shared_per_block_optin
+        taken[kernel.residual].add(1024 + kernel.launch_shape.shared_bytes)
+        taken[kernel.residual].add(1024 + max(kernel.shared, kernel.least_shared))
+    assert 2 * min(taken[True]) > limits.shared_per_sm
+    assert max(taken[True]) + max(taken[False]) <= limits.shared_per_sm
+
+
+@pytest.mark.parametrize("target", TESTED)
+def test_long_rows_are_left_to_f32_where_they_leave_no_room(engine: Engine, target: str) -> None:
+    """With the shared memory of any device, no product is refused nor has fewer than four warps."""
+    with Device.open(f"emulator:{target}") as device:
+        limits = device_limits(device.properties)
+    plan = Plan("wide")
+    with engine.device.arena({"weights": 1 << 26, "x": 1 << 20, "y": 1 << 20}, "wide") as memory:
+        for cols in (4096, 8192, 14336, 28672, 53248):
+            layout = Layout(FORMATS["Q8_0"], 32, cols)
+            matrix = Matrix(layout, memory["weights"].slice(0, layout.nbytes), None)
+            wide = Products(plan, engine.config, memory, 1, exact=False, limits=limits)
+            wide.append(f"{cols}", [(matrix, memory["y"].slice(0, 128))], memory["x"])
+            wide.append_residual(
+                f"{cols} more", matrix, memory["x"], memory["x"], memory["y"].slice(0, 128)
+            )
+        for kernel in products(plan):
+            if isinstance(kernel, TileMatvec):
+                assert kernel.cta_warps >= 4
+            else:
+                assert kernel.cols > 4096
+            assert kernel.launch_shape.shared_bytes <= limits.shared_per_cta
+    names = [kernel.name for kernel in products(plan)]
+    assert names[:2] == ["tile_matvec"] * 2
+    assert names[-2:] == ["matvec"] * 2
 
 
 def test_a_prompt_step_normalises_once_for_several_matrices(engine: Engine) -> None:

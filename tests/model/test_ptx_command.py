@@ -54,6 +54,11 @@ def test_list_has_every_kernel_with_its_fields(cli: Cli) -> None:
     assert found.keys() == kernels().keys()
     fields = {field["name"]: field for field in found["matvec"]["fields"]}
     assert fields["batch"]["default"] == 1
+    assert "activations" not in fields
+    integer = {field["name"]: field for field in found["tile_matvec"]["fields"]}
+    assert integer["sms"]["default"] == 132
+    assert integer["shared"]["default"] == 64 * 1024
+    assert "batch" not in integer
     assert "default" not in fields["rows"]
     assert "Q4_K" in fields["format"]["type"]
     text = cli("list")[1]
@@ -76,6 +81,26 @@ def test_list_of_a_model_says_what_its_steps_launch(cli: Cli, nano: Path) -> Non
     assert "sm_89, 58 SMs (L4)" in text[2]
     assert len(text[1].splitlines()) == len(rows) + 1
     assert "prompt (16 rows)" in text[1]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sms", "shared"), [("h200", 132, 102_741), ("l4", 58, 65_536), ("t4", 40, 65_536)]
+)
+def test_products_of_a_model_are_cut_for_the_gpu(
+    cli: Cli, nano: Path, gpu: str, sms: int, shared: int
+) -> None:
+    """Its SMs, and what its shared memory leaves; the larger ones add the residual."""
+    rows = json.loads(cli("list", "--model", nano, "--json", "--gpu", gpu)[1])
+    products = [row for row in rows if row["kernel"] == "tile_matvec"]
+    assert not any(row["kernel"] == "matvec" for row in rows)
+    assert {row["fields"]["sms"] for row in products} == {sms}
+    launches = {True: 0, False: 0}
+    for row in products:
+        launches[row["fields"]["residual"]] += row["launches_per_decode_step"]
+        assert row["launches_per_prompt_step"] == 0
+        assert (row["fields"]["least_shared"] > 0) == row["fields"]["residual"]
+        assert row["fields"]["shared"] == shared or row["fields"]["residual"]
+    assert launches == {True: 2 * 2, False: 2 * 2 + 1}
 
 
 def test_dump_prints_one_text(cli: Cli) -> None:

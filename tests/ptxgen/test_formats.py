@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, UNIT, Format, format_of, random_blocks
-from urdir.ptxgen.layout import Layout
+from urdir.ptxgen.formats import FORMATS, UNIT, Bytes, Format, format_of, random_blocks
+from urdir.ptxgen.layout import TILE_ROWS, TILE_UNITS, Layout
 
+QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 SIZES = [
     (rows, cols)
     for cols in (1, 37, 256, 288, 352, 896, 4864)
@@ -75,30 +76,122 @@ def test_unpacked_weights_are_ggufs_to_the_bit(fmt: Format, rows: int, cols: int
     )
 
 
+@pytest.mark.parametrize(("fmt", "rows", "cols"), _cases(), ids=str)
+def test_every_unit_has_a_place_of_its_own(fmt: Format, rows: int, cols: int) -> None:
+    """One to one: what is left is padding, less than a tile at the end of each row and matrix."""
+    layout = Layout(fmt, rows, cols)
+    places = [layout.place(r, u) for r in range(rows) for u in range(layout.row_units)]
+    assert len(set(places)) == len(places) == rows * layout.row_units
+    assert min(places) >= 0
+    assert max(places) < layout.units
+    assert layout.is_padded == (layout.units > len(places))
+    assert layout.units == layout.bands * layout.band_units
+    row_units = layout.band_units // layout.tile_rows
+    tile_units = 1 if fmt.is_float else TILE_UNITS
+    assert 0 <= row_units - layout.row_units < tile_units
+    assert 0 <= layout.bands * layout.tile_rows - rows < layout.tile_rows
+
+
+def test_tiles_are_sixteen_rows_of_eight_units() -> None:
+    """Rows of a tile follow each other, then the tiles of sixteen rows, then the next sixteen."""
+    layout = Layout(FORMATS["Q8_0"], 35, 32 * 17)
+    assert (layout.bands, layout.row_tiles, layout.band_units) == (3, 3, 3 * 128)
+    assert [layout.place(0, u) for u in (0, 7, 8, 16)] == [0, 7, 128, 256]
+    assert [layout.place(r, 0) for r in (0, 1, 15, 16, 34)] == [0, 8, 120, 384, 768 + 16]
+    assert layout.place(18, 13) == 384 + 128 + 2 * 8 + 5
+    rows = Layout(FORMATS["F16"], 35, 32 * 17)
+    assert [rows.place(r, 3) for r in (0, 1, 34)] == [3, 20, 34 * 17 + 3]
+
+
+@pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
+def test_a_unit_lies_at_its_place_in_every_plane(fmt: Format) -> None:
+    """A matrix of zeros but for one unit's weights: no other unit's items are touched."""
+    layout = Layout(fmt, 19, 9 * UNIT if fmt.block == UNIT else 512)
+    row_blocks = layout.cols // fmt.block
+    for row, unit in ((0, 0), (5, 8), (17, 1), (18, layout.row_units - 1)):
+        blocks = np.zeros((layout.rows, row_blocks, fmt.nbytes), np.uint8)
+        block = unit // fmt.block_units
+        blocks[row, block] = random_blocks(fmt, 1, np.random.default_rng(unit))[0]
+        wanted = items_of_a_block(fmt, blocks[row, block])
+        packed = layout.pack(blocks)
+        first = layout.place(row, block * fmt.block_units)
+        for plane in fmt.planes:
+            items = layout.plane_of(packed, plane)
+            at = first // plane.units
+            count = fmt.block_units // plane.units
+            np.testing.assert_array_equal(items[at : at + count], wanted[plane.name])
+            # a quant of zero is stored as it is but where its sign bit is flipped
+            if not any(part.source.signed for part in plane.parts):
+                assert items.any(axis=1).sum() == wanted[plane.name].any(axis=1).sum()
+
+
+def items_of_a_block(fmt: Format, block: Bytes) -> dict[str, Bytes]:
+    """The items of one block, plane by plane, from a matrix of a single one."""
+    layout = Layout(fmt, 1, fmt.block)
+    packed = layout.pack(block)
+    count = fmt.block_units
+    return {p.name: layout.plane_of(packed, p)[: count // p.units] for p in fmt.planes}
+
+
+@pytest.mark.parametrize(("fmt", "rows", "cols"), _cases(), ids=str)
+def test_padding_is_zeros(fmt: Format, rows: int, cols: int) -> None:
+    """Whatever the blocks hold; zeros are weights of zero to every kernel: their d is zero."""
+    layout = Layout(fmt, rows, cols)
+    packed = layout.pack(np.full(layout.source_nbytes, 0xFF, np.uint8))
+    if fmt.is_float:
+        by_row = packed.reshape(rows, -1)
+        assert not by_row[:, cols * fmt.nbytes :].any()
+        assert by_row[:, : cols * fmt.nbytes].all()
+        return
+    taken = np.array([layout.place(r, u) for r in range(rows) for u in range(layout.row_units)])
+    for plane in fmt.planes:
+        used = np.zeros(layout.units // plane.units, bool)
+        used[taken // plane.units] = True
+        assert used.sum() == rows * layout.row_units // plane.units
+        items = layout.plane_of(packed, plane)
+        assert items[used].any(axis=1).all()
+        assert not items[~used].any()
+    whole = Layout(fmt, layout.bands * TILE_ROWS, layout.row_tiles * TILE_UNITS * UNIT)
+    assert whole.nbytes == layout.nbytes
+    blocks = random_blocks(fmt, rows * cols // fmt.block, np.random.default_rng(1))
+    weights = whole.unpack(layout.pack(blocks))
+    assert not weights[rows:].any()
+    assert not weights[:, cols:].any()
+
+
 def test_planes_are_aligned_and_disjoint() -> None:
     for fmt in FORMATS.values():
-        layout = Layout(fmt, 3, 768)
-        at = 0
-        for plane in fmt.planes:
-            offset = layout.offsets[plane.name]
-            assert offset % 256 == 0
-            assert offset >= at
-            at = offset + layout.plane_nbytes(plane)
-        assert at == layout.nbytes
+        for rows, cols in ((3, 768), (33, 768), (16, 256)):
+            layout = Layout(fmt, rows, cols)
+            at = 0
+            for plane in fmt.planes:
+                offset = layout.offsets[plane.name]
+                assert offset % 256 == 0
+                assert 0 <= offset - at < 256
+                at = offset + layout.plane_nbytes(plane)
+            assert at == layout.nbytes
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
-@pytest.mark.parametrize("max_units", [1, 300, 10**6])
-def test_chunks_cover_the_tensor_once_in_order(fmt: Format, max_units: int) -> None:
-    layout = Layout(fmt, 33, 768)
-    unit, byte = 0, 0
-    for chunk in layout.chunks(max_units):
-        assert (chunk.first, chunk.source_offset) == (unit, byte)
+@pytest.mark.parametrize("max_nbytes", [1, 20_000, 10**6])
+def test_chunks_cover_the_tensor_once_in_order(fmt: Format, max_nbytes: int) -> None:
+    """In whole bands, the largest that are allowed, each from a multiple of 16 bytes on."""
+    layout = Layout(fmt, 43, 768)
+    at = 0
+    chunks = list(layout.chunks(max_nbytes))
+    for number, (first, rows) in enumerate(chunks):
+        assert first == at
+        assert first % layout.tile_rows == 0
         for plane in fmt.planes:
-            assert chunk.first // plane.units * plane.nbytes % 16 == 0
-        unit += chunk.units
-        byte += chunk.source_nbytes
-    assert (unit, byte) == (layout.units, layout.source_nbytes)
+            assert layout.place(first, 0) // plane.units * plane.nbytes % 16 == 0
+        nbytes = rows * layout.source_row_nbytes
+        assert nbytes <= max(max_nbytes, layout.tile_rows * layout.source_row_nbytes)
+        if number < len(chunks) - 1:
+            assert rows % layout.tile_rows == 0
+            assert nbytes + layout.tile_rows * layout.source_row_nbytes > max_nbytes
+        at += rows
+    assert at == layout.rows
+    assert layout.rows * layout.source_row_nbytes == layout.source_nbytes
 
 
 def test_errors_name_the_type_and_the_shape() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import gguf
 import numpy as np
@@ -17,6 +16,7 @@ from urdir.ptxgen.formats import FORMATS, Format, random_blocks
 from urdir.ptxgen.kernels.matvec import (
     MAX_BATCH,
     MAX_RAW,
+    PANEL_NBYTES,
     RECORD_NBYTES,
     Matvec,
     choose_rows,
@@ -25,53 +25,74 @@ from urdir.ptxgen.kernels.matvec import (
 Q8_0, Q4_K, Q6_K, F16, F32 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16", "F32"))
 
 
-QUANTISED = [f for f in FORMATS.values() if not f.is_float]
-
-
 # ---- how a launch is cut ----
 
 
 @pytest.mark.parametrize(
-    ("total", "least", "most", "rows"),
+    ("total", "choices", "rows"),
     [
-        (4096, 4096, 4, 2),  # 31 rows an SM: its 16 warps take two each
-        (6144, 1024, 4, 3),
-        (6144, 1024, 2, 1),
-        (128256, 128256, 4, 4),
-        (128256, 128256, 1, 1),
-        (1024, 1024, 4, 1),
-        (5, 1, 4, 1),
+        (4096, (1, 2, 3, 4), 2),  # 31 rows an SM: its 16 warps take two each
+        (4096, (1, 4), 1),
+        (6144, (1, 2, 3, 4), 3),
+        (6144, (1, 2), 1),
+        (128256, (1, 2, 4), 4),
+        (128256, (1,), 1),
+        (1024, (1, 2, 4), 1),
+        (5, (1,), 1),
     ],
 )
-def test_rows_of_a_warp_spread_evenly(total: int, least: int, most: int, rows: int) -> None:
-    assert choose_rows(total, least, most) == rows
+def test_rows_of_a_warp_spread_evenly(total: int, choices: tuple[int, ...], rows: int) -> None:
+    assert choose_rows(total, choices) == rows
+
+
+@pytest.mark.parametrize(
+    ("fmt", "rows", "others", "allowed"),
+    [
+        (Q4_K, 48, (), {1, 2, 4, 8, 16}),
+        (Q4_K, 6, (), {1, 2}),
+        (Q4_K, 7, (), {1}),
+        (Q4_K, 48, ((Q6_K, 6),), {1, 2}),
+        (Q8_0, 32, ((F16, 5),), {1}),
+        (F16, 5, (), {1, 2, 3, 4, 5}),
+        (F16, 5, ((F32, 3),), {1, 2, 3}),
+    ],
+    ids=str,
+)
+def test_rows_of_a_warp_lie_in_one_tile(
+    fmt: Format, rows: int, others: tuple[tuple[Format, int], ...], allowed: set[int]
+) -> None:
+    """In every matrix of the launch; rows of unquantised types have no tiles."""
+    for each in range(1, 18):
+        if each in allowed:
+            assert Matvec(fmt, rows, 768, others=others, rows_each=each).warp_rows == each
+        else:
+            with pytest.raises(PtxgenError, match=f"rows_each is {each} of {rows} rows"):
+                Matvec(fmt, rows, 768, others=others, rows_each=each)
+    assert Matvec(fmt, rows, 768, others=others).warp_rows in allowed
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_thread_has_registers_for_what_it_holds(fmt: Format, batch: int) -> None:
-    for activations in ("f32",) if fmt.is_float else ("f32", "i16"):
-        for gated in (False, True):
-            spec = Matvec(
-                fmt, 14336, 4096, batch=batch, activations=activations, gated=gated, eps=1e-5
-            )
-            widest = max(p.nbytes for p in fmt.planes)
-            least = 2 if gated else 1
-            assert spec.dots * widest <= max(MAX_RAW, least * widest)
-            assert spec.dots * batch <= max(16, least * batch)
-            if is_available():
-                cost = assemble(spec.ptx("sm_90"), "sm_90").entries["matvec"]
-                assert not cost.spills, (activations, gated)
-                assert cost.registers * 32 * spec.cta_warps * spec.cta_residents <= 65536
+    for gated in (False, True):
+        spec = Matvec(fmt, 14336, 4096, batch=batch, gated=gated, eps=1e-5)
+        widest = max(p.nbytes for p in fmt.planes)
+        least = 2 if gated else 1
+        assert spec.dots * widest <= max(MAX_RAW, least * widest)
+        assert spec.dots * batch <= max(16, least * batch)
+        if is_available():
+            cost = assemble(spec.ptx("sm_90"), "sm_90").entries["matvec"]
+            assert not cost.spills, gated
+            assert cost.registers * 32 * spec.cta_warps * spec.cta_residents <= 65536
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 33, 1000])
 @pytest.mark.parametrize("passes", [1, 3])
 def test_the_launch_covers_every_row(rows: int, passes: int) -> None:
-    for each in (e for e in (1, 2, 4) if e <= rows):
+    for each in (e for e in (1, 2, 4, 8) if rows % e == 0):
         spec = Matvec(Q8_0, rows, 288, rows_each=each, passes=passes, others=((Q8_0, 2 * rows),))
         ctas = 0
-        for part, count in zip(spec.matrices, (rows, 2 * rows), strict=True):
+        for part, count in zip(spec.parts, (rows, 2 * rows), strict=True):
             taken = spec.cta_warps * each * passes
             assert part.first_cta == ctas
             assert count <= part.ctas * taken < count + taken
@@ -79,18 +100,16 @@ def test_the_launch_covers_every_row(rows: int, passes: int) -> None:
         assert spec.launch_shape.grid == (ctas, 1, 1)
 
 
-@pytest.mark.parametrize("activations", ["f32", "i16"])
-def test_panels_of_activations_fit_shared_memory(activations: Any) -> None:
+def test_panels_of_activations_fit_shared_memory() -> None:
     for cols in (32, 4096, 14336, 28672, 53248):
         for batch in range(1, MAX_BATCH + 1):
-            spec = Matvec(Q8_0, 64, cols, batch=batch, activations=activations)
-            assert batch * spec.panel_nbytes <= 47 * 1024
+            spec = Matvec(Q8_0, 64, cols, batch=batch)
+            assert batch * spec.panel_nbytes <= PANEL_NBYTES == 47 * 1024
             assert spec.panels * spec.panel_units * 32 >= cols
 
 
 def test_records_of_neighbouring_lanes_lie_in_different_banks() -> None:
-    for nbytes in RECORD_NBYTES.values():
-        assert len({nbytes * lane % 128 // 16 for lane in range(8)}) == 8
+    assert len({RECORD_NBYTES * lane % 128 // 16 for lane in range(8)}) == 8
 
 
 def test_impossible_specs_are_refused() -> None:
@@ -103,8 +122,8 @@ def test_impossible_specs_are_refused() -> None:
             Matvec(Q8_0, 3, 64, batch=batch)
     with pytest.raises(PtxgenError, match="multiple of 256"):
         Matvec(Q4_K, 3, 896)
-    with pytest.raises(PtxgenError, match="quantised weights only"):
-        Matvec(Q4_K, 3, 256, activations="i16", others=((F16, 3),))
+    with pytest.raises(PtxgenError, match=r"rows_each is 32 of 64 rows.*divisor of them and of 16"):
+        Matvec(Q8_0, 64, 64, rows_each=32)
     with pytest.raises(PtxgenError, match="without bias"):
         Matvec(Q4_K, 3, 256, gated=True, bias=True)
     with pytest.raises(PtxgenError, match="others without both"):
@@ -147,40 +166,9 @@ def test_one_activation_at_a_time_gives_the_columns_to_the_bit(device: Device, f
         np.testing.assert_array_equal(y[0], weights[:, col])
 
 
-@pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
-def test_integer_activations_that_16_bits_hold_give_exact_products(
-    device: Device, fmt: Format
-) -> None:
-    """Multiples of 2^-15 of 32767: x is its own rounding, so that only the f32 sums differ."""
-    spec = Matvec(fmt, 6, 512, activations="i16", batch=2)
-    rng = np.random.default_rng(3)
-    inputs = spec.make_inputs(rng)
-    x = rng.integers(-32767, 32768, (2, 512))
-    x[:, ::32] = 32767 * rng.choice([-1, 1], (2, 16))
-    inputs["x"] = (x * 2.0**-15).astype(np.float32)
-    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
-    assert np.abs(y - expected).max() <= 2e-6 * np.abs(expected).max()
-
-
-@pytest.mark.parametrize("largest", [1e-15, 1e-3, 1e3, 1e15])
-def test_integer_activations_keep_their_precision_at_every_size(
-    device: Device, largest: float
-) -> None:
-    """Relative to a unit's largest; a unit of zeros stays zero."""
-    spec = Matvec(Q4_K, 64, 512, activations="i16")
-    inputs = spec.make_inputs(np.random.default_rng(4))
-    inputs["x"][:, 32:64] = 0.0
-    inputs["x"][:, 64:96] *= 1e-3
-    inputs["x"] *= np.float32(largest)
-    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
-    error = np.sqrt(np.mean((y - expected) ** 2.0) / np.mean(expected**2.0))
-    assert error < 5e-5
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("activations", ["f32", "i16"])
-def test_what_is_not_finite_is_not_hidden(device: Device, value: float, activations: Any) -> None:
-    spec = Matvec(Q8_0, 5, 352, activations=activations)
+def test_what_is_not_finite_is_not_hidden(device: Device, value: float) -> None:
+    spec = Matvec(Q8_0, 5, 352)
     inputs = spec.make_inputs(np.random.default_rng(4))
     inputs["x"][0, 77] = value
     assert not np.isfinite(run_kernel(device, spec, inputs)["y"]).any()
@@ -191,14 +179,15 @@ def test_what_is_not_finite_is_not_hidden(device: Device, value: float, activati
     [
         Matvec(Q8_0, 33, 352),
         Matvec(Q8_0, 3, 4864, warps=16),
-        Matvec(Q4_K, 6, 4096, rows_each=4),
-        Matvec(Q4_K, 6, 4096, rows_each=3, stages=4, activations="i16"),
-        Matvec(Q4_K, 40, 1024, warps=2, passes=4, rows_each=2, stages=3, activations="i16"),
-        Matvec(Q4_K, 21, 2304, eps=1e-5, passes=2, gated=True, activations="i16", warps=3),
-        Matvec(Q6_K, 11, 1024, warps=1, rows_each=2, residual=True, bias=True),
+        Matvec(Q4_K, 8, 4096, rows_each=4),
+        Matvec(Q4_K, 16, 2048, rows_each=8, stages=4),
+        Matvec(Q8_0, 32, 288, rows_each=16, stages=1),
+        Matvec(Q4_K, 40, 1024, warps=2, passes=4, rows_each=2, stages=3),
+        Matvec(Q4_K, 21, 2304, eps=1e-5, passes=2, gated=True, warps=3),
+        Matvec(Q6_K, 10, 1024, warps=1, rows_each=2, residual=True, bias=True),
         Matvec(F16, 7, 4096, warps=4, rows_each=2, bias=True, eps=1e-6),
-        Matvec(Q8_0, 2, 25600, activations="i16", eps=1e-5, residual=True),
-        Matvec(Q6_K, 9, 512, eps=1e-5, others=((Q4_K, 17), (Q8_0, 1)), batch=8, activations="i16"),
+        Matvec(Q8_0, 2, 25600, eps=1e-5, residual=True),
+        Matvec(Q6_K, 9, 512, eps=1e-5, others=((Q4_K, 17), (Q8_0, 1)), batch=8),
         Matvec(F32, 2, 11001, eps=1e-5, batch=3),
     ],
     ids=str,
@@ -209,8 +198,8 @@ def test_every_cut_gives_the_product(device: Device, spec: Matvec) -> None:
 
 
 def test_a_row_does_not_depend_on_its_neighbours(device: Device) -> None:
-    """Rows that the last warp shares with another one, and one row alone, bit for bit."""
-    spec = Matvec(Q4_K, 7, 512, rows_each=4, activations="i16")
+    """Rows of a tile together, in pairs, and one row alone, bit for bit."""
+    spec = Matvec(Q4_K, 20, 512, rows_each=4)
     inputs = spec.make_inputs(np.random.default_rng(8))
     together = run_kernel(device, spec, inputs)["y"]
     for changes in ({"rows_each": 1}, {"rows_each": 1, "passes": 2, "stages": 2}, {"rows_each": 2}):
@@ -218,9 +207,19 @@ def test_a_row_does_not_depend_on_its_neighbours(device: Device) -> None:
         np.testing.assert_array_equal(together, alone)
 
 
+def test_rows_that_two_warps_share_are_the_same_in_both(device: Device) -> None:
+    """An unquantised matrix whose last warp takes rows of the one before as well."""
+    spec = Matvec(F16, 7, 512, rows_each=4)
+    inputs = spec.make_inputs(np.random.default_rng(8))
+    together = run_kernel(device, spec, inputs)["y"]
+    for changes in ({"rows_each": 1}, {"rows_each": 3, "passes": 2}, {"rows_each": 7, "warps": 1}):
+        alone = run_kernel(device, dataclasses.replace(spec, **changes), inputs)["y"]
+        np.testing.assert_array_equal(together, alone)
+
+
 def test_one_launch_for_several_matrices_gives_the_bits_of_several(device: Device) -> None:
     """Also of a gated pair, before the gate."""
-    spec = Matvec(Q4_K, 9, 768, eps=1e-5, others=((Q6_K, 4), (Q4_K, 3)), activations="i16")
+    spec = Matvec(Q4_K, 9, 768, eps=1e-5, others=((Q6_K, 4), (Q4_K, 3)))
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)
     for suffix, fmt, rows in (("", Q4_K, 9), ("1", Q6_K, 4), ("2", Q4_K, 3)):
@@ -234,12 +233,12 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(device: Devic
     "spec",
     [
         Matvec(Q4_K, 7, 1280, bias=True, batch=5),
-        Matvec(Q4_K, 7, 512, rows_each=4, batch=4),
+        Matvec(Q4_K, 8, 512, rows_each=4, batch=4),
         Matvec(Q6_K, 5, 768, batch=8),
         Matvec(Q8_0, 5, 4864, batch=2, stages=2),
-        Matvec(Q8_0, 5, 12288, batch=7, activations="i16"),
-        Matvec(Q4_K, 5, 2560, batch=8, activations="i16", eps=1e-5, rows_each=2),
-        Matvec(Q6_K, 6, 512, batch=3, activations="i16", gated=True, eps=1e-5),
+        Matvec(Q8_0, 5, 12288, batch=7),
+        Matvec(Q4_K, 6, 2560, batch=8, eps=1e-5, rows_each=2),
+        Matvec(Q6_K, 6, 512, batch=3, gated=True, eps=1e-5),
         Matvec(F32, 6, 75, bias=True, batch=8),
         Matvec(F16, 3, 70, rows_each=2, batch=3),
     ],

@@ -60,6 +60,7 @@ class Scale(KernelSpec):
     n: int
     loud: bool = False
     file: str = "scale.ptx.j2"
+    shared_bytes: int = 128
 
     name = "scale"
 
@@ -78,7 +79,7 @@ class Scale(KernelSpec):
 
     @property
     def launch_shape(self):
-        return LaunchShape(grid=(2, 3, 1), block=(64, 2, 1), shared_bytes=128)
+        return LaunchShape(grid=(2, 3, 1), block=(64, 2, 1), shared_bytes=self.shared_bytes)
 
 
 def test_the_frame_is_made_from_the_spec():
@@ -99,6 +100,17 @@ def test_the_frame_is_made_from_the_spec():
     }  # fmt: skip
     assert ".reg .b64 %y;  // (n, 1) f32, out" in text
     assert "// grid (2, 3, 1)  block (64, 2, 1)  cluster (1, 1, 1)" in text
+
+
+def test_dynamic_shared_memory_is_declared_where_the_launch_gives_some():
+    declaration = ".extern .shared .align 16 .b8 dynamic_shared[];"
+    text = Scale(4).ptx("sm_80")
+    assert text.count(declaration) == 1
+    assert text.index(declaration) < text.index(".visible .entry")
+    assert "dynamic shared 128 bytes" in text
+    without = Scale(4, shared_bytes=0).ptx("sm_80")
+    assert ".extern" not in without
+    assert "dynamic shared 0 bytes" in without
 
 
 def test_macros_come_from_another_file():

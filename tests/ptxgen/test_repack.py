@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 import pytest
 
@@ -10,55 +12,85 @@ from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, Bytes, Format, random_blocks
 from urdir.ptxgen.kernels.repack import Repack
-from urdir.ptxgen.layout import Chunk, Layout
+from urdir.ptxgen.layout import Layout
 
 
 def _layout(fmt: Format) -> Layout:
-    return Layout(fmt, 33, 1024 if fmt.block > 1 else 75)
+    """Rows that end inside a tile, and so do its columns where the type's blocks allow that."""
+    return Layout(fmt, 43, 75 if fmt.is_float else 9 * fmt.block % 2048)
 
 
-def _place(packed: Bytes, layout: Layout, chunk: Chunk, planes: dict[str, Bytes]) -> None:
-    spec = Repack.of(layout, chunk)
-    for name, (offset, nbytes) in spec.regions(layout, chunk).items():
-        if name != "source":
-            packed[offset : offset + nbytes] = planes[name].reshape(-1)
+def _place(
+    packed: Bytes, layout: Layout, first: int, spec: Repack, planes: Mapping[str, Bytes]
+) -> None:
+    """A chunk's planes to where they belong; they take what nobody has taken before."""
+    regions = spec.regions(layout, first)
+    assert regions.keys() == {p.name for p in layout.format.planes}
+    for name, (offset, nbytes) in regions.items():
+        assert not packed[offset : offset + nbytes].any()
+        packed[offset : offset + nbytes] = planes[name].reshape(-1)
+
+
+def _chunks(layout: Layout, source: Bytes, max_nbytes: int) -> Iterator[tuple[int, Repack, Bytes]]:
+    """(first row, kernel, GGUF bytes) of each chunk."""
+    row = layout.source_row_nbytes
+    for first, rows in layout.chunks(max_nbytes):
+        part = source[first * row : (first + rows) * row]
+        spec = Repack(layout.format, rows, layout.cols)
+        assert spec.source_nbytes == part.size
+        yield first, spec, part
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
-@pytest.mark.parametrize("max_units", [1, 1000, 10**6])
-def test_references_of_chunks_make_the_packed_matrix(fmt: Format, max_units: int) -> None:
+@pytest.mark.parametrize("max_nbytes", [1, 12_000, 10**6])
+def test_references_of_chunks_make_the_packed_matrix(fmt: Format, max_nbytes: int) -> None:
     layout = _layout(fmt)
     blocks = random_blocks(fmt, layout.rows * layout.cols // fmt.block, np.random.default_rng(1))
     source = blocks.reshape(-1)
     packed = np.zeros(layout.nbytes, np.uint8)
-    for chunk in layout.chunks(max_units):
-        part = source[chunk.source_offset : chunk.source_offset + chunk.source_nbytes]
-        spec = Repack.of(layout, chunk)
-        assert spec.regions(layout, chunk)["source"] == (0, part.size)
-        _place(packed, layout, chunk, spec.reference(source=part))
+    for first, spec, part in _chunks(layout, source, max_nbytes):
+        _place(packed, layout, first, spec, spec.reference(source=part))
     np.testing.assert_array_equal(packed, layout.pack(source))
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_the_kernel_makes_the_packed_matrix(device: Device, fmt: Format) -> None:
+    """In two launches, for 32 rows and for the others."""
     layout = _layout(fmt)
     blocks = random_blocks(fmt, layout.rows * layout.cols // fmt.block, np.random.default_rng(2))
     source = blocks.reshape(-1)
     packed = np.zeros(layout.nbytes, np.uint8)
-    chunks = list(layout.chunks(640))
-    for chunk in chunks:
-        part = source[chunk.source_offset : chunk.source_offset + chunk.source_nbytes]
-        planes = run_kernel(device, Repack.of(layout, chunk), {"source": part})
-        _place(packed, layout, chunk, planes)
+    chunks = list(_chunks(layout, source, 32 * layout.source_row_nbytes))
+    assert [first for first, _, _ in chunks] == [0, 32]
+    for first, spec, part in chunks:
+        inputs = spec.make_inputs(np.random.default_rng(3)) | {"source": part}
+        _place(packed, layout, first, spec, run_kernel(device, spec, inputs))
     np.testing.assert_array_equal(packed, layout.pack(source))
 
 
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+def test_the_kernel_leaves_padding_alone(device: Device, fmt: Format) -> None:
+    """What was there before the launch is there afterwards, wherever no weight lies."""
+    layout = _layout(fmt)
+    spec = Repack(fmt, layout.rows, layout.cols)
+    inputs = spec.make_inputs(np.random.default_rng(4))
+    taken = {layout.place(r, u) for r in range(layout.rows) for u in range(layout.row_units)}
+    before = {p.name: np.full_like(inputs[p.name], 0xA5) for p in fmt.planes}
+    after = run_kernel(device, spec, inputs | before)
+    wanted = spec.reference(**inputs)
+    for plane in fmt.planes:
+        used = np.zeros(len(after[plane.name]), bool)
+        used[[place // plane.units for place in taken]] = True
+        if not fmt.is_float:
+            assert (~used).sum() > 0
+            np.testing.assert_array_equal(after[plane.name][used], wanted[plane.name][used])
+        assert (after[plane.name][~used] == 0xA5).all()
+
+
 def test_chunks_that_are_no_whole_blocks_or_rows_are_refused() -> None:
-    with pytest.raises(PtxgenError, match="Q4_K: 12 units, no multiple of 8"):
-        Repack(FORMATS["Q4_K"], 12)
-    with pytest.raises(PtxgenError, match="F16: 4 units, no multiple of 3"):
-        Repack(FORMATS["F16"], 4, 75)
-    with pytest.raises(PtxgenError, match="Q8_0: cols is 64"):
-        Repack(FORMATS["Q8_0"], 4, 64)
-    with pytest.raises(PtxgenError, match="F32: cols is 0"):
-        Repack(FORMATS["F32"], 4)
+    with pytest.raises(PtxgenError, match=r"Q4_K matrix of 16 x 384.*multiple of 256"):
+        Repack(FORMATS["Q4_K"], 16, 384)
+    with pytest.raises(PtxgenError, match=r"F16 matrix of 0 x 75: both must be positive"):
+        Repack(FORMATS["F16"], 0, 75)
+    with pytest.raises(PtxgenError, match=r"Q8_0 matrix of 4 x 48.*multiple of 32"):
+        Repack(FORMATS["Q8_0"], 4, 48)

@@ -194,6 +194,13 @@ def test_function_attributes(bench: Any) -> None:
     bench.fails(api.cuFuncSetAttribute(function, dynamic, most + 1), "INVALID_VALUE")
     bench.ok(api.cuFuncSetAttribute(function, dynamic, most))
     assert get("MAX_DYNAMIC_SHARED_SIZE_BYTES") == most
+    assert get("PREFERRED_SHARED_MEMORY_CARVEOUT") == -1
+    split = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    for percent in (100, 0, -1):
+        bench.ok(api.cuFuncSetAttribute(function, split, percent))
+        assert get("PREFERRED_SHARED_MEMORY_CARVEOUT") == percent
+    for percent in (-2, 101):
+        bench.fails(api.cuFuncSetAttribute(function, split, percent), "INVALID_VALUE")
     registers = attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
     bench.fails(api.cuFuncSetAttribute(function, registers, 3), "INVALID_VALUE")
 

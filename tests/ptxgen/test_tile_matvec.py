@@ -1,0 +1,626 @@
+"""Matrix-vector products tile by tile: how they are cut, and values on a device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from urdir.driver.bindings import emulated
+from urdir.driver.device import Device
+from urdir.driver.harness import check_kernel, run_kernel
+from urdir.model.shapes import SHAPES, SyntheticModel
+from urdir.ptxgen.assemble import assemble, is_available
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.formats import FORMATS, Bytes, Format
+from urdir.ptxgen.kernels._weight_tiles import Tile
+from urdir.ptxgen.kernels.product import Limits
+from urdir.ptxgen.kernels.tile_matvec import MAX_SLOTS, RECORD_NBYTES, TileMatvec
+from urdir.ptxgen.layout import Layout
+from urdir.ptxgen.target import TESTED
+
+Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
+QUANTISED = [f for f in FORMATS.values() if not f.is_float]
+#: Shared memory of an H200's SM, and what a CTA may have of it.
+PER_SM, PER_CTA = 228 * 1024, 227 * 1024
+H200 = Limits(132, PER_SM, PER_CTA)
+
+#: Shared memory of an SM and of a CTA of it, bytes (CUDA C++ Programming Guide, "Technical
+#: Specifications per Compute Capability").
+SHARED_OF = {
+    "sm_75": (64 * 1024, 64 * 1024),
+    "sm_80": (164 * 1024, 163 * 1024),
+    "sm_86": (100 * 1024, 99 * 1024),
+    "sm_89": (100 * 1024, 99 * 1024),
+    "sm_90": (PER_SM, PER_CTA),
+    "sm_100": (PER_SM, PER_CTA),
+    "sm_120": (100 * 1024, 99 * 1024),
+}
+
+#: What is multiplied on tensor cores.
+i16 = functools.partial(TileMatvec, activations="i16")
+
+Ints = npt.NDArray[np.int64]
+
+every_format = pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
+
+
+# ---- how a launch is cut ----
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 48, 1000, 4096, 14336])
+@pytest.mark.parametrize(("split", "groups"), [(0, 0), (3, 1), (2, 2)])
+@pytest.mark.parametrize("per_pass", [0, 1, 3])
+def test_the_launch_covers_every_row(rows: int, split: int, groups: int, per_pass: int) -> None:
+    """And no CTA is without rows, but for those that are meant to be."""
+    others = ((Q6_K, 3 * rows), (Q4_K, 5))
+    for tiles in (0, 1, 5):
+        spec = i16(
+            *(Q4_K, rows, 2048),
+            others=others,
+            split=split,
+            groups=groups,
+            tiles_each=tiles,
+            per_pass=per_pass,
+        )
+        assert spec.tiles >= tiles
+        assert spec.tiles == spec.passes * spec.pass_tiles
+        assert spec.pass_tiles % spec.row_warps == 0
+        ctas = 0
+        for part, count in zip(spec.matrices, (rows, 3 * rows, 5), strict=True):
+            assert part.first_cta == ctas
+            assert count <= part.ctas * spec.cta_rows < count + spec.cta_rows
+            ctas += part.ctas
+        assert spec.launch_shape.grid == (ctas, 1, 1)
+
+
+def test_sms_that_a_launch_leaves_over_get_a_cta_without_rows() -> None:
+    """If they are few, and that is asked for."""
+    for bands, sms, idle in ((128, 132, 4), (67, 132, 65), (66, 132, 0), (132, 132, 0), (3, 4, 1)):
+        spec = i16(Q8_0, 16 * bands, 256, tiles_each=1, groups=1, sms=sms, fill=True)
+        assert (spec.ctas, spec.grid_ctas - spec.ctas) == (bands, idle)
+        assert spec.has_partial_rows == (idle > 0)
+        assert dataclasses.replace(spec, fill=False).launch_shape.grid == (bands, 1, 1)
+
+
+@every_format
+@pytest.mark.parametrize("cols", [256, 768, 4096, 14336, 28672])
+def test_shared_memory_is_what_a_cta_may_have(fmt: Format, cols: int) -> None:
+    """Rings, records and sums lie side by side, in that order, each aligned for its accesses."""
+    for larger in (False, True):
+        least, most = H200.shared(larger)
+        for gated in (False, True):
+            spec = i16(fmt, 4096, cols, shared=most, least_shared=least, gated=gated)
+            rings = spec.cta_warps * spec.slots * spec.tile_nbytes
+            assert spec.tile_nbytes % 16 == 0
+            assert spec.records_offset == rings
+            assert spec.squares_offset - rings == RECORD_NBYTES["i16"] * 8 * spec.blocks
+            assert spec.partials_offset - spec.squares_offset >= 4 * spec.cta_warps
+            assert spec.partials_offset % 16 == 0
+            sums = 4 * spec.k_warps * (2 if gated else 1) * 16 * spec.pass_tiles
+            assert least <= spec.launch_shape.shared_bytes <= max(least, most) <= PER_CTA
+            assert spec.partials_offset + sums <= spec.launch_shape.shared_bytes
+            assert 2 <= spec.slots <= MAX_SLOTS
+
+
+def test_what_a_cta_takes_of_an_sm() -> None:
+    """Two of the larger ones never fit together; one and another do. All, where that is little."""
+    least, most = H200.shared(larger=True)
+    assert (least, most) == (117_760, 128_682)
+    assert H200.shared(larger=False) == (0, 102_741)
+    assert 2 * (least + 1024) > PER_SM
+    assert most + 102_741 + 2 * 1024 <= PER_SM
+    for per_sm, per_cta in ((64, 64), (100, 99), (164, 163)):
+        limits = Limits(40, per_sm * 1024, per_cta * 1024)
+        assert limits.shared(larger=True) == limits.shared(larger=False) == (0, per_cta * 1024)
+
+
+@every_format
+def test_lanes_that_read_together_find_their_pieces_in_different_banks(fmt: Format) -> None:
+    """Sixteen bytes each: the first eight lanes (two rows) are served at a time, then the next.
+
+    Records of the activations: eight units are in different banks as well.
+    """
+    assert len({RECORD_NBYTES * unit % 128 // 16 for unit in range(8)}) == 8
+    for run in Tile(Layout(fmt, 1, 2048)).runs:
+        for q in range(run.chunks):
+            for quarter in range(4):
+                banks = set()
+                for lane in range(8 * quarter, 8 * quarter + 8):
+                    g, t = divmod(lane, 4)
+                    piece = (t * run.chunks + q) ^ (run.swizzle * (g % 2))
+                    banks.add((g * run.row_nbytes + 16 * piece) % 128 // 16)
+                assert len(banks) == 8, (run, q, quarter)
+
+
+@every_format
+@pytest.mark.parametrize("target", TESTED)
+def test_rows_for_which_there_is_room_get_at_least_four_warps(fmt: Format, target: str) -> None:
+    """Where activations leave less of the shared memory, the kernel is not taken."""
+    _, shared = Limits(132, *SHARED_OF[target]).shared(larger=True)
+    for cols in range(4096, 65536, 2048):
+        if TileMatvec.fits((fmt,), cols, "i16", shared):
+            spec = i16(fmt, 4096, cols, shared=shared)
+            assert spec.cta_warps >= 4
+            assert spec.launch_shape.shared_bytes <= SHARED_OF[target][1]
+    assert TileMatvec.fits((fmt,), 4096, "i16", shared)
+    assert not TileMatvec.fits((fmt,), 65536, "i16", shared)
+
+
+def test_impossible_specs_are_refused() -> None:
+    for fmt, others in ((FORMATS["F16"], ()), (Q4_K, ((FORMATS["F32"], 3),))):
+        with pytest.raises(PtxgenError, match="for quantised weights only"):
+            i16(fmt, 3, 256, others=others)
+    with pytest.raises(PtxgenError, match="split is 4 of 3 blocks"):
+        i16(Q8_0, 3, 544, split=4)
+    with pytest.raises(PtxgenError, match="36 warps: 1 to 32"):
+        i16(Q4_K, 3, 1024, split=4, groups=9)
+    with pytest.raises(PtxgenError, match=r"two tiles \(4352 bytes\) of 8 warps.*65536 bytes"):
+        i16(Q8_0, 3, 2048, split=8)
+    with pytest.raises(PtxgenError, match="more than the 30000 bytes of shared memory"):
+        i16(Q4_K, 3, 14336, shared=30000)
+    with pytest.raises(PtxgenError, match="multiple of 256"):
+        i16(Q4_K, 3, 896)
+    with pytest.raises(PtxgenError, match="multiple of 256"):
+        i16(Q8_0, 3, 896, others=((Q6_K, 3),))
+    with pytest.raises(PtxgenError, match="without bias"):
+        i16(Q4_K, 3, 256, gated=True, bias=True)
+    with pytest.raises(PtxgenError, match="others without both"):
+        i16(Q4_K, 3, 256, residual=True, others=((Q4_K, 3),))
+    with pytest.raises(PtxgenError, match="tiles_each is -1"):
+        i16(Q4_K, 3, 256, tiles_each=-1)
+    with pytest.raises(PtxgenError, match="from 1"):
+        i16(Q4_K, 0, 256)
+
+
+# ---- what it costs ----
+
+
+def model_products(shape: str) -> Iterator[TileMatvec]:
+    """The products of a Q4_K_M model's decode step, cut as for an H200."""
+    model = SyntheticModel(shape, "q4_k_m")
+    formats = {
+        n: FORMATS[gguf.GGMLQuantizationType(t.type_id).name] for n, t in model.tensors.items()
+    }
+
+    def product(name: str, more: tuple[str, ...] = (), **fields: Any) -> TileMatvec:
+        rows, cols = model.tensors[name].shape
+        others = tuple((formats[n], model.tensors[n].shape[0]) for n in more)
+        least, most = H200.shared(fields.get("residual", False))
+        cut = {"shared": most, "least_shared": least, "sms": 132}
+        return i16(formats[name], rows, cols, others=others, **cut, **fields)
+
+    layers = SHAPES[shape].layers
+    for number in (0, layers // 8, layers - 1):  # with Q6_K, without, with
+        of = f"blk.{number}."
+        bias = f"{of}attn_q.bias" in model.tensors
+        key_value = (f"{of}attn_k.weight", f"{of}attn_v.weight")
+        yield product(f"{of}attn_q.weight", key_value, eps=1e-5, bias=bias)
+        yield product(f"{of}attn_output.weight", residual=True)
+        yield product(f"{of}ffn_gate.weight", gated=True, eps=1e-5)
+        yield product(f"{of}ffn_down.weight", residual=True)
+    output = "token_embd.weight" if SHAPES[shape].tied else "output.weight"
+    yield product(output, eps=1e-5)
+
+
+@pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_real_models_products_spill_nothing(shape: str) -> None:
+    """Two CTAs of an SM have registers: 128 a thread where they have eight warps."""
+    for spec in dict.fromkeys(model_products(shape)):
+        cost = assemble(spec.ptx("sm_90"), "sm_90").entries["tile_matvec"]
+        assert not cost.spills, spec
+        assert cost.registers * 2 * spec.launch_shape.threads <= 65536, spec
+        assert spec.cta_warps < 8 or cost.registers <= 128, spec
+
+
+@pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
+@pytest.mark.parametrize("target", TESTED)
+def test_large_products_assemble_for_every_target(target: str) -> None:
+    """Without spills, with the shared memory that SMs of that kind have; the longest row is one
+    for which there is room there.
+    """
+    limits = Limits(132, *SHARED_OF[target])
+    (_, small), (_, large) = limits.shared(larger=False), limits.shared(larger=True)
+    longest = max(
+        cols for cols in range(4096, 65536, 256) if TileMatvec.fits((Q6_K,), cols, "i16", large)
+    )
+    assert longest >= 8192
+    for spec in (
+        i16(Q4_K, 14336, 4096, gated=True, eps=1e-5, shared=small),
+        i16(Q6_K, 4096, longest, residual=True, shared=large),
+        i16(Q6_K, 4096, 8192, eps=1e-5, shared=small),
+        i16(
+            *(Q4_K, 4096, 4096),
+            bias=True,
+            eps=1e-5,
+            others=((Q4_K, 1024), (Q6_K, 1024)),
+            shared=small,
+        ),
+    ):
+        cost = assemble(spec.ptx(target), target).entries["tile_matvec"]
+        assert not cost.spills, spec
+        assert cost.registers * 2 * spec.launch_shape.threads <= 65536, spec
+
+
+# ---- exact products ----
+
+
+def write_numbers(fmt: Format, blocks: Bytes, number: str, values: Ints) -> None:
+    """Writes unsigned numbers (blocks, count of a block) into GGUF blocks (blocks, bytes)."""
+    for plane, part in fmt.parts(number):
+        items = fmt.block_units // plane.units
+        flip = 1 << (part.source.width - 1) if part.source.signed else 0
+        for index in range(items * part.count):
+            byte, shift = divmod(part.source.position(index), 8)
+            field = (values[:, index] >> part.shift & part.source.mask) ^ flip
+            blocks[:, byte] |= (field << shift).astype(np.uint8)
+
+
+def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes, Ints, Ints]:
+    """A matrix of small integers: GGUF bytes, weights, and magnitudes of a weight's terms.
+
+    Every group has a scale and a minimum, every block factors of its own.
+    """
+    rng = np.random.default_rng(seed)
+    count, groups = rows * cols // fmt.block, fmt.block // fmt.group
+    blocks = np.zeros((count, fmt.nbytes), np.uint8)
+    quants = rng.integers(0, 4, (count, fmt.block)) - (2 if fmt.offset else 0)
+    write_numbers(fmt, blocks, "q", quants + fmt.offset)
+    terms = {"d": rng.choice([-2, -1, 1, 2], (count, 1)), "m": rng.choice([-2, 1, 2], (count, 1))}
+    for number, values in terms.items():
+        for _, part in fmt.parts(number):
+            at = part.source.start // 8
+            blocks[:, at : at + 2] = values.astype(np.float16).view(np.uint8)
+    scale, minimum = terms["d"], fmt.min_sign * terms["m"]
+    if fmt.has("scale"):
+        scales = rng.integers(1, 4, (count, groups))
+        write_numbers(fmt, blocks, "scale", scales + fmt.scale_offset)
+        scale = scale * scales
+    if fmt.has("minimum"):
+        minimums = rng.integers(0, 4, (count, groups))
+        write_numbers(fmt, blocks, "minimum", minimums)
+        minimum = minimum * minimums
+    scale, minimum = (
+        np.repeat(v, fmt.block // v.shape[1], axis=1).astype(np.int64) for v in (scale, minimum)
+    )
+    weights, sizes = scale * quants + minimum, abs(scale) * abs(quants) + abs(minimum)
+    kind = gguf.GGMLQuantizationType[fmt.name]
+    np.testing.assert_array_equal(gguf.quants.dequantize(blocks, kind), weights)
+    return blocks.reshape(-1), weights.reshape(rows, cols), sizes.reshape(rows, cols)
+
+
+def integer_vector(cols: int, seed: int) -> Ints:
+    """In each 32 columns one of magnitude 32767, so that rounding to 16 bits changes nothing, and
+    any others below 2^24 / columns / 60: the sum of all products' magnitudes is an f32.
+    """
+    rng = np.random.default_rng(seed)
+    x = rng.integers(-300, 301, cols)
+    for unit in range(0, cols, 32):
+        x[unit + rng.integers(32)] = 32767 * rng.choice([-1, 1])
+    return x
+
+
+CUTS: list[dict[str, Any]] = [
+    {},
+    {"split": 1, "groups": 1, "tiles_each": 3},
+    {"split": 2, "groups": 3, "tiles_each": 3, "stages": 2},
+    {"split": 3, "groups": 1, "tiles_each": 1, "stages": 3},
+    {"split": 3, "groups": 2, "tiles_each": 4, "per_pass": 2},
+    {"split": 1, "groups": 2, "tiles_each": 5, "per_pass": 4, "sms": 3},
+    {"tiles_each": 1, "sms": 5},
+]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@every_format
+def test_products_of_integers_are_exact(device: Device, fmt: Format, cut: dict[str, Any]) -> None:
+    """Whatever the cut: all partial sums are integers that f32 holds, in any order."""
+    cols = 576 if fmt.block == 32 else 768
+    spec = i16(fmt, 35, cols, **cut)
+    blocks, weights, sizes = integer_matrix(fmt, 35, cols, seed=1)
+    x = integer_vector(cols, seed=2)
+    assert (sizes @ abs(x)).max() < 2**24
+    inputs = {"weights": spec.layout.pack(blocks), "x": x.astype(np.float32)[None]}
+    y = run_kernel(device, spec, inputs)["y"]
+    np.testing.assert_array_equal(y[0].astype(np.int64), weights @ x)
+
+
+def test_products_of_integers_are_exact_whatever_is_added_and_beside(device: Device) -> None:
+    blocks, weights, _ = integer_matrix(Q4_K, 21, 512, seed=3)
+    other_blocks, other, _ = integer_matrix(Q6_K, 5, 512, seed=4)
+    spec = i16(Q4_K, 21, 512, bias=True, others=((Q6_K, 5),), tiles_each=1, sms=4)
+    x = integer_vector(512, seed=5)
+    bias = np.arange(26) * 3 - 30
+    inputs = {
+        "weights": spec.layout.pack(blocks),
+        "weights1": spec.parts[1].layout.pack(other_blocks),
+        "x": x.astype(np.float32)[None],
+        "bias": bias[:21].astype(np.float32),
+        "bias1": bias[21:].astype(np.float32),
+    }
+    found = run_kernel(device, spec, inputs)
+    np.testing.assert_array_equal(found["y"][0].astype(np.int64), weights @ x + bias[:21])
+    np.testing.assert_array_equal(found["y1"][0].astype(np.int64), other @ x + bias[21:])
+    added = i16(Q4_K, 21, 512, residual=True, bias=True, split=2, groups=1)
+    residual = np.arange(21) * 7
+    del inputs["weights1"], inputs["bias1"]
+    inputs["residual"] = residual.astype(np.float32)[None]
+    y = run_kernel(device, added, inputs)["y"][0]
+    np.testing.assert_array_equal(y.astype(np.int64), weights @ x + bias[:21] + residual)
+
+
+@every_format
+def test_any_weights_of_what_16_bits_hold(device: Device, fmt: Format) -> None:
+    """Multiples of 2^-15 of 32767: x is its own rounding, so that only the f32 sums differ."""
+    spec = i16(fmt, 22, 768)
+    rng = np.random.default_rng(3)
+    inputs = spec.make_inputs(rng)
+    x = rng.integers(-32767, 32768, (1, 768))
+    x[:, ::32] = 32767 * rng.choice([-1, 1], (1, 24))
+    inputs["x"] = (x * 2.0**-15).astype(np.float32)
+    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
+    assert np.abs(y - expected).max() <= 2e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("fmt", [Q4_K, Q6_K, Q8_0, FORMATS["Q5_1"]], ids=lambda f: f.name)
+def test_one_activation_at_a_time_gives_the_columns(device: Device, fmt: Format) -> None:
+    """Each product by itself, to the roundings of its terms: a scale that is no power of two, and
+    one or two sums.
+    """
+    spec = i16(fmt, 18, 512)
+    inputs = spec.make_inputs(np.random.default_rng(6))
+    weights = spec.layout.unpack(inputs["weights"]).astype(np.float64)
+    for col in (0, 1, 37, 46, 255, 256, 511):
+        x = np.zeros((1, spec.cols), np.float32)
+        x[0, col] = -3.0
+        y = run_kernel(device, spec, {**inputs, "x": x})["y"]
+        largest = np.abs(weights[:, col & ~31 : col | 31]).max()
+        np.testing.assert_allclose(y[0], -3.0 * weights[:, col], rtol=0, atol=2e-6 * largest)
+
+
+# ---- rounded activations ----
+
+
+def relative_rms(y: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    y, expected = y.astype(np.float64), expected.astype(np.float64)
+    return float(np.sqrt(np.mean((y - expected) ** 2) / np.mean(expected**2)))
+
+
+@every_format
+def test_products_are_off_by_what_rounding_activations_makes(device: Device, fmt: Format) -> None:
+    """Every one by itself, whatever cancels: six standard deviations of independent roundings,
+    each within half a 32767th of its unit's largest.
+    """
+    spec = i16(fmt, 40, 576 if fmt.block == 32 else 768)
+    inputs = spec.make_inputs(np.random.default_rng(15))
+    weights = spec.layout.unpack(inputs["weights"]).astype(np.float64)
+    step = np.repeat(np.abs(inputs["x"]).reshape(-1, 32).max(axis=1) / 32767, 32)
+    deviation = np.sqrt(((weights * step) ** 2).sum(axis=1) / 12)
+    y = run_kernel(device, spec, inputs)["y"][0]
+    sums = 2.0**-22 * np.sqrt(((weights * inputs["x"]) ** 2).sum(axis=1))
+    errors = np.abs(y - weights @ inputs["x"][0].astype(np.float64))
+    assert (errors <= 6 * deviation + 8 * sums).all()
+    assert errors.mean() < 2 * deviation.mean()
+
+
+@pytest.mark.parametrize("largest", [1e-22, 1e-15, 1e-3, 1.0, 1e3, 1e15, 1e30])
+def test_activations_keep_their_precision_at_every_size(device: Device, largest: float) -> None:
+    """Relative to a unit's largest; a unit of zeros stays zero, a small one keeps its own."""
+    spec = i16(Q4_K, 64, 512)
+    inputs = spec.make_inputs(np.random.default_rng(4))
+    inputs["x"][:, 32:64] = 0.0
+    inputs["x"][:, 64:96] *= 1e-3
+    inputs["x"] *= np.float32(largest)
+    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
+    assert relative_rms(y, expected) < 5e-5
+
+
+def test_a_small_unit_beside_large_ones_keeps_its_own_precision(device: Device) -> None:
+    """Seen through a matrix whose other columns are zero."""
+    spec = i16(Q8_0, 20, 288)
+    rng = np.random.default_rng(5)
+    inputs = spec.make_inputs(rng)
+    blocks = np.zeros((20, 9, 34), np.uint8)
+    blocks[:, 4, :2] = np.float16(0.5).reshape(1).view(np.uint8)
+    blocks[:, 4, 2:] = rng.integers(0, 256, (20, 32))
+    inputs["weights"] = spec.layout.pack(blocks)
+    inputs["x"] *= 1e6
+    inputs["x"][:, 128:160] *= 1e-12
+    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
+    assert relative_rms(y, expected) < 5e-5
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_the_norm_holds_at_every_size(device: Device, scale: float) -> None:
+    """The root of the mean square comes after the sums: nothing is rounded twice."""
+    spec = i16(Q6_K, 40, 768, eps=1e-30, split=3)
+    inputs = spec.make_inputs(np.random.default_rng(14))
+    inputs["x"] *= np.float32(scale)
+    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
+    assert relative_rms(y, expected) < 5e-5
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "fields", [{}, {"eps": 1e-5}, {"gated": True, "eps": 1e-5}, {"residual": True}], ids=str
+)
+def test_what_is_not_finite_is_not_hidden(
+    device: Device, value: float, fields: dict[str, Any]
+) -> None:
+    """Nowhere, at the first and the last column as well."""
+    spec = i16(Q8_0, 21, 352, **fields)
+    for at in (0, 77, 351):
+        inputs = spec.make_inputs(np.random.default_rng(4))
+        inputs["x"][0, at] = value
+        assert not np.isfinite(run_kernel(device, spec, inputs)["y"]).any()
+
+
+def test_an_infinite_weight_shows_in_its_row_alone(device: Device) -> None:
+    spec = i16(Q8_0, 20, 288)
+    inputs = spec.make_inputs(np.random.default_rng(4))
+    blocks = np.zeros((20, 9, 34), np.uint8)
+    blocks[:, :, 2:] = 1
+    blocks[:, :, :2] = np.float16(0.5).reshape(1).view(np.uint8)
+    blocks[7, 3, :2] = np.float16(np.inf).reshape(1).view(np.uint8)
+    inputs["weights"] = spec.layout.pack(blocks)
+    finite = np.isfinite(run_kernel(device, spec, inputs)["y"][0])
+    assert np.flatnonzero(~finite).tolist() == [7]
+
+
+# ---- every cut gives the product ----
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        i16(Q8_0, 33, 352),
+        i16(Q8_0, 3, 4864),
+        i16(Q4_K, 6, 4096, split=5, groups=1, stages=4),
+        i16(Q4_K, 90, 1024, split=2, groups=2, tiles_each=6, per_pass=2, stages=3),
+        i16(Q4_K, 50, 2304, eps=1e-5, tiles_each=4, per_pass=2, gated=True),
+        i16(Q6_K, 11, 1024, split=1, groups=1, residual=True, bias=True),
+        i16(Q3_K, 21, 768, bias=True, eps=1e-6, split=3, groups=2),
+        i16(Q8_0, 18, 12288, eps=1e-5, residual=True),
+        i16(Q6_K, 9, 512, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5))),
+        i16(Q4_K, 9, 512, eps=1e-5, bias=True, others=((Q3_K, 40),), sms=6),
+        i16(Q8_0, 9, 96, gated=True, split=1, groups=4),
+        i16(Q4_K, 300, 512, sms=2, eps=1e-5),  # ten tiles a CTA, groups of four
+        i16(Q4_K, 17, 512, shared=20_000),
+        i16(Q4_K, 17, 512, shared=200_000, least_shared=117_760),
+        i16(Q6_K, 20, 256, split=1, groups=8),
+    ],
+    ids=str,
+)
+def test_every_cut_gives_the_product(device: Device, spec: TileMatvec) -> None:
+    for deviation in check_kernel(device, spec, seed=7):
+        assert deviation.ok, deviation
+
+
+@pytest.mark.parametrize("stages", range(2, MAX_SLOTS + 1))
+def test_every_depth_of_the_ring_gives_the_same_bits(device: Device, stages: int) -> None:
+    """Thirteen tiles of a warp and more: the ring turns, and ends anywhere."""
+    fields: dict[str, Any] = {"split": 2, "groups": 1, "tiles_each": 3, "shared": 100_000}
+    spec = i16(Q4_K, 48, 2304, stages=stages, **fields)
+    assert spec.slots == stages
+    inputs = spec.make_inputs(np.random.default_rng(12))
+    y = run_kernel(device, spec, inputs)["y"]
+    first = run_kernel(device, dataclasses.replace(spec, stages=5), inputs)["y"]
+    np.testing.assert_array_equal(y, first)
+    expected = spec.reference(**inputs)["y"]
+    assert relative_rms(y, expected) < 5e-5
+
+
+@every_format
+def test_a_ring_deeper_than_its_tiles(device: Device, fmt: Format) -> None:
+    """A warp with one tile, with two slots for it."""
+    spec = i16(fmt, 5, 256, split=1, groups=1)
+    assert spec.slots == 2
+    for deviation in check_kernel(device, spec, seed=8):
+        assert deviation.ok, deviation
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_89"])
+@pytest.mark.parametrize("fmt", [Q8_0, Q4_K, Q6_K, Q3_K], ids=lambda f: f.name)
+def test_older_targets_give_the_same_bits(fmt: Format, target: str) -> None:
+    """Other copies, other tensor cores, the same integers and the same order of sums."""
+    spec = i16(fmt, 35, 768, split=3, groups=1, tiles_each=2, eps=1e-5)
+    inputs = spec.make_inputs(np.random.default_rng(13))
+    outputs = []
+    for name in (target, "sm_90"):
+        with Device.open(f"emulator:{name}") as device:
+            outputs.append(run_kernel(device, spec, inputs)["y"])
+    np.testing.assert_array_equal(*outputs)
+
+
+# ---- what a row's bits depend on ----
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tiles_each": 1},
+        {"tiles_each": 3},
+        {"tiles_each": 4, "per_pass": 2, "stages": 2},
+        {"groups": 3},
+        {"sms": 4},
+        {"sms": 7, "tiles_each": 1},
+        {"shared": 200_000, "least_shared": 120_000},
+    ],
+    ids=str,
+)
+def test_a_row_does_not_depend_on_its_neighbours(device: Device, changes: dict[str, Any]) -> None:
+    """However rows are cut into CTAs and passes, and the first rows without the others."""
+    spec = i16(Q4_K, 52, 768, split=2, groups=1, tiles_each=2)
+    inputs = spec.make_inputs(np.random.default_rng(8))
+    together = run_kernel(device, spec, inputs)["y"]
+    other = dataclasses.replace(spec, **changes)
+    np.testing.assert_array_equal(run_kernel(device, other, inputs)["y"], together)
+
+
+def test_a_row_alone_has_the_bits_that_it_has_among_others(device: Device) -> None:
+    """Also if what lies around it is not finite."""
+    spec = i16(Q8_0, 20, 352, split=2)
+    rng = np.random.default_rng(9)
+    inputs = spec.make_inputs(rng)
+    blocks = np.zeros((20, 11, 34), np.uint8)
+    blocks[:, :, 2:] = rng.integers(0, 256, (20, 11, 32))
+    blocks[:, :, :2] = np.float16(0.03).reshape(1).view(np.uint8)
+    for row in (0, 7, 8, 16, 19):
+        around = blocks.copy()
+        around[[r for r in range(20) if r != row], :, :2] = 0xFF  # a NaN
+        alone = dataclasses.replace(spec, rows=1)
+        y = run_kernel(device, spec, {**inputs, "weights": spec.layout.pack(around)})["y"][0]
+        single = {**inputs, "weights": alone.layout.pack(blocks[row : row + 1])}
+        np.testing.assert_array_equal(y[row], run_kernel(device, alone, single)["y"][0, 0])
+        assert np.isnan(np.delete(y, row)).all()
+
+
+def test_one_launch_for_several_matrices_gives_the_bits_of_several(device: Device) -> None:
+    fields: dict[str, Any] = {"eps": 1e-5, "split": 3, "groups": 1}
+    spec = i16(Q4_K, 40, 768, others=((Q6_K, 20), (Q4_K, 3)), **fields, sms=8)
+    inputs = spec.make_inputs(np.random.default_rng(10))
+    together = run_kernel(device, spec, inputs)
+    for suffix, fmt, rows in (("", Q4_K, 40), ("1", Q6_K, 20), ("2", Q4_K, 3)):
+        single = i16(fmt, rows, 768, **fields)
+        alone = {"weights": inputs["weights" + suffix], "x": inputs["x"], "norm": inputs["norm"]}
+        y = run_kernel(device, single, alone)["y"]
+        np.testing.assert_array_equal(together["y" + suffix], y)
+
+
+def test_a_gated_pair_gates_the_bits_of_two(device: Device) -> None:
+    """Both products as they are by themselves, before silu(gate) * up."""
+    fields: dict[str, Any] = {"eps": 1e-5, "split": 2, "groups": 1}
+    spec = i16(Q4_K, 37, 512, gated=True, **fields)
+    inputs = spec.make_inputs(np.random.default_rng(11))
+    inputs["x"] *= 0.1
+    inputs["norm"] *= 0.1
+    y = run_kernel(device, spec, inputs)["y"]
+    common = {"x": inputs["x"], "norm": inputs["norm"]}
+    single = i16(Q4_K, 37, 512, **fields)
+    gate, up = (
+        run_kernel(device, single, {**common, "weights": inputs[name]})["y"].astype(np.float64)
+        for name in ("weights", "up")
+    )
+    expected = gate / (1.0 + np.exp(-gate)) * up
+    # rounding the exponent -gate * log2(e) costs |gate| roundings, the rest a few
+    assert (np.abs(y - expected) <= (np.abs(gate) + 8) * 2.0**-23 * np.abs(expected)).all()
+
+
+# ---- races ----
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90"])
+@pytest.mark.parametrize("number", range(len(TileMatvec.examples())))
+def test_the_sanitizer_finds_nothing(number: int, target: str) -> None:
+    """No races between lanes that copy tiles and those that read them, nor between warps."""
+    spec = TileMatvec.examples()[number]
+    with Device.open(f"emulator:{target}", api=emulated(target, sanitize=True)) as device:
+        for deviation in check_kernel(device, spec):
+            assert deviation.ok, deviation
