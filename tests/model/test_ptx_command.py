@@ -84,12 +84,13 @@ def test_list_of_a_model_says_what_its_steps_launch(cli: Cli, nano: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("gpu", "sms", "shared"), [("h200", 132, 102_741), ("l4", 58, 65_536), ("t4", 40, 65_536)]
+    ("gpu", "sms", "shared"), [("h200", 132, 102_741), ("l4", 58, 101_376), ("t4", 40, 65_536)]
 )
 def test_products_of_a_model_are_cut_for_the_gpu(
     cli: Cli, nano: Path, gpu: str, sms: int, shared: int
 ) -> None:
-    """Its SMs, and what its shared memory leaves; the larger ones add the residual."""
+    """Its SMs, and its shared memory: all, or a share where two CTAs are to be on an SM, the larger
+    one where a residual is added."""
     rows = json.loads(cli("list", "--model", nano, "--json", "--gpu", gpu)[1])
     products = [row for row in rows if row["kernel"] == "tile_matvec"]
     assert not any(row["kernel"] == "matvec" for row in rows)
@@ -98,7 +99,7 @@ def test_products_of_a_model_are_cut_for_the_gpu(
     for row in products:
         launches[row["fields"]["residual"]] += row["launches_per_decode_step"]
         assert row["launches_per_prompt_step"] == 0
-        assert (row["fields"]["least_shared"] > 0) == row["fields"]["residual"]
+        assert (row["fields"]["least_shared"] > 0) == (gpu == "h200" and row["fields"]["residual"])
         assert row["fields"]["shared"] == shared or row["fields"]["residual"]
     assert launches == {True: 2 * 2, False: 2 * 2 + 1}
 
