@@ -103,7 +103,7 @@ def test_the_frame_is_made_from_the_spec():
 
 
 def test_dynamic_shared_memory_is_declared_where_the_launch_gives_some():
-    declaration = ".extern .shared .align 16 .b8 dynamic_shared[];"
+    declaration = ".extern .shared .align 256 .b8 dynamic_shared[];"
     text = Scale(4).ptx("sm_80")
     assert text.count(declaration) == 1
     assert text.index(declaration) < text.index(".visible .entry")

@@ -19,9 +19,10 @@ from urdir.model.shapes import SHAPES, SyntheticModel
 from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, Bytes, Format
+from urdir.ptxgen.kernels._tiled_product import MAX_SLOTS
 from urdir.ptxgen.kernels._weight_tiles import Tile
 from urdir.ptxgen.kernels.product import Limits
-from urdir.ptxgen.kernels.tile_matvec import MAX_SLOTS, RECORD_NBYTES, TileMatvec
+from urdir.ptxgen.kernels.tile_matvec import RECORD_NBYTES, TileMatvec
 from urdir.ptxgen.layout import Layout
 from urdir.ptxgen.target import TESTED
 
