@@ -124,8 +124,7 @@ class TiledProduct(FusedProduct):
         """Warps that have room for a ring each."""
 
         def taken(warps: int) -> int:
-            beside = self.activations_nbytes(warps) + self.squares_nbytes(warps)
-            return beside + warps * MIN_SLOTS * self.tile_nbytes
+            return self.activations_nbytes(warps) + warps * MIN_SLOTS * self.tile_nbytes
 
         room = self.shared - PARTIALS_NBYTES
         return max((w for w in range(1, WARPS + 1) if taken(w) <= room), default=1)

@@ -115,6 +115,13 @@ class Run:
         """The same for bit 3 of the piece's number."""
         return 1 if self.chunks == 4 else 0
 
+    def place(self, piece: int, row: int) -> int:
+        """Where in its row piece number ``piece`` lies."""
+        piece ^= self.swizzle_by_piece * (piece >> 3 & 1)
+        for digit, added in enumerate(self.swizzle):
+            piece ^= added * (row >> digit & 1)
+        return piece
+
     @property
     def odd_copies(self) -> int:
         """What is added to the pieces' numbers in every other copy of the warp."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.kernels._fused_product import odd_cols
-from urdir.ptxgen.kernels._tiled_product import MIN_SLOTS, PARTIALS_NBYTES, TiledProduct
+from urdir.ptxgen.kernels._tiled_product import MIN_SLOTS, TiledProduct
 from urdir.ptxgen.kernels._weight_tiles import Tile
 from urdir.ptxgen.layout import TILE_UNITS, Layout
 from urdir.ptxgen.spec import Tolerance, ceil_div
@@ -73,7 +73,7 @@ class BatchMatvec(TiledProduct):
         """All that two slots a warp leave: a pass more means to round all activations again."""
         warps = self.cta_warps
         taken = self.activations_nbytes(warps) + self.squares_nbytes(warps)
-        return max(PARTIALS_NBYTES, self.shared - taken - warps * MIN_SLOTS * self.tile_nbytes)
+        return self.shared - taken - warps * MIN_SLOTS * self.tile_nbytes
 
     @property
     def tolerance(self) -> Tolerance:

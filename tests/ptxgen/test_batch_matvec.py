@@ -67,31 +67,21 @@ def test_four_lanes_take_every_quad_of_a_unit_once(fmt: Format) -> None:
         assert taken == [quads.part.target.position(4 * j) for j in order]
 
 
-def swizzled(run: Any, piece: int, row: int) -> int:
-    """The place of a piece in its row."""
-    piece ^= run.swizzle_by_piece * (piece >> 3 & 1)
-    for digit, added in enumerate(run.swizzle):
-        piece ^= added * (row >> digit & 1)
-    return piece
-
-
 @pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
 def test_what_lanes_read_at_a_time_lies_in_different_banks(fmt: Format) -> None:
     """Units t of two rows, a piece a lane; the words of a unit of as many rows as 32 lanes read."""
     for run in (r for r in Tile(Layout(fmt, 16, 256 * 8)).runs if r.chunks):
         pieces = run.row_nbytes // 16
         for row in range(16):
-            assert sorted(swizzled(run, p, row) for p in range(pieces)) == list(range(pieces))
+            assert sorted(run.place(p, row) for p in range(pieces)) == list(range(pieces))
         for row in range(0, 16, 2):
             for q in range(run.chunks):
-                read = [
-                    swizzled(run, run.chunks * t + q, row + r) for t in range(4) for r in (0, 1)
-                ]
+                read = [run.place(run.chunks * t + q, row + r) for t in range(4) for r in (0, 1)]
                 assert len({place % 8 for place in read}) == 8
         for unit in range(8):
             for row in range(0, 16, 8 // run.chunks):
                 read = [
-                    swizzled(run, run.chunks * unit + q, row + r)
+                    run.place(run.chunks * unit + q, row + r)
                     for q in range(run.chunks)
                     for r in range(8 // run.chunks)
                 ]

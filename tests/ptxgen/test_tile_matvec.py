@@ -128,14 +128,15 @@ def test_lanes_that_read_together_find_their_pieces_in_different_banks(fmt: Form
 
     Records of the activations: eight units are in different banks as well.
     """
-    assert len({RECORD_NBYTES * unit % 128 // 16 for unit in range(8)}) == 8
+    for nbytes in RECORD_NBYTES.values():
+        assert len({nbytes * unit % 128 // 16 for unit in range(8)}) == 8
     for run in Tile(Layout(fmt, 1, 2048)).runs:
         for q in range(run.chunks):
             for quarter in range(4):
                 banks = set()
                 for lane in range(8 * quarter, 8 * quarter + 8):
                     g, t = divmod(lane, 4)
-                    piece = (t * run.chunks + q) ^ (run.swizzle * (g % 2))
+                    piece = run.place(t * run.chunks + q, g)
                     banks.add((g * run.row_nbytes + 16 * piece) % 128 // 16)
                 assert len(banks) == 8, (run, q, quarter)
 
