@@ -42,17 +42,17 @@ def test_resources_of_a_loaded_kernel(device: Device, make_kernel: Make) -> None
     assert loaded.resources.max_threads == 1024
 
 
-@pytest.mark.parametrize("prefers_cache", [False, True])
-def test_kernels_take_the_most_shared_memory_unless_they_prefer_cache(
-    device: Device, make_kernel: Make, prefers_cache: bool
+@pytest.mark.parametrize("prefers_shared", [False, True])
+def test_a_kernel_takes_the_most_shared_memory_where_it_prefers_that(
+    device: Device, make_kernel: Make, prefers_shared: bool
 ) -> None:
-    """Kernels of different splits would not run on an SM together."""
-    shape = LaunchShape((1, 1, 1), (128, 1, 1), prefers_cache=prefers_cache)
-    kernel = make_kernel(launch_shape=shape, spec_key=f"split {prefers_cache}")
+    """Kernels of different splits would not run on an SM together; -1 leaves it to the driver."""
+    shape = LaunchShape((1, 1, 1), (128, 1, 1), prefers_shared=prefers_shared)
+    kernel = make_kernel(launch_shape=shape, spec_key=f"split {prefers_shared}")
     loaded, api = device.load(kernel), device.api
     key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
     percent = check(api, api.cuFuncGetAttribute(key, loaded.function), "cuFuncGetAttribute")
-    assert int(percent) == (0 if prefers_cache else 100)
+    assert int(percent) == (100 if prefers_shared else -1)
 
 
 @pytest.mark.parametrize("spec", RmsNorm.examples(), ids=str)
