@@ -274,13 +274,13 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
     ),
     "a swizzle that readers do not know": (
         example("tile_matvec", 21),
-        [("xor.b32 %low_lane, %low_lane, %lane;", "mov.u32 %low_lane, %lane;")],
+        [("xor.b32 %low_lane, %low_lane, %digit;", "mov.u32 %low_lane, %lane;")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 17 wrong",
     ),
     "a swizzle of the wrong pieces": (
         example("tile_matvec", 21),
-        [("mul.lo.u32 %odd, %odd, 4;", "mul.lo.u32 %odd, %odd, 2;")],
+        [("xor.b32 %copy_to1, %low_lane, 2;", "xor.b32 %copy_to1, %low_lane, 1;")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 17 wrong",
     ),
