@@ -97,7 +97,7 @@ class TiledProduct(FusedProduct):
 
     @property
     def pair(self) -> int:
-        """Matrices that a tile's place is taken of."""
+        """Matrices whose tiles are taken in turn: two if gated."""
         return 2 if self.gated else 1
 
     @property
