@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -200,10 +199,3 @@ class FusedProduct(KernelSpec):
 def odd_cols(fmt: Format) -> int:
     """Columns for an example: few, and as odd as the type allows."""
     return 37 if fmt.is_float else fmt.block * 9 % 1536
-
-
-def examples_of(
-    kind: type[FusedProduct], formats: Sequence[Format], **fields: Any
-) -> Sequence[Any]:
-    """An example of each type: odd sizes, every other one with a bias."""
-    return [kind(f, 17, odd_cols(f), bias=i % 2 == 0, **fields) for i, f in enumerate(formats)]

@@ -12,9 +12,9 @@ from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
 from urdir.ptxgen.kernels.matvec import MAX_BATCH, Matvec
 from urdir.ptxgen.kernels.tile_matvec import Activations, TileMatvec
 
-#: The largest batch for which ``Matvec`` is taken where either may be. Measured on an H200, Q4_K,
-#: microseconds of matvec and matmul at batch 8: 84 and 51 (14336 x 4096), 46 and 62 (4096 x 14336),
-#: 17 and 21 (4096 x 4096): even over a layer, where matvec needs fewer launches, and rounds less.
+#: The largest batch whose products have kernels for few vectors. Measured on an H200, Q4_K, batch 8,
+#: microseconds of matmul: 51 (14336 x 4096), 62 (4096 x 14336), 21 (4096 x 4096); in `BatchMatvec`
+#: a whole layer of an 8B model takes 57.
 LAST_MATVEC = MAX_BATCH
 
 
