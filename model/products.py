@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.model.config import Config
 from urdir.model.weights import Matrix
-from urdir.ptxgen.kernels._fused_product import FusedProduct
+from urdir.ptxgen.kernels._fused_product import MAX_BATCH, FusedProduct
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.matmul import Matmul
-from urdir.ptxgen.kernels.matvec import MAX_BATCH
 from urdir.ptxgen.kernels.product import Limits, choose_product, vector_product
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.swiglu import SwiGLU

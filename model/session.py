@@ -21,7 +21,7 @@ from urdir.model.steps import Observer, Steps
 from urdir.model.weights import Weights
 from urdir.model.workspace import workspace_sizes
 from urdir.ptxgen.attention_choice import length_buckets
-from urdir.ptxgen.kernels.matvec import MAX_BATCH
+from urdir.ptxgen.kernels._fused_product import MAX_BATCH
 from urdir.ptxgen.kv_layout import KvDtype
 
 #: Rows of a prompt step, smallest first; what does not fill one leaves idle rows.

@@ -94,8 +94,8 @@ class Steps(Owner):
             self._bound[shape] = execute.bind(plan, device)
             yield
         # Launches of a prompt are long, and fill the device: early ones would only be in their way.
-        # Measured on an H200: 11.1 thousand tokens/s of an 8B model with programmatic edges, PLAIN
-        # without.
+        # Measured on an H200, 512 tokens of an 8B Q4_K_M model: 11,119 tokens/s with programmatic
+        # edges, 12,280 without.
         programmatic = shape.ending is not Ending.PROMPT
         graph = yield from execute.recording(self._bound[shape], device, programmatic=programmatic)
         return graph

@@ -13,6 +13,8 @@ from urdir.ptxgen.formats import UNIT, Format, random_blocks
 from urdir.ptxgen.layout import Layout
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param, ceil_div
 
+#: Activation vectors that one launch takes at most: the columns of an ``mma`` tile.
+MAX_BATCH = 8
 #: SMs of a big GPU, which a launch is cut for.
 SMS = 132
 #: Bytes of shared memory that a CTA takes if it is not told: what every GPU since sm_75 has.

@@ -8,14 +8,11 @@ from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS
-from urdir.ptxgen.kernels._fused_product import odd_cols
+from urdir.ptxgen.kernels._fused_product import MAX_BATCH, odd_cols
 from urdir.ptxgen.kernels._tiled_product import MIN_SLOTS, TiledProduct
 from urdir.ptxgen.kernels._weight_tiles import Tile
 from urdir.ptxgen.layout import TILE_UNITS, Layout
 from urdir.ptxgen.spec import Tolerance, ceil_div
-
-#: Activation vectors that one launch takes at most: the columns of an ``mma`` tile.
-MAX_BATCH = 8
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, UNIT
-from urdir.ptxgen.kernels._fused_product import SMS, FusedProduct, odd_cols
+from urdir.ptxgen.kernels._fused_product import MAX_BATCH, SMS, FusedProduct, odd_cols
 from urdir.ptxgen.layout import TILE_ROWS
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 
-#: Activation vectors that one launch takes at most.
-MAX_BATCH = 8
 #: Sums that a thread may hold (rows of its own x batch rows): registers bind beyond that.
 MAX_SUMS = 16
 #: Bytes of raw weights in a thread's registers, at most, unless a unit of one row takes more.

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from urdir.ptxgen.attention_choice import INCREMENTAL_KEYS
 from urdir.ptxgen.formats import Format
-from urdir.ptxgen.kernels._fused_product import SHARED_NBYTES, FusedProduct
+from urdir.ptxgen.kernels._fused_product import MAX_BATCH, SHARED_NBYTES, FusedProduct
 from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
-from urdir.ptxgen.kernels.matvec import MAX_BATCH, Matvec
+from urdir.ptxgen.kernels.matvec import Matvec
 from urdir.ptxgen.kernels.tile_matvec import Activations, TileMatvec
 
 #: The largest batch whose products have kernels for few vectors. Measured on an H200, Q4_K, 8 rows,

@@ -13,8 +13,9 @@ from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, Format
+from urdir.ptxgen.kernels._fused_product import MAX_BATCH
 from urdir.ptxgen.kernels._weight_tiles import Quads, Tile
-from urdir.ptxgen.kernels.batch_matvec import MAX_BATCH, BatchMatvec
+from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
 from urdir.ptxgen.kernels.matvec import Matvec
 from urdir.ptxgen.kernels.product import Limits, vector_product
 from urdir.ptxgen.kernels.tile_matvec import TileMatvec

@@ -13,8 +13,8 @@ from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, Format, random_blocks
+from urdir.ptxgen.kernels._fused_product import MAX_BATCH
 from urdir.ptxgen.kernels.matvec import (
-    MAX_BATCH,
     MAX_RAW,
     PANEL_NBYTES,
     RECORD_NBYTES,
