@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from urdir.model.cli import main
+
 DATA = Path(__file__).parent.parent / "data"
 
 
@@ -20,6 +22,25 @@ DATA = Path(__file__).parent.parent / "data"
 def data() -> Path:
     """The folder of test data."""
     return DATA
+
+
+@pytest.fixture
+def cli(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Run a command line on the emulator; (exit code, stdout, stderr)."""
+    monkeypatch.setenv("URDIR_DEVICE", "emulator")
+    monkeypatch.setenv("URDIR_CACHE_DIR", "")
+
+    def run(*argv: str | Path) -> tuple[int, str, str]:
+        try:
+            code = main([str(word) for word in argv])
+        except SystemExit as exc:
+            code = int(exc.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
 
 
 # ---- GGUF files made for a test ------------------------------------------------------------------

@@ -19,7 +19,6 @@ from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Stream
 from urdir.model import check
 from urdir.model.check import CheckRow, DeviceOwner, check_kernel_examples, check_plans
-from urdir.model.cli import main
 from urdir.model.config import Config
 from urdir.model.engine import demo_model
 from urdir.model.gguf import Gguf
@@ -34,22 +33,6 @@ EXAMPLE = Path(__file__).parent.parent / "data" / "external_kernel"
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.setenv("URDIR_DEVICE", "emulator")
-    monkeypatch.setenv("URDIR_CACHE_DIR", "")
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        try:
-            code = main(["check", *argv])
-        except SystemExit as exc:
-            code = int(exc.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
 def owner() -> Iterator[DeviceOwner]:
     with DeviceOwner("emulator") as opened:
         yield opened
@@ -59,7 +42,7 @@ def owner() -> Iterator[DeviceOwner]:
 
 
 def test_a_table_of_the_kernels_asked_for(cli: Cli) -> None:
-    code, out, err = cli("--kernel", "add", "--kernel", "rms_norm")
+    code, out, err = cli("check", "--kernel", "add", "--kernel", "rms_norm")
     assert code == 0
     lines = out.split("\n")
     assert lines[0].startswith("urdir check on emulator:sm_90: ")
@@ -73,7 +56,7 @@ def test_a_table_of_the_kernels_asked_for(cli: Cli) -> None:
 
 
 def test_json_has_every_example(cli: Cli) -> None:
-    code, out, _ = cli("--kernel", "add", "--json")
+    code, out, _ = cli("check", "--kernel", "add", "--json")
     report = json.loads(out)
     assert code == 0
     assert (report["device"], report["target"], report["emulated"]) == (
@@ -88,7 +71,7 @@ def test_json_has_every_example(cli: Cli) -> None:
 
 
 def test_the_device_can_be_chosen(cli: Cli) -> None:
-    code, out, _ = cli("--kernel", "matmul", "--device", "emulator:sm_75", "--json")
+    code, out, _ = cli("check", "--kernel", "matmul", "--device", "emulator:sm_75", "--json")
     report = json.loads(out)
     assert (code, report["target"]) == (0, "sm_75")
     skipped = [row for row in report["rows"] if row["status"] == "skipped"]
@@ -107,7 +90,7 @@ def test_the_device_can_be_chosen(cli: Cli) -> None:
     ],
 )
 def test_bad_usage(cli: Cli, argv: tuple[str, ...], code: int, message: str) -> None:
-    found, out, err = cli(*argv)
+    found, out, err = cli("check", *argv)
     assert (found, out) == (code, "")
     assert message in err
 
@@ -119,14 +102,14 @@ def test_a_failure_is_named_and_gives_exit_code_1(
         return {"y": inputs["a"] + inputs["b"] + np.float32(1)}
 
     monkeypatch.setattr(Add, "reference", off_by_one)
-    code, out, err = cli("--kernel", "swiglu", "--kernel", "add")
+    code, out, err = cli("check", "--kernel", "swiglu", "--kernel", "add")
     assert code == 1
     assert "| swiglu | 4 |" in out
     assert "| add | 4 |  |  |  |  | FAILED |" in out
     assert "FAILED Add(n=3): kernel add: y[" in out
     assert "4 ok, 4 failed, 0 skipped" in out
     assert "add (4 examples): FAILED\n  Add(n=3): kernel add: y[" in err
-    code, out, _ = cli("--kernel", "add", "--json")
+    code, out, _ = cli("check", "--kernel", "add", "--json")
     report = json.loads(out)
     assert (code, report["failed"]) == (1, 4)
     assert {row["error"] for row in report["rows"]} == {None}
@@ -140,14 +123,14 @@ def test_an_override_takes_effect_and_the_report_says_so(
     path.write_text(spec.ptx("sm_90").replace("add.f32", "sub.f32"))
     (tmp_path / "add-sm_90-0000.ptx").write_text("stale")
     monkeypatch.setenv("URDIR_PTX_OVERRIDE", str(tmp_path))
-    code, out, err = cli("--kernel", "add")
+    code, out, err = cli("check", "--kernel", "add")
     assert code == 1
     assert f"with edited PTX: {path.name}\n" in out
     assert f"FAILED {spec}: kernel add: y[" in out
     assert "3 ok, 1 failed, 0 skipped" in out
     assert f"{path} is used instead" in err
     assert err.count("were not used, such as add-sm_90-0000.ptx") == 1
-    _, out, _ = cli("--kernel", "add", "--json")
+    _, out, _ = cli("check", "--kernel", "add", "--json")
     assert json.loads(out)["edited_ptx"] == [path.name]
 
 
@@ -155,7 +138,7 @@ def test_a_folder_of_overrides_has_to_exist(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("URDIR_PTX_OVERRIDE", str(tmp_path / "absent"))
-    code, out, err = cli("--kernel", "add")
+    code, out, err = cli("check", "--kernel", "add")
     assert (code, out) == (1, "")
     assert "urdir: error: PTX override: there is no folder" in err
 
@@ -222,7 +205,7 @@ def posing_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("posing_gpu")
 def test_on_a_gpu_the_table_has_times(cli: Cli) -> None:
-    code, out, _ = cli("--device", "cuda", "--kernel", "add", "--kernel", "advance")
+    code, out, _ = cli("check", "--device", "cuda", "--kernel", "add", "--kernel", "advance")
     assert code == 0
     assert out.startswith("urdir check on cuda:0: urdir emulator (sm_80")
     assert ", driver for CUDA 13.0)\n" in out
@@ -231,7 +214,7 @@ def test_on_a_gpu_the_table_has_times(cli: Cli) -> None:
         microseconds, gb_per_s = row.split("|")[5:7]
         assert float(microseconds) > 0
         assert float(gb_per_s) >= 0
-    _, out, _ = cli("--device", "cuda", "--kernel", "add", "--json")
+    _, out, _ = cli("check", "--device", "cuda", "--kernel", "add", "--json")
     for row, spec in zip(json.loads(out)["rows"], Add.examples(), strict=True):
         moved = row["gb_per_s"] * 1e9 * row["microseconds"] * 1e-6
         assert moved == pytest.approx(spec.bytes_moved())

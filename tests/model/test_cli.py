@@ -17,27 +17,9 @@ import gguf as gguf_package
 import numpy as np
 import pytest
 
-from urdir.model.cli import main
 from urdir.model.engine import demo_model
 
 Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Run a command line on the emulator; (exit code, stdout, stderr)."""
-    monkeypatch.setenv("URDIR_DEVICE", "emulator")
-    monkeypatch.setenv("URDIR_CACHE_DIR", "")
-
-    def run(*argv: str | Path) -> tuple[int, str, str]:
-        try:
-            code = main([str(word) for word in argv])
-        except SystemExit as exc:
-            code = int(exc.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from urdir.model.cli import main
 from urdir.ptxgen import assemble as assembler
 from urdir.ptxgen.assemble import AssemblerMissingError, is_available
 from urdir.ptxgen.catalog import kernels
@@ -25,30 +24,12 @@ needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is no
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Run `urdir ptx ...` or, with a first word of "urdir", any command; (code, stdout, stderr)."""
-    monkeypatch.setenv("URDIR_DEVICE", "emulator")
-    monkeypatch.setenv("URDIR_CACHE_DIR", "")
-
-    def run(*argv: str | Path) -> tuple[int, str, str]:
-        words = [str(word) for word in argv]
-        try:
-            code = main(words[1:] if words[:1] == ["urdir"] else ["ptx", *words])
-        except SystemExit as exc:
-            code = int(exc.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
 def nano(data: Path) -> Path:
     return data / "golden" / "nano-llama-q8_0.gguf"
 
 
 def test_list_has_every_kernel_with_its_fields(cli: Cli) -> None:
-    code, out, _ = cli("list", "--json")
+    code, out, _ = cli("ptx", "list", "--json")
     found = {entry["kernel"]: entry for entry in json.loads(out)}
     assert code == 0
     assert found.keys() == kernels().keys()
@@ -61,14 +42,14 @@ def test_list_has_every_kernel_with_its_fields(cli: Cli) -> None:
     assert "batch" not in integer
     assert "default" not in fields["rows"]
     assert "Q4_K" in fields["format"]["type"]
-    text = cli("list")[1]
+    text = cli("ptx", "list")[1]
     for name, entry in found.items():
         assert f"{name}  {entry['purpose']}" in text
-    assert cli("list", "rope")[1].startswith("rope  ")
+    assert cli("ptx", "list", "rope")[1].startswith("rope  ")
 
 
 def test_list_of_a_model_says_what_its_steps_launch(cli: Cli, nano: Path) -> None:
-    code, out, err = cli("list", "--model", nano, "--json")
+    code, out, err = cli("ptx", "list", "--model", nano, "--json")
     rows = json.loads(out)
     assert code == 0
     assert f"{len(rows)} kernels for sm_90" in err
@@ -77,7 +58,7 @@ def test_list_of_a_model_says_what_its_steps_launch(cli: Cli, nano: Path) -> Non
     assert argmax["launches_per_prompt_step"] == 0
     assert argmax["bytes_moved"] == Argmax(argmax["fields"]["n"]).bytes_moved()
     assert {step["ending"] for step in argmax["steps"]} == {"greedy"}
-    text = cli("list", "--model", nano, "--gpu", "l4")
+    text = cli("ptx", "list", "--model", nano, "--gpu", "l4")
     assert "sm_89, 58 SMs (L4)" in text[2]
     assert len(text[1].splitlines()) == len(rows) + 1
     assert "prompt (16 rows)" in text[1]
@@ -91,7 +72,7 @@ def test_products_of_a_model_are_cut_for_the_gpu(
 ) -> None:
     """Its SMs, and its shared memory: all, or a share where two CTAs are to be on an SM, the larger
     one where a residual is added."""
-    rows = json.loads(cli("list", "--model", nano, "--json", "--gpu", gpu)[1])
+    rows = json.loads(cli("ptx", "list", "--model", nano, "--json", "--gpu", gpu)[1])
     products = [row for row in rows if row["kernel"] == "tile_matvec"]
     assert not any(row["kernel"] == "matvec" for row in rows)
     assert {row["fields"]["sms"] for row in products} == {sms}
@@ -105,53 +86,57 @@ def test_products_of_a_model_are_cut_for_the_gpu(
 
 
 def test_dump_prints_one_text(cli: Cli) -> None:
-    code, out, _ = cli("dump", "kv_append", "--set", "head_dim=128", "--target", "sm_80")
+    code, out, _ = cli("ptx", "dump", "kv_append", "--set", "head_dim=128", "--target", "sm_80")
     assert code == 0
     assert "head_dim=128 as asked for; the others" in out
     assert "head_dim=128," in body_of(out)
     assert ".target sm_80" in out
-    assert "kernel's first example" in cli("dump", "kv_append")[1]
-    found = json.loads(cli("dump", "kv_append", "--emit", "json")[1])
+    assert "kernel's first example" in cli("ptx", "dump", "kv_append")[1]
+    found = json.loads(cli("ptx", "dump", "kv_append", "--emit", "json")[1])
     assert found["key"] == KvAppend.examples()[0].key("sm_90")
 
 
 def test_dump_writes_files(cli: Cli, tmp_path: Path) -> None:
     forms = "ptx,json,cubin" if is_available() else "ptx,json"
-    code, out, _ = cli("dump", "add", "--set", "n=7", "-o", tmp_path / "out", "--emit", forms)
+    code, out, _ = cli(
+        "ptx", "dump", "add", "--set", "n=7", "-o", tmp_path / "out", "--emit", forms
+    )
     assert code == 0
     assert sorted(out.split()) == sorted(str(p) for p in (tmp_path / "out").iterdir())
     assert len(out.split()) == len(forms.split(","))
 
 
 def test_dump_of_a_model_has_every_kernel_once(cli: Cli, nano: Path, tmp_path: Path) -> None:
-    rows = json.loads(cli("list", "--model", nano, "--json")[1])
-    assert cli("dump", "--model", nano, "-o", tmp_path)[0] == 0
+    rows = json.loads(cli("ptx", "list", "--model", nano, "--json")[1])
+    assert cli("ptx", "dump", "--model", nano, "-o", tmp_path)[0] == 0
     assert {path.name for path in tmp_path.iterdir()} == {f"{row['key']}.ptx" for row in rows}
 
 
 @needs_assembler
 def test_stats_of_a_kernel(cli: Cli) -> None:
-    code, out, _ = cli("stats", "rms_norm", "--set", "cols=4096", "--gpu", "h200")
+    code, out, _ = cli("ptx", "stats", "rms_norm", "--set", "cols=4096", "--gpu", "h200")
     assert code == 0
     for word in ("registers", "0 bytes spilt", "occupancy", "limited by", "H200", "4,800 GB/s"):
         assert word in out
     argv = ("stats", "rms_norm", "--set", "cols=4096", "--json")
-    (first,) = json.loads(cli(*argv, "--bandwidth", "1e9")[1])
+    (first,) = json.loads(cli("ptx", *argv, "--bandwidth", "1e9")[1])
     assert first["bound_seconds"] == pytest.approx(3 * 4 * 4096 / 1e9)
     assert first["registers"] > 0
-    (second,) = json.loads(cli(*argv, "--bandwidth", "1e18", "--flops", "1e6")[1])
+    (second,) = json.loads(cli("ptx", *argv, "--bandwidth", "1e18", "--flops", "1e6")[1])
     assert second["bound_by"] == "arithmetic"
     assert second["bound_seconds"] == pytest.approx(second["flops"] / 1e6)
-    assert cli("stats", "--gpus")[1].count("\n") > 8
-    assert {gpu["name"] for gpu in json.loads(cli("stats", "--gpus", "--json")[1])} > {"h200", "t4"}
+    assert cli("ptx", "stats", "--gpus")[1].count("\n") > 8
+    gpus = json.loads(cli("ptx", "stats", "--gpus", "--json")[1])
+    assert {gpu["name"] for gpu in gpus} > {"h200", "t4"}
 
 
 @needs_assembler
 def test_stats_of_a_model_is_a_table_without_spills(cli: Cli, nano: Path) -> None:
-    rows = json.loads(cli("stats", "--model", nano, "-c", "64", "--json")[1])
+    rows = json.loads(cli("ptx", "stats", "--model", nano, "-c", "64", "--json")[1])
     assert all(row["spill_bytes"] == 0 and row["code_bytes"] > 0 for row in rows)
     assert all(row["occupancy"]["ctas_per_sm"] > 0 for row in rows)
-    tables = [t.splitlines() for t in cli("stats", "--model", nano, "-c", "64")[1].split("\n\n")]
+    text = cli("ptx", "stats", "--model", nano, "-c", "64")[1]
+    tables = [table.splitlines() for table in text.split("\n\n")]
     assert [len(table) for table in tables] == [len(rows) + 2, 4]
     assert all(len({line.count("|") for line in table}) == 1 for table in tables)
     steps = [step for row in rows for step in row["steps"] if step["ending"] == "greedy"]
@@ -165,29 +150,29 @@ def test_stats_without_an_assembler(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
         raise AssemblerMissingError("not here")
 
     monkeypatch.setattr(assembler, "_library", missing)
-    code, out, err = cli("stats", "add")
+    code, out, err = cli("ptx", "stats", "add")
     assert code == 0
     assert "urdir[assemble]" in err
     assert "bound" in out
     assert "registers" not in out
-    assert cli("dump", "add", "--emit", "cubin", "-o", "x")[0] == 1
+    assert cli("ptx", "dump", "add", "--emit", "cubin", "-o", "x")[0] == 1
 
 
 def test_diff_and_check(cli: Cli, tmp_path: Path) -> None:
     for target in ("sm_80", "sm_90"):
-        cli("dump", "add", "--target", target, "-o", tmp_path / target)
+        cli("ptx", "dump", "add", "--target", target, "-o", tmp_path / target)
     left, right = tmp_path / "sm_80", tmp_path / "sm_90"
-    code, out, _ = cli("diff", left, right)
+    code, out, _ = cli("ptx", "diff", left, right)
     assert code == 1
     assert "+.target sm_90" in out
     assert "fma instructions" in out
-    assert "+.target" not in cli("diff", left, right, "--summary")[1]
-    assert cli("diff", left, left)[:2] == (0, "0 differ, 1 equal\n")
+    assert "+.target" not in cli("ptx", "diff", left, right, "--summary")[1]
+    assert cli("ptx", "diff", left, left)[:2] == (0, "0 differ, 1 equal\n")
     (file,) = left.iterdir()
-    assert cli("check", file)[0] == 0
+    assert cli("ptx", "check", file)[0] == 0
     bad = tmp_path / "bad.ptx"
     bad.write_text(file.read_text().replace("    ret;", "    bra NOWHERE;\n    ret;"))
-    code, out, _ = cli("check", file, bad)
+    code, out, _ = cli("ptx", "check", file, bad)
     assert code == 1
     assert "NOWHERE is not declared" in out
     assert any(line.startswith(">") for line in out.splitlines())
@@ -196,7 +181,7 @@ def test_diff_and_check(cli: Cli, tmp_path: Path) -> None:
 def test_a_run_with_edited_ptx_says_so_and_uses_it(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    argv = ("urdir", "run", "--temp", "0", "-n", "1", "--raw", "-p", "Once")
+    argv = ("run", "--temp", "0", "-n", "1", "--raw", "-p", "Once")
     monkeypatch.setenv("URDIR_DUMP", str(tmp_path / "dump"))
     code, expected, err = cli(*argv)
     assert (code, "override" in err) == (0, False)
@@ -227,7 +212,7 @@ def test_dump_from_a_device_takes_the_drivers_cubin(
     open_device = Device.open
     monkeypatch.setattr(Device, "open", lambda name: open_device("emulator:sm_80"))
     argv = ("dump", "add", "--from-device", "cuda", "--emit", "cubin,ptx", "-o", tmp_path)
-    code, _, err = cli(*argv)
+    code, _, err = cli("ptx", *argv)
     assert (code, err) == (0, "")
     ptx, cubin = sorted(tmp_path.iterdir(), key=lambda path: path.suffix, reverse=True)
     assert ".target sm_80" in ptx.read_text()
@@ -269,7 +254,7 @@ def test_dump_from_a_device_takes_the_drivers_cubin(
     ],
 )
 def test_bad_input_gets_one_line(cli: Cli, argv: tuple[str, ...], code: int, message: str) -> None:
-    found, out, err = cli(*argv)
+    found, out, err = cli("ptx", *argv)
     assert (found, out) == (code, "")
     assert message in err
     assert len(err.splitlines()) == 1
@@ -277,7 +262,7 @@ def test_bad_input_gets_one_line(cli: Cli, argv: tuple[str, ...], code: int, mes
 
 def test_every_help_has_examples(cli: Cli) -> None:
     for words in ((), ("list",), ("dump",), ("stats",), ("diff",), ("check",)):
-        code, out, _ = cli(*words, "--help")
+        code, out, _ = cli("ptx", *words, "--help")
         assert code == 0
         assert "examples:\n  urdir ptx" in out
 
