@@ -156,6 +156,11 @@ class KernelSpec:
         raise NotImplementedError
 
     @property
+    def constants(self) -> Mapping[str, tuple[str, Sequence[int]]]:
+        """Tables in constant memory, which the template loads from: name -> (PTX type, values)."""
+        return {}
+
+    @property
     def tolerance(self) -> Tolerance:
         """Allowed deviation of the outputs from ``reference``."""
         return Tolerance()
