@@ -384,7 +384,8 @@ class FusedLayers(KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         caches = self.attention.param("k_cache")
-        values = 2 * len(self.layers) * self.cache_nbytes // caches.numpy_dtype.itemsize
+        nbytes = (2 * len(self.layers) - 1) * self.cache_nbytes + self.attention.layout.nbytes
+        values = nbytes // caches.numpy_dtype.itemsize
         return (
             Param("weights", "u8", (self.weights_nbytes,), Access.IN),
             Param("caches", caches.dtype, (values,), Access.INOUT),
