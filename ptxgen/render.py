@@ -120,7 +120,7 @@ def _frame(spec: KernelSpec, target: Target, body: str) -> str:
         ".address_size 64",
         "",
         *([".extern .shared .align 256 .b8 dynamic_shared[];", ""] if shape.shared_bytes else []),
-        *(_constant(name, *table) for name, table in spec.constants.items()),
+        *(_table(name, *table) for name, table in spec.tables.items()),
         f".visible .entry {spec.name}(",
         ",\n".join(_declare(spec, p) for p in spec.params),
         ")",
@@ -154,10 +154,10 @@ def _split_contract(body: str) -> tuple[str, str]:
     return "\n".join(lines[:end]), "\n".join(lines[end:])
 
 
-def _constant(name: str, dtype: str, values: Sequence[int]) -> str:
-    """A table in constant memory (PTX ISA 5.1.3)."""
+def _table(name: str, dtype: str, values: Sequence[int]) -> str:
+    """An array with its values (PTX ISA 5.4.4), in global memory."""
     numbers = textwrap.fill(", ".join(map(str, values)), 100, initial_indent="    ")
-    return f".const .align 16 .{dtype} {name}[{len(values)}] = {{\n{numbers}\n}};\n"
+    return f".global .align 16 .{dtype} {name}[{len(values)}] = {{\n{numbers}\n}};\n"
 
 
 def _declare(spec: KernelSpec, p: Param) -> str:

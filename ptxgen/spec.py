@@ -156,8 +156,8 @@ class KernelSpec:
         raise NotImplementedError
 
     @property
-    def constants(self) -> Mapping[str, tuple[str, Sequence[int]]]:
-        """Tables in constant memory, which the template loads from: name -> (PTX type, values)."""
+    def tables(self) -> Mapping[str, tuple[str, Sequence[int]]]:
+        """Constant arrays in global memory, which the template reads: name -> (PTX type, values)."""
         return {}
 
     @property

@@ -132,6 +132,8 @@ class FusedLayers(KernelSpec):
     sms: int = SMS
     shared: int = SHARED_NBYTES
     slots_most: int = MAX_SLOTS
+    warps_each: int = 0
+    timed: bool = False
 
     name = "fused_layers"
     template = ("urdir.templates", "fused_layers.ptx.j2")
@@ -140,10 +142,8 @@ class FusedLayers(KernelSpec):
     normed = False
     activations = "i16"
     record_nbytes = RECORD_NBYTES["i16"]
-    #: Warps of a CTA: as many as attention has.
-    warps = WARPS
-    #: Blocks of activations in shared memory: one a warp.
-    blocks = WARPS
+    #: Times of a stage, where it is ``timed``.
+    marks = 10
     tag_bits, most_polls = TAG_BITS, MOST_POLLS
 
     def __post_init__(self) -> None:
@@ -154,6 +154,8 @@ class FusedLayers(KernelSpec):
             raise PtxgenError("fused_layers: attention of one row that turns and appends its token")
         if self.attention.layout.is_paged or self.kv_rows % TILE_ROWS:
             raise PtxgenError("fused_layers: a contiguous cache, keys of a multiple of 16 values")
+        if any(at % _ALIGNMENT for layer in self.layers for at in layer.matrices):
+            raise PtxgenError(f"fused_layers: matrices lie at multiples of {_ALIGNMENT} bytes")
         if any(fmt.is_float for fmt in self.formats):
             raise PtxgenError("fused_layers: the weights must be quantised")
         if self.attention.layout.dtype == "q8_0":
@@ -167,6 +169,18 @@ class FusedLayers(KernelSpec):
     @property
     def minimum_sm(self) -> int:
         return 80
+
+    @cached_property
+    def warps(self) -> int:
+        """Warps of a CTA: at least as many as attention has, more if all have a block."""
+        if self.warps_each:
+            return self.warps_each
+        return 2 * WARPS if self.least_blocks >= 2 * WARPS else WARPS
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of activations in shared memory: one a warp."""
+        return self.warps
 
     # ---- the model ----
 
@@ -321,6 +335,8 @@ class FusedLayers(KernelSpec):
             "token": self.attention.token_nbytes,
             "heads": head * (self.attention.tile + 2),
             "stages": 32 * len(self.stages),
+            "places": 8 * len(self.tables["places"][1]),
+            "planes": 4 * len(self.tables["planes"][1]),
             "squares": 4 * self.warps,
             "records": self.warps * 8 * self.record_nbytes,
             "partials": 4 * self.warps * self.most_sums,
@@ -340,9 +356,8 @@ class FusedLayers(KernelSpec):
     def scratch_nbytes(self) -> int:
         """Static shared memory of attention, at most: its ring, or what its warps merge."""
         a = self.attention
-        piece = (32 if a.layout.dtype == "f32" else 16) * 32 * self.warps
-        ring = 3 * 2 * piece * (1 if a.layout.dtype == "f32" else 2)
-        return max(ring, self.warps * a.tile * (4 * a.head_dim + 8))
+        ring = 3 * 2 * 32 * a.launch_shape.threads
+        return max(ring, WARPS * a.tile * (4 * a.head_dim + 8))
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -355,24 +370,30 @@ class FusedLayers(KernelSpec):
             prefers_shared=True,
         )
 
-    # ---- constants ----
+    # ---- tables ----
+
+    @property
+    def places(self) -> int:
+        """Places of a layer: seven matrices, then vectors."""
+        return 7 + len(self.layers[0].vectors)
 
     @cached_property
-    def constants(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Tables in constant memory: name -> (PTX type, values).
-
-        ``matrices``, eight words for each of a layer's seven: place (two words), number of the
-        type, then the places of its planes. ``vectors``: places of the layers' vectors.
+    def tables(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """``places`` (layers, places) u64: where the layers' matrices and vectors are; the lowest
+        byte of a matrix' is the number of its type. ``planes`` (7, types, 8) u32: where the planes
+        of a matrix are, if it is of that type.
         """
-        words: list[int] = []
-        vectors: list[int] = []
+        places: list[int] = []
         for layer in self.layers:
-            for matrix, (at, fmt) in enumerate(zip(layer.matrices, layer.formats, strict=True)):
-                planes = list(self.layout(layer, matrix).offsets.values())
-                words += [at & 0xFFFFFFFF, at >> 32, self.formats.index(fmt)]
-                words += planes + [0] * (5 - len(planes))
-            vectors += layer.vectors
-        return {"matrices": ("u32", tuple(words)), "vectors": ("u64", tuple(vectors))}
+            for at, fmt in zip(layer.matrices, layer.formats, strict=True):
+                places.append(at + self.formats.index(fmt))
+            places += layer.vectors
+        planes: list[int] = []
+        for shape in self.shapes:
+            for fmt in self.formats:
+                offsets = list(Layout(fmt, *shape).offsets.values())
+                planes += offsets + [0] * (8 - len(offsets))
+        return {"places": ("u64", tuple(places)), "planes": ("u32", tuple(planes))}
 
     # ---- parameters, reference, examples ----
 
@@ -382,10 +403,20 @@ class FusedLayers(KernelSpec):
         return ceil_div(self.attention.layout.nbytes, _ALIGNMENT) * _ALIGNMENT
 
     @property
+    def key_nbytes(self) -> int:
+        """Bytes of a key, or value, of one head."""
+        layout = self.attention.layout
+        return layout.nbytes // (layout.sequences * layout.kv_heads * layout.max_len)
+
+    @property
     def params(self) -> tuple[Param, ...]:
         caches = self.attention.param("k_cache")
         nbytes = (2 * len(self.layers) - 1) * self.cache_nbytes + self.attention.layout.nbytes
         values = nbytes // caches.numpy_dtype.itemsize
+        times: tuple[Param, ...] = ()
+        if self.timed:
+            shape = (self.sms, 4 * len(self.layers), self.marks)
+            times = (Param("times", "u32", shape, Access.OUT),)
         return (
             Param("weights", "u8", (self.weights_nbytes,), Access.IN),
             Param("caches", caches.dtype, (values,), Access.INOUT),
@@ -395,6 +426,7 @@ class FusedLayers(KernelSpec):
             Param("stall", "u32", (4,), Access.INOUT),
             Param("sequence", "u32", (1,), Access.IN),
             Param("position", "u32", (1,), Access.IN),
+            *times,
         )
 
     @property
