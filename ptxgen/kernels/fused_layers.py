@@ -134,6 +134,7 @@ class FusedLayers(KernelSpec):
     slots_most: int = MAX_SLOTS
     warps_each: int = 0
     timed: bool = False
+    poll_ns: int = 0
 
     name = "fused_layers"
     template = ("urdir.templates", "fused_layers.ptx.j2")
@@ -339,22 +340,23 @@ class FusedLayers(KernelSpec):
             "planes": 4 * len(self.tables["planes"][1]),
             "squares": 4 * self.warps,
             "records": self.warps * 8 * self.record_nbytes,
-            "partials": 4 * self.warps * self.most_sums,
             "residual": 4 * TILE_ROWS * self.stages[1].each,
+            # partial sums, and before them attention's ring and what its warps merge
+            "partials": max(4 * self.warps * self.most_sums, self.scratch_nbytes),
         }
         places, at = {}, 0
         for name, size in sizes.items():
             places[name] = at
             at += ceil_div(size, _ALIGNMENT) * _ALIGNMENT
-        return places | {"rings": at}
+        return places | {"rings": at, "scratch": places["partials"]}
 
     @property
     def _fixed_nbytes(self) -> int:
-        return self.offsets["rings"] + self.scratch_nbytes
+        return self.offsets["rings"]
 
     @property
     def scratch_nbytes(self) -> int:
-        """Static shared memory of attention, at most: its ring, or what its warps merge."""
+        """Bytes of attention's ring, or of what its warps merge."""
         a = self.attention
         ring = 3 * 2 * 32 * a.launch_shape.threads
         return max(ring, WARPS * a.tile * (4 * a.head_dim + 8))
