@@ -134,7 +134,7 @@ class FusedLayers(KernelSpec):
     slots_most: int = MAX_SLOTS
     warps_each: int = 0
     timed: bool = False
-    flight: int = 2
+    poll_ns: int = 0
 
     name = "fused_layers"
     template = ("urdir.templates", "fused_layers.ptx.j2")
@@ -316,15 +316,10 @@ class FusedLayers(KernelSpec):
         """Bytes of a slot of a ring."""
         return max(each.tile.nbytes for each in self.types)
 
-    @property
-    def slot_stride(self) -> int:
-        """Bytes from slot to slot: a barrier comes behind the tile."""
-        return self.slot_nbytes + 16
-
     @cached_property
     def slots(self) -> int:
         """Slots of a warp's ring."""
-        room = (self.shared - self._fixed_nbytes) // (self.warps * self.slot_stride)
+        room = (self.shared - self._fixed_nbytes) // (self.warps * self.slot_nbytes)
         return min(self.slots_most, room)
 
     @cached_property
@@ -371,7 +366,7 @@ class FusedLayers(KernelSpec):
         return LaunchShape(
             grid=(self.sms, 1, 1),
             block=(32 * self.warps, 1, 1),
-            shared_bytes=self.offsets["rings"] + self.warps * self.slots * self.slot_stride,
+            shared_bytes=self.offsets["rings"] + self.warps * self.slots * self.slot_nbytes,
             cooperative=True,
             resident=1,
             prefers_shared=True,
