@@ -134,7 +134,7 @@ class FusedLayers(KernelSpec):
     slots_most: int = MAX_SLOTS
     warps_each: int = 0
     timed: bool = False
-    poll_ns: int = 0
+    together: int = 2
 
     name = "fused_layers"
     template = ("urdir.templates", "fused_layers.ptx.j2")
@@ -180,8 +180,18 @@ class FusedLayers(KernelSpec):
 
     @property
     def blocks(self) -> int:
-        """Blocks of activations in shared memory: one a warp."""
+        """Blocks of activations that are rounded at a time: one a warp."""
         return self.warps
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks of a warp in a stage, at most."""
+        return max(ceil_div(stage.blocks, self.warps) for stage in self.stages)
+
+    @property
+    def most_normed_blocks(self) -> int:
+        """The same of activations that are normalised."""
+        return ceil_div(self.hidden // BLOCK, self.warps)
 
     # ---- the model ----
 
@@ -339,16 +349,17 @@ class FusedLayers(KernelSpec):
             "places": 8 * len(self.tables["places"][1]),
             "planes": 4 * len(self.tables["planes"][1]),
             "squares": 4 * self.warps,
-            "records": self.warps * 8 * self.record_nbytes,
             "residual": 4 * TILE_ROWS * self.stages[1].each,
-            # partial sums, and before them attention's ring and what its warps merge
-            "partials": max(4 * self.warps * self.most_sums, self.scratch_nbytes),
+            "records": 8 * self.record_nbytes * max(stage.blocks for stage in self.stages),
+            "partials": 4 * self.warps * self.most_sums,
         }
         places, at = {}, 0
         for name, size in sizes.items():
             places[name] = at
             at += ceil_div(size, _ALIGNMENT) * _ALIGNMENT
-        return places | {"rings": at, "scratch": places["partials"]}
+        # Attention has its ring, and what its warps merge, where products have both.
+        scratch = places["records"]
+        return places | {"rings": max(at, scratch + self.scratch_nbytes), "scratch": scratch}
 
     @property
     def _fixed_nbytes(self) -> int:
