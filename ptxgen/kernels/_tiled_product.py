@@ -196,7 +196,9 @@ class TiledProduct(FusedProduct):
         """Slots of a warp's ring: all but one are filled when a tile is waited for."""
         room = (self.shared - self._rest_nbytes) // (self.cta_warps * self.tile_nbytes)
         tiles = self.warp_blocks * self.tiles * self.pair // self.row_warps
-        return min(self.stages or MAX_SLOTS, room, tiles + 1)
+        return min(self.stages or MAX_SLOTS, room, max(tiles, MIN_SLOTS))
+
+    pace = 0
 
     @property
     def _rest_nbytes(self) -> int:
