@@ -128,14 +128,14 @@ class Format:
 
     @property
     def lift(self) -> int:
-        """By how many bits quants stay up that lie in the upper halves of bytes: as many as a byte
-        has room for, 4 at most.
+        """By how many bits quants in the upper halves of bytes stay up when they are taken out: as
+        many as a byte has room for, 4 at most.
         """
         return min(4, 8 - sum(part.source.width for _, part in self.parts("q")))
 
     def quads(self, group: int, lifted: bool) -> list[int]:
-        """Quads (quad j: quants 4j ... 4j + 3 of a unit) of a group in upper halves, or in others:
-        even ones first.
+        """A group's quads (quad j: quants 4j ... 4j + 3 of the unit) that lie in the upper halves
+        of bytes, if ``lifted``, or the others: even ones first.
         """
         _, lowest = next(self.parts("q"))
         count = self.group // 4

@@ -41,14 +41,9 @@ class GroupNumbers:
         return 2 * self.fmt.unit_groups
 
     @property
-    def is_signed(self) -> bool:
-        """Whether the number less its offset is a signed byte, once its highest bit is flipped."""
-        return self.number == "scale" and self.fmt.scale_offset == 128
-
-    @property
     def offset(self) -> int:
-        """What is still to be subtracted."""
-        return 0 if self.is_signed or self.number != "scale" else self.fmt.scale_offset
+        """What is to be subtracted from a byte of the word."""
+        return self.fmt.scale_offset << self.lift if self.number == "scale" else 0
 
     @cached_property
     def lift(self) -> int:

@@ -186,18 +186,11 @@ class Tile:
         return sum(run.pieces for run in self.runs)
 
     @property
-    def shared_parts(self) -> int:
-        """Parts of a piece that lanes copy in shared copies: two if all lanes then have one, as the
-        assembler makes a branch where some have none.
-        """
-        return 2 if self.pieces == 16 else 1
-
-    @property
     def shared_copies(self) -> int:
         """Copies that runs share."""
-        return ceil_div(self.pieces * self.shared_parts, WARP_PIECE // PIECE)
+        return ceil_div(self.pieces, WARP_PIECE // PIECE)
 
     def shared_by(self, copy: int) -> Iterator[Run]:
         """The runs that lanes 0 to 31 meet in such a copy."""
-        low, high = (32 * end // self.shared_parts for end in (copy, copy + 1))
+        low, high = 32 * copy, 32 * (copy + 1)
         return (r for r in self.runs if r.pieces and r.first < high and r.first + r.pieces > low)
