@@ -25,7 +25,8 @@ class StepParts:
     """The owners of everything that a step reads and writes.
 
     ``exact`` keeps activations f32; without ``fused``, decode attention is launched in parts.
-    ``persistent``: one kernel for all layers of a decode step, where there is one that does it.
+    ``persistent``: one kernel for all layers of a decode step, where there is one that does it
+    (None: where that was measured to be quicker).
     """
 
     config: Config
@@ -35,7 +36,7 @@ class StepParts:
     work: Arena
     exact: bool
     fused: bool = True
-    persistent: bool = False
+    persistent: bool | None = None
 
     def attention(self, rows: Rows, index: int) -> LayerAttention:
         """The attention of layer ``index``."""

@@ -22,6 +22,8 @@ WITHOUT_RESULT = frozenset({"bar", "barrier", "bra", "nanosleep", "setmaxnreg"})
 
 #: Opcodes after which, unless they are predicated, the next instruction does not follow.
 LEAVES = frozenset({"ret", "exit", "trap"})
+#: Those after which a thread is through.
+ENDS = frozenset({"ret", "exit"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ def reachable(graph: Sequence[Block], start: int = 0) -> frozenset[int]:
 
 
 def post_dominators(graph: Sequence[Block]) -> list[frozenset[int]]:
-    """For each block the blocks that every path from it to the end passes, itself included."""
+    """For each block the blocks that every path from it to the end passes, itself included. A
+    ``trap`` is no end: it ends the whole grid."""
     everything = frozenset(range(len(graph)))
     result = [everything] * len(graph)
     changed = True
@@ -129,11 +132,10 @@ def post_dominators(graph: Sequence[Block]) -> list[frozenset[int]]:
         changed = False
         for index in reversed(range(len(graph))):
             block = graph[index]
-            ends = any(i.parts[0] in LEAVES for i in block.instructions[-1:]) or block.falls_off
+            last = block.instructions[-1].parts[0] if block.instructions else ""
+            ends = last in ENDS or block.falls_off
             after = [result[s] for s in block.successors] + [frozenset()] * ends
-            found = frozenset({index}).union(
-                frozenset.intersection(*after) if after else frozenset()
-            )
+            found = frozenset({index}).union(frozenset.intersection(everything, *after))
             if found != result[index]:
                 result[index] = found
                 changed = True

@@ -25,8 +25,10 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 BLOCK = 256
 #: Slots of a warp's ring, at least and at most.
 MIN_SLOTS, MAX_SLOTS = 2, 8
-#: Bytes of shared memory that a CTA takes if it is not told.
-SHARED_NBYTES = 227 * 1024
+#: Bytes of shared memory that a CTA takes if it is not told: what data centre GPUs since sm_80 have.
+SHARED_NBYTES = 160 * 1024
+#: Blocks of activations that a warp asks for at a time: more take registers from the tiles.
+TOGETHER = 2
 #: The lowest bits of an activation that say which layer's it is.
 TAG_BITS = 2
 #: How often a thread looks for an activation before it gives up: some seconds.
@@ -116,7 +118,7 @@ class FusedLayers(KernelSpec):
     reset; channels and epoch begin as zeros. A reader that waits too long leaves (stage, CTA,
     channel, 1) in ``stall`` and traps.
 
-    All CTAs must be resident at once, one an SM. ``hidden``, ``ffn`` and the heads' values must be
+    All CTAs must be resident at once, one an SM, of ``cta_warps`` warps: those of attention, or twice as many. ``hidden``, ``ffn`` and the heads' values must be
     multiples of 256; weights and caches lie at constant places.
 
     Raises PtxgenError for other shapes, more than one row, and types without blocks.
@@ -131,10 +133,7 @@ class FusedLayers(KernelSpec):
     frequencies_at: int
     sms: int = SMS
     shared: int = SHARED_NBYTES
-    slots_most: int = MAX_SLOTS
-    warps_each: int = 0
-    timed: bool = False
-    together: int = 2
+    cta_warps: int = WARPS
 
     name = "fused_layers"
     template = ("urdir.templates", "fused_layers.ptx.j2")
@@ -143,9 +142,7 @@ class FusedLayers(KernelSpec):
     normed = False
     activations = "i16"
     record_nbytes = RECORD_NBYTES["i16"]
-    #: Times of a stage, where it is ``timed``.
-    marks = 10
-    tag_bits, most_polls = TAG_BITS, MOST_POLLS
+    tag_bits, most_polls, together = TAG_BITS, MOST_POLLS, TOGETHER
 
     def __post_init__(self) -> None:
         for what, cols in (("hidden", self.hidden), ("ffn", self.ffn), ("heads", self.q_rows)):
@@ -155,6 +152,12 @@ class FusedLayers(KernelSpec):
             raise PtxgenError("fused_layers: attention of one row that turns and appends its token")
         if self.attention.layout.is_paged or self.kv_rows % TILE_ROWS:
             raise PtxgenError("fused_layers: a contiguous cache, keys of a multiple of 16 values")
+        if self.attention_ctas > self.sms:
+            raise PtxgenError(
+                f"fused_layers: attention takes {self.attention_ctas} CTAs, of {self.sms} there are"
+            )
+        if self.cta_warps not in (WARPS, 2 * WARPS):
+            raise PtxgenError(f"fused_layers: {self.cta_warps} warps: {WARPS} or {2 * WARPS}")
         if any(at % _ALIGNMENT for layer in self.layers for at in layer.matrices):
             raise PtxgenError(f"fused_layers: matrices lie at multiples of {_ALIGNMENT} bytes")
         if any(fmt.is_float for fmt in self.formats):
@@ -169,14 +172,13 @@ class FusedLayers(KernelSpec):
 
     @property
     def minimum_sm(self) -> int:
-        return 80
+        # Before sm_90, assemblers' code for 128 registers a thread spills.
+        return 80 if self.cta_warps == WARPS else 90
 
-    @cached_property
+    @property
     def warps(self) -> int:
-        """Warps of a CTA: at least as many as attention has, more if all have a block."""
-        if self.warps_each:
-            return self.warps_each
-        return 2 * WARPS if self.least_blocks >= 2 * WARPS else WARPS
+        """Warps of a CTA."""
+        return self.cta_warps
 
     @property
     def blocks(self) -> int:
@@ -330,7 +332,7 @@ class FusedLayers(KernelSpec):
     def slots(self) -> int:
         """Slots of a warp's ring."""
         room = (self.shared - self._fixed_nbytes) // (self.warps * self.slot_nbytes)
-        return min(self.slots_most, room)
+        return min(MAX_SLOTS, room)
 
     @cached_property
     def most_sums(self) -> int:
@@ -426,10 +428,6 @@ class FusedLayers(KernelSpec):
         caches = self.attention.param("k_cache")
         nbytes = (2 * len(self.layers) - 1) * self.cache_nbytes + self.attention.layout.nbytes
         values = nbytes // caches.numpy_dtype.itemsize
-        times: tuple[Param, ...] = ()
-        if self.timed:
-            shape = (self.sms, 4 * len(self.layers), self.marks)
-            times = (Param("times", "u32", shape, Access.OUT),)
         return (
             Param("weights", "u8", (self.weights_nbytes,), Access.IN),
             Param("caches", caches.dtype, (values,), Access.INOUT),
@@ -439,7 +437,6 @@ class FusedLayers(KernelSpec):
             Param("stall", "u32", (4,), Access.INOUT),
             Param("sequence", "u32", (1,), Access.IN),
             Param("position", "u32", (1,), Access.IN),
-            *times,
         )
 
     @property
@@ -533,7 +530,9 @@ class FusedLayers(KernelSpec):
     def _cache(self, caches: Array, layer: int, which: int) -> Array:
         """A view of a layer's keys (0) or values (1)."""
         size = self.cache_nbytes // caches.itemsize
-        found: Array = caches[(2 * layer + which) * size :][: self.attention.layout.nbytes // caches.itemsize]
+        found: Array = caches[(2 * layer + which) * size :][
+            : self.attention.layout.nbytes // caches.itemsize
+        ]
         return found
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -574,16 +573,23 @@ class FusedLayers(KernelSpec):
             for at, m in zip(layer.norms, (0, 4), strict=True):
                 norm = rng.standard_normal(self.hidden) / sizes[m]
                 yield at, norm.astype(np.float32)
-            for at, rows in zip(layer.biases, (self.q_rows, self.kv_rows, self.kv_rows), strict=False):
+            for at, rows in zip(
+                layer.biases, (self.q_rows, self.kv_rows, self.kv_rows), strict=False
+            ):
                 yield at, rng.standard_normal(rows).astype(np.float32)
 
     @classmethod
     def examples(cls) -> Sequence[FusedLayers]:
         q8, q4, q6 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
         small = Attention(4, KvLayout(1, 2, 33, 64, "f16"), rope=Rotation(64, "half"))
+        mixed = [(q4, q4, q6, q4, q4, q4, q6), (q4,) * 7]
+        wide = Attention(
+            8, KvLayout(2, 2, 70, 128, "bf16"), rope=Rotation(64, "interleaved"), most_heads=2
+        )
         return (
             cls.of(256, 256, small, [(q8,) * 7], sms=3),
-            cls.of(256, 512, small, [(q4, q4, q6, q4, q4, q4, q6), (q4,) * 7], sms=4, biased=True),
+            cls.of(256, 512, small, mixed, sms=4, biased=True),
+            cls.of(768, 1280, wide, mixed[:1], sms=4, cta_warps=2 * WARPS),
         )
 
     @classmethod
