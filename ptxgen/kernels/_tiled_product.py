@@ -86,6 +86,11 @@ class TiledProduct(FusedProduct):
         """Bytes of partial sums there, at most."""
         return PARTIALS_NBYTES
 
+    @property
+    def ahead_nbytes(self) -> int:
+        """Bytes of activations that are copied there ahead of their use, if there is room."""
+        return 0
+
     # ---- how it is cut ----
 
     @cached_property
@@ -184,7 +189,7 @@ class TiledProduct(FusedProduct):
             part.layout.bands % self.tiles for part in self.parts
         )
 
-    # ---- shared memory: rings, activations, sums of squares, partial sums ----
+    # ---- shared memory: rings, activations, sums of squares, partial sums, activations ahead ----
 
     @cached_property
     def tile_nbytes(self) -> int:
@@ -201,8 +206,8 @@ class TiledProduct(FusedProduct):
     @property
     def _rest_nbytes(self) -> int:
         warps = self.cta_warps
-        partials = self.k_warps * self.pair * self.pass_tiles * self.partial_nbytes
-        return self.activations_nbytes(warps) + self.squares_nbytes(warps) + partials
+        fixed = self.activations_nbytes(warps) + self.squares_nbytes(warps)
+        return fixed + self.partials_nbytes + self.ahead_nbytes
 
     @property
     def records_offset(self) -> int:
@@ -218,6 +223,16 @@ class TiledProduct(FusedProduct):
     def partials_offset(self) -> int:
         """Where the warps' partial sums begin: (k_warps, matrices, tiles of a pass, sums)."""
         return self.squares_offset + self.squares_nbytes(self.cta_warps)
+
+    @property
+    def partials_nbytes(self) -> int:
+        """Bytes of partial sums."""
+        return self.k_warps * self.pair * self.pass_tiles * self.partial_nbytes
+
+    @property
+    def ahead_offset(self) -> int:
+        """Where activations are copied to ahead of their use."""
+        return self.partials_offset + self.partials_nbytes
 
     @property
     def launch_shape(self) -> LaunchShape:
