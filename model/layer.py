@@ -25,6 +25,7 @@ class StepParts:
     """The owners of everything that a step reads and writes.
 
     ``exact`` keeps activations f32; without ``fused``, decode attention is launched in parts.
+    ``persistent``: one kernel for all layers of a decode step, where there is one that does it.
     """
 
     config: Config
@@ -34,6 +35,7 @@ class StepParts:
     work: Arena
     exact: bool
     fused: bool = True
+    persistent: bool = False
 
     def attention(self, rows: Rows, index: int) -> LayerAttention:
         """The attention of layer ``index``."""

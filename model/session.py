@@ -14,6 +14,7 @@ from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.kv_cache import create_cache, kv_layout
 from urdir.model.layer import StepParts
 from urdir.model.owner import Owner
+from urdir.model.persistent import CHANNELS, EPOCH
 from urdir.model.rows import Ending, StepShape
 from urdir.model.run_ahead import AT_ONCE, RunAhead
 from urdir.model.sampling import SamplingSettings
@@ -52,6 +53,7 @@ class Session(Owner):
         pages: int | None = None,
         observer: Observer | None = None,
         fused: bool = True,
+        persistent: bool = False,
     ) -> None:
         config, device = weights.config, weights.device
         if not 0 < context <= config.context_length:
@@ -81,7 +83,10 @@ class Session(Owner):
             device.arena(sizes, "workspace"),
             exact=is_exact(kv_dtype),
             fused=fused,
+            persistent=persistent,
         )
+        for name in (CHANNELS, EPOCH):
+            self.parts.work[name].fill(0)
         self.ahead = RunAhead(device, self._stream)
         self.steps = Steps(self.parts, observer)
 

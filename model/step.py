@@ -8,6 +8,7 @@ from urdir.driver.execute import completed
 from urdir.driver.plan import Plan
 from urdir.model.decode_state import MAILBOX_SLOTS
 from urdir.model.layer import StepParts, transformer_layer_workspace
+from urdir.model.persistent import persistent_layers
 from urdir.model.rows import Ending, Rows, StepShape
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
@@ -31,6 +32,8 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
         yield
     if shape.ending is Ending.PROMPT:
         return plan
+    if parts.persistent:
+        plan = persistent_layers(plan, parts) or plan
     _append_head(plan, parts, rows)
     _append_choice(plan, parts, rows, shape.ending)
     _append_advance(plan, parts, rows, shape.ending)

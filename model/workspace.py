@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urdir.model.attention import partial_sizes
 from urdir.model.config import Config
+from urdir.model.persistent import channel_sizes
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kv_layout import KvLayout
 
@@ -33,4 +34,5 @@ def workspace_sizes(
     sizes = {name: 4 * width * most for name, width in widths.items()}
     sizes["logits"] = 4 * c.vocab_size * rows
     sizes["ranks"] = 8 * Argmax(n=c.vocab_size).slices * rows
-    return sizes | partial_sizes(config.n_heads, layout, rows, sm_count)
+    sizes |= partial_sizes(config.n_heads, layout, rows, sm_count)
+    return sizes | channel_sizes(c.hidden, c.ffn, widths["q"], widths["k"])

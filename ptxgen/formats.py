@@ -127,6 +127,26 @@ class Format:
         return [part.source.width for _, part in self.parts("q")] == [8]
 
     @property
+    def lift(self) -> int:
+        """By how many bits quants in the upper halves of bytes stay up when they are taken out: as
+        many as a byte has room for, 4 at most.
+        """
+        return min(4, 8 - sum(part.source.width for _, part in self.parts("q")))
+
+    def quads(self, group: int, lifted: bool) -> list[int]:
+        """A group's quads (quad j: quants 4j ... 4j + 3 of the unit) that lie in the upper halves
+        of bytes, if ``lifted``, or the others: even ones first.
+        """
+        _, lowest = next(self.parts("q"))
+        count = self.group // 4
+        quads = range(count * group, count * (group + 1))
+        return [
+            j
+            for j in sorted(quads, key=lambda j: j % 2)
+            if lifted == (lowest.target.position(4 * j) % 8 >= 4)
+        ]
+
+    @property
     def block_units(self) -> int:
         """Units of a block; an unquantised type counts in units."""
         return max(1, self.block // UNIT)
@@ -148,6 +168,10 @@ class Format:
         return any(True for _ in self.parts(number))
 
 
+#: Bits ``shift`` and up of the groups' "scale" or "minimum", and where a block has them.
+_Numbers = tuple[str, int, Field]
+
+
 def _digits(count: int) -> int:
     return count.bit_length() - 1
 
@@ -163,17 +187,16 @@ def _quant_plane(name: str, shift: int, source: Field) -> Plane:
     return Plane(name, 1, 4 * width, (Part("q", shift, source, target),))
 
 
-def _scale_plane(name: str, shift: int, group: int, sources: Mapping[str, Field]) -> Plane:
-    """Scale (and minimum) of each group side by side; half-bytes of two units share a byte."""
-    width = next(iter(sources.values())).width
-    group_bits = width * len(sources)
+def _scale_plane(name: str, group: int, fields: Sequence[_Numbers]) -> Plane:
+    """Fields of each group side by side; half-bytes of two units share a byte."""
+    group_bits = sum(source.width for _, _, source in fields)
     unit_bits = group_bits * (UNIT // group)
     units = max(1, 8 // unit_bits)
     strides = tuple(group_bits << k for k in range(_digits(units * UNIT // group)))
-    parts = (
-        Part(number, shift, source, Field(width, place * width, strides))
-        for place, (number, source) in enumerate(sources.items())
-    )
+    parts, at = [], 0
+    for number, shift, source in fields:
+        parts.append(Part(number, shift, source, Field(source.width, at, strides)))
+        at += source.width
     return Plane(name, units, max(1, unit_bits // 8), tuple(parts))
 
 
@@ -186,21 +209,18 @@ def _quantised(
     quants: Sequence[Field],
     d: int,
     m: int | None = None,
-    scales: Sequence[Field] = (),
-    minimums: Sequence[Field] = (),
+    numbers: Sequence[Sequence[_Numbers]] = (),
     **values: Any,
 ) -> Format:
-    """A quantised type; ``d`` and ``m`` are byte offsets of f16 numbers in the block."""
+    """A quantised type; ``d`` and ``m`` are byte offsets of f16 numbers in the block, ``numbers``
+    the planes of its groups' scales and minimums.
+    """
     planes, shift = [], 0
     for plane_name, source in zip(("low", "high"), quants, strict=False):
         planes.append(_quant_plane(plane_name, shift, source))
         shift += source.width
-    shift = 0
-    for index, scale in enumerate(scales):
-        sources = {"scale": scale} | ({"minimum": minimums[index]} if minimums else {})
-        plane_name = ("scales", "scales_high")[index]
-        planes.append(_scale_plane(plane_name, shift, values.get("group", UNIT), sources))
-        shift += scale.width
+    for plane_name, fields in zip(("scales", "scales_high"), numbers, strict=False):
+        planes.append(_scale_plane(plane_name, values.get("group", UNIT), fields))
     halves = [("d", d)] + ([("m", m)] if m is not None else [])
     parts = tuple(
         Part(number, 0, Field(8, 8 * at, (8,)), Field(8, 16 * place, (8,)))
@@ -224,9 +244,16 @@ _BYTES = (8, 16, 32, 64, 128)
 _HALVES = (8, 16, 32, 64, 4)
 _BITS = (1, 2, 4, 8, 16)
 
-# Q4_K and Q5_K: twelve bytes at 4 hold eight scales and eight minimums of six bits each.
-_K_SCALES = (Field(4, _at(4), (8, 16, _at(8))), Field(2, _at(4, 4), (8, 16, 2)))
-_K_MINIMUMS = (Field(4, _at(8), (8, 16, _at(4, 4))), Field(2, _at(8, 4), (8, 16, 2)))
+# Q4_K and Q5_K: twelve bytes at 4 hold eight scales and eight minimums of six bits each. A byte of
+# a unit gets its scale, and above it what its minimum has above four bits.
+_K_NUMBERS = (
+    (
+        ("scale", 0, Field(4, _at(4), (8, 16, _at(8)))),
+        ("scale", 4, Field(2, _at(4, 4), (8, 16, 2))),
+        ("minimum", 4, Field(2, _at(8, 4), (8, 16, 2))),
+    ),
+    (("minimum", 0, Field(4, _at(8), (8, 16, _at(4, 4)))),),
+)
 
 _ALL = (
     _float("F32", 0, 4, "f32"),
@@ -249,18 +276,25 @@ _ALL = (
     _quantised(
         "Q2_K", 10, 256, 84, d=80, m=82, group=16, min_sign=-1,
         quants=[Field(2, _at(16), (*_BYTES, 2, 4, _at(32)))],
-        scales=[Field(4, 0, (8, 16, 32, 64))],
-        minimums=[Field(4, 4, (8, 16, 32, 64))],
+        numbers=[
+            [
+                ("scale", 0, Field(4, 0, (8, 16, 32, 64))),
+                ("minimum", 0, Field(4, 4, (8, 16, 32, 64))),
+            ]
+        ],
     ),
     _quantised(
         "Q3_K", 11, 256, 110, d=108, group=16, offset=4, scale_offset=32,
         quants=[Field(2, _at(32), (*_BYTES, 2, 4, _at(32))), Field(1, 0, (*_BYTES, 1, 2, 4))],
-        scales=[Field(4, _at(96), (8, 16, 32, 4)), Field(2, _at(104), (8, 16, 2, 4))],
+        numbers=[
+            [("scale", 0, Field(4, _at(96), (8, 16, 32, 4)))],
+            [("scale", 4, Field(2, _at(104), (8, 16, 2, 4)))],
+        ],
     ),
     _quantised(
         "Q4_K", 12, 256, 144, d=0, m=2, min_sign=-1,
         quants=[Field(4, _at(16), (*_BYTES, 4, _at(32), _at(64)))],
-        scales=_K_SCALES, minimums=_K_MINIMUMS,
+        numbers=_K_NUMBERS,
     ),
     _quantised(
         "Q5_K", 13, 256, 176, d=0, m=2, min_sign=-1,
@@ -268,7 +302,7 @@ _ALL = (
             Field(4, _at(48), (*_BYTES, 4, _at(32), _at(64))),
             Field(1, _at(16), (*_BYTES, 1, 2, 4)),
         ],
-        scales=_K_SCALES, minimums=_K_MINIMUMS,
+        numbers=_K_NUMBERS,
     ),
     _quantised(
         "Q6_K", 14, 256, 210, d=208, group=16, offset=32, scale_offset=128,
@@ -276,7 +310,7 @@ _ALL = (
             Field(4, 0, (*_BYTES, _at(32), 4, _at(64))),
             Field(2, _at(128), (*_BYTES, 2, 4, _at(32))),
         ],
-        scales=[Field(8, _at(192), (8, 16, 32, 64), signed=True)],
+        numbers=[[("scale", 0, Field(8, _at(192), (8, 16, 32, 64), signed=True))]],
     ),
 )  # fmt: skip
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,7 @@ def _frame(spec: KernelSpec, target: Target, body: str) -> str:
         ".address_size 64",
         "",
         *([".extern .shared .align 256 .b8 dynamic_shared[];", ""] if shape.shared_bytes else []),
+        *(_table(name, *table) for name, table in spec.tables.items()),
         f".visible .entry {spec.name}(",
         ",\n".join(_declare(spec, p) for p in spec.params),
         ")",
@@ -150,6 +152,12 @@ def _split_contract(body: str) -> tuple[str, str]:
     lines = body.lstrip("\n").split("\n")
     end = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
     return "\n".join(lines[:end]), "\n".join(lines[end:])
+
+
+def _table(name: str, dtype: str, values: Sequence[int]) -> str:
+    """An array with its values (PTX ISA 5.4.4), in global memory."""
+    numbers = textwrap.fill(", ".join(map(str, values)), 100, initial_indent="    ")
+    return f".global .align 16 .{dtype} {name}[{len(values)}] = {{\n{numbers}\n}};\n"
 
 
 def _declare(spec: KernelSpec, p: Param) -> str:

@@ -156,6 +156,11 @@ class KernelSpec:
         raise NotImplementedError
 
     @property
+    def tables(self) -> Mapping[str, tuple[str, Sequence[int]]]:
+        """Constant arrays in global memory, which the template reads: name -> (PTX type, values)."""
+        return {}
+
+    @property
     def tolerance(self) -> Tolerance:
         """Allowed deviation of the outputs from ``reference``."""
         return Tolerance()

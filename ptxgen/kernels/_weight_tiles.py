@@ -1,8 +1,8 @@
 """How tiles of weights lie in a warp's shared memory, made for tensor cores.
 
 A tile (`layout`) is one run of bytes in each plane, and so it is in shared memory, plane after
-plane. Lane (g, t) = (lane / 4, lane % 4) reads units t and 4 + t of rows g and g + 8, or of these
-rows unit after unit, its quads of each.
+plane. Lane (g, t) = (lane / 4, lane % 4) reads units 2t and 2t + 1 of rows g and g + 8; or of these
+rows unit after unit, its quads of each, and the scales of units t and 4 + t.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cached_property
 
 from urdir.ptxgen.formats import Format, Plane
 from urdir.ptxgen.formats import Part as Number
+from urdir.ptxgen.kernels._group_numbers import GroupNumbers
 from urdir.ptxgen.layout import TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.spec import ceil_div
 
@@ -110,19 +111,19 @@ class Run:
     def swizzle(self) -> tuple[int, ...]:
         """What is added (xor) to a piece's number for each digit of its row's, from the lowest.
 
-        Eight lanes find what they read at a time in different banks: four pieces of each of two
-        rows, or those of one unit of four or eight rows.
+        Eight lanes find what they read at a time in different banks: every other unit's piece of
+        each of two rows, or those of one unit of four or eight rows.
         """
-        return {1: (4, 1, 2), 2: (3, 4), 4: (2,)}.get(self.chunks, ())
+        return {1: (1, 2, 4), 2: (2, 4), 4: (4,)}.get(self.chunks, ())
 
     @property
     def swizzle_by_piece(self) -> int:
-        """The same for bit 3 of the piece's number."""
-        return 1 if self.chunks == 4 else 0
+        """What is added of the piece's number divided by eight: a mask."""
+        return {2: 1, 4: 3}.get(self.chunks, 0)
 
     def place(self, piece: int, row: int) -> int:
         """Where in its row piece number ``piece`` lies."""
-        piece ^= self.swizzle_by_piece * (piece >> 3 & 1)
+        piece ^= piece >> 3 & self.swizzle_by_piece
         for digit, added in enumerate(self.swizzle):
             piece ^= added * (row >> digit & 1)
         return piece
@@ -170,6 +171,18 @@ class Tile:
     def other_runs(self) -> tuple[Run, ...]:
         """The runs of scales and factors."""
         return tuple(run for run in self.runs if run not in [quads for quads, _ in self.quads])
+
+    @cached_property
+    def scales(self) -> GroupNumbers | None:
+        """Where a lane finds the scales of its two units, if the type has such."""
+        fmt = self.layout.format
+        return GroupNumbers(fmt, "scale") if fmt.has("scale") else None
+
+    @cached_property
+    def minimums(self) -> GroupNumbers | None:
+        """The same of minimums."""
+        fmt = self.layout.format
+        return GroupNumbers(fmt, "minimum") if fmt.has("minimum") else None
 
     @property
     def nbytes(self) -> int:

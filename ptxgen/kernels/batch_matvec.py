@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, UNIT
+from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.kernels._fused_product import MAX_BATCH, odd_cols
 from urdir.ptxgen.kernels._tiled_product import MIN_SLOTS, TiledProduct
 from urdir.ptxgen.kernels._weight_tiles import Tile
-from urdir.ptxgen.layout import TILE_UNITS, Layout
+from urdir.ptxgen.layout import Layout
 from urdir.ptxgen.spec import Tolerance, ceil_div
-
-#: Slots of a warp's ring that activations ahead of their use must leave.
-AHEAD_SLOTS = 3
 
 
 @dataclass(frozen=True)
@@ -75,15 +72,6 @@ class BatchMatvec(TiledProduct):
         """All that two slots a warp leave: a pass more means to round all activations again."""
         warps = self.cta_warps
         return self.shared - self.squares_nbytes(warps) - warps * MIN_SLOTS * self.tile_nbytes
-
-    @cached_property
-    def ahead_nbytes(self) -> int:
-        """A block of x for each warp: if it has more than two, the next one's latency counts."""
-        warps = self.cta_warps
-        nbytes = warps * 4 * UNIT * TILE_UNITS * self.batch
-        rings = warps * AHEAD_SLOTS * self.tile_nbytes
-        room = self.shared - self.squares_nbytes(warps) - self.partials_nbytes - rings
-        return nbytes if self.warp_blocks > 2 and nbytes <= room else 0
 
     @property
     def tolerance(self) -> Tolerance:

@@ -28,9 +28,9 @@ Activations = Literal["f32", "i16"]
 class TileMatvec(TiledProduct):
     """One activation vector times weights of any type.
 
-    ``activations``: "f32", or "i16" for quantised weights: rounded to 16-bit multiples of the
-    largest in each 32 columns, relative error 2e-5, and multiplied with the quants exactly on
-    tensor cores. Sums are f32.
+    ``activations``: "f32", or "i16" for quantised weights: rounded to multiples of the largest in
+    each 32 columns / 32639, relative error 2e-5, and multiplied with the quants exactly on tensor
+    cores. Sums are f32.
 
     Raises PtxgenError for "i16" with unquantised types.
     """

@@ -49,7 +49,7 @@ def test_real_shapes_fit_a_multiprocessor(shape: str, fmt: Format) -> None:
         for limits in (H200, T4):
             spec = vector_product(limits, False, fmt, rows, cols, batch=batch, **more)
             assert isinstance(spec, BatchMatvec)
-            least, most = limits.shared("residual" in more)
+            least, most = limits.shared(larger="residual" not in more)
             assert least <= spec.launch_shape.shared_bytes <= most
         spec = vector_product(H200, False, fmt, rows, cols, batch=batch, **more)
         if is_available() and fmt in (Q4_K, Q6_K):
@@ -72,14 +72,15 @@ def test_four_lanes_take_every_quad_of_a_unit_once(fmt: Format) -> None:
 
 @pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
 def test_what_lanes_read_at_a_time_lies_in_different_banks(fmt: Format) -> None:
-    """Units t of two rows, a piece a lane; the words of a unit of as many rows as 32 lanes read."""
+    """Every other unit of two rows, a piece a lane; of a unit the words that 32 lanes read."""
     for run in (r for r in Tile(Layout(fmt, 16, 256 * 8)).runs if r.chunks):
         pieces = run.row_nbytes // 16
         for row in range(16):
             assert sorted(run.place(p, row) for p in range(pieces)) == list(range(pieces))
         for row in range(0, 16, 2):
             for q in range(run.chunks):
-                read = [run.place(run.chunks * t + q, row + r) for t in range(4) for r in (0, 1)]
+                units = [2 * run.chunks * t for t in range(4)]
+                read = [run.place(unit + q, row + r) for unit in units for r in (0, 1)]
                 assert len({place % 8 for place in read}) == 8
         for unit in range(8):
             for row in range(0, 16, 8 // run.chunks):
@@ -228,21 +229,6 @@ def test_every_cut_gives_the_same_bits(
     inputs = spec.make_inputs(np.random.default_rng(8))
     other = dataclasses.replace(spec, **changes)
     first, second = (run_kernel(device, s, inputs)["y"] for s in (spec, other))
-    np.testing.assert_array_equal(first, second)
-
-
-@pytest.mark.parametrize("batch", [1, 6, MAX_BATCH])
-@pytest.mark.parametrize(("fmt", "cols"), [(Q4_K, 1280), (Q6_K, 1280), (Q8_0, 1376)])
-def test_copying_activations_ahead_changes_no_bit(
-    device: Device, fmt: Format, cols: int, batch: int
-) -> None:
-    """Where there is room for a block of each warp, and where there is none."""
-    ahead = BatchMatvec(fmt, 50, cols, batch=batch, split=2, groups=1, stages=3, per_pass=2)
-    loaded = dataclasses.replace(ahead, shared=ahead.launch_shape.shared_bytes - 16)
-    assert ahead.ahead_nbytes == 2 * 1024 * batch
-    assert loaded.ahead_nbytes == 0
-    inputs = ahead.make_inputs(np.random.default_rng(12))
-    first, second = (run_kernel(device, s, inputs)["y"] for s in (ahead, loaded))
     np.testing.assert_array_equal(first, second)
 
 

@@ -1,0 +1,73 @@
+"""Machine code of asynchronous copies to shared memory.
+
+ptxas 13.0 takes a copy's descriptor from an odd uniform register where the address is partly in
+the register before it: an illegal instruction. Kernels that tell it that a warp's lanes agree on
+the warp's number must make the copies' addresses of something else.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from urdir.ptxgen.assemble import assemble, is_available
+from urdir.ptxgen.formats import FORMATS
+from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
+from urdir.ptxgen.kernels.product import Limits, vector_product
+from urdir.ptxgen.kernels.tile_matvec import TileMatvec
+from urdir.ptxgen.sass import DisassemblerError, disassemble, find_disassembler
+
+Q4_K, Q6_K, Q8_0, F16 = (FORMATS[name] for name in ("Q4_K", "Q6_K", "Q8_0", "F16"))
+H200 = Limits(132, 233472, 232448)
+
+#: Copies of an H200's decode steps: a loop, several matrices, two matrices row by row.
+SPECS = {
+    "one tile after another": vector_product(H200, False, Q4_K, 4096, 4096, residual=True),
+    "gated": vector_product(H200, False, Q6_K, 14336, 4096, eps=1e-5, gated=True),
+    "others": vector_product(
+        H200, False, Q4_K, 2048, 2048, eps=1e-5, others=((Q4_K, 512), (Q6_K, 512))
+    ),
+    "several passes": vector_product(H200, False, Q8_0, 128256, 4096, eps=1e-5),
+    "exact": vector_product(H200, True, F16, 14336, 4096, eps=1e-5, gated=True),
+    "batch": vector_product(H200, False, Q4_K, 14336, 4096, batch=8, eps=1e-5, gated=True),
+    "batch of several": vector_product(
+        H200, False, Q4_K, 4096, 4096, batch=4, eps=1e-5, others=((Q4_K, 1024), (Q6_K, 1024))
+    ),
+}
+
+
+def odd_copies(sass: str) -> list[str]:
+    """Copies with a descriptor in an odd uniform register, or an address in any."""
+    copies = [line for line in sass.splitlines() if "LDGSTS" in line]
+    assert copies
+    return [
+        line
+        for line in copies
+        if re.search(r"desc\[UR\d*[13579]\]", line) or re.search(r"(?<!desc\[)UR\d+", line)
+    ]
+
+
+def test_copies_are_told_apart() -> None:
+    fine = "/*0950*/ @P3 LDGSTS.E.LTC128B.64 [R55+0x10], desc[UR36][R10.64+0x200] ;"
+    assert not odd_copies(f"{fine}\n/*0960*/ LDG.E R1, desc[UR5][R10.64] ;")
+    for bad in (
+        "LDGSTS.E.LTC128B.64 [R55+UR4], desc[UR5][R10.64] ;",
+        "LDGSTS.E.LTC128B.64 [R55], desc[UR37][R10.64] ;",
+        "LDGSTS.E.LTC128B.64 [R55+UR4+0x10], desc[UR6][R10.64] ;",
+        "LDGSTS.E.LTC128B.64 [R55], desc[UR6][R10.64+UR8] ;",
+    ):
+        assert odd_copies(f"{fine}\n{bad}") == [bad]
+
+
+@pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize("case", SPECS)
+def test_no_copy_is_addressed_by_uniform_registers(case: str, target: str) -> None:
+    try:
+        find_disassembler()
+    except DisassemblerError:
+        pytest.skip("nvdisasm is not installed")
+    spec = SPECS[case]
+    assert isinstance(spec, BatchMatvec if "batch" in case else TileMatvec)
+    assert not odd_copies(disassemble(assemble(spec.ptx(target), target).cubin))
