@@ -36,8 +36,8 @@ _swiglu = lru_cache(maxsize=64)(SwiGLU)
 class Products:
     """Appends products of ``rows`` activation vectors to a plan, with buffers of ``work``.
 
-    ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers by groups of 32
-    (where the weights are quantised), many to f16.
+    ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers (where the weights
+    are quantised), one row by groups of 32, several by groups of 256; many are rounded to f16.
     """
 
     plan: Plan

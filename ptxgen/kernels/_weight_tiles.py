@@ -65,6 +65,11 @@ class Quads:
         """Whether lanes shift by numbers of their own, before they take a word's quads apart."""
         return any(self.lane_shifts)
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether items are the rows of ``ldmatrix``: four words, number t for lane t."""
+        return self.plane.nbytes == PIECE and self.lane_strides == (32, 64)
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -152,6 +157,15 @@ class Tile:
         """The runs of quants, with where a lane finds its own."""
         runs = {run.plane.name: run for run in self.runs}
         return tuple((runs[q.plane.name], q) for q in Quads.of(self.layout.format))
+
+    @property
+    def has_words(self) -> bool:
+        """Whether a lane loads words of several quads for one unit at a time, or shifts them."""
+        return any(
+            quads.part.source.width < 8
+            and (quads.shifts_vary or (run.chunks > 0 and not quads.is_matrix))
+            for run, quads in self.quads
+        )
 
     @cached_property
     def other_runs(self) -> tuple[Run, ...]:

@@ -26,6 +26,8 @@ Q8_0, Q4_K, Q6_K, F16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
 H200 = Limits(132, 228 << 10, 227 << 10)
 T4 = Limits(40, 64 << 10, 64 << 10)
 
+#: Columns that share a scale when activations are rounded.
+BLOCK = 256
 #: (rows, cols, more fields) of an 8B and a 1B model.
 SHAPES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "8B qkv": (4096, 4096, {"eps": 1e-5, "others": ((Q4_K, 1024), (Q6_K, 1024))}),
@@ -47,7 +49,7 @@ def test_real_shapes_fit_a_multiprocessor(shape: str, fmt: Format) -> None:
         for limits in (H200, T4):
             spec = vector_product(limits, False, fmt, rows, cols, batch=batch, **more)
             assert isinstance(spec, BatchMatvec)
-            least, most = limits.shared("residual" in more)
+            least, most = limits.shared(larger="residual" not in more)
             assert least <= spec.launch_shape.shared_bytes <= most
         spec = vector_product(H200, False, fmt, rows, cols, batch=batch, **more)
         if is_available() and fmt in (Q4_K, Q6_K):
@@ -127,6 +129,20 @@ def test_the_choice_between_the_kernels_of_few_vectors() -> None:
     assert isinstance(mixed, Matvec)
 
 
+@pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
+def test_a_block_s_sums_are_integers_of_32_bits(fmt: Format) -> None:
+    """256 columns of the largest quants and scales, and of bytes of activations up to 255."""
+
+    def largest(number: str) -> int:
+        return sum(part.source.mask << part.shift for _, part in fmt.parts(number))
+
+    scale = max(largest("scale") - fmt.scale_offset, fmt.scale_offset)
+    if scale > 0:
+        assert BLOCK * largest("q") * scale * 255 < 2**31
+    else:
+        assert fmt.group * largest("q") * 255 < 2**22
+
+
 # ---- values ----
 
 
@@ -138,28 +154,36 @@ def test_examples_run_on_older_targets(spec: BatchMatvec, target: str) -> None:
             assert deviation.ok, deviation
 
 
+@pytest.mark.parametrize("cols", [1024, 1280])
 @pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
-def test_integer_activations_that_16_bits_hold_give_exact_products(
-    device: Device, fmt: Format
+def test_activations_become_the_nearest_of_65535_steps_of_their_block(
+    device: Device, fmt: Format, cols: int
 ) -> None:
-    """Multiples of 2^-15 of 32767: x is its own rounding, so that only the f32 sums differ."""
-    spec = BatchMatvec(fmt, 35, 1024, batch=3)
+    """Integers, one of 32767 in each block, the rest of any size, and up to 0.48 added: only the
+    f32 sums differ from the product with the integers, much less than what was added does."""
+    spec = BatchMatvec(fmt, 35, cols if fmt.block > 32 else cols - 96, batch=3)
     rng = np.random.default_rng(3)
     inputs = spec.make_inputs(rng)
-    x = rng.integers(-32767, 32768, (3, 1024))
-    x[:, ::32] = 32767 * rng.choice([-1, 1], (3, 32))
-    inputs["x"] = (x * 2.0**-15).astype(np.float32)
-    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
-    assert np.abs(y - expected).max() <= 2e-6 * np.abs(expected).max()
+    shape, sizes = inputs["x"].shape, 32767 * 10.0 ** rng.uniform(-2, 0, spec.row_units)
+    steps = np.rint(rng.uniform(-1, 1, shape) * np.repeat(sizes, 32))
+    added = rng.uniform(-0.48, 0.48, shape)
+    steps[:, 77::BLOCK] = 32767 * rng.choice([-1, 1], steps[:, 77::BLOCK].shape)
+    added[:, 77::BLOCK] = 0.0
+    rounded, x = (v.astype(np.float32) * np.float32(2**-15) for v in (steps, steps + added))
+    y = run_kernel(device, spec, {**inputs, "x": x})["y"]
+    wanted, unrounded = (spec.reference(**{**inputs, "x": v})["y"] for v in (rounded, x))
+    largest = np.abs(wanted).max()
+    assert np.abs(y - wanted).max() <= 2e-6 * largest
+    assert np.abs(y - unrounded).max() >= 1e-5 * largest
 
 
 @pytest.mark.parametrize("largest", [1e-15, 1e-3, 1e3, 1e15])
 def test_activations_keep_their_precision_at_every_size(device: Device, largest: float) -> None:
-    """Relative to a unit's largest; a unit of zeros stays zero."""
-    spec = BatchMatvec(Q4_K, 64, 512, batch=2)
+    """Relative to a block's largest; a block of zeros stays zero."""
+    spec = BatchMatvec(Q4_K, 64, 1024, batch=2)
     inputs = spec.make_inputs(np.random.default_rng(4))
-    inputs["x"][:, 32:64] = 0.0
-    inputs["x"][:, 64:96] *= 1e-3
+    inputs["x"][:, 256:512] = 0.0
+    inputs["x"][:, 512:768] *= 1e-3
     inputs["x"] *= np.float32(largest)
     y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
     error = np.sqrt(np.mean((y - expected) ** 2.0) / np.mean(expected**2.0))

@@ -520,6 +520,20 @@ def test_every_depth_of_the_ring_gives_the_same_bits(device: Device, stages: int
     assert relative_rms(y, expected) < 5e-5
 
 
+def test_a_ring_is_filled_a_few_tiles_at_a_time(device: Device) -> None:
+    """Two of eight warps' Q4_K tiles before the wait, which changes no bit."""
+    fields: dict[str, Any] = {"groups": 1, "tiles_each": 3, "shared": 120_000}
+    spec, pair = (i16(Q4_K, 48, 4096, stages=stages, **fields) for stages in (4, 2))
+    for each, waits in ((spec, 2), (pair, 0)):
+        assert (each.slots, each.pace, each.cta_warps) == (each.stages, 2, 8)
+        before, _ = each.ptx("sm_90").split("griddepcontrol.wait")
+        assert before.count("cp.async.wait_group 1;") == waits
+    assert i16(Q8_0, 48, 4096, **fields).pace == 1
+    inputs = spec.make_inputs(np.random.default_rng(16))
+    first, second = (run_kernel(device, each, inputs)["y"] for each in (spec, pair))
+    np.testing.assert_array_equal(first, second)
+
+
 @every_format
 def test_a_ring_deeper_than_its_tiles(device: Device, fmt: Format) -> None:
     """A warp with one tile, with two slots for it."""
