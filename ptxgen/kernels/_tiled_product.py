@@ -15,7 +15,7 @@ from urdir.ptxgen.spec import LaunchShape, ceil_div
 #: launch's CTA is there early.
 WARPS = 8
 #: Slots of a warp's ring, at least and at most.
-MIN_SLOTS, MAX_SLOTS = 2, 4
+MIN_SLOTS, MAX_SLOTS = 2, 6
 #: Tiles that a warp has yet to ask for when the next launch may start: its CTAs take a while to be
 #: there, and earlier their loads would only delay this launch's. Measured on an H200, 8B Q4_K_M.
 TILES_LEFT = 1
