@@ -19,9 +19,10 @@ from urdir.driver.operation import Launch, Operation
 from urdir.driver.plan import Plan
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.fused_choice import fuses
-from urdir.ptxgen.kernels.attention import Attention
 from urdir.ptxgen.kernels._decode_attention import WARPS
-from urdir.ptxgen.kernels.fused_layers import BLOCK, FusedLayers, LayerAt
+from urdir.ptxgen.kernels._layers import BLOCK, LayerAt
+from urdir.ptxgen.kernels.attention import Attention
+from urdir.ptxgen.kernels.fused_layers import FusedLayers
 from urdir.ptxgen.kernels.tile_matvec import TileMatvec
 
 if TYPE_CHECKING:

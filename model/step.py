@@ -48,9 +48,9 @@ def check_persistent(parts: StepParts) -> None:
     plan = build_plan(parts, StepShape(1, 1, Ending.GREEDY))
     if not any(kernel.name == FusedLayers.name for kernel in plan.kernels()):
         raise ModelError(
-            "no persistent kernel serves this model's layers: it takes quantised weights, rows of a "
-            "multiple of 256, a contiguous cache of floats, the architectures llama and qwen2, and "
-            "GPUs with enough shared memory from sm_80 on"
+            "no persistent kernel serves this model's layers: it takes quantised weights, rows of "
+            "a multiple of 256, a contiguous cache of floats, the architectures llama and qwen2, "
+            "and GPUs with enough shared memory from sm_80 on"
         )
 
 

@@ -157,7 +157,7 @@ class KernelSpec:
 
     @property
     def tables(self) -> Mapping[str, tuple[str, Sequence[int]]]:
-        """Constant arrays in global memory, which the template reads: name -> (PTX type, values)."""
+        """Constant arrays in global memory that the template reads: name -> (PTX type, values)."""
         return {}
 
     @property

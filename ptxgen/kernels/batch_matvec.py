@@ -74,6 +74,13 @@ class BatchMatvec(TiledProduct):
         return self.shared - self.squares_nbytes(warps) - warps * MIN_SLOTS * self.tile_nbytes
 
     @property
+    def pace(self) -> int:
+        """One: more activations than of one vector would queue behind tiles. On an H200, four
+        sequences of an 8B Q4_K_M model take 1.795 ms a step instead of 1.806, eight 1.968 instead
+        of 1.998."""
+        return 1
+
+    @property
     def tolerance(self) -> Tolerance:
         """A step is the largest of 256 / 32767: of standard normal activations 3.0, of products of
         two (with ``norm``) 5.0. The RMS error, 1 / sqrt(12) of it, is 3e-5 or 5e-5 of theirs, and

@@ -1,31 +1,28 @@
-"""All layers of a decode step in one launch: a persistent kernel whose stages wait for each other."""
+"""All layers of a decode step in one launch: a persistent kernel, whose stages wait for others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-
-import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, Format, random_blocks
+from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.kernels._decode_attention import WARPS
 from urdir.ptxgen.kernels._fused_product import SMS
-from urdir.ptxgen.kernels._weight_tiles import Run, Tile
+from urdir.ptxgen.kernels._layer_stages import Piece, Stage, TileType, share
+from urdir.ptxgen.kernels._layers import ALIGNMENT, BLOCK, Layers
+from urdir.ptxgen.kernels._weight_tiles import Tile
 from urdir.ptxgen.kernels.attention import Attention
-from urdir.ptxgen.kernels.tile_matvec import RECORD_NBYTES, TileMatvec
+from urdir.ptxgen.kernels.tile_matvec import RECORD_NBYTES
 from urdir.ptxgen.kv_layout import KvLayout
 from urdir.ptxgen.layout import TILE_ROWS, Layout
 from urdir.ptxgen.rope import Rotation
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Access, LaunchShape, Param, ceil_div
 
-#: Columns of a tile: rows of every matrix must be whole blocks.
-BLOCK = 256
 #: Slots of a warp's ring, at least and at most.
 MIN_SLOTS, MAX_SLOTS = 2, 8
-#: Bytes of shared memory that a CTA takes if it is not told: what data centre GPUs since sm_80 have.
+#: Bytes of shared memory that a CTA takes if it is not told: sm_80, sm_90 and sm_100 have them.
 SHARED_NBYTES = 160 * 1024
 #: Blocks of activations that a warp asks for at a time: more take registers from the tiles.
 TOGETHER = 2
@@ -33,82 +30,10 @@ TOGETHER = 2
 TAG_BITS = 2
 #: How often a thread looks for an activation before it gives up: some seconds.
 MOST_POLLS = 1 << 22
-#: Alignment of parts of shared memory.
-_ALIGNMENT = 256
-
-
-@dataclass(frozen=True, slots=True)
-class LayerAt:
-    """Where the weights of a layer lie, in bytes from the first, and the types of its matrices.
-
-    ``matrices``: those of Q, K, V, O, gate, up and down; ``norms``: before attention and before
-    the MLP; ``biases``: of Q, K and V, or nothing.
-    """
-
-    matrices: tuple[int, int, int, int, int, int, int]
-    formats: tuple[Format, Format, Format, Format, Format, Format, Format]
-    norms: tuple[int, int]
-    biases: tuple[int, ...] = ()
-
-    @property
-    def vectors(self) -> tuple[int, ...]:
-        """Places of all vectors."""
-        return (*self.norms, *self.biases)
-
-
-@dataclass(frozen=True, slots=True)
-class TileType:
-    """A type of weights, and how its tiles lie in a ring."""
-
-    number: int
-    layout: Layout
-    tile: Tile
-
-    @property
-    def runs(self) -> tuple[tuple[int, Run], ...]:
-        """The runs that a whole warp copies, with the numbers of their planes."""
-        return tuple((i, run) for i, run in enumerate(self.tile.runs) if run.copies)
-
-    @property
-    def shared(self) -> tuple[tuple[int, Run], ...]:
-        """The runs that share a copy, the same way: one copy is enough for all types."""
-        return tuple((i, run) for i, run in enumerate(self.tile.runs) if not run.copies)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows of one matrix that a stage's CTAs share: ``tiles`` of 16 rows, from CTA ``first_cta`` on.
-
-    ``matrix`` numbers those of a layer, ``y`` is where in the channels its first output goes.
-    """
-
-    matrix: int
-    tiles: int
-    first_cta: int
-    y: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One of the four products of a layer: a CTA takes ``each`` tiles of each of ``matrices``
-    matrices (two for gate and up); ``x`` is where in the channels its activations are."""
-
-    number: int
-    name: str
-    blocks: int
-    each: int
-    x: int
-    pieces: tuple[Piece, ...]
-    matrices: int = 1
-
-    @property
-    def normed(self) -> bool:
-        """Whether activations are normalised."""
-        return self.number in (0, 2)
 
 
 @dataclass(frozen=True)
-class FusedLayers(KernelSpec):
+class FusedLayers(Layers):
     """The layers of a decode step of one row, as one persistent kernel: x -> x, in place.
 
     What a layer does is what the launches do that `stages` names (products of 16-bit activations,
@@ -118,19 +43,13 @@ class FusedLayers(KernelSpec):
     reset; channels and epoch begin as zeros. A reader that waits too long leaves (stage, CTA,
     channel, 1) in ``stall`` and traps.
 
-    All CTAs must be resident at once, one an SM, of ``cta_warps`` warps: those of attention, or twice as many. ``hidden``, ``ffn`` and the heads' values must be
-    multiples of 256; weights and caches lie at constant places.
+    All CTAs must be resident at once, one an SM, of ``cta_warps`` warps: those of attention, or
+    twice as many. ``hidden``, ``ffn`` and the heads' values must be multiples of 256.
 
-    Raises PtxgenError for other shapes, more than one row, and types without blocks.
+    Raises PtxgenError for other shapes, more than one row, paged or quantised caches, unquantised
+    weights, and what does not fit ``sms`` SMs or ``shared`` bytes of shared memory.
     """
 
-    hidden: int
-    ffn: int
-    attention: Attention
-    layers: tuple[LayerAt, ...]
-    eps: float
-    weights_nbytes: int
-    frequencies_at: int
     sms: int = SMS
     shared: int = SHARED_NBYTES
     cta_warps: int = WARPS
@@ -158,8 +77,8 @@ class FusedLayers(KernelSpec):
             )
         if self.cta_warps not in (WARPS, 2 * WARPS):
             raise PtxgenError(f"fused_layers: {self.cta_warps} warps: {WARPS} or {2 * WARPS}")
-        if any(at % _ALIGNMENT for layer in self.layers for at in layer.matrices):
-            raise PtxgenError(f"fused_layers: matrices lie at multiples of {_ALIGNMENT} bytes")
+        if any(at % ALIGNMENT for layer in self.layers for at in layer.matrices):
+            raise PtxgenError(f"fused_layers: matrices lie at multiples of {ALIGNMENT} bytes")
         if any(fmt.is_float for fmt in self.formats):
             raise PtxgenError("fused_layers: the weights must be quantised")
         if self.attention.layout.dtype == "q8_0":
@@ -195,87 +114,11 @@ class FusedLayers(KernelSpec):
         """The same of activations that are normalised."""
         return ceil_div(self.hidden // BLOCK, self.warps)
 
-    # ---- the model ----
-
-    @property
-    def q_rows(self) -> int:
-        """Values of all query heads."""
-        return self.attention.heads * self.attention.head_dim
-
-    @property
-    def kv_rows(self) -> int:
-        """Values of all KV heads."""
-        return self.attention.layout.kv_heads * self.attention.head_dim
-
-    @cached_property
-    def formats(self) -> tuple[Format, ...]:
-        """The types of all matrices, each once."""
-        return tuple({f.name: f for layer in self.layers for f in layer.formats}.values())
-
     @cached_property
     def types(self) -> tuple[TileType, ...]:
         """The same, with their tiles."""
         layouts = [Layout(fmt, TILE_ROWS, BLOCK) for fmt in self.formats]
         return tuple(TileType(i, layout, Tile(layout)) for i, layout in enumerate(layouts))
-
-    @property
-    def has_minimums(self) -> bool:
-        """Whether some matrix' groups have an additive term."""
-        return any(fmt.has_minimums for fmt in self.formats)
-
-    @property
-    def biased(self) -> bool:
-        """Whether Q, K and V have biases."""
-        return bool(self.layers[0].biases)
-
-    @cached_property
-    def shapes(self) -> tuple[tuple[int, int], ...]:
-        """(rows, cols) of a layer's matrices."""
-        h, f = self.hidden, self.ffn
-        q, kv = self.q_rows, self.kv_rows
-        return ((q, h), (kv, h), (kv, h), (h, q), (f, h), (f, h), (h, f))
-
-    def layout(self, layer: LayerAt, matrix: int) -> Layout:
-        """How a matrix of a layer lies in memory."""
-        return Layout(layer.formats[matrix], *self.shapes[matrix])
-
-    def products(self, layer: LayerAt) -> tuple[TileMatvec, TileMatvec, TileMatvec, TileMatvec]:
-        """The launches that a layer's products would be by themselves."""
-        q, k, v, o, gate, _, down = layer.formats
-        rows, hidden = self.q_rows, self.hidden
-        others = ((k, self.kv_rows), (v, self.kv_rows))
-        bias, eps = self.biased, self.eps
-        return (
-            TileMatvec(q, rows, hidden, bias, eps, others=others, activations="i16"),
-            TileMatvec(o, hidden, rows, residual=True, activations="i16"),
-            TileMatvec(gate, self.ffn, hidden, eps=eps, gated=True, activations="i16"),
-            TileMatvec(down, hidden, self.ffn, residual=True, activations="i16"),
-        )
-
-    # ---- channels: activations between stages ----
-
-    @cached_property
-    def channels(self) -> dict[str, tuple[int, int]]:
-        """Name -> (first value, values) of each channel."""
-        sizes = {
-            "hidden": self.hidden,
-            "q": self.q_rows,
-            "k": self.kv_rows,
-            "v": self.kv_rows,
-            "heads": self.q_rows,
-            "residual": self.hidden,
-            "activated": self.ffn,
-        }
-        places, at = {}, 0
-        for name, size in sizes.items():
-            places[name] = (at, size)
-            at += size
-        return places
-
-    @property
-    def channel_values(self) -> int:
-        """Values of all channels."""
-        return sum(size for _, size in self.channels.values())
 
     # ---- how it is cut ----
 
@@ -299,17 +142,13 @@ class FusedLayers(KernelSpec):
         matrices: int = 1,
     ) -> Stage:
         tiles = [self.shapes[m][0] // TILE_ROWS for m in which]
-        each = next(n for n in range(1, sum(tiles) + 1) if self._ctas(tiles, n) <= self.sms)
+        each = share(tiles, self.sms)
         pieces, first = [], 0
         for matrix, count, output in zip(which, tiles, outputs, strict=True):
             pieces.append(Piece(matrix, count, first, self.channels[output][0]))
             first += ceil_div(count, each)
         at, cols = self.channels[x]
         return Stage(number, name, cols // BLOCK, each, at, tuple(pieces), matrices)
-
-    @staticmethod
-    def _ctas(tiles: Sequence[int], each: int) -> int:
-        return sum(ceil_div(count, each) for count in tiles)
 
     @property
     def attention_ctas(self) -> int:
@@ -358,7 +197,7 @@ class FusedLayers(KernelSpec):
         places, at = {}, 0
         for name, size in sizes.items():
             places[name] = at
-            at += ceil_div(size, _ALIGNMENT) * _ALIGNMENT
+            at += ceil_div(size, ALIGNMENT) * ALIGNMENT
         # Attention has its ring, and what its warps merge, where products have both.
         scratch = places["records"]
         return places | {"rings": max(at, scratch + self.scratch_nbytes), "scratch": scratch}
@@ -413,17 +252,6 @@ class FusedLayers(KernelSpec):
     # ---- parameters, reference, examples ----
 
     @property
-    def cache_nbytes(self) -> int:
-        """Bytes of a layer's keys, or values, as they follow each other: keys, values, keys ..."""
-        return ceil_div(self.attention.layout.nbytes, _ALIGNMENT) * _ALIGNMENT
-
-    @property
-    def key_nbytes(self) -> int:
-        """Bytes of a key, or value, of one head."""
-        layout = self.attention.layout
-        return layout.nbytes // (layout.sequences * layout.kv_heads * layout.max_len)
-
-    @property
     def params(self) -> tuple[Param, ...]:
         caches = self.attention.param("k_cache")
         nbytes = (2 * len(self.layers) - 1) * self.cache_nbytes + self.attention.layout.nbytes
@@ -439,145 +267,6 @@ class FusedLayers(KernelSpec):
             Param("position", "u32", (1,), Access.IN),
         )
 
-    @property
-    def tolerance(self) -> Tolerance:
-        """What a product is off by (`TileMatvec`), for four products a layer, of which the errors
-        add like independent ones; and a cache's neighbouring value (f16), where one of these
-        decides how a key is rounded."""
-        return Tolerance(rtol=1.5e-4 * (4 * len(self.layers)) ** 0.5 + 2**-10, atol=5e-4)
-
-    def flops(self) -> int:
-        per_layer = sum(2 * rows * cols for rows, cols in self.shapes) + self.attention.flops()
-        return len(self.layers) * per_layer
-
-    def bytes_moved(self) -> int:
-        """Weights and caches once; what passes between stages stays in the L2."""
-        weights = sum(
-            self.layout(layer, m).nbytes for layer in self.layers for m in range(len(self.shapes))
-        )
-        return weights + len(self.layers) * self.attention.bytes_moved()
-
-    def reference(self, **inputs: Any) -> dict[str, Array]:
-        x, caches = inputs["x"], inputs["caches"].copy()
-        sent = np.zeros(self.channel_values, np.float32)
-        for number, layer in enumerate(self.layers):
-            values = self._layer_reference(inputs, layer, number, x, caches)
-            x = values["hidden"]
-            for name, value in values.items():
-                at, size = self.channels[name]
-                sent[at : at + size] = value.ravel()
-        epoch = inputs["epoch"] + np.uint32(len(self.layers) + 1)
-        return {"caches": caches, "x": x, "sent": sent, "epoch": epoch, "stall": inputs["stall"]}
-
-    def _layer_reference(
-        self, inputs: dict[str, Any], layer: LayerAt, number: int, x: Array, caches: Array
-    ) -> dict[str, Array]:
-        weights = inputs["weights"]
-        qkv, o, gate_up, down = self.products(layer)
-
-        def matrix(m: int) -> Array:
-            at = layer.matrices[m]
-            found: Array = weights[at : at + self.layout(layer, m).nbytes]
-            return found
-
-        def vector(at: int, size: int) -> Array:
-            found: Array = weights[at : at + 4 * size].view(np.float32)
-            return found
-
-        rows = (self.q_rows, self.kv_rows, self.kv_rows)
-        tags = ("", "1", "2")
-        biases = {
-            f"bias{tag}": vector(at, size)
-            for tag, at, size in zip(tags, layer.biases, rows, strict=False)
-        }
-        given = {f"weights{tag}": matrix(m) for m, tag in enumerate(tags)}
-        norm = vector(layer.norms[0], self.hidden)
-        y = qkv.reference(x=x[None], norm=norm, **given, **biases)
-        values = {name: y[f"y{tag}"] for name, tag in zip("qkv", tags, strict=True)}
-        values["heads"] = self._attend(inputs, number, values, caches)
-        heads = values["heads"].reshape(1, -1)
-        residual = o.reference(weights=matrix(3), x=heads, residual=x[None])["y"]
-        norm = vector(layer.norms[1], self.hidden)
-        activated = gate_up.reference(weights=matrix(4), up=matrix(5), x=residual, norm=norm)["y"]
-        out = down.reference(weights=matrix(6), x=activated, residual=residual)["y"]
-        return values | {"residual": residual, "activated": activated, "hidden": out[0]}
-
-    def _attend(
-        self, inputs: dict[str, Any], number: int, values: dict[str, Array], caches: Array
-    ) -> Array:
-        """Attention of a layer, which writes its token to ``caches``."""
-        a = self.attention
-        k, v = (
-            self._cache(caches, number, i).reshape(a.shape_of(a.param(name)))
-            for i, name in enumerate(("k_cache", "v_cache"))
-        )
-        pairs = a.rope.pairs if a.rope else 0
-        table = inputs["weights"][self.frequencies_at :][: 8 * pairs]
-        given = {name: inputs[name] for name in ("sequence", "position")}
-        out = a.reference(
-            q=values["q"].reshape(1, a.heads, a.head_dim),
-            k=values["k"].reshape(1, a.layout.kv_heads, a.head_dim),
-            v=values["v"].reshape(1, a.layout.kv_heads, a.head_dim),
-            frequencies=table.view(np.float32).reshape(pairs, 2),
-            k_cache=k,
-            v_cache=v,
-            **given,
-        )
-        k[...], v[...] = out["k_cache"], out["v_cache"]
-        heads: Array = out["out"]
-        return heads
-
-    def _cache(self, caches: Array, layer: int, which: int) -> Array:
-        """A view of a layer's keys (0) or values (1)."""
-        size = self.cache_nbytes // caches.itemsize
-        found: Array = caches[(2 * layer + which) * size :][
-            : self.attention.layout.nbytes // caches.itemsize
-        ]
-        return found
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        a = self.attention
-        given = a.make_inputs(rng)
-        weights = np.zeros(self.weights_nbytes, np.uint8)
-        for at, array in self._random_weights(rng):
-            weights[at : at + array.nbytes] = array.view(np.uint8).ravel()
-        table = given["frequencies"]
-        weights[self.frequencies_at :][: table.nbytes] = table.view(np.uint8).ravel()
-        param = self.param("caches")
-        caches = np.zeros(self.shape_of(param), param.numpy_dtype)
-        for number in range(len(self.layers)):
-            for i, name in enumerate(("k_cache", "v_cache")):
-                self._cache(caches, number, i)[...] = given[name].ravel()
-        return {
-            "weights": weights,
-            "caches": caches,
-            "x": rng.standard_normal(self.hidden).astype(np.float32),
-            "sent": np.zeros(self.channel_values, np.float32),
-            "epoch": np.zeros(1, np.uint32),
-            "stall": np.zeros(4, np.uint32),
-            "sequence": given["sequence"],
-            "position": given["position"],
-        }
-
-    def _random_weights(self, rng: np.random.Generator) -> Iterator[tuple[int, Array]]:
-        """Places and values. Norms are such that queries and keys are standard normal, about:
-        larger scores would make one key of all, and small errors choose another."""
-        for layer in self.layers:
-            sizes = []
-            for m, (rows, cols) in enumerate(self.shapes):
-                layout = self.layout(layer, m)
-                blocks = random_blocks(layout.format, rows * cols // layout.format.block, rng)
-                packed = layout.pack(blocks)
-                sizes.append(float(np.sqrt(np.mean(layout.unpack(packed) ** 2) * cols)))
-                yield layer.matrices[m], packed
-            for at, m in zip(layer.norms, (0, 4), strict=True):
-                norm = rng.standard_normal(self.hidden) / sizes[m]
-                yield at, norm.astype(np.float32)
-            for at, rows in zip(
-                layer.biases, (self.q_rows, self.kv_rows, self.kv_rows), strict=False
-            ):
-                yield at, rng.standard_normal(rows).astype(np.float32)
-
     @classmethod
     def examples(cls) -> Sequence[FusedLayers]:
         q8, q4, q6 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
@@ -591,37 +280,3 @@ class FusedLayers(KernelSpec):
             cls.of(256, 512, small, mixed, sms=4, biased=True),
             cls.of(768, 1280, wide, mixed[:1], sms=4, cta_warps=2 * WARPS),
         )
-
-    @classmethod
-    def of(
-        cls,
-        hidden: int,
-        ffn: int,
-        attention: Attention,
-        formats: Sequence[tuple[Format, ...]],
-        *,
-        eps: float = 1e-5,
-        biased: bool = False,
-        **fields: Any,
-    ) -> FusedLayers:
-        """Layers with matrices of these ``formats`` one after the other in memory."""
-        q = attention.heads * attention.head_dim
-        kv = attention.layout.kv_heads * attention.head_dim
-        shapes = (q, hidden), (kv, hidden), (kv, hidden), (hidden, q)
-        shapes += (ffn, hidden), (ffn, hidden), (hidden, ffn)
-        at, layers = 0, []
-
-        def place(nbytes: int) -> int:
-            nonlocal at
-            first, at = at, at + ceil_div(nbytes, _ALIGNMENT) * _ALIGNMENT
-            return first
-
-        for each in formats:
-            matrices = [
-                place(Layout(fmt, *shape).nbytes) for fmt, shape in zip(each, shapes, strict=True)
-            ]
-            norms = place(4 * hidden), place(4 * hidden)
-            biases = tuple(place(4 * rows) for rows in (q, kv, kv)) if biased else ()
-            layers.append(LayerAt(tuple(matrices), tuple(each), norms, biases))  # type: ignore[arg-type]
-        frequencies = place(4 * attention.head_dim)
-        return cls(hidden, ffn, attention, tuple(layers), eps, at, frequencies, **fields)

@@ -118,20 +118,20 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
     ),
     "no wait for a tile of weights": (
         example("tile_matvec", 26),
-        [("cp.async.wait_group 3;", "")],
+        [("cp.async.wait_group 5;", "")],
         CudaError,
         r"kernel tile_matvec: .*\(ld.shared.*load of bytes whose asynchronous copy has not been "
         r"waited for.*hint: cp.async.wait_group",
     ),
     "a wait for a tile too few, in a ring": (
         example("tile_matvec", 26),
-        [("cp.async.wait_group 3;", "cp.async.wait_group 4;")],
+        [("cp.async.wait_group 5;", "cp.async.wait_group 6;")],
         CudaError,
         r"kernel tile_matvec: .*load of bytes whose asynchronous copy has not been waited for",
     ),
     "no barrier between lanes that copy a tile and those that read it": (
         example("tile_matvec", 26),
-        [("cp.async.wait_group 3;\n    bar.warp.sync 0xFFFFFFFF;", "cp.async.wait_group 3;")],
+        [("cp.async.wait_group 5;\n    bar.warp.sync 0xFFFFFFFF;", "cp.async.wait_group 5;")],
         CudaError,
         r"kernel tile_matvec: race: .*cp.async.*ld.shared.*"
         r"hint: cp.async.wait_group is for the thread that copied",
@@ -141,6 +141,12 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         [("bar.warp.sync 0xFFFFFFFF;\n    mov.u32 %write, %read;", "mov.u32 %write, %read;")],
         CudaError,
         r"kernel tile_matvec: race: .*ld.shared.*cp.async",
+    ),
+    "activations taken whoever wrote them": (
+        example("fused_layers", 1),
+        [("and.b32 %differs, %differs, 3;", "mov.u32 %differs, 0;")],
+        MismatchError,
+        "kernel fused_layers: ",
     ),
     "no barrier between the lanes that round activations and those that multiply": (
         example("tile_matvec", 26),

@@ -1,4 +1,4 @@
-"""The persistent kernel of all layers: how it is cut, what it refuses, that it waits for its own."""
+"""The persistent kernel of all layers: how it is cut, what it refuses, whom it waits for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPEC = FusedLayers.of(256, 512, SMALL, [(Q4,) * 7] * 2, sms=4)
 
 
 @pytest.mark.parametrize("sms", [16, 23, 108, 132, 148])
-@pytest.mark.parametrize("hidden, ffn", [(256, 512), (1536, 8960), (4096, 14336)])
+@pytest.mark.parametrize(("hidden", "ffn"), [(256, 512), (1536, 8960), (4096, 14336)])
 def test_every_tile_of_a_stage_has_one_cta(sms, hidden, ffn):
     heads = Attention(hidden // 64, KvLayout(1, 2, 64, 64, "f16"), rope=Rotation(64, "half"))
     spec = FusedLayers.of(hidden, ffn, heads, [(Q4,) * 7], sms=sms, shared=10**6)
@@ -64,7 +64,7 @@ def test_parts_of_shared_memory_lie_apart(spec):
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    ("fields", "message"),
     [
         ({"hidden": 320}, "hidden is 320: a multiple of 256"),
         ({"ffn": 0}, "ffn is 0"),
@@ -158,8 +158,8 @@ def test_who_waits_in_vain_says_where():
         stall = device.pinned(16, "stall")
         stall.array[:] = 0
         plan.launch(spec, "layers", **{**buffers, "stall": stall})
+        execute.run(plan, device, stream)
         with pytest.raises(CudaError):
-            execute.run(plan, device, stream)
             stream.synchronize()
         stage, cta, value, waited = stall.view(np.uint32, 4).tolist()
         at, size = spec.channels["hidden"]
