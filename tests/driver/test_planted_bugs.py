@@ -142,12 +142,6 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         CudaError,
         r"kernel tile_matvec: race: .*ld.shared.*cp.async",
     ),
-    "activations taken whoever wrote them": (
-        example("fused_layers", 1),
-        [("and.b32 %differs, %differs, 3;", "mov.u32 %differs, 0;")],
-        MismatchError,
-        "kernel fused_layers: ",
-    ),
     "no barrier between the lanes that round activations and those that multiply": (
         example("tile_matvec", 26),
         [("bar.warp.sync 0xFFFFFFFF;", "")],
