@@ -26,6 +26,8 @@ PROMPT = [3, 141, 59, 26, 5]
 #: Sums in another order, so that other activations are rounded up: two logits, each of which may be
 #: off by 3.75e-4 of the exact ones (test_golden).
 TOLERANCE = 7.5e-4
+#: A key that is rounded to its other neighbour is off by more in a cache of bf16.
+BF16_TOLERANCE = 2e-3
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +65,8 @@ def test_logits_are_those_of_the_launches(weights):
 
 
 @pytest.mark.parametrize("name", ["llama-q4_k_m", "llama-q5_k", "llama-q8_0", "qwen2-q4_k_m"])
-@pytest.mark.parametrize("kv_dtype", ["f16", "bf16"])
-def test_types_and_biases(name, kv_dtype, data, device_name):
+@pytest.mark.parametrize(("kv_dtype", "tolerance"), [("f16", TOLERANCE), ("bf16", BF16_TOLERANCE)])
+def test_types_and_biases(name, kv_dtype, tolerance, data, device_name):
     path = data / "golden" / f"nano-{name}.gguf"
     with (
         Engine.open(str(path), device=device_name, context=32, kv_dtype=kv_dtype) as opened,
@@ -72,7 +74,7 @@ def test_types_and_biases(name, kv_dtype, data, device_name):
         Session(opened.weights, 32, kv_dtype, persistent=False) as many,
     ):
         check_persistent(one.parts)
-        assert relative_rms(logits_of(one, PROMPT), logits_of(many, PROMPT)) < TOLERANCE
+        assert relative_rms(logits_of(one, PROMPT), logits_of(many, PROMPT)) < tolerance
 
 
 def test_golden_logits(data, device_name):
