@@ -160,4 +160,4 @@ def _layer(qkv: Launch, _: Launch, output: Launch, gate_up: Launch, down: Launch
     norms = (*places(qkv, "norm"), *places(gate_up, "norm"))
     if len(matrices) != 7 or len(formats) != 7 or len(norms) != 2:
         raise PtxgenError(f"{qkv.label}: the launches are not those of a layer")
-    return LayerAt(matrices, formats, norms, places(qkv, "bias", "bias1", "bias2"))  # type: ignore[arg-type]
+    return LayerAt(matrices, formats, norms, places(qkv, "bias", "bias1", "bias2"))
