@@ -114,7 +114,7 @@ def _fused(launches: Sequence[Launch], parts: StepParts) -> FusedLayers:
     properties = parts.weights.device.properties
     wide = properties.compute_capability >= (9, 0) and _least_blocks(config) >= 2 * WARPS
     frequencies = cast("Slice", layers[0][1].args["frequencies"])
-    return FusedLayers(
+    kernel = FusedLayers(
         config.hidden,
         config.ffn,
         _spread(cast("Attention", attention), properties.sm_count),
@@ -126,6 +126,12 @@ def _fused(launches: Sequence[Launch], parts: StepParts) -> FusedLayers:
         shared=properties.shared_per_block_optin,
         cta_warps=2 * WARPS if wide else WARPS,
     )
+    for index in range(config.n_layers):
+        caches = (parts.cache.keys(index).offset, parts.cache.values(index).offset)
+        first = 2 * index * kernel.cache_nbytes
+        if caches != (first, first + kernel.cache_nbytes):
+            raise PtxgenError(f"layer {index}: keys and values do not follow those before")
+    return kernel
 
 
 def _spread(attention: Attention, sms: int) -> Attention:

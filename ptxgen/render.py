@@ -156,7 +156,9 @@ def _split_contract(body: str) -> tuple[str, str]:
 
 def _table(name: str, dtype: str, values: Sequence[int]) -> str:
     """An array with its values (PTX ISA 5.4.4), in global memory."""
-    numbers = textwrap.fill(", ".join(map(str, values)), 100, initial_indent="    ")
+    numbers = textwrap.fill(
+        ", ".join(map(str, values)), 100, initial_indent=" ", subsequent_indent=" "
+    )
     return f".global .align 16 .{dtype} {name}[{len(values)}] = {{\n{numbers}\n}};\n"
 
 
