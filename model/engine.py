@@ -91,9 +91,9 @@ class Engine(Owner):
         ``context`` defaults to the smaller of the model's and 4096 tokens; ``ptx_files`` are
         folders of edited PTX to use and of PTX to write (None: what the environment says). With
         ``text`` the tokeniser is built meanwhile, in a thread of its own. ``persistent``: see
-        `Session`. The file is checked
-        whole, and the memory it needs against what is free, before anything is allocated. Raises
-        ModelError, and DriverError for a device that is absent or fails.
+        `Session`. The file is checked whole, and the memory it needs against what is free, before
+        anything is allocated. Raises ModelError, and DriverError for a device that is absent or
+        fails.
         """
         knobs = read_knobs()
         with ExitStack() as owners:

@@ -20,14 +20,13 @@ from urdir.driver.plan import Plan
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.fused_choice import fuses
 from urdir.ptxgen.kernels._decode_attention import WARPS
-from urdir.ptxgen.kernels._layers import BLOCK, LayerAt
+from urdir.ptxgen.kernels._layers import LayerAt, channel_sizes
 from urdir.ptxgen.kernels.attention import Attention
 from urdir.ptxgen.kernels.fused_layers import FusedLayers
 from urdir.ptxgen.kernels.tile_matvec import TileMatvec
 
 if TYPE_CHECKING:
     from urdir.driver.memory import PinnedBuffer, Slice
-    from urdir.model.config import Config
     from urdir.model.layer import StepParts
 
 #: Launches of a layer that can become stages: Q, K and V; attention; output; gate and up; down.
@@ -91,10 +90,9 @@ def named_stalls(stall: PinnedBuffer) -> Iterator[None]:
         ) from exc
 
 
-def channel_sizes(hidden: int, ffn: int, q_rows: int, kv_rows: int) -> dict[str, int]:
+def persistent_sizes(hidden: int, ffn: int, q_rows: int, kv_rows: int) -> dict[str, int]:
     """Bytes that the kernel needs of a workspace, all zeros before the first launch."""
-    values = 2 * hidden + 2 * q_rows + 2 * kv_rows + ffn
-    return {CHANNELS: 4 * values, EPOCH: 4}
+    return {CHANNELS: 4 * sum(channel_sizes(hidden, ffn, q_rows, kv_rows).values()), EPOCH: 4}
 
 
 def _kernel(operation: Operation) -> type[Any] | None:
@@ -112,7 +110,6 @@ def _fused(launches: Sequence[Launch], parts: StepParts) -> FusedLayers:
         if isinstance(launch.kernel, Attention) and launch.kernel != attention:
             raise PtxgenError(f"{launch.label}: layers attend in different ways")
     properties = parts.weights.device.properties
-    wide = properties.compute_capability >= (9, 0) and _least_blocks(config) >= 2 * WARPS
     frequencies = cast("Slice", layers[0][1].args["frequencies"])
     kernel = FusedLayers(
         config.hidden,
@@ -124,8 +121,9 @@ def _fused(launches: Sequence[Launch], parts: StepParts) -> FusedLayers:
         frequencies.offset,
         sms=properties.sm_count,
         shared=properties.shared_per_block_optin,
-        cta_warps=2 * WARPS if wide else WARPS,
     )
+    if properties.compute_capability >= (9, 0) and kernel.least_blocks >= 2 * WARPS:
+        kernel = replace(kernel, cta_warps=2 * WARPS)
     for index in range(config.n_layers):
         caches = (parts.cache.keys(index).offset, parts.cache.values(index).offset)
         first = 2 * index * kernel.cache_nbytes
@@ -138,11 +136,6 @@ def _spread(attention: Attention, sms: int) -> Attention:
     """The same attention in as many CTAs as there are SMs for: they have nothing else to do."""
     ways = [replace(attention, most_heads=heads) for heads in (1, 2)]
     return next((way for way in ways if way.launch_shape.grid[0] <= sms), attention)
-
-
-def _least_blocks(config: Config) -> int:
-    """Blocks of the shortest row of a layer's matrices."""
-    return min(config.hidden, config.ffn, config.n_heads * config.head_dim) // BLOCK
 
 
 def _layer(qkv: Launch, _: Launch, output: Launch, gate_up: Launch, down: Launch) -> LayerAt:

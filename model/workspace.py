@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urdir.model.attention import partial_sizes
 from urdir.model.config import Config
-from urdir.model.persistent import channel_sizes
+from urdir.model.persistent import persistent_sizes
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kv_layout import KvLayout
 
@@ -35,4 +35,4 @@ def workspace_sizes(
     sizes["logits"] = 4 * c.vocab_size * rows
     sizes["ranks"] = 8 * Argmax(n=c.vocab_size).slices * rows
     sizes |= partial_sizes(config.n_heads, layout, rows, sm_count)
-    return sizes | channel_sizes(c.hidden, c.ffn, widths["q"], widths["k"])
+    return sizes | persistent_sizes(c.hidden, c.ffn, widths["q"], widths["k"])

@@ -27,11 +27,9 @@ class Case:
     def fits(self, device: str, kernel: FusedLayers) -> bool:
         """Whether it is about that kernel on that device."""
         shape = (kernel.hidden, kernel.ffn, len(kernel.layers))
-        types = frozenset(fmt.name for fmt in kernel.formats)
-        return self.gpu in device and (self.hidden, self.ffn, self.layers, self.types) == (
-            *shape,
-            types,
-        )
+        types = {fmt.name for fmt in kernel.formats}
+        same_shape = shape == (self.hidden, self.ffn, self.layers)
+        return self.gpu in device and same_shape and types == self.types
 
 
 _Q4_K_M, _Q6_K, _Q8_0 = frozenset({"Q4_K", "Q6_K"}), frozenset({"Q6_K"}), frozenset({"Q8_0"})

@@ -48,17 +48,11 @@ class Stage:
     matrices (two for gate and up); ``x`` is where in the channels its activations are."""
 
     number: int
-    name: str
     blocks: int
     each: int
     x: int
     pieces: tuple[Piece, ...]
     matrices: int = 1
-
-    @property
-    def normed(self) -> bool:
-        """Whether activations are normalised."""
-        return self.number in (0, 2)
 
 
 def share(tiles: Sequence[int], ctas: int) -> int:

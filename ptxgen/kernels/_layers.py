@@ -85,9 +85,7 @@ class Layers(KernelSpec):
     @cached_property
     def shapes(self) -> tuple[tuple[int, int], ...]:
         """(rows, cols) of a layer's matrices."""
-        h, f = self.hidden, self.ffn
-        q, kv = self.q_rows, self.kv_rows
-        return ((q, h), (kv, h), (kv, h), (h, q), (f, h), (f, h), (h, f))
+        return _shapes(self.hidden, self.ffn, self.q_rows, self.kv_rows)
 
     def layout(self, layer: LayerAt, matrix: int) -> Layout:
         """How a matrix of a layer lies in memory."""
@@ -111,16 +109,8 @@ class Layers(KernelSpec):
     @cached_property
     def channels(self) -> dict[str, tuple[int, int]]:
         """Name -> (first value, values) of each channel."""
-        sizes = {
-            "hidden": self.hidden,
-            "q": self.q_rows,
-            "k": self.kv_rows,
-            "v": self.kv_rows,
-            "heads": self.q_rows,
-            "residual": self.hidden,
-            "activated": self.ffn,
-        }
         places, at = {}, 0
+        sizes = channel_sizes(self.hidden, self.ffn, self.q_rows, self.kv_rows)
         for name, size in sizes.items():
             places[name] = (at, size)
             at += size
@@ -301,8 +291,7 @@ class Layers(KernelSpec):
         """Layers with matrices of these ``formats`` one after the other in memory."""
         q = attention.heads * attention.head_dim
         kv = attention.layout.kv_heads * attention.head_dim
-        down, mlp = (hidden, ffn), (ffn, hidden)
-        shapes = ((q, hidden), (kv, hidden), (kv, hidden), (hidden, q), mlp, mlp, down)
+        shapes = _shapes(hidden, ffn, q, kv)
         at, layers = 0, []
 
         def place(nbytes: int) -> int:
@@ -319,3 +308,21 @@ class Layers(KernelSpec):
             layers.append(LayerAt(tuple(matrices), tuple(each), norms, biases))  # type: ignore[arg-type]
         frequencies = place(4 * attention.head_dim)
         return cls(hidden, ffn, attention, tuple(layers), eps, at, frequencies, **fields)
+
+
+def channel_sizes(hidden: int, ffn: int, q_rows: int, kv_rows: int) -> dict[str, int]:
+    """Name -> values of each channel, in the order in which they lie."""
+    return {
+        "hidden": hidden,
+        "q": q_rows,
+        "k": kv_rows,
+        "v": kv_rows,
+        "heads": q_rows,
+        "residual": hidden,
+        "activated": ffn,
+    }
+
+
+def _shapes(h: int, f: int, q: int, kv: int) -> tuple[tuple[int, int], ...]:
+    """(rows, cols) of a layer's matrices, in the order of `LayerAt`."""
+    return ((q, h), (kv, h), (kv, h), (h, q), (f, h), (f, h), (h, f))

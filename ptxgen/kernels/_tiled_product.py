@@ -158,6 +158,16 @@ class TiledProduct(FusedProduct):
         return self.row_warps * ceil_div(each, ceil_div(each, most))
 
     @property
+    def pass_rows(self) -> int:
+        """Rows of these tiles."""
+        return TILE_ROWS * self.pass_tiles
+
+    @property
+    def warp_tiles(self) -> int:
+        """Tiles of a warp among them, of one block."""
+        return self.pass_tiles // self.row_warps
+
+    @property
     def passes(self) -> int:
         """How often they meet."""
         return ceil_div(self._tiles_wanted, self.pass_tiles)

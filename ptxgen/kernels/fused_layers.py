@@ -8,7 +8,7 @@ from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS
-from urdir.ptxgen.kernels._decode_attention import WARPS
+from urdir.ptxgen.kernels._decode_attention import RING_STAGES, WARPS
 from urdir.ptxgen.kernels._fused_product import SMS
 from urdir.ptxgen.kernels._layer_stages import Piece, Stage, TileType, share
 from urdir.ptxgen.kernels._layers import ALIGNMENT, BLOCK, Layers
@@ -85,8 +85,9 @@ class FusedLayers(Layers):
             raise PtxgenError("fused_layers: a cache of floats")
         if self.slots < MIN_SLOTS:
             raise PtxgenError(
-                f"fused_layers: {MIN_SLOTS} tiles ({self.slot_nbytes} bytes) of {self.warps} warps "
-                f"do not fit {self.shared} bytes of shared memory beside {self._fixed_nbytes}"
+                f"fused_layers: {MIN_SLOTS} tiles ({self.slot_nbytes} bytes) of {self.cta_warps} "
+                f"warps do not fit {self.shared} bytes of shared memory beside "
+                f"{self.offsets['rings']}"
             )
 
     @property
@@ -95,28 +96,23 @@ class FusedLayers(Layers):
         return 80 if self.cta_warps == WARPS else 90
 
     @property
-    def warps(self) -> int:
-        """Warps of a CTA."""
-        return self.cta_warps
-
-    @property
     def blocks(self) -> int:
         """Blocks of activations that are rounded at a time: one a warp."""
-        return self.warps
+        return self.cta_warps
 
     @property
     def most_blocks(self) -> int:
         """Blocks of a warp in a stage, at most."""
-        return max(ceil_div(stage.blocks, self.warps) for stage in self.stages)
+        return max(ceil_div(stage.blocks, self.cta_warps) for stage in self.stages)
 
     @property
     def most_normed_blocks(self) -> int:
         """The same of activations that are normalised."""
-        return ceil_div(self.hidden // BLOCK, self.warps)
+        return ceil_div(self.hidden // BLOCK, self.cta_warps)
 
     @cached_property
     def types(self) -> tuple[TileType, ...]:
-        """The same, with their tiles."""
+        """The types of the layers' matrices, with their tiles."""
         layouts = [Layout(fmt, TILE_ROWS, BLOCK) for fmt in self.formats]
         return tuple(TileType(i, layout, Tile(layout)) for i, layout in enumerate(layouts))
 
@@ -126,16 +122,15 @@ class FusedLayers(Layers):
     def stages(self) -> tuple[Stage, ...]:
         """The products of a layer, attention being between the first two."""
         return (
-            self._stage(0, "qkv", "hidden", (0, 1, 2), ("q", "k", "v")),
-            self._stage(1, "attn_output", "heads", (3,), ("residual",)),
-            self._stage(2, "ffn_gate_up", "residual", (4,), ("activated",), matrices=2),
-            self._stage(3, "ffn_down", "activated", (6,), ("hidden",)),
+            self._stage(0, "hidden", (0, 1, 2), ("q", "k", "v")),
+            self._stage(1, "heads", (3,), ("residual",)),
+            self._stage(2, "residual", (4,), ("activated",), matrices=2),
+            self._stage(3, "activated", (6,), ("hidden",)),
         )
 
     def _stage(
         self,
         number: int,
-        name: str,
         x: str,
         which: tuple[int, ...],
         outputs: tuple[str, ...],
@@ -148,7 +143,7 @@ class FusedLayers(Layers):
             pieces.append(Piece(matrix, count, first, self.channels[output][0]))
             first += ceil_div(count, each)
         at, cols = self.channels[x]
-        return Stage(number, name, cols // BLOCK, each, at, tuple(pieces), matrices)
+        return Stage(number, cols // BLOCK, each, at, tuple(pieces), matrices)
 
     @property
     def attention_ctas(self) -> int:
@@ -170,7 +165,7 @@ class FusedLayers(Layers):
     @cached_property
     def slots(self) -> int:
         """Slots of a warp's ring."""
-        room = (self.shared - self._fixed_nbytes) // (self.warps * self.slot_nbytes)
+        room = (self.shared - self.offsets["rings"]) // (self.cta_warps * self.slot_nbytes)
         return min(MAX_SLOTS, room)
 
     @cached_property
@@ -189,10 +184,10 @@ class FusedLayers(Layers):
             "stages": 32 * len(self.stages),
             "places": 8 * len(self.tables["places"][1]),
             "planes": 4 * len(self.tables["planes"][1]),
-            "squares": 4 * self.warps,
+            "squares": 4 * self.cta_warps,
             "residual": 4 * TILE_ROWS * self.stages[1].each,
             "records": 8 * self.record_nbytes * max(stage.blocks for stage in self.stages),
-            "partials": 4 * self.warps * self.most_sums,
+            "partials": 4 * self.cta_warps * self.most_sums,
         }
         places, at = {}, 0
         for name, size in sizes.items():
@@ -203,22 +198,18 @@ class FusedLayers(Layers):
         return places | {"rings": max(at, scratch + self.scratch_nbytes), "scratch": scratch}
 
     @property
-    def _fixed_nbytes(self) -> int:
-        return self.offsets["rings"]
-
-    @property
     def scratch_nbytes(self) -> int:
         """Bytes of attention's ring, or of what its warps merge."""
         a = self.attention
-        ring = 3 * 2 * 32 * a.launch_shape.threads
+        ring = RING_STAGES * 2 * 32 * a.launch_shape.threads
         return max(ring, WARPS * a.tile * (4 * a.head_dim + 8))
 
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
             grid=(self.sms, 1, 1),
-            block=(32 * self.warps, 1, 1),
-            shared_bytes=self.offsets["rings"] + self.warps * self.slots * self.slot_nbytes,
+            block=(32 * self.cta_warps, 1, 1),
+            shared_bytes=self.offsets["rings"] + self.cta_warps * self.slots * self.slot_nbytes,
             cooperative=True,
             resident=1,
             prefers_shared=True,
