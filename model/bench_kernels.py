@@ -67,9 +67,9 @@ def bench_matvecs(
     shapes: Sequence[tuple[int, int]] | None = None,
     turn_bytes: int | None = None,
 ) -> Iterator[MatvecRow]:
-    """Time the product of every type and shape, as decode steps have it: 16-bit activations where
-    weights are quantised, a residual where there are fewer rows than columns (as in ffn_down), no
-    norm.
+    """Time the product of every type and shape, for launches that overlap no other (``alone``),
+    else as decode steps have it: 16-bit activations where weights are quantised, a residual where
+    there are fewer rows than columns (as in ffn_down), no norm.
 
     Shapes and ``turn_bytes`` default to those of an 8B model on a GPU, to tiny ones on the
     emulator. Raises OutOfMemoryError where a few copies of the largest matrix have no room.
@@ -80,7 +80,7 @@ def bench_matvecs(
         turn_bytes = EMULATOR_TURN_BYTES if device.is_emulated else GPU_TURN_BYTES
     limits = device_limits(device.properties)
     specs = [
-        vector_product(limits, False, FORMATS[name], rows, cols, residual=cols > rows)
+        vector_product(limits, False, FORMATS[name], rows, cols, alone=True, residual=cols > rows)
         for name in types
         for rows, cols in shapes
     ]

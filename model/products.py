@@ -174,7 +174,12 @@ class Products:
 
 def device_limits(properties: DeviceProperties) -> Limits:
     """What products have to know of a device."""
-    return Limits(properties.sm_count, properties.shared_per_sm, properties.shared_per_block_optin)
+    return Limits(
+        properties.sm_count,
+        properties.shared_per_sm,
+        properties.shared_per_block_optin,
+        properties.max_cluster,
+    )
 
 
 def _alike(gate: Matrix, up: Matrix) -> bool:

@@ -11,8 +11,8 @@ float-on-bits          f32 or f64 arithmetic on a register declared by its bits 
                        loads, stores, shuffles, selections by bits and atomics may do that
 read-before-write      a register read where some path has not written it; a predicated write
                        counts under its own predicate, or beside one under the opposite predicate
-divergent-barrier      `bar.sync` of the whole CTA on one side of a branch that threads of one CTA
-                       may decide differently
+divergent-barrier      `bar.sync` of the whole CTA, or `barrier.cluster` with `.aligned`, on one
+                       side of a branch that threads of one CTA may decide differently
 missing-ret            the end of the entry reached without `ret`
 unreachable            instructions that no path reaches
 unused-register        a register that nothing reads (a numbered range counts as one)
@@ -196,7 +196,7 @@ def _divergent_barrier(s: _Subject) -> Iterator[Finding]:
         (index, i)
         for index, block in enumerate(s.graph)
         for i in block.instructions
-        if i.parts[:2] in (("bar", "sync"), ("barrier", "sync")) and len(i.operands) == 1
+        if _is_for_all(i)
     ]
     if not barriers:
         return
@@ -215,6 +215,13 @@ def _divergent_barrier(s: _Subject) -> Iterator[Finding]:
             if index in apart:
                 message = f"{barrier.text} after line {last.line}, not by all threads: {last.text}"
                 yield Finding(barrier.line, "divergent-barrier", message)
+
+
+def _is_for_all(i: ptx.Instruction) -> bool:
+    """True for a barrier that all threads of the CTA must come to, and at the same instruction."""
+    if i.parts[:2] == ("barrier", "cluster"):
+        return "aligned" in i.parts  # otherwise each thread may arrive where it likes
+    return i.parts[:2] in (("bar", "sync"), ("barrier", "sync")) and len(i.operands) == 1
 
 
 def _forks(block: Block, varying: set[str]) -> bool:

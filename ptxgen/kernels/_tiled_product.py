@@ -24,6 +24,8 @@ TILES_LEFT = 1
 #: busy memory queues behind them, the activations above all. On an H200 8B Q4_K_M decodes at 754
 #: tokens/s with two tiles of a warp at a time, which are 37 KB, at 736 with three, 715 with four.
 PACE_NBYTES = 40 * 1024
+#: The first architecture with clusters.
+CLUSTER_SM = 90
 #: Bytes of shared memory that are kept for partial sums.
 PARTIALS_NBYTES = 16 * 1024
 
@@ -47,6 +49,10 @@ class TiledProduct(FusedProduct):
 
     One CTA an SM is what the launch is cut for (``sms`` of them). ``fill``: if that leaves a few
     SMs over, CTAs without rows of their own keep them busy (see `fills_sms`).
+
+    ``cluster`` (1, 2, 4 or 8) CTAs share their rows, and each has a part of the columns, which are
+    then fewer activations to stage; they add up their sums through each other's shared memory, on
+    sm_90 and newer. ``parts`` then counts clusters, not CTAs.
     """
 
     split: int = 0
@@ -59,11 +65,17 @@ class TiledProduct(FusedProduct):
     least_shared: int = 0
     sms: int = SMS
     fill: bool = False
+    cluster: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.k_warps <= self.blocks:
-            raise PtxgenError(f"{self.name}: split is {self.split} of {self.blocks} blocks")
+        if self.cluster not in (1, 2, 4, 8):
+            raise PtxgenError(f"{self.name}: cluster is {self.cluster}: 1, 2, 4 or 8")
+        if not 1 <= self.k_warps * self.cluster <= self.blocks:
+            parts = (
+                f"{self.k_warps} in each of {self.cluster} CTAs" if self.cluster > 1 else self.split
+            )
+            raise PtxgenError(f"{self.name}: split is {parts} of {self.blocks} blocks")
         if not 1 <= self.cta_warps <= 32:
             raise PtxgenError(f"{self.name}: {self.cta_warps} warps: 1 to 32")
         if self.slots < MIN_SLOTS:
@@ -91,6 +103,10 @@ class TiledProduct(FusedProduct):
         """Bytes of partial sums there, at most."""
         return PARTIALS_NBYTES
 
+    @property
+    def minimum_sm(self) -> int:
+        return CLUSTER_SM if self.cluster > 1 else super().minimum_sm
+
     # ---- how it is cut ----
 
     @cached_property
@@ -110,14 +126,24 @@ class TiledProduct(FusedProduct):
         """Blocks of a row: 8 units, the last one perhaps less."""
         return ceil_div(self.row_units, TILE_UNITS)
 
+    @property
+    def cta_blocks(self) -> int:
+        """Blocks of a row that a CTA has, at most: of C in a cluster, number r has r, r + C, ..."""
+        return ceil_div(self.blocks, self.cluster)
+
     @cached_property
     def k_warps(self) -> int:
-        """Parts of the columns: as many as there are warps, if they have about the same share."""
+        """Parts of a CTA's columns: one a warp, if they have about the same share."""
         if self.split:
             return self.split
-        most = min(self._most_warps, self.blocks)
-        taken = {k: k * ceil_div(self.blocks, k) for k in range(1, most + 1)}
+        most = self._most_parts
+        taken = {k: k * ceil_div(self.cta_blocks, k) for k in range(1, most + 1)}
         return max(k for k in taken if 16 * taken[k] <= 17 * min(taken.values()))
+
+    @property
+    def _most_parts(self) -> int:
+        """Parts of a CTA's columns, at most: each has a block."""
+        return max(1, min(self._most_warps, self.blocks // self.cluster))
 
     @property
     def row_warps(self) -> int:
@@ -142,12 +168,18 @@ class TiledProduct(FusedProduct):
     @property
     def warp_blocks(self) -> int:
         """Blocks of a warp, at most."""
-        return ceil_div(self.blocks, self.k_warps)
+        return ceil_div(self.cta_blocks, self.k_warps)
 
     @cached_property
     def _tiles_wanted(self) -> int:
         rows = (self.rows, *(rows for _, rows in self.others))
-        return self.tiles_each or ceil_div(sum(ceil_div(r, TILE_ROWS) for r in rows), self.sms)
+        tiles = sum(ceil_div(r, TILE_ROWS) for r in rows)
+        return self.tiles_each or ceil_div(tiles, self._clusters)
+
+    @property
+    def _clusters(self) -> int:
+        """Clusters (CTAs, where they are of one) that the launch is cut for."""
+        return max(1, self.sms // self.cluster)
 
     @cached_property
     def pass_tiles(self) -> int:
@@ -189,13 +221,13 @@ class TiledProduct(FusedProduct):
     @property
     def grid_ctas(self) -> int:
         """CTAs of the grid; those that have no rows work on the last tile instead."""
-        filled = self.fill and self.ctas > self.sms // 2
-        return max(self.ctas, self.sms) if filled else self.ctas
+        filled = self.fill and self.ctas > self._clusters // 2
+        return self.cluster * (max(self.ctas, self._clusters) if filled else self.ctas)
 
     @property
     def has_partial_rows(self) -> bool:
         """Whether there are tiles beyond a matrix' last."""
-        return self.grid_ctas > self.ctas or any(
+        return self.grid_ctas > self.cluster * self.ctas or any(
             part.layout.bands % self.tiles for part in self.parts
         )
 
@@ -244,6 +276,7 @@ class TiledProduct(FusedProduct):
         return LaunchShape(
             grid=(self.grid_ctas, 1, 1),
             block=(32 * self.cta_warps, 1, 1),
+            cluster=(self.cluster, 1, 1),
             shared_bytes=max(self.records_offset + self._rest_nbytes, self.least_shared),
             resident=self.resident,
             prefers_shared=True,

@@ -89,6 +89,7 @@ class Attention(DecodeAttention):
             cls(6, KvLayout(2, 2, 64, 128, "f16", page_len=16, pages=9), rows=3, rope=whole),
             cls(5, KvLayout(2, 1, 64, 64, "q8_0", page_len=32, pages=5), rows=2, rope=half),
             cls(3, KvLayout(3, 1, 32, 112, "bf16", 16, 6), rows=4, rope=Rotation(90, "half")),
+            cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, rope=half),
         )
 
     def bytes_moved(self) -> int:

@@ -96,7 +96,7 @@ class FusedLayers(Layers):
         return 80 if self.cta_warps == WARPS else 90
 
     @property
-    def blocks(self) -> int:
+    def cta_blocks(self) -> int:
         """Blocks of activations that are rounded at a time: one a warp."""
         return self.cta_warps
 

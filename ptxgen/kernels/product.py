@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from urdir.ptxgen.attention_choice import INCREMENTAL_KEYS
@@ -16,6 +16,8 @@ from urdir.ptxgen.kernels.tile_matvec import Activations, TileMatvec
 #: microseconds of matmul: 51 (14336 x 4096), 62 (4096 x 14336), 21 (4096 x 4096); in `BatchMatvec`
 #: a whole layer of an 8B model takes 40.
 LAST_MATVEC = MAX_BATCH
+#: See `batch_cluster`. On an H200 an 8B model's gate and up, 14 tiles, are slower in clusters.
+CLUSTERED_TILES = 6
 
 
 def choose_product(batch: int, exact: bool) -> Literal["matvec", "matmul"]:
@@ -40,11 +42,13 @@ def fills_sms(keys: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device has: SMs, and bytes of shared memory of an SM and at most of a CTA."""
+    """What a device has: SMs, bytes of shared memory of an SM and at most of a CTA, and CTAs of a
+    cluster at most (1: it has none)."""
 
     sms: int
     shared_per_sm: int
     shared_per_cta: int
+    cluster: int = 1
 
     @property
     def resident(self) -> int:
@@ -67,6 +71,18 @@ class Limits:
         return 0, self.shared_per_sm * 4 // 9 - 1024
 
 
+def batch_cluster(limits: Limits, tiles: int, blocks: int) -> int:
+    """CTAs of a cluster, for a batch whose product has so many tiles an SM, and blocks a row.
+
+    With few tiles to a block, rounding the block's activations is much of the work: two CTAs with
+    half of the columns and twice the tiles each have half of it. Measured on an H200, 8B Q4_K_M:
+    1.60 and 1.84 ms a step of 4 and 8 sequences in place of 1.63 and 2.01. With many tiles their
+    sums outgrow shared memory. Pairs of SMs always find room; of fours an H200 holds 30 at once,
+    and a launch that is cut for 33 takes twice as long.
+    """
+    return 2 if limits.cluster > 1 and tiles <= CLUSTERED_TILES and blocks > 1 else 1
+
+
 def vector_product(
     limits: Limits,
     exact: bool,
@@ -76,6 +92,7 @@ def vector_product(
     *,
     batch: int = 1,
     fill: bool = False,
+    alone: bool = False,
     **fields: Any,
 ) -> FusedProduct:
     """The product of few activation vectors, as `FusedProduct` has it: the kernel that decode steps
@@ -84,14 +101,13 @@ def vector_product(
     Quantised weights get activations of 16 bits, unless ``exact``: one vector in `TileMatvec`,
     several in `BatchMatvec`; `Matvec` takes what is left. In a layer launches with a residual and
     launches without one follow each other: of shared memory one kind takes the larger share, the
-    other what is left. ``fill``: see `TiledProduct`.
+    other what is left. ``fill``: see `TiledProduct`; ``alone``, of one vector: see `TileMatvec`.
     """
     formats = (fmt, *(other for other, _ in fields.get("others", ())))
     floats = exact or any(each.is_float for each in formats)
     activations: Activations = "f32" if floats else "i16"
-    # The larger ones have a residual for one vector, none for several: on an H200 an 8B layer in
-    # Q4_K then takes 34.8, 36.4, 39.8 us for 2, 4, 8 vectors in place of 37.8, 40.5, 41.2; with
-    # Q6_K beside it 43.6, 44.9, 49.2 in place of 42.7, 44.7, 49.6.
+    # The larger ones have a residual for one vector, none for several: on an H200 a step of 2 and
+    # 4 sequences of an 8B Q4_K_M model takes 1.56 and 1.60 ms, the other way round 1.80 and 1.86.
     residual = fields.get("residual", False)
     least, most = limits.shared(larger=residual if batch == 1 else not residual)
     cut: dict[str, Any] = {
@@ -102,7 +118,9 @@ def vector_product(
         "fill": fill,
     }
     if batch > 1 and not floats:
-        return BatchMatvec(fmt, rows, cols, batch=batch, **cut, **fields)
+        whole = BatchMatvec(fmt, rows, cols, batch=batch, **cut, **fields)
+        cluster = batch_cluster(limits, whole.pair * whole.tiles, whole.blocks)
+        return replace(whole, cluster=cluster)
     if batch > 1 or not TileMatvec.fits(formats, cols, activations, most):
         return Matvec(fmt, rows, cols, batch=batch, **fields)
-    return TileMatvec(fmt, rows, cols, activations=activations, **cut, **fields)
+    return TileMatvec(fmt, rows, cols, activations=activations, alone=alone, **cut, **fields)

@@ -30,12 +30,14 @@ class TileMatvec(TiledProduct):
 
     ``activations``: "f32", or "i16" for quantised weights: rounded to multiples of the largest in
     each 32 columns / 32639, relative error 2e-5, and multiplied with the quants exactly on tensor
-    cores. Sums are f32.
+    cores. Sums are f32. ``alone``: for a launch that cannot overlap the one before it, whose
+    activations are there from the start.
 
     Raises PtxgenError for "i16" with unquantised types.
     """
 
     activations: Activations = "f32"
+    alone: bool = False
 
     name = "tile_matvec"
     template = ("urdir.templates", "tile_matvec.ptx.j2")
@@ -68,7 +70,7 @@ class TileMatvec(TiledProduct):
         return 4 * TILE_ROWS
 
     def activations_nbytes(self, warps: int) -> int:
-        return self.record_nbytes * TILE_UNITS * self.blocks
+        return self.record_nbytes * TILE_UNITS * self.cta_blocks
 
     def squares_nbytes(self, warps: int) -> int:
         return 16 * ceil_div(warps, 4)
@@ -104,4 +106,9 @@ class TileMatvec(TiledProduct):
             cls(q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7)), activations="i16"),
             cls(f16, 35, 1120, eps=1e-5, others=((q8, 3), (f16, 9)), split=2),
             cls(f32, 18, 293, gated=True, eps=1e-5),
+            cls(q4_k, 40, 768, bias=True, eps=1e-5, activations="i16", alone=True),
+            cls(q4_k, 40, 2304, residual=True, activations="i16", cluster=2),
+            cls(q6_k, 50, 4352, bias=True, eps=1e-5, cluster=4, split=2, groups=2, tiles_each=4),
+            cls(q8, 35, 1088, gated=True, eps=1e-6, tiles_each=3, per_pass=1, cluster=2),
+            cls(f16, 19, 1120, others=((q8, 5),), cluster=4, sms=12, fill=True),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -374,6 +374,65 @@ def test_a_cooperative_node_runs(device: Device, memory: Arena) -> None:
         recorded.launch(stream)
         stream.synchronize()
     assert np.array_equal(read(memory, "c"), COUNT + 2)
+
+
+RANKS = """
+.version 7.8
+.target sm_90
+.address_size 64
+.visible .entry ranks(.param .u64 y)
+{
+    .reg .b32 %rank, %size, %own, %far, %peer, %cta, %value;
+    .reg .b64 %y, %offset;
+    .shared .b32 mine;
+    ld.param.u64 %y, [y];
+    mov.u32 %rank, %cluster_ctarank;
+    mov.u32 %size, %cluster_nctarank;
+    mov.u32 %cta, %ctaid.x;
+    add.u32 %value, %cta, 100;
+    st.shared.u32 [mine], %value;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    sub.u32 %peer, %size, %rank;
+    sub.u32 %peer, %peer, 1;
+    mov.u32 %own, mine;
+    mapa.shared::cluster.u32 %far, %own, %peer;
+    ld.shared::cluster.u32 %value, [%far];
+    mul.wide.u32 %offset, %cta, 4;
+    add.u64 %y, %y, %offset;
+    st.global.u32 [%y], %value;
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("cluster", [1, 2, 4, 8])
+def test_a_cluster_is_one_in_a_graph_too(
+    device: Device, make_kernel: Callable[..., Any], cluster: int
+) -> None:
+    """Each CTA writes what its opposite in the cluster has: the kernel launched, and as a node."""
+    if device.properties.compute_capability < (9, 0):
+        pytest.skip("the device has no clusters")
+    shape = LaunchShape((16, 1, 1), (32, 1, 1), cluster=(cluster, 1, 1))
+    params = (Param("y", "u32", (16,), Access.OUT),)
+    ranks = make_kernel(
+        text=RANKS, name="ranks", params=params, launch_shape=shape, spec_key=f"ranks-{cluster}"
+    )
+    want = 100 + np.arange(16).reshape(-1, cluster)[:, ::-1].ravel()
+    with device.arena({"y": 64}, "work") as arena, device.create_stream() as stream:
+        plan = Plan("cluster")
+        plan.extend([Launch(ranks, "ranks", {"y": arena["y"]})])
+        run(plan, device, stream)
+        stream.synchronize()
+        assert np.array_equal(arena["y"].download(np.uint32, (16,)), want)
+        arena["y"].upload(np.zeros(16, np.uint32))
+        with record(plan, device) as recorded:
+            recorded.update(0, y=arena["y"])  # new arguments leave the cluster as it is
+            recorded.launch(stream)
+            stream.synchronize()
+        assert np.array_equal(arena["y"].download(np.uint32, (16,)), want)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -60,6 +60,7 @@ def sanitized() -> Device:
     return Device.open("emulator", api=emulated(sanitize=True))
 
 
+SYNC = "barrier.cluster.arrive.release.aligned;\n    barrier.cluster.wait.acquire.aligned;"
 NORM, WIDE_NORM = RmsNorm(rows=3, cols=64, eps=1e-6), RmsNorm(rows=2, cols=257, eps=1e-5)
 
 # Name -> kernel, edits, error, what its message says.
@@ -150,7 +151,7 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
     ),
     "no barrier before the partial sums of all warps meet": (
         example("tile_matvec", 27),
-        [("bar.sync 0;\n    ld.shared.f32 %rms", "ld.shared.f32 %rms")],
+        [("bar.sync 0;\n    {\n    .reg .b32 %parts", "{\n    .reg .b32 %parts")],
         CudaError,
         r"kernel tile_matvec: race: .*st.shared.f32.*ld.shared.f32",
     ),
@@ -159,6 +160,55 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         [("bar.sync 0;\n    add.u32 %pass_row", "add.u32 %pass_row")],
         CudaError,
         r"kernel tile_matvec: race: .*ld.shared.f32.*st.shared.f32",
+    ),
+    # ---- missing synchronisation in a cluster ----
+    "no barrier of the cluster before the others' sums are read": (
+        example("tile_matvec", 34),
+        [(SYNC, "bar.sync 0;")],
+        CudaError,
+        r"kernel tile_matvec: race: .*\(ld.shared::cluster.f32 .* touches the shared memory of CTA "
+        r"\(1, 0, 0\), which may not have begun; hint: barrier.cluster.arrive and",
+    ),
+    "none in a batch": (
+        example("batch_matvec", 29),
+        [(SYNC, "bar.sync 0;")],
+        CudaError,
+        r"kernel batch_matvec: race: .*\(ld.shared::cluster.v4.f32 .* touches the shared memory of "
+        r"CTA .*, which may not have begun",
+    ),
+    "a barrier of the cluster that publishes no sums": (
+        example("tile_matvec", 34),
+        [("barrier.cluster.arrive.release.aligned", "barrier.cluster.arrive.relaxed.aligned")],
+        CudaError,
+        r"kernel tile_matvec: race: .*st.shared.f32.* and .*ld.shared::cluster.f32.* touch shared "
+        r"address .*of dynamic_shared",
+    ),
+    "no barrier before a CTA ends whose sums others read": (
+        example("tile_matvec", 34),
+        [("barrier.cluster.wait.acquire;", "")],
+        CudaError,
+        r"kernel tile_matvec: race: .*\(ld.shared::cluster.f32 .* touches the shared memory of CTA "
+        r".*, which may have ended before; hint: let it wait with barrier.cluster.arrive",
+    ),
+    "none at the end of a batch's": (
+        example("batch_matvec", 29),
+        [("barrier.cluster.wait.acquire;", "")],
+        CudaError,
+        r"kernel batch_matvec: race: .*\(ld.shared::cluster.* which may have ended before",
+    ),
+    "no barrier of the cluster before the next pass has sums of its own": (
+        example("batch_matvec", 30),
+        [("barrier.cluster.arrive.release;", ""), ("barrier.cluster.wait.acquire;", "")],
+        CudaError,
+        r"kernel batch_matvec: race: .*ld.shared::cluster.v4.f32.* and .*st.shared.v4.f32.* touch "
+        r"shared address .* of CTA .*hint: CTAs of a cluster are ordered by barrier.cluster.arrive",
+    ),
+    "a wait of the cluster without an arrival": (
+        example("tile_matvec", 34),
+        [("barrier.cluster.arrive.release;", "")],
+        CudaError,
+        r"\(barrier.cluster.wait.acquire\): thread \(0, 0, 0\) of CTA .* waits without having "
+        r"arrived",
     ),
     # ---- barriers that not all reach ----
     "a barrier in divergent code": (
@@ -295,6 +345,53 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         [("setp.eq.u32 %diagonal, %from, %t;", "setp.ge.u32 %diagonal, %from, %t;")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*17 of 17 wrong",
+    ),
+    "a rank's sums left out": (
+        example("tile_matvec", 34),
+        [("    mapa.shared::cluster.u32 %found, %parts, 1;\n    ld.shared::cluster.f32 %other, "
+          "[%found+0];\n    add.f32 %sum0, %sum0, %other;\n", "")],
+        MismatchError,
+        r"kernel tile_matvec: y\[0, \d+\] is .*40 of 40 wrong",
+    ),
+    "sums of the wrong rank": (
+        example("tile_matvec", 34),
+        [("mapa.shared::cluster.u32 %found, %parts, 1;",
+          "mapa.shared::cluster.u32 %found, %parts, 0;")],
+        MismatchError,
+        r"kernel tile_matvec: y\[0, \d+\] is .*40 of 40 wrong",
+    ),
+    "sums of the wrong rank in a batch": (
+        example("batch_matvec", 29),
+        [("mapa.shared::cluster.u32 %found, %parts, 1;",
+          "mapa.shared::cluster.u32 %found, %parts, 0;")],
+        MismatchError,
+        r"kernel batch_matvec: y\[\d, \d+\] is .*320 of 320 wrong",
+    ),
+    "squares of the wrong rank": (
+        example("tile_matvec", 35),
+        [("mapa.shared::cluster.u32 %found, %squares_at, 3;",
+          "mapa.shared::cluster.u32 %found, %squares_at, 2;")],
+        MismatchError,
+        r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 50 wrong",
+    ),
+    "a rank beyond the cluster": (
+        example("tile_matvec", 34),
+        [("mapa.shared::cluster.u32 %found, %parts, 1;",
+          "mapa.shared::cluster.u32 %found, %parts, 2;")],
+        CudaError,
+        r"\(ld.shared::cluster.f32 .*access beyond the cluster of 2 CTAs, .* of the CTA of rank 2",
+    ),
+    "activations of the wrong rank's columns": (
+        example("tile_matvec", 34),
+        [("mad.lo.u32 %unit, %warp, 2, %rank;", "mul.lo.u32 %unit, %warp, 2;")],
+        MismatchError,
+        r"kernel tile_matvec: y\[0, \d+\] is .*40 of 40 wrong",
+    ),
+    "two ranks that finish the same rows": (
+        example("batch_matvec", 29),
+        [("mad.lo.u32 %item, %rank, 32, %item;", "")],
+        MismatchError,
+        r"kernel batch_matvec: y\[\d, \d+\] is nan.*\d+ of 320 wrong",
     ),
     "all rows' results in one place": (
         example("argmax", 6),
@@ -483,18 +580,21 @@ def test_a_kernel_that_does_not_wait_for_the_one_before(device: Device) -> None:
 
 
 @pytest.mark.parametrize(
-    "edit",
+    ("alone", "edit"),
     [
-        ("griddepcontrol.wait;", ""),
-        ("cp.async.commit_group;", "ld.global.f32 %v0, [%x];\n    cp.async.commit_group;"),
+        (False, ("griddepcontrol.wait;", "")),
+        (False, ("cp.async.commit_group;", "ld.global.f32 %v0, [%x];\n    cp.async.commit_group;")),
+        (True, ("griddepcontrol.wait;", "")),
+        (True, ("griddepcontrol.wait;", "ld.global.f32 %v0, [%x];\n    griddepcontrol.wait;")),
     ],
-    ids=["no wait", "activations before the wait"],
+    ids=["no wait", "activations before the wait", "alone: no wait", "alone: before the wait"],
 )
 def test_a_product_that_does_not_wait_for_its_activations(
-    device: Device, edit: tuple[str, str]
+    device: Device, alone: bool, edit: tuple[str, str]
 ) -> None:
     """Its weights may come early, what other kernels write or read may not."""
-    spec = TileMatvec(FORMATS["Q8_0"], 256, 256, activations="i16", split=1, groups=2, tiles_each=8)
+    cut: dict[str, Any] = {"split": 1, "groups": 2, "tiles_each": 8, "alone": alone}
+    spec = TileMatvec(FORMATS["Q8_0"], 256, 256, activations="i16", **cut)
     weights = device.allocate(spec.layout.nbytes, "weights")
     weights.upload(spec.make_inputs(np.random.default_rng(0))["weights"])
     arena = device.arena(dict.fromkeys("abc", 4 * 256), "work")

@@ -19,6 +19,7 @@ from urdir.model.step import build_plan
 from urdir.model.weights import Matrix
 from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.kernels._fused_product import FusedProduct
+from urdir.ptxgen.kernels.product import Limits
 from urdir.ptxgen.kernels.tile_matvec import TileMatvec
 from urdir.ptxgen.layout import Layout
 from urdir.ptxgen.target import TESTED
@@ -129,6 +130,33 @@ def test_long_rows_are_left_to_f32_where_they_leave_no_room(engine: Engine, targ
     names = [kernel.name for kernel in products(plan)]
     assert names[:2] == ["tile_matvec"] * 2
     assert names[-2:] == ["matvec"] * 2
+
+
+@pytest.mark.parametrize(("target", "cluster"), [("sm_80", 1), ("sm_90", 8), ("sm_120", 8)])
+def test_products_know_the_clusters_that_a_device_has(target: str, cluster: int) -> None:
+    with Device.open(f"emulator:{target}") as device:
+        limits = device_limits(device.properties)
+        assert limits.cluster == cluster
+        assert (limits.sms, limits.shared_per_sm, limits.shared_per_cta) == (
+            device.properties.sm_count,
+            device.properties.shared_per_sm,
+            device.properties.shared_per_block_optin,
+        )
+
+
+def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> None:
+    """In a step of several sequences, where tiles are few; never in one of a single sequence."""
+    limits = Limits(132, 228 << 10, 227 << 10, 8)
+    for rows, wanted in ((1, [1, 1, 1, 1]), (4, [1, 2, 2, 1])):
+        plan = Plan("clusters")
+        with engine.device.arena({"weights": 1 << 25, "x": 1 << 17, "y": 1 << 19}, "one") as memory:
+            made = Products(plan, engine.config, memory, rows, exact=False, limits=limits)
+            for tiles, cols in ((1, 256), (1, 2048), (6, 2048), (7, 2048)):
+                layout = Layout(FORMATS["Q4_K"], 16 * 132 * tiles, cols)
+                matrix = Matrix(layout, memory["weights"].slice(0, layout.nbytes), None)
+                y = memory["y"].slice(0, 4 * rows * layout.rows)
+                made.append(f"{tiles} of {cols}", [(matrix, y)], memory["x"])
+        assert [product.launch_shape.cluster[0] for product in products(plan)] == wanted
 
 
 def test_a_prompt_step_normalises_once_for_several_matrices(engine: Engine) -> None:

@@ -63,11 +63,11 @@ def test_assembling_twice_gives_the_same_bytes():
 
 @needs_assembler
 def test_an_error_quotes_the_ptx_around_it():
-    number = next(i for i, line in enumerate(PTX.split("\n"), 1) if "rcp.rn.f32" in line)
+    number = next(i for i, line in enumerate(PTX.split("\n"), 1) if "rsqrt.approx.f32" in line)
     with pytest.raises(AssembleError, match="broken does not assemble for sm_80") as caught:
-        assemble(PTX.replace("rcp.rn.f32", "rcp.rn.f33"), "sm_80", name="broken")
-    assert f">{number:5d} |     rcp.rn.f33 %scale, %scale;" in str(caught.value)
-    assert f" {number - 1:5d} |     sqrt.rn.f32 %scale, %scale;" in str(caught.value)
+        assemble(PTX.replace("rsqrt.approx.f32", "rsqrt.approx.f33"), "sm_80", name="broken")
+    assert f">{number:5d} |     rsqrt.approx.f33 %scale, %scale;" in str(caught.value)
+    assert f" {number - 1:5d} |     fma.rn.f32 %scale, %scale, " in str(caught.value)
 
 
 @needs_assembler

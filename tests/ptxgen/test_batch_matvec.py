@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.assemble import assemble, is_available
@@ -17,17 +18,19 @@ from urdir.ptxgen.kernels._fused_product import MAX_BATCH
 from urdir.ptxgen.kernels._weight_tiles import Quads, Tile
 from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
 from urdir.ptxgen.kernels.matvec import Matvec
-from urdir.ptxgen.kernels.product import Limits, vector_product
+from urdir.ptxgen.kernels.product import Limits, batch_cluster, vector_product
 from urdir.ptxgen.kernels.tile_matvec import TileMatvec
 from urdir.ptxgen.layout import Layout
+from urdir.ptxgen.target import Target
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 Q8_0, Q4_K, Q6_K, F16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
-H200 = Limits(132, 228 << 10, 227 << 10)
+H200 = Limits(132, 228 << 10, 227 << 10, 8)
+RTX5090 = Limits(170, 100 << 10, 99 << 10, 8)
 T4 = Limits(40, 64 << 10, 64 << 10)
 
-#: Columns that share a scale when activations are rounded.
-BLOCK = 256
+#: Columns that share a scale when activations are rounded, and what the largest of them becomes.
+BLOCK, LARGEST = 256, 32639
 #: (rows, cols, more fields) of an 8B and a 1B model.
 SHAPES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "8B qkv": (4096, 4096, {"eps": 1e-5, "others": ((Q4_K, 1024), (Q6_K, 1024))}),
@@ -36,6 +39,11 @@ SHAPES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "8B out": (128256, 4096, {"eps": 1e-5}),
     "1B down": (2048, 8192, {"residual": True}),
 }
+
+
+def skip_without_clusters(device: Device, spec: BatchMatvec) -> None:
+    if spec.cluster > device.properties.max_cluster:
+        pytest.skip(f"the device has no clusters of {spec.cluster}")
 
 
 # ---- how a launch is cut ----
@@ -99,8 +107,77 @@ def test_the_order_of_the_sums_does_not_depend_on_the_batch() -> None:
             for batch in range(2, MAX_BATCH + 1):
                 spec = vector_product(limits, False, Q4_K, rows, cols, batch=batch, **more)
                 assert isinstance(spec, BatchMatvec)
-                cuts.add((spec.k_warps, spec.row_warps))
+                cuts.add((spec.k_warps, spec.row_warps, spec.cluster))
             assert len(cuts) == 1
+
+
+@pytest.mark.parametrize("limits", [H200, RTX5090], ids=["H200", "RTX 5090"])
+@pytest.mark.parametrize("cols", [256, 512, 1024, 2048, 4096, 14336])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_batch_s_cluster_does_not_depend_on_its_size(
+    limits: Limits, cols: int, gated: bool
+) -> None:
+    """Nor do the parts of the columns: whatever the rows, about where clusters end as well."""
+    for fmt in (Q8_0, Q4_K, Q6_K):
+        for tiles in (1, 2, 3, 4, 5, 6, 7, 12, 14):
+            cuts = set()
+            for batch in range(2, MAX_BATCH + 1):
+                rows = 16 * limits.sms * tiles
+                spec = vector_product(limits, False, fmt, rows, cols, batch=batch, gated=gated)
+                assert isinstance(spec, BatchMatvec)
+                cuts.add((spec.k_warps, spec.cluster))
+            assert len(cuts) == 1, (fmt.name, tiles)
+
+
+def test_real_shapes_have_pairs_of_ctas_where_tiles_are_few() -> None:
+    """Gate and up of an 8B model are 14 tiles of an SM, its vocabulary more still."""
+    found = {}
+    for shape, (rows, cols, more) in SHAPES.items():
+        for batch in (2, 5, MAX_BATCH):
+            spec = vector_product(H200, False, Q4_K, rows, cols, batch=batch, **more)
+            assert isinstance(spec, BatchMatvec)
+            cluster = found.setdefault(shape, spec.cluster)
+            assert spec.launch_shape.cluster == (cluster, 1, 1)
+            clusters = 0
+            for part in spec.parts:
+                assert part.first_cta == clusters
+                assert part.layout.bands <= part.ctas * spec.tiles < part.layout.bands + spec.tiles
+                clusters += part.ctas
+            assert spec.launch_shape.grid == (cluster * clusters, 1, 1)
+            assert spec.launch_shape.grid[0] <= 132
+    wanted = {"8B qkv": 2, "8B gate_up": 1, "8B down": 2, "8B out": 1, "1B down": 2}
+    assert found == wanted
+
+
+def test_what_gets_no_cluster() -> None:
+    """A single vector, a row of one block, and what runs on a device that has no clusters."""
+    assert batch_cluster(H200, tiles=6, blocks=2) == 2
+    assert batch_cluster(H200, tiles=7, blocks=2) == 1
+    assert batch_cluster(H200, tiles=1, blocks=1) == 1
+    default = Limits(132, 228 << 10, 227 << 10)
+    for limits in (default, T4):
+        assert batch_cluster(limits, tiles=1, blocks=16) == 1
+    for rows, cols, more in SHAPES.values():
+        single = vector_product(H200, False, Q4_K, rows, cols, **more)
+        assert isinstance(single, TileMatvec)
+        assert single.launch_shape.cluster == (1, 1, 1)
+        for limits in (default, T4):
+            spec = vector_product(limits, False, Q4_K, rows, cols, batch=4, **more)
+            assert spec.launch_shape.cluster == (1, 1, 1)
+            assert spec.minimum_sm < 90
+    one_block = vector_product(H200, False, Q4_K, 4096, 256, batch=4)
+    assert one_block.launch_shape.cluster == (1, 1, 1)
+
+
+def test_a_product_that_runs_alone_is_one_of_one_vector() -> None:
+    """It changes nothing else of the launch; a batch has no such kernel."""
+    alone, usual = (vector_product(H200, False, Q4_K, 64, 512, alone=a) for a in (True, False))
+    assert isinstance(alone, TileMatvec)
+    assert alone.alone
+    assert dataclasses.replace(alone, alone=False) == usual
+    assert alone.launch_shape == usual.launch_shape
+    batch = vector_product(H200, False, Q4_K, 64, 512, alone=True, batch=2)
+    assert batch == vector_product(H200, False, Q4_K, 64, 512, batch=2)
 
 
 def test_impossible_specs_are_refused() -> None:
@@ -117,6 +194,22 @@ def test_impossible_specs_are_refused() -> None:
         BatchMatvec(Q4_K, 32, 512, split=3)
     with pytest.raises(PtxgenError, match="bytes of shared memory"):
         BatchMatvec(Q8_0, 32, 4096, split=16)
+    for cluster in (0, 3, 16):
+        with pytest.raises(PtxgenError, match=f"cluster is {cluster}: 1, 2, 4 or 8"):
+            BatchMatvec(Q4_K, 32, 8192, cluster=cluster)
+    with pytest.raises(PtxgenError, match="split is 2 in each of 4 CTAs of 7 blocks"):
+        BatchMatvec(Q4_K, 32, 1792, split=2, cluster=4)
+    with pytest.raises(PtxgenError, match="split is 1 in each of 2 CTAs of 1 blocks"):
+        BatchMatvec(Q4_K, 32, 256, cluster=2)
+
+
+def test_a_target_without_clusters_is_refused() -> None:
+    spec = BatchMatvec(Q4_K, 32, 512, cluster=2)
+    assert spec.minimum_sm == 90
+    with pytest.raises(PtxgenError, match="kernel batch_matvec needs sm_90, the target is sm_80"):
+        spec.ptx("sm_80")
+    assert "mapa.shared::cluster" in spec.ptx("sm_90")
+    assert "cluster" not in dataclasses.replace(spec, cluster=1).ptx("sm_80").split("{", 1)[1]
 
 
 def test_the_choice_between_the_kernels_of_few_vectors() -> None:
@@ -146,8 +239,16 @@ def test_a_block_s_sums_are_integers_of_32_bits(fmt: Format) -> None:
 # ---- values ----
 
 
-@pytest.mark.parametrize("target", ["sm_75", "sm_80"])
-@pytest.mark.parametrize("spec", BatchMatvec.examples(), ids=str)
+@pytest.mark.parametrize(
+    ("spec", "target"),
+    [
+        (spec, target)
+        for spec in BatchMatvec.examples()
+        for target in ("sm_75", "sm_80")
+        if Target.parse(target).sm >= spec.minimum_sm
+    ],
+    ids=str,
+)
 def test_examples_run_on_older_targets(spec: BatchMatvec, target: str) -> None:
     with Device.open(f"emulator:{target}") as device:
         for deviation in check_kernel(device, spec, seed=1):
@@ -156,18 +257,18 @@ def test_examples_run_on_older_targets(spec: BatchMatvec, target: str) -> None:
 
 @pytest.mark.parametrize("cols", [1024, 1280])
 @pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
-def test_activations_become_the_nearest_of_65535_steps_of_their_block(
+def test_activations_become_the_nearest_of_65279_steps_of_their_block(
     device: Device, fmt: Format, cols: int
 ) -> None:
-    """Integers, one of 32767 in each block, the rest of any size, and up to 0.48 added: only the
+    """Integers, one of 32639 in each block, the rest of any size, and up to 0.48 added: only the
     f32 sums differ from the product with the integers, much less than what was added does."""
     spec = BatchMatvec(fmt, 35, cols if fmt.block > 32 else cols - 96, batch=3)
     rng = np.random.default_rng(3)
     inputs = spec.make_inputs(rng)
-    shape, sizes = inputs["x"].shape, 32767 * 10.0 ** rng.uniform(-2, 0, spec.row_units)
+    shape, sizes = inputs["x"].shape, LARGEST * 10.0 ** rng.uniform(-2, 0, spec.row_units)
     steps = np.rint(rng.uniform(-1, 1, shape) * np.repeat(sizes, 32))
     added = rng.uniform(-0.48, 0.48, shape)
-    steps[:, 77::BLOCK] = 32767 * rng.choice([-1, 1], steps[:, 77::BLOCK].shape)
+    steps[:, 77::BLOCK] = LARGEST * rng.choice([-1, 1], steps[:, 77::BLOCK].shape)
     added[:, 77::BLOCK] = 0.0
     rounded, x = (v.astype(np.float32) * np.float32(2**-15) for v in (steps, steps + added))
     y = run_kernel(device, spec, {**inputs, "x": x})["y"]
@@ -219,6 +320,8 @@ def test_what_is_not_finite_stays_in_its_vector(
         BatchMatvec(Q4_K, 85, 1536, batch=4, split=2, groups=1, bias=True, eps=1e-5),
         BatchMatvec(Q6_K, 50, 768, batch=8, gated=True, eps=1e-5, split=3, groups=1),
         BatchMatvec(FORMATS["Q5_1"], 40, 1888, batch=5, residual=True, split=4, groups=1),
+        BatchMatvec(Q4_K, 85, 2304, batch=4, split=2, groups=1, bias=True, eps=1e-5, cluster=4),
+        BatchMatvec(Q6_K, 50, 1280, batch=3, gated=True, split=2, groups=1, cluster=2),
     ],
     ids=str,
 )
@@ -226,6 +329,7 @@ def test_every_cut_gives_the_same_bits(
     device: Device, spec: BatchMatvec, changes: dict[str, int]
 ) -> None:
     """But for those of the columns, which are those of the sums."""
+    skip_without_clusters(device, spec)
     inputs = spec.make_inputs(np.random.default_rng(8))
     other = dataclasses.replace(spec, **changes)
     first, second = (run_kernel(device, s, inputs)["y"] for s in (spec, other))
@@ -242,11 +346,46 @@ def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) 
 @pytest.mark.parametrize(
     "spec",
     [
+        BatchMatvec(Q4_K, 40, 4352, batch=4, cluster=2),
+        BatchMatvec(Q8_0, 33, 4192, bias=True, eps=1e-5, batch=7, cluster=4),  # three units remain
+        BatchMatvec(Q8_0, 18, 2080, eps=1e-5, residual=True, batch=2, cluster=8),
+        BatchMatvec(
+            *(Q4_K, 90, 1280),
+            **{"split": 2, "groups": 2, "tiles_each": 6, "per_pass": 2, "stages": 3},
+            **{"batch": 8, "cluster": 2},
+        ),
+        BatchMatvec(Q6_K, 70, 2304, eps=1e-5, gated=True, batch=5, per_pass=2, cluster=4, sms=8),
+        BatchMatvec(Q6_K, 9, 2304, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5)), batch=3, cluster=4),
+        BatchMatvec(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), sms=12, batch=6, cluster=2),
+        BatchMatvec(
+            Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, batch=4, cluster=2
+        ),
+    ],
+    ids=str,
+)
+def test_a_cluster_gives_the_product(device: Device, spec: BatchMatvec) -> None:
+    """Rows and blocks that CTAs have no equal share of; and the same bits, run after run."""
+    skip_without_clusters(device, spec)
+    assert spec.blocks % spec.cluster
+    inputs = spec.make_inputs(np.random.default_rng(17))
+    first, second = (run_kernel(device, spec, inputs) for _ in range(2))
+    for deviation in compare(spec, first, spec.reference(**inputs)):
+        assert deviation.ok, deviation
+    for name, found in first.items():
+        np.testing.assert_array_equal(found, second[name])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
         BatchMatvec(Q4_K, 39, 1280, bias=True, batch=5),
         BatchMatvec(Q6_K, 20, 768, batch=8, eps=1e-5, tiles_each=2),
         BatchMatvec(Q8_0, 33, 4864, batch=2, residual=True),
         BatchMatvec(Q6_K, 22, 512, batch=3, gated=True, eps=1e-5),
         BatchMatvec(FORMATS["Q5_0"], 32, 1504, batch=7),
+        BatchMatvec(Q4_K, 39, 2304, bias=True, eps=1e-5, batch=8, cluster=2),
+        BatchMatvec(Q6_K, 22, 1280, batch=3, gated=True, eps=1e-5, cluster=4),
+        BatchMatvec(Q8_0, 33, 2080, batch=5, residual=True, tiles_each=4, per_pass=2, cluster=2),
     ],
     ids=str,
 )
@@ -254,6 +393,7 @@ def test_a_batch_gives_each_vector_the_bits_it_gets_alone(
     device: Device, spec: BatchMatvec
 ) -> None:
     """Whatever the others are: here one of them is not finite."""
+    skip_without_clusters(device, spec)
     inputs = spec.make_inputs(np.random.default_rng(9))
     inputs["x"][1] = np.inf
     y = run_kernel(device, spec, inputs)["y"]
@@ -264,8 +404,13 @@ def test_a_batch_gives_each_vector_the_bits_it_gets_alone(
         np.testing.assert_array_equal(y[b], single[0])
 
 
-def test_one_launch_for_several_matrices_gives_the_bits_of_several(device: Device) -> None:
-    spec = BatchMatvec(Q4_K, 49, 768, eps=1e-5, others=((Q6_K, 24), (Q4_K, 16)), split=3)
+@pytest.mark.parametrize(("cluster", "split"), [(1, 3), (2, 1)])
+def test_one_launch_for_several_matrices_gives_the_bits_of_several(
+    device: Device, cluster: int, split: int
+) -> None:
+    others = ((Q6_K, 24), (Q4_K, 16))
+    spec = BatchMatvec(Q4_K, 49, 768, eps=1e-5, others=others, split=split, cluster=cluster)
+    skip_without_clusters(device, spec)
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)
     for suffix, fmt, rows in (("", Q4_K, 49), ("1", Q6_K, 24), ("2", Q4_K, 16)):

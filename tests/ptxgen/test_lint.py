@@ -196,6 +196,8 @@ ret;
         ("@%p bar.sync 0;", 12),
         ("@%p bra SKIP;\nbarrier.sync 0;\nSKIP:", 13),
         ("@%p ret;\nbar.sync 0;", 13),
+        ("@%p bra SKIP;\nbarrier.cluster.arrive.aligned;\nSKIP:", 13),
+        ("@%p bra SKIP;\nbarrier.cluster.wait.acquire.aligned;\nSKIP:", 13),
     ],
 )
 def test_a_barrier_that_not_all_threads_reach(body, line):
@@ -214,6 +216,9 @@ def test_a_barrier_that_not_all_threads_reach(body, line):
         ".reg .pred %q; .reg .b32 %c;\nmov.u32 %c, %ctaid.x;\nsetp.eq.u32 %q, %c, 0;\n"
         "@%q bra END;\nbar.sync 0;\nEND:",
         "@%p bra SKIP;\nbar.warp.sync 0xFFFFFFFF;\nSKIP:",
+        # each thread arrives once, here or there
+        "@%p bra SIDE;\nbarrier.cluster.arrive;\nbra END;\nSIDE:\nbarrier.cluster.arrive;\n"
+        "END:\nbarrier.cluster.wait.aligned;",
     ],
 )
 def test_a_barrier_that_may_stand_where_it_is(body):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from urdir.driver.bindings import emulated
+from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.model.shapes import SHAPES, SyntheticModel
@@ -25,13 +26,13 @@ from urdir.ptxgen.kernels._weight_tiles import Tile
 from urdir.ptxgen.kernels.product import Limits
 from urdir.ptxgen.kernels.tile_matvec import RECORD_NBYTES, TileMatvec
 from urdir.ptxgen.layout import Layout
-from urdir.ptxgen.target import TESTED
+from urdir.ptxgen.target import TESTED, Target
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 #: Shared memory of an H200's SM, and what a CTA may have of it.
 PER_SM, PER_CTA = 228 * 1024, 227 * 1024
-H200 = Limits(132, PER_SM, PER_CTA)
+H200 = Limits(132, PER_SM, PER_CTA, 8)
 
 #: Shared memory of an SM and of a CTA of it, bytes (CUDA C++ Programming Guide, "Technical
 #: Specifications per Compute Capability").
@@ -51,6 +52,11 @@ i16 = functools.partial(TileMatvec, activations="i16")
 Ints = npt.NDArray[np.int64]
 
 every_format = pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
+
+
+def skip_without_clusters(device: Device, spec: TileMatvec) -> None:
+    if spec.cluster > device.properties.max_cluster:
+        pytest.skip(f"the device has no clusters of {spec.cluster}")
 
 
 # ---- how a launch is cut ----
@@ -91,24 +97,84 @@ def test_sms_that_a_launch_leaves_over_get_a_cta_without_rows() -> None:
         assert dataclasses.replace(spec, fill=False).launch_shape.grid == (bands, 1, 1)
 
 
+def test_sms_that_a_launch_of_clusters_leaves_over_get_clusters_without_rows() -> None:
+    """Whole ones: an SM that is left over from those stays so."""
+    for bands, sms, idle in ((64, 132, 2), (33, 132, 0), (34, 132, 32), (66, 132, 0), (3, 9, 1)):
+        spec = i16(Q8_0, 16 * bands, 512, tiles_each=1, groups=1, sms=sms, fill=True, cluster=2)
+        assert spec.ctas == bands
+        assert spec.launch_shape.grid == (2 * (bands + idle), 1, 1)
+        assert spec.has_partial_rows == (idle > 0)
+        assert dataclasses.replace(spec, fill=False).launch_shape.grid == (2 * bands, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("cols", "cluster"),
+    [
+        *((256, 1), (768, 1), (4096, 1), (14336, 1), (28672, 1)),
+        *((768, 2), (4096, 2), (4352, 4), (14336, 8), (28672, 4)),
+    ],
+)
 @every_format
-@pytest.mark.parametrize("cols", [256, 768, 4096, 14336, 28672])
-def test_shared_memory_is_what_a_cta_may_have(fmt: Format, cols: int) -> None:
-    """Rings, records and sums lie side by side, in that order, each aligned for its accesses."""
+def test_shared_memory_is_what_a_cta_may_have(fmt: Format, cols: int, cluster: int) -> None:
+    """Rings, records and sums lie side by side, in that order, each aligned for its accesses.
+
+    Records are those of a CTA's columns only, at most a cluster's share of them.
+    """
     for larger in (False, True):
         least, most = H200.shared(larger)
         for gated in (False, True):
-            spec = i16(fmt, 4096, cols, shared=most, least_shared=least, gated=gated)
+            cut = {"shared": most, "least_shared": least, "cluster": cluster}
+            spec = i16(fmt, 4096, cols, gated=gated, **cut)
+            assert (spec.cta_blocks - 1) * cluster < spec.blocks <= spec.cta_blocks * cluster
             rings = spec.cta_warps * spec.slots * spec.tile_nbytes
             assert spec.tile_nbytes % 16 == 0
             assert spec.records_offset == rings
-            assert spec.squares_offset - rings == RECORD_NBYTES["i16"] * 8 * spec.blocks
+            assert spec.squares_offset - rings == RECORD_NBYTES["i16"] * 8 * spec.cta_blocks
             assert spec.partials_offset - spec.squares_offset >= 4 * spec.cta_warps
             assert spec.partials_offset % 16 == 0
             sums = 4 * spec.k_warps * (2 if gated else 1) * 16 * spec.pass_tiles
             assert least <= spec.launch_shape.shared_bytes <= max(least, most) <= PER_CTA
             assert spec.partials_offset + sums <= spec.launch_shape.shared_bytes
             assert 2 <= spec.slots <= MAX_SLOTS
+
+
+@pytest.mark.parametrize("cluster", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("rows", "cols", "more"),
+    [
+        (4096, 14336, {"residual": True}),
+        (4096, 4096, {"residual": True}),
+        (14336, 4096, {"eps": 1e-5, "gated": True}),
+        (2048, 8192, {"residual": True}),
+        (128256, 4096, {"eps": 1e-5}),
+    ],
+)
+def test_real_shapes_in_clusters_have_all_rows_and_a_cta_an_sm(
+    rows: int, cols: int, more: dict[str, Any], cluster: int
+) -> None:
+    """Whole clusters, no more of them than there is room for; with what they are told of."""
+    least, most = H200.shared(larger="residual" in more)
+    cut = {"shared": most, "least_shared": least, "sms": 132, "cluster": cluster}
+    for fmt in (Q4_K, Q6_K):
+        spec = i16(fmt, rows, cols, **cut, **more)
+        shape = spec.launch_shape
+        assert shape.cluster == (cluster, 1, 1)
+        assert shape.grid == (cluster * spec.ctas, 1, 1)
+        assert shape.grid[0] <= 132
+        assert rows <= 16 * spec.tiles * spec.ctas < rows + 16 * spec.tiles
+        assert spec.warp_blocks * spec.k_warps >= spec.cta_blocks == cols // 256 // cluster
+        assert spec.pass_rows % cluster == 0  # each CTA adds up as many
+        assert least <= shape.shared_bytes <= most
+
+
+def test_several_matrices_in_clusters_follow_each_other() -> None:
+    """An 8B model's queries, keys and values on pairs of an H200's SMs, which ``parts`` count."""
+    least, most = H200.shared(larger=False)
+    others = ((Q4_K, 1024), (Q6_K, 1024))
+    cut = {"shared": most, "least_shared": least, "sms": 132, "cluster": 2}
+    spec = i16(Q4_K, 4096, 4096, eps=1e-5, others=others, **cut)
+    assert [(p.first_cta, p.ctas) for p in spec.matrices] == [(0, 43), (43, 11), (54, 11)]
+    assert (spec.tiles, spec.launch_shape.grid) == (6, (130, 1, 1))
 
 
 def test_what_a_cta_takes_of_an_sm() -> None:
@@ -180,6 +246,33 @@ def test_impossible_specs_are_refused() -> None:
         i16(Q4_K, 3, 256, tiles_each=-1)
     with pytest.raises(PtxgenError, match="from 1"):
         i16(Q4_K, 0, 256)
+
+
+def test_impossible_clusters_are_refused() -> None:
+    for cluster in (0, 3, 16):
+        with pytest.raises(PtxgenError, match=f"cluster is {cluster}: 1, 2, 4 or 8"):
+            i16(Q4_K, 3, 8192, cluster=cluster)
+    with pytest.raises(PtxgenError, match="split is 2 in each of 2 CTAs of 3 blocks"):
+        i16(Q4_K, 3, 768, split=2, cluster=2)
+    for cluster, cols in ((2, 256), (4, 768), (8, 1792)):
+        message = f"split is 1 in each of {cluster} CTAs of {cols // 256} blocks"
+        with pytest.raises(PtxgenError, match=message):
+            i16(Q4_K, 3, cols, cluster=cluster)
+        assert i16(Q4_K, 3, cols + 256, cluster=cluster).k_warps == 1
+
+
+def test_a_target_without_clusters_is_refused() -> None:
+    for cluster in (2, 4, 8):
+        spec = i16(Q4_K, 3, 2048, cluster=cluster)
+        assert spec.minimum_sm == 90
+        for target in ("sm_75", "sm_80", "sm_89"):
+            message = f"kernel tile_matvec needs sm_90, the target is {target}"
+            with pytest.raises(PtxgenError, match=message):
+                spec.ptx(target)
+        assert "mapa.shared::cluster" in spec.ptx("sm_90")
+    alone = i16(Q4_K, 3, 2048, cluster=1)
+    assert alone.minimum_sm == 75
+    assert "cluster" not in alone.ptx("sm_75").split("{", 1)[1]
 
 
 # ---- what it costs ----
@@ -318,6 +411,8 @@ CUTS: list[dict[str, Any]] = [
     {"split": 3, "groups": 2, "tiles_each": 4, "per_pass": 2},
     {"split": 1, "groups": 2, "tiles_each": 5, "per_pass": 4, "sms": 3},
     {"tiles_each": 1, "sms": 5},
+    {"cluster": 2},
+    {"cluster": 2, "split": 1, "groups": 2, "tiles_each": 4, "per_pass": 2},
 ]
 
 
@@ -327,6 +422,7 @@ def test_products_of_integers_are_exact(device: Device, fmt: Format, cut: dict[s
     """Whatever the cut: all partial sums are integers that f32 holds, in any order."""
     cols = 576 if fmt.block == 32 else 768
     spec = i16(fmt, 35, cols, **cut)
+    skip_without_clusters(device, spec)
     blocks, weights, sizes = integer_matrix(fmt, 35, cols, seed=1)
     x = integer_vector(cols, seed=2)
     assert (sizes @ abs(x)).max() < 2**24
@@ -506,6 +602,64 @@ def test_every_cut_gives_the_product(device: Device, spec: TileMatvec) -> None:
         assert deviation.ok, deviation
 
 
+CLUSTERED = [
+    i16(Q4_K, 40, 4352, cluster=2),
+    i16(Q4_K, 23, 4352, bias=True, eps=1e-5, cluster=4),
+    i16(Q8_0, 33, 4192, bias=True, eps=1e-5, cluster=4),  # the last block has three units
+    i16(Q8_0, 18, 2080, eps=1e-5, residual=True, cluster=8),
+    i16(Q4_K, 90, 1280, split=2, groups=2, tiles_each=6, per_pass=2, stages=3, cluster=2),
+    i16(Q6_K, 70, 2304, eps=1e-5, gated=True, split=2, tiles_each=4, per_pass=2, cluster=4),
+    i16(Q3_K, 21, 2816, bias=True, residual=True, split=1, groups=3, cluster=8),
+    i16(Q6_K, 9, 2304, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5)), cluster=4),
+    i16(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), tiles_each=1, sms=12, cluster=2),
+    i16(Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, cluster=2),
+    TileMatvec(Q4_K, 19, 4352, residual=True, groups=2, cluster=4),
+    TileMatvec(FORMATS["F32"], 18, 1061, gated=True, eps=1e-5, cluster=2),
+]
+
+
+@pytest.mark.parametrize("spec", CLUSTERED, ids=str)
+def test_a_cluster_gives_the_product(device: Device, spec: TileMatvec) -> None:
+    """Rows and blocks that CTAs have no equal share of; and the same bits, run after run."""
+    skip_without_clusters(device, spec)
+    assert spec.blocks % spec.cluster
+    inputs = spec.make_inputs(np.random.default_rng(17))
+    first, second = (run_kernel(device, spec, inputs) for _ in range(2))
+    for deviation in compare(spec, first, spec.reference(**inputs)):
+        assert deviation.ok, deviation
+    for name, found in first.items():
+        np.testing.assert_array_equal(found, second[name])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        i16(Q4_K, 40, 768, bias=True, eps=1e-5),
+        i16(Q8_0, 33, 352, residual=True, sms=5, fill=True),
+        i16(Q6_K, 50, 2304, gated=True, eps=1e-5, tiles_each=4, per_pass=2),
+        i16(Q4_K, 9, 512, eps=1e-5, others=((Q3_K, 40), (Q8_0, 5))),
+        i16(Q4_K, 48, 4096, groups=1, tiles_each=3, shared=120_000),
+        i16(Q4_K, 23, 2304, residual=True, cluster=2),
+        TileMatvec(FORMATS["F16"], 35, 1120, eps=1e-5),
+    ],
+    ids=str,
+)
+def test_activations_that_come_first_give_the_same_bits(device: Device, spec: TileMatvec) -> None:
+    """Nothing is then in front of them, and nothing holds the tiles back."""
+    skip_without_clusters(device, spec)
+    alone = dataclasses.replace(spec, alone=True)
+    head, _ = alone.ptx("sm_90").split("cp.async.c", 1)
+    waiting, asking = (head.find(text) for text in ("griddepcontrol.wait;", "[%x_from+"))
+    assert 0 < waiting < asking
+    assert "cp.async.c" in spec.ptx("sm_90").split("[%x_from+", 1)[0]
+    inputs = spec.make_inputs(np.random.default_rng(18))
+    found, before = (run_kernel(device, each, inputs) for each in (alone, spec))
+    for deviation in compare(alone, found, spec.reference(**inputs)):
+        assert deviation.ok, deviation
+    for name, outputs in before.items():
+        np.testing.assert_array_equal(found[name], outputs)
+
+
 @pytest.mark.parametrize("stages", range(2, MAX_SLOTS + 1))
 def test_every_depth_of_the_ring_gives_the_same_bits(device: Device, stages: int) -> None:
     """Thirteen tiles of a warp and more: the ring turns, and ends anywhere."""
@@ -572,9 +726,14 @@ def test_older_targets_give_the_same_bits(fmt: Format, target: str) -> None:
     ],
     ids=str,
 )
-def test_a_row_does_not_depend_on_its_neighbours(device: Device, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+def test_a_row_does_not_depend_on_its_neighbours(
+    device: Device, cluster: int, changes: dict[str, Any]
+) -> None:
     """However rows are cut into CTAs and passes, and the first rows without the others."""
-    spec = i16(Q4_K, 52, 768, split=2, groups=1, tiles_each=2)
+    cols = 768 if cluster == 1 else 2304
+    spec = i16(Q4_K, 52, cols, split=2, groups=1, tiles_each=2, cluster=cluster)
+    skip_without_clusters(device, spec)
     inputs = spec.make_inputs(np.random.default_rng(8))
     together = run_kernel(device, spec, inputs)["y"]
     other = dataclasses.replace(spec, **changes)
@@ -599,9 +758,13 @@ def test_a_row_alone_has_the_bits_that_it_has_among_others(device: Device) -> No
         assert np.isnan(np.delete(y, row)).all()
 
 
-def test_one_launch_for_several_matrices_gives_the_bits_of_several(device: Device) -> None:
-    fields: dict[str, Any] = {"eps": 1e-5, "split": 3, "groups": 1}
+@pytest.mark.parametrize(("cluster", "split"), [(1, 3), (2, 1)])
+def test_one_launch_for_several_matrices_gives_the_bits_of_several(
+    device: Device, cluster: int, split: int
+) -> None:
+    fields: dict[str, Any] = {"eps": 1e-5, "split": split, "groups": 1, "cluster": cluster}
     spec = i16(Q4_K, 40, 768, others=((Q6_K, 20), (Q4_K, 3)), **fields, sms=8)
+    skip_without_clusters(device, spec)
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)
     for suffix, fmt, rows in (("", Q4_K, 40), ("1", Q6_K, 20), ("2", Q4_K, 3)):
@@ -633,8 +796,15 @@ def test_a_gated_pair_gates_the_bits_of_two(device: Device) -> None:
 # ---- races ----
 
 
-@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90"])
-@pytest.mark.parametrize("number", range(len(TileMatvec.examples())))
+@pytest.mark.parametrize(
+    ("number", "target"),
+    [
+        (number, target)
+        for number, spec in enumerate(TileMatvec.examples())
+        for target in ("sm_75", "sm_80", "sm_90")
+        if Target.parse(target).sm >= spec.minimum_sm
+    ],
+)
 def test_the_sanitizer_finds_nothing(number: int, target: str) -> None:
     """No races between lanes that copy tiles and those that read them, nor between warps."""
     spec = TileMatvec.examples()[number]

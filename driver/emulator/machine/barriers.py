@@ -1,4 +1,7 @@
-"""CTA barriers: bar.sync and bar.arrive of any number and thread count (PTX ISA 9.7.13.1)."""
+"""CTA barriers: bar.sync and bar.arrive of any number and thread count (PTX ISA 9.7.13.1).
+
+Beside them the barrier of the cluster, so that whoever waits anywhere is found in one place.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from urdir.driver.emulator.machine.cluster_barrier import ClusterBarrier
 from urdir.driver.emulator.machine.groups import Lanes
 from urdir.driver.emulator.machine.watch import Watch
 
@@ -25,10 +29,13 @@ class Barrier:
 
 
 class Barriers:
-    """The barriers of all CTAs of a wave."""
+    """The barriers of all CTAs of a wave, which are ``cluster_size`` to a cluster."""
 
-    def __init__(self, ctas: int, lanes_per_cta: int, watch: Watch | None = None) -> None:
+    def __init__(
+        self, ctas: int, cluster_size: int, lanes_per_cta: int, watch: Watch | None = None
+    ) -> None:
         self.watch = watch
+        self.cluster = ClusterBarrier(ctas, cluster_size, lanes_per_cta, watch)
         self.lanes_per_cta = lanes_per_cta
         self.ctas = ctas
         self.table: dict[int, Barrier] = {}
@@ -47,7 +54,7 @@ class Barriers:
 
     def release(self, live: Array) -> list[tuple[int, Lanes]]:
         """Groups (pc, lanes) whose barrier is complete, given the live threads per CTA."""
-        released = []
+        released = self.cluster.release(live)
         for number, barrier in self.table.items():
             needed = np.where(barrier.awaited, barrier.awaited, live)
             done = (barrier.arrived >= needed) & (barrier.arrived > 0)
@@ -69,6 +76,8 @@ class Barriers:
             barrier.waiting = still
         return released
 
-    def waiting(self) -> list[tuple[int, int, Lanes]]:
-        """(barrier number, pc to go on at, lanes) of everybody who waits."""
-        return [(n, pc, lanes) for n, b in self.table.items() for pc, lanes in b.waiting]
+    def waiting(self) -> list[tuple[str, int, Lanes]]:
+        """(name of the barrier, pc to go on at, lanes) of everybody who waits."""
+        queues = [(f"barrier {number}", barrier.waiting) for number, barrier in self.table.items()]
+        queues.append(("the barrier of the cluster", self.cluster.waiting))
+        return [(name, pc, lanes) for name, queue in queues for pc, lanes in queue]

@@ -76,6 +76,10 @@ class Clocks:
         self.now[warp] += 1
         return knowledge
 
+    def has_met(self, warp: int, cta: int) -> bool:
+        """Whether a warp knows of anything that another CTA has done."""
+        return cta in self._far.get(warp, {})
+
     def acquire(self, warp: int, knowledge: Knowledge) -> None:
         """A warp learns of what others have released."""
         cta, at = divmod(warp, self.warps)

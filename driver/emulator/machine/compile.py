@@ -18,6 +18,7 @@ from typing import Any
 
 from urdir.driver.emulator.machine import (  # noqa: F401 - they fill the table of operations
     ops_async,
+    ops_cluster,
     ops_compare,
     ops_convert,
     ops_float,

@@ -9,6 +9,7 @@ warps. Caches and time are not modelled. Two runs on equal inputs count the same
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,9 +74,10 @@ class Counters(Watch):
         count.requests += warps.size
         count.lanes += access.lanes.size
         measure = _wavefronts if access.is_shared else _sectors
-        parts, fewest = measure(access, warp)
-        count.parts += parts
-        count.fewest += fewest
+        for some, of_warp in _by_row(access, warp):
+            parts, fewest = measure(some, of_warp)
+            count.parts += parts
+            count.fewest += fewest
 
     def block(self, pc: int, last: int, lanes: Array) -> None:
         """Count a run of straight-line code."""
@@ -96,6 +98,20 @@ class Counters(Watch):
     def arrive(self, block: Block, number: int, lanes: Array) -> None:
         """Count some threads at a barrier."""
         self.barriers[block.instruction.line] += np.unique(lanes // WARP).size
+
+    def cluster_arrive(self, block: Block, lanes: Array) -> None:
+        """Count some threads at the barrier of their cluster."""
+        self.arrive(block, 0, lanes)
+
+
+def _by_row(access: Access, warp: Array) -> Iterator[tuple[Access, Array]]:
+    """An access in parts that go to one CTA's shared memory each: its banks are its own."""
+    if access.rows is None:
+        yield access, warp
+        return
+    for row in np.unique(access.rows):
+        some = access.rows == row
+        yield access.pick(some), warp[some]
 
 
 def _sectors(access: Access, warp: Array) -> tuple[int, int]:

@@ -22,6 +22,10 @@ _HINTS = {
     "griddepcontrol.wait or an edge of the graph may be missing",
     "load of bytes whose asynchronous": "cp.async.wait_group, or a wait for the copy's mbarrier, "
     "must come first",
+    "access beyond the cluster": "is the kernel launched with the cluster that it is written for? "
+    "Ranks are below %cluster_nctarank",
+    "access to a CTA that has ended": "barrier.cluster.arrive and barrier.cluster.wait at the end "
+    "keep a CTA until the others have done with its shared memory",
 }
 
 
@@ -52,7 +56,7 @@ class Diagnosis:
         """A lane's thread and CTA."""
         cta = self.first_cta + lane // self.wave.lanes_per_cta
         tid = lane % self.wave.lanes_per_cta
-        return thread_name(cta, tid, self.wave.block, self.grid)
+        return thread_name(cta, tid, self.wave.block, self.grid, self.wave.cluster)
 
     def threads(self, lanes: Lanes) -> str:
         """How many lanes, and the first of them."""
@@ -84,9 +88,9 @@ class Diagnosis:
             polled = block.polled or block.instruction
             where = self._polled_address(block, lanes)
             yield f"{lanes.count} threads spin at PTX line {polled.line} ({polled.text}){where}"
-        for number, pc, lanes in barriers.waiting():
+        for name, pc, lanes in barriers.waiting():
             at = self.line(self.program.blocks[pc - 1])
-            yield f"{self.threads(lanes)} wait at barrier {number}, {at}"
+            yield f"{self.threads(lanes)} wait at {name}, {at}"
         for pc, lanes in parked.items():
             line = self.program.blocks[pc].first_line
             yield (

@@ -122,7 +122,7 @@ class GridExecution:
         wave.begin(self.memory, self.params, self.symbols)
         if self.watch is not None:
             self.watch.begin_wave(wave, self._next_cta)
-        wave.set_ctas(self._next_cta, self.grid, self.cluster, self.sm_count)
+        wave.set_ctas(self._next_cta, self.grid, self.sm_count)
         run = WaveRun(self, wave, self._next_cta)
         self._next_cta += ctas
         return run

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from urdir.driver.emulator.machine.faults import CompileError
+from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
 from urdir.driver.emulator.machine.operations import Operation, find
 from urdir.ptxgen.ptx import Entry, Immediate, Instruction, Label, Operand, Register, Symbol
 
@@ -24,6 +24,8 @@ class Ending(enum.Enum):
     BRANCH = "branch"
     EXIT = "exit"
     BARRIER = "barrier"
+    CLUSTER_ARRIVE = "barrier.cluster.arrive"
+    CLUSTER_WAIT = "barrier.cluster.wait"
     DEPENDENCIES = "griddepcontrol.wait"
     TRAP = "trap"
 
@@ -94,7 +96,13 @@ _CONTROL = re.compile(
     r"|(?P<sync>bar(?:\.cta)?\.sync|barrier(?:\.cta)?\.sync(?:\.aligned)?)"
     r"|(?P<arrive>bar(?:\.cta)?\.arrive|barrier(?:\.cta)?\.arrive(?:\.aligned)?)"
     r"|(?P<wait>griddepcontrol\.wait)|(?P<launch>griddepcontrol\.launch_dependents)"
+    r"|(?P<cluster_arrive>barrier\.cluster\.arrive(?:\.(?:release|relaxed))?(?:\.aligned)?)"
+    r"|(?P<cluster_wait>barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?)"
 )
+#: What barrier.cluster may say of memory, since PTX ISA 8.0.
+_CLUSTER_ORDER = frozenset(("release", "relaxed", "acquire"))
+#: Those that sm_90 brought.
+_SINCE_90 = frozenset(("wait", "launch", "cluster_arrive", "cluster_wait"))
 
 
 def flatten(entry: Entry, sm: int, version: tuple[int, int]) -> list[Code]:
@@ -143,8 +151,14 @@ def _lookup(
     control = _CONTROL.fullmatch(item.opcode)
     if control is None:
         return find(item, sm, version)
-    if control.lastgroup in ("wait", "launch") and sm < 90:
+    if control.lastgroup in _SINCE_90 and sm < 90:
         raise CompileError(f"PTX line {item.line}: {item.opcode} needs .target sm_90 or higher")
+    if _CLUSTER_ORDER & set(item.parts) and item.parts[1] == "cluster" and version < (8, 0):
+        raise CompileError(
+            f"PTX line {item.line}: {item.opcode} needs PTX ISA .version 8.0 or later, not "
+            f"{version[0]}.{version[1]}",
+            UNSUPPORTED_PTX_VERSION,
+        )
     return None, control
 
 
@@ -211,6 +225,10 @@ def _end(block: Block, code: Code, label_pc: dict[str, int], exit_pc: int) -> No
         number, *count = instruction.operands
         block.ending = Ending.BARRIER
         block.barrier = BarrierForm(number, count[0] if count else None, kind == "sync")
+    elif kind in ("cluster_arrive", "cluster_wait"):
+        if instruction.operands:
+            raise CompileError(f"PTX line {instruction.line}: {instruction.text}: no operands")
+        block.ending = Ending.CLUSTER_WAIT if kind == "cluster_wait" else Ending.CLUSTER_ARRIVE
     elif kind == "wait":
         block.ending = Ending.DEPENDENCIES
     elif kind == "trap":

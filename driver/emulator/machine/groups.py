@@ -70,11 +70,22 @@ class Lanes:
         return Lanes.of(np.flatnonzero(member) + first)
 
 
-def thread_name(cta: int, tid: int, block: Extent, grid: Extent) -> str:
-    """A thread and its CTA as messages name them, from their numbers (x fastest)."""
+def cta_index(number: Any, grid: Extent, cluster: Extent) -> tuple[Any, Any, Any]:
+    """Where in the grid a CTA is: they are numbered cluster by cluster, x fastest in both."""
+    x, y, z = cluster
+    which, rank = number // (x * y * z), number % (x * y * z)
+    across, down = grid[0] // x, grid[1] // y
+    return (
+        which % across * x + rank % x,
+        which // across % down * y + rank // x % y,
+        which // (across * down) * z + rank // (x * y),
+    )
+
+
+def thread_name(cta: int, tid: int, block: Extent, grid: Extent, cluster: Extent) -> str:
+    """A thread and its CTA as messages name them, from their numbers."""
     x, y, _ = block
-    gx, gy, _ = grid
     return (
         f"thread ({tid % x}, {tid // x % y}, {tid // (x * y)}) "
-        f"of CTA ({cta % gx}, {cta // gx % gy}, {cta // (gx * gy)})"
+        f"of CTA {cta_index(cta, grid, cluster)}"
     )

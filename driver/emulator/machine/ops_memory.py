@@ -53,16 +53,19 @@ def _is_shared(e: Emitter, space: str | None, operand: Operand) -> str:
             raise e.fail(f"{base.name} is a .shared address, not a generic one")
         return "generic"
     if space.startswith("shared"):
-        return "shared"
+        return "cluster" if space.endswith("cluster") else "shared"
     return "memory"
 
 
 _LOAD_SPACE = r"(?:\.(global|const|shared(?:::cta)?))?"
+_CLUSTER = r"\.(shared::cluster)"
 
 
 @operation(rf"ld(?:\.weak)?{_LOAD_SPACE}{_HINTS}{_TYPE}")
 @operation(rf"ld\.(global){_HINTS}\.nc{_HINTS}{_TYPE}")
 @operation(rf"ld{_POLLING}{_LOAD_SPACE}{_HINTS}{_TYPE}", polls=True)
+@operation(rf"ld(?:\.weak)?{_CLUSTER}{_TYPE}", 90, (7, 8))
+@operation(rf"ld{_POLLING}{_CLUSTER}{_TYPE}", 90, (7, 8), polls=True)
 def _ld(e: Emitter, m: re.Match[str]) -> None:
     d, source = e.operands[:2]
     element = NUMPY[m[3]]
@@ -115,6 +118,7 @@ def _ld_param(e: Emitter, m: re.Match[str]) -> None:
 
 
 @operation(rf"st{_ORDER}(?:\.(global|shared(?:::cta)?))?{_HINTS}{_TYPE}")
+@operation(rf"st{_ORDER}{_CLUSTER}{_TYPE}", 90, (7, 8))
 def _st(e: Emitter, m: re.Match[str]) -> None:
     destination, value = e.operands[:2]
     element = NUMPY[m[3]]
@@ -148,6 +152,8 @@ _ATOM_ORDER = r"(?:\.(relaxed|acquire|release|acq_rel))?(?:\.(cta|cluster|gpu|sy
     polls=True,
 )
 @operation(rf"(red){_ATOM_ORDER}(?:\.(global|shared(?:::cta)?))?\.{_ATOMICS}(?:\.L2::cache_hint)?")
+@operation(rf"(atom){_ATOM_ORDER}{_CLUSTER}\.{_ATOMICS}", 90, (7, 8), polls=True)
+@operation(rf"(red){_ATOM_ORDER}{_CLUSTER}\.{_ATOMICS}", 90, (7, 8))
 def _atom(e: Emitter, m: re.Match[str]) -> None:
     operands = list(e.operands)
     d = operands.pop(0) if m[1] == "atom" else Discard()

@@ -162,7 +162,7 @@ class Ordering(Watch):
             for warp in warps if together else ():
                 of_warp[warp] = dict(together)
 
-    def _check_warps(self, block: Block, number: int, lanes: Array) -> None:
+    def _check_warps(self, block: Block, number: int | str, lanes: Array) -> None:
         """bar.sync is .aligned: the threads of a warp come to the same one together."""
         parts = block.instruction.parts
         if parts[0] == "barrier" and "aligned" not in parts:

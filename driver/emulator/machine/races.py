@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from urdir.driver.emulator.machine.cluster_ordering import ClusterOrdering
 from urdir.driver.emulator.machine.groups import WARP
 from urdir.driver.emulator.machine.memory import Allocation
-from urdir.driver.emulator.machine.ordering import Ordering
 from urdir.driver.emulator.machine.shadow import (
     Shadow,
     encode,
@@ -42,6 +42,8 @@ _HINTS = {
     "copy": "cp.async.wait_group is for the thread that copied; the others need a bar.sync after "
     "it",
     "CTA": "put a bar.sync between the two",
+    "cluster": "CTAs of a cluster are ordered by barrier.cluster.arrive and barrier.cluster.wait, "
+    "not by a bar.sync, nor by an arrival with .relaxed",
     "grid": "CTAs are ordered only by a release that the other acquires, or by two launches",
 }
 
@@ -55,7 +57,7 @@ class Place:
     base: int
 
 
-class RaceDetector(Ordering):
+class RaceDetector(ClusterOrdering):
     """Raises KernelFault at the first race, or barrier that not all threads reach together."""
 
     def begin(self, launch: Any) -> None:
@@ -69,13 +71,18 @@ class RaceDetector(Ordering):
         self._shared = Shadow(wave.shared.views[0].size)
         #: mbarrier -> bulk copies under way: offsets of their 16-byte parts, and the issuing lane.
         self._bulk: dict[int, list[tuple[Array, int]]] = {}
+        self._left = np.full(wave.ctas, wave.threads)
+        self._is_visited = False
 
     # ---- accesses ----
 
     def touch(self, access: Access) -> None:
         """Compare with what came before, and remember."""
         if access.is_shared:
-            where = access.address.astype(np.int64) + self.rows(access.lanes)
+            where = access.address.astype(np.int64) + self.rows_of(access)
+            if access.rows is not None:
+                self.check_begun(access)
+                self._is_visited = True
             if int(access.address.max()) + (1 << access.shift) <= self.shared.nbytes:
                 self._record(access, Place(self._shared, self.shared.views, -1), where)
         else:
@@ -166,6 +173,39 @@ class RaceDetector(Ordering):
         code = encode(lanes, self.clocks.now[lanes // WARP], 0, False) | line_of(issued)
         self._shared.writes[index[own]] = code[own]
 
+    # ---- ends ----
+
+    def end(self, lanes: Array) -> None:
+        """A CTA may end when the others of its cluster have done with its shared memory."""
+        if self.wave.cluster_size == 1:
+            return
+        cta, count = np.unique(lanes // self.wave.lanes_per_cta, return_counts=True)
+        self._left[cta] -= count
+        for ended in cta[self._left[cta] == 0].tolist() if self._is_visited else ():
+            self._check_visits(ended)
+
+    def _check_visits(self, cta: int) -> None:
+        """A visit is over when any warp of the CTA knows of it."""
+        shadow, stride = self._shared, self.shared.stride
+        units = slice(*(at >> shadow.shift for at in (cta * stride, (cta + 1) * stride)))
+        size = self.wave.lanes_per_cta
+        home = cta + self.first_lane // size
+        warps = range(home * size // WARP, (home + 1) * size // WARP)
+        for codes in (shadow.writes[units], shadow.reads[units], shadow.others[units]):
+            visits = np.unique(codes[(codes != 0) & (lane_of(codes) // size != home)])
+            visitor = lane_of(visits) // WARP
+            known = np.zeros(visits.size, np.int32)
+            for warp in warps if visits.size else ():
+                known = np.maximum(known, self.clocks.known(np.full(visits.size, warp), visitor))
+            for code in visits[known < epoch_of(visits)][:1]:
+                one = np.array([code])
+                raise self.fault(
+                    f"race: {self.line(int(line_of(one)[0]))} of "
+                    f"{self.thread(int(lane_of(one)[0]))} touches the shared memory of CTA "
+                    f"{self.cta(home * size)}, which may have ended before; hint: let it wait with "
+                    "barrier.cluster.arrive and barrier.cluster.wait until the others have done"
+                )
+
     # ---- copies ----
 
     def bulk(
@@ -200,7 +240,7 @@ class RaceDetector(Ordering):
         size = self.wave.lanes_per_cta
         copied = "cp.async" in self.program.instructions.get(lines[0], "")
         if lanes[0] // size != lanes[1] // size:
-            hint = "grid"
+            hint = "grid" if place.base >= 0 else "cluster"
         elif lines[0] == lines[1]:
             hint = "one instruction"
         elif copied:
@@ -212,15 +252,17 @@ class RaceDetector(Ordering):
             for line, lane in zip(lines, lanes, strict=True)
         )
         raise self.fault(
-            f"race: {first} and {second} touch {self._where(place.base, offset, lanes[1])} with "
+            f"race: {first} and {second} touch {self._where(place.base, offset)} with "
             f"nothing to order them; hint: {_HINTS[hint]}"
         )
 
-    def _where(self, base: int, offset: int, lane: int) -> str:
+    def _where(self, base: int, offset: int) -> str:
         """An address, and which variable or parameter it belongs to."""
         if base < 0:
-            address = offset - int(self.rows(np.array([lane]))[0])
-            return f"shared address 0x{address:x}, {self.shared.describe(address)},"
+            cta, address = divmod(offset, self.shared.stride)
+            lane = cta * self.wave.lanes_per_cta + self.first_lane
+            whose = f" of CTA {self.cta(lane)}" if self.wave.cluster_size > 1 else ""
+            return f"shared address 0x{address:x}{whose}, {self.shared.describe(address)},"
         address = base + offset
         found = self.memory.describe(address)
         owners = [

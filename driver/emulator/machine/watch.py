@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.machine.groups import thread_name
+from urdir.driver.emulator.machine.groups import cta_index, thread_name
 from urdir.driver.emulator.machine.ops_convert import SHARED_WINDOW
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class Access:
 
     ``action`` is "load", "store", "atomic", or "copy" (the destination of cp.async); ``order`` is
     "weak", or the word of the instruction that makes it a strong operation; ``values`` (n,) are
-    those of a plain store.
+    those of a plain store; ``rows`` (n,) where the shared memory begins that each lane goes to,
+    None where that is its own CTA's.
     """
 
     line: int
@@ -46,11 +47,15 @@ class Access:
     shift: int
     lanes: Array
     values: Array | None = None
+    rows: Array | None = None
 
     def pick(self, some: Array) -> Access:
         """The access of some lanes."""
         values = None if self.values is None else self.values[some]
-        return replace(self, address=self.address[some], lanes=self.lanes[some], values=values)
+        rows = None if self.rows is None else self.rows[some]
+        return replace(
+            self, address=self.address[some], lanes=self.lanes[some], values=values, rows=rows
+        )
 
     def split(self) -> tuple[Access, Access]:
         """By generic addresses: what goes to shared memory, and what to global."""
@@ -99,6 +104,18 @@ class Watch:
     def complete(self, number: int, ctas: Array) -> None:
         """A barrier is complete for the CTAs of the wave where ``ctas`` holds."""
 
+    def cluster_arrive(self, block: Block, lanes: Array) -> None:
+        """Some lanes of the wave arrive at the barrier of their cluster."""
+
+    def cluster_complete(self, clusters: Array) -> None:
+        """A phase of the barrier is over for the clusters of the wave where this holds."""
+
+    def cluster_wait(self, lanes: Array) -> None:
+        """Lanes of the wave have waited for the end of the phase in which they arrived."""
+
+    def end(self, lanes: Array) -> None:
+        """Lanes of the wave have ended."""
+
     # ---- told by generated code ----
 
     def block(self, pc: int, last: int, lanes: Array) -> None:
@@ -119,12 +136,13 @@ class Watch:
         """Lanes ``q`` of a group (None: all) access 1 << shift bytes each; see `touch`."""
         if values is not None:
             values = np.broadcast_to(values, lanes.shape)
+        is_shared, rows, lanes = space in ("shared", "cluster"), None, lanes + self.first_lane
+        if space == "cluster":
+            own = self.rows(lanes).astype(np.uint64)
+            address, rows = self.wave.cluster_space.resolve(address, own, q)
+        everything = Access(line, action, order, is_shared, address, shift, lanes, values, rows)
         if q is not None:
-            address, lanes = address[q], lanes[q]
-            values = None if values is None else values[q]
-        everything = Access(
-            line, action, order, space == "shared", address, shift, lanes + self.first_lane, values
-        )
+            everything = everything.pick(q)
         for access in (everything,) if space != "generic" else everything.split():
             if access.lanes.size:
                 self.touch(access)
@@ -171,6 +189,14 @@ class Watch:
         cta: Array = (lanes - self.first_lane) // self.wave.lanes_per_cta
         return cta * self.shared.stride
 
+    def rows_of(self, access: Access) -> Array:
+        """Where the shared memory begins that an access goes to, (n,) int64."""
+        return self.rows(access.lanes) if access.rows is None else access.rows.astype(np.int64)
+
+    def cta(self, lane: int) -> tuple[int, int, int]:
+        """Where in the grid the CTA of a lane of the launch is."""
+        return cta_index(lane // self.wave.lanes_per_cta, self.grid, self.wave.cluster)
+
     def line(self, number: int) -> str:
         """A PTX line as messages name it."""
         return f"PTX line {number} ({self.program.instructions.get(number, '')})"
@@ -178,4 +204,4 @@ class Watch:
     def thread(self, lane: int) -> str:
         """A lane of the launch as messages name it."""
         cta, tid = divmod(lane, self.wave.lanes_per_cta)
-        return thread_name(cta, tid, self.wave.block, self.grid)
+        return thread_name(cta, tid, self.wave.block, self.grid, self.wave.cluster)

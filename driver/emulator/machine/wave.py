@@ -12,8 +12,9 @@ import numpy.typing as npt
 from urdir.driver.emulator.machine import arithmetic, formats, integers
 from urdir.driver.emulator.machine.arena import Carver, free_arena
 from urdir.driver.emulator.machine.asynchronous import Asynchronous
+from urdir.driver.emulator.machine.cluster_space import ClusterSpace, map_rank
 from urdir.driver.emulator.machine.compile import Program
-from urdir.driver.emulator.machine.groups import Lanes
+from urdir.driver.emulator.machine.groups import Lanes, cta_index
 from urdir.driver.emulator.machine.layout import SPECIALS
 from urdir.driver.emulator.machine.matrix import ldmatrix, mma, stmatrix
 from urdir.driver.emulator.machine.memory import Memory
@@ -60,7 +61,8 @@ Functions = list[Callable[..., Any] | None]
 class Wave:
     """Registers, special registers and shared memory of ``ctas`` CTAs of one program.
 
-    Lanes are numbered CTA by CTA, each rounded up to whole warps (``lanes_per_cta``).
+    Lanes are numbered CTA by CTA, each rounded up to whole warps (``lanes_per_cta``); the CTAs of a
+    cluster are always together.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class Wave:
         self.program = program
         self.ctas = ctas
         self.block = block
+        self.cluster = cluster
+        self.cluster_size = cluster[0] * cluster[1] * cluster[2]
         self.threads = block[0] * block[1] * block[2]
         self.lanes_per_cta = -(-self.threads // 32) * 32
         self.lanes = ctas * self.lanes_per_cta
@@ -85,6 +89,7 @@ class Wave:
         self.shared = SharedMemory(ctas, shared_bytes, layout.shared)
         self.memory = GlobalSpace(self.changes)
         shared_space = SharedSpace(self.shared, self.changes)
+        self.cluster_space = ClusterSpace(self.shared, self.changes, self.cluster_size, ctas)
         self.asynchronous = (
             Asynchronous(self.lanes, self.shared, self.memory)
             if program.uses_asynchronous
@@ -104,7 +109,7 @@ class Wave:
         self._bases: dict[str, Array] = {}
         self._placed: object = None
         self.specials = {name: self._special(name) for name in program.specials}
-        self._set_thread_numbers(cluster)
+        self._set_thread_numbers()
         self.common: dict[str, Any] = {
             **_TYPES,
             **{name: getattr(np, name) for name in _NUMPY_NAMES},
@@ -113,6 +118,8 @@ class Wave:
             **{f"P_{e}": self.params.view(t) for e, t in _TYPES.items() if e[0] != "c"},
             "memory": self.memory,
             "shared": shared_space,
+            "cluster": self.cluster_space,
+            "map_rank": map_rank,
             "generic": GenericSpace(self.memory, shared_space),
             "machine": self,
             "watch": watch,
@@ -143,16 +150,16 @@ class Wave:
         if array is not None:
             array[...] = value
 
-    def _set_thread_numbers(self, cluster: Extent) -> None:
+    def _set_thread_numbers(self) -> None:
         within = self.numbers % self.lanes_per_cta
         x, y, _ = self.block
         self.set_special("s_tid_x", within % x)
         self.set_special("s_tid_y", within // x % y)
         self.set_special("s_tid_z", within // (x * y))
-        for axis, extent, clusters in zip("xyz", self.block, cluster, strict=True):
+        for axis, extent, clusters in zip("xyz", self.block, self.cluster, strict=True):
             self.set_special(f"s_ntid_{axis}", extent)
             self.set_special(f"s_cluster_nctaid_{axis}", clusters)
-        self.set_special("s_cluster_nctarank", cluster[0] * cluster[1] * cluster[2])
+        self.set_special("s_cluster_nctarank", self.cluster_size)
         lane = within % 32
         self.set_special("s_laneid", lane)
         self.set_special("s_warpid", within // 32)
@@ -167,24 +174,20 @@ class Wave:
         ):  # fmt: skip
             self.set_special(f"s_lanemask_{relation}", mask)
 
-    def set_ctas(self, first: int, grid: Extent, cluster: Extent, sm_count: int) -> None:
-        """The wave holds CTAs ``first``, ``first + 1``, ... of the grid (x fastest)."""
+    def set_ctas(self, first: int, grid: Extent, sm_count: int) -> None:
+        """The wave holds CTAs ``first``, ``first + 1``, ... of the grid, see ``cta_index``."""
         if self._placed == (first, grid, sm_count):
             return
         self._placed = (first, grid, sm_count)
         cta = first + np.arange(self.ctas)
-        index = (cta % grid[0], cta // grid[0] % grid[1], cta // (grid[0] * grid[1]))
-        rank: Array = np.zeros_like(cta)
-        size = 1
-        for axis, at, extent, clusters in zip("xyz", index, grid, cluster, strict=True):
+        index = cta_index(cta, grid, self.cluster)
+        for axis, at, extent, clusters in zip("xyz", index, grid, self.cluster, strict=True):
             self._set_per_cta(f"s_ctaid_{axis}", at)
             self.set_special(f"s_nctaid_{axis}", extent)
             self._set_per_cta(f"s_clusterid_{axis}", at // clusters)
             self.set_special(f"s_nclusterid_{axis}", extent // clusters)
             self._set_per_cta(f"s_cluster_ctaid_{axis}", at % clusters)
-            rank = rank + at % clusters * size
-            size *= clusters
-        self._set_per_cta("s_cluster_ctarank", rank)
+        self._set_per_cta("s_cluster_ctarank", cta % self.cluster_size)
         self._set_per_cta("s_smid", cta % sm_count)
         self.set_special("s_nsmid", sm_count)
 

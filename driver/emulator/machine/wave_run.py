@@ -60,8 +60,9 @@ class WaveRun:
         self.program = launch.program
         self.wave = wave
         self.diagnosis = Diagnosis(launch.program, wave, first_cta, launch.grid)
-        self._barriers = Barriers(wave.ctas, wave.lanes_per_cta, launch.watch)
+        self._barriers = Barriers(wave.ctas, wave.cluster_size, wave.lanes_per_cta, launch.watch)
         self._live = np.full(wave.ctas, wave.threads, np.int64)
+        wave.cluster_space.live = self._live
         self._alive: Array | None = None
         self._ready: dict[int, Lanes] = {0: wave.all_lanes()}
         #: Lanes at a .sync operation whose warps are not complete.
@@ -216,6 +217,10 @@ class WaveRun:
             self._exit(lanes)
         elif block.ending is Ending.BARRIER:
             self._arrive(block, next_pc, lanes)
+        elif block.ending is Ending.CLUSTER_ARRIVE:
+            self._arrive_in_cluster(block, next_pc, lanes)
+        elif block.ending is Ending.CLUSTER_WAIT:
+            self._wait_in_cluster(block, next_pc, lanes)
         elif block.ending is Ending.DEPENDENCIES:
             if self.launch.dependencies_pending:
                 self._dependents.append((next_pc, lanes))
@@ -232,6 +237,8 @@ class WaveRun:
             self._yielded.append((next_pc, lanes, block))
 
     def _exit(self, lanes: Lanes) -> None:
+        if self.launch.watch is not None:
+            self.launch.watch.end(lanes.numbers())
         if lanes.count == self.wave.ctas * self.wave.threads:
             self._live[:] = 0
             return
@@ -242,6 +249,7 @@ class WaveRun:
         if self._alive is None:
             self._alive = self.wave.all_flags()
         self._alive[lanes.numbers()] = False
+        self._barriers.cluster.end(lanes.numbers())
         self._release()
         for pc, parked in list(self._parked.items()):
             del self._parked[pc]
@@ -277,6 +285,26 @@ class WaveRun:
         self._release()
         if not form.waits:
             self._put_or_end(next_pc, lanes)
+
+    def _arrive_in_cluster(self, block: Block, next_pc: int, lanes: Lanes) -> None:
+        if self.launch.watch is not None:
+            self.launch.watch.cluster_arrive(block, lanes.numbers())
+        if (lane := self._barriers.cluster.arrive(lanes)) is not None:
+            raise self._misused(block, lane, "arrives again before it has waited")
+        self._release()
+        self._put_or_end(next_pc, lanes)
+
+    def _wait_in_cluster(self, block: Block, next_pc: int, lanes: Lanes) -> None:
+        if (lane := self._barriers.cluster.wait(next_pc, lanes)) is not None:
+            raise self._misused(block, lane, "waits without having arrived")
+        self._release()
+
+    def _misused(self, block: Block, lane: int, what: str) -> KernelFault:
+        return self.diagnosis.fault(
+            LAUNCH_FAILED,
+            f"{self.diagnosis.line(block)}: {self.diagnosis.thread(lane)} {what}; hint: "
+            "barrier.cluster.arrive and barrier.cluster.wait take turns in every thread",
+        )
 
     def _by_value(self, operand: Operand, lanes: Lanes) -> list[tuple[int, Lanes]]:
         """The lanes that agree on the value of an operand."""

@@ -58,6 +58,7 @@ class Machine:
         params: dict[str, int] | None = None,
         ctas: int | tuple[int, int, int] = 1,
         threads: int | tuple[int, int, int] = 32,
+        cluster: tuple[int, int, int] = (1, 1, 1),
         **options: Any,
     ) -> GridExecution:
         params = params or {}
@@ -67,7 +68,7 @@ class Machine:
         shared = options.pop("shared_bytes", 0)
         packed = struct.pack(f"<{len(params)}Q", *params.values())
         return GridExecution(
-            program, grid, block, (1, 1, 1), shared, packed, self.memory,
+            program, grid, block, cluster, shared, packed, self.memory,
             options.pop("sm_count", 4), **options,
         )  # fmt: skip
 
