@@ -11,8 +11,8 @@ from urdir.ptxgen.catalog import kernels
 
 
 class TestCatalog(GpuSuite):
-    """compute-sanitizer slows a kernel down a hundredfold: it sees the smallest example of each, and
-    the first one whose CTAs work in clusters."""
+    """compute-sanitizer slows a kernel down a hundredfold: it sees the smallest example of each,
+    and the first one whose CTAs work in clusters."""
 
     kernels = tuple(kernels().values())
 
