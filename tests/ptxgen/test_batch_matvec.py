@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
+from urdir.model.kernel_suite import skip_where_too_old
 from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, Format
@@ -39,11 +39,6 @@ SHAPES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "8B out": (128256, 4096, {"eps": 1e-5}),
     "1B down": (2048, 8192, {"residual": True}),
 }
-
-
-def skip_without_clusters(device: Device, spec: BatchMatvec) -> None:
-    if spec.cluster > device.properties.max_cluster:
-        pytest.skip(f"the device has no clusters of {spec.cluster}")
 
 
 # ---- how a launch is cut ----
@@ -194,22 +189,6 @@ def test_impossible_specs_are_refused() -> None:
         BatchMatvec(Q4_K, 32, 512, split=3)
     with pytest.raises(PtxgenError, match="bytes of shared memory"):
         BatchMatvec(Q8_0, 32, 4096, split=16)
-    for cluster in (0, 3, 16):
-        with pytest.raises(PtxgenError, match=f"cluster is {cluster}: 1, 2, 4 or 8"):
-            BatchMatvec(Q4_K, 32, 8192, cluster=cluster)
-    with pytest.raises(PtxgenError, match="split is 2 in each of 4 CTAs of 7 blocks"):
-        BatchMatvec(Q4_K, 32, 1792, split=2, cluster=4)
-    with pytest.raises(PtxgenError, match="split is 1 in each of 2 CTAs of 1 blocks"):
-        BatchMatvec(Q4_K, 32, 256, cluster=2)
-
-
-def test_a_target_without_clusters_is_refused() -> None:
-    spec = BatchMatvec(Q4_K, 32, 512, cluster=2)
-    assert spec.minimum_sm == 90
-    with pytest.raises(PtxgenError, match="kernel batch_matvec needs sm_90, the target is sm_80"):
-        spec.ptx("sm_80")
-    assert "mapa.shared::cluster" in spec.ptx("sm_90")
-    assert "cluster" not in dataclasses.replace(spec, cluster=1).ptx("sm_80").split("{", 1)[1]
 
 
 def test_the_choice_between_the_kernels_of_few_vectors() -> None:
@@ -329,7 +308,7 @@ def test_every_cut_gives_the_same_bits(
     device: Device, spec: BatchMatvec, changes: dict[str, int]
 ) -> None:
     """But for those of the columns, which are those of the sums."""
-    skip_without_clusters(device, spec)
+    skip_where_too_old(spec, device.target)
     inputs = spec.make_inputs(np.random.default_rng(8))
     other = dataclasses.replace(spec, **changes)
     first, second = (run_kernel(device, s, inputs)["y"] for s in (spec, other))
@@ -341,38 +320,6 @@ def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) 
     more = {"others": ((Q6_K, 17), (Q8_0, 5)), "eps": 1e-5, "split": split}
     for deviation in check_kernel(device, BatchMatvec(Q4_K, 49, 1024, **more), seed=9):
         assert deviation.ok, deviation
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        BatchMatvec(Q4_K, 40, 4352, batch=4, cluster=2),
-        BatchMatvec(Q8_0, 33, 4192, bias=True, eps=1e-5, batch=7, cluster=4),  # three units remain
-        BatchMatvec(Q8_0, 18, 2080, eps=1e-5, residual=True, batch=2, cluster=8),
-        BatchMatvec(
-            *(Q4_K, 90, 1280),
-            **{"split": 2, "groups": 2, "tiles_each": 6, "per_pass": 2, "stages": 3},
-            **{"batch": 8, "cluster": 2},
-        ),
-        BatchMatvec(Q6_K, 70, 2304, eps=1e-5, gated=True, batch=5, per_pass=2, cluster=4, sms=8),
-        BatchMatvec(Q6_K, 9, 2304, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5)), batch=3, cluster=4),
-        BatchMatvec(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), sms=12, batch=6, cluster=2),
-        BatchMatvec(
-            Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, batch=4, cluster=2
-        ),
-    ],
-    ids=str,
-)
-def test_a_cluster_gives_the_product(device: Device, spec: BatchMatvec) -> None:
-    """Rows and blocks that CTAs have no equal share of; and the same bits, run after run."""
-    skip_without_clusters(device, spec)
-    assert spec.blocks % spec.cluster
-    inputs = spec.make_inputs(np.random.default_rng(17))
-    first, second = (run_kernel(device, spec, inputs) for _ in range(2))
-    for deviation in compare(spec, first, spec.reference(**inputs)):
-        assert deviation.ok, deviation
-    for name, found in first.items():
-        np.testing.assert_array_equal(found, second[name])
 
 
 @pytest.mark.parametrize(
@@ -393,7 +340,7 @@ def test_a_batch_gives_each_vector_the_bits_it_gets_alone(
     device: Device, spec: BatchMatvec
 ) -> None:
     """Whatever the others are: here one of them is not finite."""
-    skip_without_clusters(device, spec)
+    skip_where_too_old(spec, device.target)
     inputs = spec.make_inputs(np.random.default_rng(9))
     inputs["x"][1] = np.inf
     y = run_kernel(device, spec, inputs)["y"]
@@ -410,7 +357,7 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
 ) -> None:
     others = ((Q6_K, 24), (Q4_K, 16))
     spec = BatchMatvec(Q4_K, 49, 768, eps=1e-5, others=others, split=split, cluster=cluster)
-    skip_without_clusters(device, spec)
+    skip_where_too_old(spec, device.target)
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)
     for suffix, fmt, rows in (("", Q4_K, 49), ("1", Q6_K, 24), ("2", Q4_K, 16)):

@@ -17,6 +17,7 @@ from urdir.driver.bindings import emulated
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
+from urdir.model.kernel_suite import skip_where_too_old
 from urdir.model.shapes import SHAPES, SyntheticModel
 from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.errors import PtxgenError
@@ -52,11 +53,6 @@ i16 = functools.partial(TileMatvec, activations="i16")
 Ints = npt.NDArray[np.int64]
 
 every_format = pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
-
-
-def skip_without_clusters(device: Device, spec: TileMatvec) -> None:
-    if spec.cluster > device.properties.max_cluster:
-        pytest.skip(f"the device has no clusters of {spec.cluster}")
 
 
 # ---- how a launch is cut ----
@@ -97,16 +93,6 @@ def test_sms_that_a_launch_leaves_over_get_a_cta_without_rows() -> None:
         assert dataclasses.replace(spec, fill=False).launch_shape.grid == (bands, 1, 1)
 
 
-def test_sms_that_a_launch_of_clusters_leaves_over_get_clusters_without_rows() -> None:
-    """Whole ones: an SM that is left over from those stays so."""
-    for bands, sms, idle in ((64, 132, 2), (33, 132, 0), (34, 132, 32), (66, 132, 0), (3, 9, 1)):
-        spec = i16(Q8_0, 16 * bands, 512, tiles_each=1, groups=1, sms=sms, fill=True, cluster=2)
-        assert spec.ctas == bands
-        assert spec.launch_shape.grid == (2 * (bands + idle), 1, 1)
-        assert spec.has_partial_rows == (idle > 0)
-        assert dataclasses.replace(spec, fill=False).launch_shape.grid == (2 * bands, 1, 1)
-
-
 @pytest.mark.parametrize(
     ("cols", "cluster"),
     [
@@ -136,45 +122,6 @@ def test_shared_memory_is_what_a_cta_may_have(fmt: Format, cols: int, cluster: i
             assert least <= spec.launch_shape.shared_bytes <= max(least, most) <= PER_CTA
             assert spec.partials_offset + sums <= spec.launch_shape.shared_bytes
             assert 2 <= spec.slots <= MAX_SLOTS
-
-
-@pytest.mark.parametrize("cluster", [2, 4, 8])
-@pytest.mark.parametrize(
-    ("rows", "cols", "more"),
-    [
-        (4096, 14336, {"residual": True}),
-        (4096, 4096, {"residual": True}),
-        (14336, 4096, {"eps": 1e-5, "gated": True}),
-        (2048, 8192, {"residual": True}),
-        (128256, 4096, {"eps": 1e-5}),
-    ],
-)
-def test_real_shapes_in_clusters_have_all_rows_and_a_cta_an_sm(
-    rows: int, cols: int, more: dict[str, Any], cluster: int
-) -> None:
-    """Whole clusters, no more of them than there is room for; with what they are told of."""
-    least, most = H200.shared(larger="residual" in more)
-    cut = {"shared": most, "least_shared": least, "sms": 132, "cluster": cluster}
-    for fmt in (Q4_K, Q6_K):
-        spec = i16(fmt, rows, cols, **cut, **more)
-        shape = spec.launch_shape
-        assert shape.cluster == (cluster, 1, 1)
-        assert shape.grid == (cluster * spec.ctas, 1, 1)
-        assert shape.grid[0] <= 132
-        assert rows <= 16 * spec.tiles * spec.ctas < rows + 16 * spec.tiles
-        assert spec.warp_blocks * spec.k_warps >= spec.cta_blocks == cols // 256 // cluster
-        assert spec.pass_rows % cluster == 0  # each CTA adds up as many
-        assert least <= shape.shared_bytes <= most
-
-
-def test_several_matrices_in_clusters_follow_each_other() -> None:
-    """An 8B model's queries, keys and values on pairs of an H200's SMs, which ``parts`` count."""
-    least, most = H200.shared(larger=False)
-    others = ((Q4_K, 1024), (Q6_K, 1024))
-    cut = {"shared": most, "least_shared": least, "sms": 132, "cluster": 2}
-    spec = i16(Q4_K, 4096, 4096, eps=1e-5, others=others, **cut)
-    assert [(p.first_cta, p.ctas) for p in spec.matrices] == [(0, 43), (43, 11), (54, 11)]
-    assert (spec.tiles, spec.launch_shape.grid) == (6, (130, 1, 1))
 
 
 def test_what_a_cta_takes_of_an_sm() -> None:
@@ -246,33 +193,6 @@ def test_impossible_specs_are_refused() -> None:
         i16(Q4_K, 3, 256, tiles_each=-1)
     with pytest.raises(PtxgenError, match="from 1"):
         i16(Q4_K, 0, 256)
-
-
-def test_impossible_clusters_are_refused() -> None:
-    for cluster in (0, 3, 16):
-        with pytest.raises(PtxgenError, match=f"cluster is {cluster}: 1, 2, 4 or 8"):
-            i16(Q4_K, 3, 8192, cluster=cluster)
-    with pytest.raises(PtxgenError, match="split is 2 in each of 2 CTAs of 3 blocks"):
-        i16(Q4_K, 3, 768, split=2, cluster=2)
-    for cluster, cols in ((2, 256), (4, 768), (8, 1792)):
-        message = f"split is 1 in each of {cluster} CTAs of {cols // 256} blocks"
-        with pytest.raises(PtxgenError, match=message):
-            i16(Q4_K, 3, cols, cluster=cluster)
-        assert i16(Q4_K, 3, cols + 256, cluster=cluster).k_warps == 1
-
-
-def test_a_target_without_clusters_is_refused() -> None:
-    for cluster in (2, 4, 8):
-        spec = i16(Q4_K, 3, 2048, cluster=cluster)
-        assert spec.minimum_sm == 90
-        for target in ("sm_75", "sm_80", "sm_89"):
-            message = f"kernel tile_matvec needs sm_90, the target is {target}"
-            with pytest.raises(PtxgenError, match=message):
-                spec.ptx(target)
-        assert "mapa.shared::cluster" in spec.ptx("sm_90")
-    alone = i16(Q4_K, 3, 2048, cluster=1)
-    assert alone.minimum_sm == 75
-    assert "cluster" not in alone.ptx("sm_75").split("{", 1)[1]
 
 
 # ---- what it costs ----
@@ -422,7 +342,7 @@ def test_products_of_integers_are_exact(device: Device, fmt: Format, cut: dict[s
     """Whatever the cut: all partial sums are integers that f32 holds, in any order."""
     cols = 576 if fmt.block == 32 else 768
     spec = i16(fmt, 35, cols, **cut)
-    skip_without_clusters(device, spec)
+    skip_where_too_old(spec, device.target)
     blocks, weights, sizes = integer_matrix(fmt, 35, cols, seed=1)
     x = integer_vector(cols, seed=2)
     assert (sizes @ abs(x)).max() < 2**24
@@ -602,35 +522,6 @@ def test_every_cut_gives_the_product(device: Device, spec: TileMatvec) -> None:
         assert deviation.ok, deviation
 
 
-CLUSTERED = [
-    i16(Q4_K, 40, 4352, cluster=2),
-    i16(Q4_K, 23, 4352, bias=True, eps=1e-5, cluster=4),
-    i16(Q8_0, 33, 4192, bias=True, eps=1e-5, cluster=4),  # the last block has three units
-    i16(Q8_0, 18, 2080, eps=1e-5, residual=True, cluster=8),
-    i16(Q4_K, 90, 1280, split=2, groups=2, tiles_each=6, per_pass=2, stages=3, cluster=2),
-    i16(Q6_K, 70, 2304, eps=1e-5, gated=True, split=2, tiles_each=4, per_pass=2, cluster=4),
-    i16(Q3_K, 21, 2816, bias=True, residual=True, split=1, groups=3, cluster=8),
-    i16(Q6_K, 9, 2304, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5)), cluster=4),
-    i16(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), tiles_each=1, sms=12, cluster=2),
-    i16(Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, cluster=2),
-    TileMatvec(Q4_K, 19, 4352, residual=True, groups=2, cluster=4),
-    TileMatvec(FORMATS["F32"], 18, 1061, gated=True, eps=1e-5, cluster=2),
-]
-
-
-@pytest.mark.parametrize("spec", CLUSTERED, ids=str)
-def test_a_cluster_gives_the_product(device: Device, spec: TileMatvec) -> None:
-    """Rows and blocks that CTAs have no equal share of; and the same bits, run after run."""
-    skip_without_clusters(device, spec)
-    assert spec.blocks % spec.cluster
-    inputs = spec.make_inputs(np.random.default_rng(17))
-    first, second = (run_kernel(device, spec, inputs) for _ in range(2))
-    for deviation in compare(spec, first, spec.reference(**inputs)):
-        assert deviation.ok, deviation
-    for name, found in first.items():
-        np.testing.assert_array_equal(found, second[name])
-
-
 @pytest.mark.parametrize(
     "spec",
     [
@@ -646,7 +537,7 @@ def test_a_cluster_gives_the_product(device: Device, spec: TileMatvec) -> None:
 )
 def test_activations_that_come_first_give_the_same_bits(device: Device, spec: TileMatvec) -> None:
     """Nothing is then in front of them, and nothing holds the tiles back."""
-    skip_without_clusters(device, spec)
+    skip_where_too_old(spec, device.target)
     alone = dataclasses.replace(spec, alone=True)
     head, _ = alone.ptx("sm_90").split("cp.async.c", 1)
     waiting, asking = (head.find(text) for text in ("griddepcontrol.wait;", "[%x_from+"))
@@ -733,7 +624,7 @@ def test_a_row_does_not_depend_on_its_neighbours(
     """However rows are cut into CTAs and passes, and the first rows without the others."""
     cols = 768 if cluster == 1 else 2304
     spec = i16(Q4_K, 52, cols, split=2, groups=1, tiles_each=2, cluster=cluster)
-    skip_without_clusters(device, spec)
+    skip_where_too_old(spec, device.target)
     inputs = spec.make_inputs(np.random.default_rng(8))
     together = run_kernel(device, spec, inputs)["y"]
     other = dataclasses.replace(spec, **changes)
@@ -764,7 +655,7 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
 ) -> None:
     fields: dict[str, Any] = {"eps": 1e-5, "split": split, "groups": 1, "cluster": cluster}
     spec = i16(Q4_K, 40, 768, others=((Q6_K, 20), (Q4_K, 3)), **fields, sms=8)
-    skip_without_clusters(device, spec)
+    skip_where_too_old(spec, device.target)
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)
     for suffix, fmt, rows in (("", Q4_K, 40), ("1", Q6_K, 20), ("2", Q4_K, 3)):

@@ -6,6 +6,8 @@ CTA, so that plain shared::cta addresses are valid here, or 1 and the rank of a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -76,20 +78,16 @@ class ClusterSpace(SharedSpace):
     def load(self, address: Array, shift: int, rows: Array, q: Array | None = None) -> Array:
         """The elements at the active lanes' addresses."""
         local, home = self.resolve(address, rows, q)
-        try:
+        with _naming_rank(address):
             return super().load(local, shift, home, q)
-        except AccessFault as fault:
-            raise _with_rank(fault, address) from None
 
     def store(
         self, address: Array, values: Array, shift: int, rows: Array, q: Array | None = None
     ) -> None:
         """Write the active lanes' elements."""
         local, home = self.resolve(address, rows, q)
-        try:
+        with _naming_rank(address):
             super().store(local, values, shift, home, q)
-        except AccessFault as fault:
-            raise _with_rank(fault, address) from None
 
     def atomic(
         self,
@@ -102,10 +100,8 @@ class ClusterSpace(SharedSpace):
     ) -> Array:
         """Old values of the active lanes."""
         local, home = self.resolve(address, rows, q)
-        try:
+        with _naming_rank(address):
             return super().atomic(operation, local, a, b, home, q)
-        except AccessFault as fault:
-            raise _with_rank(fault, address) from None
 
 
 def _rank(address: int) -> str:
@@ -113,7 +109,11 @@ def _rank(address: int) -> str:
     return f", of the CTA of rank {window - 1}" if 0 < window <= _LAST_RANK + 1 else ""
 
 
-def _with_rank(fault: AccessFault, address: Array) -> AccessFault:
-    """The fault, naming whose memory it was."""
-    whose = _rank(int(address[fault.position]))
-    return AccessFault(fault.position, fault.code, fault.message + whose)
+@contextmanager
+def _naming_rank(address: Array) -> Iterator[None]:
+    """A fault on the way says whose memory it was."""
+    try:
+        yield
+    except AccessFault as fault:
+        whose = _rank(int(address[fault.position]))
+        raise AccessFault(fault.position, fault.code, fault.message + whose) from None

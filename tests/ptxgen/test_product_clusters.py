@@ -1,0 +1,152 @@
+"""Products cut for clusters of CTAs, which add up what each has of the columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.compare import compare
+from urdir.driver.device import Device
+from urdir.driver.harness import run_kernel
+from urdir.model.kernel_suite import skip_where_too_old
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.formats import FORMATS
+from urdir.ptxgen.kernels._tiled_product import TiledProduct
+from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
+from urdir.ptxgen.kernels.product import Limits
+from urdir.ptxgen.kernels.tile_matvec import TileMatvec
+
+Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
+H200 = Limits(132, 228 << 10, 227 << 10, 8)
+
+#: What is multiplied on tensor cores.
+i16 = functools.partial(TileMatvec, activations="i16")
+
+every_kernel = pytest.mark.parametrize(
+    "kernel", [TileMatvec, BatchMatvec], ids=lambda kernel: kernel.name
+)
+
+
+def test_sms_that_a_launch_of_clusters_leaves_over_get_clusters_without_rows() -> None:
+    """Whole ones: an SM that is left over from those stays so."""
+    for bands, sms, idle in ((64, 132, 2), (33, 132, 0), (34, 132, 32), (66, 132, 0), (3, 9, 1)):
+        spec = i16(Q8_0, 16 * bands, 512, tiles_each=1, groups=1, sms=sms, fill=True, cluster=2)
+        assert spec.ctas == bands
+        assert spec.launch_shape.grid == (2 * (bands + idle), 1, 1)
+        assert spec.has_partial_rows == (idle > 0)
+        assert dataclasses.replace(spec, fill=False).launch_shape.grid == (2 * bands, 1, 1)
+
+
+@pytest.mark.parametrize("cluster", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("rows", "cols", "more"),
+    [
+        (4096, 14336, {"residual": True}),
+        (4096, 4096, {"residual": True}),
+        (14336, 4096, {"eps": 1e-5, "gated": True}),
+        (2048, 8192, {"residual": True}),
+        (128256, 4096, {"eps": 1e-5}),
+    ],
+)
+def test_real_shapes_in_clusters_have_all_rows_and_a_cta_an_sm(
+    rows: int, cols: int, more: dict[str, Any], cluster: int
+) -> None:
+    """Whole clusters, no more of them than there is room for; with what they are told of."""
+    least, most = H200.shared(larger="residual" in more)
+    cut = {"shared": most, "least_shared": least, "sms": 132, "cluster": cluster}
+    for fmt in (Q4_K, Q6_K):
+        spec = i16(fmt, rows, cols, **cut, **more)
+        shape = spec.launch_shape
+        assert shape.cluster == (cluster, 1, 1)
+        assert shape.grid == (cluster * spec.ctas, 1, 1)
+        assert shape.grid[0] <= 132
+        assert rows <= 16 * spec.tiles * spec.ctas < rows + 16 * spec.tiles
+        assert spec.warp_blocks * spec.k_warps >= spec.cta_blocks == cols // 256 // cluster
+        assert spec.pass_rows % cluster == 0  # each CTA adds up as many
+        assert least <= shape.shared_bytes <= most
+
+
+def test_several_matrices_in_clusters_follow_each_other() -> None:
+    """An 8B model's queries, keys and values on pairs of an H200's SMs, which ``parts`` count."""
+    least, most = H200.shared(larger=False)
+    others = ((Q4_K, 1024), (Q6_K, 1024))
+    cut = {"shared": most, "least_shared": least, "sms": 132, "cluster": 2}
+    spec = i16(Q4_K, 4096, 4096, eps=1e-5, others=others, **cut)
+    assert [(p.first_cta, p.ctas) for p in spec.matrices] == [(0, 43), (43, 11), (54, 11)]
+    assert (spec.tiles, spec.launch_shape.grid) == (6, (130, 1, 1))
+
+
+@every_kernel
+def test_impossible_clusters_are_refused(kernel: type[TiledProduct]) -> None:
+    for cluster in (0, 3, 16):
+        with pytest.raises(PtxgenError, match=f"cluster is {cluster}: 1, 2, 4 or 8"):
+            kernel(Q4_K, 3, 8192, cluster=cluster)
+    with pytest.raises(PtxgenError, match="split is 2 in each of 2 CTAs of 3 blocks"):
+        kernel(Q4_K, 3, 768, split=2, cluster=2)
+    for cluster, cols in ((2, 256), (4, 768), (8, 1792)):
+        message = f"split is 1 in each of {cluster} CTAs of {cols // 256} blocks"
+        with pytest.raises(PtxgenError, match=message):
+            kernel(Q4_K, 3, cols, cluster=cluster)
+        assert kernel(Q4_K, 3, cols + 256, cluster=cluster).k_warps == 1
+
+
+@every_kernel
+def test_a_target_without_clusters_is_refused(kernel: type[TiledProduct]) -> None:
+    for cluster in (2, 4, 8):
+        spec = kernel(Q4_K, 3, 2048, cluster=cluster)
+        assert spec.minimum_sm == 90
+        for target in ("sm_75", "sm_80", "sm_89"):
+            message = f"kernel {kernel.name} needs sm_90, the target is {target}"
+            with pytest.raises(PtxgenError, match=message):
+                spec.ptx(target)
+        assert "mapa.shared::cluster" in spec.ptx("sm_90")
+    alone = kernel(Q4_K, 3, 2048, cluster=1)
+    assert alone.minimum_sm == 75
+    assert "cluster" not in alone.ptx("sm_75").split("{", 1)[1]
+
+
+CLUSTERED: list[TiledProduct] = [
+    i16(Q4_K, 40, 4352, cluster=2),
+    i16(Q4_K, 23, 4352, bias=True, eps=1e-5, cluster=4),
+    i16(Q8_0, 33, 4192, bias=True, eps=1e-5, cluster=4),  # the last block has three units
+    i16(Q8_0, 18, 2080, eps=1e-5, residual=True, cluster=8),
+    i16(Q4_K, 90, 1280, split=2, groups=2, tiles_each=6, per_pass=2, stages=3, cluster=2),
+    i16(Q6_K, 70, 2304, eps=1e-5, gated=True, split=2, tiles_each=4, per_pass=2, cluster=4),
+    i16(Q3_K, 21, 2816, bias=True, residual=True, split=1, groups=3, cluster=8),
+    i16(Q6_K, 9, 2304, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5)), cluster=4),
+    i16(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), tiles_each=1, sms=12, cluster=2),
+    i16(Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, cluster=2),
+    TileMatvec(Q4_K, 19, 4352, residual=True, groups=2, cluster=4),
+    TileMatvec(FORMATS["F32"], 18, 1061, gated=True, eps=1e-5, cluster=2),
+    BatchMatvec(Q4_K, 40, 4352, batch=4, cluster=2),
+    BatchMatvec(Q8_0, 33, 4192, bias=True, eps=1e-5, batch=7, cluster=4),  # three units remain
+    BatchMatvec(Q8_0, 18, 2080, eps=1e-5, residual=True, batch=2, cluster=8),
+    BatchMatvec(
+        *(Q4_K, 90, 1280),
+        **{"split": 2, "groups": 2, "tiles_each": 6, "per_pass": 2, "stages": 3},
+        **{"batch": 8, "cluster": 2},
+    ),
+    BatchMatvec(Q6_K, 70, 2304, eps=1e-5, gated=True, batch=5, per_pass=2, cluster=4, sms=8),
+    BatchMatvec(Q6_K, 9, 2304, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5)), batch=3, cluster=4),
+    BatchMatvec(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), sms=12, batch=6, cluster=2),
+    BatchMatvec(
+        Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, batch=4, cluster=2
+    ),
+]
+
+
+@pytest.mark.parametrize("spec", CLUSTERED, ids=str)
+def test_a_cluster_gives_the_product(device: Device, spec: TiledProduct) -> None:
+    """Rows and blocks that CTAs have no equal share of; and the same bits, run after run."""
+    skip_where_too_old(spec, device.target)
+    assert spec.blocks % spec.cluster
+    inputs = spec.make_inputs(np.random.default_rng(17))
+    first, second = (run_kernel(device, spec, inputs) for _ in range(2))
+    for deviation in compare(spec, first, spec.reference(**inputs)):
+        assert deviation.ok, deviation
+    for name, found in first.items():
+        np.testing.assert_array_equal(found, second[name])
