@@ -14,9 +14,6 @@ from urdir.ptxgen.kernels._weight_tiles import Tile
 from urdir.ptxgen.layout import TILE_UNITS, Layout
 from urdir.ptxgen.spec import Tolerance, ceil_div
 
-#: Columns of an ``mma``.
-COLUMNS = 8
-
 
 @dataclass(frozen=True)
 class BatchMatvec(TiledProduct):
@@ -52,7 +49,7 @@ class BatchMatvec(TiledProduct):
     def lane_vectors(self) -> int:
         """Vectors of which a lane has sums, those of two columns of an ``mma``. Up to four vectors
         have two columns, of high and of low bytes; more have one, and an ``mma`` for each byte."""
-        return 1 if self.batch <= COLUMNS // 2 else 2
+        return 1 if self.batch <= MAX_BATCH // 2 else 2
 
     @property
     def sum_lanes(self) -> int:

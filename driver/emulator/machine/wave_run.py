@@ -248,8 +248,9 @@ class WaveRun:
             return
         if self._alive is None:
             self._alive = self.wave.all_flags()
-        self._alive[lanes.numbers()] = False
-        self._barriers.cluster.end(lanes.numbers())
+        index = lanes.numbers()
+        self._alive[index] = False
+        self._barriers.cluster.end(index)
         self._release()
         for pc, parked in list(self._parked.items()):
             del self._parked[pc]
