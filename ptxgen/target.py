@@ -77,6 +77,7 @@ FEATURES: tuple[Feature, ...] = tuple(
         (r"\bmbarrier\.[\w.:]*\b(expect_tx|acquire|release|relaxed)\b", (8, 0), 90),
         (r"\bfence\.proxy\.async\b", (8, 0), 90),
         (r"\bfence\.mbarrier_init\b", (8, 0), 90),
+        (r"\bfence\.(acquire|release)\b", (8, 6), 90),
         (r"\bbarrier\.cta\.", (7, 8), 75),
         (r"\bbarrier\.cluster\.", (7, 8), 90),
         (r"\bbarrier\.cluster\.[\w.]*\b(relaxed|acquire|release)\b", (8, 0), 90),

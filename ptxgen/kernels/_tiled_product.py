@@ -246,6 +246,11 @@ class TiledProduct(FusedProduct):
         return min(self.stages or MAX_SLOTS, room, max(tiles, MIN_SLOTS))
 
     @property
+    def filled_slots(self) -> int:
+        """Slots that are filled before the wait: all of them."""
+        return self.slots
+
+    @property
     def pace(self) -> int:
         """Tiles of a warp that are in flight before the wait, at most: see `PACE_NBYTES`."""
         return max(1, PACE_NBYTES // (self.cta_warps * self.tile_nbytes))

@@ -101,7 +101,8 @@ def vector_product(
     Quantised weights get activations of 16 bits, unless ``exact``: one vector in `TileMatvec`,
     several in `BatchMatvec`; `Matvec` takes what is left. In a layer launches with a residual and
     launches without one follow each other: of shared memory one kind takes the larger share, the
-    other what is left. ``fill``: see `TiledProduct`; ``alone``, of one vector: see `TileMatvec`.
+    other what is left; a batch's product of several passes takes all. ``fill``: see `TiledProduct`;
+    ``alone``, of one vector: see `TileMatvec`.
     """
     formats = (fmt, *(other for other, _ in fields.get("others", ())))
     floats = exact or any(each.is_float for each in formats)
@@ -120,7 +121,12 @@ def vector_product(
     if batch > 1 and not floats:
         whole = BatchMatvec(fmt, rows, cols, batch=batch, **cut, **fields)
         cluster = batch_cluster(limits, whole.pair * whole.tiles, whole.blocks)
-        return replace(whole, cluster=cluster)
+        product = replace(whole, cluster=cluster)
+        if product.passes > 1:
+            # Long enough that nothing is lost where it does not overlap its neighbours: on an H200
+            # an 8B Q4_K_M model's output so takes 1.768 ms a step of 8 sequences instead of 1.782.
+            product = replace(product, shared=limits.shared_per_cta, least_shared=0)
+        return product
     if batch > 1 or not TileMatvec.fits(formats, cols, activations, most):
         return Matvec(fmt, rows, cols, batch=batch, **fields)
     return TileMatvec(fmt, rows, cols, activations=activations, alone=alone, **cut, **fields)

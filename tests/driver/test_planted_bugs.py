@@ -60,7 +60,8 @@ def sanitized() -> Device:
     return Device.open("emulator", api=emulated(sanitize=True))
 
 
-SYNC = "barrier.cluster.arrive.release.aligned;\n    barrier.cluster.wait.acquire.aligned;"
+PUBLISH = "fence.release.sync_restrict::shared::cta.cluster;"
+ARRIVE, WAIT = "barrier.cluster.arrive.relaxed.aligned;", "barrier.cluster.wait.acquire.aligned;"
 NORM, WIDE_NORM = RmsNorm(rows=3, cols=64, eps=1e-6), RmsNorm(rows=2, cols=257, eps=1e-5)
 
 # Name -> kernel, edits, error, what its message says.
@@ -161,24 +162,32 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         CudaError,
         r"kernel tile_matvec: race: .*ld.shared.f32.*st.shared.f32",
     ),
+    "the norm's weights in the next block's place before all lanes have read": (
+        example("batch_matvec", 27),
+        [("selp.b32 %next_block, %k_warp, %next_block, %over;\n    bar.warp.sync 0xFFFFFFFF;",
+          "selp.b32 %next_block, %k_warp, %next_block, %over;")],
+        CudaError,
+        r"kernel batch_matvec: race: .*ld.shared.v4.f32 \{%n0.* and .*cp.async.*%from_norm.*"
+        r"hint: order the lanes of a warp by bar.warp.sync",
+    ),
     # ---- missing synchronisation in a cluster ----
     "no barrier of the cluster before the others' sums are read": (
         example("tile_matvec", 34),
-        [(SYNC, "bar.sync 0;")],
+        [(ARRIVE, ""), (WAIT, "bar.sync 0;")],
         CudaError,
         r"kernel tile_matvec: race: .*\(ld.shared::cluster.f32 .* touches the shared memory of CTA "
         r"\(1, 0, 0\), which may not have begun; hint: barrier.cluster.arrive and",
     ),
     "none in a batch": (
         example("batch_matvec", 29),
-        [(SYNC, "bar.sync 0;")],
+        [(ARRIVE, ""), (WAIT, "bar.sync 0;")],
         CudaError,
         r"kernel batch_matvec: race: .*\(ld.shared::cluster.v4.f32 .* touches the shared memory of "
         r"CTA .*, which may not have begun",
     ),
     "a barrier of the cluster that publishes no sums": (
         example("tile_matvec", 34),
-        [("barrier.cluster.arrive.release.aligned", "barrier.cluster.arrive.relaxed.aligned")],
+        [(PUBLISH, "")],
         CudaError,
         r"kernel tile_matvec: race: .*st.shared.f32.* and .*ld.shared::cluster.f32.* touch shared "
         r"address .*of dynamic_shared",
@@ -203,9 +212,15 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"kernel batch_matvec: race: .*ld.shared::cluster.v4.f32.* and .*st.shared.v4.f32.* touch "
         r"shared address .* of CTA .*hint: CTAs of a cluster are ordered by barrier.cluster.arrive",
     ),
+    "an end of a CTA that does not wait for what it has read": (
+        example("batch_matvec", 29),
+        [("fence.acq_rel.cta;", "")],
+        CudaError,
+        r"kernel batch_matvec: race: .*\(ld.shared::cluster.* which may have ended before",
+    ),
     "a wait of the cluster without an arrival": (
         example("tile_matvec", 34),
-        [("barrier.cluster.arrive.release;", "")],
+        [("barrier.cluster.arrive.relaxed;", "")],
         CudaError,
         r"\(barrier.cluster.wait.acquire\): thread \(0, 0, 0\) of CTA .* waits without having "
         r"arrived",

@@ -38,6 +38,8 @@ mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 %p, [%s], 0;
 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%s], 16;
 fence.proxy.async.shared::cta;
 fence.mbarrier_init.release.cluster;
+fence.release.sync_restrict::shared::cta.cluster;
+fence.acquire.sync_restrict::shared::cluster.cluster;
 barrier.cta.sync.aligned 0;
 barrier.cluster.arrive;
 barrier.cluster.arrive.relaxed;
