@@ -335,7 +335,8 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         TileMatvec(FORMATS["Q4_K"], 5, 512, activations="i16", tiles_each=2, groups=1),
         [("min.u32 %tile_number, %ahead_band, 0;", "mov.u32 %tile_number, %ahead_band;")] * 3,
         CudaError,
-        r"\(cp.async.cg.shared.global.*out-of-bounds load, 16 bytes.*hint: is the tail guarded",
+        r"\(@%shared0_has cp.async.cg.shared.global.*out-of-bounds load, 16 bytes.*"
+        r"hint: is the tail guarded",
     ),
     "rows beyond the last": (
         TileMatvec(FORMATS["Q8_0"], 19, 288, activations="i16"),
