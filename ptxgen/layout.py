@@ -28,6 +28,8 @@ ALIGNMENT = 256
 
 #: Rows of a tile, and units of one of its rows.
 TILE_ROWS, TILE_UNITS = 16, 8
+#: Columns of a tile.
+TILE_COLS = TILE_UNITS * UNIT
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,6 @@ from urdir.ptxgen.kernels.tile_matvec import TileMatvec
 from urdir.ptxgen.layout import Layout
 from urdir.ptxgen.spec import UNIT_ROUNDOFF, Array, KernelSpec, Tolerance, ceil_div
 
-#: Columns of a tile: rows of every matrix must be whole blocks.
-BLOCK = 256
 #: Alignment of matrices, caches, and parts of shared memory.
 ALIGNMENT = 256
 

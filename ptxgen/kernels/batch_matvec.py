@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, UNIT
+from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.kernels._fused_product import MAX_BATCH, odd_cols
 from urdir.ptxgen.kernels._tiled_product import MIN_SLOTS, TiledProduct
 from urdir.ptxgen.kernels._weight_tiles import Tile
-from urdir.ptxgen.layout import TILE_UNITS, Layout
+from urdir.ptxgen.layout import TILE_COLS, TILE_UNITS, Layout
 from urdir.ptxgen.spec import Tolerance, ceil_div
 
 #: Tiles of a warp, the last of a block, that are asked for behind its next block's activations: it
 #: is these that would wait else. On an H200 a step of 4 and of 8 sequences of an 8B Q4_K_M model
 #: takes 1.52 and 1.76 ms with none, 1.50 and 1.75 with one, 1.48 and 1.73 with two or three.
 LATE_TILES = 2
-#: Columns of a block.
-BLOCK = TILE_UNITS * UNIT
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class BatchMatvec(TiledProduct):
 
     def activations_nbytes(self, warps: int) -> int:
         """The norm's weights of a block, for each warp; activations are in registers."""
-        return warps * 4 * BLOCK if self.normed else 0
+        return warps * 4 * TILE_COLS if self.normed else 0
 
     def squares_nbytes(self, warps: int) -> int:
         return warps * 4 * MAX_BATCH

@@ -11,12 +11,12 @@ from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.kernels._decode_attention import RING_STAGES, WARPS
 from urdir.ptxgen.kernels._fused_product import SMS
 from urdir.ptxgen.kernels._layer_stages import Piece, Stage, TileType, share
-from urdir.ptxgen.kernels._layers import ALIGNMENT, BLOCK, Layers
+from urdir.ptxgen.kernels._layers import ALIGNMENT, Layers
 from urdir.ptxgen.kernels._weight_tiles import Tile
 from urdir.ptxgen.kernels.attention import Attention
 from urdir.ptxgen.kernels.tile_matvec import RECORD_NBYTES
 from urdir.ptxgen.kv_layout import KvLayout
-from urdir.ptxgen.layout import TILE_ROWS, Layout
+from urdir.ptxgen.layout import TILE_COLS, TILE_ROWS, Layout
 from urdir.ptxgen.rope import Rotation
 from urdir.ptxgen.spec import Access, LaunchShape, Param, ceil_div
 
@@ -65,8 +65,8 @@ class FusedLayers(Layers):
 
     def __post_init__(self) -> None:
         for what, cols in (("hidden", self.hidden), ("ffn", self.ffn), ("heads", self.q_rows)):
-            if cols < BLOCK or cols % BLOCK:
-                raise PtxgenError(f"fused_layers: {what} is {cols}: a multiple of {BLOCK}")
+            if cols < TILE_COLS or cols % TILE_COLS:
+                raise PtxgenError(f"fused_layers: {what} is {cols}: a multiple of {TILE_COLS}")
         if self.attention.rows != 1 or self.attention.rope is None:
             raise PtxgenError("fused_layers: attention of one row that turns and appends its token")
         if self.attention.layout.is_paged or self.kv_rows % TILE_ROWS:
@@ -108,12 +108,12 @@ class FusedLayers(Layers):
     @property
     def most_normed_blocks(self) -> int:
         """The same of activations that are normalised."""
-        return ceil_div(self.hidden // BLOCK, self.cta_warps)
+        return ceil_div(self.hidden // TILE_COLS, self.cta_warps)
 
     @cached_property
     def types(self) -> tuple[TileType, ...]:
         """The types of the layers' matrices, with their tiles."""
-        layouts = [Layout(fmt, TILE_ROWS, BLOCK) for fmt in self.formats]
+        layouts = [Layout(fmt, TILE_ROWS, TILE_COLS) for fmt in self.formats]
         return tuple(TileType(i, layout, Tile(layout)) for i, layout in enumerate(layouts))
 
     # ---- how it is cut ----
@@ -143,7 +143,7 @@ class FusedLayers(Layers):
             pieces.append(Piece(matrix, count, first, self.channels[output][0]))
             first += ceil_div(count, each)
         at, cols = self.channels[x]
-        return Stage(number, cols // BLOCK, each, at, tuple(pieces), matrices)
+        return Stage(number, cols // TILE_COLS, each, at, tuple(pieces), matrices)
 
     @property
     def attention_ctas(self) -> int:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, UNIT, Format
+from urdir.ptxgen.formats import FORMATS, Format
 from urdir.ptxgen.kernels._fused_product import odd_cols
 from urdir.ptxgen.kernels._tiled_product import MIN_SLOTS, PARTIALS_NBYTES, WARPS, TiledProduct
 from urdir.ptxgen.kernels._weight_tiles import Tile
-from urdir.ptxgen.layout import TILE_ROWS, TILE_UNITS, Layout
+from urdir.ptxgen.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.spec import Tolerance, ceil_div
 
 #: With fewer warps, `Matvec` is better off: each would have many activations to round.
@@ -53,7 +53,7 @@ class TileMatvec(TiledProduct):
         and these have registers for the activations.
         """
         tile = max(Tile(Layout(fmt, 1, cols)).nbytes for fmt in formats)
-        blocks = ceil_div(cols, UNIT * TILE_UNITS)
+        blocks = ceil_div(cols, TILE_COLS)
         room = shared - PARTIALS_NBYTES - RECORD_NBYTES[activations] * TILE_UNITS * blocks
         warps = min(WARPS, room // (MIN_SLOTS * tile))
         return warps >= LEAST_WARPS and 8 * ceil_div(blocks, warps) + 16 <= min(
