@@ -17,8 +17,8 @@ from urdir.model.engine import Engine, default_context, demo_model
 from urdir.model.errors import ModelError
 from urdir.model.model_kernels import model_kernels
 from urdir.model.shapes import SyntheticModel
-from urdir.ptxgen.render import environment
 from urdir.ptxgen.sources import compiled_folder, keep_compiled
+from urdir.ptxgen.template_environment import environment
 
 if TYPE_CHECKING:
     from urdir.ptxgen.spec import KernelSpec

@@ -1,4 +1,4 @@
-"""From a spec to PTX text: the one Jinja environment, and the frame around every kernel body.
+"""From a spec to PTX text: a template's body, and the frame around it.
 
 A template is the body of a kernel, from its first ``.reg`` to its last ``ret``. The frame
 (version, target, entry name, parameter list, launch bounds, loads of the parameters into registers
@@ -8,79 +8,19 @@ spec, so that it cannot disagree with it.
 
 from __future__ import annotations
 
-import functools
-import struct
 import textwrap
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-from jinja2.runtime import Context
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.sources import compiled_folder, module_digest, read_template
+from urdir.ptxgen.sources import compiled_folder
 from urdir.ptxgen.target import Target
-from urdir.ptxgen.template_cache import TemplateCache
+from urdir.ptxgen.template_environment import environment
 
 if TYPE_CHECKING:
     from urdir.ptxgen.spec import KernelSpec, Param
-
-
-def f32(value: float) -> str:
-    """A float constant as PTX writes it exactly: ``0f3F800000`` (PTX ISA 4.5.2)."""
-    return "0f" + struct.pack(">f", value).hex().upper()
-
-
-class _PackageLoader(jinja2.BaseLoader):
-    """Finds ``package/file``; a bare name is a shared macro file of ``urdir.templates``."""
-
-    def get_source(
-        self, environment: jinja2.Environment, template: str
-    ) -> tuple[str, str | None, None]:
-        package, _, file = template.rpartition("/")
-        return read_template((package or "urdir.templates", file)), None, None
-
-
-class _Context(Context):
-    """Calls what is called as it is, without asking what else it wants to be passed: macros,
-    methods of specs and `f32` want nothing, and there are thousands of calls in a text.
-    """
-
-    def call(
-        self,
-        function: Callable[..., Any],
-        /,
-        *args: Any,
-        _loop_vars: object = None,
-        _block_vars: object = None,
-        **kwargs: Any,
-    ) -> Any:
-        """See `jinja2.runtime.Context.call`."""
-        return function(*args, **kwargs)
-
-
-class _Environment(jinja2.Environment):
-    context_class = _Context
-
-
-@functools.cache
-def environment(compiled: Path | None = None) -> jinja2.Environment:
-    """The Jinja environment of all templates: undefined names are errors.
-
-    ``compiled`` is a folder for compiled templates.
-    """
-    env = _Environment(
-        loader=_PackageLoader(),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
-        bytecode_cache=TemplateCache(compiled, module_digest(__name__)) if compiled else None,
-    )
-    env.globals["f32"] = f32
-    return env
 
 
 def render(spec: KernelSpec, target: str) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from urdir.ptxgen import ptx, render, sources
+from urdir.ptxgen import ptx, sources
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
+from urdir.ptxgen.template_environment import environment, f32
 
 TEMPLATES = {
     "scale.ptx.j2": """
@@ -49,7 +50,7 @@ def package(tmp_path, monkeypatch):
 
 
 def forget():
-    render.environment.cache_clear()
+    environment.cache_clear()
     sources.source_digest.cache_clear()
 
 
@@ -147,7 +148,7 @@ def test_errors_name_template_and_kernel(file, message):
 
 def test_an_absent_package_is_named():
     with pytest.raises(PtxgenError, match=r"no template 'x.j2' in package 'no_such_package'"):
-        render.read_template(("no_such_package", "x.j2"))
+        sources.read_template(("no_such_package", "x.j2"))
 
 
 @pytest.mark.parametrize("changed", ["scale.ptx.j2", "_twice.j2"])
@@ -169,9 +170,9 @@ def test_the_digest_covers_imported_files(package, changed):
     ],
 )
 def test_f32_constants_are_exact(value, text):
-    assert render.f32(value) == text
+    assert f32(value) == text
 
 
 def test_f32_constants_are_rounded_once():
-    bits = int(render.f32(1e-5)[2:], 16)
+    bits = int(f32(1e-5)[2:], 16)
     assert struct.unpack(">f", struct.pack(">I", bits))[0] == pytest.approx(1e-5, rel=6e-8)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from urdir.driver.harness import run_kernel
-from urdir.ptxgen import render
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.sample import Sample, random_settings
 from urdir.ptxgen.sampling import SETTINGS, distribution, pack_settings, random_bits
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
+from urdir.ptxgen.template_environment import environment
 
 OFF = {"temperature": 1.0}  # every filter
 
@@ -97,7 +97,7 @@ def test_random_words_are_numpys(device, tmp_path, monkeypatch):
     inputs["key"][:3] = 0, 1, 2**64 - 1
     inputs["high"][::2] = 0
     bits = run_kernel(device, RandomWord(256), inputs)["bits"]
-    render.environment.cache_clear()
+    environment.cache_clear()
     sys.modules.pop("urdir_random_template", None)
     words = (inputs[name].tolist() for name in ("key", "high", "low"))
     assert bits.tolist() == [random_bits(*word) for word in zip(*words, strict=True)]

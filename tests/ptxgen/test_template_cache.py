@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from urdir.ptxgen import render, sources
+from urdir.ptxgen import sources, template_environment
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 
 SPEC = RmsNorm(rows=2, cols=70, eps=1e-5)
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     sources.keep_compiled(tmp_path)
     yield tmp_path
     sources.keep_compiled(former)
-    render.environment.cache_clear()
+    template_environment.environment.cache_clear()
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def text_of_a_new_process() -> str:
-    render.environment.cache_clear()
+    template_environment.environment.cache_clear()
     return SPEC.ptx("sm_90")
 
 
@@ -86,13 +86,13 @@ def test_an_edited_template_is_compiled_again(
 ) -> None:
     text_of_a_new_process()
     compiled.clear()
-    really = render.read_template
+    really = template_environment.read_template
 
     def edited(name: tuple[str, str]) -> str:
         text = really(name)
         return text.replace("ret;", "exit;") if name[1] == "rms_norm.ptx.j2" else text
 
-    monkeypatch.setattr(render, "read_template", edited)
+    monkeypatch.setattr(template_environment, "read_template", edited)
     assert "exit;" in text_of_a_new_process()
     assert compiled == ["urdir.templates/rms_norm.ptx.j2"]
 
