@@ -1,10 +1,15 @@
-"""The one Jinja environment of all templates: how they are found, compiled and called."""
+"""The one Jinja environment of all templates: how they are found, compiled and called.
+
+The build of a wheel imports this file, to compile the templates by the same options: it needs
+Jinja, but neither numpy nor the kernels.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib.resources
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ from jinja2.runtime import Context
 
 from urdir.ptxgen.sources import TemplateName, module_digest, read_template
 from urdir.ptxgen.template_cache import TemplateCache
+from urdir.ptxgen.template_modules import SHIPPED, TemplateModules
 
 _TEMPLATES = "urdir.templates"
 
@@ -31,10 +37,10 @@ def identity() -> str:
 def environment(compiled: Path | None = None) -> jinja2.Environment:
     """The Jinja environment of all templates: undefined names are errors.
 
-    ``compiled`` is a folder for compiled templates.
+    ``compiled`` is a folder for compiled templates, of those that did not come with the wheel.
     """
     env = _Environment(
-        loader=_PackageLoader(),
+        loader=_PackageLoader(TemplateModules(SHIPPED, identity())),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -46,13 +52,47 @@ def environment(compiled: Path | None = None) -> jinja2.Environment:
     return env
 
 
+def write_modules(folder: Path = SHIPPED) -> None:
+    """Compile all templates of urdir into ``folder``, a package of a wheel that is being built."""
+    folder.mkdir(exist_ok=True)
+    (folder / "__init__.py").write_text('"""The templates as Jinja compiled them."""\n')
+    modules, env = TemplateModules(folder, identity()), environment()
+    for path in importlib.resources.files(_TEMPLATES).iterdir():
+        if path.name.endswith(".j2"):
+            text = read_template((_TEMPLATES, path.name))
+            # defer_init: the source does not need the environment to be there when it is run
+            source = env.compile(text, f"{_TEMPLATES}/{path.name}", raw=True, defer_init=True)
+            modules.write(path.name, text, source)
+
+
 class _PackageLoader(jinja2.BaseLoader):
-    """Finds ``package/file``; a bare name is a shared macro file of ``urdir.templates``."""
+    """Finds ``package/file``; a bare name is a shared macro file of ``urdir.templates``.
+
+    Code comes from ``modules`` where they have it, else from the environment's cache or compiler.
+    """
+
+    def __init__(self, modules: TemplateModules) -> None:
+        self._modules = modules
 
     def get_source(
         self, environment: jinja2.Environment, template: str
     ) -> tuple[str, str | None, None]:
         return read_template(_split(template)), None, None
+
+    def load(
+        self,
+        environment: jinja2.Environment,
+        name: str,
+        globals: MutableMapping[str, Any] | None = None,
+    ) -> jinja2.Template:
+        """See `jinja2.BaseLoader.load`."""
+        package, file = _split(name)
+        if package == _TEMPLATES:
+            code = self._modules.code(file, read_template((package, file)))
+            if code:
+                globals = {} if globals is None else globals
+                return environment.template_class.from_code(environment, code, globals)
+        return super().load(environment, name, globals)
 
 
 def _split(template: str) -> TemplateName:
