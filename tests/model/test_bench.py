@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from urdir.model import bandwidth as bandwidth_module
 from urdir.model.bandwidth import doubt, read_bandwidth
 from urdir.model.bench import BenchCase, bench, bytes_per_step, moved_per_step, profile_step
 from urdir.model.bench_kernels import bench_matvecs
+from urdir.model.bench_startup import bench_startup
 from urdir.model.config import Config
 from urdir.model.engine import Engine
 from urdir.model.kv_cache import kv_layout
@@ -28,6 +30,7 @@ from urdir.model.rows import Ending, StepShape
 from urdir.model.session import Session
 from urdir.model.shapes import SyntheticModel
 from urdir.model.weights import Weights
+from urdir.ptxgen import template_environment
 from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.layout import Layout
 
@@ -177,15 +180,29 @@ def test_the_startup_section(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("URDIR_CACHE_DIR", str(tmp_path))
     code, out, err = cli("bench", "--startup", "-o", "json")
     assert code == 0, err
-    phases = {row["phase"]: (row["value"], row["unit"]) for row in json.loads(out)["startup"]}
+    rows = json.loads(out)["startup"]
+    phases = {row["phase"]: (row["value"], row["unit"]) for row in rows}
     assert [unit for _, unit in phases.values()] == ["ms", "ms", "ms", "ms", "GB/s", "s"]
     assert all(value > 0 for value, _ in phases.values())
     cold, warm = phases["PTX compiled, cold"][0], phases["cubins loaded, warm"][0]
     assert warm < cold
     assert phases["PTX rendered"][0] < phases["PTX rendered, cold"][0]
+    (note,) = (row["note"] for row in rows if row["phase"] == "PTX rendered, cold")
+    assert re.fullmatch(r"\d\d templates compiled", note)
     templates = tmp_path / "templates"  # compiled ones, of this user alone
     assert templates.stat().st_mode & 0o777 == 0o700
     assert any(templates.iterdir())
+
+
+def test_startup_says_that_a_wheel_has_its_templates_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("URDIR_CACHE_DIR", str(tmp_path))
+    template_environment.write_modules(tmp_path / "compiled")
+    monkeypatch.setattr(template_environment, "SHIPPED", tmp_path / "compiled")
+    monkeypatch.setattr("urdir.model.bench_startup._first_output_s", lambda *_: 1.0)
+    cold = bench_startup(None, "emulator")[1]
+    assert (cold.phase, cold.note) == ("PTX rendered, cold", "templates compiled in the wheel")
 
 
 def test_startup_says_when_a_model_cannot_run(cli: Cli, nano: Path) -> None:
