@@ -9,7 +9,7 @@ from urdir.model.attention import LayerAttention, incremental_attention_async
 from urdir.model.config import Config
 from urdir.model.decode_state import DecodeState
 from urdir.model.kv_cache import KvCache
-from urdir.model.products import Products, device_limits
+from urdir.model.products import Activations, Products, device_limits
 from urdir.model.rows import Rows
 from urdir.model.weights import Weights
 from urdir.ptxgen.kernels.product import fills_sms
@@ -60,19 +60,21 @@ class StepParts:
         return Products(plan, self.config, self.work, rows.count, self.exact, limits)
 
 
-def transformer_layer_workspace(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:
-    """Append layer ``index`` on the workspace: ``work["hidden"]`` (rows, hidden) in and out.
+def transformer_layer_workspace(
+    plan: Plan, parts: StepParts, rows: Rows, index: int, x: Activations
+) -> Activations:
+    """Append layer ``index`` on the workspace: ``work["hidden"]`` (rows, hidden) in and out; ``x``
+    is what is known of it before, the result what is known after.
 
     The first residual goes to ``work["residual"]``, because input and output share a buffer.
     """
-    hidden = parts.work["hidden"]
-    transformer_layer_indexed(plan, parts, rows, index, hidden, hidden)
+    return transformer_layer_indexed(plan, parts, rows, index, x, parts.work["hidden"])
 
 
 def transformer_layer_indexed(
-    plan: Plan, parts: StepParts, rows: Rows, index: int, x: Slice, y: Slice
-) -> None:
-    """Append layer ``index``: x (rows, hidden) f32 -> y (rows, hidden) f32; y may be x.
+    plan: Plan, parts: StepParts, rows: Rows, index: int, x: Activations, y: Slice
+) -> Activations:
+    """Append layer ``index``: x (rows, hidden) f32 -> y (rows, hidden) f32; y may be x's buffer.
 
     norm -> Q, K, V (+ biases) -> QK-norm -> RoPE, append to the cache, attention -> O -> residual
     -> norm -> SwiGLU -> residual. Raises LaunchError, naming launch and parameter, for a
@@ -85,11 +87,14 @@ def transformer_layer_indexed(
     _append_qk_norm(plan, parts, rows, index)
     heads = incremental_attention_async(plan, parts.attention(rows, index))
     fill = fills_sms(rows.keys)
-    products.append_residual(at + "attn_output", w.o, heads, x, work["residual"], fill)
-    products.append_gated(
-        at + "ffn_gate_up", w.gate, w.up, work["residual"], w.ffn_norm, work["activated"]
+    attended = products.append_residual(
+        at + "attn_output", w.o, heads, x.x, work["residual"], w.ffn_norm, fill
     )
-    products.append_residual(at + "ffn_down", w.down, work["activated"], work["residual"], y)
+    products.append_gated(at + "ffn_gate_up", w.gate, w.up, attended, w.ffn_norm, work["activated"])
+    next_norm = parts.weights.norm_behind(index)
+    return products.append_residual(
+        at + "ffn_down", w.down, work["activated"], work["residual"], y, next_norm
+    )
 
 
 def _append_qk_norm(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:

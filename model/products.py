@@ -33,6 +33,17 @@ _swiglu = lru_cache(maxsize=64)(SwiGLU)
 
 
 @dataclass(frozen=True, slots=True)
+class Activations:
+    """Vectors ``x`` (rows, n) f32. The product that made them may have begun the norm behind it,
+    whose weights are ``norm`` (n,): what they are ``scaled``, and a ``summary`` (`BatchMatvec`)."""
+
+    x: Slice
+    norm: Slice | None = None
+    scaled: Slice | None = None
+    summary: Slice | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Products:
     """Appends products of ``rows`` activation vectors to a plan, with buffers of ``work``.
 
@@ -51,7 +62,7 @@ class Products:
         self,
         label: str,
         matrices: Sequence[tuple[Matrix, Slice]],
-        x: Slice,
+        x: Activations,
         norm: Slice | None = None,
     ) -> None:
         """y (rows, out) = x (rows, in) times the matrix (out, in), plus its bias, for each matrix.
@@ -61,16 +72,14 @@ class Products:
         biased = {matrix.bias is not None for matrix, _ in matrices}
         if self._many_rows or len(biased) > 1:
             if norm is not None and self._many_rows:
-                x, norm = self._append_norm(f"{label}.norm", matrices[0][0].cols, x, norm), None
+                normed = self._append_norm(f"{label}.norm", matrices[0][0].cols, x.x, norm)
+                x, norm = Activations(normed), None
             for number, (matrix, y) in enumerate(matrices):
                 self._append_one(f"{label}.{number}" if number else label, matrix, x, y, norm)
             return
         (first, _), *more = matrices
         for at, count, suffix in self._slices():
-            launch: dict[str, Any] = {
-                "weights": first.data,
-                "x": _rows_of(x, at, count, first.cols),
-            }
+            launch: dict[str, Any] = {}
             for number, (matrix, out) in enumerate(matrices):
                 tag = str(number or "")
                 launch[f"weights{tag}"] = matrix.data
@@ -83,33 +92,49 @@ class Products:
                 bias=first.bias is not None,
                 eps=None if norm is None else self.config.rms_eps,
                 others=tuple((m.format, m.rows) for m, _ in more),
+                summarised=norm is not None and norm is x.norm,
             )
-            self.plan.launch(kernel, label + suffix, **launch, **_given(norm=norm))
+            self.plan.launch(kernel, label + suffix, **launch, **_vectors(kernel, x, norm, at))
 
     def append_residual(
-        self, label: str, matrix: Matrix, x: Slice, residual: Slice, y: Slice, fill: bool = False
-    ) -> None:
-        """y = residual + x times the matrix; y is another buffer. ``work["delta"]`` may be used.
+        self,
+        label: str,
+        matrix: Matrix,
+        x: Slice,
+        residual: Slice,
+        y: Slice,
+        next_norm: Slice,
+        fill: bool = False,
+    ) -> Activations:
+        """y = residual + x times the matrix; y is another buffer. Returns it, perhaps with the norm
+        begun whose weights are ``next_norm`` (out,).
 
-        ``fill``: see `TiledProduct`.
+        ``work["delta"]``, ``work["scaled"]`` and ``work["summary"]`` may be used. ``fill``: see
+        `TiledProduct`.
         """
         if self._many_rows or matrix.bias is not None:
-            self.append(label, [(matrix, self.work["delta"])], x)
+            self.append(label, [(matrix, self.work["delta"])], Activations(x))
             add = _add(n=self.rows * matrix.rows)
             self.plan.launch(add, f"{label}.residual", a=residual, b=self.work["delta"], y=y)
-            return
+            return Activations(y)
+        made = Activations(y)
         for at, count, suffix in self._slices():
+            kernel = self._kernel(matrix, count, fill=fill, residual=True, summarises=True)
+            if kernel.summarises:
+                made = Activations(y, next_norm, self.work["scaled"], self.work["summary"])
             self.plan.launch(
-                self._kernel(matrix, count, fill=fill, residual=True),
+                kernel,
                 label + suffix,
                 weights=matrix.data,
-                x=_rows_of(x, at, count, matrix.cols),
                 residual=_rows_of(residual, at, count, matrix.rows),
                 y=_rows_of(y, at, count, matrix.rows),
+                x=_rows_of(x, at, count, matrix.cols),
+                **_given(next_norm=made.norm, scaled=made.scaled, y_summary=made.summary),
             )
+        return made
 
     def append_gated(
-        self, label: str, gate: Matrix, up: Matrix, x: Slice, norm: Slice, y: Slice
+        self, label: str, gate: Matrix, up: Matrix, x: Activations, norm: Slice, y: Slice
     ) -> None:
         """y = silu(gate x') * (up x'), x' being x RMS-normalised.
 
@@ -122,14 +147,20 @@ class Products:
             self.plan.launch(swiglu, f"{label}.swiglu", gate=gated, up=plain, y=y)
             return
         for at, count, suffix in self._slices():
+            kernel = self._kernel(
+                gate,
+                count,
+                eps=self.config.rms_eps,
+                gated=True,
+                summarised=norm is x.norm,
+            )
             self.plan.launch(
-                self._kernel(gate, count, eps=self.config.rms_eps, gated=True),
+                kernel,
                 label + suffix,
                 weights=gate.data,
                 up=up.data,
-                x=_rows_of(x, at, count, gate.cols),
-                norm=norm,
                 y=_rows_of(y, at, count, gate.rows),
+                **_vectors(kernel, x, norm, at),
             )
 
     @property
@@ -156,7 +187,7 @@ class Products:
         return self.work["normed"]
 
     def _append_one(
-        self, label: str, matrix: Matrix, x: Slice, y: Slice, norm: Slice | None
+        self, label: str, matrix: Matrix, x: Activations, y: Slice, norm: Slice | None
     ) -> None:
         if not self._many_rows:
             self.append(label, [(matrix, y)], x, norm)
@@ -166,7 +197,7 @@ class Products:
             _matmul(matrix.format, matrix.rows, matrix.cols, self.rows, has_bias),
             label,
             weights=matrix.data,
-            x=x,
+            x=x.x,
             **_given(bias=matrix.bias),
             y=y,
         )
@@ -189,6 +220,15 @@ def _alike(gate: Matrix, up: Matrix) -> bool:
 
 def _given(**arguments: Slice | None) -> dict[str, Slice]:
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _vectors(
+    kernel: FusedProduct, x: Activations, norm: Slice | None, first: int
+) -> dict[str, Slice]:
+    """What a launch takes in of the vectors from ``first`` on."""
+    if kernel.summarised:
+        return _given(x=x.scaled, x_summary=x.summary)
+    return _given(x=_rows_of(x.x, first, kernel.batch, kernel.cols), norm=norm)
 
 
 def _rows_of(matrix: Slice, first: int, count: int, width: int) -> Slice:

@@ -10,6 +10,7 @@ from urdir.model.decode_state import MAILBOX_SLOTS
 from urdir.model.errors import ModelError
 from urdir.model.layer import StepParts, transformer_layer_workspace
 from urdir.model.persistent import persistent_layers
+from urdir.model.products import Activations
 from urdir.model.rows import Ending, Rows, StepShape
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
@@ -28,14 +29,14 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.ending.value} {steps}, {shape.rows} rows, {shape.keys} keys")
     rows = Rows.of(shape, parts.state)
-    _append_embedding(plan, parts, rows)
+    x = _append_embedding(plan, parts, rows)
     for index in range(parts.config.n_layers):
-        transformer_layer_workspace(plan, parts, rows, index)
+        x = transformer_layer_workspace(plan, parts, rows, index, x)
         yield
     if shape.ending is Ending.PROMPT:
         return plan
     plan = persistent_layers(plan, parts)
-    _append_head(plan, parts, rows)
+    _append_head(plan, parts, rows, x)
     _append_choice(plan, parts, rows, shape.ending)
     _append_advance(plan, parts, rows, shape.ending)
     # What differs from step to step is in device memory, moved on by "advance".
@@ -54,7 +55,7 @@ def check_persistent(parts: StepParts) -> None:
         )
 
 
-def _append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> None:
+def _append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> Activations:
     matrix, state = parts.weights.embedding, parts.state
     kernel = Embedding(
         matrix.format,
@@ -72,12 +73,13 @@ def _append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> None:
         y=parts.work["hidden"],
         **rows.arguments,
     )
+    return Activations(parts.work["hidden"])
 
 
-def _append_head(plan: Plan, parts: StepParts, rows: Rows) -> None:
-    work, weights = parts.work, parts.weights
-    logits = [(weights.output, work["logits"])]
-    parts.products(plan, rows).append("output", logits, work["hidden"], weights.output_norm)
+def _append_head(plan: Plan, parts: StepParts, rows: Rows, x: Activations) -> None:
+    weights = parts.weights
+    logits = [(weights.output, parts.work["logits"])]
+    parts.products(plan, rows).append("output", logits, x, weights.output_norm)
 
 
 def _append_choice(plan: Plan, parts: StepParts, rows: Rows, ending: Ending) -> None:

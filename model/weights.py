@@ -131,6 +131,11 @@ class Weights(Owner):
             k_norm=self._arena.get(at + "attn_k_norm.weight"),
         )
 
+    def norm_behind(self, index: int) -> Slice:
+        """The weights (hidden,) of the norm behind layer ``index``."""
+        more = index + 1 < len(self.layers)
+        return self.layers[index + 1].attn_norm if more else self.output_norm
+
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from urdir.model.attention import partial_sizes
 from urdir.model.config import Config
 from urdir.model.persistent import persistent_sizes
+from urdir.ptxgen.kernels._fused_product import MAX_BATCH
 from urdir.ptxgen.kernels.argmax import Argmax
+from urdir.ptxgen.kernels.batch_matvec import SUMMARY
 from urdir.ptxgen.kv_layout import KvLayout
+from urdir.ptxgen.spec import ceil_div
 
 
 def workspace_sizes(
@@ -14,7 +17,8 @@ def workspace_sizes(
 ) -> dict[str, int]:
     """Bytes of every intermediate, for decode steps of ``rows`` and prompts of ``chunk``.
 
-    All are f32 but the ranks, u64. Logits, their ranks and the partial results of split attention
+    All are f32 but the ranks, u64. What products of few rows know of their vectors is for as many
+    rows as they take; logits, their ranks and the partial results of split attention
     exist for decode rows only; the latter depend on how many SMs the device has.
     """
     c, most = config, max(rows, chunk)
@@ -32,6 +36,9 @@ def workspace_sizes(
         "activated": c.ffn,
     }
     sizes = {name: 4 * width * most for name, width in widths.items()}
+    few = min(rows, MAX_BATCH)
+    sizes["scaled"] = 4 * c.hidden * few
+    sizes["summary"] = 4 * 2 * ceil_div(c.hidden, SUMMARY) * few
     sizes["logits"] = 4 * c.vocab_size * rows
     sizes["ranks"] = 8 * Argmax(n=c.vocab_size).slices * rows
     sizes |= partial_sizes(config.n_heads, layout, rows, sm_count)

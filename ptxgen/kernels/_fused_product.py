@@ -76,6 +76,9 @@ class FusedProduct(KernelSpec):
 
     #: Subclasses have this as a field, or take one vector.
     batch = 1
+    #: See `BatchMatvec`, which has these as fields; others neither read nor write summaries.
+    summarised = False
+    summarises = False
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:
@@ -103,7 +106,8 @@ class FusedProduct(KernelSpec):
         for fmt, rows in ((self.format, self.rows), *self.others):
             first = parts[-1].first_cta + parts[-1].ctas if parts else 0
             layout = Layout(fmt, rows, self.cols)
-            parts.append(Part(len(parts), layout, first, ceil_div(rows, self.cta_rows)))
+            ctas = ceil_div(rows, self.cta_rows_of(len(parts)))
+            parts.append(Part(len(parts), layout, first, ctas))
         return tuple(parts)
 
     @property
@@ -111,9 +115,8 @@ class FusedProduct(KernelSpec):
         """CTAs of all parts."""
         return self.parts[-1].first_cta + self.parts[-1].ctas
 
-    @property
-    def cta_rows(self) -> int:
-        """Rows of a matrix that a CTA takes."""
+    def cta_rows_of(self, matrix: int) -> int:
+        """Rows that a CTA takes of the matrix of that number."""
         raise NotImplementedError
 
     @property
@@ -161,10 +164,15 @@ class FusedProduct(KernelSpec):
             params.append(Param(f"y{part.suffix}", "f32", ("batch", part.rows), Access.OUT))
         return tuple(params)
 
-    def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = inputs["x"].astype(np.float64)
+    def multiplied(self, **inputs: Any) -> Array:
+        """What is multiplied with the weights, f64: x, normalised if that is asked for."""
+        x: Array = inputs["x"].astype(np.float64)
         if self.eps is not None:
             x *= inputs["norm"] / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.eps)
+        return x
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        x = self.multiplied(**inputs)
         outputs = {}
         for part in self.parts:
             y = x @ part.layout.unpack(inputs[f"weights{part.suffix}"]).astype(np.float64).T

@@ -32,9 +32,11 @@ PARTIALS_NBYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TilePart(Part):
-    """A part with its tiles."""
+    """A part with its tiles: how many a CTA takes before the sums meet, and each of its warps."""
 
     tile: Tile
+    pass_tiles: int
+    warp_tiles: int
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,18 @@ class TiledProduct(FusedProduct):
     @cached_property
     def matrices(self) -> tuple[TilePart, ...]:
         """The parts with their tiles."""
-        return tuple(
-            TilePart(p.number, p.layout, p.first_cta, p.ctas, Tile(p.layout)) for p in self.parts
+        return tuple(self._with_tiles(part) for part in self.parts)
+
+    def _with_tiles(self, part: Part) -> TilePart:
+        tiles = self.pass_tiles_of(part.number)
+        return TilePart(
+            part.number,
+            part.layout,
+            part.first_cta,
+            part.ctas,
+            Tile(part.layout),
+            tiles,
+            tiles // self.row_warps,
         )
 
     @property
@@ -170,24 +182,31 @@ class TiledProduct(FusedProduct):
         """Blocks of a warp, at most."""
         return ceil_div(self.cta_blocks, self.k_warps)
 
-    @cached_property
-    def _tiles_wanted(self) -> int:
+    @property
+    def tiles_wanted(self) -> tuple[int, ...]:
+        """Tiles that a CTA should take, of each matrix: so many that there is one CTA an SM."""
         rows = (self.rows, *(rows for _, rows in self.others))
         tiles = sum(ceil_div(r, TILE_ROWS) for r in rows)
-        return self.tiles_each or ceil_div(tiles, self._clusters)
+        return (self.tiles_each or ceil_div(tiles, self.clusters),) * len(rows)
 
     @property
-    def _clusters(self) -> int:
-        """Clusters (CTAs, where they are of one) that the launch is cut for."""
+    def clusters(self) -> int:
+        """Clusters (CTAs, where they are of one) for which the launch is cut."""
         return max(1, self.sms // self.cluster)
 
     @cached_property
     def pass_tiles(self) -> int:
-        """Tiles of a CTA before the sums meet: of all its warps' parts of the rows."""
+        """Tiles of a CTA before the sums meet, of all its warps' parts of the rows, at most."""
         fitting = self.partials_most() // (self.partial_nbytes * self.k_warps * self.pair)
         most = max(1, min(self.per_pass or fitting, fitting) // self.row_warps)
-        each = ceil_div(self._tiles_wanted, self.row_warps)
+        each = ceil_div(max(self.tiles_wanted), self.row_warps)
         return self.row_warps * ceil_div(each, ceil_div(each, most))
+
+    def pass_tiles_of(self, matrix: int) -> int:
+        """Those of the matrix of that number: all alike, if there are several passes."""
+        if self.passes > 1:
+            return self.pass_tiles
+        return self.row_warps * ceil_div(self.tiles_wanted[matrix], self.row_warps)
 
     @property
     def pass_rows(self) -> int:
@@ -196,22 +215,26 @@ class TiledProduct(FusedProduct):
 
     @property
     def warp_tiles(self) -> int:
-        """Tiles of a warp among them, of one block."""
+        """Tiles of a warp among them, of one block, at most."""
         return self.pass_tiles // self.row_warps
+
+    @property
+    def sharers(self) -> int:
+        """Warps that have their last block together, each with a part of its tiles."""
+        return 1
 
     @property
     def passes(self) -> int:
         """How often they meet."""
-        return ceil_div(self._tiles_wanted, self.pass_tiles)
+        return ceil_div(max(self.tiles_wanted), self.pass_tiles)
 
     @property
     def tiles(self) -> int:
-        """Tiles of a CTA, the last ones perhaps beyond the rows."""
+        """Tiles of a CTA, at most, the last ones perhaps beyond the rows."""
         return self.passes * self.pass_tiles
 
-    @property
-    def cta_rows(self) -> int:
-        return TILE_ROWS * self.tiles
+    def cta_rows_of(self, matrix: int) -> int:
+        return TILE_ROWS * self.passes * self.pass_tiles_of(matrix)
 
     @property
     def tiles_left(self) -> int:
@@ -221,14 +244,15 @@ class TiledProduct(FusedProduct):
     @property
     def grid_ctas(self) -> int:
         """CTAs of the grid; those that have no rows work on the last tile instead."""
-        filled = self.fill and self.ctas > self._clusters // 2
-        return self.cluster * (max(self.ctas, self._clusters) if filled else self.ctas)
+        filled = self.fill and self.ctas > self.clusters // 2
+        return self.cluster * (max(self.ctas, self.clusters) if filled else self.ctas)
 
     @property
     def has_partial_rows(self) -> bool:
         """Whether there are tiles beyond a matrix' last."""
         return self.grid_ctas > self.cluster * self.ctas or any(
-            part.layout.bands % self.tiles for part in self.parts
+            part.layout.bands % (self.passes * self.pass_tiles_of(part.number))
+            for part in self.parts
         )
 
     # ---- shared memory: rings, activations, sums of squares, partial sums ----

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.kernels._fused_product import MAX_BATCH, odd_cols
 from urdir.ptxgen.kernels._tiled_product import MIN_SLOTS, TiledProduct
 from urdir.ptxgen.kernels._weight_tiles import Tile
-from urdir.ptxgen.layout import TILE_COLS, TILE_UNITS, Layout
-from urdir.ptxgen.spec import Tolerance, ceil_div
+from urdir.ptxgen.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
+from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 
 #: Tiles of a warp, the last of a block, that are asked for behind its next block's activations: it
 #: is these that would wait else. On an H200 a step of 4 and of 8 sequences of an 8B Q4_K_M model
 #: takes 1.52 and 1.76 ms with none, 1.50 and 1.75 with one, 1.48 and 1.73 with two or three.
 LATE_TILES = 2
+#: Values of a group of a summary: the rows of a tile, so that it has them all.
+SUMMARY = TILE_ROWS
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,19 @@ class BatchMatvec(TiledProduct):
     type's group scales are integers; other sums are f32. y[b] has the same bits in every batch,
     whatever the other vectors are.
 
-    Raises PtxgenError for other batches and for unquantised types.
+    ``summarises``, with a residual: the launch begins the norm that follows. It leaves ``scaled``,
+    y times the weights ``next_norm``, and a summary: the largest of every 16 of these values, and
+    the sum of the squares of y (`_summary.j2`). ``summarised``, with ``eps``: x is what was scaled
+    so, with its summary. Rounding x, which every CTA does for itself, is then half the work.
+
+    Raises PtxgenError for other batches, for unquantised types, for a summary of rows that are no
+    multiple of 16 or without a residual, and for one of activations that are not normalised.
     """
 
     resident: int = 1  # targets before sm_90 need the registers, and run no launch ahead
     batch: int = MAX_BATCH
+    summarised: bool = False
+    summarises: bool = False
 
     name = "batch_matvec"
     template = ("urdir.templates", "batch_matvec.ptx.j2")
@@ -43,12 +56,86 @@ class BatchMatvec(TiledProduct):
             raise PtxgenError(f"batch_matvec: batch is {self.batch}: 1 to {MAX_BATCH}")
         if any(fmt.is_float for fmt in self.formats):
             raise PtxgenError("batch_matvec: the weights must be quantised")
+        if self.summarised and not self.normed:
+            raise PtxgenError("batch_matvec: summarised activations are for a norm: eps is None")
+        if self.summarises and not self.residual:
+            raise PtxgenError("batch_matvec: it summarises what has a residual")
+        if self.summarises and self.rows % SUMMARY:
+            raise PtxgenError(
+                f"batch_matvec: a summary of {self.rows} rows: multiples of {SUMMARY}"
+            )
         super().__post_init__()
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        params = [p for p in super().params if p.name != "norm" or self.scales_x]
+        if self.summarised:
+            x = next(i for i, p in enumerate(params) if p.name == "x")
+            shape = (2, "batch", self.cols // SUMMARY)
+            params.insert(x + 1, Param("x_summary", "f32", shape, Access.IN))
+        if self.summarises:
+            shape = (2, "batch", self.rows // SUMMARY)
+            params.append(Param("next_norm", "f32", ("rows",), Access.IN))
+            params.append(Param("scaled", "f32", ("batch", "rows"), Access.OUT))
+            params.append(Param("y_summary", "f32", shape, Access.OUT))
+        return tuple(params)
+
+    @property
+    def scales_x(self) -> bool:
+        """Whether x is to be multiplied with the norm's weights."""
+        return self.normed and not self.summarised
+
+    def multiplied(self, **inputs: Any) -> Array:
+        if self.eps is None or not self.summarised:
+            return super().multiplied(**inputs)
+        squares = inputs["x_summary"][1].astype(np.float64).sum(axis=1, keepdims=True)
+        x: Array = inputs["x"] / np.sqrt(squares / self.cols + self.eps)
+        return x
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        outputs = super().reference(**inputs)
+        if self.summarises:
+            outputs["scaled"] = outputs["y"] * inputs["next_norm"]
+            outputs["y_summary"] = summary(outputs["scaled"], outputs["y"])
+        return outputs
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        inputs = super().make_inputs(rng)
+        if self.summarised:
+            norm = rng.standard_normal(self.cols).astype(np.float32)
+            scaled = inputs["x"] * norm
+            inputs |= {"x": scaled, "x_summary": summary(scaled, inputs["x"])}
+        return inputs
 
     @cached_property
     def k_warps(self) -> int:
         """As many as there are: rounding activations takes longer than their tiles' memory."""
         return self.split or self._most_parts
+
+    @cached_property
+    def tiles_wanted(self) -> tuple[int, ...]:
+        """Fewer of a matrix of a larger type, which take longer."""
+        if self.tiles_each or not self.others:
+            return super().tiles_wanted
+        layouts = [Layout(self.format, self.rows, self.cols)]
+        layouts += [Layout(fmt, rows, self.cols) for fmt, rows in self.others]
+        costs = [Tile(layout).nbytes for layout in layouts]
+        return balanced([layout.bands for layout in layouts], costs, self.clusters)
+
+    @property
+    def sharers(self) -> int:
+        """Only with one pass, and without squares, to which each warp of a block would add its own.
+
+        In an 8B model's longest rows 8 warps have 28 blocks. On an H200 a step of 4 sequences takes
+        1.44 ms so and 1.48 otherwise (Q4_K_M); one of 8, where rounding a block twice outweighs
+        it, 1.69 and 1.68.
+        """
+        over = self.cta_blocks % self.k_warps
+        alike = self.blocks % self.cluster == 0 and self.cta_blocks > self.k_warps
+        if not over or not alike or self.normed or self.passes > 1 or self.k_warps % over:
+            return 1
+        sharers = self.k_warps // over
+        return 1 if any(m.warp_tiles % sharers for m in self.matrices) else sharers
 
     @property
     def lane_vectors(self) -> int:
@@ -78,7 +165,7 @@ class BatchMatvec(TiledProduct):
 
     def activations_nbytes(self, warps: int) -> int:
         """The norm's weights of a block, for each warp; activations are in registers."""
-        return warps * 4 * TILE_COLS if self.normed else 0
+        return warps * 4 * TILE_COLS if self.scales_x else 0
 
     def squares_nbytes(self, warps: int) -> int:
         return warps * 4 * MAX_BATCH
@@ -108,7 +195,8 @@ class BatchMatvec(TiledProduct):
         activations: see `LATE_TILES`. None where it has but one block."""
         if self.warp_blocks == 1:
             return 0
-        return min(min(LATE_TILES, self.slots - 1) // self.pair, self.warp_tiles)
+        fewest = min(m.warp_tiles for m in self.matrices)
+        return min(min(LATE_TILES, self.slots - 1) // self.pair, fewest)
 
     @property
     def filled_slots(self) -> int:
@@ -155,4 +243,48 @@ class BatchMatvec(TiledProduct):
             cls(q4_k, 70, 1280, gated=True, eps=1e-5, split=2, groups=1, tiles_each=5, per_pass=3),
             cls(q6_k, 70, 1280, residual=True, batch=4, split=2, groups=1, tiles_each=5),
             cls(q8, 70, 480, eps=1e-5, batch=6, tiles_each=5, per_pass=2),
+            cls(q8, 48, 288, residual=True, batch=5, summarises=True),
+            cls(q4_k, 48, 1280, gated=True, eps=1e-5, summarised=True, batch=7),
+            cls(q6_k, 80, 1280, residual=True, batch=3, cluster=2, summarises=True, tiles_each=2),
+            cls(q4_k, 40, 768, eps=1e-5, others=((q8, 17),), batch=4, cluster=2, summarised=True),
+            cls(q5_0, 48, 1376, eps=1e-6, batch=2, split=2, groups=1, summarised=True),
+            cls(q4_k, 80, 2304, residual=True, split=2, tiles_each=5, per_pass=3, summarises=True),
+            cls(q4_k, 50, 1536, residual=True, batch=4, split=4, groups=1, tiles_each=4),
+            cls(q6_k, 80, 2560, batch=7, split=4, groups=2, tiles_each=4, stages=3),
+            cls(q8, 80, 2464, bias=True, batch=2, split=4, groups=1, tiles_each=4, cluster=2),
+            cls(q4_k, 160, 1024, eps=1e-5, others=((q6_k, 32), (q8, 50)), batch=3, sms=9),
         )
+
+
+def balanced(bands: Sequence[int], costs: Sequence[int], ctas: int) -> tuple[int, ...]:
+    """How many of its tiles of 16 rows, ``bands``, a CTA takes of each matrix, so that the last of
+    ``ctas`` CTAs is through as early as can be; a tile of a matrix takes ``costs``.
+
+    The same number of each, if there are fewer CTAs than matrices.
+    """
+
+    def suffice(tiles: Sequence[int]) -> bool:
+        return 0 not in tiles and sum(map(ceil_div, bands, tiles)) <= ctas
+
+    times = {
+        n * cost for count, cost in zip(bands, costs, strict=True) for n in range(1, count + 1)
+    }
+    for time in sorted(times):
+        tiles = [time // cost for cost in costs]
+        if not suffice(tiles):
+            continue
+        for i in range(len(tiles)):  # CTAs that are left over
+            while suffice(fewer := [*tiles[:i], tiles[i] - 1, *tiles[i + 1 :]]):
+                tiles = fewer
+        return tuple(tiles)
+    return (ceil_div(sum(bands), ctas),) * len(bands)
+
+
+def summary(scaled: Array, vectors: Array) -> Array:
+    """The summary (2, batch, values / 16) f32 of vectors (batch, values): of 16 values each the
+    largest of what they are ``scaled``, and the sum of their squares.
+    """
+    groups = (len(vectors), -1, SUMMARY)
+    largest = np.abs(scaled.reshape(groups)).max(axis=2)
+    squares = np.square(vectors.reshape(groups).astype(np.float64)).sum(axis=2)
+    return np.stack([largest, squares]).astype(np.float32)

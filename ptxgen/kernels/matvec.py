@@ -181,8 +181,7 @@ class Matvec(FusedProduct):
             grid=(self.ctas, 1, 1), block=(32 * self.cta_warps, 1, 1), resident=self.cta_residents
         )
 
-    @property
-    def cta_rows(self) -> int:
+    def cta_rows_of(self, matrix: int) -> int:
         return self.cta_warps * self.warp_rows * self.warp_passes
 
     @property

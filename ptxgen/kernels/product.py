@@ -8,7 +8,7 @@ from typing import Any, Literal
 from urdir.ptxgen.attention_choice import INCREMENTAL_KEYS
 from urdir.ptxgen.formats import Format
 from urdir.ptxgen.kernels._fused_product import MAX_BATCH, SHARED_NBYTES, FusedProduct
-from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
+from urdir.ptxgen.kernels.batch_matvec import SUMMARY, BatchMatvec
 from urdir.ptxgen.kernels.matvec import Matvec
 from urdir.ptxgen.kernels.tile_matvec import Activations, TileMatvec
 
@@ -93,6 +93,8 @@ def vector_product(
     batch: int = 1,
     fill: bool = False,
     alone: bool = False,
+    summarised: bool = False,
+    summarises: bool = False,
     **fields: Any,
 ) -> FusedProduct:
     """The product of few activation vectors, as `FusedProduct` has it: the kernel that decode steps
@@ -102,7 +104,8 @@ def vector_product(
     several in `BatchMatvec`; `Matvec` takes what is left. In a layer launches with a residual and
     launches without one follow each other: of shared memory one kind takes the larger share, the
     other what is left; a batch's product of several passes takes all. ``fill``: see `TiledProduct`;
-    ``alone``, of one vector: see `TileMatvec`.
+    ``alone``, of one vector: see `TileMatvec`; ``summarised`` and ``summarises``, of several: see
+    `BatchMatvec`, the latter where it can.
     """
     formats = (fmt, *(other for other, _ in fields.get("others", ())))
     floats = exact or any(each.is_float for each in formats)
@@ -119,7 +122,16 @@ def vector_product(
         "fill": fill,
     }
     if batch > 1 and not floats:
-        whole = BatchMatvec(fmt, rows, cols, batch=batch, **cut, **fields)
+        whole = BatchMatvec(
+            fmt,
+            rows,
+            cols,
+            batch=batch,
+            summarised=summarised,
+            summarises=summarises and rows % SUMMARY == 0,
+            **cut,
+            **fields,
+        )
         cluster = batch_cluster(limits, whole.pair * whole.tiles, whole.blocks)
         product = replace(whole, cluster=cluster)
         if product.passes > 1:

@@ -409,6 +409,36 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         MismatchError,
         r"kernel batch_matvec: y\[\d, \d+\] is nan.*\d+ of 320 wrong",
     ),
+    "one part of a shared block's tiles added to the sums of the other": (
+        example("batch_matvec", 42),
+        [("mad.lo.u32 %partial_at, %share, 512, %partial_at;", "")],
+        MismatchError,
+        r"kernel batch_matvec: y\[\d, \d+\] is .*\d+ of 200 wrong",
+    ),
+    "activations of the block that a warp would have if it shared none": (
+        example("batch_matvec", 42),
+        [("mad.lo.u32 %x_at, %share, -512, %x_at;", "")],
+        CudaError,
+        r"kernel batch_matvec: .*ld.global.v4.f32",
+    ),
+    "rows of a CTA of one matrix, counted in those of another": (
+        example("batch_matvec", 45),
+        [("mul.lo.u32 %pass_row, %pass_row, 16;", "mul.lo.u32 %pass_row, %pass_row, 48;")],
+        MismatchError,
+        r"kernel batch_matvec: y\d\[\d, \d+\] is .*wrong",
+    ),
+    "a summary of half of the rows": (
+        example("batch_matvec", 36),
+        [("shfl.sync.bfly.b32 %other_largest, %largest0, 4, 31, 0xFFFFFFFF;", "")],
+        MismatchError,
+        r"kernel batch_matvec: y_summary\[0, \d, \d+\] is .*\d+ of 30 wrong",
+    ),
+    "squares of what is scaled": (
+        example("batch_matvec", 36),
+        [("mul.f32 %square0, %sum0, %sum0;", "mul.f32 %square0, %scaled0, %scaled0;")],
+        MismatchError,
+        r"kernel batch_matvec: y_summary\[1, \d, \d+\] is .*\d+ of 30 wrong",
+    ),
     "all rows' results in one place": (
         example("argmax", 6),
         [("add.u64 %ranks, %ranks, %from;\n    mul.lo", "mul.lo")],

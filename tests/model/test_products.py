@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -12,7 +14,7 @@ from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.engine import Engine
-from urdir.model.products import Products, device_limits
+from urdir.model.products import Activations, Products, device_limits
 from urdir.model.rows import Ending, StepShape
 from urdir.model.session import Session
 from urdir.model.step import build_plan
@@ -91,6 +93,30 @@ def test_unquantised_weights_meet_f32_activations() -> None:
             assert product.activations == "f32"
 
 
+@pytest.mark.parametrize(("rows", "begun"), [(1, False), (4, True)])
+def test_norms_begin_where_their_vectors_are_made(engine: Engine, rows: int, begun: bool) -> None:
+    """In a batch: all but the first, behind the embedding, each with the weights of its own norm."""
+    parts, weights = engine.session.parts, engine.weights
+    plan = build_plan(parts, StepShape(rows, KEYS, Ending.GREEDY))
+    launches = [op for op in plan if isinstance(op, Launch) and isinstance(op.kernel, FusedProduct)]
+    norms: list[object] = [None]
+    for layer, following in itertools.zip_longest(weights.layers, weights.layers[1:]):
+        norms += [layer.ffn_norm, following.attn_norm if following else weights.output_norm]
+    made: list[object] = [None]
+    for launch in launches:
+        kernel = cast("FusedProduct", launch.kernel)
+        if kernel.residual:
+            assert kernel.summarises is begun
+            made.append(launch.args.get("next_norm"))
+        elif kernel.eps is not None:
+            assert kernel.summarised is (begun and len(made) > 1)
+            assert ("norm" in launch.args) is not kernel.summarised
+        if kernel.summarised:
+            assert launch.args["x"] is parts.work["scaled"]
+            assert launch.args["x_summary"] is parts.work["summary"]
+    assert made == (norms if begun else [None] * len(norms))
+
+
 def test_a_launch_leaves_shared_memory_to_the_next(engine: Engine) -> None:
     """No two that add the residual are on an SM at once; each and one that does not may be."""
     limits = engine.device.properties
@@ -113,14 +139,14 @@ def test_long_rows_are_left_to_f32_where_they_leave_no_room(engine: Engine, targ
         limits = device_limits(device.properties)
     plan = Plan("wide")
     with engine.device.arena({"weights": 1 << 26, "x": 1 << 20, "y": 1 << 20}, "wide") as memory:
+        x = Activations(memory["x"])
         for cols in (4096, 8192, 14336, 28672, 53248):
             layout = Layout(FORMATS["Q8_0"], 32, cols)
             matrix = Matrix(layout, memory["weights"].slice(0, layout.nbytes), None)
             wide = Products(plan, engine.config, memory, 1, exact=False, limits=limits)
-            wide.append(f"{cols}", [(matrix, memory["y"].slice(0, 128))], memory["x"])
-            wide.append_residual(
-                f"{cols} more", matrix, memory["x"], memory["x"], memory["y"].slice(0, 128)
-            )
+            wide.append(f"{cols}", [(matrix, memory["y"].slice(0, 128))], x)
+            y = memory["y"].slice(0, 128)
+            wide.append_residual(f"{cols} more", matrix, x.x, x.x, y, x.x)
         for kernel in products(plan):
             if isinstance(kernel, TileMatvec):
                 assert kernel.cta_warps >= 4
@@ -155,7 +181,7 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
                 layout = Layout(FORMATS["Q4_K"], 16 * 132 * tiles, cols)
                 matrix = Matrix(layout, memory["weights"].slice(0, layout.nbytes), None)
                 y = memory["y"].slice(0, 4 * rows * layout.rows)
-                made.append(f"{tiles} of {cols}", [(matrix, y)], memory["x"])
+                made.append(f"{tiles} of {cols}", [(matrix, y)], Activations(memory["x"]))
         assert [product.launch_shape.cluster[0] for product in products(plan)] == wanted
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,12 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, Format
 from urdir.ptxgen.kernels._fused_product import MAX_BATCH
 from urdir.ptxgen.kernels._weight_tiles import Quads, Tile
-from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
+from urdir.ptxgen.kernels.batch_matvec import BatchMatvec, balanced, summary
 from urdir.ptxgen.kernels.matvec import Matvec
 from urdir.ptxgen.kernels.product import Limits, batch_cluster, vector_product
 from urdir.ptxgen.kernels.tile_matvec import TileMatvec
 from urdir.ptxgen.layout import Layout
+from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
@@ -105,7 +108,7 @@ def test_the_order_of_the_sums_does_not_depend_on_the_batch() -> None:
             for batch in range(2, MAX_BATCH + 1):
                 spec = vector_product(limits, False, Q4_K, rows, cols, batch=batch, **more)
                 assert isinstance(spec, BatchMatvec)
-                cuts.add((spec.k_warps, spec.row_warps, spec.cluster))
+                cuts.add((spec.k_warps, spec.row_warps, spec.cluster, spec.sharers))
             assert len(cuts) == 1
 
 
@@ -139,12 +142,70 @@ def test_real_shapes_have_pairs_of_ctas_where_tiles_are_few() -> None:
             clusters = 0
             for part in spec.parts:
                 assert part.first_cta == clusters
-                assert part.layout.bands <= part.ctas * spec.tiles < part.layout.bands + spec.tiles
+                tiles = spec.cta_rows_of(part.number) // 16
+                assert part.layout.bands <= part.ctas * tiles < part.layout.bands + tiles
                 clusters += part.ctas
             assert spec.launch_shape.grid == (cluster * clusters, 1, 1)
             assert spec.launch_shape.grid[0] <= 132
     wanted = {"8B qkv": 2, "8B gate_up": 1, "8B down": 2, "8B out": 1, "1B down": 2}
     assert found == wanted
+
+
+def test_ctas_of_larger_tiles_take_fewer() -> None:
+    """Of an 8B model's queries, keys and values, on 66 pairs of SMs; alike, all take six."""
+    for types, wanted in (((Q4_K, Q6_K), (7, 5, 4)), ((Q4_K, Q4_K), (6, 6, 6))):
+        others = tuple((fmt, 1024) for fmt in types)
+        spec = vector_product(H200, False, Q4_K, 4096, 4096, batch=8, eps=1e-5, others=others)
+        assert isinstance(spec, BatchMatvec)
+        assert tuple(m.pass_tiles for m in spec.matrices) == wanted
+        assert tuple(m.warp_tiles for m in spec.matrices) == wanted
+    several = dataclasses.replace(spec, others=((Q6_K, 1024),) * 2, per_pass=2)
+    assert {m.pass_tiles for m in several.matrices} == {several.pass_tiles}
+
+
+def test_tiles_are_balanced_as_well_as_can_be() -> None:
+    """No other numbers fit with less for the last CTA, nor with fewer of any matrix."""
+    rng = np.random.default_rng(12)
+    for _ in range(60):
+        count, ctas = int(rng.integers(1, 4)), int(rng.integers(1, 12))
+        bands = [int(n) for n in rng.integers(1, 12, count)]
+        costs = [int(n) for n in rng.integers(1, 6, count)]
+        fitting = [
+            tiles
+            for tiles in itertools.product(*(range(1, n + 1) for n in bands))
+            if sum(map(ceil_div, bands, tiles)) <= ctas
+        ]
+        found = balanced(bands, costs, ctas)
+        if not fitting:
+            assert ctas < count
+            assert found == (ceil_div(sum(bands), ctas),) * count
+            continue
+        assert found in fitting
+        last = [max(map(operator.mul, tiles, costs)) for tiles in (found, *fitting)]
+        assert last[0] == min(last)
+        fewer = (t for t in fitting if t != found and all(map(operator.le, t, found)))
+        assert not list(fewer)
+
+
+def test_warps_share_the_blocks_that_are_left_over() -> None:
+    """28 of a CTA's 8 warps, of an 8B model's longest rows; not where each adds up squares."""
+    rows, cols, more = SHAPES["8B down"]
+    for batch in range(2, MAX_BATCH + 1):
+        spec = vector_product(H200, False, Q6_K, rows, cols, batch=batch, **more)
+        assert isinstance(spec, BatchMatvec)
+        assert (spec.cta_blocks, spec.k_warps, spec.warp_tiles, spec.sharers) == (28, 8, 4, 2)
+    shared = BatchMatvec(Q4_K, 64, 1536, split=4, groups=1, tiles_each=4)
+    assert shared.sharers == 2
+    for changes in (
+        {"eps": 1e-5},
+        {"tiles_each": 3},
+        {"per_pass": 2},
+        {"cols": 2048},
+        {"cols": 1792},
+        {"cols": 512, "split": 2},
+        {"cluster": 4, "split": 1},
+    ):
+        assert dataclasses.replace(shared, **changes).sharers == 1, changes
 
 
 def test_what_gets_no_cluster() -> None:
@@ -192,6 +253,12 @@ def test_impossible_specs_are_refused() -> None:
         BatchMatvec(Q4_K, 32, 512, split=3)
     with pytest.raises(PtxgenError, match="bytes of shared memory"):
         BatchMatvec(Q8_0, 32, 4096, split=16)
+    with pytest.raises(PtxgenError, match="for a norm"):
+        BatchMatvec(Q8_0, 32, 64, summarised=True)
+    with pytest.raises(PtxgenError, match="what has a residual"):
+        BatchMatvec(Q8_0, 32, 64, summarises=True, gated=True)
+    with pytest.raises(PtxgenError, match="a summary of 40 rows"):
+        BatchMatvec(Q8_0, 40, 64, summarises=True, residual=True)
 
 
 def test_the_choice_between_the_kernels_of_few_vectors() -> None:
@@ -336,6 +403,9 @@ def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) 
         BatchMatvec(Q4_K, 39, 2304, bias=True, eps=1e-5, batch=8, cluster=2),
         BatchMatvec(Q6_K, 22, 1280, batch=3, gated=True, eps=1e-5, cluster=4),
         BatchMatvec(Q8_0, 33, 2080, batch=5, residual=True, tiles_each=4, per_pass=2, cluster=2),
+        BatchMatvec(Q4_K, 39, 1536, batch=5, split=4, groups=1, tiles_each=2),
+        BatchMatvec(Q4_K, 39, 768, batch=3, eps=1e-5, summarised=True),
+        BatchMatvec(Q8_0, 48, 480, batch=7, eps=1e-5, gated=True, summarised=True),
     ],
     ids=str,
 )
@@ -350,6 +420,8 @@ def test_a_batch_gives_each_vector_the_bits_it_gets_alone(
     alone = dataclasses.replace(spec, batch=1)
     for b in (0, *range(2, spec.batch)):
         one = {name: inputs[name][b : b + 1] for name in ("x", "residual") if name in inputs}
+        if spec.summarised:
+            one["x_summary"] = inputs["x_summary"][:, b : b + 1]
         single = run_kernel(device, alone, {**inputs, **one})["y"]
         np.testing.assert_array_equal(y[b], single[0])
 
@@ -368,3 +440,54 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
         alone = {"weights": inputs["weights" + suffix], "x": inputs["x"], "norm": inputs["norm"]}
         y = run_kernel(device, single, alone)["y"]
         np.testing.assert_array_equal(together["y" + suffix], y)
+
+
+# ---- summaries ----
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BatchMatvec(Q4_K, 48, 768, batch=4, residual=True, summarises=True),
+        BatchMatvec(Q8_0, 80, 2080, batch=5, residual=True, summarises=True, tiles_each=5),
+        BatchMatvec(Q6_K, 80, 1280, batch=3, residual=True, summarises=True, cluster=4, split=1),
+    ],
+    ids=str,
+)
+def test_a_summary_is_that_of_the_vectors_beside_it(device: Device, spec: BatchMatvec) -> None:
+    """Which are exactly those made without it, and their products with the norm's weights. What is
+    not finite is found in its vector's groups only."""
+    skip_where_too_old(spec, device.target)
+    inputs = spec.make_inputs(np.random.default_rng(11))
+    inputs["residual"][1, 21] = np.inf
+    inputs["residual"][1, 40] = np.nan
+    made = run_kernel(device, spec, inputs)
+    without = dataclasses.replace(spec, summarises=False)
+    y = run_kernel(device, without, {n: v for n, v in inputs.items() if n != "next_norm"})["y"]
+    np.testing.assert_array_equal(made["y"], y)
+    np.testing.assert_array_equal(made["scaled"], y * inputs["next_norm"])
+    with np.errstate(invalid="ignore"):
+        largest, squares = summary(made["scaled"], made["y"])
+    np.testing.assert_array_equal(made["y_summary"][0], largest)
+    np.testing.assert_allclose(made["y_summary"][1], squares, rtol=1e-6)
+    assert np.isinf(largest[1, 1])
+    assert np.isnan(largest[1, 2])
+    assert np.isfinite(np.delete(largest, 1, axis=0)).all()
+
+
+@pytest.mark.parametrize("batch", [2, 4, 7])
+@pytest.mark.parametrize("cols", [256, 480, 1280])
+def test_a_norm_that_was_begun_gives_the_same_vectors(
+    device: Device, batch: int, cols: int
+) -> None:
+    """Activations are rounded alike, bit for bit: only the sum of all squares is added up in
+    another order."""
+    spec = BatchMatvec(Q8_0, 40, cols, batch=batch, eps=1e-5, others=((Q8_0, 7),))
+    inputs = spec.make_inputs(np.random.default_rng(13))
+    norm = inputs.pop("norm")
+    whole = run_kernel(device, spec, {**inputs, "norm": norm})
+    scaled = inputs["x"] * norm
+    begun = {**inputs, "x": scaled, "x_summary": summary(scaled, inputs["x"])}
+    rest = run_kernel(device, dataclasses.replace(spec, summarised=True), begun)
+    for name, y in whole.items():
+        np.testing.assert_allclose(rest[name], y, rtol=1e-6)

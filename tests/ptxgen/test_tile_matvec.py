@@ -79,7 +79,8 @@ def test_the_launch_covers_every_row(rows: int, split: int, groups: int, per_pas
         ctas = 0
         for part, count in zip(spec.matrices, (rows, 3 * rows, 5), strict=True):
             assert part.first_cta == ctas
-            assert count <= part.ctas * spec.cta_rows < count + spec.cta_rows
+            rows_each = spec.cta_rows_of(part.number)
+            assert count <= part.ctas * rows_each < count + rows_each
             ctas += part.ctas
         assert spec.launch_shape.grid == (ctas, 1, 1)
 
