@@ -147,6 +147,11 @@ class Format:
         ]
 
     @property
+    def mixes_lifts(self) -> bool:
+        """Whether quads of both kinds are in a group."""
+        return self.lift > 0 and all(self.quads(0, lifted) for lifted in (False, True))
+
+    @property
     def block_units(self) -> int:
         """Units of a block; an unquantised type counts in units."""
         return max(1, self.block // UNIT)
@@ -176,14 +181,18 @@ def _digits(count: int) -> int:
     return count.bit_length() - 1
 
 
-def _quant_plane(name: str, shift: int, source: Field) -> Plane:
+def _quant_plane(name: str, shift: int, source: Field, group: int) -> Plane:
     """32 fields: weight 4j + b in byte b of a 32-bit word, 8 / width values of j to a word.
 
-    A shift and a mask then give four neighbouring weights, one a byte.
+    A shift and a mask then give four neighbouring weights, one a byte. Values of j in a word follow
+    each other; two of a unit with two groups are of both, so that the four lanes that share a row,
+    each with its quads of both, find them in a word of their own.
     """
     width, inside = source.width, _digits(8 // source.width)
-    j_strides = [width << k for k in range(inside)] + [32 << k for k in range(3 - inside)]
-    target = Field(width, 0, (8, 16, *j_strides))
+    strides = [width << k for k in range(inside)] + [32 << k for k in range(3 - inside)]
+    if inside == 1 and group < UNIT:
+        strides = [*strides[1:], strides[0]]
+    target = Field(width, 0, (8, 16, *strides))
     return Plane(name, 1, 4 * width, (Part("q", shift, source, target),))
 
 
@@ -217,7 +226,7 @@ def _quantised(
     """
     planes, shift = [], 0
     for plane_name, source in zip(("low", "high"), quants, strict=False):
-        planes.append(_quant_plane(plane_name, shift, source))
+        planes.append(_quant_plane(plane_name, shift, source, values.get("group", UNIT)))
         shift += source.width
     for plane_name, fields in zip(("scales", "scales_high"), numbers, strict=False):
         planes.append(_scale_plane(plane_name, values.get("group", UNIT), fields))
