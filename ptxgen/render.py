@@ -89,9 +89,10 @@ def _wait(spec: KernelSpec, target: Target, body: str) -> tuple[str, ...]:
 
 def _split_contract(body: str) -> tuple[str, str]:
     """The template's first comment (its contract), and the rest."""
-    lines = body.lstrip("\n").split("\n")
-    end = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
-    return "\n".join(lines[:end]), "\n".join(lines[end:])
+    body, end = body.lstrip("\n"), 0
+    while body.startswith("//", end):
+        end = body.find("\n", end) + 1 or len(body)
+    return body[:end].rstrip("\n"), body[end:]
 
 
 def _table(name: str, dtype: str, values: Sequence[int]) -> str:

@@ -160,8 +160,8 @@ def _features_in(code: str) -> Iterator[tuple[Feature, str]]:
     for i in sorted(words):
         feature, texts = FEATURES[i], words[i]
         if _OPERANDS in feature.pattern.pattern:
-            texts = [s for s in code.split(";") if any(word in s for word in words[i])]
-            texts = [f"{text};" for text in texts]
+            behind = [(word, rest) for word in texts for rest in code.split(word)[1:]]
+            texts = [f"{word}{rest.partition(';')[0]};" for word, rest in behind]
         if found := next(filter(None, map(feature.pattern.search, texts)), None):
             yield feature, " ".join(found[0].split())
 

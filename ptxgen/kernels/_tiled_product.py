@@ -162,7 +162,7 @@ class TiledProduct(FusedProduct):
         """Parts of the rows."""
         return self.groups or max(1, self._most_warps // self.k_warps)
 
-    @property
+    @cached_property
     def _most_warps(self) -> int:
         """Warps that have room for a ring each."""
 
