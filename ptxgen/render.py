@@ -27,7 +27,7 @@ def render(spec: KernelSpec, target: str) -> str:
     """PTX text of ``spec`` for ``target``.
 
     The body sees the spec's fields by name, ``spec``, ``target`` (its ``.sm`` is a number) and
-    the function ``f32``. Raises PtxgenError when the target is older than the spec's
+    the functions `f32` and `once`. Raises PtxgenError when the target is older than the spec's
     ``minimum_sm`` or lacks an instruction of the body, and when the template fails or is missing.
     """
     parsed = Target.parse(target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import struct
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Hashable, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,13 @@ _TEMPLATES = "urdir.templates"
 def f32(value: float) -> str:
     """A float constant as PTX writes it exactly: ``0f3F800000`` (PTX ISA 4.5.2)."""
     return "0f" + struct.pack(">f", value).hex().upper()
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def once(macro: Callable[..., str], *args: Hashable) -> str:
+    """What a macro makes of ``args``, rendered once for all texts: for macros of files that are
+    imported without context, and for texts that many kernels have in common."""
+    return macro(*args)
 
 
 def identity() -> str:
@@ -48,7 +55,7 @@ def environment(compiled: Path | None = None) -> jinja2.Environment:
         extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
         bytecode_cache=TemplateCache(compiled, identity()) if compiled else None,
     )
-    env.globals["f32"] = f32
+    env.globals |= {"f32": f32, "once": once}
     return env
 
 

@@ -28,6 +28,14 @@ TEMPLATES = {
         ret;
         """,
     "_twice.j2": "{% macro twice(r) %}add.f32 {{ r }}, {{ r }}, {{ r }};{% endmacro %}",
+    "_part.j2": "{% macro part(of, n) %}// part {{ n }} of {{ of.made() }}\n{% endmacro %}",
+    "shared.ptx.j2": """
+        {% import "urdir_test_templates/_part.j2" as common %}
+        {% for i in (1, 2, 1) %}
+        {{ once(common.part, spec.source, i) }}
+        {%- endfor %}
+        ret;
+        """,
     "undefined.ptx.j2": "{{ nothing }}",
     "broken.ptx.j2": "ret;\n{% if %}",
     "importer.ptx.j2": '{% import "urdir_test_templates/broken.ptx.j2" as b %}',
@@ -116,6 +124,26 @@ def test_dynamic_shared_memory_is_declared_where_the_launch_gives_some():
 
 def test_macros_come_from_another_file():
     assert "add.f32 %v, %v, %v;" in Scale(4).ptx("sm_80")
+
+
+def test_a_text_that_kernels_have_in_common_is_rendered_once():
+    """For equal arguments, in this kernel and in others; but not where templates were forgotten."""
+
+    class Source:
+        calls = 0
+
+        def made(self):
+            self.calls += 1
+            return f"call {self.calls}"
+
+    class Sharing(Scale):
+        source = Source()
+
+    for n in (4, 5):
+        text = Sharing(n, file="shared.ptx.j2").ptx("sm_80")
+        assert text.startswith("// part 1 of call 1\n// part 2 of call 2\n// part 1 of call 1\n")
+    forget()
+    assert Sharing(6, file="shared.ptx.j2").ptx("sm_80").startswith("// part 1 of call 3\n")
 
 
 def test_the_version_is_the_lowest_that_will_do():
