@@ -6,8 +6,8 @@ from urdir.model.attention import partial_sizes
 from urdir.model.config import Config
 from urdir.model.persistent import persistent_sizes
 from urdir.ptxgen.kernels._fused_product import MAX_BATCH
+from urdir.ptxgen.kernels._summary import SUMMARY
 from urdir.ptxgen.kernels.argmax import Argmax
-from urdir.ptxgen.kernels.batch_matvec import SUMMARY
 from urdir.ptxgen.kv_layout import KvLayout
 from urdir.ptxgen.spec import ceil_div
 

@@ -11,18 +11,18 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS
+from urdir.ptxgen.kernels._balance import balanced
 from urdir.ptxgen.kernels._fused_product import MAX_BATCH, odd_cols
+from urdir.ptxgen.kernels._summary import SUMMARY, summary
 from urdir.ptxgen.kernels._tiled_product import MIN_SLOTS, TiledProduct
 from urdir.ptxgen.kernels._weight_tiles import Tile
-from urdir.ptxgen.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
+from urdir.ptxgen.layout import TILE_COLS, TILE_UNITS, Layout
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 
 #: Tiles of a warp, the last of a block, that are asked for behind its next block's activations: it
 #: is these that would wait else. On an H200 a step of 4 and of 8 sequences of an 8B Q4_K_M model
 #: takes 1.52 and 1.76 ms with none, 1.50 and 1.75 with one, 1.48 and 1.73 with two or three.
 LATE_TILES = 2
-#: Values of a group of a summary: the rows of a tile, so that it has them all.
-SUMMARY = TILE_ROWS
 
 
 @dataclass(frozen=True)
@@ -254,37 +254,3 @@ class BatchMatvec(TiledProduct):
             cls(q8, 80, 2464, bias=True, batch=2, split=4, groups=1, tiles_each=4, cluster=2),
             cls(q4_k, 160, 1024, eps=1e-5, others=((q6_k, 32), (q8, 50)), batch=3, sms=9),
         )
-
-
-def balanced(bands: Sequence[int], costs: Sequence[int], ctas: int) -> tuple[int, ...]:
-    """How many of its tiles of 16 rows, ``bands``, a CTA takes of each matrix, so that the last of
-    ``ctas`` CTAs is through as early as can be; a tile of a matrix takes ``costs``.
-
-    The same number of each, if there are fewer CTAs than matrices.
-    """
-
-    def suffice(tiles: Sequence[int]) -> bool:
-        return 0 not in tiles and sum(map(ceil_div, bands, tiles)) <= ctas
-
-    times = {
-        n * cost for count, cost in zip(bands, costs, strict=True) for n in range(1, count + 1)
-    }
-    for time in sorted(times):
-        tiles = [time // cost for cost in costs]
-        if not suffice(tiles):
-            continue
-        for i in range(len(tiles)):  # CTAs that are left over
-            while suffice(fewer := [*tiles[:i], tiles[i] - 1, *tiles[i + 1 :]]):
-                tiles = fewer
-        return tuple(tiles)
-    return (ceil_div(sum(bands), ctas),) * len(bands)
-
-
-def summary(scaled: Array, vectors: Array) -> Array:
-    """The summary (2, batch, values / 16) f32 of vectors (batch, values): of 16 values each the
-    largest of what they are ``scaled``, and the sum of their squares.
-    """
-    groups = (len(vectors), -1, SUMMARY)
-    largest = np.abs(scaled.reshape(groups)).max(axis=2)
-    squares = np.square(vectors.reshape(groups).astype(np.float64)).sum(axis=2)
-    return np.stack([largest, squares]).astype(np.float32)

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from urdir.ptxgen.attention_choice import INCREMENTAL_KEYS
 from urdir.ptxgen.formats import Format
 from urdir.ptxgen.kernels._fused_product import MAX_BATCH, SHARED_NBYTES, FusedProduct
-from urdir.ptxgen.kernels.batch_matvec import SUMMARY, BatchMatvec
+from urdir.ptxgen.kernels._summary import SUMMARY
+from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
 from urdir.ptxgen.kernels.matvec import Matvec
 from urdir.ptxgen.kernels.tile_matvec import Activations, TileMatvec
 

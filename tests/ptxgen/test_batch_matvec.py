@@ -16,9 +16,11 @@ from urdir.model.kernel_suite import skip_where_too_old
 from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, Format
+from urdir.ptxgen.kernels._balance import balanced
 from urdir.ptxgen.kernels._fused_product import MAX_BATCH
+from urdir.ptxgen.kernels._summary import summary
 from urdir.ptxgen.kernels._weight_tiles import Quads, Tile
-from urdir.ptxgen.kernels.batch_matvec import BatchMatvec, balanced, summary
+from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
 from urdir.ptxgen.kernels.matvec import Matvec
 from urdir.ptxgen.kernels.product import Limits, batch_cluster, vector_product
 from urdir.ptxgen.kernels.tile_matvec import TileMatvec

@@ -26,20 +26,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     template_environment.environment.cache_clear()
 
 
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Names of the templates that are compiled from now on."""
-    names: list[Any] = []
-    really = jinja2.Environment.compile
-
-    def compile_(self: Any, source: Any, name: Any = None, *rest: Any, **more: Any) -> Any:
-        names.append(name)
-        return really(self, source, name, *rest, **more)
-
-    monkeypatch.setattr(jinja2.Environment, "compile", compile_)
-    return names
-
-
 def text_of_a_new_process() -> str:
     template_environment.environment.cache_clear()
     return SPEC.ptx("sm_90")

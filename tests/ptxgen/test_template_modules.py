@@ -39,20 +39,6 @@ def folder(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     template_environment.environment.cache_clear()
 
 
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Names of the templates that are compiled from now on."""
-    names: list[Any] = []
-    really = jinja2.Environment.compile
-
-    def compile_(self: Any, source: Any, name: Any = None, *rest: Any, **more: Any) -> Any:
-        names.append(name)
-        return really(self, source, name, *rest, **more)
-
-    monkeypatch.setattr(jinja2.Environment, "compile", compile_)
-    return names
-
-
 def templates() -> list[str]:
     return [path.name for path in files("urdir.templates").iterdir() if path.name.endswith(".j2")]
 
