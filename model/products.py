@@ -42,6 +42,10 @@ class Activations:
     scaled: Slice | None = None
     summary: Slice | None = None
 
+    def has_begun(self, norm: Slice | None) -> bool:
+        """Whether that norm, if there is one, was begun."""
+        return norm is not None and norm is self.norm
+
 
 @dataclass(frozen=True, slots=True)
 class Products:
@@ -92,7 +96,7 @@ class Products:
                 bias=first.bias is not None,
                 eps=None if norm is None else self.config.rms_eps,
                 others=tuple((m.format, m.rows) for m, _ in more),
-                summarised=norm is not None and norm is x.norm,
+                summarised=x.has_begun(norm),
             )
             self.plan.launch(kernel, label + suffix, **launch, **_vectors(kernel, x, norm, at))
 
@@ -152,7 +156,7 @@ class Products:
                 count,
                 eps=self.config.rms_eps,
                 gated=True,
-                summarised=norm is x.norm,
+                summarised=x.has_begun(norm),
             )
             self.plan.launch(
                 kernel,

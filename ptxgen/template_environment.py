@@ -95,7 +95,7 @@ class _PackageLoader(jinja2.BaseLoader):
         """See `jinja2.BaseLoader.load`."""
         package, file = _split(name)
         if package == _TEMPLATES:
-            code = self._modules.code(file, read_template((package, file)))
+            code = self._modules.code(file, lambda: read_template((package, file)))
             if code:
                 globals = {} if globals is None else globals
                 return environment.template_class.from_code(environment, code, globals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -29,14 +30,16 @@ class TemplateModules:
         self._folder = folder
         self._identity = f"{jinja2.__version__} {environment}"
 
-    def code(self, file: str, text: str) -> CodeType | None:
-        """The code of a template whose source is ``text``; None where there is no good module."""
+    def code(self, file: str, text: Callable[[], str]) -> CodeType | None:
+        """The code of a template; None where there is no good module. ``text`` reads its source,
+        and is asked only where there is a module at all.
+        """
         path = self._path(file)
         try:
             source, _, stamp = path.read_bytes().rpartition(b"\n")
         except OSError:
             return None
-        if stamp != self._stamp(text, source):
+        if stamp != self._stamp(text(), source):
             return None
         code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)
         # In a traceback Jinja puts the template's line numbers beside this name.

@@ -91,23 +91,27 @@ class FusedProduct(KernelSpec):
             raise PtxgenError(
                 f"{self.name}: gated goes without bias and residual, others without both"
             )
-        for fmt, rows in ((self.format, self.rows), *self.others):
-            Layout(fmt, rows, self.cols)  # refuses columns that are no whole blocks
+        _ = self.layouts  # refuses columns that are no whole blocks
 
     @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        """How the weights of each matrix with a product of its own lie in memory."""
+        matrices = ((self.format, self.rows), *self.others)
+        return tuple(Layout(fmt, rows, self.cols) for fmt, rows in matrices)
+
+    @property
     def layout(self) -> Layout:
         """How the (first) weights lie in memory."""
-        return Layout(self.format, self.rows, self.cols)
+        return self.layouts[0]
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The matrices with a product of their own, side by side in the grid."""
         parts: list[Part] = []
-        for fmt, rows in ((self.format, self.rows), *self.others):
+        for number, layout in enumerate(self.layouts):
             first = parts[-1].first_cta + parts[-1].ctas if parts else 0
-            layout = Layout(fmt, rows, self.cols)
-            ctas = ceil_div(rows, self.cta_rows_of(len(parts)))
-            parts.append(Part(len(parts), layout, first, ctas))
+            ctas = ceil_div(layout.rows, self.cta_rows_of(number))
+            parts.append(Part(number, layout, first, ctas))
         return tuple(parts)
 
     @property

@@ -185,9 +185,8 @@ class TiledProduct(FusedProduct):
     @property
     def tiles_wanted(self) -> tuple[int, ...]:
         """Tiles that a CTA should take, of each matrix: so many that there is one CTA an SM."""
-        rows = (self.rows, *(rows for _, rows in self.others))
-        tiles = sum(ceil_div(r, TILE_ROWS) for r in rows)
-        return (self.tiles_each or ceil_div(tiles, self.clusters),) * len(rows)
+        tiles = sum(layout.bands for layout in self.layouts)
+        return (self.tiles_each or ceil_div(tiles, self.clusters),) * len(self.layouts)
 
     @property
     def clusters(self) -> int:

@@ -117,10 +117,8 @@ class BatchMatvec(TiledProduct):
         """Fewer of a matrix of a larger type, which take longer."""
         if self.tiles_each or not self.others:
             return super().tiles_wanted
-        layouts = [Layout(self.format, self.rows, self.cols)]
-        layouts += [Layout(fmt, rows, self.cols) for fmt, rows in self.others]
-        costs = [Tile(layout).nbytes for layout in layouts]
-        return balanced([layout.bands for layout in layouts], costs, self.clusters)
+        costs = [Tile(layout).nbytes for layout in self.layouts]
+        return balanced([layout.bands for layout in self.layouts], costs, self.clusters)
 
     @property
     def sharers(self) -> int:

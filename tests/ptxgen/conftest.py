@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jinja2
 import pytest
+
+from urdir.ptxgen import template_environment
 
 
 @pytest.fixture
@@ -20,3 +23,15 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(jinja2.Environment, "compile", compile_)
     return names
+
+
+@pytest.fixture
+def edited(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Called, it edits the template of `RmsNorm`: "ret" becomes "exit"."""
+    really = template_environment.read_template
+
+    def read(name: tuple[str, str]) -> str:
+        text = really(name)
+        return text.replace("ret;", "exit;") if name[1] == "rms_norm.ptx.j2" else text
+
+    return lambda: monkeypatch.setattr(template_environment, "read_template", read)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import operator
 from typing import Any
 
 import numpy as np
@@ -16,16 +14,13 @@ from urdir.model.kernel_suite import skip_where_too_old
 from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.formats import FORMATS, Format
-from urdir.ptxgen.kernels._balance import balanced
 from urdir.ptxgen.kernels._fused_product import MAX_BATCH
-from urdir.ptxgen.kernels._summary import summary
 from urdir.ptxgen.kernels._weight_tiles import Quads, Tile
 from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
 from urdir.ptxgen.kernels.matvec import Matvec
 from urdir.ptxgen.kernels.product import Limits, batch_cluster, vector_product
 from urdir.ptxgen.kernels.tile_matvec import TileMatvec
 from urdir.ptxgen.layout import Layout
-from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
@@ -163,30 +158,6 @@ def test_ctas_of_larger_tiles_take_fewer() -> None:
         assert tuple(m.warp_tiles for m in spec.matrices) == wanted
     several = dataclasses.replace(spec, others=((Q6_K, 1024),) * 2, per_pass=2)
     assert {m.pass_tiles for m in several.matrices} == {several.pass_tiles}
-
-
-def test_tiles_are_balanced_as_well_as_can_be() -> None:
-    """No other numbers fit with less for the last CTA, nor with fewer of any matrix."""
-    rng = np.random.default_rng(12)
-    for _ in range(60):
-        count, ctas = int(rng.integers(1, 4)), int(rng.integers(1, 12))
-        bands = [int(n) for n in rng.integers(1, 12, count)]
-        costs = [int(n) for n in rng.integers(1, 6, count)]
-        fitting = [
-            tiles
-            for tiles in itertools.product(*(range(1, n + 1) for n in bands))
-            if sum(map(ceil_div, bands, tiles)) <= ctas
-        ]
-        found = balanced(bands, costs, ctas)
-        if not fitting:
-            assert ctas < count
-            assert found == (ceil_div(sum(bands), ctas),) * count
-            continue
-        assert found in fitting
-        last = [max(map(operator.mul, tiles, costs)) for tiles in (found, *fitting)]
-        assert last[0] == min(last)
-        fewer = (t for t in fitting if t != found and all(map(operator.le, t, found)))
-        assert not list(fewer)
 
 
 def test_warps_share_the_blocks_that_are_left_over() -> None:
@@ -442,54 +413,3 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
         alone = {"weights": inputs["weights" + suffix], "x": inputs["x"], "norm": inputs["norm"]}
         y = run_kernel(device, single, alone)["y"]
         np.testing.assert_array_equal(together["y" + suffix], y)
-
-
-# ---- summaries ----
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        BatchMatvec(Q4_K, 48, 768, batch=4, residual=True, summarises=True),
-        BatchMatvec(Q8_0, 80, 2080, batch=5, residual=True, summarises=True, tiles_each=5),
-        BatchMatvec(Q6_K, 80, 1280, batch=3, residual=True, summarises=True, cluster=4, split=1),
-    ],
-    ids=str,
-)
-def test_a_summary_is_that_of_the_vectors_beside_it(device: Device, spec: BatchMatvec) -> None:
-    """Which are exactly those made without it, and their products with the norm's weights. What is
-    not finite is found in its vector's groups only."""
-    skip_where_too_old(spec, device.target)
-    inputs = spec.make_inputs(np.random.default_rng(11))
-    inputs["residual"][1, 21] = np.inf
-    inputs["residual"][1, 40] = np.nan
-    made = run_kernel(device, spec, inputs)
-    without = dataclasses.replace(spec, summarises=False)
-    y = run_kernel(device, without, {n: v for n, v in inputs.items() if n != "next_norm"})["y"]
-    np.testing.assert_array_equal(made["y"], y)
-    np.testing.assert_array_equal(made["scaled"], y * inputs["next_norm"])
-    with np.errstate(invalid="ignore"):
-        largest, squares = summary(made["scaled"], made["y"])
-    np.testing.assert_array_equal(made["y_summary"][0], largest)
-    np.testing.assert_allclose(made["y_summary"][1], squares, rtol=1e-6)
-    assert np.isinf(largest[1, 1])
-    assert np.isnan(largest[1, 2])
-    assert np.isfinite(np.delete(largest, 1, axis=0)).all()
-
-
-@pytest.mark.parametrize("batch", [2, 4, 7])
-@pytest.mark.parametrize("cols", [256, 480, 1280])
-def test_a_norm_that_was_begun_gives_the_same_vectors(
-    device: Device, batch: int, cols: int
-) -> None:
-    """Activations are rounded alike, bit for bit: only the sum of all squares is added up in
-    another order."""
-    spec = BatchMatvec(Q8_0, 40, cols, batch=batch, eps=1e-5, others=((Q8_0, 7),))
-    inputs = spec.make_inputs(np.random.default_rng(13))
-    norm = inputs.pop("norm")
-    whole = run_kernel(device, spec, {**inputs, "norm": norm})
-    scaled = inputs["x"] * norm
-    begun = {**inputs, "x": scaled, "x_summary": summary(scaled, inputs["x"])}
-    rest = run_kernel(device, dataclasses.replace(spec, summarised=True), begun)
-    for name, y in whole.items():
-        np.testing.assert_allclose(rest[name], y, rtol=1e-6)

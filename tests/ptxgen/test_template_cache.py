@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +68,11 @@ def test_another_version_compiles_again(
 
 
 def test_an_edited_template_is_compiled_again(
-    folder: Path, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
+    folder: Path, compiled: list[Any], edited: Callable[[], None]
 ) -> None:
     text_of_a_new_process()
     compiled.clear()
-    really = template_environment.read_template
-
-    def edited(name: tuple[str, str]) -> str:
-        text = really(name)
-        return text.replace("ret;", "exit;") if name[1] == "rms_norm.ptx.j2" else text
-
-    monkeypatch.setattr(template_environment, "read_template", edited)
+    edited()
     assert "exit;" in text_of_a_new_process()
     assert compiled == ["urdir.templates/rms_norm.ptx.j2"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -99,15 +99,9 @@ def test_a_module_of_another_template_is_never_run(
 
 
 def test_an_edited_template_is_compiled(
-    folder: Path, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
+    folder: Path, compiled: list[Any], edited: Callable[[], None]
 ) -> None:
-    really = template_environment.read_template
-
-    def edited(name: tuple[str, str]) -> str:
-        text = really(name)
-        return text.replace("ret;", "exit;") if name[1] == "rms_norm.ptx.j2" else text
-
-    monkeypatch.setattr(template_environment, "read_template", edited)
+    edited()
     assert "exit;" in text_of_a_new_process()
     assert compiled == [TEMPLATE]
 

@@ -1,0 +1,65 @@
+"""Summaries that a product leaves for the norm behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.driver.harness import run_kernel
+from urdir.model.kernel_suite import skip_where_too_old
+from urdir.ptxgen.formats import FORMATS
+from urdir.ptxgen.kernels._summary import summary
+from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
+
+Q8_0, Q4_K, Q6_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        BatchMatvec(Q4_K, 48, 768, batch=4, residual=True, summarises=True),
+        BatchMatvec(Q8_0, 80, 2080, batch=5, residual=True, summarises=True, tiles_each=5),
+        BatchMatvec(Q6_K, 80, 1280, batch=3, residual=True, summarises=True, cluster=4, split=1),
+    ],
+    ids=str,
+)
+def test_a_summary_is_that_of_the_vectors_beside_it(device: Device, spec: BatchMatvec) -> None:
+    """Which are exactly those made without it, and their products with the norm's weights. What is
+    not finite is found in its vector's groups only."""
+    skip_where_too_old(spec, device.target)
+    inputs = spec.make_inputs(np.random.default_rng(11))
+    inputs["residual"][1, 21] = np.inf
+    inputs["residual"][1, 40] = np.nan
+    made = run_kernel(device, spec, inputs)
+    without = dataclasses.replace(spec, summarises=False)
+    y = run_kernel(device, without, {n: v for n, v in inputs.items() if n != "next_norm"})["y"]
+    np.testing.assert_array_equal(made["y"], y)
+    np.testing.assert_array_equal(made["scaled"], y * inputs["next_norm"])
+    with np.errstate(invalid="ignore"):
+        largest, squares = summary(made["scaled"], made["y"])
+    np.testing.assert_array_equal(made["y_summary"][0], largest)
+    np.testing.assert_allclose(made["y_summary"][1], squares, rtol=1e-6)
+    assert np.isinf(largest[1, 1])
+    assert np.isnan(largest[1, 2])
+    assert np.isfinite(np.delete(largest, 1, axis=0)).all()
+
+
+@pytest.mark.parametrize("batch", [2, 4, 7])
+@pytest.mark.parametrize("cols", [256, 480, 1280])
+def test_a_norm_that_was_begun_gives_the_same_vectors(
+    device: Device, batch: int, cols: int
+) -> None:
+    """Activations are rounded alike, bit for bit: only the sum of all squares is added up in
+    another order."""
+    spec = BatchMatvec(Q8_0, 40, cols, batch=batch, eps=1e-5, others=((Q8_0, 7),))
+    inputs = spec.make_inputs(np.random.default_rng(13))
+    norm = inputs.pop("norm")
+    whole = run_kernel(device, spec, {**inputs, "norm": norm})
+    scaled = inputs["x"] * norm
+    begun = {**inputs, "x": scaled, "x_summary": summary(scaled, inputs["x"])}
+    rest = run_kernel(device, dataclasses.replace(spec, summarised=True), begun)
+    for name, y in whole.items():
+        np.testing.assert_allclose(rest[name], y, rtol=1e-6)
