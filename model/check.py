@@ -122,7 +122,7 @@ def check_kernel_examples(owner: DeviceOwner, kind: type[KernelSpec]) -> Iterato
     except Exception as exc:
         yield CheckRow(kind.name, "examples()", failure=_reported(exc))
         return
-    for spec in examples:
+    for spec in examples.values():
         target = owner.device.target
         if Target.parse(target).sm < spec.minimum_sm:
             reason = f"needs sm_{spec.minimum_sm}, the device is {target}"

@@ -8,7 +8,7 @@
     class TestScale(KernelSuite):
         kernels = (Scale,)
 
-Each test runs once for every spec in ``Scale.examples()``. The pytest plugin of urdir provides the
+Each test runs once for every spec of ``Scale.examples()``. The pytest plugin of urdir provides the
 devices, and skips what needs a GPU where there is none.
 """
 
@@ -50,15 +50,15 @@ class _Suite:
     def examples(cls) -> list[Any]:
         """The specs to test as pytest parameters; override it to mark or add some."""
         return [
-            pytest.param(spec, id=f"{kind.name}-{number}")
+            pytest.param(spec, id=f"{kind.name}-{name}")
             for kind in cls.kernels
-            for number, spec in enumerate(kind.examples())
+            for name, spec in kind.examples().items()
         ]
 
     @classmethod
     def smallest(cls) -> list[Any]:
         """The first example of each kernel, for tests that need no more."""
-        return [pytest.param(kind.examples()[0], id=kind.name) for kind in cls.kernels]
+        return [pytest.param(kind.smallest_example(), id=kind.name) for kind in cls.kernels]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Called by pytest for each test of the class."""

@@ -52,7 +52,7 @@ class FieldInfo:
 
 def fields_of(kernel: type[KernelSpec]) -> tuple[FieldInfo, ...]:
     """Every field that can be set, records taken apart, in order of declaration."""
-    return tuple(_fields(kernel, kernel.examples()[0], ""))
+    return tuple(_fields(kernel, kernel.smallest_example(), ""))
 
 
 def summary(kernel: type[KernelSpec]) -> str:
@@ -78,7 +78,7 @@ def specialise(kernel: type[S], settings: Sequence[str] = ()) -> S:
     Raises SettingError, in one line, for an unknown field, a value of the wrong type, and fields
     that no kernel of this kind has together.
     """
-    return respecialise(kernel.examples()[0], settings)
+    return respecialise(kernel.smallest_example(), settings)
 
 
 def respecialise(spec: S, settings: Sequence[str]) -> S:

@@ -174,9 +174,14 @@ class KernelSpec:
         raise NotImplementedError
 
     @classmethod
-    def examples(cls) -> Sequence[Self]:
-        """Specs worth testing, smallest first: odd sizes, every branch of the template."""
+    def examples(cls) -> Mapping[str, Self]:
+        """Specs worth testing by name, smallest first: odd sizes, every branch of the template."""
         raise NotImplementedError
+
+    @classmethod
+    def smallest_example(cls) -> Self:
+        """The first of the examples."""
+        return next(iter(cls.examples().values()))
 
     def flops(self) -> int:
         """Arithmetic operations of one launch (a fused multiply-add counts two)."""

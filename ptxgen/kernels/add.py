@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,8 @@ class Add(Elementwise):
         return {"y": inputs["a"] + inputs["b"]}  # one rounding, as add.f32: bit for bit
 
     @classmethod
-    def examples(cls) -> Sequence[Add]:
-        return (cls(n=3), cls(n=64), cls(n=515), cls(n=4096))
+    def examples(cls) -> Mapping[str, Add]:
+        return {f"{n} values": cls(n) for n in (3, 64, 515, 4096)}
 
     def flops(self) -> int:
         return self.n

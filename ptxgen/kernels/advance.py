@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,19 +105,19 @@ class Advance(KernelSpec):
         return state
 
     @classmethod
-    def examples(cls) -> Sequence[Advance]:
-        return (
-            cls(max_len=1),
-            cls(max_len=7, sampling=False),
-            cls(max_len=50, rows=3, sequences=5),
-            cls(max_len=9, rows=64, sequences=64),
-            cls(max_len=9, rows=40, sampling=False),
-            cls(max_len=4096),
-            cls(max_len=20, rows=37, sequences=40, slots=4),
-            cls(max_len=50, slots=4, slices=126),
-            cls(max_len=9, rows=5, sequences=5, slots=2, slices=1),
-            cls(max_len=9, rows=3, sequences=4, slices=32),
-        )
+    def examples(cls) -> Mapping[str, Advance]:
+        return {
+            "one token": cls(max_len=1),
+            "greedy alone": cls(max_len=7, sampling=False),
+            "rows of some sequences": cls(max_len=50, rows=3, sequences=5),
+            "many rows": cls(max_len=9, rows=64, sequences=64),
+            "many rows, greedy alone": cls(max_len=9, rows=40, sampling=False),
+            "long context": cls(max_len=4096),
+            "mailbox": cls(max_len=20, rows=37, sequences=40, slots=4),
+            "mailbox and slices": cls(max_len=50, slots=4, slices=126),
+            "one slice each": cls(max_len=9, rows=5, sequences=5, slots=2, slices=1),
+            "slices of a few rows": cls(max_len=9, rows=3, sequences=4, slices=32),
+        }
 
     def flops(self) -> int:
         return 0

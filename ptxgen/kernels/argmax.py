@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,18 +76,18 @@ class Argmax(KernelSpec):
         return {"ranks": best}
 
     @classmethod
-    def examples(cls) -> Sequence[Argmax]:
-        return (
-            cls(n=1),
-            cls(n=33),
-            cls(n=130),
-            cls(n=1003),
-            cls(n=20_001),  # a last slice that is short, and a last element
-            cls(n=128_256),
-            cls(n=4100, rows=3),
-            cls(n=4099, rows=3),  # rows that are not aligned: one logit at a time
-            cls(n=10_242, width=4096),
-        )
+    def examples(cls) -> Mapping[str, Argmax]:
+        return {
+            "one logit": cls(n=1),
+            "odd": cls(n=33),
+            "few": cls(n=130),
+            "one slice": cls(n=1003),
+            "short last slice": cls(n=20_001),  # a last slice that is short, and a last element
+            "large vocabulary": cls(n=128_256),
+            "aligned rows": cls(n=4100, rows=3),
+            "unaligned rows": cls(n=4099, rows=3),  # rows that are not aligned: one logit at a time
+            "narrow slices": cls(n=10_242, width=4096),
+        }
 
     def flops(self) -> int:
         return self.rows * self.n

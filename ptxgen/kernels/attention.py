@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,48 +49,66 @@ class Attention(DecodeAttention):
         return {"out": self.attend(inputs)} | caches
 
     @classmethod
-    def examples(cls) -> Sequence[Attention]:
-        return (
-            cls(1, KvLayout(1, 1, 1, 8, "f32")),
-            cls(2, KvLayout(1, 2, 9, 64, "f16")),
-            cls(4, KvLayout(1, 2, 70, 80, "f16")),
-            cls(3, KvLayout(1, 1, 33, 96, "f32")),
-            cls(4, KvLayout(1, 1, 150, 112, "f16")),
-            cls(7, KvLayout(1, 1, 131, 128, "f16")),
-            cls(8, KvLayout(1, 1, 40, 256, "f16")),
-            cls(8, KvLayout(1, 1, 40, 256, "f32")),
-            cls(24, KvLayout(1, 2, 300, 64, "f16")),
-            cls(71, KvLayout(1, 1, 77, 64, "f32")),
-            cls(2, KvLayout(1, 1, 16, 16, "f16")),
-            cls(4, KvLayout(2, 1, 45, 80, "bf16"), rows=3),
-            cls(8, KvLayout(1, 2, 70, 128, "q8_0")),
-            cls(2, KvLayout(3, 2, 41, 96, "q8_0"), rows=4, window=13),
-            cls(4, KvLayout(2, 1, 50, 64, "f16"), rows=3, window=20, softcap=30.0),
-            cls(2, KvLayout(1, 1, 30, 256, "f32"), scale=0.0625, softcap=50.0),
-            cls(6, KvLayout(2, 2, 64, 128, "f16", page_len=16, pages=7), rows=3),
-            cls(4, KvLayout(3, 1, 96, 64, "q8_0", page_len=32, pages=11), rows=4),
-            cls(8, KvLayout(2, 1, 64, 112, "bf16", page_len=16, pages=6), rows=3, window=24),
-            cls(12, KvLayout(1, 1, 128, 256, "f32", page_len=64, pages=3), rows=2),
-            *cls._examples_with_a_rope(),
-        )
+    def examples(cls) -> Mapping[str, Attention]:
+        return {
+            "head_dim 8": cls(1, KvLayout(1, 1, 1, 8, "f32")),
+            "head_dim 64": cls(2, KvLayout(1, 2, 9, 64, "f16")),
+            "head_dim 80": cls(4, KvLayout(1, 2, 70, 80, "f16")),
+            "head_dim 96 f32": cls(3, KvLayout(1, 1, 33, 96, "f32")),
+            "head_dim 112": cls(4, KvLayout(1, 1, 150, 112, "f16")),
+            "seven heads a KV head": cls(7, KvLayout(1, 1, 131, 128, "f16")),
+            "head_dim 256": cls(8, KvLayout(1, 1, 40, 256, "f16")),
+            "head_dim 256 f32": cls(8, KvLayout(1, 1, 40, 256, "f32")),
+            "long cache": cls(24, KvLayout(1, 2, 300, 64, "f16")),
+            "71 heads a KV head": cls(71, KvLayout(1, 1, 77, 64, "f32")),
+            "head_dim 16": cls(2, KvLayout(1, 1, 16, 16, "f16")),
+            "bf16 rows": cls(4, KvLayout(2, 1, 45, 80, "bf16"), rows=3),
+            "q8_0": cls(8, KvLayout(1, 2, 70, 128, "q8_0")),
+            "q8_0 rows window": cls(2, KvLayout(3, 2, 41, 96, "q8_0"), rows=4, window=13),
+            "window and softcap": cls(
+                4, KvLayout(2, 1, 50, 64, "f16"), rows=3, window=20, softcap=30.0
+            ),
+            "scale and softcap": cls(2, KvLayout(1, 1, 30, 256, "f32"), scale=0.0625, softcap=50.0),
+            "pages": cls(6, KvLayout(2, 2, 64, 128, "f16", page_len=16, pages=7), rows=3),
+            "pages q8_0": cls(4, KvLayout(3, 1, 96, 64, "q8_0", page_len=32, pages=11), rows=4),
+            "pages bf16 window": cls(
+                8, KvLayout(2, 1, 64, 112, "bf16", page_len=16, pages=6), rows=3, window=24
+            ),
+            "pages f32 head_dim 256": cls(
+                12, KvLayout(1, 1, 128, 256, "f32", page_len=64, pages=3), rows=2
+            ),
+            **cls._examples_with_a_rope(),
+        }
 
     @classmethod
-    def _examples_with_a_rope(cls) -> Sequence[Attention]:
+    def _examples_with_a_rope(cls) -> Mapping[str, Attention]:
         """Every type of cache, style and way to divide heads and pairs among threads."""
         whole, half = Rotation(128, "half"), Rotation(64, "interleaved", magnitude=1.2)
-        return (
-            cls(1, KvLayout(1, 1, 1, 8, "f32"), rope=Rotation(6, "interleaved")),
-            cls(4, KvLayout(1, 2, 70, 80, "f16"), rope=Rotation(32, "half")),
-            cls(4, KvLayout(2, 1, 131, 128, "f16"), rows=3, rope=whole),
-            cls(8, KvLayout(1, 2, 70, 128, "q8_0"), rope=whole, most_heads=2),
-            cls(2, KvLayout(3, 2, 41, 96, "q8_0"), rows=4, window=13, rope=half),
-            cls(7, KvLayout(2, 1, 50, 128, "bf16"), rows=3, softcap=30.0, rope=half, most_heads=1),
-            cls(12, KvLayout(1, 2, 33, 256, "f32"), rope=Rotation(256, "half", magnitude=1.1)),
-            cls(6, KvLayout(2, 2, 64, 128, "f16", page_len=16, pages=9), rows=3, rope=whole),
-            cls(5, KvLayout(2, 1, 64, 64, "q8_0", page_len=32, pages=5), rows=2, rope=half),
-            cls(3, KvLayout(3, 1, 32, 112, "bf16", 16, 6), rows=4, rope=Rotation(90, "half")),
-            cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, rope=half),
-        )
+        return {
+            "rope of 6": cls(1, KvLayout(1, 1, 1, 8, "f32"), rope=Rotation(6, "interleaved")),
+            "rope half": cls(4, KvLayout(1, 2, 70, 80, "f16"), rope=Rotation(32, "half")),
+            "rope rows": cls(4, KvLayout(2, 1, 131, 128, "f16"), rows=3, rope=whole),
+            "rope q8_0": cls(8, KvLayout(1, 2, 70, 128, "q8_0"), rope=whole, most_heads=2),
+            "rope q8_0 window": cls(
+                2, KvLayout(3, 2, 41, 96, "q8_0"), rows=4, window=13, rope=half
+            ),
+            "rope bf16 softcap": cls(
+                7, KvLayout(2, 1, 50, 128, "bf16"), rows=3, softcap=30.0, rope=half, most_heads=1
+            ),
+            "rope f32 head_dim 256": cls(
+                12, KvLayout(1, 2, 33, 256, "f32"), rope=Rotation(256, "half", magnitude=1.1)
+            ),
+            "rope pages": cls(
+                6, KvLayout(2, 2, 64, 128, "f16", page_len=16, pages=9), rows=3, rope=whole
+            ),
+            "rope pages q8_0": cls(
+                5, KvLayout(2, 1, 64, 64, "q8_0", page_len=32, pages=5), rows=2, rope=half
+            ),
+            "rope pages bf16": cls(
+                3, KvLayout(3, 1, 32, 112, "bf16", 16, 6), rows=4, rope=Rotation(90, "half")
+            ),
+            "rope many rows": cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, rope=half),
+        }
 
     def bytes_moved(self) -> int:
         """K and V of every row at full length, the queries and the output."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -211,44 +211,80 @@ class BatchMatvec(TiledProduct):
         return Tolerance(rtol=3e-4 if self.gated else 1.5e-4, atol=5e-4)
 
     @classmethod
-    def examples(cls) -> Sequence[BatchMatvec]:
+    def examples(cls) -> Mapping[str, BatchMatvec]:
         quantised = [f for f in FORMATS.values() if not f.is_float]
         q8, q4_k, q6_k, q5_0 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q5_0"))
-        each = [
-            cls(f, 16 + 9 * i, odd_cols(f), bias=i % 2 == 0, batch=1 + i % 8)
+        each = {
+            f.name: cls(f, 16 + 9 * i, odd_cols(f), bias=i % 2 == 0, batch=1 + i % 8)
             for i, f in enumerate(quantised)
-        ]
-        wide = [
-            cls(f, 33, 1024, batch=8 - i % 8, residual=i % 2 == 0, tiles_each=1 + i % 3)
+        }
+        wide = {
+            f"{f.name} wide": cls(
+                f, 33, 1024, batch=8 - i % 8, residual=i % 2 == 0, tiles_each=1 + i % 3
+            )
             for i, f in enumerate(quantised)
-        ]
-        return (
-            cls(q8, 3, 32, batch=2),
-            *each,
-            *wide,
-            cls(q4_k, 40, 2304, eps=1e-5, split=2, tiles_each=3, per_pass=2, bias=True),
-            cls(q4_k, 40, 768, gated=True, eps=1e-5, batch=4),
-            cls(q6_k, 23, 1536, gated=True, batch=3, split=2, groups=1, stages=2),
-            cls(q5_0, 17, 1376, gated=True, eps=1e-6, batch=7, stages=3, tiles_each=2),
-            cls(q4_k, 64, 1024, eps=1e-5, others=((q6_k, 17), (q8, 5)), batch=5, tiles_each=2),
-            cls(q4_k, 9, 4864, residual=True, batch=8, stages=4),
-            cls(q6_k, 20, 1280, eps=1e-6, batch=3, split=1, groups=2),
-            cls(q5_0, 40, 1376, batch=5, split=2, groups=1, tiles_each=2),
-            cls(q4_k, 40, 2304, residual=True, batch=8, cluster=2),
-            cls(q4_k, 40, 4352, bias=True, eps=1e-5, batch=5, cluster=4, tiles_each=4, per_pass=2),
-            cls(q6_k, 50, 1280, gated=True, eps=1e-6, batch=3, cluster=2, split=1, groups=2),
-            cls(q4_k, 35, 768, eps=1e-5, others=((q8, 17),), batch=2, cluster=2),
-            cls(q4_k, 70, 1280, gated=True, eps=1e-5, split=2, groups=1, tiles_each=5, per_pass=3),
-            cls(q6_k, 70, 1280, residual=True, batch=4, split=2, groups=1, tiles_each=5),
-            cls(q8, 70, 480, eps=1e-5, batch=6, tiles_each=5, per_pass=2),
-            cls(q8, 48, 288, residual=True, batch=5, summarises=True),
-            cls(q4_k, 48, 1280, gated=True, eps=1e-5, summarised=True, batch=7),
-            cls(q6_k, 80, 1280, residual=True, batch=3, cluster=2, summarises=True, tiles_each=2),
-            cls(q4_k, 40, 768, eps=1e-5, others=((q8, 17),), batch=4, cluster=2, summarised=True),
-            cls(q5_0, 48, 1376, eps=1e-6, batch=2, split=2, groups=1, summarised=True),
-            cls(q4_k, 80, 2304, residual=True, split=2, tiles_each=5, per_pass=3, summarises=True),
-            cls(q4_k, 50, 1536, residual=True, batch=4, split=4, groups=1, tiles_each=4),
-            cls(q6_k, 80, 2560, batch=7, split=4, groups=2, tiles_each=4, stages=3),
-            cls(q8, 80, 2464, bias=True, batch=2, split=4, groups=1, tiles_each=4, cluster=2),
-            cls(q4_k, 160, 1024, eps=1e-5, others=((q6_k, 32), (q8, 50)), batch=3, sms=9),
-        )
+        }
+        return {
+            "smallest": cls(q8, 3, 32, batch=2),
+            **each,
+            **wide,
+            "norm in passes": cls(
+                q4_k, 40, 2304, eps=1e-5, split=2, tiles_each=3, per_pass=2, bias=True
+            ),
+            "gated norm": cls(q4_k, 40, 768, gated=True, eps=1e-5, batch=4),
+            "gated split Q6_K": cls(
+                q6_k, 23, 1536, gated=True, batch=3, split=2, groups=1, stages=2
+            ),
+            "gated Q5_0": cls(
+                q5_0, 17, 1376, gated=True, eps=1e-6, batch=7, stages=3, tiles_each=2
+            ),
+            "norm, three matrices": cls(
+                q4_k, 64, 1024, eps=1e-5, others=((q6_k, 17), (q8, 5)), batch=5, tiles_each=2
+            ),
+            "residual long rows": cls(q4_k, 9, 4864, residual=True, batch=8, stages=4),
+            "norm Q6_K": cls(q6_k, 20, 1280, eps=1e-6, batch=3, split=1, groups=2),
+            "split Q5_0": cls(q5_0, 40, 1376, batch=5, split=2, groups=1, tiles_each=2),
+            "cluster residual": cls(q4_k, 40, 2304, residual=True, batch=8, cluster=2),
+            "cluster of 4 norm in passes": cls(
+                q4_k, 40, 4352, bias=True, eps=1e-5, batch=5, cluster=4, tiles_each=4, per_pass=2
+            ),
+            "cluster gated norm": cls(
+                q6_k, 50, 1280, gated=True, eps=1e-6, batch=3, cluster=2, split=1, groups=2
+            ),
+            "cluster norm, two matrices": cls(
+                q4_k, 35, 768, eps=1e-5, others=((q8, 17),), batch=2, cluster=2
+            ),
+            "gated norm in passes": cls(
+                q4_k, 70, 1280, gated=True, eps=1e-5, split=2, groups=1, tiles_each=5, per_pass=3
+            ),
+            "residual split Q6_K": cls(
+                q6_k, 70, 1280, residual=True, batch=4, split=2, groups=1, tiles_each=5
+            ),
+            "norm in passes Q8_0": cls(q8, 70, 480, eps=1e-5, batch=6, tiles_each=5, per_pass=2),
+            "summarises": cls(q8, 48, 288, residual=True, batch=5, summarises=True),
+            "summarised gated": cls(q4_k, 48, 1280, gated=True, eps=1e-5, summarised=True, batch=7),
+            "cluster summarises": cls(
+                q6_k, 80, 1280, residual=True, batch=3, cluster=2, summarises=True, tiles_each=2
+            ),
+            "cluster summarised": cls(
+                q4_k, 40, 768, eps=1e-5, others=((q8, 17),), batch=4, cluster=2, summarised=True
+            ),
+            "summarised Q5_0": cls(
+                q5_0, 48, 1376, eps=1e-6, batch=2, split=2, groups=1, summarised=True
+            ),
+            "summarises in passes": cls(
+                q4_k, 80, 2304, residual=True, split=2, tiles_each=5, per_pass=3, summarises=True
+            ),
+            "split in 4": cls(
+                q4_k, 50, 1536, residual=True, batch=4, split=4, groups=1, tiles_each=4
+            ),
+            "split in 4 Q6_K": cls(
+                q6_k, 80, 2560, batch=7, split=4, groups=2, tiles_each=4, stages=3
+            ),
+            "cluster split in 4": cls(
+                q8, 80, 2464, bias=True, batch=2, split=4, groups=1, tiles_each=4, cluster=2
+            ),
+            "balanced matrices": cls(
+                q4_k, 160, 1024, eps=1e-5, others=((q6_k, 32), (q8, 50)), batch=3, sms=9
+            ),
+        }

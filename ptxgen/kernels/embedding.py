@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -99,15 +99,17 @@ class Embedding(KernelSpec):
         return positions
 
     @classmethod
-    def examples(cls) -> Sequence[Embedding]:
+    def examples(cls) -> Mapping[str, Embedding]:
         cols = {f: 37 if f.is_float else f.block * 9 % 1536 for f in FORMATS.values()}
-        each = [cls(f, vocab=5, cols=n, max_len=7) for f, n in cols.items()]
-        return (
-            *each,
-            cls(FORMATS["Q8_0"], vocab=3, cols=4896, max_len=2),
-            cls(FORMATS["Q6_K"], vocab=9, cols=512, max_len=4, rows=6, sequences=3),
-            cls(FORMATS["F16"], vocab=9, cols=37, max_len=4, rows=5, sequences=2),
-        )
+        each = {f.name: cls(f, vocab=5, cols=n, max_len=7) for f, n in cols.items()}
+        return {
+            **each,
+            "long rows": cls(FORMATS["Q8_0"], vocab=3, cols=4896, max_len=2),
+            "rows of sequences": cls(
+                FORMATS["Q6_K"], vocab=9, cols=512, max_len=4, rows=6, sequences=3
+            ),
+            "F16 rows": cls(FORMATS["F16"], vocab=9, cols=37, max_len=4, rows=5, sequences=2),
+        }
 
     def flops(self) -> int:
         return 2 * self.rows * self.cols

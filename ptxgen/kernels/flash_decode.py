@@ -8,7 +8,7 @@ not on ``max_keys``, not on other rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,33 +136,49 @@ class FlashDecodeChunk(DecodeAttention):
         return inputs | {"partial": np.zeros(self.shape_of(self.param("partial")), np.float32)}
 
     @classmethod
-    def examples(cls) -> Sequence[FlashDecodeChunk]:
-        return (
-            cls(1, KvLayout(1, 1, 16, 64, "f16"), chunk=16),
-            cls(4, KvLayout(1, 2, 70, 80, "f16"), chunk=32),
-            cls(4, KvLayout(1, 1, 200, 128, "f16"), max_keys=130, chunk=64),
-            cls(7, KvLayout(1, 1, 50, 128, "bf16"), chunk=16),
-            cls(12, KvLayout(2, 1, 60, 96, "f32"), rows=3, max_keys=47, chunk=16),
-            cls(3, KvLayout(2, 1, 70, 112, "f16"), rows=3, window=20, chunk=16),
-            cls(8, KvLayout(1, 1, 64, 256, "q8_0"), softcap=50.0, chunk=32),
-            cls(4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=10), rows=3, chunk=32),
-            cls(2, KvLayout(3, 1, 128, 128, "q8_0", page_len=64, pages=7), rows=4, chunk=16),
-            cls(2, KvLayout(1, 1, 64, 256, "f32", page_len=16, pages=5), window=33, chunk=32),
-            *cls._examples_with_a_rope(),
-        )
+    def examples(cls) -> Mapping[str, FlashDecodeChunk]:
+        return {
+            "one chunk": cls(1, KvLayout(1, 1, 16, 64, "f16"), chunk=16),
+            "head_dim 80": cls(4, KvLayout(1, 2, 70, 80, "f16"), chunk=32),
+            "fewer keys than the cache": cls(
+                4, KvLayout(1, 1, 200, 128, "f16"), max_keys=130, chunk=64
+            ),
+            "bf16": cls(7, KvLayout(1, 1, 50, 128, "bf16"), chunk=16),
+            "f32 rows": cls(12, KvLayout(2, 1, 60, 96, "f32"), rows=3, max_keys=47, chunk=16),
+            "window": cls(3, KvLayout(2, 1, 70, 112, "f16"), rows=3, window=20, chunk=16),
+            "q8_0 softcap": cls(8, KvLayout(1, 1, 64, 256, "q8_0"), softcap=50.0, chunk=32),
+            "pages": cls(4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=10), rows=3, chunk=32),
+            "pages q8_0": cls(
+                2, KvLayout(3, 1, 128, 128, "q8_0", page_len=64, pages=7), rows=4, chunk=16
+            ),
+            "pages f32 window": cls(
+                2, KvLayout(1, 1, 64, 256, "f32", page_len=16, pages=5), window=33, chunk=32
+            ),
+            **cls._examples_with_a_rope(),
+        }
 
     @classmethod
-    def _examples_with_a_rope(cls) -> Sequence[FlashDecodeChunk]:
+    def _examples_with_a_rope(cls) -> Mapping[str, FlashDecodeChunk]:
         """Every type of cache; chunks shorter and longer than a step of keys."""
         whole, half = Rotation(128, "half"), Rotation(64, "interleaved", magnitude=1.2)
-        return (
-            cls(4, KvLayout(1, 1, 200, 128, "f16"), rope=whole, max_keys=130, chunk=64),
-            cls(12, KvLayout(2, 1, 60, 96, "f32"), rows=3, rope=half, max_keys=47, chunk=16),
-            cls(3, KvLayout(2, 1, 70, 112, "bf16"), rows=3, window=20, rope=half, chunk=16),
-            cls(8, KvLayout(1, 1, 64, 256, "q8_0"), rope=Rotation(90, "half"), chunk=32),
-            cls(4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=14), 3, rope=half, chunk=32),
-            cls(2, KvLayout(3, 1, 128, 128, "q8_0", 64, 7), rows=4, rope=whole, chunk=16),
-        )
+        return {
+            "rope": cls(4, KvLayout(1, 1, 200, 128, "f16"), rope=whole, max_keys=130, chunk=64),
+            "rope f32 rows": cls(
+                12, KvLayout(2, 1, 60, 96, "f32"), rows=3, rope=half, max_keys=47, chunk=16
+            ),
+            "rope bf16 window": cls(
+                3, KvLayout(2, 1, 70, 112, "bf16"), rows=3, window=20, rope=half, chunk=16
+            ),
+            "rope q8_0 head_dim 256": cls(
+                8, KvLayout(1, 1, 64, 256, "q8_0"), rope=Rotation(90, "half"), chunk=32
+            ),
+            "rope pages": cls(
+                4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=14), 3, rope=half, chunk=32
+            ),
+            "rope pages q8_0": cls(
+                2, KvLayout(3, 1, 128, 128, "q8_0", 64, 7), rows=4, rope=whole, chunk=16
+            ),
+        }
 
     def flops(self) -> int:
         return self.rows * self.heads * self._longest * (4 * self.head_dim + 8)
@@ -251,14 +267,14 @@ class FlashDecodeReduce(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Sequence[FlashDecodeReduce]:
-        return (
-            cls(heads=1, head_dim=8, chunks=1),
-            cls(heads=3, head_dim=80, chunks=9),
-            cls(heads=4, head_dim=128, chunks=64),
-            cls(heads=2, head_dim=256, chunks=37, rows=3),
-            cls(heads=5, head_dim=144, chunks=300, rows=2),
-        )
+    def examples(cls) -> Mapping[str, FlashDecodeReduce]:
+        return {
+            "one chunk": cls(heads=1, head_dim=8, chunks=1),
+            "nine chunks": cls(heads=3, head_dim=80, chunks=9),
+            "64 chunks": cls(heads=4, head_dim=128, chunks=64),
+            "rows": cls(heads=2, head_dim=256, chunks=37, rows=3),
+            "many chunks": cls(heads=5, head_dim=144, chunks=300, rows=2),
+        }
 
     def flops(self) -> int:
         return self.rows * self.heads * self.chunks * 2 * (self.head_dim + 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -259,15 +259,15 @@ class FusedLayers(Layers):
         )
 
     @classmethod
-    def examples(cls) -> Sequence[FusedLayers]:
+    def examples(cls) -> Mapping[str, FusedLayers]:
         q8, q4, q6 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
         small = Attention(4, KvLayout(1, 2, 33, 64, "f16"), rope=Rotation(64, "half"))
         mixed = [(q4, q4, q6, q4, q4, q4, q6), (q4,) * 7]
         wide = Attention(
             8, KvLayout(2, 2, 70, 128, "bf16"), rope=Rotation(64, "interleaved"), most_heads=2
         )
-        return (
-            cls.of(256, 256, small, [(q8,) * 7], sms=3),
-            cls.of(256, 512, small, mixed, sms=4, biased=True),
-            cls.of(768, 1280, wide, mixed[:1], sms=4, cta_warps=2 * WARPS),
-        )
+        return {
+            "equal": cls.of(256, 256, small, [(q8,) * 7], sms=3),
+            "mixed types, biases": cls.of(256, 512, small, mixed, sms=4, biased=True),
+            "wide rows": cls.of(768, 1280, wide, mixed[:1], sms=4, cta_warps=2 * WARPS),
+        }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,20 +103,20 @@ class KvAppend(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Sequence[KvAppend]:
-        return (
-            cls(KvLayout(1, 1, 1, 8, "f32")),
-            cls(KvLayout(1, 3, 7, 80, "f16")),
-            cls(KvLayout(1, 2, 33, 64, "f32")),
-            cls(KvLayout(1, 8, 16, 128, "f16")),
-            cls(KvLayout(3, 1, 5, 256, "f16"), rows=4),
-            cls(KvLayout(2, 3, 9, 80, "bf16"), rows=3),
-            cls(KvLayout(1, 1, 4, 32, "q8_0")),
-            cls(KvLayout(2, 2, 5, 96, "q8_0"), rows=5),
-            cls(KvLayout(3, 2, 64, 72, "f16", page_len=16, pages=14), rows=5),
-            cls(KvLayout(2, 2, 64, 160, "q8_0", page_len=32, pages=3), rows=4),
-            cls(KvLayout(4, 1, 32, 64, "bf16", page_len=16, pages=5), rows=7),
-        )
+    def examples(cls) -> Mapping[str, KvAppend]:
+        return {
+            "head_dim 8 f32": cls(KvLayout(1, 1, 1, 8, "f32")),
+            "head_dim 80": cls(KvLayout(1, 3, 7, 80, "f16")),
+            "head_dim 64 f32": cls(KvLayout(1, 2, 33, 64, "f32")),
+            "head_dim 128": cls(KvLayout(1, 8, 16, 128, "f16")),
+            "head_dim 256 rows": cls(KvLayout(3, 1, 5, 256, "f16"), rows=4),
+            "bf16 rows": cls(KvLayout(2, 3, 9, 80, "bf16"), rows=3),
+            "q8_0": cls(KvLayout(1, 1, 4, 32, "q8_0")),
+            "q8_0 rows": cls(KvLayout(2, 2, 5, 96, "q8_0"), rows=5),
+            "pages": cls(KvLayout(3, 2, 64, 72, "f16", page_len=16, pages=14), rows=5),
+            "pages q8_0": cls(KvLayout(2, 2, 64, 160, "q8_0", page_len=32, pages=3), rows=4),
+            "pages bf16": cls(KvLayout(4, 1, 32, 64, "bf16", page_len=16, pages=5), rows=7),
+        }
 
     def flops(self) -> int:
         return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -232,21 +232,26 @@ class Matmul(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Sequence[Matmul]:
+    def examples(cls) -> Mapping[str, Matmul]:
         odd = {f: 37 if f.is_float else f.block * 9 % 1536 for f in FORMATS.values()}
-        each = [cls(f, 33, cols, 9 + i, bias=i % 2 == 0) for i, (f, cols) in enumerate(odd.items())]
+        each = {
+            f.name: cls(f, 33, cols, 9 + i, bias=i % 2 == 0)
+            for i, (f, cols) in enumerate(odd.items())
+        }
         q8, q4_k, f16 = FORMATS["Q8_0"], FORMATS["Q4_K"], FORMATS["F16"]
-        tiled = [
-            cls(q4_k if i % 2 else q8, t.rows + 2, 256 + 32 * (1 - i % 2), t.batch + 1, tile=t)
+        tiled = {
+            f"tile of {t.rows}x{t.batch}": cls(
+                q4_k if i % 2 else q8, t.rows + 2, 256 + 32 * (1 - i % 2), t.batch + 1, tile=t
+            )
             for i, t in enumerate(TILES)
-        ]
-        return (
-            cls(q8, 8, UNIT, 9),
-            *each,
-            *tiled,
-            cls(f16, 31, 70, 20, bias=True),
-            cls(FORMATS["F32"], 130, 132, 64, tile=TILES[1]),
-        )
+        }
+        return {
+            "few rows": cls(q8, 8, UNIT, 9),
+            **each,
+            **tiled,
+            "F16 odd": cls(f16, 31, 70, 20, bias=True),
+            "F32 aligned": cls(FORMATS["F32"], 130, 132, 64, tile=TILES[1]),
+        }
 
     def flops(self) -> int:
         return 2 * self.batch * self.rows * self.cols

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from urdir.ptxgen.errors import PtxgenError
@@ -194,21 +194,25 @@ class Matvec(FusedProduct):
         return Tolerance(rtol=5e-6 if self.gated else 2e-6, atol=2e-6)
 
     @classmethod
-    def examples(cls) -> Sequence[Matvec]:
+    def examples(cls) -> Mapping[str, Matvec]:
         q8, q4_k, q6_k, f16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
-        each = [cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(FORMATS.values())]
-        return (
-            cls(q8, 3, UNIT),
-            *each,
-            cls(f16, 3, 2085, warps=2, stages=1),
-            cls(q4_k, 18, 2304, warps=1, rows_each=2, stages=3, passes=3, resident=8),
-            cls(q4_k, 6, 4864, bias=True, rows_each=2, residual=True),
-            cls(q4_k, 5, 512, bias=True, batch=8),
-            cls(q8, 9, 4864, rows_each=1, batch=4, stages=1, eps=1e-5),
-            cls(FORMATS["F32"], 5, 37, bias=True, batch=8, eps=1e-5),
-            cls(FORMATS["F32"], 3, 12321, eps=1e-5),
-            cls(q4_k, 7, 512, batch=2, gated=True, eps=1e-6),
-            cls(q6_k, 22, 2048, gated=True, warps=2, passes=2),
-            cls(q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7))),
-            cls(f16, 6, 96, eps=1e-5, others=((q8, 3), (f16, 9)), warps=2, passes=2, batch=2),
-        )
+        each = {
+            f.name: cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(FORMATS.values())
+        }
+        return {
+            "smallest": cls(q8, 3, UNIT),
+            **each,
+            "F16 one stage": cls(f16, 3, 2085, warps=2, stages=1),
+            "passes": cls(q4_k, 18, 2304, warps=1, rows_each=2, stages=3, passes=3, resident=8),
+            "residual and bias": cls(q4_k, 6, 4864, bias=True, rows_each=2, residual=True),
+            "batch of 8": cls(q4_k, 5, 512, bias=True, batch=8),
+            "batch of 4 norm": cls(q8, 9, 4864, rows_each=1, batch=4, stages=1, eps=1e-5),
+            "F32 batch": cls(FORMATS["F32"], 5, 37, bias=True, batch=8, eps=1e-5),
+            "F32 long norm": cls(FORMATS["F32"], 3, 12321, eps=1e-5),
+            "gated batch": cls(q4_k, 7, 512, batch=2, gated=True, eps=1e-6),
+            "gated passes": cls(q6_k, 22, 2048, gated=True, warps=2, passes=2),
+            "three matrices": cls(q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7))),
+            "three matrices, mixed types": cls(
+                f16, 6, 96, eps=1e-5, others=((q8, 3), (f16, 9)), warps=2, passes=2, batch=2
+            ),
+        }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,16 +135,18 @@ class PrefillAttention(AttentionSpec):
         return self.inputs_at(rng, positions, [sequence] * self.rows)
 
     @classmethod
-    def examples(cls) -> Sequence[PrefillAttention]:
-        return (
-            cls(1, KvLayout(1, 1, 1, 16, "f16"), rows=1),
-            cls(2, KvLayout(2, 1, 100, 64, "f16"), rows=17),
-            cls(4, KvLayout(2, 2, 80, 80, "bf16"), rows=50, softcap=5.0),
-            cls(7, KvLayout(2, 1, 160, 128, "f16", 16, 22), rows=20, window=70),
-            cls(3, KvLayout(1, 3, 96, 256, "f32", 32, 3), rows=70),
-            cls(4, KvLayout(1, 1, 192, 96, "q8_0", 64, 4), rows=33, window=5, softcap=30.0),
-            cls(1, KvLayout(2, 1, 70, 112, "f16"), rows=64, scale=0.25),
-        )
+    def examples(cls) -> Mapping[str, PrefillAttention]:
+        return {
+            "one row": cls(1, KvLayout(1, 1, 1, 16, "f16"), rows=1),
+            "head_dim 64": cls(2, KvLayout(2, 1, 100, 64, "f16"), rows=17),
+            "bf16 softcap": cls(4, KvLayout(2, 2, 80, 80, "bf16"), rows=50, softcap=5.0),
+            "pages window": cls(7, KvLayout(2, 1, 160, 128, "f16", 16, 22), rows=20, window=70),
+            "pages f32 head_dim 256": cls(3, KvLayout(1, 3, 96, 256, "f32", 32, 3), rows=70),
+            "pages q8_0 window": cls(
+                4, KvLayout(1, 1, 192, 96, "q8_0", 64, 4), rows=33, window=5, softcap=30.0
+            ),
+            "scale": cls(1, KvLayout(2, 1, 70, 112, "f16"), rows=64, scale=0.25),
+        }
 
     def flops(self) -> int:
         """Of the last ``rows`` positions of a full cache: two products and about eight operations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +68,11 @@ class ReadStream(KernelSpec):
         return {"seen": np.bitwise_xor.reduce(vectors, axis=(0, 2))}
 
     @classmethod
-    def examples(cls) -> Sequence[ReadStream]:
-        return (cls(ctas=2, passes=1, threads=32), cls(ctas=3, passes=3, threads=64, unroll=4))
+    def examples(cls) -> Mapping[str, ReadStream]:
+        return {
+            "one pass": cls(ctas=2, passes=1, threads=32),
+            "three passes": cls(ctas=3, passes=3, threads=64, unroll=4),
+        }
 
     def flops(self) -> int:
         return self.words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,13 +85,14 @@ class Repack(KernelSpec):
         return {"source": blocks.reshape(-1), **planes}
 
     @classmethod
-    def examples(cls) -> Sequence[Repack]:
-        return (
-            *(cls(f, 3, 37 if f.nbytes == 2 else 64) for f in FORMATS.values() if f.is_float),
-            *(cls(f, 19, 3 * f.block) for f in FORMATS.values() if not f.is_float),
-            cls(FORMATS["F32"], 3, 33 * 32 + 1 + 9 * 32),
-            cls(FORMATS["Q8_0"], 16, 352),
-        )
+    def examples(cls) -> Mapping[str, Repack]:
+        floats = [f for f in FORMATS.values() if f.is_float]
+        return {
+            **{f.name: cls(f, 3, 37 if f.nbytes == 2 else 64) for f in floats},
+            **{f.name: cls(f, 19, 3 * f.block) for f in FORMATS.values() if not f.is_float},
+            "F32 long": cls(FORMATS["F32"], 3, 33 * 32 + 1 + 9 * 32),
+            "Q8_0 whole tiles": cls(FORMATS["Q8_0"], 16, 352),
+        }
 
     def flops(self) -> int:
         return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,16 +79,16 @@ class RmsNorm(KernelSpec):
         return {"y": (x * scale * inputs["weight"].astype(np.float64)).astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Sequence[RmsNorm]:
-        return (
-            cls(rows=1, cols=7, eps=1e-5),
-            cls(rows=3, cols=64, eps=1e-6),
-            cls(rows=2, cols=257, eps=1e-5),
-            cls(rows=1, cols=4096, eps=1e-5),
-            cls(rows=2, cols=16380, eps=1e-5),
-            cls(rows=1, cols=16389, eps=1e-5),
-            cls(rows=2, cols=20484, eps=1e-5),
-        )
+    def examples(cls) -> Mapping[str, RmsNorm]:
+        return {
+            "one short row": cls(rows=1, cols=7, eps=1e-5),
+            "short rows": cls(rows=3, cols=64, eps=1e-6),
+            "odd columns": cls(rows=2, cols=257, eps=1e-5),
+            "4096 columns": cls(rows=1, cols=4096, eps=1e-5),
+            "16380 columns": cls(rows=2, cols=16380, eps=1e-5),
+            "16389 columns": cls(rows=1, cols=16389, eps=1e-5),
+            "20484 columns": cls(rows=2, cols=20484, eps=1e-5),
+        }
 
     def flops(self) -> int:
         return 4 * self.rows * self.cols

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,12 +98,14 @@ class Rope(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Sequence[Rope]:
-        return (
-            cls(q_heads=1, kv_heads=1, head_dim=2, rotary_dim=2, style="half"),
-            cls(q_heads=3, kv_heads=1, head_dim=80, rotary_dim=32, style="half"),
-            cls(q_heads=4, kv_heads=2, head_dim=64, rotary_dim=64, style="interleaved"),
-            cls(
+    def examples(cls) -> Mapping[str, Rope]:
+        return {
+            "one pair": cls(q_heads=1, kv_heads=1, head_dim=2, rotary_dim=2, style="half"),
+            "half, partial": cls(q_heads=3, kv_heads=1, head_dim=80, rotary_dim=32, style="half"),
+            "interleaved": cls(
+                q_heads=4, kv_heads=2, head_dim=64, rotary_dim=64, style="interleaved"
+            ),
+            "interleaved, magnitude": cls(
                 q_heads=5,
                 kv_heads=5,
                 head_dim=96,
@@ -111,13 +113,13 @@ class Rope(KernelSpec):
                 style="interleaved",
                 magnitude=1.2,
             ),
-            cls(
+            "half, magnitude": cls(
                 q_heads=8, kv_heads=2, head_dim=128, rotary_dim=128, style="half", magnitude=1.13863
             ),
-            cls(q_heads=4, kv_heads=1, head_dim=256, rotary_dim=256, style="half"),
-            cls(3, 1, 64, 48, "interleaved", rows=5, max_len=1000),
-            cls(2, 2, 128, 128, "half", magnitude=1.1, rows=3, max_len=1),
-        )
+            "head_dim 256": cls(q_heads=4, kv_heads=1, head_dim=256, rotary_dim=256, style="half"),
+            "interleaved rows": cls(3, 1, 64, 48, "interleaved", rows=5, max_len=1000),
+            "rows at position 0": cls(2, 2, 128, 128, "half", magnitude=1.1, rows=3, max_len=1),
+        }
 
     def flops(self) -> int:
         return 6 * self.rows * (self.q_heads + self.kv_heads) * self.pairs

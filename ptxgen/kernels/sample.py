@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,15 +96,15 @@ class Sample(KernelSpec):
         return {"sampled": sampled}
 
     @classmethod
-    def examples(cls) -> Sequence[Sample]:
-        return (
-            cls(n_vocab=1, max_len=1),
-            cls(n_vocab=61, max_len=9, rows=3, sequences=4),
-            cls(n_vocab=1024, max_len=40),
-            cls(n_vocab=2051, max_len=40, rows=2, sequences=2),
-            cls(n_vocab=2048, max_len=300, rows=5, sequences=6),
-            cls(n_vocab=151_936, max_len=100),
-        )
+    def examples(cls) -> Mapping[str, Sample]:
+        return {
+            "one token": cls(n_vocab=1, max_len=1),
+            "rows": cls(n_vocab=61, max_len=9, rows=3, sequences=4),
+            "1024 tokens": cls(n_vocab=1024, max_len=40),
+            "2051 tokens": cls(n_vocab=2051, max_len=40, rows=2, sequences=2),
+            "long context": cls(n_vocab=2048, max_len=300, rows=5, sequences=6),
+            "large vocabulary": cls(n_vocab=151_936, max_len=100),
+        }
 
     def flops(self) -> int:
         return 2 * self.rows * self.n_vocab

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,8 @@ class SwiGLU(Elementwise):
         return {"y": (silu * up).astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Sequence[SwiGLU]:
-        return (cls(n=5), cls(n=128), cls(n=1037), cls(n=14336))
+    def examples(cls) -> Mapping[str, SwiGLU]:
+        return {f"{n} values": cls(n) for n in (5, 128, 1037, 14336)}
 
     def flops(self) -> int:
         return 6 * self.n

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,31 +84,49 @@ class TileMatvec(TiledProduct):
         return Tolerance(rtol=5e-6 if self.gated else 2e-6, atol=2e-6)
 
     @classmethod
-    def examples(cls) -> Sequence[TileMatvec]:
+    def examples(cls) -> Mapping[str, TileMatvec]:
         formats = FORMATS.values()
         q8, q4_k, q6_k, q3_k = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
         f16, f32 = FORMATS["F16"], FORMATS["F32"]
-        each = [cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(formats)]
-        rounded = [
-            cls(f, 17, odd_cols(f), bias=i % 2 == 0, activations="i16")
+        each = {f.name: cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(formats)}
+        rounded = {
+            f"{f.name} i16": cls(f, 17, odd_cols(f), bias=i % 2 == 0, activations="i16")
             for i, f in enumerate(f for f in formats if not f.is_float)
-        ]
-        return (
-            cls(q8, 3, 64),
-            *each,
-            *rounded,
-            cls(q4_k, 9, 2304, split=2, tiles_each=1, stages=2, residual=True, activations="i16"),
-            cls(q6_k, 40, 768, split=3, groups=2, tiles_each=4, per_pass=2, eps=1e-5),
-            cls(q3_k, 33, 1280, split=2, groups=1, tiles_each=3, residual=True, activations="i16"),
-            cls(q4_k, 35, 512, gated=True, eps=1e-6, tiles_each=3, per_pass=1, activations="i16"),
-            cls(q8, 21, 1088, gated=True, split=3, groups=1, activations="i16"),
-            cls(q8, 40, 288, residual=True, activations="i16", sms=4, fill=True),
-            cls(q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7)), activations="i16"),
-            cls(f16, 35, 1120, eps=1e-5, others=((q8, 3), (f16, 9)), split=2),
-            cls(f32, 18, 293, gated=True, eps=1e-5),
-            cls(q4_k, 40, 768, bias=True, eps=1e-5, activations="i16", alone=True),
-            cls(q4_k, 40, 2304, residual=True, activations="i16", cluster=2),
-            cls(q6_k, 50, 4352, bias=True, eps=1e-5, cluster=4, split=2, groups=2, tiles_each=4),
-            cls(q8, 35, 1088, gated=True, eps=1e-6, tiles_each=3, per_pass=1, cluster=2),
-            cls(f16, 19, 1120, others=((q8, 5),), cluster=4, sms=12, fill=True),
-        )
+        }
+        return {
+            "smallest": cls(q8, 3, 64),
+            **each,
+            **rounded,
+            "residual split": cls(
+                q4_k, 9, 2304, split=2, tiles_each=1, stages=2, residual=True, activations="i16"
+            ),
+            "norm, groups and passes": cls(
+                q6_k, 40, 768, split=3, groups=2, tiles_each=4, per_pass=2, eps=1e-5
+            ),
+            "split residual Q3_K": cls(
+                q3_k, 33, 1280, split=2, groups=1, tiles_each=3, residual=True, activations="i16"
+            ),
+            "gated norm": cls(
+                q4_k, 35, 512, gated=True, eps=1e-6, tiles_each=3, per_pass=1, activations="i16"
+            ),
+            "gated split": cls(q8, 21, 1088, gated=True, split=3, groups=1, activations="i16"),
+            "filled": cls(q8, 40, 288, residual=True, activations="i16", sms=4, fill=True),
+            "three matrices": cls(
+                q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7)), activations="i16"
+            ),
+            "F16 norm, other types": cls(
+                f16, 35, 1120, eps=1e-5, others=((q8, 3), (f16, 9)), split=2
+            ),
+            "F32 gated norm": cls(f32, 18, 293, gated=True, eps=1e-5),
+            "alone": cls(q4_k, 40, 768, bias=True, eps=1e-5, activations="i16", alone=True),
+            "cluster of 2": cls(q4_k, 40, 2304, residual=True, activations="i16", cluster=2),
+            "cluster of 4 norm": cls(
+                q6_k, 50, 4352, bias=True, eps=1e-5, cluster=4, split=2, groups=2, tiles_each=4
+            ),
+            "gated cluster": cls(
+                q8, 35, 1088, gated=True, eps=1e-6, tiles_each=3, per_pass=1, cluster=2
+            ),
+            "F16 cluster, other types": cls(
+                f16, 19, 1120, others=((q8, 5),), cluster=4, sms=12, fill=True
+            ),
+        }

@@ -55,7 +55,7 @@ def test_a_kernel_takes_the_most_shared_memory_where_it_prefers_that(
     assert int(percent) == (100 if prefers_shared else -1)
 
 
-@pytest.mark.parametrize("spec", RmsNorm.examples(), ids=str)
+@pytest.mark.parametrize("spec", RmsNorm.examples().values(), ids=str)
 def test_a_spec_loads_and_computes(device: Device, spec: RmsNorm) -> None:
     inputs = spec.make_inputs(np.random.default_rng(3))
     sizes = {p.name: spec.nbytes(p) for p in spec.params}

@@ -52,8 +52,8 @@ class Mutant:
         return text
 
 
-def example(name: str, number: int) -> Any:
-    return kernels()[name].examples()[number]
+def example(kernel: str, name: str) -> Any:
+    return kernels()[kernel].examples()[name]
 
 
 def sanitized() -> Device:
@@ -75,95 +75,95 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"PTX line \d+ \(ld.shared.f32 .*\) of thread .* touch shared address .* of partial",
     ),
     "no barrier between warps": (
-        example("argmax", 3),
+        example("argmax", "one slice"),
         [("bar.sync 0;", "")],
         CudaError,
         r"race: .*st.shared.u64.* of thread \(32, 0, 0\).*ld.shared.u64.* of bests .*"
         r"hint: put a bar.sync between the two",
     ),
     "no barrier before shared memory is used for something else": (
-        example("attention", 2),
+        example("attention", "head_dim 80"),
         [("cp.async.wait_all;\n    bar.sync 0;", "cp.async.wait_all;")],
         CudaError,
         r"race: .*cp.async.cg.shared.global.*st.shared.v2.f32.* of scratch",
     ),
     "no barrier between two stages of a matrix product": (
-        example("matmul", 3),
+        example("matmul", "BF16"),
         [("bar.sync 0;", "")],
         CudaError,
         r"kernel matmul: race: .*st.shared.*ldmatrix.*of stages",
     ),
     "no barrier before a ring's slot is filled again": (
-        example("prefill_attention", 1),
+        example("prefill_attention", "head_dim 64"),
         [("bar.sync 0;\n\n    mov.u32 %tile_key", "mov.u32 %tile_key")],
         CudaError,
         r"race: .*ldmatrix.* and .*cp.async.* of tiles .*bar.sync between",
     ),
     "no barrier after a copy that others read": (
-        example("prefill_attention", 1),
+        example("prefill_attention", "head_dim 64"),
         [("bar.sync 0;\n    add.u32 %key, %tile_key", "add.u32 %key, %tile_key")],
         CudaError,
         r"race: .*cp.async.*ldmatrix.*hint: cp.async.wait_group is for the thread that copied",
     ),
     "no wait for cp.async": (
-        example("attention", 2),
+        example("attention", "head_dim 80"),
         [("cp.async.wait_group 2;", "")],
         CudaError,
         r"ld.shared.v4.b32.*load of bytes whose asynchronous copy has not been waited for.*"
         r"hint: cp.async.wait_group",
     ),
     "a wait for one group too few": (
-        example("attention", 2),
+        example("attention", "head_dim 80"),
         [("cp.async.wait_group 2;", "cp.async.wait_group 3;")],
         CudaError,
         "load of bytes whose asynchronous copy has not been waited for",
     ),
     "no wait for a tile of weights": (
-        example("tile_matvec", 26),
+        example("tile_matvec", "split residual Q3_K"),
         [("cp.async.wait_group 5;", "")],
         CudaError,
         r"kernel tile_matvec: .*\(ld.shared.*load of bytes whose asynchronous copy has not been "
         r"waited for.*hint: cp.async.wait_group",
     ),
     "a wait for a tile too few, in a ring": (
-        example("tile_matvec", 26),
+        example("tile_matvec", "split residual Q3_K"),
         [("cp.async.wait_group 5;", "cp.async.wait_group 6;")],
         CudaError,
         r"kernel tile_matvec: .*load of bytes whose asynchronous copy has not been waited for",
     ),
     "no barrier between lanes that copy a tile and those that read it": (
-        example("tile_matvec", 26),
+        example("tile_matvec", "split residual Q3_K"),
         [("cp.async.wait_group 5;\n    bar.warp.sync 0xFFFFFFFF;", "cp.async.wait_group 5;")],
         CudaError,
         r"kernel tile_matvec: race: .*cp.async.*ld.shared.*"
         r"hint: cp.async.wait_group is for the thread that copied",
     ),
     "no barrier between lanes that read a tile and those that copy the next to its place": (
-        example("tile_matvec", 26),
+        example("tile_matvec", "split residual Q3_K"),
         [("bar.warp.sync 0xFFFFFFFF;\n    mov.u32 %write, %read;", "mov.u32 %write, %read;")],
         CudaError,
         r"kernel tile_matvec: race: .*ld.shared.*cp.async",
     ),
     "no barrier between the lanes that round activations and those that multiply": (
-        example("tile_matvec", 26),
+        example("tile_matvec", "split residual Q3_K"),
         [("bar.warp.sync 0xFFFFFFFF;", "")],
         CudaError,
         r"kernel tile_matvec: race: .*st.shared.b32.*ld.shared.v4",
     ),
     "no barrier before the partial sums of all warps meet": (
-        example("tile_matvec", 27),
+        example("tile_matvec", "gated norm"),
         [("bar.sync 0;\n    {\n    .reg .b32 %parts", "{\n    .reg .b32 %parts")],
         CudaError,
         r"kernel tile_matvec: race: .*st.shared.f32.*ld.shared.f32",
     ),
     "no barrier before the next pass has sums of its own": (
-        example("tile_matvec", 25),
+        example("tile_matvec", "norm, groups and passes"),
         [("bar.sync 0;\n    add.u32 %pass_row", "add.u32 %pass_row")],
         CudaError,
         r"kernel tile_matvec: race: .*ld.shared.f32.*st.shared.f32",
     ),
     "the norm's weights in the next block's place before all lanes have read": (
-        example("batch_matvec", 27),
+        example("batch_matvec", "norm Q6_K"),
         [("selp.b32 %next_block, %k_warp, %next_block, %over;\n    bar.warp.sync 0xFFFFFFFF;",
           "selp.b32 %next_block, %k_warp, %next_block, %over;")],
         CudaError,
@@ -172,54 +172,54 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
     ),
     # ---- missing synchronisation in a cluster ----
     "no barrier of the cluster before the others' sums are read": (
-        example("tile_matvec", 34),
+        example("tile_matvec", "cluster of 2"),
         [(ARRIVE, ""), (WAIT, "bar.sync 0;")],
         CudaError,
         r"kernel tile_matvec: race: .*\(ld.shared::cluster.f32 .* touches the shared memory of CTA "
         r"\(1, 0, 0\), which may not have begun; hint: barrier.cluster.arrive and",
     ),
     "none in a batch": (
-        example("batch_matvec", 29),
+        example("batch_matvec", "cluster residual"),
         [(ARRIVE, ""), (WAIT, "bar.sync 0;")],
         CudaError,
         r"kernel batch_matvec: race: .*\(ld.shared::cluster.v4.f32 .* touches the shared memory of "
         r"CTA .*, which may not have begun",
     ),
     "a barrier of the cluster that publishes no sums": (
-        example("tile_matvec", 34),
+        example("tile_matvec", "cluster of 2"),
         [(PUBLISH, "")],
         CudaError,
         r"kernel tile_matvec: race: .*st.shared.f32.* and .*ld.shared::cluster.f32.* touch shared "
         r"address .*of dynamic_shared",
     ),
     "no barrier before a CTA ends whose sums others read": (
-        example("tile_matvec", 34),
+        example("tile_matvec", "cluster of 2"),
         [("barrier.cluster.wait.acquire;", "")],
         CudaError,
         r"kernel tile_matvec: race: .*\(ld.shared::cluster.f32 .* touches the shared memory of CTA "
         r".*, which may have ended before; hint: let it wait with barrier.cluster.arrive",
     ),
     "none at the end of a batch's": (
-        example("batch_matvec", 29),
+        example("batch_matvec", "cluster residual"),
         [("barrier.cluster.wait.acquire;", "")],
         CudaError,
         r"kernel batch_matvec: race: .*\(ld.shared::cluster.* which may have ended before",
     ),
     "no barrier of the cluster before the next pass has sums of its own": (
-        example("batch_matvec", 30),
+        example("batch_matvec", "cluster of 4 norm in passes"),
         [("barrier.cluster.arrive.release;", ""), ("barrier.cluster.wait.acquire;", "")],
         CudaError,
         r"kernel batch_matvec: race: .*ld.shared::cluster.v4.f32.* and .*st.shared.v4.f32.* touch "
         r"shared address .* of CTA .*hint: CTAs of a cluster are ordered by barrier.cluster.arrive",
     ),
     "an end of a CTA that does not wait for what it has read": (
-        example("batch_matvec", 29),
+        example("batch_matvec", "cluster residual"),
         [("fence.acq_rel.cta;", "")],
         CudaError,
         r"kernel batch_matvec: race: .*\(ld.shared::cluster.* which may have ended before",
     ),
     "a wait of the cluster without an arrival": (
-        example("tile_matvec", 34),
+        example("tile_matvec", "cluster of 2"),
         [("barrier.cluster.arrive.relaxed;", "")],
         CudaError,
         r"\(barrier.cluster.wait.acquire\): thread \(0, 0, 0\) of CTA .* waits without having "
@@ -227,14 +227,14 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
     ),
     # ---- barriers that not all reach ----
     "a barrier in divergent code": (
-        example("argmax", 3),
+        example("argmax", "one slice"),
         [("bar.sync 0;", "@%first bra A;\n bar.sync 0;\n bra B;\nA:\n bar.sync 0;\nB:")],
         CudaError,
         r"kernel argmax: barrier 0 in divergent code: PTX line \d+ \(bar.sync 0\) is reached by 31 "
         r"of the 32 threads of a warp, by thread .* but not by thread \(0, 0, 0\)",
     ),
     "threads that leave before a barrier": (
-        example("argmax", 3),
+        example("argmax", "one slice"),
         [("bar.sync 0;", "setp.ge.u32 %absent, %thread, 32;\n@%absent bra DONE;\nbar.sync 0;")],
         CudaError,
         r"barrier 0 is not reached by all threads: .*32 of the 256 threads .*\(32, 0, 0\) of CTA "
@@ -279,13 +279,13 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"\(@%inside ld.global.v4.f32 .*misaligned load, 16 bytes .*hint: an access of n bytes",
     ),
     "a shared vector that is not aligned": (
-        example("argmax", 3),
+        example("argmax", "one slice"),
         [("shl.b32 %slot, %slot, 3;", "mul.lo.u32 %slot, %slot, 12;")],
         CudaError,
         r"st.shared.u64.*misaligned store, 8 bytes at shared address 0xc, at offset 12 of bests",
     ),
     "a slot beyond shared memory": (
-        example("argmax", 3),
+        example("argmax", "one slice"),
         [("shl.b32 %slot, %slot, 3;", "shl.b32 %slot, %slot, 8;")],
         CudaError,
         r"out-of-bounds store, 8 bytes at shared address 0x100, the CTA has 64 bytes",
@@ -319,13 +319,13 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"kernel rms_norm: y\[\d, \d+\] is .*128 of 192 wrong",
     ),
     "row 0's activations for another row of a batch": (
-        example("matvec", 17),
+        example("matvec", "batch of 8"),
         [("[%x_from+2048]", "[%x_from+0]")],
         MismatchError,
         r"kernel matvec: y\[1, \d\] is .*5 of 40 wrong",
     ),
     "a tile of other rows": (
-        example("tile_matvec", 25),
+        example("tile_matvec", "norm, groups and passes"),
         [("mad.lo.u32 %tile_number, %tile_number, 3, %ahead_block;",
           "mad.lo.u32 %tile_number, %tile_number, 2, %ahead_block;")],
         MismatchError,
@@ -345,109 +345,109 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"kernel tile_matvec wrote beside its output y \(1, 19\): at byte 76 of 76",
     ),
     "a swizzle that readers do not know": (
-        example("tile_matvec", 21),
+        example("tile_matvec", "Q4_K i16"),
         [("xor.b32 %low_copy0, %low_copy0, %digit;", "mov.u32 %low_copy0, %lane;")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 17 wrong",
     ),
     "a swizzle of the wrong pieces": (
-        example("tile_matvec", 21),
+        example("tile_matvec", "Q4_K i16"),
         [("xor.b32 %low_copy1, %low_copy0, 4;", "xor.b32 %low_copy1, %low_copy0, 1;")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 17 wrong",
     ),
     "activations of one unit in every column": (
-        example("tile_matvec", 21),
+        example("tile_matvec", "Q4_K i16"),
         [("setp.eq.u32 %diagonal, %from, %t;", "setp.ge.u32 %diagonal, %from, %t;")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*17 of 17 wrong",
     ),
     "a rank's sums left out": (
-        example("tile_matvec", 34),
+        example("tile_matvec", "cluster of 2"),
         [("    mapa.shared::cluster.u32 %found, %parts, 1;\n    ld.shared::cluster.f32 %other, "
           "[%found+0];\n    add.f32 %sum0, %sum0, %other;\n", "")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*40 of 40 wrong",
     ),
     "sums of the wrong rank": (
-        example("tile_matvec", 34),
+        example("tile_matvec", "cluster of 2"),
         [("mapa.shared::cluster.u32 %found, %parts, 1;",
           "mapa.shared::cluster.u32 %found, %parts, 0;")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*40 of 40 wrong",
     ),
     "sums of the wrong rank in a batch": (
-        example("batch_matvec", 29),
+        example("batch_matvec", "cluster residual"),
         [("mapa.shared::cluster.u32 %found, %parts, 1;",
           "mapa.shared::cluster.u32 %found, %parts, 0;")],
         MismatchError,
         r"kernel batch_matvec: y\[\d, \d+\] is .*320 of 320 wrong",
     ),
     "squares of the wrong rank": (
-        example("tile_matvec", 35),
+        example("tile_matvec", "cluster of 4 norm"),
         [("mapa.shared::cluster.u32 %found, %squares_at, 3;",
           "mapa.shared::cluster.u32 %found, %squares_at, 2;")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 50 wrong",
     ),
     "a rank beyond the cluster": (
-        example("tile_matvec", 34),
+        example("tile_matvec", "cluster of 2"),
         [("mapa.shared::cluster.u32 %found, %parts, 1;",
           "mapa.shared::cluster.u32 %found, %parts, 2;")],
         CudaError,
         r"\(ld.shared::cluster.f32 .*access beyond the cluster of 2 CTAs, .* of the CTA of rank 2",
     ),
     "activations of the wrong rank's columns": (
-        example("tile_matvec", 34),
+        example("tile_matvec", "cluster of 2"),
         [("mad.lo.u32 %unit, %warp, 2, %rank;", "mul.lo.u32 %unit, %warp, 2;")],
         MismatchError,
         r"kernel tile_matvec: y\[0, \d+\] is .*40 of 40 wrong",
     ),
     "two ranks that finish the same rows": (
-        example("batch_matvec", 29),
+        example("batch_matvec", "cluster residual"),
         [("mad.lo.u32 %item, %rank, 32, %item;", "")],
         MismatchError,
         r"kernel batch_matvec: y\[\d, \d+\] is nan.*\d+ of 320 wrong",
     ),
     "one part of a shared block's tiles added to the sums of the other": (
-        example("batch_matvec", 42),
+        example("batch_matvec", "split in 4"),
         [("mad.lo.u32 %partial_at, %share, 512, %partial_at;", "")],
         MismatchError,
         r"kernel batch_matvec: y\[\d, \d+\] is .*\d+ of 200 wrong",
     ),
     "activations of the block that a warp would have if it shared none": (
-        example("batch_matvec", 42),
+        example("batch_matvec", "split in 4"),
         [("mad.lo.u32 %x_at, %share, -512, %x_at;", "")],
         CudaError,
         r"kernel batch_matvec: .*ld.global.v4.f32",
     ),
     "rows of a CTA of one matrix, counted in those of another": (
-        example("batch_matvec", 45),
+        example("batch_matvec", "balanced matrices"),
         [("mul.lo.u32 %pass_row, %pass_row, 16;", "mul.lo.u32 %pass_row, %pass_row, 48;")],
         MismatchError,
         r"kernel batch_matvec: y\d\[\d, \d+\] is .*wrong",
     ),
     "a summary of half of the rows": (
-        example("batch_matvec", 36),
+        example("batch_matvec", "summarises"),
         [("shfl.sync.bfly.b32 %other_largest, %largest0, 4, 31, 0xFFFFFFFF;", "")],
         MismatchError,
         r"kernel batch_matvec: y_summary\[0, \d, \d+\] is .*\d+ of 30 wrong",
     ),
     "squares of what is scaled": (
-        example("batch_matvec", 36),
+        example("batch_matvec", "summarises"),
         [("mul.f32 %square0, %sum0, %sum0;", "mul.f32 %square0, %scaled0, %scaled0;")],
         MismatchError,
         r"kernel batch_matvec: y_summary\[1, \d, \d+\] is .*\d+ of 30 wrong",
     ),
     "all rows' results in one place": (
-        example("argmax", 6),
+        example("argmax", "aligned rows"),
         [("add.u64 %ranks, %ranks, %from;\n    mul.lo", "mul.lo")],
         CudaError,
         r"race: .*\(st.global.u64 \[%ranks\], %rank\) of .* touch global address .*, ranks\+0",
     ),
     # ---- arithmetic ----
     "a register overwritten before its second use, in the online softmax": (
-        example("attention", 2),
+        example("attention", "head_dim 80"),
         [("sub.rn.f32 %rescale, %max, %top;\n    ex2.approx.ftz.f32 %rescale, %rescale;\n"
           "    mov.f32 %max, %top;",
           "mov.f32 %max, %top;\n    sub.rn.f32 %rescale, %max, %top;\n"
@@ -456,7 +456,7 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"kernel attention: out\[0, 3, \d+\] is .*\d+ of 320 wrong",
     ),
     "the same in a chunk of a split cache": (
-        example("flash_decode_chunk", 2),
+        example("flash_decode_chunk", "fewer keys than the cache"),
         [("mul.rn.f32 %sum, %sum, %rescale;", "")],
         MismatchError,
         r"kernel flash_decode_chunk: softmax\[0, 3, \d, 1\] is ",
@@ -493,7 +493,7 @@ def test_the_kernels_are_right_without_the_bugs() -> None:
     ],
 )
 def test_what_the_lint_finds(edit: tuple[str, str], rule: str, message: str) -> None:
-    text = Mutant(example("argmax", 3), edit).ptx("sm_90")
+    text = Mutant(example("argmax", "one slice"), edit).ptx("sm_90")
     assert any(f.rule == rule and message in str(f) for f in lint(text)), lint(text)
 
 

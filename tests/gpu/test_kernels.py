@@ -19,13 +19,14 @@ class TestCatalog(GpuSuite):
     @classmethod
     def examples(cls) -> list[Any]:
         found = super().examples()
+        smallest = [kind.smallest_example() for kind in cls.kernels]
         clustered = [p for p in found if p.values[0].launch_shape.cluster != (1, 1, 1)]
         first = {p.values[0].name: p.id for p in reversed(clustered)}
         return [
             pytest.param(
                 *p.values,
                 id=p.id,
-                marks=[pytest.mark.sanitizer] * (p.id.endswith("-0") or p.id in first.values()),
+                marks=[pytest.mark.sanitizer] * (p.values[0] in smallest or p.id in first.values()),
             )
             for p in found
         ]

@@ -65,7 +65,9 @@ def test_json_has_every_example(cli: Cli) -> None:
         True,
     )
     assert report["failed"] == 0
-    assert [row["example"] for row in report["rows"]] == [str(spec) for spec in Add.examples()]
+    assert [row["example"] for row in report["rows"]] == [
+        str(spec) for spec in Add.examples().values()
+    ]
     assert {row["status"] for row in report["rows"]} == {"ok"}
     assert report["rows"][0]["microseconds"] is None
 
@@ -75,7 +77,7 @@ def test_the_device_can_be_chosen(cli: Cli) -> None:
     report = json.loads(out)
     assert (code, report["target"]) == (0, "sm_75")
     skipped = [row for row in report["rows"] if row["status"] == "skipped"]
-    wanted = [s for s in kernel("matmul").examples() if s.minimum_sm > 75]
+    wanted = [s for s in kernel("matmul").examples().values() if s.minimum_sm > 75]
     assert [row["example"] for row in skipped] == [str(spec) for spec in wanted]
     assert all("the device is sm_75" in row["skipped"] for row in skipped)
 
@@ -118,7 +120,7 @@ def test_a_failure_is_named_and_gives_exit_code_1(
 def test_an_override_takes_effect_and_the_report_says_so(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = Add.examples()[0]
+    spec = Add.smallest_example()
     path = tmp_path / f"{spec.key('sm_90')}.ptx"
     path.write_text(spec.ptx("sm_90").replace("add.f32", "sub.f32"))
     (tmp_path / "add-sm_90-0000.ptx").write_text("stale")
@@ -215,7 +217,7 @@ def test_on_a_gpu_the_table_has_times(cli: Cli) -> None:
         assert float(microseconds) > 0
         assert float(gb_per_s) >= 0
     _, out, _ = cli("check", "--device", "cuda", "--kernel", "add", "--json")
-    for row, spec in zip(json.loads(out)["rows"], Add.examples(), strict=True):
+    for row, spec in zip(json.loads(out)["rows"], Add.examples().values(), strict=True):
         moved = row["gb_per_s"] * 1e9 * row["microseconds"] * 1e-6
         assert moved == pytest.approx(spec.bytes_moved())
 

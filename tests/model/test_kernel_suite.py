@@ -215,7 +215,10 @@ def test_a_suite_without_kernels_is_an_error() -> None:
 
 
 def test_texts_are_those_that_differ(scaled_sum: type[KernelSpec]) -> None:
-    assert list(texts(scaled_sum.examples()[0])) == ["sm_120", "sm_89"]  # with and without waiting
+    assert list(texts(scaled_sum.smallest_example())) == [
+        "sm_120",
+        "sm_89",
+    ]  # with and without waiting
 
 
 def run_pytest(folder: Path, *options: str, path: tuple[Path, ...] = ()) -> str:

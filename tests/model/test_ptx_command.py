@@ -93,7 +93,7 @@ def test_dump_prints_one_text(cli: Cli) -> None:
     assert ".target sm_80" in out
     assert "kernel's first example" in cli("ptx", "dump", "kv_append")[1]
     found = json.loads(cli("ptx", "dump", "kv_append", "--emit", "json")[1])
-    assert found["key"] == KvAppend.examples()[0].key("sm_90")
+    assert found["key"] == KvAppend.smallest_example().key("sm_90")
 
 
 def test_dump_writes_files(cli: Cli, tmp_path: Path) -> None:

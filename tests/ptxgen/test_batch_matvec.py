@@ -265,7 +265,7 @@ def test_a_block_s_sums_are_integers_of_32_bits(fmt: Format) -> None:
     ("spec", "target"),
     [
         (spec, target)
-        for spec in BatchMatvec.examples()
+        for spec in BatchMatvec.examples().values()
         for target in ("sm_75", "sm_80")
         if Target.parse(target).sm >= spec.minimum_sm
     ],

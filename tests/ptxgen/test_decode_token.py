@@ -27,7 +27,9 @@ from urdir.ptxgen.rope import Rotation
 Inputs = dict[str, Any]
 Spec = Attention | FlashDecodeChunk
 
-SPECS = [spec for kind in (Attention, FlashDecodeChunk) for spec in kind.examples() if spec.rope]
+SPECS = [
+    spec for kind in (Attention, FlashDecodeChunk) for spec in kind.examples().values() if spec.rope
+]
 WHOLE, PART = Rotation(128, "half"), Rotation(48, "interleaved", magnitude=1.3)
 
 

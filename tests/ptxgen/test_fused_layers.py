@@ -49,7 +49,7 @@ def test_rows_that_are_added_to_stay_with_their_cta():
     assert (output.each, output.pieces[0].tiles) == (down.each, down.pieces[0].tiles)
 
 
-@pytest.mark.parametrize("spec", FusedLayers.examples(), ids=range(len(FusedLayers.examples())))
+@pytest.mark.parametrize("spec", FusedLayers.examples().values(), ids=FusedLayers.examples())
 def test_parts_of_shared_memory_lie_apart(spec):
     places = spec.offsets
     parts = ["token", "heads", "places", "planes", "stages", "squares", "residual", "records"]

@@ -30,11 +30,11 @@ from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.target import TESTED
 
 EXAMPLES = [
-    pytest.param(spec, id=f"{name}-{number}")
-    for name, kind in kernels().items()
-    for number, spec in enumerate(kind.examples())
+    pytest.param(spec, id=f"{kind.name}-{name}")
+    for kind in kernels().values()
+    for name, spec in kind.examples().items()
 ]
-SMALLEST = [pytest.param(kind.examples()[0], id=name) for name, kind in kernels().items()]
+SMALLEST = [pytest.param(kind.smallest_example(), id=name) for name, kind in kernels().items()]
 
 every_example = pytest.mark.parametrize("spec", EXAMPLES)
 every_kernel = pytest.mark.parametrize("spec", SMALLEST)
@@ -97,7 +97,7 @@ import hashlib, json
 from urdir.ptxgen.catalog import kernels
 print(json.dumps([
     (spec.key("sm_90"), hashlib.sha256(spec.ptx("sm_90").encode()).hexdigest())
-    for kind in kernels().values() for spec in kind.examples()
+    for kind in kernels().values() for spec in kind.examples().values()
 ]))
 """
 

@@ -31,7 +31,7 @@ def test_each_type_of_field() -> None:
 
 
 def test_unset_fields_are_the_first_examples() -> None:
-    first = Matvec.examples()[0]
+    first = Matvec.smallest_example()
     assert specialise(Matvec) == first
     assert specialise(Matvec, ["rows=5"]) == Matvec(first.format, 5, first.cols)
 
@@ -112,8 +112,8 @@ class Unchecked(KernelSpec):
         return LaunchShape(grid=(1, 1, 1), block=(32, 1, 1))
 
     @classmethod
-    def examples(cls) -> tuple[Unchecked, ...]:
-        return (cls(n=3),)
+    def examples(cls) -> dict[str, Unchecked]:
+        return {"three": cls(n=3)}
 
 
 def test_arrays_have_elements() -> None:
@@ -127,7 +127,7 @@ def test_arrays_have_elements() -> None:
 def test_every_kernel_describes_itself(kernel: type[KernelSpec]) -> None:
     assert len(summary(kernel)) > 10
     assert "\n" not in summary(kernel)
-    first = kernel.examples()[0]
+    first = kernel.smallest_example()
     names = {info.name.partition(".")[0] for info in fields_of(kernel)}
     assert names == set(first.fields())
     settings = [f"{i.name}={i.example}" for i in fields_of(kernel) if i.example is not None]

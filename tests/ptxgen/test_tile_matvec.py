@@ -689,17 +689,17 @@ def test_a_gated_pair_gates_the_bits_of_two(device: Device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "target"),
+    ("name", "target"),
     [
-        (number, target)
-        for number, spec in enumerate(TileMatvec.examples())
+        (name, target)
+        for name, spec in TileMatvec.examples().items()
         for target in ("sm_75", "sm_80", "sm_90")
         if Target.parse(target).sm >= spec.minimum_sm
     ],
 )
-def test_the_sanitizer_finds_nothing(number: int, target: str) -> None:
+def test_the_sanitizer_finds_nothing(name: str, target: str) -> None:
     """No races between lanes that copy tiles and those that read them, nor between warps."""
-    spec = TileMatvec.examples()[number]
+    spec = TileMatvec.examples()[name]
     with Device.open(f"emulator:{target}", api=emulated(target, sanitize=True)) as device:
         for deviation in check_kernel(device, spec):
             assert deviation.ok, deviation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +43,13 @@ class ScaledSum(KernelSpec):
         return {"y": exact.astype(np.float32)}
 
     @classmethod
-    def examples(cls) -> Sequence[ScaledSum]:
-        return (cls(1, 1), cls(3, 31), cls(2, 32), cls(5, 1000))
+    def examples(cls) -> Mapping[str, ScaledSum]:
+        return {
+            "one value": cls(1, 1),
+            "short rows": cls(3, 31),
+            "a warp's rows": cls(2, 32),
+            "long rows": cls(5, 1000),
+        }
 
     def flops(self) -> int:
         return self.rows * (self.cols + 1)
