@@ -1,0 +1,157 @@
+"""What every kernel is made of, as digests: a table that shows which kernels a change touches.
+
+`examples.txt` has every example of every kernel, for four targets; `plans.txt` the launches of the
+steps of seven published models on an H200, in order, with the kernel of each; layers with the same
+launches stand together. A digest is of the
+instructions alone: comments are removed and the entry's name is replaced, so that a rename or a
+better comment leaves it as it was.
+
+    python tests/ptx_digests.py        writes both tables anew
+
+`test_ptx_digests.py` compares them with the code.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from urdir.driver.operation import Launch
+from urdir.driver.plan import Plan
+from urdir.model.config import Config
+from urdir.model.paper_device import paper_device
+from urdir.model.rows import Ending, StepShape
+from urdir.model.session import Session, chunks_of, row_bucket
+from urdir.model.shapes import SyntheticModel
+from urdir.model.step import build_plan
+from urdir.model.weights import Weights
+from urdir.ptxgen.catalog import kernels
+from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.target import Target
+
+FOLDER = Path(__file__).with_name("data") / "ptx_digests"
+TARGETS = ("sm_75", "sm_80", "sm_90", "sm_120")
+#: Published shape, type of its weights, type of the cache.
+MODELS = (
+    ("llama-3.2-1b", "f16", "f16"),
+    ("llama-3.2-3b", "q8_0", "bf16"),
+    ("llama-3.1-8b", "q4_k_m", "f16"),
+    ("llama-3.1-70b", "q4_k_m", "q8_0"),
+    ("qwen2.5-0.5b", "q4_k_m", "f32"),
+    ("qwen2.5-1.5b", "q4_k_m", "f16"),
+    ("qwen3-8b", "q6_k", "f16"),
+)
+GPU, SMS, CONTEXT = "sm_90", 132, 8192
+#: Sequences of a decode step, and the lengths that they may have; most steps are of short ones.
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
+KEYS = (256, CONTEXT)
+#: Kernels that are about to be renamed -> their later names, so that the tables stay.
+LATER_NAMES = {
+    "attention": "incremental_attention",
+    "batch_matvec": "gemm_small",
+    "matmul": "gemm",
+    "matvec": "gemv_f32",
+    "tile_matvec": "gemv",
+}
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+
+
+@functools.cache
+def digest(spec: KernelSpec, target: str) -> str:
+    """A digest of a kernel's instructions: its PTX without comments, blanks and entry name."""
+    lines = (" ".join(line.split()) for line in _COMMENT.sub("", spec.ptx(target)).splitlines())
+    text = "\n".join(filter(None, lines))
+    text = re.sub(rf"(\.visible \.entry ){spec.name}\b", r"\1entry", text)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def examples_table() -> Iterator[str]:
+    """A line for each example: kernel, name, and a digest for each target ("-": not for it)."""
+    for kind in sorted(kernels().values(), key=_name):
+        if not kind.__module__.startswith("urdir."):
+            continue
+        for name, spec in kind.examples().items():
+            digests = (
+                digest(spec, t) if Target.parse(t).sm >= spec.minimum_sm else "-" for t in TARGETS
+            )
+            yield f"{_name(kind)} | {name} | " + " ".join(digests)
+
+
+def plans_table() -> Iterator[str]:
+    """For each model and step its launches."""
+    for model in MODELS:
+        for step, plan in _plans(*model):
+            yield f"{' '.join(model)} | {step}"
+            yield from ("    " + line for line in _launches(plan))
+
+
+def _plans(shape: str, kind: str, cache: str) -> Iterator[tuple[str, Plan]]:
+    model = SyntheticModel(shape, kind)
+    config = Config.from_gguf(model)
+    sequences = ROWS[-1]
+    with (
+        paper_device(GPU, SMS) as device,
+        Session(Weights(model, config, device), CONTEXT, cache, sequences=sequences) as session,
+    ):
+        for step in _steps(cache):
+            name = f"{step.ending.value}, {step.rows} rows, {step.keys} keys"
+            yield name, build_plan(session.parts, step)
+
+
+def _steps(cache: str) -> Iterator[StepShape]:
+    for rows in sorted({row_bucket(rows) for rows in ROWS}):
+        yield StepShape(rows, KEYS[0], Ending.GREEDY)
+    for ending in (Ending.GREEDY, Ending.SAMPLE, Ending.LOGITS):
+        yield StepShape(1, KEYS[-1], ending)
+    for rows in chunks_of(cache):
+        yield StepShape(rows, KEYS[0], Ending.PROMPT)
+    yield StepShape(chunks_of(cache)[-1], KEYS[-1], Ending.PROMPT)
+
+
+def _launches(plan: Plan) -> Iterator[str]:
+    """The launches in order, but that layers with the same launches stand together."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    launches = (op for op in plan if isinstance(op, Launch))
+    for layer, ops in itertools.groupby(launches, key=_layer):
+        groups.setdefault(tuple(_line(op) for op in ops), []).append(layer)
+    for lines, layers in groups.items():
+        if layers != [""]:
+            yield f"layers {' '.join(layers)}"
+        yield from lines
+
+
+def _layer(op: Launch) -> str:
+    """The number of the layer that a launch is of; empty outside the layers."""
+    found = re.match(r"blk\.(\d+)\.", op.label)
+    return found[1] if found else ""
+
+
+def _line(op: Launch) -> str:
+    spec = op.kernel
+    assert isinstance(spec, KernelSpec)
+    label = re.sub(r"^blk\.\d+\.", "  ", op.label)
+    return f"{label} | {_name(spec)} | {digest(spec, GPU)}"
+
+
+def _name(kernel: KernelSpec | type[KernelSpec]) -> str:
+    return LATER_NAMES.get(kernel.name, kernel.name)
+
+
+TABLES = {"examples.txt": examples_table, "plans.txt": plans_table}
+
+
+def main() -> None:
+    """Write the tables."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, table in TABLES.items():
+        (FOLDER / name).write_text("".join(line + "\n" for line in table()))
+        print(f"{FOLDER / name} written", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
