@@ -31,8 +31,7 @@ class DecodeState(Owner):
     step and the tokens it chose. ``chunk_sequence``, ``chunk_position`` (chunk,) u32: the rows of
     a prompt step. ``settings`` (sequences, SETTINGS_WORDS) u32 and ``seed`` (sequences,) u64: how
     each sequence's tokens are sampled. ``mailbox`` (rows, MAILBOX_SLOTS) u32, in page-locked memory
-    of the host: the token that a step chose at position p, in place p % MAILBOX_SLOTS. ``stall``
-    (4,) u32, there too: where a step has waited in vain, see `FusedLayers`.
+    of the host: the token that a step chose at position p, in place p % MAILBOX_SLOTS.
     """
 
     def __init__(self, device: Device, sequences: int, max_len: int, rows: int, chunk: int) -> None:
@@ -46,8 +45,6 @@ class DecodeState(Owner):
                 part.fill(0xFF)
             else:
                 part.fill(0)
-        self.stall = device.pinned(16, "stall")
-        self.stall.array[:] = 0
         self.mailbox = device.pinned(4 * rows * MAILBOX_SLOTS, "mailbox")
         self._letters = self.mailbox.view(np.uint32, rows * MAILBOX_SLOTS).data
 
@@ -92,7 +89,6 @@ class DecodeState(Owner):
         """Free the state; closing twice does nothing."""
         self._arena.close()
         self.mailbox.close()
-        self.stall.close()
 
 
 def state_sizes(sequences: int, max_len: int, rows: int, chunk: int) -> dict[str, int]:

@@ -84,16 +84,14 @@ class Engine(Owner):
         sequences: int = 1,
         text: bool = False,
         ptx_files: PtxFiles | None = None,
-        persistent: bool | None = None,
     ) -> Engine:
         """Open ``path`` (None: the demo model) on ``device`` (None: what the environment says).
 
         ``context`` defaults to the smaller of the model's and 4096 tokens; ``ptx_files`` are
         folders of edited PTX to use and of PTX to write (None: what the environment says). With
-        ``text`` the tokeniser is built meanwhile, in a thread of its own. ``persistent``: see
-        `Session`. The file is checked whole, and the memory it needs against what is free, before
-        anything is allocated. Raises ModelError, and DriverError for a device that is absent or
-        fails.
+        ``text`` the tokeniser is built meanwhile, in a thread of its own. The file is
+        checked whole, and the memory it needs against what is free, before anything is allocated.
+        Raises ModelError, and DriverError for a device that is absent or fails.
         """
         knobs = read_knobs()
         with ExitStack() as owners:
@@ -125,7 +123,6 @@ class Engine(Owner):
                     kv_dtype,
                     sequences=sequences,
                     observer=_observer(knobs),
-                    persistent=persistent,
                 )
             )
             engine = cls(gguf, opened, weights, session, seconds, knobs.correctness_mode)

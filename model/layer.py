@@ -25,8 +25,6 @@ class StepParts:
     """The owners of everything that a step reads and writes.
 
     ``exact`` keeps activations f32; without ``fused``, decode attention is launched in parts.
-    ``persistent``: one kernel for all layers of a decode step, where there is one that does it
-    (None: where that was measured to be quicker).
     """
 
     config: Config
@@ -36,7 +34,6 @@ class StepParts:
     work: Arena
     exact: bool
     fused: bool = True
-    persistent: bool | None = None
 
     def attention(self, rows: Rows, index: int) -> LayerAttention:
         """The attention of layer ``index``."""

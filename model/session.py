@@ -14,7 +14,6 @@ from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.kv_cache import create_cache, kv_layout
 from urdir.model.layer import StepParts
 from urdir.model.owner import Owner
-from urdir.model.persistent import CHANNELS, EPOCH, named_stalls
 from urdir.model.rows import Ending, StepShape
 from urdir.model.run_ahead import AT_ONCE, RunAhead
 from urdir.model.sampling import SamplingSettings
@@ -39,8 +38,7 @@ class Session(Owner):
     ``lengths[s]`` tokens of a sequence are in the cache. At most one token, the *pending* one, is
     known but not yet processed; a step processes it. An f32 cache is the exact mode, which keeps
     activations in f32 as well. ``observer`` looks at every step, launch by launch; without
-    ``fused``, launches that serve several operations are taken apart. ``persistent``: all layers of
-    a decode step in one launch, if that is possible; None: if it was measured to be quicker.
+    ``fused``, launches that serve several operations are taken apart.
     """
 
     def __init__(
@@ -54,7 +52,6 @@ class Session(Owner):
         pages: int | None = None,
         observer: Observer | None = None,
         fused: bool = True,
-        persistent: bool | None = None,
     ) -> None:
         config, device = weights.config, weights.device
         if not 0 < context <= config.context_length:
@@ -84,10 +81,7 @@ class Session(Owner):
             device.arena(sizes, "workspace"),
             exact=is_exact(kv_dtype),
             fused=fused,
-            persistent=False if observer or not fused else persistent,
         )
-        for name in (CHANNELS, EPOCH):
-            self.parts.work[name].fill(0)
         self.ahead = RunAhead(device, self._stream)
         self.steps = Steps(self.parts, observer)
 
@@ -177,9 +171,8 @@ class Session(Owner):
         these (``feed``). Raises ContextFullError and ModelError, nothing done then.
         """
         shape = (len(sequences), self.parts.config.vocab_size)
-        with named_stalls(self.parts.state.stall):
-            self._launch(Ending.LOGITS, sequences)
-            return self.parts.work["logits"].download(np.float32, shape)
+        self._launch(Ending.LOGITS, sequences)
+        return self.parts.work["logits"].download(np.float32, shape)
 
     def forward_gpu_resident_to_token_id(
         self, sequences: Sequence[int] = (0,), ending: Ending = Ending.GREEDY
@@ -188,9 +181,8 @@ class Session(Owner):
 
         ``ending`` is GREEDY (the most likely, lowest id on ties) or SAMPLE (``set_sampling``).
         """
-        with named_stalls(self.parts.state.stall):
-            self._launch(ending, sequences)
-            tokens = self.parts.state["sampled"].download(np.uint32, len(sequences))
+        self._launch(ending, sequences)
+        tokens = self.parts.state["sampled"].download(np.uint32, len(sequences))
         return [int(token) for token in tokens]
 
     def stream_together(
@@ -206,14 +198,13 @@ class Session(Owner):
         starts, done = [self.lengths[s] for s in sequences], 0
         chosen = self.parts.state.chosen
         try:
-            with named_stalls(self.parts.state.stall):
-                for _ in self.ahead.run(
-                    lambda steps: self._queue(ending, sequences, steps, end),
-                    lambda: self._look_ahead(ending, sequences, end),
-                ):
-                    tokens = [chosen(row, start + done) for row, start in enumerate(starts)]
-                    done += 1
-                    yield tokens
+            for _ in self.ahead.run(
+                lambda steps: self._queue(ending, sequences, steps, end),
+                lambda: self._look_ahead(ending, sequences, end),
+            ):
+                tokens = [chosen(row, start + done) for row, start in enumerate(starts)]
+                done += 1
+                yield tokens
         finally:
             for sequence, start in zip(sequences, starts, strict=True):
                 self._undo(sequence, start + done)

@@ -7,15 +7,12 @@ from collections.abc import Generator
 from urdir.driver.execute import completed
 from urdir.driver.plan import Plan
 from urdir.model.decode_state import MAILBOX_SLOTS
-from urdir.model.errors import ModelError
 from urdir.model.layer import StepParts, transformer_layer_workspace
-from urdir.model.persistent import persistent_layers
 from urdir.model.products import Activations
 from urdir.model.rows import Ending, Rows, StepShape
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.embedding import Embedding
-from urdir.ptxgen.kernels.fused_layers import FusedLayers
 from urdir.ptxgen.kernels.sample import Sample
 
 
@@ -35,24 +32,12 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
         yield
     if shape.ending is Ending.PROMPT:
         return plan
-    plan = persistent_layers(plan, parts)
     _append_head(plan, parts, rows, x)
     _append_choice(plan, parts, rows, shape.ending)
     _append_advance(plan, parts, rows, shape.ending)
     # What differs from step to step is in device memory, moved on by "advance".
     plan.extend([*plan] * (shape.steps - 1))
     return plan
-
-
-def check_persistent(parts: StepParts) -> None:
-    """Raise ModelError where short decode steps of one row have no persistent kernel."""
-    plan = build_plan(parts, StepShape(1, 1, Ending.GREEDY))
-    if not any(kernel.name == FusedLayers.name for kernel in plan.kernels()):
-        raise ModelError(
-            "no persistent kernel serves this model's layers: it takes quantised weights, rows of "
-            "a multiple of 256, a contiguous cache of floats, the architectures llama and qwen2, "
-            "and GPUs with enough shared memory from sm_80 on"
-        )
 
 
 def _append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> Activations:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from urdir.model.attention import partial_sizes
 from urdir.model.config import Config
-from urdir.model.persistent import persistent_sizes
 from urdir.ptxgen.kernels._fused_product import MAX_BATCH
 from urdir.ptxgen.kernels._summary import SUMMARY
 from urdir.ptxgen.kernels.argmax import Argmax
@@ -41,5 +40,4 @@ def workspace_sizes(
     sizes["summary"] = 4 * 2 * ceil_div(c.hidden, SUMMARY) * few
     sizes["logits"] = 4 * c.vocab_size * rows
     sizes["ranks"] = 8 * Argmax(n=c.vocab_size).slices * rows
-    sizes |= partial_sizes(config.n_heads, layout, rows, sm_count)
-    return sizes | persistent_sizes(c.hidden, c.ffn, widths["q"], widths["k"])
+    return sizes | partial_sizes(config.n_heads, layout, rows, sm_count)

@@ -8,8 +8,6 @@ spec, so that it cannot disagree with it.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -60,7 +58,6 @@ def _frame(spec: KernelSpec, target: Target, body: str) -> str:
         ".address_size 64",
         "",
         *([".extern .shared .align 256 .b8 dynamic_shared[];", ""] if shape.shared_bytes else []),
-        *(_table(name, *table) for name, table in spec.tables.items()),
         f".visible .entry {spec.name}(",
         ",\n".join(_declare(spec, p) for p in spec.params),
         ")",
@@ -93,14 +90,6 @@ def _split_contract(body: str) -> tuple[str, str]:
     while body.startswith("//", end):
         end = body.find("\n", end) + 1 or len(body)
     return body[:end].rstrip("\n"), body[end:]
-
-
-def _table(name: str, dtype: str, values: Sequence[int]) -> str:
-    """An array with its values (PTX ISA 5.4.4), in global memory."""
-    numbers = textwrap.fill(
-        ", ".join(map(str, values)), 100, initial_indent=" ", subsequent_indent=" "
-    )
-    return f".global .align 16 .{dtype} {name}[{len(values)}] = {{\n{numbers}\n}};\n"
 
 
 def _declare(spec: KernelSpec, p: Param) -> str:

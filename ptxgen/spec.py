@@ -156,11 +156,6 @@ class KernelSpec:
         raise NotImplementedError
 
     @property
-    def tables(self) -> Mapping[str, tuple[str, Sequence[int]]]:
-        """Constant arrays in global memory that the template reads: name -> (PTX type, values)."""
-        return {}
-
-    @property
     def tolerance(self) -> Tolerance:
         """Allowed deviation of the outputs from ``reference``."""
         return Tolerance()

@@ -26,10 +26,6 @@ EXAMPLES = """\
 """
 
 
-#: What --layers says, as `Session` takes it.
-LAYERS = {"auto": None, "graph": False, "fused": True}
-
-
 def add_parser(commands: options.Subparsers) -> None:
     """Declare the command."""
     parser = options.add_command(
@@ -53,13 +49,6 @@ def add_parser(commands: options.Subparsers) -> None:
         default=(1,),
         metavar="N,N,...",
         help="sequences that are decoded together, a row for each number (1)",
-    )
-    parser.add_argument(
-        "--layers",
-        choices=LAYERS,
-        default="auto",
-        help="of a decode step of one sequence: launches of a graph, or one persistent kernel "
-        "(auto: what was measured to be quicker)",
     )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
@@ -96,7 +85,6 @@ def _run_model(args: argparse.Namespace) -> int:
     from urdir.model.bench import BenchCase, bench, profile_step
     from urdir.model.engine import Engine
     from urdir.model.profile import plot_roofline
-    from urdir.model.step import check_persistent
 
     case = BenchCase(args.n_prompt, args.n_gen, args.depth, args.repetitions, args.sequences)
     with Engine.open(
@@ -104,10 +92,7 @@ def _run_model(args: argparse.Namespace) -> int:
         device=args.device,
         context=case.context,
         sequences=max(case.sequences),
-        persistent=LAYERS[args.layers],
     ) as engine:
-        if args.layers == "fused":
-            check_persistent(engine.session.parts)
         bandwidth = read_bandwidth(engine.device)
         _warn(engine.device, bandwidth)
         rows = []

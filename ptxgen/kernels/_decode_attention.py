@@ -16,8 +16,6 @@ from urdir.ptxgen.rope import MAX_POSITIONS, Rotation, frequencies, turns_table
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 
 WARPS = 8
-#: Steps of keys and values in a thread's ring, where it has one.
-RING_STAGES = 3
 #: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
 MAX_TILE = 4
 #: Values of a head that one lane owns: 16 bytes of f16.
@@ -47,8 +45,6 @@ class DecodeAttention(AttentionSpec):
 
     rope: Rotation | None = None
     most_heads: int = MAX_TILE
-
-    ring_stages = RING_STAGES
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -219,6 +219,9 @@ def test_a_barrier_that_not_all_threads_reach(body, line):
         # each thread arrives once, here or there
         "@%p bra SIDE;\nbarrier.cluster.arrive;\nbra END;\nSIDE:\nbarrier.cluster.arrive;\n"
         "END:\nbarrier.cluster.wait.aligned;",
+        # a trap ends the whole grid
+        "@%p trap;\nbar.sync 0;",
+        "@%p bra WAIT;\ntrap;\nWAIT:\nbar.sync 0;",
     ],
 )
 def test_a_barrier_that_may_stand_where_it_is(body):
