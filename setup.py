@@ -1,16 +1,17 @@
-"""Adds to a wheel what Jinja makes of the templates; all else is in pyproject.toml."""
+"""Finds the packages, and adds to a wheel what Jinja makes of the templates; all else is in
+pyproject.toml."""
 
 import subprocess
 import sys
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 # In a process of its own, which imports what the wheel will hold, and leaves no bytecode in it.
 _COMPILE = """
 import sys
 sys.path.insert(0, ".")
-from urdir.ptxgen.template_environment import write_modules
+from urdir.ptxgen.render.jinja import write_modules
 write_modules()
 """
 
@@ -22,4 +23,12 @@ class _BuildPy(build_py):
             subprocess.run([sys.executable, "-B", "-c", _COMPILE], cwd=self.build_lib, check=True)
 
 
-setup(cmdclass={"build_py": _BuildPy})
+# The folders of the checkout are `urdir.*` when installed.
+_FOLDERS = ("driver", "model", "ptxgen", "templates")
+_PACKAGES = [
+    f"urdir.{name}"
+    for folder in _FOLDERS
+    for name in (folder, *(f"{folder}.{inner}" for inner in find_packages(folder)))
+]
+
+setup(packages=_PACKAGES, cmdclass={"build_py": _BuildPy})

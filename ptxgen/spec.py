@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, ClassVar, Self
 
@@ -246,7 +246,7 @@ class KernelSpec:
         Kernel name, every field, the target, and digests of the sources (template, the spec's
         module, all of ptxgen), as a readable stem and a hash: ``rms_norm-sm_90-5f0c...``.
         """
-        from urdir.ptxgen.sources import generator_digest, module_digest, source_digest
+        from urdir.ptxgen.render.sources import generator_digest, module_digest, source_digest
 
         fields = (f"{k}={v!r}" for k, v in self.fields().items())
         sources = (
@@ -259,7 +259,7 @@ class KernelSpec:
 
     def ptx(self, target: str) -> str:
         """PTX text of this spec for ``target`` ("sm_90"); the same text in every process."""
-        from urdir.ptxgen.render import render
+        from urdir.ptxgen.render.frame import render
 
         return render(self, target)
 

@@ -23,13 +23,13 @@ from pathlib import Path
 
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
-from urdir.model.config import Config
-from urdir.model.paper_device import paper_device
-from urdir.model.rows import Ending, StepShape
-from urdir.model.session import Session, chunks_of, row_bucket
-from urdir.model.shapes import SyntheticModel
-from urdir.model.step import build_plan
-from urdir.model.weights import Weights
+from urdir.model.blocks.rows import Ending, StepShape
+from urdir.model.engine.session import Session, chunks_of, row_bucket
+from urdir.model.engine.step import build_plan
+from urdir.model.families.config import Config
+from urdir.model.files.synthetic import SyntheticModel
+from urdir.model.measure.paper_device import paper_device
+from urdir.model.memory.weights import Weights
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.target import Target

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from urdir.ptxgen.assemble import is_available
+from urdir.ptxgen.tools.assemble import is_available
 
 README = Path(__file__).parent.parent / "README.md"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -112,9 +112,6 @@ def test_public_names_exist_and_are_documented(package: str) -> None:
         if not isinstance(value, dict | list | tuple):
             assert value.__doc__, name
         assert name in dir(module)
-    homes = {n for names in module._MODULES.values() for n in names}
-    alone = {m for m, names in module._MODULES.items() if not names}
-    assert homes | alone == set(module.__all__)
 
 
 def test_public_names_do_without_pytest(tmp_path: Path) -> None:
@@ -134,7 +131,7 @@ def test_the_readmes_table_of_public_names_is_complete(package: str) -> None:
 def test_unknown_names_are_refused() -> None:
     for package in PACKAGES:
         module = importlib.import_module(f"urdir.{package}")
-        with pytest.raises(AttributeError, match=f"urdir.{package} has no attribute 'nonsense'"):
+        with pytest.raises(AttributeError, match=f"urdir.{package} attribute nonsense"):
             _ = module.nonsense
 
 

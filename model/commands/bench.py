@@ -13,7 +13,7 @@ from urdir.model.commands.report import installed_version
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.model.shapes import SyntheticModel
+    from urdir.model.files.synthetic import SyntheticModel
 
 EXAMPLES = """\
   urdir bench model.gguf                     512 prompt tokens, 128 decoded, five runs each
@@ -71,7 +71,7 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    from urdir.model.profile import check_can_plot
+    from urdir.model.measure.profile import check_can_plot
 
     if args.plot:
         check_can_plot()
@@ -81,10 +81,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_model(args: argparse.Namespace) -> int:
-    from urdir.model.bandwidth import read_bandwidth
-    from urdir.model.bench import BenchCase, bench, profile_step
-    from urdir.model.engine import Engine
-    from urdir.model.profile import plot_roofline
+    from urdir.model.engine.engine import Engine
+    from urdir.model.measure.bandwidth import read_bandwidth
+    from urdir.model.measure.bench import BenchCase, bench, profile_step
+    from urdir.model.measure.profile import plot_roofline
 
     case = BenchCase(args.n_prompt, args.n_gen, args.depth, args.repetitions, args.sequences)
     with Engine.open(
@@ -113,9 +113,9 @@ def _run_model(args: argparse.Namespace) -> int:
 
 def _run_kernels(args: argparse.Namespace) -> int:
     from urdir.driver.device import Device
-    from urdir.model.bandwidth import read_bandwidth
-    from urdir.model.bench_kernels import bench_matvecs
-    from urdir.model.knobs import read_knobs
+    from urdir.model.environment import read_knobs
+    from urdir.model.measure.bandwidth import read_bandwidth
+    from urdir.model.measure.kernels import bench_matvecs
 
     knobs = read_knobs()
     name = args.device or knobs.device
@@ -134,9 +134,9 @@ def _run_kernels(args: argparse.Namespace) -> int:
 
 def _run_startup(args: argparse.Namespace) -> int:
     from urdir.driver.device import Device
-    from urdir.model.bandwidth import read_bandwidth
-    from urdir.model.bench_startup import bench_startup
-    from urdir.model.knobs import read_knobs
+    from urdir.model.environment import read_knobs
+    from urdir.model.measure.bandwidth import read_bandwidth
+    from urdir.model.measure.startup import bench_startup
 
     name, source = args.device or read_knobs().device, _source(args)
     rows = bench_startup(source, name)
@@ -151,13 +151,13 @@ def _run_startup(args: argparse.Namespace) -> int:
 
 
 def _source(args: argparse.Namespace) -> str | SyntheticModel | None:
-    from urdir.model.shapes import SyntheticModel
+    from urdir.model.files.synthetic import SyntheticModel
 
     return SyntheticModel(args.shape, args.type) if args.shape else args.model
 
 
 def _warn(device: Device, bandwidth: float) -> None:
-    from urdir.model.bandwidth import doubt
+    from urdir.model.measure.bandwidth import doubt
 
     if device.is_emulated:
         print("no GPU: these are figures of the emulator", file=sys.stderr)

@@ -12,8 +12,8 @@ from urdir.model.commands.report import end_note, print_statistics
 from urdir.model.errors import ContextFullError
 
 if TYPE_CHECKING:
-    from urdir.model.chat import ChatTemplate, Message
-    from urdir.model.engine import Engine
+    from urdir.model.engine.engine import Engine
+    from urdir.model.text.chat import ChatTemplate, Message
 
 EXAMPLES = """\
   urdir chat                      talk to the built-in demo model
@@ -35,8 +35,8 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read turns from stdin until /exit or its end."""
-    from urdir.model.chat import ChatTemplate
-    from urdir.model.engine import Engine
+    from urdir.model.engine.engine import Engine
+    from urdir.model.text.chat import ChatTemplate
 
     with (
         Engine.open(args.model, device=args.device, context=args.ctx_size, text=True) as engine,
@@ -73,14 +73,14 @@ class _Conversation:
                     self._answer(text)
 
     def _clear(self) -> None:
-        from urdir.model.chat import Message
+        from urdir.model.text.chat import Message
 
         self._turns = [Message("system", self._args.system)] if self._args.system else []
 
     def _answer(self, text: str) -> None:
         """One turn. The conversation is rendered whole; the cache keeps what it has in common."""
-        from urdir.model.chat import Message
-        from urdir.model.generate import Generation
+        from urdir.model.engine.generate import Generation
+        from urdir.model.text.chat import Message
 
         turns = [*self._turns, Message("user", text)]
         generation = Generation(

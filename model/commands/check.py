@@ -14,7 +14,7 @@ from urdir.model.commands.report import installed_version
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.model.check import CheckRow
+    from urdir.model.verify.check import CheckRow
 
 EXAMPLES = """\
   urdir check                          what to run first on a new GPU, driver or machine
@@ -46,8 +46,13 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check and print; 1 when anything failed."""
     from urdir.driver.ptx_files import PtxFiles
-    from urdir.model.check import DeviceOwner, check_kernel_examples, check_plans, select_kernels
-    from urdir.model.knobs import read_knobs
+    from urdir.model.environment import read_knobs
+    from urdir.model.verify.check import (
+        DeviceOwner,
+        check_kernel_examples,
+        check_plans,
+        select_kernels,
+    )
     from urdir.ptxgen.errors import PtxgenError
 
     knobs = read_knobs()

@@ -29,7 +29,7 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Probe and print; finding no GPU is an answer, not a failure."""
-    from urdir.model.knobs import read_knobs
+    from urdir.model.environment import read_knobs
 
     knobs = read_knobs()
     if args.clear_cache and knobs.cache_dir is not None and knobs.cache_dir.exists():
@@ -49,7 +49,7 @@ def _report(cache_dir: Path | None) -> dict[str, dict[str, Any]]:
     import os
 
     from urdir.driver.device import probe
-    from urdir.model.knobs import VARIABLES
+    from urdir.model.environment import VARIABLES
 
     found = probe()
     return {

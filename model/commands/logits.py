@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Feed the tokens one by one and save the rows."""
     import numpy as np
 
-    from urdir.model.engine import Engine
+    from urdir.model.engine.engine import Engine
     from urdir.model.progress import Progress
 
     tokens = read_tokens(args.tokens)

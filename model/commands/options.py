@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from urdir.model.sampling import SamplingSettings
+    from urdir.model.engine.sampling import SamplingSettings
 
 Subparsers = Any  # argparse names this type only privately
 
@@ -154,7 +154,7 @@ def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
     """The settings that ``add_sampling``'s flags ask for; a seed is drawn where none is given."""
     import secrets
 
-    from urdir.model.sampling import SamplingSettings
+    from urdir.model.engine.sampling import SamplingSettings
 
     return SamplingSettings(
         temperature=args.temp,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from urdir.model.generate import Statistics
+    from urdir.model.engine.generate import Statistics
     from urdir.ptxgen.spec import KernelSpec
 
 
@@ -44,7 +44,7 @@ def print_statistics(statistics: Statistics) -> None:
 
 def end_note(statistics: Statistics, context: int) -> None:
     """Say on stderr when the answer ended because the KV cache was full."""
-    from urdir.model.generate import Finish
+    from urdir.model.engine.generate import Finish
 
     if statistics.finish is Finish.FULL:
         print(
@@ -63,7 +63,7 @@ def extent(size: tuple[int, ...]) -> str:
 
 def fields_text(spec: KernelSpec) -> str:
     """The fields of a kernel that differ from their defaults, short: "format=Q4_K rows=64"."""
-    from urdir.ptxgen.settings import plain
+    from urdir.ptxgen.tools.settings import plain
 
     words = []
     for field in dataclasses.fields(spec):  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ from urdir.model.commands.report import end_note, print_statistics, statistics_d
 from urdir.model.errors import ModelError
 
 if TYPE_CHECKING:
-    from urdir.model.engine import Engine
-    from urdir.model.generate import Generation
+    from urdir.model.engine.engine import Engine
+    from urdir.model.engine.generate import Generation
 
 EXAMPLES = """\
   urdir run -p "What is 27 plus 45?"                     the built-in demo model
@@ -42,8 +42,8 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; Ctrl-C keeps the text so far and still prints the statistics."""
-    from urdir.model.engine import Engine
-    from urdir.model.generate import Generation
+    from urdir.model.engine.engine import Engine
+    from urdir.model.engine.generate import Generation
 
     prompt = _read_prompt(args)
     with Engine.open(args.model, device=args.device, context=args.ctx_size, text=True) as engine:
@@ -85,7 +85,7 @@ def _read_prompt(args: argparse.Namespace) -> str:
 
 
 def _encode(engine: Engine, args: argparse.Namespace, prompt: str) -> list[int]:
-    from urdir.model.chat import ChatTemplate, Message
+    from urdir.model.text.chat import ChatTemplate, Message
 
     if args.raw:
         tokens = engine.tokenizer.encode(prompt, parse_special=True, add_bos=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urdir.model.commands import options
 
 if TYPE_CHECKING:
-    from urdir.model.gguf import Gguf
+    from urdir.model.files.gguf import Gguf
 
 EXAMPLES = """\
   urdir show model.gguf              metadata, tensors by type, memory plan
@@ -34,7 +34,7 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print; needs no device and no tokeniser."""
     from urdir.model.errors import ModelError
-    from urdir.model.gguf import Gguf
+    from urdir.model.files.gguf import Gguf
 
     with Gguf(args.model) as gguf:
         if args.template:
@@ -67,10 +67,10 @@ def _report(gguf: Gguf, context: int | None) -> dict[str, Any]:
 
 def _memory(gguf: Gguf, context: int | None) -> dict[str, Any]:
     """The memory plan, or why there is none: a file we cannot run can still be shown."""
-    from urdir.model.config import Config
-    from urdir.model.engine import default_context
+    from urdir.model.engine.engine import default_context
     from urdir.model.errors import ConfigError, UnsupportedError
-    from urdir.model.memory_plan import MemoryPlan
+    from urdir.model.families.config import Config
+    from urdir.model.memory.budget import MemoryPlan
 
     try:
         config = Config.from_gguf(gguf)

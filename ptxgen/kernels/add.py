@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from urdir.ptxgen.kernels._elementwise import Elementwise
+from urdir.ptxgen.kernels.elementwise import Elementwise
 from urdir.ptxgen.spec import Access, Array, Param
 
 

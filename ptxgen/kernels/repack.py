@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.formats import FORMATS, Format, random_blocks
-from urdir.ptxgen.layout import Layout
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
+from urdir.ptxgen.weights.layout import Layout
 
 CTA_THREADS = 128
 

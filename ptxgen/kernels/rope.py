@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.rope import MAX_POSITIONS, RopeStyle, Rotation, frequencies, turns_table
+from urdir.ptxgen.kernels.rotation import (
+    MAX_POSITIONS,
+    RopeStyle,
+    Rotation,
+    frequencies,
+    turns_table,
+)
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 
@@ -19,7 +25,7 @@ class Rope(KernelSpec):
 
     Pair i, ("interleaved": values 2i and 2i + 1; "half": i and i + rotary_dim / 2), is turned by
     position[r] * frequency[i] and multiplied by ``magnitude``. Other values stay untouched, and so
-    do idle rows (position >= max_len). The frequencies are a ``urdir.ptxgen.rope.turns_table``;
+    do idle rows (position >= max_len). The frequencies are a ``turns_table`` of `rotation`;
     positions below 2^24 are exact, which is the limit of ``max_len``.
     """
 

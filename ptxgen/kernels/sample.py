@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.sampling import SETTINGS_WORDS, pack_settings, sample
+from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS, pack_settings, sample
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 

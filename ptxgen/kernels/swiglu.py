@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.kernels._elementwise import Elementwise
+from urdir.ptxgen.kernels.elementwise import Elementwise
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
 

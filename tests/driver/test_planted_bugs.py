@@ -22,12 +22,12 @@ from urdir.driver.harness import check_kernel
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.ptxgen.catalog import kernels
-from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.kernels.add import Add
+from urdir.ptxgen.kernels.linear.gemv import TileMatvec
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
-from urdir.ptxgen.kernels.tile_matvec import TileMatvec
-from urdir.ptxgen.lint import lint
 from urdir.ptxgen.spec import Access, LaunchShape, Param, Tolerance
+from urdir.ptxgen.tools.lint import lint
+from urdir.ptxgen.weights.formats import FORMATS
 
 
 class Mutant:

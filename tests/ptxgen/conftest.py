@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from urdir.ptxgen import template_environment
+from urdir.ptxgen.render import jinja as template_environment
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from urdir.ptxgen.assemble import (
+from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.tools.assemble import (
     AssembleError,
     AssemblerMissingError,
     Resources,
@@ -13,7 +14,6 @@ from urdir.ptxgen.assemble import (
     is_available,
     parse_resources,
 )
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
 
 PTX = RmsNorm(rows=3, cols=257, eps=1e-5).ptx("sm_80")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from urdir.ptxgen.attention_choice import decode_attention, length_buckets
-from urdir.ptxgen.kernels.attention import Attention
-from urdir.ptxgen.kernels.flash_decode import FlashDecodeChunk
-from urdir.ptxgen.kv_layout import KvLayout
-from urdir.ptxgen.rope import Rotation
+from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.rotation import Rotation
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import operator
 
 import numpy as np
 
-from urdir.ptxgen.kernels._balance import balanced
+from urdir.ptxgen.kernels.linear.balance import balanced
 from urdir.ptxgen.spec import ceil_div
 
 

@@ -10,18 +10,18 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
-from urdir.model.kernel_suite import skip_where_too_old
-from urdir.ptxgen.assemble import assemble, is_available
+from urdir.model.verify.kernel_suite import skip_where_too_old
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, Format
-from urdir.ptxgen.kernels._fused_product import MAX_BATCH
-from urdir.ptxgen.kernels._weight_tiles import Quads, Tile
-from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
-from urdir.ptxgen.kernels.matvec import Matvec
-from urdir.ptxgen.kernels.product import Limits, batch_cluster, vector_product
-from urdir.ptxgen.kernels.tile_matvec import TileMatvec
-from urdir.ptxgen.layout import Layout
+from urdir.ptxgen.kernels.linear.choice import Limits, batch_cluster, vector_product
+from urdir.ptxgen.kernels.linear.gemm_small import BatchMatvec
+from urdir.ptxgen.kernels.linear.gemv import TileMatvec
+from urdir.ptxgen.kernels.linear.gemv_f32 import Matvec
+from urdir.ptxgen.kernels.linear.product import MAX_BATCH
 from urdir.ptxgen.target import Target
+from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.weights.formats import FORMATS, Format
+from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.tiles import Quads, Tile
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 Q8_0, Q4_K, Q6_K, F16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))

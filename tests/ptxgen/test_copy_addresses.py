@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import pytest
 
-from urdir.ptxgen.assemble import assemble, is_available
-from urdir.ptxgen.formats import FORMATS
-from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
-from urdir.ptxgen.kernels.product import Limits, vector_product
-from urdir.ptxgen.kernels.tile_matvec import TileMatvec
-from urdir.ptxgen.sass import DisassemblerError, disassemble, find_disassembler
+from urdir.ptxgen.kernels.linear.choice import Limits, vector_product
+from urdir.ptxgen.kernels.linear.gemm_small import BatchMatvec
+from urdir.ptxgen.kernels.linear.gemv import TileMatvec
 from urdir.ptxgen.target import Target
+from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.tools.sass import DisassemblerError, disassemble, find_disassembler
+from urdir.ptxgen.weights.formats import FORMATS
 
 Q4_K, Q6_K, Q8_0, F16 = (FORMATS[name] for name in ("Q4_K", "Q6_K", "Q8_0", "F16"))
 H200 = Limits(132, 233472, 232448)

@@ -15,14 +15,14 @@ from urdir.driver.device import Device
 from urdir.driver.errors import CudaError
 from urdir.driver.harness import run_kernel
 from urdir.driver.plan import Plan
-from urdir.ptxgen.assemble import assemble
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention import Attention
-from urdir.ptxgen.kernels.flash_decode import FlashDecodeChunk
-from urdir.ptxgen.kernels.kv_append import KvAppend
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.kv_append import KvAppend
+from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, KvLayout
 from urdir.ptxgen.kernels.rope import Rope
-from urdir.ptxgen.kv_layout import KV_DTYPES, KvLayout
-from urdir.ptxgen.rope import Rotation
+from urdir.ptxgen.kernels.rotation import Rotation
+from urdir.ptxgen.tools.assemble import assemble
 
 Inputs = dict[str, Any]
 Spec = Attention | FlashDecodeChunk

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from urdir.ptxgen import assemble as assembler
-from urdir.ptxgen.assemble import AssemblerMissingError, is_available
-from urdir.ptxgen.check import check
-from urdir.ptxgen.diff import compare, side_by_side
-from urdir.ptxgen.dump import Dump, write
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.tools import assemble as assembler
+from urdir.ptxgen.tools.assemble import AssemblerMissingError, is_available
+from urdir.ptxgen.tools.check import check
+from urdir.ptxgen.tools.diff import compare, side_by_side
+from urdir.ptxgen.tools.dump import Dump, write
 
 needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from urdir.ptxgen import ptx, sass
-from urdir.ptxgen.assemble import assemble, is_available
-from urdir.ptxgen.dump import EMITTERS, Dump, body_of, is_edited, parse_emit, write
+from urdir.ptxgen import ptx
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.matvec import Matvec
+from urdir.ptxgen.kernels.linear.gemv_f32 import Matvec
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.tools import sass
+from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.tools.dump import EMITTERS, Dump, body_of, is_edited, parse_emit, write
 
 needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
 SPEC = RmsNorm(rows=3, cols=257, eps=1e-5)

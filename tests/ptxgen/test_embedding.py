@@ -8,8 +8,8 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, Format
 from urdir.ptxgen.kernels.embedding import Embedding
+from urdir.ptxgen.weights.formats import FORMATS, Format
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)

@@ -14,11 +14,15 @@ from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.driver.launch import launch, pack
-from urdir.ptxgen.assemble import assemble
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention import Attention
-from urdir.ptxgen.kernels.flash_decode import MAX_CHUNKS, FlashDecodeChunk, FlashDecodeReduce
-from urdir.ptxgen.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.flash_decode import (
+    MAX_CHUNKS,
+    FlashDecodeChunk,
+    FlashDecodeReduce,
+)
+from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.tools.assemble import assemble
 
 Inputs = dict[str, Any]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from urdir.ptxgen import flow, ptx
+from urdir.ptxgen import ptx
+from urdir.ptxgen.ptx import flow
 
 TEXT = """
 .version 7.0

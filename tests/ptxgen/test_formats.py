@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, UNIT, Bytes, Format, format_of, random_blocks
-from urdir.ptxgen.layout import TILE_ROWS, TILE_UNITS, Layout
+from urdir.ptxgen.weights.formats import FORMATS, UNIT, Bytes, Format, format_of, random_blocks
+from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 SIZES = [

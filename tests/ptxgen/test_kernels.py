@@ -18,7 +18,7 @@ import pytest
 
 from urdir.driver.harness import run_kernel
 from urdir.driver.launch import launch, pack
-from urdir.model.kernel_suite import EmulatorSuite, TextSuite, check, targets
+from urdir.model.verify.kernel_suite import EmulatorSuite, TextSuite, check, targets
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
-from urdir.ptxgen.assemble import assemble
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.kv_append import KvAppend
-from urdir.ptxgen.kv_layout import KV_DTYPES, KvLayout
+from urdir.ptxgen.kernels.attention.kv_append import KvAppend
+from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, KvLayout
+from urdir.ptxgen.tools.assemble import assemble
 
 every_dtype = pytest.mark.parametrize("dtype", KV_DTYPES)
 

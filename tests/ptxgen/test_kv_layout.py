@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kv_layout import KV_DTYPES, KvLayout, quantise, to_bf16
+from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, KvLayout, quantise, to_bf16
 
 
 @pytest.mark.parametrize(

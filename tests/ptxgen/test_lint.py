@@ -2,7 +2,7 @@
 
 import pytest
 
-from urdir.ptxgen.lint import Finding, lint
+from urdir.ptxgen.tools.lint import Finding, lint
 
 HEAD = """\
 .version 7.0

@@ -9,12 +9,12 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
-from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, Format
-from urdir.ptxgen.kernels.matmul import FULL, TILES, Matmul, Tile, choose_tile
-from urdir.ptxgen.kernels.matvec import Matvec
-from urdir.ptxgen.kernels.product import choose_product
+from urdir.ptxgen.kernels.linear.choice import choose_product
+from urdir.ptxgen.kernels.linear.gemm import FULL, TILES, Matmul, Tile, choose_tile
+from urdir.ptxgen.kernels.linear.gemv_f32 import Matvec
+from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.weights.formats import FORMATS, Format
 
 Q8_0, Q4_K, F16, BF16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "F16", "BF16"))
 

@@ -10,17 +10,17 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
-from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, Format, random_blocks
-from urdir.ptxgen.kernels._fused_product import MAX_BATCH
-from urdir.ptxgen.kernels.matvec import (
+from urdir.ptxgen.kernels.linear.gemv_f32 import (
     MAX_RAW,
     PANEL_NBYTES,
     RECORD_NBYTES,
     Matvec,
     choose_rows,
 )
+from urdir.ptxgen.kernels.linear.product import MAX_BATCH
+from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
 
 Q8_0, Q4_K, Q6_K, F16, F32 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16", "F32"))
 

@@ -12,11 +12,11 @@ from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.driver.launch import launch, pack
-from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention import Attention
-from urdir.ptxgen.kernels.prefill_attention import PrefillAttention
-from urdir.ptxgen.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
+from urdir.ptxgen.tools.assemble import assemble, is_available
 
 Inputs = dict[str, Any]
 IDLE = 0xFFFFFFFF

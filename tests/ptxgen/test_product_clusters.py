@@ -12,13 +12,13 @@ import pytest
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
-from urdir.model.kernel_suite import skip_where_too_old
+from urdir.model.verify.kernel_suite import skip_where_too_old
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS
-from urdir.ptxgen.kernels._tiled_product import TiledProduct
-from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
-from urdir.ptxgen.kernels.product import Limits
-from urdir.ptxgen.kernels.tile_matvec import TileMatvec
+from urdir.ptxgen.kernels.linear.choice import Limits
+from urdir.ptxgen.kernels.linear.gemm_small import BatchMatvec
+from urdir.ptxgen.kernels.linear.gemv import TileMatvec
+from urdir.ptxgen.kernels.linear.tiled import TiledProduct
+from urdir.ptxgen.weights.formats import FORMATS
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
 H200 = Limits(132, 228 << 10, 227 << 10, 8)

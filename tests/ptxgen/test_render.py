@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from urdir.ptxgen import ptx, sources
+from urdir.ptxgen import ptx
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.render import sources
+from urdir.ptxgen.render.jinja import environment, f32
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
-from urdir.ptxgen.template_environment import environment, f32
 
 TEMPLATES = {
     "scale.ptx.j2": """

@@ -10,9 +10,9 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, Bytes, Format, random_blocks
 from urdir.ptxgen.kernels.repack import Repack
-from urdir.ptxgen.layout import Layout
+from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
+from urdir.ptxgen.weights.layout import Layout
 
 
 def _layout(fmt: Format) -> Layout:

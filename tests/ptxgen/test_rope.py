@@ -12,7 +12,7 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.rope import Rope
-from urdir.ptxgen.rope import RopeScaling, frequencies, turns_table
+from urdir.ptxgen.kernels.rotation import RopeScaling, frequencies, turns_table
 
 POSITIONS = (0, 1, 511, 131071, 1000003)
 

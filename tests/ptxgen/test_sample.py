@@ -12,9 +12,9 @@ import pytest
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.sample import Sample, random_settings
-from urdir.ptxgen.sampling import SETTINGS, distribution, pack_settings, random_bits
+from urdir.ptxgen.kernels.sampling import SETTINGS, distribution, pack_settings, random_bits
+from urdir.ptxgen.render.jinja import environment
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
-from urdir.ptxgen.template_environment import environment
 
 OFF = {"temperature": 1.0}  # every filter
 

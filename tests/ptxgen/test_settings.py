@@ -8,18 +8,18 @@ import pytest
 
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
-from urdir.ptxgen.kernels.attention import Attention
-from urdir.ptxgen.kernels.kv_append import KvAppend
-from urdir.ptxgen.kernels.matmul import Matmul
-from urdir.ptxgen.kernels.matvec import Matvec
+from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.kv_append import KvAppend
+from urdir.ptxgen.kernels.linear.gemm import Matmul
+from urdir.ptxgen.kernels.linear.gemv_f32 import Matvec
 from urdir.ptxgen.kernels.read_stream import ReadStream
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.rope import Rope
-from urdir.ptxgen.settings import SettingError, fields_of, plain, specialise, summary
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
+from urdir.ptxgen.tools.settings import SettingError, fields_of, plain, specialise, summary
+from urdir.ptxgen.weights.formats import FORMATS
 
 
 def test_each_type_of_field() -> None:

@@ -81,7 +81,7 @@ def test_a_spec_is_frozen_and_a_value():
 
 
 def test_the_key_is_known_without_rendering(monkeypatch):
-    monkeypatch.setattr("urdir.ptxgen.render.render", None)
+    monkeypatch.setattr("urdir.ptxgen.render.frame.render", None)
     key = RmsNorm(rows=1, cols=8, eps=1e-5).key("sm_90")
     assert key.startswith("rms_norm-sm_90-")
     assert len(key) == len("rms_norm-sm_90-") + 20
@@ -101,7 +101,9 @@ def test_the_key_needs_no_jinja():
 def test_the_key_tells_fields_targets_and_sources_apart(monkeypatch):
     keys = {RmsNorm(r, c, e).key(t) for r in (1, 2) for c in (11, 12) for e in (1e-5, 1e-6)
             for t in ("sm_80", "sm_90")}  # fmt: skip
-    monkeypatch.setattr("urdir.ptxgen.sources.source_digest", lambda template: "other sources")
+    monkeypatch.setattr(
+        "urdir.ptxgen.render.sources.source_digest", lambda template: "other sources"
+    )
     keys.add(RmsNorm(1, 11, 1e-5).key("sm_80"))
     assert len(keys) == 17
 

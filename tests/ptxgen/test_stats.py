@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from urdir.ptxgen import ptx
-from urdir.ptxgen.assemble import assemble, is_available
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS
-from urdir.ptxgen.gpus import GPUS, SM_LIMITS, choose_gpu, occupancy
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.matmul import Matmul
+from urdir.ptxgen.kernels.linear.gemm import Matmul
 from urdir.ptxgen.spec import KernelSpec
-from urdir.ptxgen.stats import PIPES, code_bytes, instruction_mix, measure, pipe_of, roofline
 from urdir.ptxgen.target import FIRST_VERSION, TESTED
+from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.tools.gpus import GPUS, SM_LIMITS, choose_gpu, occupancy
+from urdir.ptxgen.tools.stats import PIPES, code_bytes, instruction_mix, measure, pipe_of, roofline
+from urdir.ptxgen.weights.formats import FORMATS
 
 needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
 

@@ -9,10 +9,10 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
-from urdir.model.kernel_suite import skip_where_too_old
-from urdir.ptxgen.formats import FORMATS
-from urdir.ptxgen.kernels._summary import summary
-from urdir.ptxgen.kernels.batch_matvec import BatchMatvec
+from urdir.model.verify.kernel_suite import skip_where_too_old
+from urdir.ptxgen.kernels.linear.gemm_small import BatchMatvec
+from urdir.ptxgen.kernels.linear.summary import summary
+from urdir.ptxgen.weights.formats import FORMATS
 
 Q8_0, Q4_K, Q6_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from urdir.ptxgen.assemble import AssembleError, assemble, is_available
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.target import FEATURES, FIRST_VERSION, TESTED, Target
+from urdir.ptxgen.tools.assemble import AssembleError, assemble, is_available
 
 needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
 

@@ -11,8 +11,9 @@ from typing import Any
 import jinja2
 import pytest
 
-from urdir.ptxgen import sources, template_environment
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.render import jinja as template_environment
+from urdir.ptxgen.render import sources
 
 SPEC = RmsNorm(rows=2, cols=70, eps=1e-5)
 

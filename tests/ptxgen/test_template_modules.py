@@ -12,9 +12,10 @@ from typing import Any
 import jinja2
 import pytest
 
-from urdir.ptxgen import sources, template_environment
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.render import jinja as template_environment
+from urdir.ptxgen.render import sources
 
 SPEC = RmsNorm(rows=2, cols=70, eps=1e-5)
 TEMPLATE = "urdir.templates/rms_norm.ptx.j2"

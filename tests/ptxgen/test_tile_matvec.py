@@ -17,17 +17,17 @@ from urdir.driver.bindings import emulated
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
-from urdir.model.kernel_suite import skip_where_too_old
-from urdir.model.shapes import SHAPES, SyntheticModel
-from urdir.ptxgen.assemble import assemble, is_available
+from urdir.model.files.synthetic import SHAPES, SyntheticModel
+from urdir.model.verify.kernel_suite import skip_where_too_old
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.formats import FORMATS, Bytes, Format
-from urdir.ptxgen.kernels._tiled_product import MAX_SLOTS
-from urdir.ptxgen.kernels._weight_tiles import Tile
-from urdir.ptxgen.kernels.product import Limits
-from urdir.ptxgen.kernels.tile_matvec import RECORD_NBYTES, TileMatvec
-from urdir.ptxgen.layout import Layout
+from urdir.ptxgen.kernels.linear.choice import Limits
+from urdir.ptxgen.kernels.linear.gemv import RECORD_NBYTES, TileMatvec
+from urdir.ptxgen.kernels.linear.tiled import MAX_SLOTS
 from urdir.ptxgen.target import TESTED, Target
+from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format
+from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.tiles import Tile
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]

@@ -1,0 +1,15 @@
+from .engine.engine import Engine as Engine
+from .engine.engine import demo_model as demo_model
+from .engine.generate import Finish as Finish
+from .engine.generate import Generation as Generation
+from .engine.generate import Statistics as Statistics
+from .engine.sampling import SamplingSettings as SamplingSettings
+from .engine.session import Session as Session
+from .errors import ContextFullError as ContextFullError
+from .errors import ModelError as ModelError
+from .families.config import Config as Config
+from .files.gguf import Gguf as Gguf
+from .files.gguf import Tensor as Tensor
+from .text.chat import ChatTemplate as ChatTemplate
+from .text.chat import Message as Message
+from .text.tokenizer import Tokenizer as Tokenizer

@@ -1,0 +1,1 @@
+"""Functions that append a model's launches to a plan."""

@@ -1,0 +1,184 @@
+"""Attention in a plan: queries and keys turned, keys and values appended, each row attends to its
+sequence.
+
+``incremental_attention_into`` is what a layer calls. Which kernel serves it is decided when the
+plan is built, by ``ptxgen.attention_choice`` from the shape, the length bucket and the device. In a
+decode step that kernel turns and appends the rows' own tokens itself; the rows of a prompt, which
+attend to each other, are appended before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from urdir.model.blocks.rows import Rows
+from urdir.model.errors import ModelError
+from urdir.model.memory.kv_cache import KvCache
+from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.kv_append import KvAppend
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
+from urdir.ptxgen.kernels.rope import Rope
+from urdir.ptxgen.kernels.rotation import Rotation
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+    from urdir.driver.plan import Plan
+    from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """The attention of one layer in one step: what it reads and writes, and how.
+
+    ``work`` holds q (rows, heads, head_dim), k and v (rows, kv_heads, head_dim), all f32, not yet
+    turned by ``rotation`` with ``frequencies`` (a ``turns_table``), and room for partial results
+    (see ``partial_sizes``). ``exact`` keeps f32 throughout. Without ``fused``, the tokens of decode
+    rows are turned and appended by launches of their own, with the same result.
+    """
+
+    label: str
+    cache: KvCache
+    layer: int
+    heads: int
+    rows: Rows
+    work: Mapping[str, Slice]
+    rotation: Rotation
+    frequencies: Slice
+    sm_count: int
+    exact: bool = False
+    fused: bool = True
+
+    @property
+    def arguments(self) -> dict[str, Slice]:
+        """What kernels over this layer's cache and these rows take, by parameter name."""
+        return {**self.cache.arguments(self.layer), **self.rows.arguments}
+
+    @property
+    def token(self) -> dict[str, Slice]:
+        """What the rows bring along: k, v, and what k is turned by."""
+        return {"k": self.work["k"], "v": self.work["v"], "frequencies": self.frequencies}
+
+    def decode_kernel(self, rotation: Rotation | None) -> Attention | FlashDecodeChunk:
+        """The kernel of decoding, which turns and appends where a rotation is given."""
+        return decode_attention(
+            self.heads,
+            self.cache.layout,
+            self.rows.keys,
+            self.sm_count,
+            rows=self.rows.count,
+            rope=rotation,
+        )
+
+
+def incremental_attention_into(plan: Plan, at: LayerAttention, out: Slice) -> None:
+    """Turn ``at.work``'s q and k, append k and v to the cache and attend into ``out`` (rows, heads,
+    head_dim) f32.
+
+    A row at position p attends to positions 0 ... p of its sequence. Works for every length, batch
+    and cache; a paged cache is gathered through its block table.
+    """
+    is_fused = at.fused and not at.rows.is_prompt
+    if not is_fused:
+        _append_tokens(plan, at)
+    if at.rows.is_prompt and not at.exact:
+        flash_attention_multi_head(plan, at, out)
+    else:
+        _decode(plan, at, at.decode_kernel(at.rotation if is_fused else None), out)
+
+
+def incremental_attention_async(plan: Plan, at: LayerAttention) -> Slice:
+    """The same into the workspace: returns ``at.work["heads"]``, where the result will be."""
+    out = at.work["heads"]
+    incremental_attention_into(plan, at, out)
+    return out
+
+
+def paged_attention_into(plan: Plan, at: LayerAttention, out: Slice) -> None:
+    """``incremental_attention_into`` on a paged cache: K and V gathered through the block table.
+
+    Equal to a contiguous cache, bit for bit, for any table: permuted pages, a partial last page,
+    pages shared by sequences. Raises ModelError for a cache that is not paged.
+    """
+    if not at.cache.layout.is_paged:
+        raise ModelError(
+            f"{at.label}: paged attention needs a paged KV cache, this one is contiguous"
+        )
+    incremental_attention_into(plan, at, out)
+
+
+def flash_decoding_graphed(
+    plan: Plan, at: LayerAttention, kernel: FlashDecodeChunk, out: Slice
+) -> None:
+    """Attention of decode rows, split over chunks of keys: two launches, ``kernel``'s and their
+    merge. Turns and appends the rows' tokens where ``kernel`` has a rope.
+
+    Partial results go to ``at.work["partial"]`` and ``at.work["softmax"]`` (see ``partial_sizes``).
+    """
+    partial = {name: at.work[name] for name in ("partial", "softmax")}
+    token = at.token if kernel.rope else {}
+    plan.launch(kernel, f"{at.label}.chunks", q=at.work["q"], **token, **at.arguments, **partial)
+    plan.launch(kernel.reduce, at.label, **partial, out=out)
+
+
+def flash_attention_multi_head(plan: Plan, at: LayerAttention, out: Slice) -> None:
+    """Causal attention of consecutive tokens of one sequence (a prompt or a chunk of one), whose
+    keys and values are in the cache: tiled, on tensor cores, without a matrix of scores.
+
+    Queries are turned already; ``out`` is (rows, heads, head_dim) f32.
+    """
+    kernel = PrefillAttention(at.heads, at.cache.layout, at.rows.count)
+    plan.launch(kernel, at.label, q=at.work["q"], **at.arguments, out=out)
+
+
+def _decode(
+    plan: Plan, at: LayerAttention, kernel: Attention | FlashDecodeChunk, out: Slice
+) -> None:
+    if isinstance(kernel, FlashDecodeChunk):
+        flash_decoding_graphed(plan, at, kernel, out)
+        return
+    token = at.token if kernel.rope else {}
+    plan.launch(kernel, at.label, q=at.work["q"], **token, **at.arguments, out=out)
+
+
+def _append_tokens(plan: Plan, at: LayerAttention) -> None:
+    """Turn q and k in place; append k and v."""
+    layout, rotation, rows = at.cache.layout, at.rotation, at.rows
+    rope = Rope(
+        q_heads=at.heads,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+        rotary_dim=rotation.rotary_dim,
+        style=rotation.style,
+        magnitude=rotation.magnitude,
+        rows=rows.count,
+        max_len=layout.max_len,
+    )
+    q, k, v = (at.work[name] for name in "qkv")
+    plan.launch(
+        rope, f"{at.label}.rope", q=q, k=k, frequencies=at.frequencies, position=rows.position
+    )
+    append = KvAppend(layout, rows.count)
+    plan.launch(append, f"{at.label}.kv_append", k=k, v=v, **at.arguments)
+
+
+def key_bucket(keys: int, max_len: int) -> int:
+    """The length bucket of a step whose longest row attends to ``keys`` keys."""
+    return next(bucket for bucket in length_buckets(max_len) if bucket >= keys)
+
+
+def partial_sizes(heads: int, layout: KvLayout, rows: int, sm_count: int) -> dict[str, int]:
+    """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows
+    (a power of two) needs in any length bucket.
+    """
+    sizes = {"partial": 16, "softmax": 16}  # where no bucket is split: never touched
+    for bucket in length_buckets(layout.max_len):
+        for count in (1 << power for power in range(rows.bit_length())):
+            kernel = decode_attention(heads, layout, bucket, sm_count, rows=count)
+            if isinstance(kernel, FlashDecodeChunk):
+                for name, size in sizes.items():
+                    sizes[name] = max(size, kernel.nbytes(kernel.param(name)))
+    return sizes

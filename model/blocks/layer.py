@@ -1,0 +1,104 @@
+"""A transformer layer of the llama family, as launches appended to a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from urdir.model.blocks.attention import LayerAttention, incremental_attention_async
+from urdir.model.blocks.linear import Activations, Products, device_limits
+from urdir.model.blocks.rows import Rows
+from urdir.model.families.config import Config
+from urdir.model.memory.device_state import DecodeState
+from urdir.model.memory.kv_cache import KvCache
+from urdir.model.memory.weights import Weights
+from urdir.ptxgen.kernels.linear.choice import fills_sms
+from urdir.ptxgen.kernels.rms_norm import RmsNorm
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Arena, Slice
+    from urdir.driver.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """The owners of everything that a step reads and writes.
+
+    ``exact`` keeps activations f32; without ``fused``, decode attention is launched in parts.
+    """
+
+    config: Config
+    weights: Weights
+    cache: KvCache
+    state: DecodeState
+    work: Arena
+    exact: bool
+    fused: bool = True
+
+    def attention(self, rows: Rows, index: int) -> LayerAttention:
+        """The attention of layer ``index``."""
+        return LayerAttention(
+            f"blk.{index}.attention",
+            self.cache,
+            index,
+            self.config.n_heads,
+            rows,
+            self.work,
+            self.config.rope.rotation,
+            self.weights.rope_table,
+            self.weights.device.properties.sm_count,
+            self.exact,
+            self.fused,
+        )
+
+    def products(self, plan: Plan, rows: Rows) -> Products:
+        """What appends this step's products to ``plan``."""
+        limits = device_limits(self.weights.device.properties)
+        return Products(plan, self.config, self.work, rows.count, self.exact, limits)
+
+
+def transformer_layer_workspace(
+    plan: Plan, parts: StepParts, rows: Rows, index: int, x: Activations
+) -> Activations:
+    """Append layer ``index`` on the workspace: ``work["hidden"]`` (rows, hidden) in and out; ``x``
+    is what is known of it before, the result what is known after.
+
+    The first residual goes to ``work["residual"]``, because input and output share a buffer.
+    """
+    return transformer_layer_indexed(plan, parts, rows, index, x, parts.work["hidden"])
+
+
+def transformer_layer_indexed(
+    plan: Plan, parts: StepParts, rows: Rows, index: int, x: Activations, y: Slice
+) -> Activations:
+    """Append layer ``index``: x (rows, hidden) f32 -> y (rows, hidden) f32; y may be x's buffer.
+
+    norm -> Q, K, V (+ biases) -> QK-norm -> RoPE, append to the cache, attention -> O -> residual
+    -> norm -> SwiGLU -> residual. Raises LaunchError, naming launch and parameter, for a
+    buffer that is null, closed or too small.
+    """
+    w, work = parts.weights.layers[index], parts.work
+    at, products = f"blk.{index}.", parts.products(plan, rows)
+    qkv = [(w.q, work["q"]), (w.k, work["k"]), (w.v, work["v"])]
+    products.append(at + "attn_qkv", qkv, x, w.attn_norm)
+    _append_qk_norm(plan, parts, rows, index)
+    heads = incremental_attention_async(plan, parts.attention(rows, index))
+    fill = fills_sms(rows.keys)
+    attended = products.append_residual(
+        at + "attn_output", w.o, heads, x.x, work["residual"], w.ffn_norm, fill
+    )
+    products.append_gated(at + "ffn_gate_up", w.gate, w.up, attended, w.ffn_norm, work["activated"])
+    next_norm = parts.weights.norm_behind(index)
+    return products.append_residual(
+        at + "ffn_down", w.down, work["activated"], work["residual"], y, next_norm
+    )
+
+
+def _append_qk_norm(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:
+    """RMSNorm of every head of Q and K (Qwen3), in place."""
+    c, w, work = parts.config, parts.weights.layers[index], parts.work
+    for name, weight, heads in (("q", w.q_norm, c.n_heads), ("k", w.k_norm, c.n_kv_heads)):
+        if weight is not None:
+            kernel = RmsNorm(rows=rows.count * heads, cols=c.head_dim, eps=c.rms_eps)
+            label = f"blk.{index}.attn_{name}_norm"
+            plan.launch(kernel, label, x=work[name], weight=weight, y=work[name])

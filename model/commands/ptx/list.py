@@ -1,0 +1,103 @@
+"""`urdir ptx list`: every kernel and its fields, or the specialisations that a model uses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from urdir.model.commands import options
+from urdir.model.commands.ptx import arguments
+from urdir.model.commands.report import aligned, extent, fields_text
+
+if TYPE_CHECKING:
+    from urdir.ptxgen.spec import KernelSpec
+
+EXAMPLES = """\
+  urdir ptx list                               every kernel with its fields and defaults
+  urdir ptx list matmul                        one of them
+  urdir ptx list --json                        the same for programs
+  urdir ptx list --model model.gguf            what this model's decode and prompt steps launch
+  urdir ptx list --model model.gguf --gpu l4   the same on another GPU
+"""
+
+
+def add_parser(commands: options.Subparsers) -> None:
+    """Declare the subcommand."""
+    parser = options.add_command(
+        commands, "list", run, "list kernels, or those that a model uses", EXAMPLES
+    )
+    parser.add_argument("kernel", nargs="?", metavar="KERNEL", help="only this one")
+    arguments.add_model(parser)
+    arguments.add_target(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON array")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print."""
+    if args.model is None:
+        if args.target or args.gpu or args.ctx_size:
+            raise options.UsageError("list: --target, --gpu and -c belong to --model")
+        _list_kernels(args.kernel, args.json)
+    elif args.kernel is not None:
+        raise options.UsageError("list: give a KERNEL or --model, not both")
+    else:
+        _list_model(args)
+    return 0
+
+
+def _list_kernels(name: str | None, as_json: bool) -> None:
+    from urdir.ptxgen import catalog
+    from urdir.ptxgen.tools.settings import fields_of, summary
+
+    found: Sequence[type[KernelSpec]]
+    found = [catalog.kernel(name)] if name else list(catalog.kernels().values())
+    if as_json:
+        print(json.dumps([_kernel_dict(kernel) for kernel in found], indent=2))
+        return
+    for kernel in found:
+        print(f"{kernel.name}  {summary(kernel)}")
+        for field in fields_of(kernel):
+            left = f"{field.name} = {field.default}" if field.has_default else field.name
+            print(f"    {left:<24} {field.type}")
+
+
+def _kernel_dict(kernel: type[KernelSpec]) -> dict[str, Any]:
+    from urdir.ptxgen.tools.settings import fields_of, summary
+
+    return {
+        "kernel": kernel.name,
+        "purpose": summary(kernel),
+        "fields": [
+            {"name": f.name, "type": f.type, "example": f.example}
+            | ({"default": f.default} if f.has_default else {})
+            for f in fields_of(kernel)
+        ],
+    }
+
+
+def _list_model(args: argparse.Namespace) -> None:
+    from urdir.ptxgen.tools.dump import describe
+
+    gpu = arguments.gpu(args)
+    found = arguments.of_model(args, gpu)
+    if args.json:
+        entries = [describe(kernel.spec, gpu.target) | kernel.as_dict() for kernel in found]
+        print(json.dumps(entries, indent=2))
+        return
+    rows = [("launches", "kernel", "fields", "grid x block", "bytes moved", "a step of")]
+    for kernel in found:
+        spec, shape = kernel.spec, kernel.spec.launch_shape
+        rows.append(
+            (
+                str(kernel.per_step(prompt=False) or kernel.per_step(prompt=True)),
+                spec.name,
+                fields_text(spec),
+                f"{extent(shape.grid)} x {extent(shape.block)}",
+                f"{spec.bytes_moved():,}",
+                kernel.used_in(),
+            )
+        )
+    for line in aligned(rows, right=(0, 4)):
+        print(line)

@@ -1,0 +1,1 @@
+"""Running a model: sessions, steps, sampling, generation."""

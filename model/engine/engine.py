@@ -1,0 +1,177 @@
+"""A model opened for use: file, device, weights and one sequence, with their lifetimes tied."""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+
+from urdir.driver.cache import make_private
+from urdir.driver.device import Device
+from urdir.driver.ptx_files import PtxFiles
+from urdir.model.engine.runner import Observer
+from urdir.model.engine.session import Session
+from urdir.model.environment import Knobs, read_knobs
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.files.model_file import ModelFile
+from urdir.model.files.synthetic import SyntheticModel
+from urdir.model.memory.budget import MemoryPlan
+from urdir.model.memory.weights import Weights
+from urdir.model.owner import Owner
+from urdir.model.text.tokenizer import Tokenizer
+from urdir.model.verify.observers import PhaseTimer, TensorSummaries
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.render.sources import keep_compiled
+
+DEFAULT_CONTEXT = 4096
+#: Above this the emulator says beforehand how slow it will be.
+LARGE_MODEL_BYTES = 100_000_000
+#: Weight bytes that the emulator gets through in a second, on two cores (measured with the demo).
+EMULATOR_BYTES_PER_SECOND = 25_000_000
+
+
+def default_context(config: Config) -> int:
+    """Tokens of context where none are asked for."""
+    return min(DEFAULT_CONTEXT, config.context_length)
+
+
+def demo_model() -> Path:
+    """The demo model that ships with the package."""
+    return Path(str(resources.files("urdir.model.data").joinpath("demo-q4_k_m.gguf")))
+
+
+class Engine(Owner):
+    """Everything that turns tokens into tokens; a context manager that frees the device.
+
+    ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``load_seconds`` is
+    what uploading and repacking the weights took; ``host_sampling`` whether the environment asks
+    for tokens to be chosen by the host; ``tokenizer`` is built when first asked for, so
+    that a file without a vocabulary can still be measured.
+    """
+
+    def __init__(
+        self,
+        gguf: ModelFile,
+        device: Device,
+        weights: Weights,
+        session: Session,
+        load_seconds: float,
+        host_sampling: bool,
+    ) -> None:
+        self.gguf = gguf
+        self.config = weights.config
+        self.device = device
+        self.weights = weights
+        self.session = session
+        self.load_seconds = load_seconds
+        self.host_sampling = host_sampling
+        self._reading: Future[Tokenizer] | None = None
+        self._owners = ExitStack()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | SyntheticModel | None = None,
+        *,
+        device: str | None = None,
+        context: int | None = None,
+        kv_dtype: KvDtype = "f16",
+        sequences: int = 1,
+        text: bool = False,
+        ptx_files: PtxFiles | None = None,
+    ) -> Engine:
+        """Open ``path`` (None: the demo model) on ``device`` (None: what the environment says).
+
+        ``context`` defaults to the smaller of the model's and 4096 tokens; ``ptx_files`` are
+        folders of edited PTX to use and of PTX to write (None: what the environment says). With
+        ``text`` the tokeniser is built meanwhile, in a thread of its own. The file is
+        checked whole, and the memory it needs against what is free, before anything is allocated.
+        Raises ModelError, and DriverError for a device that is absent or fails.
+        """
+        knobs = read_knobs()
+        with ExitStack() as owners:
+            gguf = path if isinstance(path, SyntheticModel) else Gguf(path or demo_model())
+            owners.callback(gguf.close)
+            config = Config.from_gguf(gguf)
+            context = context or default_context(config)
+            reading = _read_tokenizer(gguf, owners) if text else None
+            opened = owners.enter_context(
+                Device.open(
+                    device or knobs.device,
+                    cache_folder=knobs.cache_dir,
+                    ptx_files=ptx_files or PtxFiles(knobs.ptx_override, knobs.ptx_dump),
+                )
+            )
+            keep_compiled(_templates_folder(knobs))
+            _announce(opened, gguf)
+            plan = MemoryPlan.of(
+                gguf, config, context, kv_dtype, sequences, opened.properties.sm_count
+            )
+            plan.check(opened)
+            start = time.perf_counter()
+            weights = owners.enter_context(Weights.load(gguf, config, opened))
+            seconds = time.perf_counter() - start
+            session = owners.enter_context(
+                Session(
+                    weights,
+                    context,
+                    kv_dtype,
+                    sequences=sequences,
+                    observer=_observer(knobs),
+                )
+            )
+            engine = cls(gguf, opened, weights, session, seconds, knobs.correctness_mode)
+            engine._reading = reading
+            engine._owners = owners.pop_all()
+            return engine
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokeniser; ModelError where it has none."""
+        if self._reading is not None:
+            return self._reading.result()
+        return Tokenizer.from_gguf(self.gguf)
+
+    @property
+    def name(self) -> str:
+        """general.name of the file, or its stem."""
+        return self.gguf.metadata.optional("general.name", str, Path(self.gguf.path).stem)
+
+    def close(self) -> None:
+        """Free session, weights, device and file, in this order; closing twice does nothing."""
+        self._owners.close()
+
+
+def _read_tokenizer(gguf: ModelFile, owners: ExitStack) -> Future[Tokenizer]:
+    """Begin to build the tokeniser of a file, which stays open until that is done."""
+    thread = owners.enter_context(ThreadPoolExecutor(1, "tokenizer"))
+    return thread.submit(Tokenizer.from_gguf, gguf)
+
+
+def _templates_folder(knobs: Knobs) -> Path | None:
+    """Where compiled templates are kept, None without a cache on disk."""
+    return make_private(knobs.cache_dir / "templates") if knobs.cache_dir else None
+
+
+def _observer(knobs: Knobs) -> Observer | None:
+    """Who looks at every step, if the environment asks for it."""
+    if knobs.gpu_debug:
+        return TensorSummaries()
+    return PhaseTimer() if knobs.decode_timing else None
+
+
+def _announce(device: Device, gguf: ModelFile) -> None:
+    """Say on stderr when the emulator stands in for a GPU, and what that means for speed."""
+    if not device.is_emulated:
+        return
+    if device.note:
+        print(f"{device.note}, which is slow", file=sys.stderr)
+    nbytes = sum(t.nbytes for t in gguf.tensors.values())
+    if nbytes > LARGE_MODEL_BYTES:
+        rate = EMULATOR_BYTES_PER_SECOND / nbytes
+        print(f"expect about {rate:.2g} tokens/s for this model", file=sys.stderr)

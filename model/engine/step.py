@@ -1,0 +1,105 @@
+"""The plans of a step: its rows through the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from urdir.driver.execute import completed
+from urdir.driver.plan import Plan
+from urdir.model.blocks.layer import StepParts, transformer_layer_workspace
+from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.rows import Ending, Rows, StepShape
+from urdir.model.memory.device_state import MAILBOX_SLOTS
+from urdir.ptxgen.kernels.advance import Advance
+from urdir.ptxgen.kernels.argmax import Argmax
+from urdir.ptxgen.kernels.embedding import Embedding
+from urdir.ptxgen.kernels.sample import Sample
+
+
+def build_plan(parts: StepParts, shape: StepShape) -> Plan:
+    """The plan of ``shape.steps`` steps: embedding, layers, and what ``shape.ending`` asks for."""
+    return completed(building(parts, shape))
+
+
+def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
+    """`build_plan` in small pieces, one a layer: the plan is what the generator returns."""
+    steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
+    plan = Plan(f"{shape.ending.value} {steps}, {shape.rows} rows, {shape.keys} keys")
+    rows = Rows.of(shape, parts.state)
+    x = _append_embedding(plan, parts, rows)
+    for index in range(parts.config.n_layers):
+        x = transformer_layer_workspace(plan, parts, rows, index, x)
+        yield
+    if shape.ending is Ending.PROMPT:
+        return plan
+    _append_head(plan, parts, rows, x)
+    _append_choice(plan, parts, rows, shape.ending)
+    _append_advance(plan, parts, rows, shape.ending)
+    # What differs from step to step is in device memory, moved on by "advance".
+    plan.extend([*plan] * (shape.steps - 1))
+    return plan
+
+
+def _append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> Activations:
+    matrix, state = parts.weights.embedding, parts.state
+    kernel = Embedding(
+        matrix.format,
+        parts.config.vocab_size,
+        parts.config.hidden,
+        state.max_len,
+        rows=rows.count,
+        sequences=state.sequences,
+    )
+    plan.launch(
+        kernel,
+        "token_embd",
+        weights=matrix.data,
+        tokens=state["tokens"],
+        y=parts.work["hidden"],
+        **rows.arguments,
+    )
+    return Activations(parts.work["hidden"])
+
+
+def _append_head(plan: Plan, parts: StepParts, rows: Rows, x: Activations) -> None:
+    weights = parts.weights
+    logits = [(weights.output, parts.work["logits"])]
+    parts.products(plan, rows).append("output", logits, x, weights.output_norm)
+
+
+def _append_choice(plan: Plan, parts: StepParts, rows: Rows, ending: Ending) -> None:
+    state, work, vocab = parts.state, parts.work, parts.config.vocab_size
+    if ending is Ending.GREEDY:
+        kernel = Argmax(n=vocab, rows=rows.count)
+        plan.launch(kernel, "argmax", logits=work["logits"], ranks=work["ranks"])
+    elif ending is Ending.SAMPLE:
+        plan.launch(
+            Sample(vocab, state.max_len, rows=rows.count, sequences=state.sequences),
+            "sample",
+            logits=work["logits"],
+            settings=state["settings"],
+            seed=state["seed"],
+            tokens=state["tokens"],
+            sampled=state["sampled"],
+            **rows.arguments,
+        )
+
+
+def _append_advance(plan: Plan, parts: StepParts, rows: Rows, ending: Ending) -> None:
+    state = parts.state
+    if ending is Ending.LOGITS:
+        kernel = Advance(state.max_len, rows.count, state.sequences, sampling=False)
+        plan.launch(kernel, "advance", position=rows.position)
+        return
+    slices = Argmax(n=parts.config.vocab_size).slices if ending is Ending.GREEDY else 0
+    ranks = {"ranks": parts.work["ranks"]} if slices else {}
+    plan.launch(
+        Advance(state.max_len, rows.count, state.sequences, slots=MAILBOX_SLOTS, slices=slices),
+        "advance",
+        tokens=state["tokens"],
+        known=state["known"],
+        mailbox=state.mailbox,
+        sampled=state["sampled"],
+        **ranks,
+        **rows.arguments,
+    )

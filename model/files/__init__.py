@@ -1,0 +1,1 @@
+"""What a model file is, wherever it comes from."""

@@ -1,0 +1,187 @@
+"""Models of real shapes with random weights, made block by block while they are uploaded: for
+measuring speed without a file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from urdir.model.errors import SettingsError
+from urdir.model.families.config import ARCHITECTURES, Config, expected_tensors
+from urdir.model.families.rope import read_rope
+from urdir.model.files.gguf import Tensor
+from urdir.model.files.metadata import Metadata
+from urdir.model.owner import Owner
+from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
+from urdir.ptxgen.weights.layout import Layout
+
+_POOL_BLOCKS = 4096  # distinct blocks of a type; tensors repeat them
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a published model (its config.json)."""
+
+    arch: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    rope_base: float
+    tied: bool
+
+
+SHAPES = {
+    "llama-3.2-1b": Shape("llama", 16, 2048, 32, 8, 64, 8192, 128256, 5e5, True),
+    "llama-3.2-3b": Shape("llama", 28, 3072, 24, 8, 128, 8192, 128256, 5e5, True),
+    "llama-3.1-8b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 128256, 5e5, False),
+    "llama-3.1-70b": Shape("llama", 80, 8192, 64, 8, 128, 28672, 128256, 5e5, False),
+    "qwen2.5-0.5b": Shape("qwen2", 24, 896, 14, 2, 64, 4864, 151936, 1e6, True),
+    "qwen2.5-1.5b": Shape("qwen2", 28, 1536, 12, 2, 128, 8960, 151936, 1e6, True),
+    "qwen2.5-7b": Shape("qwen2", 28, 3584, 28, 4, 128, 18944, 152064, 1e6, False),
+    "qwen3-8b": Shape("qwen3", 36, 4096, 32, 8, 128, 12288, 151936, 1e6, False),
+}
+#: What a tensor becomes whose rows are no multiple of its type's block, as llama.cpp's quantiser
+#: has it.
+_FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "Q2_K": "Q4_0", "Q3_K": "Q4_0"}
+TYPES = ("q4_k_m", *(name.lower() for name in FORMATS))
+
+
+class SyntheticModel(Owner):
+    """What a GGUF file of that shape and type would hold; stands in for an open ``Gguf``. Vectors
+    (norms, biases) are ones.
+
+    ``kind`` is "q4_k_m" (Q4_K, with Q6_K where llama.cpp's recipe has it) or one type for all
+    matrices. Raises SettingsError for an unknown shape or type.
+    """
+
+    def __init__(self, shape_name: str, kind: str) -> None:
+        if shape_name not in SHAPES:
+            raise SettingsError(f"--shape {shape_name}: one of {', '.join(SHAPES)}")
+        if kind not in TYPES:
+            raise SettingsError(f"--type {kind}: one of {', '.join(TYPES)}")
+        shape = SHAPES[shape_name]
+        self.path = Path(f"{shape_name}-{kind}")
+        self.architecture = shape.arch
+        self.metadata = Metadata(_metadata(shape, str(self.path)), str(self.path))
+        pools: dict[str, RepeatedBlocks] = {}
+        self.tensors: dict[str, Tensor] = {}
+        for name, dims in _tensor_shapes(shape):
+            fmt = _format_of(name, dims, shape, kind)
+            if len(dims) == 1:
+                ones = np.ones(dims, np.float32).view(np.uint8)
+                self.tensors[name] = Tensor(name, fmt.ggml_type, dims, 0, ones.nbytes, ones)
+                continue
+            if fmt.name not in pools:
+                pools[fmt.name] = RepeatedBlocks.of(fmt, 0.7 / math.sqrt(shape.hidden))
+            nbytes = math.prod(dims) // fmt.block * fmt.nbytes
+            data: Any = pools[fmt.name].sized(nbytes)
+            self.tensors[name] = Tensor(name, fmt.ggml_type, dims, 0, nbytes, data)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedBlocks:
+    """Bytes of a tensor that repeats a pool of random blocks; slices are made when asked for."""
+
+    pool: Bytes
+    nbytes: int = 0
+
+    @classmethod
+    def of(cls, fmt: Format, deviation: float) -> RepeatedBlocks:
+        """A pool of weights of about that standard deviation."""
+        rng = np.random.default_rng(0)
+        columns = 256
+        rows = _POOL_BLOCKS * fmt.block // columns or 1
+        layout = Layout(fmt, rows, columns)
+        count = rows * columns // fmt.block
+        weights = layout.unpack(layout.pack(random_blocks(fmt, count, rng)))
+        scale = deviation / float(weights.std())
+        return cls(random_blocks(fmt, count, np.random.default_rng(0), scale).reshape(-1))
+
+    def sized(self, nbytes: int) -> RepeatedBlocks:
+        """The same pool for a tensor of ``nbytes`` bytes."""
+        return RepeatedBlocks(self.pool, nbytes)
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __getitem__(self, part: slice) -> Bytes:
+        begin, end, _ = part.indices(self.nbytes)
+        skip = begin % len(self.pool)
+        repeats = -(-(skip + end - begin) // len(self.pool))
+        return np.tile(self.pool, repeats)[skip : skip + end - begin]
+
+
+def _metadata(shape: Shape, name: str) -> dict[str, Any]:
+    arch = shape.arch
+    return {
+        "general.architecture": arch,
+        "general.name": name,
+        f"{arch}.block_count": shape.layers,
+        f"{arch}.context_length": 131072,
+        f"{arch}.embedding_length": shape.hidden,
+        f"{arch}.feed_forward_length": shape.ffn,
+        f"{arch}.attention.head_count": shape.heads,
+        f"{arch}.attention.head_count_kv": shape.kv_heads,
+        f"{arch}.attention.key_length": shape.head_dim,
+        f"{arch}.attention.value_length": shape.head_dim,
+        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{arch}.rope.freq_base": shape.rope_base,
+        f"{arch}.rope.dimension_count": shape.head_dim,
+    }
+
+
+def _tensor_shapes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    metadata = Metadata(_metadata(shape, "shape"))
+    architecture = ARCHITECTURES[shape.arch]
+    config = Config(
+        architecture=shape.arch,
+        n_layers=shape.layers,
+        hidden=shape.hidden,
+        n_heads=shape.heads,
+        n_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        ffn=shape.ffn,
+        vocab_size=shape.vocab,
+        context_length=131072,
+        rms_eps=1e-5,
+        rope=read_rope(metadata, shape.arch, architecture.rope_style, shape.head_dim, 131072),
+        tied=shape.tied,
+        has_rope_factors=False,
+        qkv_bias=shape.arch == "qwen2",
+        qk_norm=architecture.may_have_qk_norm,
+    )
+    return expected_tensors(config)
+
+
+def _format_of(name: str, dims: tuple[int, ...], shape: Shape, kind: str) -> Format:
+    """The type of a tensor: F32 for vectors, else what the recipe says and its rows allow."""
+    if len(dims) == 1:
+        return FORMATS["F32"]
+    wanted = "Q6_K" if kind == "q4_k_m" and _is_larger(name, shape) else kind.upper()
+    fmt = FORMATS["Q4_K" if wanted == "Q4_K_M" else wanted]
+    while dims[1] % fmt.block:
+        fmt = FORMATS[_FALLBACK.get(fmt.name, "F16")]
+    return fmt
+
+
+def _is_larger(name: str, shape: Shape) -> bool:
+    """Whether llama.cpp's Q4_K_M recipe stores a matrix as Q6_K."""
+    if name == ("token_embd.weight" if shape.tied else "output.weight"):
+        return True
+    if not name.endswith(("attn_v.weight", "ffn_down.weight")):
+        return False
+    layer, eighth = int(name.split(".")[1]), shape.layers // 8
+    return layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2

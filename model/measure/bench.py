@@ -1,0 +1,213 @@
+"""Speed of a model on a device: prompts, decoding, several sequences at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from urdir.driver import execute
+from urdir.driver.operation import Launch
+from urdir.driver.plan import Plan
+from urdir.model.blocks.attention import key_bucket
+from urdir.model.blocks.rows import Ending, StepShape
+from urdir.model.engine.session import Session, row_bucket
+from urdir.model.measure.profile import ProfileRow, summarise
+from urdir.ptxgen.kernels.attention.decode import DecodeAttention
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+
+if TYPE_CHECKING:
+    from urdir.model.families.config import Config
+    from urdir.model.files.model_file import ModelFile
+
+_PROFILED = 6  # runs of a step that is profiled
+
+
+@dataclass(frozen=True, slots=True)
+class BenchCase:
+    """What to time: ``prompt`` tokens fed, then ``generate`` steps decoded greedily by each number
+    of ``sequences``, ``repeats`` times, all after ``depth`` tokens of context.
+    """
+
+    prompt: int = 512
+    generate: int = 128
+    depth: int = 0
+    repeats: int = 5
+    sequences: tuple[int, ...] = (1,)
+
+    @property
+    def context(self) -> int:
+        """Tokens of context that it needs."""
+        return self.depth + max(self.prompt, self.generate, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRow:
+    """One measured case, named as llama-bench names them (``pp512``, ``tg128``, ``tg64 @ d8192``),
+    with the number of sequences behind it where it is not one (``tg128 x 4``).
+
+    ``tokens_per_second`` (mean of the runs) and its standard ``deviation`` count the tokens of all
+    sequences. ``ms_per_token`` is its inverse, ``ms_per_step`` what a step takes that makes one
+    token of each sequence. With several sequences, what follows is a token's share of a step.
+
+    Decoding only (None for prompts, whose tokens share one reading of the weights):
+    ``bytes_per_token`` that must be read (`bytes_per_step`), ``moved_per_token`` that the launches
+    of the plan say they move, ``gb_per_s`` and ``share`` of the read bandwidth that reading the
+    former takes, and ``host_us_per_token``: wall-clock time of the decoding loop minus the time
+    blocked in waiting for the device, so all that Python and the driver calls take to queue a step
+    and to fetch its token. As long as a step takes longer than that, it is hidden behind the
+    device's work.
+    """
+
+    test: str
+    sequences: int
+    tokens_per_second: float
+    deviation: float
+    ms_per_token: float
+    ms_per_step: float | None = None
+    bytes_per_token: int | None = None
+    moved_per_token: int | None = None
+    gb_per_s: float | None = None
+    share: float | None = None
+    host_us_per_token: float | None = None
+
+
+def bytes_per_step(
+    gguf: ModelFile, config: Config, layout: KvLayout, length: int, sequences: int = 1
+) -> int:
+    """Bytes a decode step must read: every weight once as stored in the file (the embedding table
+    only where it is the output matrix), and the keys and values of ``length`` positions of each
+    sequence once.
+    """
+    weights = sum(
+        t.nbytes for t in gguf.tensors.values() if t.name != "token_embd.weight" or config.tied
+    )
+    return weights + 2 * config.n_layers * length * layout.token_nbytes * sequences
+
+
+def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
+    """Bytes that the launches of a decode step's plan move, by their own account.
+
+    Attention is counted with the ``length`` keys and values that there are, not with all that the
+    plan has room for.
+    """
+    total = 0
+    for operation in plan:
+        kernel = operation.kernel if isinstance(operation, Launch) else None
+        if isinstance(kernel, DecodeAttention):
+            others = (u for u in operation.uses() if u.name not in ("k_cache", "v_cache"))
+            total += sum(use.stop - use.start for use in others)
+            total += 2 * length * kernel.layout.token_nbytes * sequences
+        else:
+            total += operation.bytes_moved()
+    return total
+
+
+def bench(
+    session: Session, gguf: ModelFile, bandwidth: float, case: BenchCase
+) -> Iterator[BenchRow]:
+    """Time what ``case`` asks for, on a session with as many sequences; ``bandwidth`` in bytes per
+    second.
+
+    One untimed run of each comes first: modules are loaded and graphs recorded in it.
+    """
+    rng = np.random.default_rng(0)
+    vocab = session.parts.config.vocab_size
+    at_depth = f" @ d{case.depth}" if case.depth else ""
+    session.truncate(0)
+    if case.depth:
+        session.feed([int(t) for t in rng.integers(0, vocab, case.depth + 1)])
+        for other in range(1, max(case.sequences)):
+            session.fork(0, other)
+    if case.prompt:
+        tokens = [int(t) for t in rng.integers(0, vocab, case.prompt)]
+        _feed(session, tokens, case.depth)
+        seconds = [_feed(session, tokens, case.depth) for _ in range(case.repeats)]
+        yield _row(f"pp{case.prompt}{at_depth}", case.prompt, 1, seconds)
+    for count in case.sequences if case.generate else ():
+        first = [int(t) for t in rng.integers(0, vocab, count)]
+        _decode(session, first, case)
+        runs = [_decode(session, first, case) for _ in range(case.repeats)]
+        name = f"tg{case.generate}" + (f" x {count}" if count > 1 else "") + at_depth
+        yield _decode_row(session, gguf, bandwidth, case, name, count, runs)
+
+
+def _row(test: str, tokens: int, sequences: int, seconds: Sequence[float]) -> BenchRow:
+    rates = [tokens / s for s in seconds]
+    deviation = stdev(rates) if len(rates) > 1 else 0.0
+    return BenchRow(test, sequences, mean(rates), deviation, 1e3 * mean(seconds) / tokens)
+
+
+def _decode_row(
+    session: Session,
+    gguf: ModelFile,
+    bandwidth: float,
+    case: BenchCase,
+    test: str,
+    count: int,
+    runs: Sequence[tuple[float, float]],
+) -> BenchRow:
+    row = _row(test, count * case.generate, count, [seconds for seconds, _ in runs])
+    config, layout = session.parts.config, session.parts.cache.layout
+    length = case.depth + case.generate // 2  # on average
+    needed = bytes_per_step(gguf, config, layout, length, count)
+    keys = key_bucket(max(length, 1), layout.max_len)
+    bound = session.steps.bound(StepShape(row_bucket(count), keys, Ending.GREEDY))
+    rate = needed / count * row.tokens_per_second
+    return replace(
+        row,
+        ms_per_step=row.ms_per_token * count,
+        bytes_per_token=round(needed / count),
+        moved_per_token=round(moved_per_step(bound.plan, length, count) / count),
+        gb_per_s=rate / 1e9,
+        share=rate / bandwidth,
+        host_us_per_token=1e6 * mean(busy for _, busy in runs) / (case.generate * count),
+    )
+
+
+def _feed(session: Session, tokens: list[int], depth: int) -> float:
+    """Seconds to process every token of a prompt, to the logits of the last."""
+    session.truncate(depth)
+    start = time.perf_counter()
+    session.feed(tokens)
+    session.logits_step()
+    return time.perf_counter() - start
+
+
+def _decode(session: Session, first: Sequence[int], case: BenchCase) -> tuple[float, float]:
+    """Seconds to decode greedily after one token that is given to each sequence, and how many of
+    them the host was busy.
+    """
+    sequences = range(len(first))
+    for sequence, token in zip(sequences, first, strict=True):
+        session.truncate(case.depth, sequence)
+        session.feed([token], sequence)
+    steps = session.stream_together(Ending.GREEDY, sequences, most=case.generate)
+    with closing(steps) as stream:
+        waited, start = session.ahead.waited_seconds, time.perf_counter()
+        for _ in stream:
+            pass
+        seconds = time.perf_counter() - start
+        waited = session.ahead.waited_seconds - waited
+    return seconds, seconds - waited
+
+
+def profile_step(session: Session, bandwidth: float) -> Sequence[ProfileRow]:
+    """Time each launch of a greedy step after a prompt of one, by role; the median of a few runs.
+
+    Runs the step eagerly on the session, which is empty afterwards.
+    """
+    session.truncate(0)
+    session.feed([0])
+    device = session.weights.device
+    with device.create_stream() as stream:
+        shape = StepShape(1, key_bucket(1, session.parts.cache.layout.max_len), Ending.GREEDY)
+        bound = session.steps.bound(shape)
+        timings = execute.profile(bound, device, stream, repeats=_PROFILED)
+    session.truncate(0)
+    return summarise(bound.plan, timings, bandwidth)

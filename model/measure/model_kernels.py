@@ -1,0 +1,127 @@
+"""Which kernels a model uses: the specialisations in the plans of its steps, without running any.
+
+The plans are the ones that a session would record, built on a device of paper from the file's
+metadata, so that nothing is uploaded and no GPU is needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from urdir.driver.operation import Launch
+from urdir.model.blocks.rows import Ending, StepShape
+from urdir.model.engine.session import Session, chunks_of
+from urdir.model.engine.step import build_plan
+from urdir.model.measure.paper_device import paper_device
+from urdir.model.memory.weights import Weights
+from urdir.ptxgen.kernels.attention.choice import length_buckets
+
+if TYPE_CHECKING:
+    from urdir.model.families.config import Config
+    from urdir.model.files.model_file import ModelFile
+    from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+    from urdir.ptxgen.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class ModelKernel:
+    """A specialisation, and how many launches of it every step has that uses it.
+
+    ``missing`` are the other steps of the model.
+    """
+
+    spec: KernelSpec
+    launches: Mapping[StepShape, int]
+    missing: tuple[StepShape, ...]
+
+    def per_step(self, prompt: bool) -> int:
+        """Launches in one decode (or prompt) step, the most of any; 0 where none has it."""
+        counts = (n for shape, n in self.launches.items() if shape.is_prompt is prompt)
+        return max(counts, default=0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The launches as plain values, for JSON."""
+        return {
+            "launches_per_decode_step": self.per_step(prompt=False),
+            "launches_per_prompt_step": self.per_step(prompt=True),
+            "steps": [
+                {"ending": s.ending.value, "rows": s.rows, "keys": s.keys, "launches": count}
+                for s, count in self.launches.items()
+            ],
+        }
+
+    def used_in(self) -> str:
+        """Which steps it is in, as far as it is not in all decode or all prompt steps."""
+        parts = []
+        for prompt, kind in ((False, "decode"), (True, "prompt")):
+            used = [shape for shape in self.launches if shape.is_prompt is prompt]
+            others = [shape for shape in self.missing if shape.is_prompt is prompt]
+            if used:
+                parts.append(kind + _restriction(used, others))
+        return ", ".join(parts)
+
+
+def step_shapes(max_len: int, kv_dtype: KvDtype = "f16") -> tuple[StepShape, ...]:
+    """The steps of a session with one sequence: decode steps by length bucket and ending, prompt
+    steps by rows and length bucket."""
+    buckets = length_buckets(max_len)
+    endings = (Ending.GREEDY, Ending.SAMPLE, Ending.LOGITS)
+    decode = (StepShape(1, keys, ending) for ending in endings for keys in buckets)
+    prompt = (
+        StepShape(rows, keys, Ending.PROMPT) for rows in chunks_of(kv_dtype) for keys in buckets
+    )
+    return (*decode, *prompt)
+
+
+def model_kernels(
+    gguf: ModelFile,
+    config: Config,
+    context: int,
+    target: str,
+    sm_count: int,
+    kv_dtype: KvDtype = "f16",
+) -> tuple[ModelKernel, ...]:
+    """Every specialisation that the decode and prompt steps of one sequence of up to ``context``
+    tokens use on a GPU of ``target`` with ``sm_count`` SMs, in order of first use.
+
+    Only the metadata and the tensors' types and shapes of ``gguf`` are looked at. Raises ModelError
+    for a context or target that cannot be, PtxgenError for shapes that no kernel handles.
+    """
+    with paper_device(target, sm_count) as device:
+        weights = Weights(gguf, config, device)
+        with Session(weights, context, kv_dtype) as session:
+            shapes = step_shapes(session.parts.cache.layout.max_len, kv_dtype)
+            counts = {shape: _count(session, shape) for shape in shapes}
+    specs = dict.fromkeys(spec for count in counts.values() for spec in count)
+    return tuple(_model_kernel(spec, counts) for spec in specs)
+
+
+def _count(session: Session, shape: StepShape) -> Counter[KernelSpec]:
+    plan = build_plan(session.parts, shape)
+    return Counter(cast("KernelSpec", op.kernel) for op in plan if isinstance(op, Launch))
+
+
+def _model_kernel(spec: KernelSpec, counts: Mapping[StepShape, Counter[KernelSpec]]) -> ModelKernel:
+    launches = {shape: count[spec] for shape, count in counts.items() if spec in count}
+    return ModelKernel(spec, launches, tuple(shape for shape in counts if shape not in launches))
+
+
+def _restriction(used: list[StepShape], others: list[StepShape]) -> str:
+    """ " (greedy, 512 keys)": what tells the used shapes from the others; "" without others."""
+    return "".join(f" ({', '.join(parts)})" for parts in [list(_parts(used, others))] if parts)
+
+
+def _parts(used: list[StepShape], others: list[StepShape]) -> Iterator[str]:
+    everything = used + others
+    for name, text in (("ending", "{}"), ("rows", "{} rows"), ("keys", "{} keys")):
+        values = list(dict.fromkeys(_shown(shape, name) for shape in used))
+        if len(values) < len({_shown(shape, name) for shape in everything}):
+            yield text.format("/".join(values))
+
+
+def _shown(shape: StepShape, name: str) -> str:
+    value = getattr(shape, name)
+    return str(value.value if isinstance(value, Ending) else value)

@@ -1,0 +1,144 @@
+"""What it takes until the first token: kernels, weights, and a process from its start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from urdir.driver.device import Device
+from urdir.driver.parallel import in_threads
+from urdir.model.engine.engine import Engine, default_context, demo_model
+from urdir.model.errors import ModelError
+from urdir.model.files.synthetic import SyntheticModel
+from urdir.model.measure.model_kernels import model_kernels
+from urdir.ptxgen.render.jinja import environment
+from urdir.ptxgen.render.sources import compiled_folder, keep_compiled
+
+if TYPE_CHECKING:
+    from urdir.ptxgen.spec import KernelSpec
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class StartupRow:
+    """One phase: ``value`` in ``unit``; what it is about in words."""
+
+    phase: str
+    value: float
+    unit: str
+    note: str
+
+
+def bench_startup(source: str | SyntheticModel | None, device_name: str) -> list[StartupRow]:
+    """Time the phases of starting with a model (None: the demo model).
+
+    Rendering: every kernel of every step that a session of default context may launch, by a process
+    that finds compiled templates in the cache; ``cold`` by the first one on a machine, which has
+    those of the wheel, and compiles the rest. Compiling: ``cold`` is all the PTX with nothing
+    cached, in threads; ``warm`` loads it from a folder of cubins. Loading is from the file in the
+    page cache to weights that are ready on the device. The process is ``urdir run`` from its start
+    to its first byte of output, the second time in a row, so that file and kernels are cached; none
+    where ``source`` is made up. Raises ModelError when that run fails.
+    """
+    with Engine.open(source, device=device_name) as engine:  # also reads the file
+        device, nbytes = engine.device, engine.weights.nbytes
+        specs = _specs(engine)
+        rows, texts = _render(specs, device.target)
+        compile_s = _compile_cold(device, specs, texts)
+        name = device.name
+    rows += [
+        StartupRow("PTX compiled, cold", 1e3 * compile_s, "ms", f"{len(specs)} kernels"),
+        StartupRow("cubins loaded, warm", 1e3 * _load_warm(name, specs), "ms", "from a folder"),
+    ]
+    with Engine.open(source, device=device_name) as engine:
+        rate = nbytes / engine.load_seconds / 1e9
+        note = f"{nbytes / 1e9:.2f} GB in {engine.load_seconds:.2f} s"
+        rows.append(StartupRow("weights loaded", rate, "GB/s", note))
+    if not isinstance(source, SyntheticModel):
+        path = str(source or demo_model())
+        _first_output_s(path, name)
+        seconds = _first_output_s(path, name)
+        rows.append(StartupRow("process to first token", seconds, "s", "urdir run -n 1"))
+    return rows
+
+
+def _specs(engine: Engine) -> Sequence[KernelSpec]:
+    device = engine.device
+    context = default_context(engine.config)
+    sm_count = device.properties.sm_count
+    kernels = model_kernels(engine.gguf, engine.config, context, device.target, sm_count)
+    return [kernel.spec for kernel in kernels]
+
+
+def _render(specs: Sequence[KernelSpec], target: str) -> tuple[list[StartupRow], Sequence[str]]:
+    """All texts, and the time that it took a first process and a later one to render them."""
+    former = compiled_folder()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            keep_compiled(Path(folder))
+            first_s, texts = _render_afresh(specs, target)
+            compiled = len(list(Path(folder).iterdir()))  # all that were not in the wheel
+            again_s, _ = _render_afresh(specs, target)
+    finally:
+        keep_compiled(former)
+        environment.cache_clear()
+    note = f"{compiled} templates compiled" if compiled else "templates compiled in the wheel"
+    rows = [
+        StartupRow("PTX rendered", 1e3 * again_s, "ms", f"{len(specs)} kernels"),
+        StartupRow("PTX rendered, cold", 1e3 * first_s, "ms", note),
+    ]
+    return rows, texts
+
+
+def _render_afresh(specs: Sequence[KernelSpec], target: str) -> tuple[float, list[str]]:
+    """Seconds to render all texts by a process that has rendered nothing so far; the texts."""
+    environment.cache_clear()
+    fresh = [replace(spec) for spec in specs]  # type: ignore[type-var]
+    return _timed(lambda: [spec.ptx(target) for spec in fresh])
+
+
+def _compile_cold(device: Device, specs: Sequence[KernelSpec], texts: Sequence[str]) -> float:
+    """Seconds to compile all texts, in threads; each is unlike any that the driver has cached."""
+    salt = f"\n// {time.time_ns()}\n"
+    pairs = [(spec.name, text + salt) for spec, text in zip(specs, texts, strict=True)]
+    return _timed(lambda: in_threads(lambda pair: device.compile(pair[1], pair[0]), pairs))[0]
+
+
+def _load_warm(device_name: str, specs: Sequence[KernelSpec]) -> float:
+    """Seconds to load all kernels on a device whose folder of cubins has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        _load_all(device_name, specs, Path(folder))  # fills the folder
+        return _load_all(device_name, specs, Path(folder))
+
+
+def _load_all(device_name: str, specs: Sequence[KernelSpec], folder: Path) -> float:
+    with Device.open(device_name, cache_folder=folder) as device:
+        return _timed(lambda: device.load_all(specs))[0]
+
+
+def _first_output_s(model: str, device_name: str) -> float:
+    """Seconds from the start of an `urdir run` to the first byte that it prints."""
+    command = [sys.executable, "-m", "urdir.model", "run", "-m", model, "--device", device_name]
+    command += ["--raw", "-p", "Once upon a time", "-n", "1", "--temp", "0", "--ignore-eos"]
+    start = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(1)
+        seconds = time.perf_counter() - start
+        _, errors = process.communicate()
+    if process.returncode or not first:
+        raise ModelError(f"{' '.join(command)} failed:\n{errors.decode(errors='replace')}")
+    return seconds
+
+
+def _timed(work: Callable[[], _Value]) -> tuple[float, _Value]:
+    start = time.perf_counter()
+    value = work()
+    return time.perf_counter() - start, value

@@ -1,0 +1,43 @@
+"""The intermediates of a step: one arena, sized for the largest plan, reused by every layer."""
+
+from __future__ import annotations
+
+from urdir.model.blocks.attention import partial_sizes
+from urdir.model.families.config import Config
+from urdir.ptxgen.kernels.argmax import Argmax
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.linear.product import MAX_BATCH
+from urdir.ptxgen.kernels.linear.summary import SUMMARY
+from urdir.ptxgen.spec import ceil_div
+
+
+def workspace_sizes(
+    config: Config, layout: KvLayout, rows: int, chunk: int, sm_count: int
+) -> dict[str, int]:
+    """Bytes of every intermediate, for decode steps of ``rows`` and prompts of ``chunk``.
+
+    All are f32 but the ranks, u64. What products of few rows know of their vectors is for as many
+    rows as they take; logits, their ranks and the partial results of split attention
+    exist for decode rows only; the latter depend on how many SMs the device has.
+    """
+    c, most = config, max(rows, chunk)
+    widths = {
+        "hidden": c.hidden,
+        "residual": c.hidden,
+        "normed": c.hidden,
+        "q": c.n_heads * c.head_dim,
+        "k": c.n_kv_heads * c.head_dim,
+        "v": c.n_kv_heads * c.head_dim,
+        "heads": c.n_heads * c.head_dim,
+        "delta": c.hidden,
+        "gate": c.ffn,
+        "up": c.ffn,
+        "activated": c.ffn,
+    }
+    sizes = {name: 4 * width * most for name, width in widths.items()}
+    few = min(rows, MAX_BATCH)
+    sizes["scaled"] = 4 * c.hidden * few
+    sizes["summary"] = 4 * 2 * ceil_div(c.hidden, SUMMARY) * few
+    sizes["logits"] = 4 * c.vocab_size * rows
+    sizes["ranks"] = 8 * Argmax(n=c.vocab_size).slices * rows
+    return sizes | partial_sizes(config.n_heads, layout, rows, sm_count)

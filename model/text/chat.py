@@ -1,0 +1,152 @@
+"""Conversations to prompts, by the model's own chat template.
+
+The template's markup is parsed for control tokens ("<|im_end|>"), message contents are not: nobody
+forges a turn by typing one. To tell the two apart in the rendered text, each character of a
+message that begins the text of a control token (or a part of one at the message's end) is replaced
+by a stand-in from Unicode's private use area before rendering; afterwards the stand-ins are turned
+back and their places are what `Tokenizer.encode` takes as `opaque`. Whatever a template does to
+contents (trims, cuts, joins, compares), a stand-in goes along as an ordinary character, and the
+rest of the text is still encoded in one piece with the markup around it, as the model was trained.
+
+Limits: a template does not see control tokens that stand in contents (it cannot cut at them), and
+one that spells half a control token itself and lets a message complete it is not guarded against.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from urdir.model.errors import TemplateError
+from urdir.model.files.model_file import ModelFile
+from urdir.model.owner import Owner
+from urdir.model.text.sandbox import TemplateProcess
+from urdir.model.text.tokenizer import Span, Tokenizer
+
+TEMPLATE_KEY = "tokenizer.chat_template"
+_PRIVATE_USE = range(0xE000, 0xF900)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str  # "system", "user" or "assistant"
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered conversation."""
+
+    text: str
+    opaque: tuple[Span, ...]  # where message contents spell control tokens
+
+
+class ChatTemplate(Owner):
+    """Renders and tokenises conversations; a context manager that owns the rendering process."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        """`source` is the Jinja template."""
+        self.source = source
+        self._tokenizer = tokenizer
+        self._process = TemplateProcess()
+        self._marker = _Marker(tokenizer.control_texts())
+
+    @classmethod
+    def from_gguf(cls, gguf: ModelFile, tokenizer: Tokenizer) -> ChatTemplate:
+        """The file's template; TemplateError where it has none."""
+        source = gguf.metadata.optional(TEMPLATE_KEY, str, None)
+        if source is None:
+            raise TemplateError(
+                f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}); "
+                "use --raw to give the model the plain prompt"
+            )
+        return cls(source, tokenizer)
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of the conversation up to where the assistant answers, BOS as the model wants.
+
+        Raises TemplateError, or TokenizerError for contents that are no valid Unicode.
+        """
+        prompt = self.render(messages)
+        return self._tokenizer.encode(
+            prompt.text, parse_special=True, add_bos=True, opaque=prompt.opaque
+        )
+
+    def render(self, messages: Sequence[Message]) -> Prompt:
+        """The conversation up to where the assistant answers, as text.
+
+        Raises TemplateError: exceeded limits, syntax, sandbox, or the template's own complaint.
+        """
+        contents = [message.content for message in messages]
+        marked = [self._marker.places(content) for content in contents]
+        characters = {
+            content[i] for content, places in zip(contents, marked, strict=True) for i in places
+        }
+        stand_ins = _stand_ins(characters, [self.source, *contents])
+        turns = [
+            {"role": m.role, "content": _substitute(m.content, places, stand_ins)}
+            for m, places in zip(messages, marked, strict=True)
+        ]
+        rendered = self._process.render(self.source, self._variables(turns))
+        original = {stand_in: char for char, stand_in in stand_ins.items()}
+        opaque = tuple((i, i + 1) for i, char in enumerate(rendered) if char in original)
+        return Prompt("".join(original.get(char, char) for char in rendered), opaque)
+
+    def close(self) -> None:
+        """End the rendering process; closing twice does nothing."""
+        self._process.close()
+
+    def _variables(self, turns: list[dict[str, str]]) -> dict[str, Any]:
+        """What templates expect to be defined."""
+        return {
+            "messages": turns,
+            "add_generation_prompt": True,
+            "bos_token": self._text(self._tokenizer.bos_id),
+            "eos_token": self._text(self._tokenizer.eos_id),
+            "tools": None,
+            "documents": None,
+        }
+
+    def _text(self, token_id: int | None) -> str:
+        return "" if token_id is None else self._tokenizer.token_text(token_id)
+
+
+class _Marker:
+    """Finds where contents spell a control token, or begin one at their end.
+
+    Case is ignored, and white space at the end, since a template may change either.
+    """
+
+    def __init__(self, control_texts: Iterable[str]) -> None:
+        texts = sorted(control_texts)
+        whole = "|".join(map(re.escape, texts)) or "(?!)"
+        # A lookahead finds overlapping ones as well
+        self._whole = re.compile(f"(?={whole})", re.IGNORECASE)
+        self._beginnings = {text[:n].lower() for text in texts for n in range(1, len(text))}
+        self._longest = max(map(len, texts), default=0)
+
+    def places(self, content: str) -> set[int]:
+        """The first character of each."""
+        end = len(content.rstrip())
+        at_end = range(max(0, end - self._longest), end)
+        return {match.start() for match in self._whole.finditer(content)} | {
+            start for start in at_end if content[start:end].lower() in self._beginnings
+        }
+
+
+def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str]:
+    """A private use character for each of `characters`, one that none of `texts` holds."""
+    used = set().union(*texts)
+    free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+    chosen = dict(zip(sorted(characters), free, strict=False))
+    if len(chosen) < len(set(characters)):
+        raise TemplateError("the conversation uses up Unicode's private use area")
+    return chosen
+
+
+def _substitute(text: str, places: set[int], stand_ins: dict[str, str]) -> str:
+    return "".join(stand_ins[char] if i in places else char for i, char in enumerate(text))

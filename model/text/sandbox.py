@@ -1,0 +1,122 @@
+"""A chat template's rendering process, as its parent sees it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from urdir.model.errors import TemplateError
+from urdir.model.owner import Owner
+from urdir.model.text.sandbox_worker import read_message, write_message
+
+TIME_LIMIT = 2.0  # seconds for one rendering
+_START_LIMIT = 30.0  # seconds for Python to start and import Jinja
+_MESSAGE_LIMIT = 300  # characters of a template's own error message
+
+
+class TemplateProcess(Owner):
+    """Renders templates in a process with limits (2 s, 512 MB, 1 MB of output).
+
+    The process starts with the first rendering, stays for the next, and is replaced after it had
+    to be killed. Not for use by two threads at once.
+    """
+
+    def __init__(self, time_limit: float = TIME_LIMIT) -> None:
+        """``time_limit`` is in seconds of wall clock, for one rendering."""
+        self._time_limit = time_limit
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+        """The text. Raises TemplateError: limits, syntax, sandbox, or the template's own."""
+        process = self._process or self._start()
+        request = {"template": template, "variables": variables}
+        try:
+            reply, timed_out = _exchange(process, request, self._time_limit)
+        except BaseException:  # Ctrl-C: the reply to come would answer the next request
+            self.close()
+            raise
+        if reply is None or timed_out or reply.get("fatal"):
+            self.close()
+        if timed_out:
+            raise TemplateError(
+                f"the chat template takes longer than {self._time_limit:g} s to render"
+            )
+        if reply is None:
+            raise TemplateError("the chat template's rendering process died (out of memory?)")
+        if "error" in reply:
+            raise TemplateError(f"the chat template failed: {_one_line(reply['error'])}")
+        return str(reply["text"])
+
+    @property
+    def pid(self) -> int | None:
+        """The process, None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def close(self) -> None:
+        """End the process; closing twice does nothing."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    _close_quietly(pipe)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # By path, not -m: it must start even where only this process knows the way to urdir.
+        # -P: its own folder must not hide packages (gguf). A session of its own: no Ctrl-C.
+        script = str(Path(__file__).with_name("sandbox_worker.py"))
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        ready, _ = _exchange(self._process, None, _START_LIMIT)
+        if ready is None:
+            code = self._process.poll()
+            self.close()
+            raise TemplateError(f"the chat template's rendering process does not start ({code})")
+        return self._process
+
+
+def _exchange(
+    process: subprocess.Popen[bytes], request: Any, seconds: float
+) -> tuple[dict[str, Any] | None, bool]:
+    """Send `request` (None: nothing), return the reply (None: it died) and whether time ran out."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        process.kill()
+
+    timer = threading.Timer(seconds, expire)
+    timer.start()
+    try:
+        if request is not None:
+            write_message(process.stdin, request)
+        return read_message(process.stdout), expired.is_set()
+    except OSError:  # it died while we wrote
+        return None, expired.is_set()
+    finally:
+        timer.cancel()
+
+
+def _close_quietly(pipe: Any) -> None:
+    try:
+        pipe.close()
+    except OSError:  # unsent bytes for a process that is gone
+        return
+
+
+def _one_line(message: str) -> str:
+    """A stranger's message without line breaks and terminal control sequences, and not too long."""
+    text = " ".join("".join(c if c.isprintable() else " " for c in message).split())
+    return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."

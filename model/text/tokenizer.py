@@ -1,0 +1,204 @@
+"""Text to tokens and back, from a GGUF file's own vocabulary.
+
+Two families, both merged by the BPE of the `tokenizers` library: byte-level BPE ("gpt2") with the
+file's merges, and SentencePiece's BPE ("llama"), whose merges follow from the scores.
+
+Tokens with a role ("<|im_end|>") are cut out of the text beforehand, where they may be: nowhere in
+what a user wrote (`opaque` spans), so that no message can forge a turn.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from urdir.model.errors import TokenizerError, UnsupportedError
+from urdir.model.files.model_file import ModelFile
+from urdir.model.text.vocabulary import TokenType, Vocabulary
+
+if TYPE_CHECKING:
+    from urdir.model.text.tokenizer_models import TokenModel
+
+Span = tuple[int, int]
+"""[start, end) in characters."""
+
+
+class Tokenizer:
+    """Encodes and decodes; immutable once built (`Tokenizer.from_gguf`)."""
+
+    def __init__(self, model: TokenModel) -> None:
+        vocabulary = model.vocabulary
+        self._model = model
+        self._types = vocabulary.types
+        self.vocab_size = len(vocabulary.tokens)
+        self.bos_id = vocabulary.bos_id
+        self.eos_id = vocabulary.eos_id
+        self.eot_id = vocabulary.eot_id
+        self.eom_id = vocabulary.eom_id
+        self.end_ids = vocabulary.end_ids
+        self.adds_bos = model.adds_bos and self.bos_id is not None
+        self._control = _longest_first(vocabulary, TokenType.CONTROL, TokenType.UNKNOWN)
+        self._user_defined = _longest_first(vocabulary, TokenType.USER_DEFINED)
+
+    @classmethod
+    def from_gguf(cls, gguf: ModelFile) -> Tokenizer:
+        """Build the tokeniser that `gguf` describes.
+
+        Raises TokenizerError (no vocabulary, or a malformed one), ConfigError (a missing or
+        mistyped key) or UnsupportedError (an unknown tokeniser or pre-tokeniser).
+        """
+        from urdir.model.text.tokenizer_models import TOKEN_MODELS
+
+        try:
+            kind = gguf.metadata.optional("tokenizer.ggml.model", str, "no_vocab")
+            if kind in ("no_vocab", "none"):
+                raise TokenizerError(
+                    "the file has no vocabulary (tokenizer.ggml.model), so text cannot be "
+                    "tokenised; 'show', 'logits' and 'bench' do without"
+                )
+            if kind not in TOKEN_MODELS:
+                raise UnsupportedError(
+                    f"tokeniser {kind!r} (tokenizer.ggml.model) is not supported "
+                    f"(supported: {', '.join(TOKEN_MODELS)})"
+                )
+            return cls(TOKEN_MODELS[kind](gguf.metadata))
+        except (TokenizerError, UnsupportedError) as error:
+            raise type(error)(f"{gguf.path}: {error}") from None
+
+    def encode(
+        self,
+        text: str,
+        *,
+        parse_special: bool = False,
+        add_bos: bool = False,
+        opaque: Sequence[Span] = (),
+    ) -> list[int]:
+        """Token ids of `text`.
+
+        `parse_special` takes the texts of control tokens for these tokens, except within the
+        `opaque` spans (sorted, none overlapping). `add_bos` begins with BOS if the model wants one
+        and `text` brings none.
+        Raises TokenizerError for text that is no valid Unicode.
+        """
+        _check_unicode(text)
+        fragments: list[Span | int] = [(0, len(text))] if text else []
+        if parse_special:
+            fragments = _cut(text, fragments, self._control, opaque)
+        fragments = _cut(text, fragments, self._user_defined, ())
+        ids: list[int] = []
+        after_special = True  # SentencePiece: the start counts as well
+        for fragment in fragments:
+            if isinstance(fragment, int):
+                ids.append(fragment)
+            else:
+                ids += self._model.encode(text[slice(*fragment)], after_special)
+            after_special = isinstance(fragment, int)
+        if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        return ids
+
+    def decode(self, ids: Iterable[int], *, keep_control: bool = False) -> str:
+        """The text of `ids`, the inverse of `encode`; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(self._pieces(ids, keep_control)).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, often part of a character only.
+
+        Raises TokenizerError for an id outside the vocabulary.
+        """
+        self._check_id(token_id)
+        return self._model.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """The token as the file spells it ("Ġthe", "▁the", "<0x0A>")."""
+        self._check_id(token_id)
+        return self._model.vocabulary.tokens[token_id]
+
+    def control_texts(self) -> list[str]:
+        """The texts that `parse_special` turns into control tokens."""
+        return [text for text, _ in self._control]
+
+    def is_control(self, token_id: int) -> bool:
+        """True for what is never printed: control tokens, the unknown token, padding rows.
+
+        An embedding may have more rows than the vocabulary has tokens; those rows have no text.
+        """
+        if token_id >= self.vocab_size:
+            return True
+        return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
+
+    def _pieces(self, ids: Iterable[int], keep_control: bool) -> Iterator[bytes]:
+        after_special = True
+        for token_id in ids:
+            piece = self.token_bytes(token_id)
+            if after_special and self._model.adds_space:
+                piece = piece.removeprefix(b" ")
+            if keep_control or not self.is_control(token_id):
+                yield piece
+            after_special = self._types[token_id] in _SPECIAL_TYPES
+
+    def _check_id(self, token_id: int) -> None:
+        if not 0 <= token_id < self.vocab_size:
+            raise TokenizerError(
+                f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens"
+            )
+
+
+_SPECIAL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+
+
+def _longest_first(vocabulary: Vocabulary, *types: TokenType) -> list[tuple[str, int]]:
+    """(text, id) of the tokens of these types, in the order in which they are looked for."""
+    pairs = [(vocabulary.tokens[i], i) for i in vocabulary.ids(*types) if vocabulary.tokens[i]]
+    return sorted(pairs, key=lambda pair: -len(pair[0].encode()))
+
+
+def _cut(
+    text: str,
+    fragments: list[Span | int],
+    specials: Iterable[tuple[str, int]],
+    opaque: Sequence[Span],
+) -> list[Span | int]:
+    """Replace occurrences of `specials` within the spans by their ids, one special at a time."""
+    for special, token_id in specials:
+        if special not in text:
+            continue
+        result: list[Span | int] = []
+        for fragment in fragments:
+            if isinstance(fragment, int):
+                result.append(fragment)
+                continue
+            start, end = fragment
+            for found in _occurrences(text, special, start, end, opaque):
+                if start < found:
+                    result.append((start, found))
+                result.append(token_id)
+                start = found + len(special)
+            if start < end:
+                result.append((start, end))
+        fragments = result
+    return fragments
+
+
+def _occurrences(
+    text: str, special: str, start: int, end: int, opaque: Sequence[Span]
+) -> Iterator[int]:
+    """Where `special` stands in text[start:end], from the left, clear of the opaque spans."""
+    while (found := text.find(special, start, end)) >= 0:
+        after = found + len(special)
+        last = bisect_left(opaque, (after, 0)) - 1  # the last span that begins before `after`
+        if last >= 0 and opaque[last][1] > found:
+            start = found + 1
+        else:
+            yield found
+            start = after
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"the text is no valid Unicode: lone surrogate at character {error.start}"
+        ) from None

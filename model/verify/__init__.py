@@ -1,0 +1,1 @@
+"""Checking kernels, graphs and models against references."""

@@ -1,0 +1,251 @@
+"""Does everything work on this device? Every kernel's examples, then the plans of the demo model.
+
+`urdir check` prints what is found here: the first thing to run on a new GPU, driver or machine.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from urdir.driver import execute
+from urdir.driver.compare import compare
+from urdir.driver.device import Device
+from urdir.driver.diff import Difference, trace
+from urdir.driver.errors import CudaError
+from urdir.driver.harness import run_kernel, time_kernel
+from urdir.driver.ptx_files import PtxFiles
+from urdir.driver.stream import Stream
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.runner import Observer
+from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
+from urdir.model.verify.conformance import Logits, relative_rms
+from urdir.ptxgen.catalog import kernel as kernel_called
+from urdir.ptxgen.catalog import kernels
+from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.target import Target
+
+#: What the demo model is given, and how many tokens it then decodes.
+PROMPT = "Once upon a time, in a tiny house,"
+STEPS = 3
+CONTEXT = 64
+#: How far the GPU's logits may be from the emulator's, as relative RMS. Both round activations to
+#: f16 and values of the cache, and a sum added in another order may round the other way.
+EMULATOR_TOLERANCE = 2e-3
+
+
+class CheckError(ModelError):
+    """Something computed on the device is wrong: the message says what, and by how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """One thing that was checked: an example of a kernel, or (``example`` "") a plan.
+
+    ``error`` is the largest deviation and ``tolerance`` what is allowed there, both in the units of
+    the output; ``microseconds`` and ``gb_per_s`` are those of one launch, measured on GPUs only.
+    ``failure`` and ``skipped`` say why it is not "ok"; nothing is measured then.
+    """
+
+    name: str
+    example: str = ""
+    error: float | None = None
+    tolerance: float | None = None
+    microseconds: float | None = None
+    gb_per_s: float | None = None
+    failure: str = ""
+    skipped: str = ""
+
+    @property
+    def status(self) -> str:
+        """ "ok", "FAILED" or "skipped"."""
+        return "FAILED" if self.failure else "skipped" if self.skipped else "ok"
+
+
+class DeviceOwner:
+    """The device under test; a new one after a fault, which leaves a context unusable.
+
+    A context manager.
+    """
+
+    def __init__(
+        self, name: str, cache_folder: Path | None = None, ptx_files: PtxFiles | None = None
+    ) -> None:
+        self._open = functools.partial(Device.open, cache_folder=cache_folder, ptx_files=ptx_files)
+        self._device = self._open(name)
+
+    @property
+    def device(self) -> Device:
+        """The device, in a state to work."""
+        if self._device.api.poisoned_by is not None:
+            name = self._device.name
+            self.close()
+            self._device = self._open(name)
+        return self._device
+
+    def close(self) -> None:
+        """Close the device; again is harmless."""
+        with suppress(CudaError):  # of a context that a fault has ended already
+            self._device.close()
+
+    def __enter__(self) -> DeviceOwner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _reported(exc: Exception) -> str:
+    """What a failed check says: of errors that are not ours, the type as well."""
+    ours = type(exc).__module__.startswith("urdir.")
+    return str(exc) if ours else f"{type(exc).__name__}: {exc}"
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+
+
+def select_kernels(names: Sequence[str] = ()) -> tuple[type[KernelSpec], ...]:
+    """The kernels of the given names, all by default. Raises PtxgenError for an unknown name."""
+    return tuple(map(kernel_called, names)) if names else tuple(kernels().values())
+
+
+def check_kernel_examples(owner: DeviceOwner, kind: type[KernelSpec]) -> Iterator[CheckRow]:
+    """One row for every example of a kernel; what goes wrong is in the row, nothing is raised."""
+    try:
+        examples = kind.examples()
+    except Exception as exc:
+        yield CheckRow(kind.name, "examples()", failure=_reported(exc))
+        return
+    for spec in examples.values():
+        target = owner.device.target
+        if Target.parse(target).sm < spec.minimum_sm:
+            reason = f"needs sm_{spec.minimum_sm}, the device is {target}"
+            yield CheckRow(kind.name, str(spec), skipped=reason)
+            continue
+        try:
+            yield _check_example(owner.device, spec)
+        except Exception as exc:  # whatever one kernel does, the others are still checked
+            yield CheckRow(kind.name, str(spec), failure=_reported(exc))
+
+
+def _check_example(device: Device, spec: KernelSpec) -> CheckRow:
+    inputs = spec.make_inputs(np.random.default_rng(0))
+    outputs = run_kernel(device, spec, inputs)
+    worst = max(compare(spec, outputs, spec.reference(**inputs)), key=lambda d: d.ratio)
+    microseconds = gb_per_s = None
+    if not device.is_emulated:
+        microseconds = 1e3 * time_kernel(device, spec, inputs)
+        gb_per_s = spec.bytes_moved() / microseconds / 1e3 if microseconds else None
+    return CheckRow(spec.name, str(spec), worst.error, worst.bound, microseconds, gb_per_s)
+
+
+# ---- plans ---------------------------------------------------------------------------------------
+
+
+def check_plans(device_name: str, ptx_files: PtxFiles | None = None) -> Iterator[CheckRow]:
+    """The steps of the demo model: launch by launch, replayed, and on a GPU beside the emulator.
+
+    ``ptx_files`` as `Engine.open` takes them. Nothing is raised: what goes wrong is in the rows.
+    """
+    for name, check in _PLAN_CHECKS.items():
+        if check is _check_emulator and device_name.startswith("emulator"):
+            yield CheckRow(name, skipped="there is no GPU")
+            continue
+        try:
+            yield check(name, device_name, ptx_files)
+        except Exception as exc:
+            yield CheckRow(name, failure=_reported(exc))
+
+
+class _Tracing:
+    """Runs steps launch by launch and keeps the output that is closest to its bound, or beyond."""
+
+    def __init__(self) -> None:
+        self.worst: Difference | None = None
+
+    def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+        for found in trace(bound, bound.device, stream):
+            if self.worst is None or found.deviation.ratio > self.worst.deviation.ratio:
+                self.worst = found
+
+
+class _Eager:
+    def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+        execute.run(bound, bound.device, stream)
+
+
+def _check_launches(name: str, device_name: str, ptx_files: PtxFiles | None = None) -> CheckRow:
+    """Every launch of a prompt step and of a decode step, given what it found in memory.
+
+    Not fused: a key that is turned and rounded in one launch may be rounded the other way by its
+    reference, whose sines are others.
+    """
+    tracing = _Tracing()
+    with Engine.open(device=device_name, context=CONTEXT, ptx_files=ptx_files) as engine:
+        _decode(engine, tracing, steps=1, fused=False)
+    assert tracing.worst is not None
+    deviation = tracing.worst.deviation
+    if not deviation.ok:
+        raise CheckError(str(tracing.worst))
+    return CheckRow(name, error=deviation.error, tolerance=deviation.bound)
+
+
+def _check_replay(name: str, device_name: str, ptx_files: PtxFiles | None = None) -> CheckRow:
+    """Recorded graphs leave the bits that the same launches leave, made one by one."""
+    with Engine.open(device=device_name, context=CONTEXT, ptx_files=ptx_files) as engine:
+        (replayed, logits), (eager, expected) = (_decode(engine, o) for o in (None, _Eager()))
+    if replayed != eager:
+        raise CheckError(f"tokens {replayed} replayed, {eager} launch by launch")
+    wrong = np.flatnonzero(logits.view(np.uint32) != expected.view(np.uint32))
+    if wrong.size:
+        raise CheckError(
+            f"{wrong.size:,} of {logits.size:,} logits differ between replay and launch by launch, "
+            f"the first is that of token {wrong[0] % logits.shape[1]}"
+        )
+    return CheckRow(name, error=0.0, tolerance=0.0)
+
+
+def _check_emulator(name: str, device_name: str, ptx_files: PtxFiles | None = None) -> CheckRow:
+    """The same steps on the GPU and on an emulator that poses as it."""
+    results = []
+    with Engine.open(device=device_name, context=CONTEXT, ptx_files=ptx_files) as engine:
+        results.append(_decode(engine))
+        twin = f"emulator:{engine.device.target}"
+    with Engine.open(device=twin, context=CONTEXT, ptx_files=ptx_files) as engine:
+        results.append(_decode(engine))
+    (tokens, logits), (expected_tokens, expected) = results
+    error = relative_rms(logits, expected)
+    if tokens != expected_tokens or not error <= EMULATOR_TOLERANCE:
+        raise CheckError(
+            f"the GPU decodes {tokens}, the emulator {expected_tokens}; their logits differ by "
+            f"{error:.2e} (relative RMS), allowed {EMULATOR_TOLERANCE:.0e}"
+        )
+    return CheckRow(name, error=error, tolerance=EMULATOR_TOLERANCE)
+
+
+_PLAN_CHECKS: dict[str, Callable[[str, str, PtxFiles | None], CheckRow]] = {
+    "launches of a step agree with their references": _check_launches,
+    "replay equals eager": _check_replay,
+    "emulator equals GPU": _check_emulator,
+}
+
+
+def _decode(
+    engine: Engine, observer: Observer | None = None, steps: int = STEPS, fused: bool = True
+) -> tuple[list[int], Logits]:
+    """Feed the prompt and decode greedily: the tokens, and the logits (steps, n_vocab) of each."""
+    prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
+    tokens, rows = [], []
+    with Session(engine.weights, CONTEXT, observer=observer, fused=fused) as session:
+        session.feed(prompt)
+        shape = (1, engine.config.vocab_size)
+        for _ in range(steps):
+            tokens.append(session.greedy_step())
+            rows.append(session.parts.work["logits"].download(np.float32, shape))
+    return tokens, np.concatenate(rows)

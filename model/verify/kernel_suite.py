@@ -1,0 +1,245 @@
+"""The tests that every kernel needs, for a kernel of your own: subclass `KernelSuite`.
+
+::
+
+    from my_package.scale import Scale
+    from urdir.model.kernel_suite import KernelSuite
+
+    class TestScale(KernelSuite):
+        kernels = (Scale,)
+
+Each test runs once for every spec of ``Scale.examples()``. The pytest plugin of urdir provides the
+devices, and skips what needs a GPU where there is none.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from urdir.driver.compare import compare
+from urdir.driver.device import Device
+from urdir.driver.harness import run_kernel
+from urdir.ptxgen import ptx
+from urdir.ptxgen.spec import Access, KernelSpec
+from urdir.ptxgen.target import TESTED, Target
+from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.tools.lint import lint
+
+__all__ = ["EmulatorSuite", "GpuSuite", "KernelSuite", "SanitizerSuite", "TextSuite"]
+
+#: Registers of a multiprocessor, on every target: what a CTA may take at most.
+SM_REGISTERS = 65536
+
+
+class _Suite:
+    """What the suites have in common: a test that takes ``spec`` runs for every example."""
+
+    #: The spec classes under test.
+    kernels: ClassVar[Sequence[type[KernelSpec]]] = ()
+    #: Seed of all random inputs.
+    seed: ClassVar[int] = 7
+
+    @classmethod
+    def examples(cls) -> list[Any]:
+        """The specs to test as pytest parameters; override it to mark or add some."""
+        return [
+            pytest.param(spec, id=f"{kind.name}-{name}")
+            for kind in cls.kernels
+            for name, spec in kind.examples().items()
+        ]
+
+    @classmethod
+    def smallest(cls) -> list[Any]:
+        """The first example of each kernel, for tests that need no more."""
+        return [pytest.param(kind.smallest_example(), id=kind.name) for kind in cls.kernels]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Called by pytest for each test of the class."""
+        if not self.kernels:
+            raise pytest.UsageError(f"{type(self).__name__}: set kernels = (YourSpec, ...)")
+        if "spec" in metafunc.fixturenames:
+            metafunc.parametrize("spec", self.examples())
+        if "small_spec" in metafunc.fixturenames:
+            metafunc.parametrize("small_spec", self.smallest())
+
+    def inputs(self, spec: KernelSpec) -> dict[str, Any]:
+        """Random inputs, the same in every test."""
+        return spec.make_inputs(np.random.default_rng(self.seed))
+
+
+class TextSuite(_Suite):
+    """Spec and PTX text, without running it."""
+
+    def test_inputs_and_reference_have_the_declared_shapes(self, spec: KernelSpec) -> None:
+        """A value of the declared shape and type for each parameter; inputs are left alone."""
+        inputs = self.inputs(spec)
+        _check_arrays(spec, inputs, "make_inputs", (None, Access.IN, Access.INOUT))
+        before = copy.deepcopy(inputs)
+        _check_arrays(spec, spec.reference(**inputs), "reference", (Access.OUT, Access.INOUT))
+        for name, value in before.items():
+            np.testing.assert_array_equal(inputs[name], value, "the reference changed its input")
+
+    def test_costs_are_given(self, spec: KernelSpec) -> None:
+        """Bytes, operations, and a line that says what the kernel is for."""
+        assert spec.bytes_moved() > 0, f"{spec} moves no bytes"
+        assert spec.flops() >= 0, f"{spec} has {spec.flops()} operations"
+        assert len(spec.purpose()) > 10, f"{type(spec).__name__} needs a docstring: its purpose"
+
+    def test_the_parameter_list_is_the_specs(self, spec: KernelSpec) -> None:
+        """Names, types and block as declared; ``griddepcontrol.wait`` exactly where promised."""
+        for target, text in texts(spec).items():
+            module = ptx.parse(text)
+            assert (module.target, list(module.entries)) == (target, [spec.name])
+            entry = module.entries[spec.name]
+            declared = [(p.name, p.type, p.pointer_space) for p in entry.parameters]
+            expected = [
+                (p.name, *(("u64", "global") if p.is_pointer else (p.dtype, None)))
+                for p in spec.params
+            ]
+            assert declared == expected, f"{target}: {declared} is not {expected}"
+            assert entry.directives["maxntid"] == spec.launch_shape.block
+            waits = any(i.opcode == "griddepcontrol.wait" for i in entry.instructions)
+            promised = spec.waits_for_dependencies and Target.parse(target).sm >= 90
+            assert waits == promised, (
+                f"{target}: griddepcontrol.wait is {'there' if waits else 'missing'}, "
+                f"waits_for_dependencies is {spec.waits_for_dependencies}"
+            )
+
+    def test_lint_finds_nothing(self, spec: KernelSpec) -> None:
+        """See `urdir.ptxgen.tools.lint` for the rules."""
+        for target, text in texts(spec).items():
+            findings = lint(text)
+            assert not findings, f"{target}:\n" + "\n".join(map(str, findings))
+
+    def test_it_assembles_without_spills(self, spec: KernelSpec) -> None:
+        """For every target; with ``-s`` it prints what the kernel costs there."""
+        if not is_available():
+            pytest.skip("nvJitLink is missing: pip install 'urdir[assemble]'")
+        print(f"\n{spec}")
+        for target in targets(spec):
+            cost = assemble(spec.ptx(target), target, name=spec.name).entries[spec.name]
+            print(
+                f"  {target:7s} {cost.registers:4d} registers {cost.shared:6d} bytes shared"
+                f" {cost.stack:4d} bytes stack"
+            )
+            assert not cost.spills, f"{target}: {cost.spill_stores} bytes of registers spilled"
+            taken = cost.registers * spec.launch_shape.threads
+            assert taken <= SM_REGISTERS, f"{target}: {taken} registers do not fit an SM"
+
+
+class EmulatorSuite(_Suite):
+    """The kernel on the emulator: every access checked, results against the reference."""
+
+    def test_it_agrees_with_its_reference(self, spec: KernelSpec, urdir_emulator: Device) -> None:
+        """Within ``spec.tolerance``, on random inputs, between guard zones."""
+        skip_where_too_old(spec, urdir_emulator.target)
+        check(urdir_emulator, spec, self.inputs(spec))
+
+    @pytest.mark.parametrize("target", ["sm_75", "sm_80"])
+    def test_it_runs_on_an_older_target(self, small_spec: KernelSpec, target: str) -> None:
+        """Templates may take other instructions there."""
+        skip_where_too_old(small_spec, target)
+        with Device.open(f"emulator:{target}") as device:
+            check(device, small_spec, self.inputs(small_spec))
+
+
+class SanitizerSuite(_Suite):
+    """The kernel under the emulator's sanitizer, several times slower."""
+
+    def test_the_sanitizer_finds_nothing(self, spec: KernelSpec, urdir_sanitizer: Device) -> None:
+        """No races, and no barrier that misses a thread."""
+        skip_where_too_old(spec, urdir_sanitizer.target)
+        check(urdir_sanitizer, spec, self.inputs(spec))
+
+
+class GpuSuite(_Suite):
+    """The kernel on the GPU: against its reference, itself and the emulator."""
+
+    @pytest.mark.urdir_gpu
+    def test_it_agrees_with_its_reference_on_the_gpu(
+        self, spec: KernelSpec, urdir_gpu: Device
+    ) -> None:
+        """Within ``spec.tolerance``, on random inputs, between guard zones."""
+        skip_where_too_old(spec, urdir_gpu.target)
+        check(urdir_gpu, spec, self.inputs(spec))
+
+    @pytest.mark.urdir_gpu
+    def test_it_gives_the_same_bits_every_time(self, spec: KernelSpec, urdir_gpu: Device) -> None:
+        """A kernel that does not is racing, or adds in an order of chance."""
+        skip_where_too_old(spec, urdir_gpu.target)
+        inputs = self.inputs(spec)
+        first, second = (run_kernel(urdir_gpu, spec, inputs) for _ in range(2))
+        for name, value in first.items():
+            assert value.tobytes() == second[name].tobytes(), f"{name} differs between two runs"
+
+    @pytest.mark.urdir_gpu
+    def test_it_agrees_with_the_emulator(self, spec: KernelSpec, urdir_gpu: Device) -> None:
+        """Within ``spec.tolerance``; bit for bit, the sign of zero included, where that is 0."""
+        skip_where_too_old(spec, urdir_gpu.target)
+        inputs = self.inputs(spec)
+        real = run_kernel(urdir_gpu, spec, inputs)
+        with Device.open(f"emulator:{urdir_gpu.target}") as twin:
+            emulated = run_kernel(twin, spec, inputs)
+        compare(spec, real, emulated)
+        if spec.tolerance.rtol == spec.tolerance.atol == 0:
+            for name, value in real.items():
+                assert value.tobytes() == emulated[name].tobytes(), f"{name}: other bits"
+
+
+class KernelSuite(TextSuite, EmulatorSuite, SanitizerSuite, GpuSuite):
+    """Everything: parameter list, lint, assembly for all targets, emulator and its sanitizer, and
+    the GPU where there is one.
+
+    Set ``kernels`` to the spec classes under test.
+    """
+
+
+def targets(spec: KernelSpec) -> list[str]:
+    """The tested targets that a spec is written for."""
+    return [t for t in TESTED if Target.parse(t).sm >= spec.minimum_sm]
+
+
+@functools.cache
+def texts(spec: KernelSpec) -> dict[str, str]:
+    """Target -> PTX, of the targets for which the text is another one (but for its head).
+
+    Of several with one text it is the newest: what it promises there, it promises on all.
+    """
+    found: dict[str, str] = {}
+    seen = set()
+    for target in reversed(targets(spec)):
+        text = spec.ptx(target)
+        body = re.sub(r"^\.(version|target) .*$", "", text, flags=re.MULTILINE)
+        if body not in seen:
+            seen.add(body)
+            found[target] = text
+    return found
+
+
+def check(device: Device, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Run a kernel and compare with its reference; returns its outputs. Raises MismatchError."""
+    outputs = run_kernel(device, spec, inputs)
+    compare(spec, outputs, spec.reference(**inputs))
+    return outputs
+
+
+def skip_where_too_old(spec: KernelSpec, target: str) -> None:
+    """Skip the test on a target older than the kernel is written for."""
+    if Target.parse(target).sm < spec.minimum_sm:
+        pytest.skip(f"{spec.name} needs sm_{spec.minimum_sm}, this is {target}")
+
+
+def _check_arrays(
+    spec: KernelSpec, arrays: dict[str, Any], source: str, access: Sequence[Access | None]
+) -> None:
+    """Every parameter of the given access is there, shaped and typed as declared."""
+    wanted = {p.name: (p.numpy_dtype, spec.shape_of(p)) for p in spec.params if p.access in access}
+    given = {name: (np.asarray(a).dtype, np.shape(a)) for name, a in arrays.items()}
+    assert given == wanted, f"{source} of {spec} gives {given}, declared is {wanted}"

@@ -1,0 +1,14 @@
+from . import catalog as catalog
+from . import kernels as kernels
+from .errors import PtxgenError as PtxgenError
+from .spec import Access as Access
+from .spec import KernelSpec as KernelSpec
+from .spec import LaunchShape as LaunchShape
+from .spec import Param as Param
+from .spec import Tolerance as Tolerance
+from .tools import assemble as assemble
+from .tools import lint as lint
+from .weights.formats import FORMATS as FORMATS
+from .weights.formats import Format as Format
+from .weights.formats import format_of as format_of
+from .weights.layout import Layout as Layout

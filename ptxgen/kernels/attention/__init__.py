@@ -1,0 +1,1 @@
+"""Kernels of attention, and the layout of the cache that they share."""

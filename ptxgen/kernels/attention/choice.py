@@ -1,0 +1,82 @@
+"""Which kernel serves decode attention: a function of the shape, the length bucket and the device.
+
+A plan is built for a length bucket; the choice is made then and never looks at device state.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.rotation import Rotation
+
+#: The shortest bucket, and how much longer each is than the one before.
+FIRST_BUCKET, BUCKET_RATIO = 512, 4
+#: Up to this many keys one CTA a KV head is as quick as two launches.
+INCREMENTAL_KEYS = 512
+#: CTAs an SM, from which on rows and heads alone keep the memory busy.
+FULL = 4
+#: CTAs an SM that flash decoding aims at for rows at the end of the bucket: as many as run there
+#: at once. Measured on an H200, 32 / 8 heads of 128, f16, 32,768 keys: 61.7 % of the read bandwidth
+#: with two, 57.7 % with four, 52.3 % with eight.
+FLASH_CTAS = 2
+#: Limits of a chunk: below, a CTA's beginning and end outweigh its keys.
+MIN_CHUNK, MAX_CHUNK = 64, 1024
+
+
+def length_buckets(max_len: int) -> tuple[int, ...]:
+    """Rising values of max_keys, the last one ``max_len``: 512, 2048, 8192, ...
+
+    A step whose rows all have a position below a bucket can use the plan built for it.
+    """
+    buckets = []
+    bucket = FIRST_BUCKET
+    while bucket < max_len:
+        buckets.append(bucket)
+        bucket *= BUCKET_RATIO
+    return (*buckets, max_len)
+
+
+def decode_attention(
+    heads: int,
+    layout: KvLayout,
+    max_keys: int,
+    sm_count: int,
+    *,
+    rows: int = 1,
+    scale: float | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+    rope: Rotation | None = None,
+) -> Attention | FlashDecodeChunk:
+    """The kernel for rows with positions below ``max_keys``, a bucket.
+
+    Incremental attention for few keys (a window bounds them too) and where rows and heads make
+    enough CTAs; flash decoding (its ``reduce`` follows it) otherwise, in chunks that make about
+    `FLASH_CTAS` CTAs an SM. With a ``rope`` the kernel turns and appends the rows' own tokens, too;
+    the choice is the same. Raises PtxgenError for shapes that no kernel handles.
+    """
+    incremental = Attention(heads, layout, rows, scale, window, softcap, rope)
+    keys = min(window or max_keys, max_keys)
+    ctas = layout.kv_heads * incremental.tiles * rows
+    if keys <= INCREMENTAL_KEYS or ctas >= FULL * sm_count:
+        return _spread(incremental, sm_count)
+    wanted = keys * ctas / (FLASH_CTAS * sm_count)
+    chunk = min(MAX_CHUNK, max(MIN_CHUNK, 1 << max(0, round(math.log2(wanted)))))
+    return FlashDecodeChunk(
+        heads, layout, rows, scale, window, softcap, rope, max_keys=max_keys, chunk=chunk
+    )
+
+
+def _spread(spec: Attention, sm_count: int) -> Attention:
+    """With fewer query heads a CTA, as long as every CTA has an SM to itself: it then has less to
+    do for a key, and keys that are read again come from the L2."""
+    for heads in (2, 1):
+        fewer = replace(spec, most_heads=heads)
+        if spec.layout.kv_heads * spec.rows * fewer.tiles > sm_count:
+            break
+        spec = fewer
+    return spec

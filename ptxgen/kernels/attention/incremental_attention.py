@@ -1,0 +1,115 @@
+"""Incremental attention: each row's queries over all its keys at once, for short contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.rotation import Rotation
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
+
+
+@dataclass(frozen=True)
+class Attention(DecodeAttention):
+    """Attention of each row over its keys, by one CTA for each (KV head, tile of heads, row).
+
+    See DecodeAttention for what it computes. Grouped-query attention (Ainslie et al. 2023, arXiv
+    2305.13245), online softmax (Milakov & Gimelshein 2018, arXiv 1805.02867). A position from
+    ``max_len`` on is an idle row: zeros.
+    """
+
+    name = "attention"
+    template = ("urdir.templates", "attention.ptx.j2")
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            *self.input_params,
+            Param("out", "f32", ("rows", "heads", "head_dim"), Access.OUT),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(
+            grid=(self.layout.kv_heads * self.tiles, self.rows, 1),
+            block=(32 * WARPS, 1, 1),
+            shared_bytes=self.token_nbytes,
+            prefers_shared=True,
+        )
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return Tolerance(rtol=self.rtol)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        inputs, caches = self.appended(inputs)
+        return {"out": self.attend(inputs)} | caches
+
+    @classmethod
+    def examples(cls) -> Mapping[str, Attention]:
+        return {
+            "head_dim 8": cls(1, KvLayout(1, 1, 1, 8, "f32")),
+            "head_dim 64": cls(2, KvLayout(1, 2, 9, 64, "f16")),
+            "head_dim 80": cls(4, KvLayout(1, 2, 70, 80, "f16")),
+            "head_dim 96 f32": cls(3, KvLayout(1, 1, 33, 96, "f32")),
+            "head_dim 112": cls(4, KvLayout(1, 1, 150, 112, "f16")),
+            "seven heads a KV head": cls(7, KvLayout(1, 1, 131, 128, "f16")),
+            "head_dim 256": cls(8, KvLayout(1, 1, 40, 256, "f16")),
+            "head_dim 256 f32": cls(8, KvLayout(1, 1, 40, 256, "f32")),
+            "long cache": cls(24, KvLayout(1, 2, 300, 64, "f16")),
+            "71 heads a KV head": cls(71, KvLayout(1, 1, 77, 64, "f32")),
+            "head_dim 16": cls(2, KvLayout(1, 1, 16, 16, "f16")),
+            "bf16 rows": cls(4, KvLayout(2, 1, 45, 80, "bf16"), rows=3),
+            "q8_0": cls(8, KvLayout(1, 2, 70, 128, "q8_0")),
+            "q8_0 rows window": cls(2, KvLayout(3, 2, 41, 96, "q8_0"), rows=4, window=13),
+            "window and softcap": cls(
+                4, KvLayout(2, 1, 50, 64, "f16"), rows=3, window=20, softcap=30.0
+            ),
+            "scale and softcap": cls(2, KvLayout(1, 1, 30, 256, "f32"), scale=0.0625, softcap=50.0),
+            "pages": cls(6, KvLayout(2, 2, 64, 128, "f16", page_len=16, pages=7), rows=3),
+            "pages q8_0": cls(4, KvLayout(3, 1, 96, 64, "q8_0", page_len=32, pages=11), rows=4),
+            "pages bf16 window": cls(
+                8, KvLayout(2, 1, 64, 112, "bf16", page_len=16, pages=6), rows=3, window=24
+            ),
+            "pages f32 head_dim 256": cls(
+                12, KvLayout(1, 1, 128, 256, "f32", page_len=64, pages=3), rows=2
+            ),
+            **cls._examples_with_a_rope(),
+        }
+
+    @classmethod
+    def _examples_with_a_rope(cls) -> Mapping[str, Attention]:
+        """Every type of cache, style and way to divide heads and pairs among threads."""
+        whole, half = Rotation(128, "half"), Rotation(64, "interleaved", magnitude=1.2)
+        return {
+            "rope of 6": cls(1, KvLayout(1, 1, 1, 8, "f32"), rope=Rotation(6, "interleaved")),
+            "rope half": cls(4, KvLayout(1, 2, 70, 80, "f16"), rope=Rotation(32, "half")),
+            "rope rows": cls(4, KvLayout(2, 1, 131, 128, "f16"), rows=3, rope=whole),
+            "rope q8_0": cls(8, KvLayout(1, 2, 70, 128, "q8_0"), rope=whole, most_heads=2),
+            "rope q8_0 window": cls(
+                2, KvLayout(3, 2, 41, 96, "q8_0"), rows=4, window=13, rope=half
+            ),
+            "rope bf16 softcap": cls(
+                7, KvLayout(2, 1, 50, 128, "bf16"), rows=3, softcap=30.0, rope=half, most_heads=1
+            ),
+            "rope f32 head_dim 256": cls(
+                12, KvLayout(1, 2, 33, 256, "f32"), rope=Rotation(256, "half", magnitude=1.1)
+            ),
+            "rope pages": cls(
+                6, KvLayout(2, 2, 64, 128, "f16", page_len=16, pages=9), rows=3, rope=whole
+            ),
+            "rope pages q8_0": cls(
+                5, KvLayout(2, 1, 64, 64, "q8_0", page_len=32, pages=5), rows=2, rope=half
+            ),
+            "rope pages bf16": cls(
+                3, KvLayout(3, 1, 32, 112, "bf16", 16, 6), rows=4, rope=Rotation(90, "half")
+            ),
+            "rope many rows": cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, rope=half),
+        }
+
+    def bytes_moved(self) -> int:
+        """K and V of every row at full length, the queries and the output."""
+        return self._kv_bytes() + 8 * self.rows * (self.heads * self.head_dim + 1)

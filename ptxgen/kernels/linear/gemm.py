@@ -1,0 +1,257 @@
+"""Matrix products (GEMM) of many activation vectors with repacked weights, on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.target import STATIC_SHARED_LIMIT
+from urdir.ptxgen.weights.formats import FORMATS, UNIT, Format, random_blocks
+from urdir.ptxgen.weights.layout import Layout
+
+CTA_THREADS = 128
+#: CTAs that fill a big GPU (132 SMs), two on most SMs: tiles get smaller where there are fewer.
+FULL = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a CTA computes, and how its four warps share it.
+
+    ``batch`` x ``rows`` elements of y, in steps of ``units`` units of columns; ``rows`` x
+    ``units`` is the number of threads, each of which unpacks one unit a step. ``warps_batch``
+    warps share the batch rows, the others the rows; a warp's part is a multiple of 16 x 8.
+    Loads run ``depth`` steps ahead, in registers: small tiles wait for memory, not for the tensor
+    cores. A step of several units is then an even number of them: half-bytes that two units share
+    are told apart by a parity that must not change.
+    """
+
+    batch: int
+    rows: int
+    units: int
+    warps_batch: int
+    depth: int = 1
+
+    threads = CTA_THREADS
+
+    def __post_init__(self) -> None:
+        parts = self.warps_batch * 16, self.warps_rows * 8
+        if (
+            self.rows * self.units != self.threads
+            or self.batch % parts[0]
+            or self.rows % parts[1]
+            or self.batch * self.units % (self.threads // 8)
+            or not 1 <= self.depth <= (1 if self.units % 2 else 4)
+            or self.shared_bytes > STATIC_SHARED_LIMIT
+        ):
+            raise PtxgenError(f"{self} does not divide into parts for {self.threads} threads")
+
+    @property
+    def warps_rows(self) -> int:
+        """Warps side by side along the rows."""
+        return self.threads // 32 // self.warps_batch
+
+    @property
+    def warp_batch(self) -> int:
+        """Batch rows of a warp."""
+        return self.batch // self.warps_batch
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows of a warp."""
+        return self.rows // self.warps_rows
+
+    @property
+    def m_tiles(self) -> int:
+        """16-high matrices along a warp's batch rows."""
+        return self.warp_batch // 16
+
+    @property
+    def n_tiles(self) -> int:
+        """8-wide matrices along a warp's rows."""
+        return self.warp_rows // 8
+
+    @property
+    def x_vectors(self) -> int:
+        """Vectors of four activations that a thread loads a step."""
+        return self.batch * self.units * UNIT // 4 // self.threads
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a row in shared memory: 16 more than its halves take, so that eight rows' 16
+        bytes at the same column lie in different banks."""
+        return 2 * UNIT * self.units + 16
+
+    @property
+    def x_offset(self) -> int:
+        """Bytes of a stage before its activations: the weights."""
+        return self.rows * self.stride
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage."""
+        return (self.rows + self.batch) * self.stride
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of both stages."""
+        return 2 * self.stage_bytes
+
+
+#: The tiles to choose from, by falling use that is made of an unpacked weight and a load.
+TILES = (
+    Tile(128, 128, 1, 2),
+    Tile(64, 128, 1, 2),
+    Tile(64, 64, 2, 2),
+    Tile(32, 64, 2, 1, depth=2),
+    Tile(32, 32, 4, 1, depth=2),
+    Tile(16, 64, 2, 1, depth=4),
+    Tile(16, 32, 4, 1, depth=4),
+)
+#: Bytes of a plane that a thread may have in registers with the first of the tiles; and with any.
+MAX_RAW_LARGEST, MAX_RAW = 32, 128
+
+
+def widest(fmt: Format) -> int:
+    """Bytes of the largest item of a type's planes."""
+    return max(p.nbytes for p in fmt.planes)
+
+
+def choose_tile(fmt: Format, rows: int, batch: int) -> Tile:
+    """The first tile that is not twice as high as the batch and leaves enough CTAs; where none
+    does, the one that leaves the most. The largest has no registers left for unquantised weights.
+    """
+    tiles = TILES if widest(fmt) <= MAX_RAW_LARGEST else TILES[1:]
+    fitting = [t for t in tiles if t.batch < 2 * max(batch, 9)]
+
+    def ctas(tile: Tile) -> int:
+        return ceil_div(batch, tile.batch) * ceil_div(rows, tile.rows)
+
+    return next((t for t in fitting if ctas(t) >= FULL), max(fitting, key=ctas))
+
+
+@dataclass(frozen=True)
+class Matmul(KernelSpec):
+    """Matrix product y[b] = W x[b] (+ bias) on tensor cores, W (rows, cols) of any type, repacked.
+
+    Weights (unpacked in f32) and activations are rounded to f16, products and sums are f32. Values
+    above 65504 become infinite; those below 6e-5 keep a multiple of 6e-8, so that they are off by
+    3e-8 at most, which is nothing beside weights and activations of an ordinary size. Therefore
+    BF16 weights go to f16, too: bf16 products would round the activations to 8 bits.
+    y[b] has the same bits whatever the rest of the batch is. ``tile`` is None for the choice by
+    shape.
+    """
+
+    format: Format
+    rows: int
+    cols: int
+    batch: int
+    bias: bool = False
+    tile: Tile | None = None
+
+    name = "matmul"
+    template = ("urdir.templates", "matmul.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise PtxgenError(f"matmul: batch is {self.batch}, it must be at least 1")
+        if ceil_div(self.layout.rows, self.shape.rows) > 65535:
+            raise PtxgenError(f"matmul: {self.rows} rows are more than 65535 tiles")
+        if 4 * self.batch * self.cols >= 2**32:
+            raise PtxgenError(f"matmul: {self.batch} x {self.cols} activations exceed 4 GiB")
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How the weights lie in memory."""
+        return Layout(self.format, self.rows, self.cols)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        bias = (Param("bias", "f32", ("rows",), Access.IN),) if self.bias else ()
+        return (
+            Param("weights", "u8", ("weight_nbytes",), Access.IN),
+            Param("x", "f32", ("batch", "cols"), Access.IN),
+            *bias,
+            Param("y", "f32", ("batch", "rows"), Access.OUT),
+        )
+
+    @property
+    def weight_nbytes(self) -> int:
+        """Bytes of the repacked matrix."""
+        return self.layout.nbytes
+
+    @cached_property
+    def shape(self) -> Tile:
+        """The tile of a CTA."""
+        return self.tile or choose_tile(self.format, self.rows, self.batch)
+
+    @property
+    def steps(self) -> int:
+        """Steps in which a CTA goes through the columns."""
+        return ceil_div(self.layout.row_units, self.shape.units)
+
+    @property
+    def depth(self) -> int:
+        """Steps that loads run ahead."""
+        return max(1, min(self.shape.depth, self.steps, MAX_RAW // widest(self.format)))
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        tile = self.shape
+        grid = (ceil_div(self.batch, tile.batch), ceil_div(self.rows, tile.rows), 1)
+        return LaunchShape(grid=grid, block=(tile.threads, 1, 1))
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Rounding of both operands to f16, 2^-11 each at most: a sum of n products of independent
+        errors is off by about 2^-12 of its own standard deviation, of which max|y| is 2 to 4.
+        """
+        return Tolerance(rtol=1e-3)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        weights = self.layout.unpack(inputs["weights"]).astype(np.float64)
+        y = inputs["x"].astype(np.float64) @ weights.T
+        if self.bias:
+            y += inputs["bias"]
+        return {"y": y.astype(np.float32)}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        blocks = random_blocks(self.format, self.rows * self.cols // self.format.block, rng)
+        inputs = {
+            "weights": self.layout.pack(blocks),
+            "x": rng.standard_normal((self.batch, self.cols)).astype(np.float32),
+        }
+        if self.bias:
+            inputs["bias"] = rng.standard_normal(self.rows).astype(np.float32)
+        return inputs
+
+    @classmethod
+    def examples(cls) -> Mapping[str, Matmul]:
+        odd = {f: 37 if f.is_float else f.block * 9 % 1536 for f in FORMATS.values()}
+        each = {
+            f.name: cls(f, 33, cols, 9 + i, bias=i % 2 == 0)
+            for i, (f, cols) in enumerate(odd.items())
+        }
+        q8, q4_k, f16 = FORMATS["Q8_0"], FORMATS["Q4_K"], FORMATS["F16"]
+        tiled = {
+            f"tile of {t.rows}x{t.batch}": cls(
+                q4_k if i % 2 else q8, t.rows + 2, 256 + 32 * (1 - i % 2), t.batch + 1, tile=t
+            )
+            for i, t in enumerate(TILES)
+        }
+        return {
+            "few rows": cls(q8, 8, UNIT, 9),
+            **each,
+            **tiled,
+            "F16 odd": cls(f16, 31, 70, 20, bias=True),
+            "F32 aligned": cls(FORMATS["F32"], 130, 132, 64, tile=TILES[1]),
+        }
+
+    def flops(self) -> int:
+        return 2 * self.batch * self.rows * self.cols

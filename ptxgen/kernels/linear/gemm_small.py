@@ -1,0 +1,290 @@
+"""Matrix-vector products of a small batch with quantised weights, on integer tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.balance import balanced
+from urdir.ptxgen.kernels.linear.product import MAX_BATCH, odd_cols
+from urdir.ptxgen.kernels.linear.summary import SUMMARY, summary
+from urdir.ptxgen.kernels.linear.tiled import MIN_SLOTS, TiledProduct
+from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS, Layout
+from urdir.ptxgen.weights.tiles import Tile
+
+#: Tiles of a warp, the last of a block, that are asked for behind its next block's activations: it
+#: is these that would wait else. On an H200 a step of 4 and of 8 sequences of an 8B Q4_K_M model
+#: takes 1.52 and 1.76 ms with none, 1.50 and 1.75 with one, 1.48 and 1.73 with two or three.
+LATE_TILES = 2
+
+
+@dataclass(frozen=True)
+class BatchMatvec(TiledProduct):
+    """1 to 8 activation vectors times quantised weights, on integer tensor cores.
+
+    Activations (after ``norm``) are rounded to 16-bit multiples of the largest in each 256 columns,
+    relative error 3e-5. Products are exact, and so are the sums of a row's 256 columns if the
+    type's group scales are integers; other sums are f32. y[b] has the same bits in every batch,
+    whatever the other vectors are.
+
+    ``summarises``, with a residual: the launch begins the norm that follows. It leaves ``scaled``,
+    y times the weights ``next_norm``, and a summary: the largest of every 16 of these values, and
+    the sum of the squares of y (`_summary.j2`). ``summarised``, with ``eps``: x is what was scaled
+    so, with its summary. Rounding x, which every CTA does for itself, is then half the work.
+
+    Raises PtxgenError for other batches, for unquantised types, for a summary of rows that are no
+    multiple of 16 or without a residual, and for one of activations that are not normalised.
+    """
+
+    resident: int = 1  # targets before sm_90 need the registers, and run no launch ahead
+    batch: int = MAX_BATCH
+    summarised: bool = False
+    summarises: bool = False
+
+    name = "batch_matvec"
+    template = ("urdir.templates", "batch_matvec.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch <= MAX_BATCH:
+            raise PtxgenError(f"batch_matvec: batch is {self.batch}: 1 to {MAX_BATCH}")
+        if any(fmt.is_float for fmt in self.formats):
+            raise PtxgenError("batch_matvec: the weights must be quantised")
+        if self.summarised and not self.normed:
+            raise PtxgenError("batch_matvec: summarised activations are for a norm: eps is None")
+        if self.summarises and not self.residual:
+            raise PtxgenError("batch_matvec: it summarises what has a residual")
+        if self.summarises and self.rows % SUMMARY:
+            raise PtxgenError(
+                f"batch_matvec: a summary of {self.rows} rows: multiples of {SUMMARY}"
+            )
+        super().__post_init__()
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        params = [p for p in super().params if p.name != "norm" or self.scales_x]
+        if self.summarised:
+            x = next(i for i, p in enumerate(params) if p.name == "x")
+            shape = (2, "batch", self.cols // SUMMARY)
+            params.insert(x + 1, Param("x_summary", "f32", shape, Access.IN))
+        if self.summarises:
+            shape = (2, "batch", self.rows // SUMMARY)
+            params.append(Param("next_norm", "f32", ("rows",), Access.IN))
+            params.append(Param("scaled", "f32", ("batch", "rows"), Access.OUT))
+            params.append(Param("y_summary", "f32", shape, Access.OUT))
+        return tuple(params)
+
+    @property
+    def scales_x(self) -> bool:
+        """Whether x is to be multiplied with the norm's weights."""
+        return self.normed and not self.summarised
+
+    def multiplied(self, **inputs: Any) -> Array:
+        if self.eps is None or not self.summarised:
+            return super().multiplied(**inputs)
+        squares = inputs["x_summary"][1].astype(np.float64).sum(axis=1, keepdims=True)
+        x: Array = inputs["x"] / np.sqrt(squares / self.cols + self.eps)
+        return x
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        outputs = super().reference(**inputs)
+        if self.summarises:
+            outputs["scaled"] = outputs["y"] * inputs["next_norm"]
+            outputs["y_summary"] = summary(outputs["scaled"], outputs["y"])
+        return outputs
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        inputs = super().make_inputs(rng)
+        if self.summarised:
+            norm = rng.standard_normal(self.cols).astype(np.float32)
+            scaled = inputs["x"] * norm
+            inputs |= {"x": scaled, "x_summary": summary(scaled, inputs["x"])}
+        return inputs
+
+    @cached_property
+    def k_warps(self) -> int:
+        """As many as there are: rounding activations takes longer than their tiles' memory."""
+        return self.split or self._most_parts
+
+    @cached_property
+    def tiles_wanted(self) -> tuple[int, ...]:
+        """Fewer of a matrix of a larger type, which take longer."""
+        if self.tiles_each or not self.others:
+            return super().tiles_wanted
+        costs = [Tile(layout).nbytes for layout in self.layouts]
+        return balanced([layout.bands for layout in self.layouts], costs, self.clusters)
+
+    @property
+    def sharers(self) -> int:
+        """Only with one pass, and without squares, to which each warp of a block would add its own.
+
+        In an 8B model's longest rows 8 warps have 28 blocks. On an H200 a step of 4 sequences takes
+        1.44 ms so and 1.48 otherwise (Q4_K_M); one of 8, where rounding a block twice outweighs
+        it, 1.69 and 1.68.
+        """
+        over = self.cta_blocks % self.k_warps
+        alike = self.blocks % self.cluster == 0 and self.cta_blocks > self.k_warps
+        if not over or not alike or self.normed or self.passes > 1 or self.k_warps % over:
+            return 1
+        sharers = self.k_warps // over
+        return 1 if any(m.warp_tiles % sharers for m in self.matrices) else sharers
+
+    @property
+    def lane_vectors(self) -> int:
+        """Vectors of which a lane has sums, those of two columns of an ``mma``. Up to four vectors
+        have two columns, of high and of low bytes; more have one, and an ``mma`` for each byte."""
+        return 1 if self.batch <= MAX_BATCH // 2 else 2
+
+    @property
+    def sum_lanes(self) -> int:
+        """Of the four lanes of a row, those whose vectors exist."""
+        return ceil_div(self.batch, self.lane_vectors)
+
+    @property
+    def lane_units(self) -> int:
+        """Units of a block that a lane rounds: two lanes share a vector that has two columns."""
+        return TILE_UNITS // 2 * self.lane_vectors
+
+    @property
+    def partial_nbytes(self) -> int:
+        """Sums of two rows and a lane's vectors, eight times."""
+        return 8 * 8 * self.lane_vectors * self.sum_lanes
+
+    @property
+    def most_groups(self) -> int:
+        """Groups of a unit, at most: as many sums of it are in registers."""
+        return max(fmt.unit_groups for fmt in self.formats)
+
+    def activations_nbytes(self, warps: int) -> int:
+        """The norm's weights of a block, for each warp; activations are in registers."""
+        return warps * 4 * TILE_COLS if self.scales_x else 0
+
+    def squares_nbytes(self, warps: int) -> int:
+        return warps * 4 * MAX_BATCH
+
+    @cached_property
+    def tile_nbytes(self) -> int:
+        tiles = [Tile(Layout(fmt, 1, self.cols)) for fmt in self.formats]
+        alignment = max(tile.alignment for tile in tiles)
+        return ceil_div(max(tile.nbytes for tile in tiles), alignment) * alignment
+
+    def partials_most(self) -> int:
+        """All that two slots a warp leave: a pass more may mean to round all activations again."""
+        warps = self.cta_warps
+        rings = warps * MIN_SLOTS * self.tile_nbytes
+        return self.shared - self.squares_nbytes(warps) - self.activations_nbytes(warps) - rings
+
+    @property
+    def pace(self) -> int:
+        """One: more activations than of one vector would queue behind tiles. With two, on an H200,
+        four sequences of an 8B Q4_K_M model take 1.74 ms a step in place of 1.68, eight 1.88 in
+        place of 1.85."""
+        return 1
+
+    @property
+    def late_rounds(self) -> int:
+        """Rounds of tiles, one of each matrix, that a warp asks for behind each of its blocks'
+        activations: see `LATE_TILES`. None where it has but one block."""
+        if self.warp_blocks == 1:
+            return 0
+        fewest = min(m.warp_tiles for m in self.matrices)
+        return min(min(LATE_TILES, self.slots - 1) // self.pair, fewest)
+
+    @property
+    def filled_slots(self) -> int:
+        """Those of the late tiles are filled behind the first block's activations."""
+        return self.slots - self.pair * self.late_rounds
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """A step is the largest of 256 / 32639: of standard normal activations 3.0, of products of
+        two (with ``norm``) 5.0. The RMS error, 1 / sqrt(12) of it, is 3e-5 or 5e-5 of theirs, and
+        the worst of many products is off by as much of the largest one; three times that where
+        there are few. Gated, the relative errors of both factors add up.
+        """
+        return Tolerance(rtol=3e-4 if self.gated else 1.5e-4, atol=5e-4)
+
+    @classmethod
+    def examples(cls) -> Mapping[str, BatchMatvec]:
+        quantised = [f for f in FORMATS.values() if not f.is_float]
+        q8, q4_k, q6_k, q5_0 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q5_0"))
+        each = {
+            f.name: cls(f, 16 + 9 * i, odd_cols(f), bias=i % 2 == 0, batch=1 + i % 8)
+            for i, f in enumerate(quantised)
+        }
+        wide = {
+            f"{f.name} wide": cls(
+                f, 33, 1024, batch=8 - i % 8, residual=i % 2 == 0, tiles_each=1 + i % 3
+            )
+            for i, f in enumerate(quantised)
+        }
+        return {
+            "smallest": cls(q8, 3, 32, batch=2),
+            **each,
+            **wide,
+            "norm in passes": cls(
+                q4_k, 40, 2304, eps=1e-5, split=2, tiles_each=3, per_pass=2, bias=True
+            ),
+            "gated norm": cls(q4_k, 40, 768, gated=True, eps=1e-5, batch=4),
+            "gated split Q6_K": cls(
+                q6_k, 23, 1536, gated=True, batch=3, split=2, groups=1, stages=2
+            ),
+            "gated Q5_0": cls(
+                q5_0, 17, 1376, gated=True, eps=1e-6, batch=7, stages=3, tiles_each=2
+            ),
+            "norm, three matrices": cls(
+                q4_k, 64, 1024, eps=1e-5, others=((q6_k, 17), (q8, 5)), batch=5, tiles_each=2
+            ),
+            "residual long rows": cls(q4_k, 9, 4864, residual=True, batch=8, stages=4),
+            "norm Q6_K": cls(q6_k, 20, 1280, eps=1e-6, batch=3, split=1, groups=2),
+            "split Q5_0": cls(q5_0, 40, 1376, batch=5, split=2, groups=1, tiles_each=2),
+            "cluster residual": cls(q4_k, 40, 2304, residual=True, batch=8, cluster=2),
+            "cluster of 4 norm in passes": cls(
+                q4_k, 40, 4352, bias=True, eps=1e-5, batch=5, cluster=4, tiles_each=4, per_pass=2
+            ),
+            "cluster gated norm": cls(
+                q6_k, 50, 1280, gated=True, eps=1e-6, batch=3, cluster=2, split=1, groups=2
+            ),
+            "cluster norm, two matrices": cls(
+                q4_k, 35, 768, eps=1e-5, others=((q8, 17),), batch=2, cluster=2
+            ),
+            "gated norm in passes": cls(
+                q4_k, 70, 1280, gated=True, eps=1e-5, split=2, groups=1, tiles_each=5, per_pass=3
+            ),
+            "residual split Q6_K": cls(
+                q6_k, 70, 1280, residual=True, batch=4, split=2, groups=1, tiles_each=5
+            ),
+            "norm in passes Q8_0": cls(q8, 70, 480, eps=1e-5, batch=6, tiles_each=5, per_pass=2),
+            "summarises": cls(q8, 48, 288, residual=True, batch=5, summarises=True),
+            "summarised gated": cls(q4_k, 48, 1280, gated=True, eps=1e-5, summarised=True, batch=7),
+            "cluster summarises": cls(
+                q6_k, 80, 1280, residual=True, batch=3, cluster=2, summarises=True, tiles_each=2
+            ),
+            "cluster summarised": cls(
+                q4_k, 40, 768, eps=1e-5, others=((q8, 17),), batch=4, cluster=2, summarised=True
+            ),
+            "summarised Q5_0": cls(
+                q5_0, 48, 1376, eps=1e-6, batch=2, split=2, groups=1, summarised=True
+            ),
+            "summarises in passes": cls(
+                q4_k, 80, 2304, residual=True, split=2, tiles_each=5, per_pass=3, summarises=True
+            ),
+            "split in 4": cls(
+                q4_k, 50, 1536, residual=True, batch=4, split=4, groups=1, tiles_each=4
+            ),
+            "split in 4 Q6_K": cls(
+                q6_k, 80, 2560, batch=7, split=4, groups=2, tiles_each=4, stages=3
+            ),
+            "cluster split in 4": cls(
+                q8, 80, 2464, bias=True, batch=2, split=4, groups=1, tiles_each=4, cluster=2
+            ),
+            "balanced matrices": cls(
+                q4_k, 160, 1024, eps=1e-5, others=((q6_k, 32), (q8, 50)), batch=3, sms=9
+            ),
+        }

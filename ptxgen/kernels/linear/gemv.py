@@ -1,0 +1,132 @@
+"""Matrix-vector products (GEMV) of one vector, tile by tile, as decode steps have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.product import odd_cols
+from urdir.ptxgen.kernels.linear.tiled import MIN_SLOTS, PARTIALS_NBYTES, WARPS, TiledProduct
+from urdir.ptxgen.spec import Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS, Format
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
+from urdir.ptxgen.weights.tiles import Tile
+
+#: With fewer warps, `Matvec` is better off: each would have many activations to round.
+LEAST_WARPS = 4
+#: Registers of a thread, at most: with more, older assemblers' code spills.
+MAX_REGISTERS = 170
+#: Bytes of a unit's activations in shared memory: see templates/_tile_x.j2.
+RECORD_NBYTES = {"f32": 144, "i16": 80}
+
+Activations = Literal["f32", "i16"]
+
+
+@dataclass(frozen=True)
+class TileMatvec(TiledProduct):
+    """One activation vector times weights of any type.
+
+    ``activations``: "f32", or "i16" for quantised weights: rounded to multiples of the largest in
+    each 32 columns / 32639, relative error 2e-5, and multiplied with the quants exactly on tensor
+    cores. Sums are f32. ``alone``: for a launch that cannot overlap the one before it, whose
+    activations are there from the start.
+
+    Raises PtxgenError for "i16" with unquantised types.
+    """
+
+    activations: Activations = "f32"
+    alone: bool = False
+
+    name = "tile_matvec"
+    template = ("urdir.templates", "tile_matvec.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.activations == "i16" and any(fmt.is_float for fmt in self.formats):
+            raise PtxgenError("tile_matvec: 16-bit activations are for quantised weights only")
+
+    @staticmethod
+    def fits(formats: Iterable[Format], cols: int, activations: Activations, shared: int) -> bool:
+        """Whether so much shared memory has room for the activations and the tiles of enough warps,
+        and these have registers for the activations.
+        """
+        tile = max(Tile(Layout(fmt, 1, cols)).nbytes for fmt in formats)
+        blocks = ceil_div(cols, TILE_COLS)
+        room = shared - PARTIALS_NBYTES - RECORD_NBYTES[activations] * TILE_UNITS * blocks
+        warps = min(WARPS, room // (MIN_SLOTS * tile))
+        return warps >= LEAST_WARPS and 8 * ceil_div(blocks, warps) + 16 <= min(
+            MAX_REGISTERS, 1024 // warps
+        )
+
+    @property
+    def record_nbytes(self) -> int:
+        """Bytes of a unit's activations."""
+        return RECORD_NBYTES[self.activations]
+
+    @property
+    def partial_nbytes(self) -> int:
+        return 4 * TILE_ROWS
+
+    def activations_nbytes(self, warps: int) -> int:
+        return self.record_nbytes * TILE_UNITS * self.cta_blocks
+
+    def squares_nbytes(self, warps: int) -> int:
+        return 16 * ceil_div(warps, 4)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """f32: rounding of the sums, see `Matvec`. i16: standard normal activations are off by 2e-5
+        of their size, a product by as much of its own, several times that where few rows cancel."""
+        if self.activations == "i16":
+            return Tolerance(rtol=1.5e-4, atol=5e-4)
+        return Tolerance(rtol=5e-6 if self.gated else 2e-6, atol=2e-6)
+
+    @classmethod
+    def examples(cls) -> Mapping[str, TileMatvec]:
+        formats = FORMATS.values()
+        q8, q4_k, q6_k, q3_k = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
+        f16, f32 = FORMATS["F16"], FORMATS["F32"]
+        each = {f.name: cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(formats)}
+        rounded = {
+            f"{f.name} i16": cls(f, 17, odd_cols(f), bias=i % 2 == 0, activations="i16")
+            for i, f in enumerate(f for f in formats if not f.is_float)
+        }
+        return {
+            "smallest": cls(q8, 3, 64),
+            **each,
+            **rounded,
+            "residual split": cls(
+                q4_k, 9, 2304, split=2, tiles_each=1, stages=2, residual=True, activations="i16"
+            ),
+            "norm, groups and passes": cls(
+                q6_k, 40, 768, split=3, groups=2, tiles_each=4, per_pass=2, eps=1e-5
+            ),
+            "split residual Q3_K": cls(
+                q3_k, 33, 1280, split=2, groups=1, tiles_each=3, residual=True, activations="i16"
+            ),
+            "gated norm": cls(
+                q4_k, 35, 512, gated=True, eps=1e-6, tiles_each=3, per_pass=1, activations="i16"
+            ),
+            "gated split": cls(q8, 21, 1088, gated=True, split=3, groups=1, activations="i16"),
+            "filled": cls(q8, 40, 288, residual=True, activations="i16", sms=4, fill=True),
+            "three matrices": cls(
+                q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7)), activations="i16"
+            ),
+            "F16 norm, other types": cls(
+                f16, 35, 1120, eps=1e-5, others=((q8, 3), (f16, 9)), split=2
+            ),
+            "F32 gated norm": cls(f32, 18, 293, gated=True, eps=1e-5),
+            "alone": cls(q4_k, 40, 768, bias=True, eps=1e-5, activations="i16", alone=True),
+            "cluster of 2": cls(q4_k, 40, 2304, residual=True, activations="i16", cluster=2),
+            "cluster of 4 norm": cls(
+                q6_k, 50, 4352, bias=True, eps=1e-5, cluster=4, split=2, groups=2, tiles_each=4
+            ),
+            "gated cluster": cls(
+                q8, 35, 1088, gated=True, eps=1e-6, tiles_each=3, per_pass=1, cluster=2
+            ),
+            "F16 cluster, other types": cls(
+                f16, 19, 1120, others=((q8, 5),), cluster=4, sms=12, fill=True
+            ),
+        }

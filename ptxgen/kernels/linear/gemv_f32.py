@@ -1,0 +1,218 @@
+"""Matrix-vector products (GEMV) of repacked weights of every type, and what goes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.product import MAX_BATCH, SMS, FusedProduct, odd_cols
+from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS, UNIT
+from urdir.ptxgen.weights.layout import TILE_ROWS
+
+#: Sums that a thread may hold (rows of its own x batch rows): registers bind beyond that.
+MAX_SUMS = 16
+#: Bytes of raw weights in a thread's registers, at most, unless a unit of one row takes more.
+MAX_RAW = 128
+#: Warps that each SM has registers for (128 a thread), and those of a CTA, which share x.
+SM_WARPS, CTA_WARPS = 16, 8
+#: Bytes of a unit's activations in shared memory, padded to an odd number of 16 bytes: those of
+#: eight lanes are in different banks.
+RECORD_NBYTES = 144
+#: Bytes of shared memory for a panel of activations.
+PANEL_NBYTES = 47 * 1024
+
+
+def choose_rows(total: int, choices: Sequence[int]) -> int:
+    """Rows of a warp at a time, of ``choices``.
+
+    The more the better, as long as all warps of a big GPU have about the same share of the
+    ``total`` rows: within 5 % of what the best number does.
+    """
+    cost = {r: r * ceil_div(total, SMS * SM_WARPS * r) for r in choices}
+    return max(r for r in cost if 20 * cost[r] <= 21 * min(cost.values()))
+
+
+@dataclass(frozen=True)
+class Matvec(FusedProduct):
+    """Matrix-vector products y[b] = W x[b] (+ bias), W (rows, cols) of any weight type, repacked.
+
+    ``batch``: 1 to 8 vectors; the weights are read once for all of them, and y[b] has the same bits
+    in every batch, because the sums' order depends on the matrices' shapes alone. Everything is
+    f32.
+
+    How a launch is cut is chosen by shape where a field is 0: ``warps`` of a CTA, ``rows_each``
+    rows of a warp at a time (of both matrices if gated), ``stages`` units of each row that a lane
+    has on their way, ``passes`` groups of rows that a warp takes one after the other, ``resident``
+    CTAs that an SM has registers for.
+    """
+
+    batch: int = 1
+    warps: int = 0
+    rows_each: int = 0
+    stages: int = 0
+    passes: int = 0
+    resident: int = 0
+
+    name = "matvec"
+    template = ("urdir.templates", "matvec.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.batch <= MAX_BATCH:
+            raise PtxgenError(f"matvec: batch is {self.batch}: 1 to {MAX_BATCH}")
+        if not 1 <= self.cta_warps <= 32:
+            raise PtxgenError(f"matvec: warps is {self.warps}: 1 to 32")
+        if self.rows_each not in (0, *self._rows_choices(self.rows_each)):
+            raise PtxgenError(
+                f"matvec: rows_each is {self.rows_each} of {self.rows} rows: it must divide them, "
+                f"and {TILE_ROWS}"
+            )
+        if self.panels > 1 and (self.passes > 1 or self.panel_units // 32 % self.depth):
+            raise PtxgenError(
+                f"matvec: {self.cols} columns are more than a panel: "
+                f"passes is {self.passes} instead of 1, or stages ({self.depth}) no power of two"
+            )
+
+    # ---- how it is cut ----
+
+    @property
+    def rounds(self) -> int:
+        """Units of a row that a lane takes, some of the last beyond the row."""
+        return ceil_div(self.row_units, 32)
+
+    @property
+    def _widest(self) -> int:
+        """Bytes of the largest item of a plane."""
+        return max(p.nbytes for fmt in self.formats for p in fmt.planes)
+
+    @property
+    def cta_warps(self) -> int:
+        """Warps of a CTA."""
+        return self.warps or CTA_WARPS
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows of each matrix that a warp takes together: they share its reads of x."""
+        choices = self._rows_choices(self.most_rows)
+        return self.rows_each or choose_rows(self.total_rows, choices)
+
+    def _rows_choices(self, most: int) -> list[int]:
+        """Numbers of rows that lie together in every matrix, so that no warp has others."""
+        matrices = (self.rows, *(rows for _, rows in self.others))
+        return [r for r in range(1, most + 1) if not any(n % r for n in (TILE_ROWS, *matrices))]
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of each matrix that a thread has registers for, with two units of each."""
+        each = 2 if self.gated else 1
+        raw, sums = MAX_RAW // 2 // self._widest, MAX_SUMS // self.batch
+        return max(1, min(4, raw, sums if self.batch > 1 else 4) // each)
+
+    @property
+    def dots(self) -> int:
+        """Rows of weights that a lane works on at once."""
+        return self.warp_rows * (2 if self.gated else 1)
+
+    @property
+    def depth(self) -> int:
+        """Units of each row that a lane has on their way."""
+        most = 1 if self._has_many_sums or self.gated else 2
+        fitting = max(1, min(most, MAX_RAW // (self.dots * self._widest)))
+        depth = min(
+            self.stages or 1 << fitting.bit_length() - 1, self.rounds, self.panel_units // 32
+        )
+        if self.has_passes and not self.stages:  # so that loads run on into the next rows
+            depth = max(d for d in range(1, depth + 1) if self.rounds % d == 0)
+        return depth
+
+    @property
+    def _has_many_sums(self) -> bool:
+        return self.dots * self.batch > MAX_SUMS // 2
+
+    @property
+    def warp_passes(self) -> int:
+        """Groups of rows that a warp takes one after the other."""
+        if self.panels > 1:
+            return 1
+        groups = ceil_div(self.total_rows, self.warp_rows)
+        return self.passes or ceil_div(groups, self.cta_warps * SMS * self.cta_residents)
+
+    @property
+    def cta_residents(self) -> int:
+        """CTAs of an SM at once."""
+        raw = self.dots * max(1, self.stages) * self._widest
+        heavy = raw > MAX_RAW or self._has_many_sums
+        return self.resident or max(1, SM_WARPS // self.cta_warps // (2 if heavy else 1))
+
+    @property
+    def has_passes(self) -> bool:
+        """Whether warps take more than one group of rows."""
+        return self.warp_passes > 1
+
+    # ---- activations in shared memory ----
+
+    @property
+    def panel_units(self) -> int:
+        """Units of the activations that are in shared memory at a time: all, or a power of two."""
+        whole = 32 * self.rounds
+        most = PANEL_NBYTES // (self.batch * RECORD_NBYTES) // 32 * 32
+        return whole if whole <= most else 1 << (most.bit_length() - 1)
+
+    @property
+    def panels(self) -> int:
+        """Panels of a row."""
+        return ceil_div(self.row_units, self.panel_units)
+
+    @property
+    def record_nbytes(self) -> int:
+        """Bytes of a unit's activations in shared memory."""
+        return RECORD_NBYTES
+
+    @property
+    def panel_nbytes(self) -> int:
+        """Bytes of a panel for one batch row."""
+        return self.panel_units * RECORD_NBYTES
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(
+            grid=(self.ctas, 1, 1), block=(32 * self.cta_warps, 1, 1), resident=self.cta_residents
+        )
+
+    def cta_rows_of(self, matrix: int) -> int:
+        return self.cta_warps * self.warp_rows * self.warp_passes
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Rounding of the sums, 2e-7 to 6e-7 of the largest output measured.
+
+        The sum of a single row may cancel: ``atol`` is one rounding of a term of about 30, what
+        random weights and activations make.
+        """
+        return Tolerance(rtol=5e-6 if self.gated else 2e-6, atol=2e-6)
+
+    @classmethod
+    def examples(cls) -> Mapping[str, Matvec]:
+        q8, q4_k, q6_k, f16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
+        each = {
+            f.name: cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(FORMATS.values())
+        }
+        return {
+            "smallest": cls(q8, 3, UNIT),
+            **each,
+            "F16 one stage": cls(f16, 3, 2085, warps=2, stages=1),
+            "passes": cls(q4_k, 18, 2304, warps=1, rows_each=2, stages=3, passes=3, resident=8),
+            "residual and bias": cls(q4_k, 6, 4864, bias=True, rows_each=2, residual=True),
+            "batch of 8": cls(q4_k, 5, 512, bias=True, batch=8),
+            "batch of 4 norm": cls(q8, 9, 4864, rows_each=1, batch=4, stages=1, eps=1e-5),
+            "F32 batch": cls(FORMATS["F32"], 5, 37, bias=True, batch=8, eps=1e-5),
+            "F32 long norm": cls(FORMATS["F32"], 3, 12321, eps=1e-5),
+            "gated batch": cls(q4_k, 7, 512, batch=2, gated=True, eps=1e-6),
+            "gated passes": cls(q6_k, 22, 2048, gated=True, warps=2, passes=2),
+            "three matrices": cls(q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7))),
+            "three matrices, mixed types": cls(
+                f16, 6, 96, eps=1e-5, others=((q8, 3), (f16, 9)), warps=2, passes=2, batch=2
+            ),
+        }

@@ -1,0 +1,215 @@
+"""What kernels share that multiply activations with matrices and do more on the way in and out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.spec import Access, Array, KernelSpec, Param, ceil_div
+from urdir.ptxgen.weights.formats import UNIT, Format, random_blocks
+from urdir.ptxgen.weights.layout import Layout
+
+#: Activation vectors that one launch takes at most: the columns of an ``mma`` tile.
+MAX_BATCH = 8
+#: SMs of a big GPU, which a launch is cut for.
+SMS = 132
+#: Bytes of shared memory that a CTA takes if it is not told: what every GPU since sm_75 has.
+SHARED_NBYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the matrices of a launch: names of its registers, and the CTAs that work on it."""
+
+    number: int
+    layout: Layout
+    first_cta: int
+    ctas: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the matrix."""
+        return self.layout.rows
+
+    @property
+    def suffix(self) -> str:
+        """What follows the names of its parameters: nothing for the first one."""
+        return str(self.number or "")
+
+    @property
+    def weights(self) -> str:
+        """Register with the matrix's address."""
+        return f"%weights{self.suffix}"
+
+    @property
+    def bias(self) -> str:
+        """Register with the address of its bias."""
+        return f"%bias{self.suffix}"
+
+    @property
+    def y(self) -> str:
+        """Register with the address of its product."""
+        return f"%y{self.suffix}"
+
+
+@dataclass(frozen=True)
+class FusedProduct(KernelSpec):
+    """Products y[b] = W x[b] (+ bias), W (rows, cols) repacked, of ``batch`` activation vectors.
+
+    Before and after the product: ``eps``: x is RMS-normalised first and multiplied with
+    ``norm``. ``residual``: is added to y. ``gated``: y = silu(W x) * (U x), U (``up``) like W.
+    ``others``: (format, rows) of more matrices for the same x, each with its own y.
+    """
+
+    format: Format
+    rows: int
+    cols: int
+    bias: bool = False
+    eps: float | None = None
+    residual: bool = False
+    gated: bool = False
+    others: tuple[tuple[Format, int], ...] = ()
+
+    #: Subclasses have this as a field, or take one vector.
+    batch = 1
+    #: See `BatchMatvec`, which has these as fields; others neither read nor write summaries.
+    summarised = False
+    summarises = False
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.cols < 1:
+            raise PtxgenError(f"{self.name}: a matrix of {self.rows} x {self.cols}: both from 1")
+        for name, value in self.fields().items():
+            if isinstance(value, int) and value < 0:
+                raise PtxgenError(f"{self.name}: {name} is {value}: 0 chooses by shape")
+        has_one_output = self.gated or self.residual
+        if (self.gated and (self.bias or self.residual)) or (self.others and has_one_output):
+            raise PtxgenError(
+                f"{self.name}: gated goes without bias and residual, others without both"
+            )
+        _ = self.layouts  # refuses columns that are no whole blocks
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        """How the weights of each matrix with a product of its own lie in memory."""
+        matrices = ((self.format, self.rows), *self.others)
+        return tuple(Layout(fmt, rows, self.cols) for fmt, rows in matrices)
+
+    @property
+    def layout(self) -> Layout:
+        """How the (first) weights lie in memory."""
+        return self.layouts[0]
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The matrices with a product of their own, side by side in the grid."""
+        parts: list[Part] = []
+        for number, layout in enumerate(self.layouts):
+            first = parts[-1].first_cta + parts[-1].ctas if parts else 0
+            ctas = ceil_div(layout.rows, self.cta_rows_of(number))
+            parts.append(Part(number, layout, first, ctas))
+        return tuple(parts)
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of all parts."""
+        return self.parts[-1].first_cta + self.parts[-1].ctas
+
+    def cta_rows_of(self, matrix: int) -> int:
+        """Rows that a CTA takes of the matrix of that number."""
+        raise NotImplementedError
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """The types of the matrices."""
+        return (self.format, *(fmt for fmt, _ in self.others))
+
+    @property
+    def total_rows(self) -> int:
+        """Rows of all products."""
+        return self.rows + sum(rows for _, rows in self.others)
+
+    @property
+    def row_units(self) -> int:
+        """Units of a row."""
+        return ceil_div(self.cols, UNIT)
+
+    @property
+    def normed(self) -> bool:
+        """Whether x is normalised first."""
+        return self.eps is not None
+
+    @property
+    def has_minimums(self) -> bool:
+        """Whether some matrix' groups have an additive term."""
+        return any(fmt.has_minimums for fmt in self.formats)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The first matrix' x, weights and y, then weights, bias and y of the others."""
+        params = [Param("weights", "u8", (self.layout.nbytes,), Access.IN)]
+        if self.gated:
+            params.append(Param("up", "u8", (self.layout.nbytes,), Access.IN))
+        params.append(Param("x", "f32", ("batch", "cols"), Access.IN))
+        if self.eps is not None:
+            params.append(Param("norm", "f32", ("cols",), Access.IN))
+        if self.residual:
+            params.append(Param("residual", "f32", ("batch", "rows"), Access.IN))
+        for part in self.parts:
+            if part.number:
+                weights = Param(f"weights{part.suffix}", "u8", (part.layout.nbytes,), Access.IN)
+                params.append(weights)
+            if self.bias:
+                params.append(Param(f"bias{part.suffix}", "f32", (part.rows,), Access.IN))
+            params.append(Param(f"y{part.suffix}", "f32", ("batch", part.rows), Access.OUT))
+        return tuple(params)
+
+    def multiplied(self, **inputs: Any) -> Array:
+        """What is multiplied with the weights, f64: x, normalised if that is asked for."""
+        x: Array = inputs["x"].astype(np.float64)
+        if self.eps is not None:
+            x *= inputs["norm"] / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.eps)
+        return x
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        x = self.multiplied(**inputs)
+        outputs = {}
+        for part in self.parts:
+            y = x @ part.layout.unpack(inputs[f"weights{part.suffix}"]).astype(np.float64).T
+            if self.gated:
+                up = self.layout.unpack(inputs["up"]).astype(np.float64)
+                with np.errstate(over="ignore"):
+                    y = y / (1.0 + np.exp(-y)) * (x @ up.T)
+            if self.bias:
+                y += inputs[f"bias{part.suffix}"]
+            if self.residual:
+                y += inputs["residual"]
+            outputs[f"y{part.suffix}"] = y.astype(np.float32)
+        return outputs
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        layouts = {f"weights{part.suffix}": part.layout for part in self.parts}
+        if self.gated:
+            layouts["up"] = self.layout
+        inputs: dict[str, Any] = {}
+        for p in self.params:
+            if p.name in layouts:
+                layout = layouts[p.name]
+                count = layout.rows * layout.cols // layout.format.block
+                inputs[p.name] = layout.pack(random_blocks(layout.format, count, rng))
+            elif p.access is Access.IN:
+                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
+        return inputs
+
+    def flops(self) -> int:
+        matrices = 2 if self.gated else 1
+        return 2 * self.batch * self.total_rows * self.cols * matrices
+
+
+def odd_cols(fmt: Format) -> int:
+    """Columns for an example: few, and as odd as the type allows."""
+    return 37 if fmt.is_float else fmt.block * 9 % 1536

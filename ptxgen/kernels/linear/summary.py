@@ -1,0 +1,21 @@
+"""Summaries of vectors, which one product leaves for the next: see templates/_summary.j2."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from urdir.ptxgen.spec import Array
+from urdir.ptxgen.weights.layout import TILE_ROWS
+
+#: Values of a group: the rows of a tile, so that the product's CTA has them all.
+SUMMARY = TILE_ROWS
+
+
+def summary(scaled: Array, vectors: Array) -> Array:
+    """The summary (2, batch, values / 16) f32 of vectors (batch, values): of 16 values each the
+    largest of what they are ``scaled``, and the sum of their squares.
+    """
+    groups = (len(vectors), -1, SUMMARY)
+    largest = np.abs(scaled.reshape(groups)).max(axis=2)
+    squares = np.square(vectors.reshape(groups).astype(np.float64)).sum(axis=2)
+    return np.stack([largest, squares]).astype(np.float32)

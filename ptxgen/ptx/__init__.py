@@ -1,0 +1,45 @@
+"""PTX text to instructions (PTX ISA, chapters 4 and 5), and what follows from them.
+
+One parser for lint, statistics and the emulator: the one part of ptxgen that the driver uses, and
+so it imports nothing outside itself.
+"""
+
+from urdir.ptxgen.ptx.parser import parse
+from urdir.ptxgen.ptx.syntax import (
+    TYPE_BYTES,
+    Address,
+    Discard,
+    Entry,
+    Immediate,
+    Instruction,
+    Label,
+    Module,
+    Operand,
+    Pair,
+    Parameter,
+    PtxSyntaxError,
+    Register,
+    Symbol,
+    Variable,
+    Vector,
+)
+
+__all__ = [
+    "TYPE_BYTES",
+    "Address",
+    "Discard",
+    "Entry",
+    "Immediate",
+    "Instruction",
+    "Label",
+    "Module",
+    "Operand",
+    "Pair",
+    "Parameter",
+    "PtxSyntaxError",
+    "Register",
+    "Symbol",
+    "Variable",
+    "Vector",
+    "parse",
+]

@@ -1,0 +1,1 @@
+"""From a spec to PTX text: templates, their environment, the frame around a body."""

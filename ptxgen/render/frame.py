@@ -1,0 +1,117 @@
+"""From a spec to PTX text: a template's body, and the frame around it.
+
+A template is the body of a kernel, from its first ``.reg`` to its last ``ret``. The frame
+(version, target, entry name, parameter list, launch bounds, loads of the parameters into registers
+of the same name, ``dynamic_shared`` where the launch gives shared memory) is made here from the
+spec, so that it cannot disagree with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.render.jinja import environment
+from urdir.ptxgen.render.sources import compiled_folder
+from urdir.ptxgen.target import Target
+
+if TYPE_CHECKING:
+    from urdir.ptxgen.spec import KernelSpec, Param
+
+
+def render(spec: KernelSpec, target: str) -> str:
+    """PTX text of ``spec`` for ``target``.
+
+    The body sees the spec's fields by name, ``spec``, ``target`` (its ``.sm`` is a number) and
+    the functions `f32` and `once`. Raises PtxgenError when the target is older than the spec's
+    ``minimum_sm`` or lacks an instruction of the body, and when the template fails or is missing.
+    """
+    parsed = Target.parse(target)
+    if parsed.sm < spec.minimum_sm:
+        raise PtxgenError(f"kernel {spec.name} needs sm_{spec.minimum_sm}, the target is {target}")
+    try:
+        template = environment(compiled_folder()).get_template("/".join(spec.template))
+        body = template.render(**spec.fields(), spec=spec, target=parsed)
+    except jinja2.TemplateError as exc:
+        where = spec.template[1]
+        if isinstance(exc, jinja2.TemplateSyntaxError):
+            where = f"{exc.name or where} line {exc.lineno}"  # perhaps of an imported macro file
+        raise PtxgenError(f"template {where}, kernel {spec.name}: {exc}") from exc
+    return _frame(spec, parsed, body)
+
+
+def _frame(spec: KernelSpec, target: Target, body: str) -> str:
+    contract, body = _split_contract(body)
+    major, minor = target.version_for(body)
+    shape = spec.launch_shape
+    fields = ", ".join(f"{k}={v!r}" for k, v in spec.fields().items())
+    parts = [
+        contract,
+        f"// {type(spec).__name__}({fields})",
+        f"// grid {shape.grid}  block {shape.block}  cluster {shape.cluster}"
+        f"  dynamic shared {shape.shared_bytes} bytes",
+        "",
+        f".version {major}.{minor}",
+        f".target {target.name}",
+        ".address_size 64",
+        "",
+        *([".extern .shared .align 256 .b8 dynamic_shared[];", ""] if shape.shared_bytes else []),
+        f".visible .entry {spec.name}(",
+        ",\n".join(_declare(spec, p) for p in spec.params),
+        ")",
+        f".maxntid {', '.join(map(str, shape.block))}",
+        *([f".minnctapersm {shape.resident}"] if shape.resident else []),
+        "{",
+        *(_load(p) for p in spec.params),
+        *_wait(spec, target, body),
+        body.rstrip(),
+        "}",
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def _wait(spec: KernelSpec, target: Target, body: str) -> tuple[str, ...]:
+    """What starts a kernel behind a programmatic edge, unless its body does that itself.
+
+    The next kernel may start as soon as all CTAs of this one are past this point, but not before
+    the kernels that this one waits for are complete: at most one kernel is early.
+    """
+    if not spec.waits_for_dependencies or target.sm < 90 or "griddepcontrol.wait" in body:
+        return ()
+    return ("    griddepcontrol.wait;", "    griddepcontrol.launch_dependents;")
+
+
+def _split_contract(body: str) -> tuple[str, str]:
+    """The template's first comment (its contract), and the rest."""
+    body, end = body.lstrip("\n"), 0
+    while body.startswith("//", end):
+        end = body.find("\n", end) + 1 or len(body)
+    return body[:end].rstrip("\n"), body[end:]
+
+
+def _declare(spec: KernelSpec, p: Param) -> str:
+    if not p.is_pointer:
+        return f"    .param .{p.dtype} {p.name}"
+    return f"    .param .u64 .ptr .global .align 16 {p.name}"
+
+
+def _load(p: Param) -> str:
+    if not p.is_pointer:
+        return (
+            f"    .reg .{_register_type(p.dtype)} %{p.name};\n"
+            f"    ld.param.{p.dtype} %{p.name}, [{p.name}];"
+        )
+    shape = ", ".join(map(str, p.shape))
+    assert p.access is not None
+    return (
+        f"    .reg .b64 %{p.name};  // ({shape}) {p.dtype}, {p.access.value}\n"
+        f"    ld.param.u64 %{p.name}, [{p.name}];\n"
+        f"    cvta.to.global.u64 %{p.name}, %{p.name};"
+    )
+
+
+def _register_type(dtype: str) -> Any:
+    return dtype if dtype in ("f32", "f64") else "b" + dtype.lstrip("usfb")

@@ -1,0 +1,81 @@
+"""The sources that kernels' texts come from: templates, digests of all that may shape a text, and
+the folder where compiled templates are kept. Needs no Jinja.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import inspect
+import re
+import sys
+from pathlib import Path
+
+from urdir.ptxgen.errors import PtxgenError
+
+TemplateName = tuple[str, str]
+
+_compiled: Path | None = None
+
+
+def keep_compiled(folder: Path | None) -> None:
+    """Keep templates in ``folder``, compiled, from now on in this process; None: nowhere.
+
+    Compiled templates are Python code that is run: the folder must exist and be writable by this
+    user alone. It speeds up the first rendering of a process, and can be deleted at any time.
+    """
+    global _compiled
+    _compiled = folder
+
+
+def compiled_folder() -> Path | None:
+    """The folder of `keep_compiled`."""
+    return _compiled
+
+
+def read_template(name: TemplateName) -> str:
+    """The source text of a template; raises PtxgenError naming package and file."""
+    package, file = name
+    try:
+        return importlib.resources.files(package).joinpath(file).read_text(encoding="utf-8")
+    except (ModuleNotFoundError, FileNotFoundError) as exc:
+        raise PtxgenError(f"no template {file!r} in package {package!r}") from exc
+
+
+_IMPORT = re.compile(r"""\{%-?\s*(?:import|from|include)\s+["']([^"']+)["']""")
+
+
+@functools.cache
+def source_digest(template: TemplateName) -> str:
+    """Digest of a template and of every macro file it can import."""
+    digest = hashlib.sha256()
+    seen: list[TemplateName] = [template]
+    for name in seen:
+        source = read_template(name)
+        digest.update(source.encode())
+        for imported in _IMPORT.findall(source):
+            package, _, file = imported.rpartition("/")
+            if (found := (package or "urdir.templates", file)) not in seen:
+                seen.append(found)
+    return digest.hexdigest()
+
+
+@functools.cache
+def generator_digest() -> str:
+    """Digest of all Python sources of ptxgen: whatever may shape the text of a kernel."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent.parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def module_digest(name: str) -> str:
+    """Digest of a loaded module's source; of its name where there is no source (interactive)."""
+    try:
+        source = inspect.getsource(sys.modules[name])
+    except OSError:
+        source = name
+    return hashlib.sha256(source.encode()).hexdigest()

@@ -1,0 +1,5 @@
+"""What one does with PTX: lint, assemble, disassemble, dump, compare, count."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["assemble", "lint"])

@@ -1,0 +1,66 @@
+"""Any PTX text looked over: our lint, then the assembler, findings with the lines around them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from urdir.ptxgen.tools.assemble import (
+    AssembleError,
+    AssemblerMissingError,
+    Resources,
+    annotate,
+    assemble,
+)
+from urdir.ptxgen.tools.lint import Finding, lint
+
+_TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found in a PTX text.
+
+    ``findings`` are the lint's, ``refusal`` is the assembler's message ("" when it is content),
+    ``resources`` the cost by entry; ``skipped`` says why the assembler was not asked ("" if so).
+    """
+
+    text: str
+    target: str
+    findings: tuple[Finding, ...]
+    refusal: str
+    resources: dict[str, Resources]
+    skipped: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Neither of them has anything to say."""
+        return not self.findings and not self.refusal
+
+    def __str__(self) -> str:
+        """The findings, and the PTX around each line that they name."""
+        parts = []
+        if self.findings:
+            parts.append(annotate(self.text, "\n".join(map(str, self.findings))))
+        if self.refusal:
+            parts.append(self.refusal)
+        return "\n".join(parts)
+
+
+def check(text: str, target: str | None = None, name: str = "kernel") -> Verdict:
+    """Lint ``text`` and assemble it for ``target`` (None: what its ``.target`` says).
+
+    ``name`` stands in messages. Nothing is raised for bad PTX; a missing assembler is noted.
+    """
+    declared = _TARGET.search(text)
+    chosen = target or (declared[1] if declared else "")
+    findings = lint(text)
+    if not chosen:
+        return Verdict(text, "", findings, "", {}, "the text has no .target")
+    try:
+        made = assemble(text, chosen, name=name)
+    except AssemblerMissingError as exc:
+        return Verdict(text, chosen, findings, "", {}, str(exc))
+    except AssembleError as exc:
+        return Verdict(text, chosen, findings, str(exc), {})
+    return Verdict(text, chosen, findings, "", dict(made.entries))

@@ -1,0 +1,238 @@
+"""Specs from text: the fields of a kernel by name, and values for them as a command line has them.
+
+``specialise(Matvec, ["format=Q4_K", "rows=4096"])`` replaces fields of the kernel's first example.
+A field that is itself a record is set part by part, ``layout.head_dim=128``; a part's own name does
+where only one record has it, ``head_dim=128``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.weights.formats import FORMATS, Format
+
+S = TypeVar("S", bound=KernelSpec)
+
+#: What a constructor or a launch shape may raise for numbers that make no sense together.
+_REFUSALS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
+
+#: CTAs a grid may have along x, y, z, on every target.
+MAX_GRID = (2**31 - 1, 65535, 65535)
+
+_BOOLEANS: Mapping[str, bool] = {
+    "true": True, "yes": True, "1": True, "false": False, "no": False, "0": False,
+}  # fmt: skip
+
+
+class SettingError(PtxgenError):
+    """A setting names no field, has a value that is not of its type, or makes no kernel."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FieldInfo:
+    """A field of a spec: dotted ``name``, ``type`` as text, what it may be left at.
+
+    ``default`` is None where there is none (then ``has_default`` is False); ``example`` is the
+    value in the kernel's first example.
+    """
+
+    name: str
+    type: str
+    has_default: bool
+    default: Any
+    example: Any
+
+
+def fields_of(kernel: type[KernelSpec]) -> tuple[FieldInfo, ...]:
+    """Every field that can be set, records taken apart, in order of declaration."""
+    return tuple(_fields(kernel, kernel.smallest_example(), ""))
+
+
+def summary(kernel: type[KernelSpec]) -> str:
+    """The first sentence of the spec's docstring, in one line."""
+    paragraph = " ".join((kernel.__doc__ or "").strip().split("\n\n")[0].split())
+    return paragraph.split(". ")[0].rstrip(".")
+
+
+def plain(value: Any) -> Any:
+    """A field's value for printing and JSON: a format by its name, a record as a dictionary."""
+    if isinstance(value, Format):
+        return value.name
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def specialise(kernel: type[S], settings: Sequence[str] = ()) -> S:
+    """The kernel's first example with ``settings`` ("field=value") in it.
+
+    Raises SettingError, in one line, for an unknown field, a value of the wrong type, and fields
+    that no kernel of this kind has together.
+    """
+    return respecialise(kernel.smallest_example(), settings)
+
+
+def respecialise(spec: S, settings: Sequence[str]) -> S:
+    """``spec`` with ``settings`` in it; see ``specialise``."""
+    values: dict[str, str] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise SettingError(f"{setting!r} is no setting: write field=value")
+        values[_full_name(type(spec), name.strip())] = value.strip()
+    try:
+        made: S = _replace(spec, values, type(spec).name)
+        grid = made.launch_shape.grid
+        if any(not 1 <= n <= most for n, most in zip(grid, MAX_GRID, strict=True)):
+            raise ValueError(f"a grid of {grid} CTAs, where (1, 1, 1) to {MAX_GRID} can be")
+        for param in made.params:
+            if any(extent < 1 for extent in made.shape_of(param)):
+                raise ValueError(f"its {param.name} would be of shape {made.shape_of(param)}")
+    except _REFUSALS as exc:
+        shown = ", ".join(f"{name}={value}" for name, value in values.items())
+        raise SettingError(
+            f"kernel {type(spec).name} cannot have {shown}: {' '.join(str(exc).split())}"
+        ) from exc
+    return made
+
+
+def _fields(record: type[Any], example: Any, prefix: str) -> Iterator[FieldInfo]:
+    for field, hint in _declared(record):
+        value = None if example is None else getattr(example, field.name)
+        value = None if isinstance(value, tuple) else value  # lists are not set by text
+        inner = _record_of(hint)
+        if inner is not None and value is not None:
+            yield from _fields(inner, value, f"{prefix}{field.name}.")
+            continue
+        has_default = field.default is not dataclasses.MISSING
+        default = plain(field.default) if has_default else None
+        yield FieldInfo(prefix + field.name, _text(hint), has_default, default, plain(value))
+        if inner is not None:
+            yield from _fields(inner, None, f"{prefix}{field.name}.")
+
+
+def _declared(record: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    try:
+        hints = typing.get_type_hints(record)
+    except NameError:  # a type that its module imports for type checkers only
+        hints = {}
+    for field in dataclasses.fields(record):
+        yield field, hints.get(field.name, field.type)
+
+
+def _full_name(kernel: type[KernelSpec], name: str) -> str:
+    """The dotted name of a field given in full or by its last part."""
+    known = [info.name for info in fields_of(kernel)]
+    records = {dotted.rpartition(".")[0] for dotted in known}
+    if name in known:
+        return name
+    found = [dotted for dotted in known if dotted.rpartition(".")[2] == name]
+    if len(found) == 1:
+        return found[0]
+    if name in records:
+        parts = ", ".join(n for n in known if n.startswith(f"{name}."))
+        raise SettingError(f"kernel {kernel.name}: set the parts of {name}: {parts}")
+    raise SettingError(f"kernel {kernel.name} has no field {name!r}: one of {', '.join(known)}")
+
+
+def _replace(record: Any, values: Mapping[str, str], where: str) -> Any:
+    """``record`` with dotted fields replaced, all fields of one (inner) record at once."""
+    hints = {field.name: hint for field, hint in _declared(type(record))}
+    changed: dict[str, Any] = {}
+    for name, hint in hints.items():
+        whole = values.get(name)
+        parts = {n[len(name) + 1 :]: v for n, v in values.items() if n.startswith(f"{name}.")}
+        if whole is not None:
+            changed[name] = _value(hint, whole, f"{where}: {name}")
+        elif parts:
+            inner, place = getattr(record, name), f"{where}.{name}"
+            changed[name] = (
+                _make(_record_of(hint), parts, place)
+                if inner is None
+                else _replace(inner, parts, place)
+            )
+    return dataclasses.replace(record, **changed) if changed else record
+
+
+def _make(record: Any, values: Mapping[str, str], where: str) -> Any:
+    """A record where the example has none: every field without a default must be given."""
+    hints = {field.name: (field, hint) for field, hint in _declared(record)}
+    missing = [
+        name
+        for name, (field, _) in hints.items()
+        if name not in values and field.default is dataclasses.MISSING
+    ]
+    if missing:
+        raise SettingError(f"{where} is unset, so {', '.join(missing)} must be given, too")
+    return record(**{n: _value(hints[n][1], v, f"{where}.{n}") for n, v in values.items()})
+
+
+def _value(hint: Any, text: str, where: str) -> Any:
+    """``text`` as a value of the type ``hint``."""
+    options = _options(hint)
+    if type(None) in options and text.lower() in ("none", ""):
+        return None
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            for choice in typing.get_args(option):
+                if str(choice) == text:
+                    return choice
+        elif option is Format:
+            found = {name.lower(): value for name, value in _formats().items()}
+            if text.lower() in found:
+                return found[text.lower()]
+        elif option is bool:
+            if text.lower() in _BOOLEANS:
+                return _BOOLEANS[text.lower()]
+        elif option in (int, float, str):
+            try:
+                value = option(text)
+            except ValueError:
+                continue
+            if option is float and not math.isfinite(value):
+                raise SettingError(f"{where}={text}: not a finite number")
+            return value
+    raise SettingError(f"{where}={text}: not {_text(hint)}")
+
+
+def _formats() -> Mapping[str, Format]:
+    return {value.name: value for value in FORMATS.values()}
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the one type."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _record_of(hint: Any) -> type[Any] | None:
+    """The record type among a hint's options, if there is one."""
+    for option in _options(hint):
+        if isinstance(option, type) and dataclasses.is_dataclass(option) and option is not Format:
+            return option
+    return None
+
+
+def _text(hint: Any) -> str:
+    """A type as a user reads it."""
+    words = []
+    for option in _options(hint):
+        if typing.get_origin(option) is Literal:
+            words.append(" or ".join(map(str, typing.get_args(option))))
+        elif option is Format:
+            words.append("one of " + ", ".join(_formats()))
+        elif option is type(None):
+            words.append("none")
+        else:
+            words.append(getattr(option, "__name__", str(option)))
+    return " or ".join(words)

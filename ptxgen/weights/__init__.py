@@ -1,0 +1,1 @@
+"""How GGUF types store weights, and the layouts that kernels read."""

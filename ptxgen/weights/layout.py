@@ -1,0 +1,230 @@
+"""How a matrix of a GGUF type lies on the device: planes made for wide loads.
+
+A matrix (rows, cols) is cut into units of 32 consecutive weights of a row. Each plane of the
+format holds one item (quants, scales, factors) for every unit or every few units, and starts
+256-byte aligned; together they take as many bytes as the GGUF blocks.
+
+Units lie tile by tile: a tile is 16 rows x 8 units, the tiles of 16 rows (a band) follow each
+other, and in a tile its rows do; what a warp multiplies at a time is one run of bytes in each
+plane. The last tiles are padded with zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.formats import UNIT, Bytes, Format, Plane
+
+ALIGNMENT = 256
+
+
+#: Rows of a tile, and units of one of its rows.
+TILE_ROWS, TILE_UNITS = 16, 8
+#: Columns of a tile.
+TILE_COLS = TILE_UNITS * UNIT
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A repacked matrix of ``rows`` x ``cols`` weights; see the module's text.
+
+    Raises PtxgenError when ``cols`` is no multiple of the format's block.
+    """
+
+    format: Format
+    rows: int
+    cols: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.cols < 1 or self.cols % self.format.block:
+            raise PtxgenError(
+                f"a {self.format.name} matrix of {self.rows} x {self.cols}: both must be positive, "
+                f"columns a multiple of {self.format.block}"
+            )
+
+    @property
+    def row_units(self) -> int:
+        """Units of a row."""
+        return ceil_div(self.cols, UNIT)
+
+    @property
+    def bands(self) -> int:
+        """Tiles above each other."""
+        return ceil_div(self.rows, TILE_ROWS)
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles beside each other."""
+        return ceil_div(self.row_units, TILE_UNITS)
+
+    @property
+    def band_units(self) -> int:
+        """Units of a band, padding included."""
+        return TILE_ROWS * TILE_UNITS * self.row_tiles
+
+    @property
+    def units(self) -> int:
+        """Units of the matrix, padding included."""
+        return self.bands * self.band_units
+
+    def place(self, row: int, unit: int) -> int:
+        """The number of a unit in memory: of a row and of a unit of it, added up."""
+        band, row = divmod(row, TILE_ROWS)
+        tile, unit = divmod(unit, TILE_UNITS)
+        return band * self.band_units + (tile * TILE_ROWS + row) * TILE_UNITS + unit
+
+    @property
+    def source_nbytes(self) -> int:
+        """Bytes of the GGUF tensor."""
+        return self.rows * self.cols // self.format.block * self.format.nbytes
+
+    def plane_nbytes(self, plane: Plane) -> int:
+        """Bytes of a plane, without the padding to the next one."""
+        return self.units // plane.units * plane.nbytes
+
+    @functools.cached_property
+    def offsets(self) -> dict[str, int]:
+        """Plane name -> its first byte in the repacked matrix."""
+        offsets, at = {}, 0
+        for plane in self.format.planes:
+            offsets[plane.name] = at
+            at += ceil_div(self.plane_nbytes(plane), ALIGNMENT) * ALIGNMENT
+        return offsets
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the repacked matrix."""
+        last = self.format.planes[-1]
+        return self.offsets[last.name] + self.plane_nbytes(last)
+
+    def chunks(self, max_nbytes: int) -> Iterator[tuple[int, int]]:
+        """The matrix in whole bands: (first row, rows) of pieces of at most ``max_nbytes`` in GGUF.
+
+        A piece is never smaller than a band.
+        """
+        step = TILE_ROWS * max(1, max_nbytes // (TILE_ROWS * self.source_row_nbytes))
+        for first in range(0, self.rows, step):
+            yield first, min(step, self.rows - first)
+
+    @property
+    def source_row_nbytes(self) -> int:
+        """Bytes of a row of the GGUF tensor."""
+        return self.cols // self.format.block * self.format.nbytes
+
+    # ---- numpy ----
+
+    def pack(self, source: npt.NDArray[Any]) -> Bytes:
+        """GGUF bytes of the tensor (any shape, contiguous) -> the repacked matrix, (nbytes,) u8."""
+        raw = np.ascontiguousarray(source).view(np.uint8).reshape(-1)
+        if raw.size != self.source_nbytes:
+            raise PtxgenError(
+                f"{self.format.name} {self.rows} x {self.cols} takes {self.source_nbytes} bytes, "
+                f"got {raw.size}"
+            )
+        packed = np.zeros(self.nbytes, np.uint8)
+        for plane in self.format.planes:
+            items = (
+                self._units_of(raw) if self.format.is_float else pack_plane(self.format, plane, raw)
+            )
+            self._tiles_of(packed, plane)[:] = self._padded(items)
+        return packed
+
+    def _units_of(self, raw: Bytes) -> Bytes:
+        """Values of an unquantised type as units, (units, bytes) u8, rows padded with zeros."""
+        rows = raw.reshape(self.rows, -1)
+        pad = self.row_units * UNIT * self.format.nbytes - rows.shape[1]
+        return np.pad(rows, ((0, 0), (0, pad))).reshape(-1, UNIT * self.format.nbytes)
+
+    def plane_of(self, packed: Bytes, plane: Plane) -> Bytes:
+        """A view of one plane, (items, bytes of an item) u8, as they lie."""
+        at = self.offsets[plane.name]
+        return packed[at : at + self.plane_nbytes(plane)].reshape(-1, plane.nbytes)
+
+    def _tiles_of(self, packed: Bytes, plane: Plane) -> Bytes:
+        """The same as (bands, rows of a band, tiles, items of a tile's row, bytes) u8."""
+        shape = (self.bands, self.row_tiles, TILE_ROWS, TILE_UNITS // plane.units, plane.nbytes)
+        return self.plane_of(packed, plane).reshape(shape).swapaxes(1, 2)
+
+    def _padded(self, items: Bytes) -> Bytes:
+        """Items in GGUF's order, (items, bytes) u8, with zeros added, shaped as `_tiles_of`."""
+        by_row = items.reshape(self.rows, -1, items.shape[-1])
+        wanted = self.row_tiles * TILE_UNITS * by_row.shape[1] // self.row_units
+        rows = self.bands * TILE_ROWS
+        pad = ((0, rows - self.rows), (0, wanted - by_row.shape[1]), (0, 0))
+        shape = (self.bands, TILE_ROWS, self.row_tiles, -1, items.shape[-1])
+        return np.pad(by_row, pad).reshape(shape)
+
+    def _items_of(self, packed: Bytes, plane: Plane) -> Bytes:
+        """One plane in GGUF's order, without padding, (items, bytes of an item) u8."""
+        by_row = self._tiles_of(packed, plane).reshape(self.bands * TILE_ROWS, -1, plane.nbytes)
+        return by_row[: self.rows, : self.row_units // plane.units].reshape(-1, plane.nbytes)
+
+    def unpack(self, packed: Bytes) -> npt.NDArray[np.float32]:
+        """The weights (rows, cols) f32 of a repacked matrix, as GGUF defines them, to the bit."""
+        if self.format.is_float:
+            return self._floats(packed)
+        groups = self.format.unit_groups
+        factor = self._factors(packed, "d")
+        if self.format.has("scale"):
+            scale = self._numbers(packed, "scale", groups).astype(np.float32)
+            factor = factor * (scale - np.float32(self.format.scale_offset))
+        q = self._numbers(packed, "q", UNIT).astype(np.float32) - np.float32(self.format.offset)
+        values = factor[:, :, None] * q.reshape(len(q), groups, -1)
+        if self.format.has_minimums:
+            minimum = self._factors(packed, "m")
+            if self.format.has("minimum"):
+                minimum = minimum * self._numbers(packed, "minimum", groups).astype(np.float32)
+            values += np.float32(self.format.min_sign) * minimum[:, :, None]
+        return values.reshape(self.rows, self.cols)
+
+    def _floats(self, packed: Bytes) -> npt.NDArray[np.float32]:
+        items = np.ascontiguousarray(self._items_of(packed, self.format.planes[0]))
+        if self.format.element == "bf16":
+            values = (items.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        else:
+            dtype = np.float16 if self.format.element == "f16" else np.float32
+            values = items.view(dtype).astype(np.float32)
+        return values.reshape(self.rows, -1)[:, : self.cols]
+
+    def _factors(self, packed: Bytes, number: str) -> npt.NDArray[np.float32]:
+        """The f16 number of each unit's block, (units, 1) f32."""
+        plane, part = next(self.format.parts(number))
+        halves = np.ascontiguousarray(self._items_of(packed, plane)).view(np.float16)
+        column = halves[:, part.target.start // 16].astype(np.float32)
+        return np.repeat(column, plane.units)[:, None]
+
+    def _numbers(self, packed: Bytes, number: str, per_unit: int) -> npt.NDArray[np.uint8]:
+        """An integer number of every unit, (units, per_unit) u8."""
+        numbers = np.zeros((self.rows * self.row_units, per_unit), np.uint8)
+        for plane, part in self.format.parts(number):
+            items = self._items_of(packed, plane)
+            by_item = numbers.reshape(len(items), part.count)
+            for index in range(part.count):
+                byte, shift = divmod(part.target.position(index), 8)
+                field = (items[:, byte] >> shift) & part.target.mask
+                by_item[:, index] |= field << part.shift
+        return numbers
+
+
+def pack_plane(fmt: Format, plane: Plane, blocks: Bytes) -> Bytes:
+    """One plane of a run of GGUF blocks (bytes, any shape) -> (items, bytes of an item) u8."""
+    blocks = blocks.reshape(-1, fmt.nbytes)
+    block_items = fmt.block_units // plane.units
+    items = np.zeros((len(blocks), block_items, plane.nbytes), np.uint8)
+    for part in plane.parts:
+        flip = np.uint8(1 << (part.source.width - 1) if part.source.signed else 0)
+        for item in range(block_items):
+            for index in range(part.count):
+                at, from_shift = divmod(part.source.position(item * part.count + index), 8)
+                byte, to_shift = divmod(part.target.position(index), 8)
+                field = ((blocks[:, at] >> from_shift) & part.source.mask) ^ flip
+                items[:, item, byte] |= field << to_shift
+    return items.reshape(-1, plane.nbytes)

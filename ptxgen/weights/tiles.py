@@ -1,0 +1,210 @@
+"""How tiles of weights lie in a warp's shared memory, made for tensor cores.
+
+A tile (`layout`) is one run of bytes in each plane, and so it is in shared memory, plane after
+plane. Lane (g, t) = (lane / 4, lane % 4) reads units 2t and 2t + 1 of rows g and g + 8; or of these
+rows unit after unit, its quads of each, and the scales of units t and 4 + t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.formats import Format, Plane
+from urdir.ptxgen.weights.formats import Part as Number
+from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
+from urdir.ptxgen.weights.numbers import GroupNumbers
+
+#: Bytes that a lane, and that a warp copies at a time.
+PIECE, WARP_PIECE = 16, 512
+
+
+@dataclass(frozen=True, slots=True)
+class Quads:
+    """Where a lane finds its two quads (4 neighbouring quants each) of a unit's part.
+
+    Lane t of the four that share a row takes quads 2t and 2t + 1, or t and t + 4 of a type with two
+    groups a unit: those of group 0, then those of group 1. Quad (t, e) lies at bit
+    ``t0 * lane_strides[0] + t1 * lane_strides[1] + e * stride`` of the item, t0 and t1 being the
+    digits of t.
+    """
+
+    plane: Plane
+    part: Number
+    lane_strides: tuple[int, int]
+    stride: int
+
+    @staticmethod
+    def of(fmt: Format) -> tuple[Quads, ...]:
+        """Of every part of the type's quants."""
+        found = []
+        for plane, part in fmt.parts("q"):
+            first, second, third = part.target.strides[2:]
+            lanes, e = (
+                ((first, second), third) if fmt.unit_groups == 2 else ((second, third), first)
+            )
+            found.append(Quads(plane, part, lanes, e))
+        return tuple(found)
+
+    @property
+    def lane_bytes(self) -> tuple[int, int]:
+        """Bytes from the item's first to the lane's word, for each digit of t."""
+        first, second = (s // 8 if s >= 32 else 0 for s in self.lane_strides)
+        return first, second
+
+    @property
+    def lane_shifts(self) -> tuple[int, int]:
+        """Bits from the word's lowest to the lane's quad, for each digit of t."""
+        first, second = (s if s < 32 else 0 for s in self.lane_strides)
+        return first, second
+
+    @property
+    def shifts_vary(self) -> bool:
+        """Whether lanes shift by numbers of their own, before they take a word's quads apart."""
+        return any(self.lane_shifts)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether items are the rows of ``ldmatrix``: four words, number t for lane t."""
+        return self.plane.nbytes == PIECE and self.lane_strides == (32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A tile's bytes of one plane, from ``offset`` on in shared memory.
+
+    ``first`` counts the pieces of runs that do not fill a warp's copy; these runs share copies.
+    """
+
+    plane: Plane
+    offset: int
+    first: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the run, a multiple of `PIECE`."""
+        return TILE_ROWS * self.row_nbytes
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a tile's row."""
+        return TILE_UNITS // self.plane.units * self.plane.nbytes
+
+    @property
+    def copies(self) -> int:
+        """Copies of the whole warp; 0 if it shares one."""
+        return self.nbytes // WARP_PIECE
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a shared copy."""
+        return 0 if self.copies else self.nbytes // PIECE
+
+    @property
+    def chunks(self) -> int:
+        """Pieces of a unit; 0 if it is smaller than one."""
+        return self.plane.nbytes // PIECE if self.plane.units == 1 else 0
+
+    @property
+    def swizzle(self) -> tuple[int, ...]:
+        """What is added (xor) to a piece's number for each digit of its row's, from the lowest.
+
+        Eight lanes find what they read at a time in different banks: every other unit's piece of
+        each of two rows, or those of one unit of four or eight rows.
+        """
+        return {1: (1, 2, 4), 2: (2, 4), 4: (4,)}.get(self.chunks, ())
+
+    @property
+    def swizzle_by_piece(self) -> int:
+        """What is added of the piece's number divided by eight: a mask."""
+        return {2: 1, 4: 3}.get(self.chunks, 0)
+
+    def place(self, piece: int, row: int) -> int:
+        """Where in its row piece number ``piece`` lies."""
+        piece ^= piece >> 3 & self.swizzle_by_piece
+        for digit, added in enumerate(self.swizzle):
+            piece ^= added * (row >> digit & 1)
+        return piece
+
+    @property
+    def odd_copies(self) -> int:
+        """What is added to the pieces' numbers in every other copy of the warp."""
+        rows = WARP_PIECE // self.row_nbytes
+        return self.swizzle[rows.bit_length() - 1]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The tiles of a matrix of that layout."""
+
+    layout: Layout
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """A run of each plane."""
+        runs: list[Run] = []
+        offset = first = 0
+        for plane in self.layout.format.planes:
+            runs.append(Run(plane, offset, first))
+            offset += runs[-1].nbytes
+            first += runs[-1].pieces
+        return tuple(runs)
+
+    @cached_property
+    def quads(self) -> tuple[tuple[Run, Quads], ...]:
+        """The runs of quants, with where a lane finds its own."""
+        runs = {run.plane.name: run for run in self.runs}
+        return tuple((runs[q.plane.name], q) for q in Quads.of(self.layout.format))
+
+    @property
+    def has_words(self) -> bool:
+        """Whether a lane loads words of several quads for one unit at a time, or shifts them."""
+        return any(
+            quads.part.source.width < 8
+            and (quads.shifts_vary or (run.chunks > 0 and not quads.is_matrix))
+            for run, quads in self.quads
+        )
+
+    @cached_property
+    def other_runs(self) -> tuple[Run, ...]:
+        """The runs of scales and factors."""
+        return tuple(run for run in self.runs if run not in [quads for quads, _ in self.quads])
+
+    @cached_property
+    def scales(self) -> GroupNumbers | None:
+        """Where a lane finds the scales of its two units, if the type has such."""
+        fmt = self.layout.format
+        return GroupNumbers(fmt, "scale") if fmt.has("scale") else None
+
+    @cached_property
+    def minimums(self) -> GroupNumbers | None:
+        """The same of minimums."""
+        fmt = self.layout.format
+        return GroupNumbers(fmt, "minimum") if fmt.has("minimum") else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tile."""
+        return sum(run.nbytes for run in self.runs)
+
+    @property
+    def alignment(self) -> int:
+        """What the address of a tile must be a multiple of, if it is read by quads."""
+        return max(run.row_nbytes for run in self.runs if run.chunks or run is self.runs[0])
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of all shared copies."""
+        return sum(run.pieces for run in self.runs)
+
+    @property
+    def shared_copies(self) -> int:
+        """Copies that runs share."""
+        return ceil_div(self.pieces, WARP_PIECE // PIECE)
+
+    def shared_by(self, copy: int) -> Iterator[Run]:
+        """The runs that lanes 0 to 31 meet in such a copy."""
+        low, high = 32 * copy, 32 * (copy + 1)
+        return (r for r in self.runs if r.pieces and r.first < high and r.first + r.pieces > low)

@@ -1,0 +1,95 @@
+"""Attention as a layer launches it: decode rows in one go, against turned, appended, attended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver import execute
+from urdir.driver.device import Device
+from urdir.driver.operation import Launch
+from urdir.driver.plan import Plan
+from urdir.model.blocks.attention import LayerAttention, incremental_attention_into
+from urdir.model.blocks.rows import Ending, Rows, StepShape
+from urdir.model.engine.session import Session
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.weights import Weights
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+
+#: Where the rows of a step stand, each in a sequence of its own; 2048 is an idle one.
+POSITIONS = (0, 3, 2048, 140)
+UNFUSED, SPLIT = ["rope", "kv_append"], ["flash_decode_chunk", "flash_decode_reduce"]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def weights(request: pytest.FixtureRequest, device_name: str) -> Iterator[Weights]:
+    """Pairs of neighbours turn in one, of halves in the other."""
+    path = (
+        Path(__file__).parent.parent.parent
+        / "data"
+        / "golden"
+        / f"nano-{request.param}-q4_k_m.gguf"
+    )
+    with (
+        Gguf(path) as gguf,
+        Device.open(device_name) as device,
+        Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=2048), device) as loaded,
+    ):
+        yield loaded
+
+
+def fill(session: Session) -> LayerAttention:
+    """Layer 1's attention of a decode step: random queries, keys and values, new and old."""
+    rng = np.random.default_rng(8)
+    cache, work, state = session.parts.cache, session.parts.work, session.parts.state
+    for name in "qkv":
+        work[name].upload(rng.standard_normal(work[name].nbytes // 4).astype(np.float32))
+    for sequence, position in enumerate(POSITIONS):
+        if position < cache.layout.max_len:
+            cache.reserve(sequence, 0, position + 1)
+    for memory in (cache.keys(1), cache.values(1)):
+        memory.upload(rng.integers(0, 60, memory.nbytes, np.uint8))  # no NaN, no infinity
+    state["sequence"].upload(np.arange(4, dtype=np.uint32))
+    state["position"].upload(np.array(POSITIONS, np.uint32))
+    return session.parts.attention(Rows.of(StepShape(4, 512, Ending.GREEDY), state), 1)
+
+
+def attend(session: Session, at: LayerAttention) -> tuple[list[str], list[Any]]:
+    """Names of the kernels; bytes of the output and of the cache."""
+    plan, work, cache = Plan("attention"), session.parts.work, session.parts.cache
+    incremental_attention_into(plan, at, work["heads"])
+    device = session.weights.device
+    with execute.record(plan, device) as graph, device.create_stream() as stream:
+        graph.launch(stream)
+        stream.synchronize()
+    rows = work["heads"].download(np.uint8)[: 4 * at.rows.count * at.heads * cache.layout.head_dim]
+    kernels = [op.kernel.name for op in plan if isinstance(op, Launch)]
+    return kernels, [rows, *(m.download(np.uint8) for m in (cache.keys(1), cache.values(1)))]
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "page_len"), [("f16", 0), ("f16", 16), ("f32", 0), ("q8_0", 32)]
+)
+@pytest.mark.parametrize("keys", [512, 2048])
+def test_a_decode_step_equals_turn_append_attend(
+    weights: Weights, kv_dtype: KvDtype, page_len: int, keys: int
+) -> None:
+    """Bit for bit, decode rows in parts and the rows of an exact prompt as well."""
+    with Session(weights, 2048, kv_dtype, sequences=4, page_len=page_len) as session:
+        at = fill(session)
+        fused = replace(at, rows=replace(at.rows, keys=keys))
+        kernels, wanted = attend(session, fused)
+        assert kernels == (["attention"] if keys == 512 else SPLIT)
+        prompt = replace(fused, rows=replace(fused.rows, is_prompt=True), exact=True)
+        for parts in (replace(fused, fused=False), prompt):
+            fill(session)
+            others, found = attend(session, parts)
+            assert others == UNFUSED + kernels
+            for one, other in zip(wanted, found, strict=True):
+                np.testing.assert_array_equal(one, other)

@@ -1,0 +1,202 @@
+"""What a step's products become: launches a layer, by rows and by mode."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from urdir.driver import execute
+from urdir.driver.device import Device
+from urdir.driver.operation import Launch
+from urdir.driver.plan import Plan
+from urdir.model.blocks.linear import Activations, Products, device_limits
+from urdir.model.blocks.rows import Ending, StepShape
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.session import Session
+from urdir.model.engine.step import build_plan
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.linear.choice import Limits
+from urdir.ptxgen.kernels.linear.gemv import TileMatvec
+from urdir.ptxgen.kernels.linear.product import FusedProduct
+from urdir.ptxgen.target import TESTED
+from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.layout import Layout
+
+KEYS = 64
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """A model of Q4_K and Q6_K matrices, on the emulator."""
+    path = Path(__file__).parent.parent.parent / "data" / "golden" / "nano-llama-q4_k_m.gguf"
+    with Engine.open(str(path), device="emulator", context=KEYS, sequences=4) as engine:
+        yield engine
+
+
+def layer(plan: Plan, index: int) -> list[tuple[str, str]]:
+    """(label, kernel) of a layer's launches."""
+    start = f"blk.{index}."
+    return [
+        (op.label.removeprefix(start), op.kernel.name)
+        for op in plan
+        if isinstance(op, Launch) and op.label.startswith(start)
+    ]
+
+
+def products(plan: Plan) -> list[FusedProduct]:
+    """The kernels of a plan that multiply few rows with a matrix."""
+    kernels = (op.kernel for op in plan if isinstance(op, Launch))
+    return [kernel for kernel in kernels if isinstance(kernel, FusedProduct)]
+
+
+def launches(product: str) -> list[tuple[str, str]]:
+    """Those of a layer of a decode step, whose products take that kernel."""
+    return [
+        ("attn_qkv", product),
+        ("attention", "attention"),
+        ("attn_output", product),
+        ("ffn_gate_up", product),
+        ("ffn_down", product),
+    ]
+
+
+@pytest.mark.parametrize(("rows", "kernel"), [(1, "tile_matvec"), (4, "batch_matvec")])
+def test_a_decode_step_takes_five_launches_a_layer(engine: Engine, rows: int, kernel: str) -> None:
+    plan = build_plan(engine.session.parts, StepShape(rows, KEYS, Ending.GREEDY))
+    for index in range(engine.config.n_layers):
+        assert layer(plan, index) == launches(kernel)
+    assert {product.batch for product in products(plan)} == {rows}
+
+
+@pytest.mark.parametrize(("rows", "kernel"), [(1, "tile_matvec"), (4, "matvec")])
+def test_the_exact_mode_keeps_activations_f32(engine: Engine, rows: int, kernel: str) -> None:
+    """And takes all rows of a step in one launch."""
+    with Session(engine.weights, KEYS, "f32", sequences=4) as session:
+        plan = build_plan(session.parts, StepShape(rows, KEYS, Ending.GREEDY))
+        for index in range(engine.config.n_layers):
+            assert layer(plan, index) == launches(kernel)
+        found = products(plan)
+        assert {product.batch for product in found} == {rows}
+        assert {p.activations for p in found if isinstance(p, TileMatvec)} <= {"f32"}
+
+
+def test_unquantised_weights_meet_f32_activations() -> None:
+    path = Path(__file__).parent.parent.parent / "data" / "golden" / "nano-llama-f16.gguf"
+    with Engine.open(str(path), device="emulator", context=KEYS) as engine:
+        plan = build_plan(engine.session.parts, StepShape(1, KEYS, Ending.GREEDY))
+        for product in products(plan):
+            assert isinstance(product, TileMatvec)
+            assert product.activations == "f32"
+
+
+@pytest.mark.parametrize(("rows", "begun"), [(1, False), (4, True)])
+def test_norms_begin_where_their_vectors_are_made(engine: Engine, rows: int, begun: bool) -> None:
+    """In a batch: all but the first, behind the embedding, and each with its own weights."""
+    parts, weights = engine.session.parts, engine.weights
+    plan = build_plan(parts, StepShape(rows, KEYS, Ending.GREEDY))
+    launches = [op for op in plan if isinstance(op, Launch) and isinstance(op.kernel, FusedProduct)]
+    norms: list[object] = [None]
+    for layer, following in itertools.zip_longest(weights.layers, weights.layers[1:]):
+        norms += [layer.ffn_norm, following.attn_norm if following else weights.output_norm]
+    made: list[object] = [None]
+    for launch in launches:
+        kernel = cast("FusedProduct", launch.kernel)
+        if kernel.residual:
+            assert kernel.summarises is begun
+            made.append(launch.args.get("next_norm"))
+        elif kernel.eps is not None:
+            assert kernel.summarised is (begun and len(made) > 1)
+            assert ("norm" in launch.args) is not kernel.summarised
+        if kernel.summarised:
+            assert launch.args["x"] is parts.work["scaled"]
+            assert launch.args["x_summary"] is parts.work["summary"]
+    assert made == (norms if begun else [None] * len(norms))
+
+
+def test_a_launch_leaves_shared_memory_to_the_next(engine: Engine) -> None:
+    """No two that add the residual are on an SM at once; each and one that does not may be."""
+    limits = engine.device.properties
+    plan = build_plan(engine.session.parts, StepShape(1, KEYS, Ending.GREEDY))
+    taken: dict[bool, set[int]] = {True: set(), False: set()}
+    for kernel in products(plan):
+        assert isinstance(kernel, TileMatvec)
+        assert kernel.sms == limits.sm_count
+        assert kernel.shared <= limits.shared_per_block_optin
+        taken[kernel.residual].add(1024 + kernel.launch_shape.shared_bytes)
+        taken[kernel.residual].add(1024 + max(kernel.shared, kernel.least_shared))
+    assert 2 * min(taken[True]) > limits.shared_per_sm
+    assert max(taken[True]) + max(taken[False]) <= limits.shared_per_sm
+
+
+@pytest.mark.parametrize("target", TESTED)
+def test_long_rows_are_left_to_f32_where_they_leave_no_room(engine: Engine, target: str) -> None:
+    """With the shared memory of any device, no product is refused nor has fewer than four warps."""
+    with Device.open(f"emulator:{target}") as device:
+        limits = device_limits(device.properties)
+    plan = Plan("wide")
+    with engine.device.arena({"weights": 1 << 26, "x": 1 << 20, "y": 1 << 20}, "wide") as memory:
+        x = Activations(memory["x"])
+        for cols in (4096, 8192, 14336, 28672, 53248):
+            layout = Layout(FORMATS["Q8_0"], 32, cols)
+            matrix = Matrix(layout, memory["weights"].slice(0, layout.nbytes), None)
+            wide = Products(plan, engine.config, memory, 1, exact=False, limits=limits)
+            wide.append(f"{cols}", [(matrix, memory["y"].slice(0, 128))], x)
+            y = memory["y"].slice(0, 128)
+            wide.append_residual(f"{cols} more", matrix, x.x, x.x, y, x.x)
+        for kernel in products(plan):
+            if isinstance(kernel, TileMatvec):
+                assert kernel.cta_warps >= 4
+            else:
+                assert kernel.cols > 4096
+            assert kernel.launch_shape.shared_bytes <= limits.shared_per_cta
+    names = [kernel.name for kernel in products(plan)]
+    assert names[:2] == ["tile_matvec"] * 2
+    assert names[-2:] == ["matvec"] * 2
+
+
+@pytest.mark.parametrize(("target", "cluster"), [("sm_80", 1), ("sm_90", 8), ("sm_120", 8)])
+def test_products_know_the_clusters_that_a_device_has(target: str, cluster: int) -> None:
+    with Device.open(f"emulator:{target}") as device:
+        limits = device_limits(device.properties)
+        assert limits.cluster == cluster
+        assert (limits.sms, limits.shared_per_sm, limits.shared_per_cta) == (
+            device.properties.sm_count,
+            device.properties.shared_per_sm,
+            device.properties.shared_per_block_optin,
+        )
+
+
+def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> None:
+    """In a step of several sequences, where tiles are few; never in one of a single sequence."""
+    limits = Limits(132, 228 << 10, 227 << 10, 8)
+    for rows, wanted in ((1, [1, 1, 1, 1]), (4, [1, 2, 2, 1])):
+        plan = Plan("clusters")
+        with engine.device.arena({"weights": 1 << 25, "x": 1 << 17, "y": 1 << 19}, "one") as memory:
+            made = Products(plan, engine.config, memory, rows, exact=False, limits=limits)
+            for tiles, cols in ((1, 256), (1, 2048), (6, 2048), (7, 2048)):
+                layout = Layout(FORMATS["Q4_K"], 16 * 132 * tiles, cols)
+                matrix = Matrix(layout, memory["weights"].slice(0, layout.nbytes), None)
+                y = memory["y"].slice(0, 4 * rows * layout.rows)
+                made.append(f"{tiles} of {cols}", [(matrix, y)], Activations(memory["x"]))
+        assert [product.launch_shape.cluster[0] for product in products(plan)] == wanted
+
+
+def test_a_prompt_step_normalises_once_for_several_matrices(engine: Engine) -> None:
+    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Ending.PROMPT))
+    assert [kernel for _, kernel in layer(plan, 0)] == [
+        *("rms_norm", "matmul", "matmul", "matmul", "rope", "kv_append", "prefill_attention"),
+        *("matmul", "add", "rms_norm", "matmul", "matmul", "swiglu", "matmul", "add"),
+    ]
+
+
+def test_every_edge_of_a_step_is_programmatic(engine: Engine) -> None:
+    """No launch waits for the end of another before it may begin: each waits itself."""
+    plan = build_plan(engine.session.parts, StepShape(1, KEYS, Ending.GREEDY))
+    with execute.record(plan, engine.device) as graph:
+        lines = [line for line in graph.dot().splitlines() if "->" in line]
+    assert len(lines) >= len(plan) - 1
+    assert all("style=dashed" in line for line in lines)

@@ -1,0 +1,285 @@
+"""The commands as a user types them, in-process and as a process, with good and bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf as gguf_package
+import numpy as np
+import pytest
+
+from urdir.model.engine.engine import demo_model
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def nano(data: Path) -> Path:
+    return data / "golden" / "nano-llama-q8_0.gguf"
+
+
+def _write_gguf(
+    path: Path, *, arch: str = "llama", without: str = "", type_of_q: str = "F32"
+) -> Path:
+    """A one-layer llama file with one thing wrong."""
+    writer = gguf_package.GGUFWriter(str(path), arch)
+    for key, value in {
+        "block_count": 1,
+        "context_length": 64,
+        "embedding_length": 32,
+        "feed_forward_length": 32,
+        "attention.head_count": 1,
+        "attention.head_count_kv": 1,
+        "rope.dimension_count": 32,
+    }.items():
+        if key != without:
+            writer.add_uint32(f"{arch}.{key}", value)
+    writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-5)
+    square, vector = np.ones((32, 32), np.float32), np.ones(32, np.float32)
+    for name in ("token_embd", "blk.0.attn_k", "blk.0.attn_v", "blk.0.attn_output"):
+        writer.add_tensor(f"{name}.weight", square)
+    for name in ("blk.0.ffn_gate", "blk.0.ffn_up", "blk.0.ffn_down"):
+        writer.add_tensor(f"{name}.weight", square)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", vector)
+    kind = gguf_package.GGMLQuantizationType[type_of_q]
+    block, nbytes = gguf_package.GGML_QUANT_SIZES[kind]
+    q = square if type_of_q == "F32" else np.zeros((32, 32 // block * nbytes), np.uint8)
+    writer.add_tensor("blk.0.attn_q.weight", q, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_run_answers_with_the_demo_model(cli: Cli) -> None:
+    code, out, err = cli("run", "--temp", "0", "-p", "What is 2 plus 3?")
+    assert (code, out) == (0, "2 plus 3 is 5.\n")
+    assert "seed" in err
+
+
+def test_run_prints_json_and_repeats_with_a_seed(cli: Cli) -> None:
+    argv = ("run", "-p", "Hello!", "-n", "6", "--seed", "7", "--json")
+    first, second = json.loads(cli(*argv)[1]), json.loads(cli(*argv)[1])
+    assert first["text"] == second["text"] != ""
+    assert first["statistics"]["seed"] == 7
+    assert first["statistics"]["finish"] in ("length", "end")
+
+
+def test_run_reads_the_prompt_from_a_file_and_from_stdin(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompt.txt").write_text("What is 2 plus 3?", encoding="utf-8")
+    assert cli("run", "--temp", "0", "-f", tmp_path / "prompt.txt")[1] == "2 plus 3 is 5.\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What is 2 plus 3?"))
+    assert cli("run", "--temp", "0")[1] == "2 plus 3 is 5.\n"
+
+
+def test_stop_strings_and_raw_prompts(cli: Cli) -> None:
+    assert cli("run", "--temp", "0", "-p", "What is 2 plus 3?", "--stop", " is")[1] == "2 plus 3\n"
+    code, out, _ = cli("run", "--raw", "--temp", "0", "-n", "4", "-p", "Once upon a")
+    assert code == 0
+    assert out.startswith(" time")
+
+
+def test_a_full_cache_ends_the_answer_and_says_so(cli: Cli) -> None:
+    argv = ("run", "--raw", "--temp", "0", "--ignore-eos", "-c", "8", "-p", "Once upon a")
+    code, out, err = cli(*argv)
+    assert code == 0
+    assert len(out) > 5
+    assert "KV cache is full (8 tokens)" in err
+
+
+def test_chat_keeps_the_conversation(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = "What is 2 plus 3?\n/nonsense\nAnd plus 1?\n/clear\n/exit\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(turns))
+    code, out, err = cli("chat", "--temp", "0")
+    assert code == 0
+    assert out.splitlines() == ["2 plus 3 is 5.", "5 plus 1 is 6."]
+    assert "/nonsense: unknown" in err
+    assert "(0 cached)" not in err.splitlines()[-1]
+
+
+def test_chat_says_how_many_tokens_are_missing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("word " * 40 + "\nHello!\n"))
+    code, out, err = cli("chat", "--temp", "0", "-c", "32", "-n", "3")
+    assert code == 0
+    assert "exceed the context of 32 by" in err
+    assert out.strip() != ""  # the next turn works
+
+
+def test_show_needs_no_tokeniser(cli: Cli, nano: Path) -> None:
+    code, out, _ = cli("show", nano, "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["tensors"]["Q8_0"]["count"] == 16
+    assert report["memory"]["total"] > report["memory"]["weights"] > 900_000
+    assert "im_start" in cli("show", demo_model(), "--template")[1]
+    assert cli("show", nano, "--template")[0] == 1
+
+
+def test_logits_of_a_file_without_a_vocabulary(cli: Cli, nano: Path, tmp_path: Path) -> None:
+    output = tmp_path / "logits.npy"
+    code, out, _ = cli("logits", nano, "--tokens", "1,2,3", "--output", output, "--json")
+    assert code == 0
+    assert json.loads(out)["shape"] == [3, 320]
+    rows = np.load(output)
+    assert rows.shape == (3, 320)
+    assert rows.dtype == np.float32
+    (tmp_path / "tokens").write_text("1 2\n3\n", encoding="utf-8")
+    cli("logits", nano, "--tokens", f"@{tmp_path / 'tokens'}", "--output", output)
+    np.testing.assert_array_equal(np.load(output), rows)
+
+
+def test_env_reports_and_clears_the_cache(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "entry").write_bytes(b"1234")
+    monkeypatch.setenv("URDIR_CACHE_DIR", str(cache))
+    assert json.loads(cli("env", "--json")[1])["cache"]["bytes"] == 4
+    assert json.loads(cli("env", "--json", "--clear-cache")[1])["cache"]["bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("run", "--temp", "-1", "-p", "x"), "--temp"),
+        (("run", "--top-p", "1.5", "-p", "x"), "--top-p"),
+        (("run", "--top-k", "many", "-p", "x"), "--top-k"),
+        (("run", "-n", "-3", "-p", "x"), "-n"),
+        (("run", "-c", "0", "-p", "x"), "-c"),
+        (("run", "--seed", "1e3", "-p", "x"), "--seed"),
+        (("run", "--device", "tpu", "-p", "x"), "tpu"),
+        (("run", "--device", "emulator:sm_1", "-p", "x"), "sm_1"),
+        (("run", "-p", "x", "-f", "y"), "not allowed"),
+        (("frobnicate",), "frobnicate"),
+        ((), "COMMAND"),
+    ],
+)
+def test_bad_usage_exits_with_2(cli: Cli, argv: tuple[str, ...], message: str) -> None:
+    code, out, err = cli(*argv)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_bad_files_exit_with_1_and_one_line(cli: Cli, tmp_path: Path, data: Path) -> None:
+    whole = (data / "golden" / "nano-llama-q8_0.gguf").read_bytes()
+    cases: dict[str, tuple[bytes, str]] = {
+        "text.gguf": (b"not a model at all, just text", "GGUF"),
+        "empty.gguf": (b"", "empty"),
+        "header.gguf": (whole[:2000], "truncated"),
+        "half.gguf": (whole[: len(whole) // 2], ""),
+        "version.gguf": (whole[:4] + struct.pack("<I", 99) + whole[8:], "99"),
+    }
+    for name, (content, message) in cases.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        code, out, err = cli("run", "-m", path, "-p", "x")
+        assert (code, out) == (1, ""), name
+        assert name in err
+        assert message in err
+        assert len(err.splitlines()) == 1
+    code, _, err = cli("run", "-m", tmp_path / "absent.gguf", "-p", "x")
+    assert code == 1
+    assert "absent.gguf" in err
+
+
+def test_unsupported_files_are_refused_by_name(cli: Cli, tmp_path: Path) -> None:
+    cases = (
+        (_write_gguf(tmp_path / "a.gguf", arch="mamba"), "mamba"),
+        (_write_gguf(tmp_path / "b.gguf", without="block_count"), "llama.block_count"),
+        (_write_gguf(tmp_path / "c.gguf", type_of_q="IQ4_NL"), "blk.0.attn_q.weight"),
+    )
+    for path, message in cases:
+        code, out, err = cli("run", "-m", path, "-p", "x")
+        assert (code, out) == (1, "")
+        assert message in err
+        assert len(err.splitlines()) == 1
+
+
+def test_prompts_and_tokens_that_cannot_be(cli: Cli, nano: Path, tmp_path: Path) -> None:
+    output = tmp_path / "x.npy"
+    for argv, message in (
+        (("run", "-m", nano, "-p", "x"), "vocabulary"),
+        (("run", "-c", "8", "-p", "a long prompt that has more than eight tokens"), "context of 8"),
+        (("run", "-c", "100000", "-p", "x"), "512"),
+        (("run", "--raw", "-p", ""), "empty"),
+        (("run", "-f", tmp_path / "absent.txt"), "absent.txt"),
+        (("logits", nano, "--tokens", "1,320", "--output", output), "320"),
+        (("logits", nano, "--tokens", "1,two", "--output", output), "two"),
+        (("logits", nano, "--tokens", ",", "--output", output), "no token"),
+        (
+            ("logits", nano, "--tokens", "1", "--output", tmp_path / "no" / "x.npy"),
+            "no such folder",
+        ),
+    ):
+        code, out, err = cli(*argv)
+        assert (code, out) == (1, ""), argv
+        assert message in err
+        assert len(err.splitlines()) == 1
+    assert not output.exists()
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "URDIR_DEVICE": "emulator", "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "urdir.model", "--help"],
+        capture_output=True,
+        text=True,
+        env=_environment(),
+        check=True,
+    )
+    assert time.perf_counter() - start < 2.0  # 0.4 s by hand; tests run beside others
+    assert "examples:" in done.stdout
+    for module in ("numpy", "cuda.bindings", "jinja2", "tokenizers", "gguf"):
+        assert f" {module}\n" not in done.stderr
+
+
+def test_a_closed_stdout_ends_quietly() -> None:
+    command = f"{sys.executable} -m urdir.model show {demo_model()} | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        capture_output=True,
+        text=True,
+        env=_environment(),
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.73])
+def test_an_interrupt_keeps_the_text_and_the_statistics(seconds: float) -> None:
+    command = [sys.executable, "-m", "urdir.model", "run", "--temp", "0", "--ignore-eos"]
+    process = subprocess.Popen(
+        [*command, "-p", "Tell me a story."],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(),
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(4)  # it has begun to answer
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert len(first + rest) > 4
+    assert "tokens/s, seed" in err
+    assert "Traceback" not in err

@@ -1,0 +1,287 @@
+"""`urdir ptx` as a user types it, with good and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from urdir.ptxgen.catalog import kernels
+from urdir.ptxgen.kernels.argmax import Argmax
+from urdir.ptxgen.kernels.attention.kv_append import KvAppend
+from urdir.ptxgen.tools import assemble as assembler
+from urdir.ptxgen.tools.assemble import AssemblerMissingError, is_available
+from urdir.ptxgen.tools.dump import body_of
+
+Cli = Callable[..., tuple[int, str, str]]
+needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
+
+
+@pytest.fixture
+def nano(data: Path) -> Path:
+    return data / "golden" / "nano-llama-q8_0.gguf"
+
+
+def test_list_has_every_kernel_with_its_fields(cli: Cli) -> None:
+    code, out, _ = cli("ptx", "list", "--json")
+    found = {entry["kernel"]: entry for entry in json.loads(out)}
+    assert code == 0
+    assert found.keys() == kernels().keys()
+    fields = {field["name"]: field for field in found["matvec"]["fields"]}
+    assert fields["batch"]["default"] == 1
+    assert "activations" not in fields
+    integer = {field["name"]: field for field in found["tile_matvec"]["fields"]}
+    assert integer["sms"]["default"] == 132
+    assert integer["shared"]["default"] == 64 * 1024
+    assert "batch" not in integer
+    assert "default" not in fields["rows"]
+    assert "Q4_K" in fields["format"]["type"]
+    text = cli("ptx", "list")[1]
+    for name, entry in found.items():
+        assert f"{name}  {entry['purpose']}" in text
+    assert cli("ptx", "list", "rope")[1].startswith("rope  ")
+
+
+def test_list_of_a_model_says_what_its_steps_launch(cli: Cli, nano: Path) -> None:
+    code, out, err = cli("ptx", "list", "--model", nano, "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert f"{len(rows)} kernels for sm_90" in err
+    argmax = next(row for row in rows if row["kernel"] == "argmax")
+    assert argmax["launches_per_decode_step"] == 1
+    assert argmax["launches_per_prompt_step"] == 0
+    assert argmax["bytes_moved"] == Argmax(argmax["fields"]["n"]).bytes_moved()
+    assert {step["ending"] for step in argmax["steps"]} == {"greedy"}
+    text = cli("ptx", "list", "--model", nano, "--gpu", "l4")
+    assert "sm_89, 58 SMs (L4)" in text[2]
+    assert len(text[1].splitlines()) == len(rows) + 1
+    assert "prompt (16 rows)" in text[1]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sms", "shared"), [("h200", 132, 102_741), ("l4", 58, 101_376), ("t4", 40, 65_536)]
+)
+def test_products_of_a_model_are_cut_for_the_gpu(
+    cli: Cli, nano: Path, gpu: str, sms: int, shared: int
+) -> None:
+    """Its SMs, and its shared memory: all, or a share where two CTAs are to be on an SM, the larger
+    one where a residual is added."""
+    rows = json.loads(cli("ptx", "list", "--model", nano, "--json", "--gpu", gpu)[1])
+    products = [row for row in rows if row["kernel"] == "tile_matvec"]
+    assert not any(row["kernel"] == "matvec" for row in rows)
+    assert {row["fields"]["sms"] for row in products} == {sms}
+    launches = {True: 0, False: 0}
+    for row in products:
+        launches[row["fields"]["residual"]] += row["launches_per_decode_step"]
+        assert row["launches_per_prompt_step"] == 0
+        assert (row["fields"]["least_shared"] > 0) == (gpu == "h200" and row["fields"]["residual"])
+        assert row["fields"]["shared"] == shared or row["fields"]["residual"]
+    assert launches == {True: 2 * 2, False: 2 * 2 + 1}
+
+
+def test_dump_prints_one_text(cli: Cli) -> None:
+    code, out, _ = cli("ptx", "dump", "kv_append", "--set", "head_dim=128", "--target", "sm_80")
+    assert code == 0
+    assert "head_dim=128 as asked for; the others" in out
+    assert "head_dim=128," in body_of(out)
+    assert ".target sm_80" in out
+    assert "kernel's first example" in cli("ptx", "dump", "kv_append")[1]
+    found = json.loads(cli("ptx", "dump", "kv_append", "--emit", "json")[1])
+    assert found["key"] == KvAppend.smallest_example().key("sm_90")
+
+
+def test_dump_writes_files(cli: Cli, tmp_path: Path) -> None:
+    forms = "ptx,json,cubin" if is_available() else "ptx,json"
+    code, out, _ = cli(
+        "ptx", "dump", "add", "--set", "n=7", "-o", tmp_path / "out", "--emit", forms
+    )
+    assert code == 0
+    assert sorted(out.split()) == sorted(str(p) for p in (tmp_path / "out").iterdir())
+    assert len(out.split()) == len(forms.split(","))
+
+
+def test_dump_of_a_model_has_every_kernel_once(cli: Cli, nano: Path, tmp_path: Path) -> None:
+    rows = json.loads(cli("ptx", "list", "--model", nano, "--json")[1])
+    assert cli("ptx", "dump", "--model", nano, "-o", tmp_path)[0] == 0
+    assert {path.name for path in tmp_path.iterdir()} == {f"{row['key']}.ptx" for row in rows}
+
+
+@needs_assembler
+def test_stats_of_a_kernel(cli: Cli) -> None:
+    code, out, _ = cli("ptx", "stats", "rms_norm", "--set", "cols=4096", "--gpu", "h200")
+    assert code == 0
+    for word in ("registers", "0 bytes spilt", "occupancy", "limited by", "H200", "4,800 GB/s"):
+        assert word in out
+    argv = ("stats", "rms_norm", "--set", "cols=4096", "--json")
+    (first,) = json.loads(cli("ptx", *argv, "--bandwidth", "1e9")[1])
+    assert first["bound_seconds"] == pytest.approx(3 * 4 * 4096 / 1e9)
+    assert first["registers"] > 0
+    (second,) = json.loads(cli("ptx", *argv, "--bandwidth", "1e18", "--flops", "1e6")[1])
+    assert second["bound_by"] == "arithmetic"
+    assert second["bound_seconds"] == pytest.approx(second["flops"] / 1e6)
+    assert cli("ptx", "stats", "--gpus")[1].count("\n") > 8
+    gpus = json.loads(cli("ptx", "stats", "--gpus", "--json")[1])
+    assert {gpu["name"] for gpu in gpus} > {"h200", "t4"}
+
+
+@needs_assembler
+def test_stats_of_a_model_is_a_table_without_spills(cli: Cli, nano: Path) -> None:
+    rows = json.loads(cli("ptx", "stats", "--model", nano, "-c", "64", "--json")[1])
+    assert all(row["spill_bytes"] == 0 and row["code_bytes"] > 0 for row in rows)
+    assert all(row["occupancy"]["ctas_per_sm"] > 0 for row in rows)
+    text = cli("ptx", "stats", "--model", nano, "-c", "64")[1]
+    tables = [table.splitlines() for table in text.split("\n\n")]
+    assert [len(table) for table in tables] == [len(rows) + 2, 4]
+    assert all(len({line.count("|") for line in table}) == 1 for table in tables)
+    steps = [step for row in rows for step in row["steps"] if step["ending"] == "greedy"]
+    launches = sum(step["launches"] for step in steps if step["keys"] == 256)
+    assert launches == 2 * 5 + 4  # two layers; embedding, output, argmax, advance
+    assert f"greedy, 1 rows, 256 keys | {launches} |" in tables[1][2]
+
+
+def test_stats_without_an_assembler(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise AssemblerMissingError("not here")
+
+    monkeypatch.setattr(assembler, "_library", missing)
+    code, out, err = cli("ptx", "stats", "add")
+    assert code == 0
+    assert "urdir[assemble]" in err
+    assert "bound" in out
+    assert "registers" not in out
+    assert cli("ptx", "dump", "add", "--emit", "cubin", "-o", "x")[0] == 1
+
+
+def test_diff_and_check(cli: Cli, tmp_path: Path) -> None:
+    for target in ("sm_80", "sm_90"):
+        cli("ptx", "dump", "add", "--target", target, "-o", tmp_path / target)
+    left, right = tmp_path / "sm_80", tmp_path / "sm_90"
+    code, out, _ = cli("ptx", "diff", left, right)
+    assert code == 1
+    assert "+.target sm_90" in out
+    assert "fma instructions" in out
+    assert "+.target" not in cli("ptx", "diff", left, right, "--summary")[1]
+    assert cli("ptx", "diff", left, left)[:2] == (0, "0 differ, 1 equal\n")
+    (file,) = left.iterdir()
+    assert cli("ptx", "check", file)[0] == 0
+    bad = tmp_path / "bad.ptx"
+    bad.write_text(file.read_text().replace("    ret;", "    bra NOWHERE;\n    ret;"))
+    code, out, _ = cli("ptx", "check", file, bad)
+    assert code == 1
+    assert "NOWHERE is not declared" in out
+    assert any(line.startswith(">") for line in out.splitlines())
+
+
+def test_a_run_with_edited_ptx_says_so_and_uses_it(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ("run", "--temp", "0", "-n", "1", "--raw", "-p", "Once")
+    monkeypatch.setenv("URDIR_DUMP", str(tmp_path / "dump"))
+    code, expected, err = cli(*argv)
+    assert (code, "override" in err) == (0, False)
+    (argmax,) = (tmp_path / "dump").glob("argmax-*.ptx")
+    edited = tmp_path / "edited"
+    edited.mkdir()
+    # the rank of index 7, above every other one
+    stored = "st.global.u64 [%ranks], %rank;"
+    changed = argmax.read_text().replace(stored, stored.replace("%rank;", f"{2**64 - 8};"))
+    (edited / argmax.name).write_text(changed)
+    monkeypatch.delenv("URDIR_DUMP")
+    monkeypatch.setenv("URDIR_PTX_OVERRIDE", str(edited))
+    code, out, err = cli(*argv)
+    assert code == 0
+    assert out != expected
+    assert f"PTX override: {edited / argmax.name} is used" in err
+    assert argmax.name in err
+    monkeypatch.setenv("URDIR_PTX_OVERRIDE", str(tmp_path / "absent"))
+    assert cli(*argv)[0] == 1
+
+
+def test_dump_from_a_device_takes_the_drivers_cubin(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the emulator in place of a GPU: what its linker makes is what is written."""
+    from urdir.driver.device import Device
+
+    open_device = Device.open
+    monkeypatch.setattr(Device, "open", lambda name: open_device("emulator:sm_80"))
+    argv = ("dump", "add", "--from-device", "cuda", "--emit", "cubin,ptx", "-o", tmp_path)
+    code, _, err = cli("ptx", *argv)
+    assert (code, err) == (0, "")
+    ptx, cubin = sorted(tmp_path.iterdir(), key=lambda path: path.suffix, reverse=True)
+    assert ".target sm_80" in ptx.read_text()
+    assert cubin.suffix == ".cubin"
+    assert b"add" in cubin.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        ((), 2, "SUBCOMMAND"),
+        (("frobnicate",), 2, "frobnicate"),
+        (("dump",), 2, "KERNEL"),
+        (("dump", "add", "--model", "x"), 2, "not both"),
+        (("dump", "--model", "demo"), 2, "-o DIR"),
+        (("dump", "--model", "demo", "--set", "n=3", "-o", "x"), 2, "--set"),
+        (("dump", "add", "--emit", "cubin"), 2, "-o DIR"),
+        (("dump", "add", "--emit", "exe"), 1, "cannot emit 'exe'"),
+        (("dump", "ad"), 1, "no kernel 'ad'"),
+        (("dump", "add", "--set", "m=3"), 1, "no field 'm'"),
+        (("dump", "add", "--set", "n=three"), 1, "not int"),
+        (("dump", "add", "--set", "n=0"), 1, "at least 1"),
+        (("dump", "add", "--target", "sm_1"), 1, "unknown target 'sm_1'"),
+        (("dump", "add", "--from-device", "emulator"), 2, "cuda"),
+        (("dump", "--model", "/absent.gguf", "-o", "x"), 1, "/absent.gguf"),
+        (("list", "--model", "demo", "--target", "sm_1"), 1, "sm_1"),
+        (("list", "--model", "demo", "-c", "1000000"), 1, "1000000"),
+        (("list", "--gpu", "h200"), 2, "--model"),
+        (("list", "add", "--model", "demo"), 2, "not both"),
+        (("list", "ad"), 1, "no kernel 'ad'"),
+        (("stats",), 2, "KERNEL"),
+        (("stats", "add", "--gpu", "voodoo"), 1, "voodoo"),
+        (("stats", "add", "--gpu", "l4", "--target", "sm_90"), 1, "not an sm_90"),
+        (("stats", "add", "--bandwidth", "fast"), 2, "--bandwidth"),
+        (("diff", "/absent", "/absent2"), 1, "/absent"),
+        (("diff", "/absent"), 2, "B"),
+        (("check", "/absent.ptx"), 1, "/absent.ptx"),
+        (("check", "/absent.ptx", "--target", "sm_1"), 1, "sm_1"),
+    ],
+)
+def test_bad_input_gets_one_line(cli: Cli, argv: tuple[str, ...], code: int, message: str) -> None:
+    found, out, err = cli("ptx", *argv)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_every_help_has_examples(cli: Cli) -> None:
+    for words in ((), ("list",), ("dump",), ("stats",), ("diff",), ("check",)):
+        code, out, _ = cli("ptx", *words, "--help")
+        assert code == 0
+        assert "examples:\n  urdir ptx" in out
+
+
+def user_seconds(*words: str) -> float:
+    """Processor time of a Python process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, *words],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before.ru_utime
+
+
+def test_the_demo_models_kernels_take_seconds(tmp_path: Path) -> None:
+    """Machines differ: a unit is what a loop takes, some 0.5 s."""
+    unit = user_seconds("-c", "sum(i * i % 7 for i in range(4_000_000))")
+    for words in (["list"], ["dump", "-o", str(tmp_path)], ["stats"]):
+        # By hand 3, 6 and 16 units.
+        assert user_seconds("-m", "urdir.model", "ptx", *words, "--model", "demo") < 40 * unit

@@ -1,0 +1,83 @@
+"""The trained demo model's exact answers: 68 of 69, as torch and llama.cpp give them.
+
+The emulator takes the three shortest questions; ``--full`` takes all there too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver import execute
+from urdir.driver.stream import Stream
+from urdir.model.engine.engine import Engine, demo_model
+from urdir.model.engine.generate import Generation
+from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.session import Session
+from urdir.model.text.chat import ChatTemplate, Message
+
+DATA = Path(__file__).parent.parent.parent / "data"
+QUESTIONS = [
+    json.loads(line)
+    for line in (DATA / "demo" / "eval.jsonl").read_text(encoding="utf-8").splitlines()
+]
+#: Torch in fp32 and llama.cpp miss this one as well.
+MISSED = {"who_has-3"}
+GREEDY = SamplingSettings(temperature=0.0)
+
+
+Question = dict[str, Any]
+
+
+def _answer(engine: Engine, template: ChatTemplate, question: Question) -> str:
+    turns = [Message(m["role"], m["content"]) for m in question["messages"]]
+    prompt = template.encode(turns)
+    generation = Generation(engine.session, engine.tokenizer, prompt, GREEDY, limit=200)
+    return "".join(generation.text())
+
+
+def _length(question: Question) -> int:
+    return len(json.dumps(question["messages"])) + len(str(question["expected"]))
+
+
+@pytest.mark.parametrize("kind", ["q4_k_m", "q8_0"])
+def test_answers(kind: str, device_name: str, pytestconfig: pytest.Config) -> None:
+    path = demo_model() if kind == "q4_k_m" else DATA / "demo" / "demo-q8_0.gguf"
+    questions = QUESTIONS
+    if device_name == "emulator" and not pytestconfig.getoption("--full"):
+        questions = sorted(QUESTIONS, key=_length)[:3]
+    with (
+        Engine.open(str(path), device=device_name) as engine,
+        ChatTemplate.from_gguf(engine.gguf, engine.tokenizer) as template,
+    ):
+        missed = {
+            question["id"]: answer
+            for question in questions
+            if (answer := _answer(engine, template, question)) != question["expected"]
+        }
+    print(f"{kind} on {device_name}: {len(questions) - len(missed)} of {len(questions)}")
+    assert missed.keys() <= MISSED, missed
+
+
+def test_200_greedy_tokens_are_the_same_replayed_and_eager(device_name: str) -> None:
+    """A story, replayed as a graph, against the same launches made one by one."""
+
+    class Eager:
+        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+            execute.run(bound, bound.device, stream)
+
+    count = 200 if device_name == "cuda" else 6
+    results = []
+    with Engine.open(device=device_name) as engine:
+        prompt = engine.tokenizer.encode("Once upon a time, in a tiny house,", parse_special=True)
+        for observer in (None, Eager()):
+            with Session(engine.weights, 256, observer=observer) as session:
+                session.feed(prompt)
+                tokens = [session.greedy_step() for _ in range(count)]
+                results.append((tokens, session.parts.work["logits"].download(np.float32)))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_array_equal(results[0][1], results[1][1])

@@ -1,0 +1,102 @@
+"""Injected faults: each ends in one typed error, and nothing stays allocated behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from urdir.driver import bindings
+from urdir.driver.device import Device
+from urdir.driver.errors import CudaError, OutOfMemoryError
+from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.budget import MemoryPlan
+from urdir.model.memory.weights import Weights
+
+
+@pytest.fixture
+def gguf(data: Path) -> Iterator[Gguf]:
+    with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as opened:
+        yield opened
+
+
+@pytest.fixture
+def api() -> Any:
+    return bindings.emulated("sm_90", total_memory=256 << 20)
+
+
+@pytest.fixture
+def faulty(api: Any) -> Iterator[Device]:
+    """An emulated device of 256 MB whose driver can be told to fail."""
+    with Device.open("emulator", api=api) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_allocation_that_fails_while_loading_frees_the_rest(
+    gguf: Gguf, faulty: Device, api: Any, nth: int
+) -> None:
+    free, _ = faulty.memory_info()
+    api.inject("allocation", nth=nth)
+    with pytest.raises(OutOfMemoryError, match="needs"):
+        Weights.load(gguf, Config.from_gguf(gguf), faulty)
+    assert faulty.memory_info()[0] == free
+    with Weights.load(gguf, Config.from_gguf(gguf), faulty) as weights:
+        assert weights.nbytes > 900_000  # the next attempt works
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_an_allocation_that_fails_in_a_session_frees_the_rest(
+    gguf: Gguf, faulty: Device, api: Any, nth: int
+) -> None:
+    with Weights.load(gguf, Config.from_gguf(gguf), faulty) as weights:
+        free, _ = faulty.memory_info()
+        api.inject("allocation", nth=nth)
+        with pytest.raises(OutOfMemoryError):
+            Session(weights, context=32)
+        assert faulty.memory_info()[0] == free
+
+
+def test_a_module_that_does_not_load_leaves_the_sequence_as_it_was(
+    gguf: Gguf, faulty: Device, api: Any
+) -> None:
+    with (
+        Weights.load(gguf, Config.from_gguf(gguf), faulty) as weights,
+        Session(weights, context=32) as session,
+    ):
+        session.feed([1])
+        api.inject("module_load")
+        with pytest.raises(CudaError):
+            session.greedy_step()
+        assert session.length == 0
+        assert session.greedy_step() >= 0
+        assert session.length == 1
+
+
+def test_a_poisoned_context_is_named_and_everything_can_be_closed(
+    gguf: Gguf, faulty: Device, api: Any
+) -> None:
+    with (
+        Weights.load(gguf, Config.from_gguf(gguf), faulty) as weights,
+        Session(weights, context=32) as session,
+    ):
+        session.feed([1])
+        api.inject("launch", nth=3, code="CUDA_ERROR_ILLEGAL_ADDRESS")
+        with pytest.raises(CudaError, match="poisoned"):
+            session.greedy_step()
+        with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+            session.truncate(0)
+
+
+def test_a_context_larger_than_memory_tells_needed_and_available_bytes(
+    gguf: Gguf, faulty: Device
+) -> None:
+    config = Config.from_gguf(gguf)
+    with pytest.raises(ModelError, match=r"[\d,]+ bytes needed .*, [\d,]+ available"):
+        MemoryPlan.of(gguf, config, 1 << 20, "f16").check(faulty)
+    MemoryPlan.of(gguf, config, 256, "f16").check(faulty)

@@ -1,0 +1,216 @@
+"""Whole-model logits against golden ones: llama.cpp on the F32 weights of the same file.
+
+The default run takes a few positions of each file on the emulator; ``--full`` takes all 48.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf as gguf_package
+import numpy as np
+import pytest
+
+from urdir.driver import execute
+from urdir.driver.stream import Stream
+from urdir.model.engine.engine import Engine, demo_model
+from urdir.model.engine.session import Session
+from urdir.model.files.gguf import Gguf
+from urdir.model.verify.conformance import kl_divergence, relative_rms
+
+DATA = Path(__file__).parent.parent.parent / "data"
+
+# Off by this much: llama.cpp itself on the quantised file (activations rounded to 8 bits), relative
+# RMS and KL. Ours may be max(2e-3, 1.1 x) and max(1e-6, 1.2 x) of it in the default mode.
+LLAMA_CPP_ERROR = {
+    "nano-llama-bf16": (1.91e-03, 9.1e-07),
+    "nano-llama-f16": (2.37e-04, 1.4e-08),
+    "nano-llama-f32": (0.0, 0.0),
+    "nano-llama-q2_k": (1.06e-02, 7.4e-05),
+    "nano-llama-q3_k": (9.15e-03, 2.3e-05),
+    "nano-llama-q4_0": (6.09e-03, 9.0e-06),
+    "nano-llama-q4_1": (5.68e-03, 8.1e-06),
+    "nano-llama-q4_k": (8.53e-03, 5.9e-05),
+    "nano-llama-q4_k_m": (1.33e-02, 4.4e-05),
+    "nano-llama-q5_0": (5.78e-03, 8.5e-06),
+    "nano-llama-q5_1": (5.56e-03, 7.9e-06),
+    "nano-llama-q5_k": (7.99e-03, 4.3e-05),
+    "nano-llama-q6_k": (9.01e-03, 2.1e-05),
+    "nano-llama-q8_0": (5.65e-03, 7.9e-06),
+    "nano-qwen2-q4_k_m": (1.85e-02, 2.1e-04),
+    "nano-qwen3-q4_k_m": (1.67e-02, 7.0e-05),
+    "nano-ropef-q4_k_m": (2.17e-02, 2.7e-04),
+    "demo-q4_k_m": (3.03e-02, 9.6e-04),
+    "demo-q8_0": (1.35e-02, 1.6e-04),
+}
+EXACT_RELATIVE_RMS = 1e-4
+FEW = 4
+
+
+def _gguf(name: str) -> Path:
+    if name == "demo-q4_k_m":
+        return demo_model()
+    return DATA / ("demo" if name.startswith("demo") else "golden") / f"{name}.gguf"
+
+
+def _golden(name: str) -> tuple[list[int], np.ndarray]:
+    folder = "demo" if name.startswith("demo") else "golden"
+    with np.load(DATA / folder / f"{name}.npz") as file:
+        return [int(t) for t in file["tokens"]], file["logits"]
+
+
+def _logits(name: str, device: str, kv_dtype: str, tokens: list[int]) -> np.ndarray:
+    with Engine.open(
+        str(_gguf(name)), device=device, context=len(tokens), kv_dtype=kv_dtype
+    ) as engine:
+        rows = []
+        for token in tokens:
+            engine.session.feed([token])
+            rows.append(engine.session.logits_step())
+        return np.stack(rows)
+
+
+def _positions(device: str, total: int, full: bool) -> int:
+    return total if full or device == "cuda" else FEW
+
+
+@pytest.mark.parametrize("name", LLAMA_CPP_ERROR)
+def test_exact_mode_matches_golden(
+    name: str, device_name: str, pytestconfig: pytest.Config
+) -> None:
+    tokens, golden = _golden(name)
+    n = _positions(device_name, len(tokens), pytestconfig.getoption("--full"))
+    logits = _logits(name, device_name, "f32", tokens[:n])
+    error = relative_rms(logits, golden[:n])
+    print(f"{name} on {device_name}, exact, {n} positions: relative RMS {error:.2e}")
+    assert error <= EXACT_RELATIVE_RMS
+
+
+@pytest.mark.parametrize("name", LLAMA_CPP_ERROR)
+def test_default_mode_stays_within_the_allowance(
+    name: str, device_name: str, pytestconfig: pytest.Config
+) -> None:
+    tokens, golden = _golden(name)
+    n = _positions(device_name, len(tokens), pytestconfig.getoption("--full"))
+    logits = _logits(name, device_name, "f16", tokens[:n])
+    error, kl = relative_rms(logits, golden[:n]), kl_divergence(logits, golden[:n])
+    their_error, their_kl = LLAMA_CPP_ERROR[name]
+    print(
+        f"{name} on {device_name}, default, {n} positions: relative RMS {error:.2e}"
+        f" (llama.cpp {their_error:.2e}), KL {kl:.1e} (llama.cpp {their_kl:.1e})"
+    )
+    assert error <= max(2e-3, 1.1 * their_error)
+    assert kl <= max(1e-6, 1.2 * their_kl)
+
+
+@pytest.mark.parametrize("name", LLAMA_CPP_ERROR)
+def test_replay_equals_eager_bit_for_bit(
+    name: str, device_name: str, pytestconfig: pytest.Config
+) -> None:
+    tokens, _ = _golden(name)
+    n = _positions(device_name, len(tokens), pytestconfig.getoption("--full"))
+
+    class Eager:
+        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+            execute.run(bound, bound.device, stream)
+
+    results = []
+    with Engine.open(str(_gguf(name)), device=device_name, context=len(tokens)) as engine:
+        for observer in (None, Eager()):
+            with Session(engine.weights, len(tokens), observer=observer) as session:
+                session.feed(tokens[: n - 2])
+                rows = [session.logits_step()]
+                for token in tokens[n - 2 : n]:
+                    session.feed([token])
+                    rows.append(session.logits_step())
+                results.append(np.stack(rows))
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+QUANTISED = [name for name in LLAMA_CPP_ERROR if "-q" in name]
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_batched_steps_stay_within_the_allowance(name: str, device_name: str) -> None:
+    """Three sequences in one step, each a token ahead of the one before it."""
+    tokens, golden = _golden(name)
+    steps, context = (20, 32) if device_name == "cuda" else (2, 8)
+    rows, wanted = [], []
+    with Engine.open(str(_gguf(name)), device=device_name, context=context, sequences=3) as engine:
+        session = engine.session
+        for sequence in range(3):
+            for token in tokens[:sequence]:
+                session.feed([token], sequence)
+                session.forward_gpu_resident((sequence,))
+        for step in range(steps):
+            for sequence in range(3):
+                session.feed([tokens[step + sequence]], sequence)
+            rows.append(session.forward_gpu_resident((0, 1, 2)))
+            wanted.append(golden[step : step + 3])
+    logits, expected = np.concatenate(rows), np.concatenate(wanted)
+    error, kl = relative_rms(logits, expected), kl_divergence(logits, expected)
+    their_error, their_kl = LLAMA_CPP_ERROR[name]
+    print(f"{name} on {device_name}, batches of 3: relative RMS {error:.2e}, KL {kl:.1e}")
+    assert error <= max(2e-3, 1.1 * their_error)
+    assert kl <= max(1e-6, 1.2 * their_kl)
+
+
+@pytest.mark.parametrize("name", ["demo-q4_k_m", "nano-qwen3-q4_k_m", "nano-llama-f32"])
+def test_prompt_steps_stay_within_the_allowance(name: str, device_name: str) -> None:
+    """Logits after a whole prompt at once, whose products round activations to f16."""
+    tokens, golden = _golden(name)
+    with Engine.open(str(_gguf(name)), device=device_name, context=len(tokens)) as engine:
+        rows = []
+        for n in (17, 40):
+            engine.session.truncate(0)
+            engine.session.feed(tokens[:n])
+            rows.append(engine.session.logits_step())
+    logits, wanted = np.stack(rows), golden[[16, 39]]
+    error = relative_rms(logits, wanted)
+    print(f"{name} on {device_name}, prompts of 17 and 40: relative RMS {error:.2e}")
+    assert error <= max(2e-3, 1.1 * LLAMA_CPP_ERROR[name][0])
+
+
+@pytest.mark.parametrize("name", ["nano-llama-q4_k_m", "demo-q8_0"])
+def test_error_of_the_cache_types(name: str, device_name: str) -> None:
+    """What storing keys and values in fewer bits costs, against an f32 cache."""
+    tokens, _ = _golden(name)
+    n = 48 if device_name == "cuda" else 12
+    exact = _logits(name, device_name, "f32", tokens[:n])
+    for kv_dtype, allowed in (("f16", 1e-3), ("bf16", 1e-2), ("q8_0", 2e-2)):
+        error = relative_rms(_logits(name, device_name, kv_dtype, tokens[:n]), exact)
+        print(f"{name} on {device_name}, {kv_dtype} cache: relative RMS {error:.2e}")
+        assert 0 < error <= allowed
+
+
+def test_the_bias_of_the_output_is_added_once(tmp_path: Path, device_name: str) -> None:
+    path = _gguf("nano-llama-f32")
+    biased = tmp_path / "biased.gguf"
+    tokens, golden = _golden("nano-llama-f32")
+    bias = np.random.default_rng(5).standard_normal(golden.shape[1]).astype(np.float32)
+    _copy_with_tensor(path, biased, "output.bias", bias)
+    with Engine.open(str(biased), device=device_name, context=8, kv_dtype="f32") as engine:
+        engine.session.feed(tokens[:3])
+        logits = engine.session.logits_step()
+        engine.session.truncate(0)
+        engine.session.feed(tokens[:3])
+        assert engine.session.greedy_step() == int(np.argmax(golden[2] + bias))
+    assert relative_rms(logits, golden[2] + bias) <= EXACT_RELATIVE_RMS
+
+
+def _copy_with_tensor(source: Path, target: Path, name: str, values: np.ndarray) -> None:
+    """Write an F32 model of the llama architecture again, with one more tensor."""
+    with Gguf(source) as gguf:
+        writer = gguf_package.GGUFWriter(str(target), gguf.architecture)
+        for key, value in gguf.metadata.items():
+            if isinstance(value, bool) or not key.startswith("llama."):
+                continue
+            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            add(key, value)
+        for tensor in gguf.tensors.values():
+            writer.add_tensor(tensor.name, tensor.data.view(np.float32).reshape(tensor.shape))
+        writer.add_tensor(name, values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()

@@ -1,0 +1,269 @@
+"""Steps that run ahead: the order of tokens, what is prepared meanwhile, what the host does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.driver.errors import CudaError
+from urdir.driver.stream import Stream
+from urdir.model.blocks.rows import Ending, StepShape
+from urdir.model.engine.run_ahead import AHEAD, AT_ONCE
+from urdir.model.engine.runner import Steps
+from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.session import LOOK_AHEAD, Session
+from urdir.model.errors import ContextFullError
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.weights import Weights
+
+
+@pytest.fixture
+def weights(data: Path, device_name: str) -> Iterator[Weights]:
+    path = data / "golden" / "nano-llama-q8_0.gguf"
+    with (
+        Gguf(path) as gguf,
+        Device.open(device_name) as device,
+        Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=1024), device) as weights,
+    ):
+        yield weights
+
+
+def prepare_all(session: Session, shape: StepShape) -> int:
+    """Prepare a graph to its end; the number of pieces."""
+    pieces = 0
+    while session.steps.prepare(shape):
+        pieces += 1
+    return pieces
+
+
+def test_sequences_together_equal_each_alone(weights: Weights) -> None:
+    """Three of different lengths, until the longest is full; the others may go on."""
+    prompts = ([3, 1, 4], [1, 5, 9, 2, 6], [5])
+    with Session(weights, 12, sequences=3) as session:
+        alone = []
+        for sequence, prompt in enumerate(prompts):
+            session.feed(prompt, sequence)
+            alone.append(list(session.stream(Ending.GREEDY, sequence)))
+            session.truncate(0, sequence)
+        for sequence, prompt in enumerate(prompts):
+            session.feed(prompt, sequence)
+        together = list(session.stream_together(Ending.GREEDY, (0, 1, 2)))
+        assert len(together) == 12 - 5 + 1  # the last token needs no place
+        assert session.lengths == [2 + 8, 12, 8]
+        for sequence, expected in enumerate(alone):
+            assert [step[sequence] for step in together] == expected[:8]
+        rest = list(session.stream(Ending.GREEDY, 2))
+        assert rest == alone[2][8:]
+
+
+def test_only_what_was_read_counts(weights: Weights) -> None:
+    with Session(weights, 24, sequences=2) as session:
+        session.feed([3, 1, 4], 0)
+        session.feed([1, 5], 1)
+        steps = session.stream_together(Ending.GREEDY, (0, 1))
+        first = list(islice(steps, 2))
+        assert session.lengths[0] > 2 + 2
+        steps.close()
+        assert session.lengths == [2 + 2, 1 + 2]
+        second = session.forward_gpu_resident_to_token_id((0, 1))
+        session.truncate(2, 0)
+        session.truncate(1, 1)
+        session.feed([4], 0)
+        session.feed([5], 1)
+        again = list(islice(session.stream_together(Ending.GREEDY, (0, 1)), 3))
+        assert again == [*first, second]
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("ending", [Ending.GREEDY, Ending.SAMPLE])
+def test_several_steps_at_once_equal_single_ones(weights: Weights, ending: Ending) -> None:
+    """In every order of launches that a stream has: one first, several, and one by one again at
+    the end of the context; undone in the midst of a launch; of two sequences together."""
+    shapes = [StepShape(rows, 256, ending, AT_ONCE) for rows in (1, 2)]
+    launched: list[int] = []
+    with Session(weights, 24, sequences=2) as session:
+        launch = session.steps.launch
+
+        def counting(shape: StepShape, stream: Stream) -> None:
+            if not shape.is_prompt:
+                launched.append(shape.steps)
+            launch(shape, stream)
+
+        session.steps.launch = counting  # type: ignore[method-assign]
+        for sequence in (0, 1):
+            session.set_sampling(SamplingSettings(temperature=1.5, seed=5), sequence)
+        session.feed([3, 1, 4])
+        singly = [session.forward_gpu_resident_to_token_id((0,), ending)[0] for _ in range(22)]
+        assert set(launched) == {1}
+        for shape in shapes:
+            assert prepare_all(session, shape) > AT_ONCE
+            assert len(session.steps.bound(shape)) % AT_ONCE == 0
+        for read in (22, 1, 4, 7):
+            session.truncate(0)
+            session.feed([3, 1, 4])
+            del launched[:]
+            with closing(session.stream(ending)) as tokens:
+                assert list(islice(tokens, read)) == singly[:read]
+            assert session.length == 2 + read
+            assert launched[:3] == [1, AT_ONCE, AT_ONCE] if read > 1 else launched[0] == 1
+            if read < 22:
+                after = session.forward_gpu_resident_to_token_id((0,), ending)
+                assert after == [singly[read]]
+        assert session.lengths == [2 + 7 + 1, 0]
+        session.truncate(0)
+        session.feed([3, 1, 4])
+        session.feed([5, 9], 1)
+        del launched[:]
+        together = list(session.stream_together(ending, (0, 1)))
+        assert [step[0] for step in together] == singly
+        assert AT_ONCE in launched
+        assert sum(launched) == len(together)
+
+
+def test_a_step_of_several_begins_when_the_one_before_is_complete(weights: Weights) -> None:
+    """Its kernels look at positions before they wait, so its first launch starts behind a plain
+    edge, and everything else of it behind that one."""
+    with Session(weights, 24) as session:
+        one = len(session.steps.bound(StepShape(1, 256, Ending.GREEDY)))
+        graph = session.steps.graph(StepShape(1, 256, Ending.GREEDY, 3))
+        assert graph.node_count == 3 * one
+        across = [e for e in graph.edges if e.before // one != e.after // one]
+        assert [(e.before, e.after) for e in across] == [(one - 1, one), (2 * one - 1, 2 * one)]
+        assert not any(edge.programmatic for edge in across)
+
+
+def test_no_step_runs_beyond_what_is_asked_for(weights: Weights) -> None:
+    with Session(weights, 24) as session:
+        prepare_all(session, StepShape(1, 256, Ending.GREEDY, AT_ONCE))
+        session.feed([3, 1, 4])
+        expected = list(session.stream(Ending.GREEDY))
+        for most in (0, 1, 2, AT_ONCE + 1, AT_ONCE + 3, 22, 30):
+            session.truncate(0)
+            session.feed([3, 1, 4])
+            stream = session.stream(Ending.GREEDY, most=most)
+            tokens = []
+            for token in stream:
+                tokens.append(token)
+                assert session.length <= 2 + most
+            assert tokens == expected[:most]
+            assert session.length == 2 + len(tokens)
+            if session.length < 24:
+                assert session.greedy_step() == expected[len(tokens)]
+
+
+def test_several_steps_stay_in_a_length_bucket(weights: Weights) -> None:
+    """As single ones do: around 512 tokens attention changes its way to work."""
+    tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 505)]
+    with Session(weights, 600) as session:
+        session.feed(tokens)
+        singly = [session.greedy_step() for _ in range(20)]
+        for keys in (512, 1024):
+            prepare_all(session, StepShape(1, keys, Ending.GREEDY, AT_ONCE))
+        session.truncate(0)
+        session.feed(tokens)
+        assert list(session.stream(Ending.GREEDY, most=20)) == singly
+
+
+def test_several_steps_take_what_room_there_is_in_pages(weights: Weights) -> None:
+    """Where there is none for all of them, they come one by one, to the last page's end."""
+    with Session(weights, 64, sequences=2, page_len=16, pages=3) as session:
+        session.feed([1] * 14)
+        expected = [session.greedy_step() for _ in range(19)]
+        session.truncate(0)
+        session.feed([2] * 15, 1)  # takes a page, leaves two
+        prepare_all(session, StepShape(1, 256, Ending.GREEDY, AT_ONCE))
+        session.feed([1] * 14)
+        found: list[int] = []
+        with pytest.raises(ContextFullError):
+            found.extend(session.stream(Ending.GREEDY))
+        assert found == expected[: len(found)]
+        assert len(found) > 19 - 2 * AT_ONCE
+
+
+def test_the_next_bucket_is_ready_before_it_is_needed(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No graph is recorded at once in the middle of a stream, and tokens are as without."""
+    at_once: list[StepShape] = []
+    launch = Steps.launch
+
+    def watched(self: Steps, shape: StepShape, stream: object) -> None:
+        if shape not in self._graphs:
+            at_once.append(shape)
+        launch(self, shape, stream)  # type: ignore[arg-type]
+
+    tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 450)]
+    with Session(weights, 1000) as session:
+        session.feed(tokens)
+        expected = [session.greedy_step() for _ in range(70)]
+        assert session.length > 512
+    monkeypatch.setattr(Steps, "launch", watched)
+    with Session(weights, 1000) as session:
+        session.feed(tokens)
+        del at_once[:]
+        assert list(islice(session.stream(Ending.GREEDY), 70)) == expected
+        assert at_once == [StepShape(1, 512, Ending.GREEDY)]
+
+
+def test_nothing_is_prepared_far_from_the_end_of_a_bucket(weights: Weights) -> None:
+    with Session(weights, 1000) as session:
+        session.feed([1] * 100)
+        next(session.stream(Ending.GREEDY))
+        assert set(session.steps._graphs) & {StepShape(1, 1024, Ending.GREEDY)} == set()
+        several = StepShape(1, 512, Ending.GREEDY, AT_ONCE)  # in the bucket that there is
+        assert set(session.steps._begun) <= {several}
+        session.truncate(0)
+        session.feed([1] * (513 - LOOK_AHEAD))
+        next(session.stream(Ending.GREEDY))
+        assert StepShape(1, 1024, Ending.GREEDY) in {*session.steps._begun, *session.steps._graphs}
+
+
+def test_a_graph_prepared_in_pieces_is_the_same(weights: Weights) -> None:
+    shape = StepShape(1, 256, Ending.GREEDY)
+    with Session(weights, 20) as session:
+        pieces = prepare_all(session, shape)
+        in_pieces = session.steps.graph(shape)
+        assert not session.steps.prepare(shape)
+        edges, nodes = in_pieces.edges, [node.operation.label for node in in_pieces.nodes]
+    assert pieces > len(nodes)
+    with Session(weights, 20) as session:
+        session.steps.prepare(shape)
+        session.steps.prepare(shape)  # begun, then needed at once
+        at_once = session.steps.graph(shape)
+        assert at_once.edges == edges
+        assert [node.operation.label for node in at_once.nodes] == nodes
+        assert at_once.node_count == len(session.steps.bound(shape))
+
+
+def test_a_failed_preparation_may_be_tried_again(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = StepShape(1, 256, Ending.GREEDY)
+    api = weights.device.api
+    if not weights.device.is_emulated:
+        pytest.skip("breaks the driver")
+    with Session(weights, 20) as session:
+        with monkeypatch.context() as broken:
+            fails = (api.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+            broken.setattr(api, "cuGraphInstantiate", lambda *_: fails, raising=False)
+            with pytest.raises(CudaError):
+                prepare_all(session, shape)
+        prepare_all(session, shape)
+        session.feed([1, 2])
+        assert len(list(islice(session.stream(Ending.GREEDY), 2 * AHEAD))) == 2 * AHEAD
+
+
+def test_waiting_is_counted(weights: Weights) -> None:
+    with Session(weights, 20) as session:
+        session.feed([1, 2])
+        before = session.ahead.waited_seconds
+        assert len(list(session.stream(Ending.GREEDY))) == 19
+        assert session.ahead.waited_seconds > before

@@ -1,0 +1,235 @@
+"""Samplers against distributions worked out otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from urdir.model.engine.sampling import SamplingSettings, distribution, sample, uniform
+from urdir.model.errors import ModelError, SettingsError
+from urdir.ptxgen.kernels.sampling import SETTINGS
+
+OFF = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def random_logits(n: int, seed: int = 7) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.0, 2.0, n).astype(np.float32)
+
+
+def reference(
+    logits: Sequence[float], options: SamplingSettings, previous: Sequence[int] = ()
+) -> dict[int, float]:
+    """The distribution by plain Python, filter after filter: token id -> probability.
+
+    Settings and penalised logits are f32, as on the device.
+    """
+    values = {i: float(x) for i, x in enumerate(logits)}
+    window = previous if options.repeat_last_n < 0 else list(previous)[len(previous) - min(
+        options.repeat_last_n, len(previous)):]  # fmt: skip
+    for token in set(window):
+        value, penalty = np.float32(values[token]), np.float32(options.repeat_penalty)
+        values[token] = float(value * penalty if value <= 0 else value / penalty)
+
+    def probabilities(of: dict[int, float]) -> dict[int, float]:
+        top = max(of.values())
+        weights = {i: math.exp(x - top) for i, x in of.items()}
+        total = math.fsum(weights.values())
+        return {i: w / total for i, w in weights.items()}
+
+    ranked = sorted(values, key=lambda i: (-values[i], i))
+    ranked = ranked[: options.top_k or None]
+    if options.top_p < 1.0:
+        share, total = probabilities({i: values[i] for i in ranked}), 0.0
+        for count, token in enumerate(ranked, 1):
+            total += share[token]
+            if total >= np.float32(options.top_p):
+                ranked = ranked[:count]
+                break
+    share = probabilities({i: values[i] for i in ranked})
+    ranked = [i for i in ranked if share[i] >= options.min_p * share[ranked[0]] * (1 - 1e-6)]
+    return probabilities({i: values[i] / float(np.float32(options.temperature)) for i in ranked})
+
+
+CASES = [
+    OFF,
+    replace(OFF, temperature=0.3),
+    replace(OFF, temperature=2.5),
+    replace(OFF, top_k=1),
+    replace(OFF, top_k=7),
+    replace(OFF, top_k=1000),
+    replace(OFF, top_p=0.5),
+    replace(OFF, top_p=0.0),
+    replace(OFF, min_p=0.1),
+    replace(OFF, min_p=1.0),
+    replace(OFF, repeat_penalty=1.5, repeat_last_n=3),
+    replace(OFF, repeat_penalty=0.5, repeat_last_n=-1),
+    SamplingSettings(),
+    SamplingSettings(temperature=1.7, top_k=20, top_p=0.9, min_p=0.02, repeat_penalty=1.2),
+]
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+def test_the_distribution(options: SamplingSettings) -> None:
+    for n in (1, 5, 61, 500):
+        logits = random_logits(n)
+        previous = [0, n - 1, n // 2, n // 3, n // 3]
+        ids, probabilities = distribution(logits, options, previous)
+        expected = reference(logits.tolist(), options, previous)
+        assert set(ids.tolist()) == set(expected)
+        for token, probability in zip(ids.tolist(), probabilities, strict=True):
+            assert probability == pytest.approx(expected[token], rel=1e-9)
+        assert sorted(probabilities, reverse=True) == list(probabilities)
+
+
+@pytest.mark.parametrize("options", [OFF, SamplingSettings(), replace(OFF, top_k=9)], ids=str)
+def test_draws_follow_the_distribution(options: SamplingSettings) -> None:
+    """Chi-square over 20,000 positions, at a significance of about 1e-4."""
+    logits, draws = random_logits(30, seed=3), 20_000
+    ids, probabilities = distribution(logits, options)
+    seeded = replace(options, seed=12345)
+    counts = Counter(sample(logits, seeded, position) for position in range(draws))
+    assert counts.keys() <= set(ids.tolist())
+    expected = probabilities * draws
+    common = expected >= 5.0
+    observed = np.array([counts[token] for token in ids.tolist()])
+    groups = [(o, e) for o, e in zip(observed[common], expected[common], strict=True)]
+    if not common.all():
+        groups.append((observed[~common].sum(), expected[~common].sum()))
+    statistic = sum((o - e) ** 2 / e for o, e in groups)
+    freedom = len(groups) - 1
+    # Wilson & Hilferty 1931: a cube root of chi-square is nearly normal
+    normal = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(
+        2 / (9 * freedom)
+    )
+    assert normal < 3.7
+
+
+def test_random_numbers_are_uniform_and_reproducible() -> None:
+    values = np.array([uniform(1, position) for position in range(20_000)])
+    assert values.min() >= 0.0
+    assert values.max() < 1.0
+    counts, _ = np.histogram(values, bins=50, range=(0.0, 1.0))
+    assert ((counts - 400.0) ** 2 / 400.0).sum() < 95.0  # chi-square, 49 degrees, p = 1e-4
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
+    assert len(np.unique(values)) == len(values)
+    assert uniform(1, 77) == values[77]  # whatever was drawn in between
+    assert uniform(2, 77) != values[77]
+    assert uniform(2**64 - 1, 0) != uniform(0, 0)
+    assert uniform(1, 77, sequence=0) == values[77]
+    assert len({uniform(1, 77, sequence) for sequence in range(100)}) == 100
+
+
+def test_a_draw_depends_on_seed_and_position_alone() -> None:
+    logits = random_logits(1000)
+    options = SamplingSettings(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=9)
+    forward = [sample(logits, options, position) for position in range(50)]
+    backward = [sample(logits, options, position) for position in reversed(range(50))]
+    assert forward == backward[::-1]
+    assert forward != [sample(logits, replace(options, seed=10), p) for p in range(50)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_greedy_takes_the_lowest_index_of_equals(temperature: float) -> None:
+    logits = np.array([0.0, 3.0, 3.0, -np.inf, 3.0], np.float32)
+    options = SamplingSettings(temperature=temperature)
+    assert options.is_greedy
+    assert sample(logits, options, 0) == 1
+    ids, probabilities = distribution(logits, options)
+    assert (ids.tolist(), probabilities.tolist()) == ([1], [1.0])
+
+
+def test_ties_at_the_edge_of_top_k_go_to_the_lowest_index() -> None:
+    ids, _ = distribution(np.zeros(10, np.float32), replace(OFF, top_k=3))
+    assert ids.tolist() == [0, 1, 2]
+
+
+def test_sequences_draw_apart() -> None:
+    logits = random_logits(1000)
+    draws = [[sample(logits, OFF, p, sequence=s) for p in range(20)] for s in range(3)]
+    assert draws[0] == [sample(logits, OFF, p) for p in range(20)]
+    assert draws[0] != draws[1] != draws[2] != draws[0]
+
+
+def test_settings_as_the_device_reads_them() -> None:
+    words = SamplingSettings(0.7, 40, 0.9, 0.05, 1.1, -1, seed=3).words
+    assert (words.shape, words.dtype) == ((8,), np.uint32)
+    (record,) = words.view(SETTINGS)
+    assert record["temperature"] == np.float32(0.7)
+    assert record["top_k"] == 40
+    assert record["top_p"] == np.float32(0.9)
+    assert record["log_min_p"] == np.float32(math.log(0.05))
+    assert record["repeat_penalty"] == np.float32(1.1)
+    assert record["repeat_last_n"] == 2**32 - 1
+    (extreme,) = SamplingSettings(1e300, 2**40, 1.0, 0.0, 1e-300, 2**40).words.view(SETTINGS)
+    assert np.isfinite(extreme["temperature"])
+    assert extreme["top_k"] == extreme["repeat_last_n"] == 2**32 - 1
+    assert extreme["log_min_p"] == -np.inf
+    assert extreme["repeat_penalty"] > 0
+
+
+def test_a_penalty_makes_greedy_move_on() -> None:
+    logits = np.array([2.0, 1.9, -5.0], np.float32)
+    options = SamplingSettings(temperature=0.0, repeat_penalty=1.3, repeat_last_n=2)
+    assert not options.is_greedy
+    assert sample(logits, options, 3, [0, 0, 0]) == 1
+    assert sample(logits, options, 3, [0, 1, 1]) == 0  # out of the window
+    assert sample(logits, options, 0) == 0
+    assert logits.tolist() == [2.0, np.float32(1.9), -5.0]  # unchanged
+
+
+def test_tokens_ruled_out_are_never_drawn() -> None:
+    logits = np.full(100, -np.inf, np.float32)
+    logits[[17, 80]] = 0.0
+    assert {sample(logits, OFF, position) for position in range(200)} == {17, 80}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    logits=arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e4, 1e4, width=32)),
+    temperature=st.floats(0.01, 100.0),
+    top_k=st.integers(0, 50),
+    top_p=st.floats(0.0, 1.0),
+    min_p=st.floats(0.0, 1.0),
+)
+def test_any_setting_leaves_a_distribution(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    options = SamplingSettings(temperature, top_k, top_p, min_p)
+    ids, probabilities = distribution(logits, options)
+    assert ids[0] == np.argmax(logits)
+    assert probabilities.sum() == pytest.approx(1.0)
+    assert sample(logits, options, 5) in ids
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_distribution(value: float) -> None:
+    with pytest.raises(ModelError, match="forward pass went wrong"):
+        sample(np.full(5, value, np.float32), SamplingSettings(), 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "flag"),
+    [
+        ("temperature", math.nan, "--temp nan"),
+        ("temperature", math.inf, "--temp inf"),
+        ("top_k", -1, "--top-k -1"),
+        ("top_p", 1.5, "--top-p 1.5"),
+        ("top_p", math.nan, "--top-p nan"),
+        ("min_p", -0.1, "--min-p -0.1"),
+        ("repeat_penalty", 0.0, "--repeat-penalty 0.0"),
+        ("repeat_last_n", -2, "--repeat-last-n -2"),
+        ("seed", -1, "--seed -1"),
+        ("seed", 2**64, f"--seed {2**64}"),
+    ],
+)
+def test_settings_out_of_range_name_the_flag(field: str, value: float, flag: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{flag}: expected "):
+        SamplingSettings(**{field: value})  # type: ignore[arg-type]

@@ -1,0 +1,348 @@
+"""Sequences: recorded steps against eager ones, prompts against single tokens, batches against
+single sequences, and the edges of the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from urdir.driver import execute
+from urdir.driver.device import Device
+from urdir.driver.plan import Plan
+from urdir.driver.stream import Stream
+from urdir.model.blocks.attention import key_bucket, paged_attention_into
+from urdir.model.blocks.rows import Ending, Rows, StepShape
+from urdir.model.engine.run_ahead import AHEAD
+from urdir.model.engine.sampling import SamplingSettings, sample
+from urdir.model.engine.session import Session
+from urdir.model.errors import ContextFullError, ModelError
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.weights import Weights
+from urdir.model.verify.conformance import relative_rms
+
+PROMPT = [3, 141, 59, 26, 5]
+#: Prompt steps round activations to f16 for the tensor cores; single tokens do not.
+PROMPT_TOLERANCE = 2e-3
+
+
+@pytest.fixture(scope="module")
+def weights(device_name: str) -> Iterator[Weights]:
+    path = Path(__file__).parent.parent.parent / "data" / "golden" / "nano-llama-q4_k_m.gguf"
+    with (
+        Gguf(path) as gguf,
+        Device.open(device_name) as device,
+        Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=2048), device) as loaded,
+    ):
+        yield loaded
+
+
+@pytest.fixture
+def session(weights: Weights) -> Iterator[Session]:
+    with Session(weights, context=24) as opened:
+        yield opened
+
+
+def feed_singly(session: Session, tokens: list[int], sequence: int = 0) -> None:
+    """Process tokens one step each, and leave the last one pending."""
+    for token in tokens[:-1]:
+        session.feed([token], sequence)
+        session.forward_gpu_resident([sequence])
+    session.feed(tokens[-1:], sequence)
+
+
+@pytest.mark.sanitizer
+def test_device_argmax_equals_host_argmax(session: Session) -> None:
+    session.feed(PROMPT)
+    on_device = [session.greedy_step() for _ in range(8)]
+    session.truncate(0)
+    session.feed(PROMPT)
+    on_host = []
+    for _ in range(8):
+        on_host.append(int(np.argmax(session.logits_step())))
+        session.feed(on_host[-1:])
+    assert on_device == on_host
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+def test_replay_equals_eager_bit_for_bit(weights: Weights, kv_dtype: str) -> None:
+    class Eager:
+        """Runs every step launch by launch."""
+
+        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+            execute.run(bound, weights.device, stream)
+
+    results = []
+    for observer in (None, Eager()):
+        with Session(weights, 24, kv_dtype, sequences=2, observer=observer) as session:
+            session.feed(PROMPT)
+            rows = [session.logits_step()]
+            for token in (7, 300, 12):
+                session.feed([token])
+                rows.append(session.logits_step())
+            session.truncate(2)
+            session.feed([*PROMPT[2:], 9, 8])
+            rows.append(session.logits_step())
+            session.fork(0, 1)
+            session.feed([10], 0)
+            session.feed([11], 1)
+            rows.extend(session.forward_gpu_resident((0, 1)))
+            results.append(np.stack(rows))
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+def test_what_a_step_left_in_the_workspace_does_not_matter(session: Session) -> None:
+    """As it must be after a step that failed: no counter, no flag lives from step to step."""
+    results = []
+    for byte in (None, 0x00, 0xFF, 0x7F):
+        session.truncate(0)
+        session.feed(PROMPT)
+        tokens = []
+        for _ in range(3):
+            if byte is not None:
+                for part in session.parts.work.values():
+                    part.fill(byte)
+            tokens.append(session.greedy_step())
+        results.append(tokens)
+    assert results[1:] == results[:1] * 3
+
+
+def test_a_graph_has_a_node_for_every_launch(session: Session) -> None:
+    keys = key_bucket(1, session.parts.cache.layout.max_len)
+    for ending in Ending:
+        shape = StepShape(1 if ending is not Ending.PROMPT else 16, keys, ending)
+        assert session.steps.graph(shape).node_count == len(session.steps.bound(shape))
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "q8_0", "f32"])
+def test_a_prompt_step_equals_single_tokens(weights: Weights, kv_dtype: str) -> None:
+    tokens = [int(t) for t in np.random.default_rng(1).integers(0, 320, 21)]
+    with Session(weights, 24, kv_dtype) as session:
+        session.feed(tokens)
+        at_once = session.logits_step()
+        session.truncate(0)
+        feed_singly(session, tokens)
+        singly = session.logits_step()
+    tolerance = 1e-5 if kv_dtype == "f32" else PROMPT_TOLERANCE
+    assert relative_rms(at_once, singly) < tolerance
+
+
+def test_truncating_and_feeding_again_changes_nothing(session: Session) -> None:
+    feed_singly(session, PROMPT)
+    first = session.logits_step()
+    session.feed([9, 9, 9])
+    session.logits_step()
+    session.truncate(3)
+    feed_singly(session, PROMPT[3:])
+    np.testing.assert_array_equal(session.logits_step(), first)
+
+
+def test_device_positions_follow_the_host(session: Session) -> None:
+    session.feed(PROMPT)
+    for _ in range(5):
+        session.greedy_step()
+        assert session.device_positions() == {0: session.length}
+
+
+# ---- batches ----
+
+
+def test_paged_attention_is_for_paged_caches(session: Session) -> None:
+    parts = session.parts
+    rows = Rows.of(StepShape(1, 256, Ending.GREEDY), parts.state)
+    with pytest.raises(ModelError, match="contiguous"):
+        paged_attention_into(Plan("x"), parts.attention(rows, 0), parts.work["heads"])
+
+
+@pytest.mark.parametrize("page_len", [0, 16])
+def test_batched_rows_equal_single_sequences(weights: Weights, page_len: int) -> None:
+    """Three sequences of different lengths in one step: the tokens of one at a time."""
+    rng = np.random.default_rng(2)
+    prompts = [[int(t) for t in rng.integers(0, 320, n)] for n in (3, 11, 6)]
+    with Session(weights, 24, sequences=3, page_len=page_len) as session:
+        for sequence, prompt in enumerate(prompts):
+            session.feed(prompt, sequence)
+        together = [session.forward_gpu_resident_to_token_id((0, 1, 2)) for _ in range(4)]
+        for sequence, prompt in enumerate(prompts):
+            session.truncate(0, sequence)
+            session.feed(prompt, sequence)
+            alone = [session.forward_gpu_resident_to_token_id((sequence,))[0] for _ in range(4)]
+            assert alone == [tokens[sequence] for tokens in together]
+
+
+@pytest.mark.parametrize("page_len", [0, 16])
+def test_a_fork_goes_its_own_way(weights: Weights, page_len: int) -> None:
+    with Session(weights, 48, sequences=2, page_len=page_len) as session:
+        feed_singly(session, PROMPT * 4)
+        session.fork(0, 1)
+        first = session.forward_gpu_resident_to_token_id((0, 1))
+        assert first[0] == first[1]
+        session.truncate(len(PROMPT) * 4 - 1, 1)
+        feed_singly(session, [PROMPT[-1], 77, 78], 1)
+        both = session.forward_gpu_resident((0, 1))
+        session.truncate(0, 0)
+        feed_singly(session, [*PROMPT * 4, 77, 78])
+        session.truncate(0, 1)
+        session.fork(0, 1)
+        for logits in session.forward_gpu_resident((0, 1)):
+            np.testing.assert_array_equal(logits, both[1])
+
+
+def test_pages_are_shared_until_written_and_given_back(weights: Weights) -> None:
+    with Session(weights, 64, sequences=2, page_len=16, pages=4) as session:
+        cache = session.parts.cache
+        session.feed([1] * 34)  # 33 in the cache: three pages
+        assert cache.free_tokens == 16
+        session.fork(0, 1)
+        assert cache.free_tokens == 16
+        session.forward_gpu_resident_to_token_id(
+            (1,)
+        )  # writes position 33: the shared third page is copied
+        assert cache.free_tokens == 0
+        with pytest.raises(ContextFullError, match="pages of 16"):
+            session.feed([1] * 20, 0)
+        assert session.lengths == [33, 34]
+        session.truncate(0, 1)
+        assert cache.free_tokens == 16
+        session.feed([1] * 14, 0)
+        assert session.lengths[0] == 47
+
+
+def test_a_batch_on_tensor_cores_equals_single_sequences_within_tolerance(
+    weights: Weights,
+) -> None:
+    rng = np.random.default_rng(3)
+    count = 11  # rows of the step: 16, five of them idle
+    with Session(weights, 24, sequences=count) as session:
+        for sequence in range(count):
+            session.feed([int(t) for t in rng.integers(0, 320, 2 + sequence)], sequence)
+        together = session.forward_gpu_resident(range(count))
+        for sequence in (0, 7, 10):
+            session.truncate(session.lengths[sequence] - 1, sequence)
+        rng = np.random.default_rng(3)
+        prompts = [[int(t) for t in rng.integers(0, 320, 2 + s)] for s in range(count)]
+        for sequence in (0, 7, 10):
+            session.feed(prompts[sequence][-1:], sequence)
+            alone = session.forward_gpu_resident((sequence,))
+            assert relative_rms(together[sequence], alone[0]) < PROMPT_TOLERANCE
+
+
+# ---- length buckets ----
+
+
+@pytest.mark.parametrize("page_len", [0, 64])
+def test_crossing_a_bucket_is_invisible(weights: Weights, page_len: int) -> None:
+    """From incremental attention to flash decoding at 512 keys, replayed and eager, and back."""
+
+    class Eager:
+        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+            execute.run(bound, weights.device, stream)
+
+    tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 509)]
+    results = []
+    for observer in (None, Eager()):
+        with Session(weights, 1000, page_len=page_len, observer=observer) as session:
+            session.feed(tokens)
+            rows = [session.logits_step()]
+            for token in range(6):
+                session.feed([token])
+                rows.append(session.logits_step())
+            assert session.length == 515
+            assert session.device_positions() == {0: 515}
+            session.truncate(510)
+            session.feed([1])
+            rows.append(session.logits_step())
+            results.append(np.stack(rows))
+    np.testing.assert_array_equal(results[0], results[1])
+    # below the border again, after truncation from above it: as when it was first there
+    np.testing.assert_array_equal(results[0][-1], results[0][2])
+    assert key_bucket(512, 1024) < key_bucket(513, 1024)
+
+
+# ---- running ahead ----
+
+
+def test_running_ahead_changes_nothing(session: Session) -> None:
+    session.feed(PROMPT)
+    singly = [session.greedy_step() for _ in range(24 - len(PROMPT) + 1)]
+    session.truncate(0)
+    session.feed(PROMPT)
+    assert list(session.stream(Ending.GREEDY)) == singly
+    assert session.is_full
+
+
+def test_steps_beyond_a_stop_are_undone(session: Session) -> None:
+    session.feed(PROMPT)
+    expected = [session.greedy_step() for _ in range(10)]
+    session.truncate(0)
+    session.feed(PROMPT)
+    stream = session.stream(Ending.GREEDY)
+    assert list(islice(stream, 4)) == expected[:4]
+    assert session.length > len(PROMPT) + 3 - AHEAD
+    stream.close()
+    assert session.length == len(PROMPT) + 3
+    assert [session.greedy_step() for _ in range(6)] == expected[4:]
+
+
+def test_sampling_on_the_device_equals_numpy(session: Session) -> None:
+    settings = SamplingSettings(temperature=1.3, top_k=50, repeat_penalty=1.2, seed=11)
+    session.set_sampling(settings)
+    session.feed(PROMPT)
+    on_device = list(islice(session.stream(Ending.SAMPLE), 12))
+    session.truncate(0)
+    session.feed(PROMPT)
+    sequence = list(PROMPT)
+    for _ in range(12):
+        token = sample(session.logits_step(), settings, len(sequence), sequence)
+        sequence.append(token)
+        session.feed([token])
+    assert on_device == sequence[len(PROMPT) :]
+
+
+# ---- edges ----
+
+
+def test_a_full_context_is_refused_and_leaves_the_sequence_as_it_was(session: Session) -> None:
+    with pytest.raises(ContextFullError, match="by 1"):
+        session.feed([1] * 25)
+    assert session.length == 0
+    session.feed([1] * 24)
+    session.greedy_step()
+    assert session.is_full
+    with pytest.raises(ContextFullError):
+        session.greedy_step()
+    session.truncate(20)
+    session.feed([5])
+    session.greedy_step()
+    assert session.length == 21
+
+
+def test_what_cannot_be_is_refused(session: Session) -> None:
+    with pytest.raises(ModelError, match="320"):
+        session.feed([1, 320])
+    with pytest.raises(ModelError, match="pending"):
+        session.greedy_step()
+    with pytest.raises(ModelError, match="each once"):
+        session.forward_gpu_resident_to_token_id((0, 0))
+
+
+def test_numpy_references_of_the_whole_plan_agree(weights: Weights) -> None:
+    results = []
+
+    class References:
+        """Evaluates every step with the kernels' numpy references."""
+
+        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+            execute.evaluate(bound)
+
+    for observer in (None, References()):
+        with Session(weights, 24, observer=observer) as session:
+            session.feed(PROMPT)
+            results.append(session.logits_step())
+    assert relative_rms(results[1], results[0]) < PROMPT_TOLERANCE

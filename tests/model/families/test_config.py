@@ -1,0 +1,262 @@
+"""Sizes from metadata, checked against every tensor; what does not fit is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import gguf as reference
+import pytest
+
+from urdir.model.errors import ConfigError, ModelError, UnsupportedError
+from urdir.model.families.config import Config, expected_tensors
+from urdir.model.files.gguf import Gguf
+
+Maker = Callable[..., Path]
+Files = tuple[dict[str, Any], dict[str, Any]]
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, LAYERS = 64, 4, 2, 16, 96, 50, 2
+F32, F16, Q8_0, Q8_1, IQ4_NL, I32 = 0, 1, 8, 9, 20, 26
+
+
+def small_model() -> Files:
+    """Metadata and tensors, (type, shape, data), of a small llama model that is in order."""
+    metadata: dict[str, Any] = {
+        "general.architecture": "llama",
+        "llama.block_count": LAYERS,
+        "llama.context_length": 128,
+        "llama.embedding_length": HIDDEN,
+        "llama.feed_forward_length": FFN,
+        "llama.attention.head_count": HEADS,
+        "llama.attention.head_count_kv": KV_HEADS,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (VOCAB, HIDDEN),
+        "output_norm.weight": (HIDDEN,),
+        "output.weight": (VOCAB, HIDDEN),
+    }
+    for layer in range(LAYERS):
+        shapes |= {
+            f"blk.{layer}.attn_norm.weight": (HIDDEN,),
+            f"blk.{layer}.attn_q.weight": (HEADS * HEAD_DIM, HIDDEN),
+            f"blk.{layer}.attn_k.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+            f"blk.{layer}.attn_v.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+            f"blk.{layer}.attn_output.weight": (HIDDEN, HEADS * HEAD_DIM),
+            f"blk.{layer}.ffn_norm.weight": (HIDDEN,),
+            f"blk.{layer}.ffn_gate.weight": (FFN, HIDDEN),
+            f"blk.{layer}.ffn_up.weight": (FFN, HIDDEN),
+            f"blk.{layer}.ffn_down.weight": (HIDDEN, FFN),
+        }
+    return metadata, {name: tensor(shape) for name, shape in shapes.items()}
+
+
+def tensor(shape: tuple[int, ...], type_id: int = F32) -> tuple[int, tuple[int, ...], bytes]:
+    """A tensor of zeros."""
+    block, nbytes = reference.GGML_QUANT_SIZES[reference.GGMLQuantizationType(type_id)]
+    elements = 1
+    for n in shape:
+        elements *= n
+    return type_id, shape, b"\0" * (elements // block * nbytes)
+
+
+def read(make_gguf: Maker, files: Files) -> Config:
+    with Gguf(make_gguf(*files)) as gguf:
+        return Config.from_gguf(gguf)
+
+
+def refused(make_gguf: Maker, files: Files, error: type[ModelError] = ConfigError) -> str:
+    path = make_gguf(*files)
+    with Gguf(path) as gguf, pytest.raises(error) as caught:
+        Config.from_gguf(gguf)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert message.count(str(path)) == 1
+    assert "\n" not in message
+    return message
+
+
+def test_sizes_of_a_small_model(make_gguf: Maker) -> None:
+    config = read(make_gguf, small_model())
+    assert (config.n_layers, config.hidden, config.ffn) == (LAYERS, HIDDEN, FFN)
+    assert (config.n_heads, config.n_kv_heads, config.head_dim) == (HEADS, KV_HEADS, HEAD_DIM)
+    assert (config.vocab_size, config.context_length) == (VOCAB, 128)
+    assert config.rms_eps == pytest.approx(1e-5)
+    assert (config.tied, config.has_rope_factors) == (False, False)
+    assert (config.rope.dim, config.rope.style) == (HEAD_DIM, "interleaved")
+    assert config.rope.freq_base == 10000.0
+    with pytest.raises(FrozenInstanceError):
+        config.hidden = 1  # type: ignore[misc]
+
+
+def test_the_demo_model(demo_file: Path) -> None:
+    with Gguf(demo_file) as gguf:
+        config = Config.from_gguf(gguf)
+    assert (config.n_layers, config.hidden, config.ffn, config.vocab_size) == (6, 256, 768, 2048)
+    assert (config.n_heads, config.n_kv_heads, config.head_dim) == (4, 2, 64)
+    assert config.tied
+
+
+def test_every_golden_llama_file_is_taken(data: Path) -> None:
+    files = sorted((data / "golden").glob("*.gguf"))
+    assert len(files) >= 15
+    for path in files:
+        with Gguf(path) as gguf:
+            config = Config.from_gguf(gguf)
+            assert dict(expected_tensors(config)).keys() == gguf.tensors.keys()
+            assert config.has_rope_factors == ("ropef" in path.name)
+
+
+def test_a_tied_model(make_gguf: Maker) -> None:
+    metadata, tensors = small_model()
+    del tensors["output.weight"]
+    assert read(make_gguf, (metadata, tensors)).tied
+
+
+def test_the_vocabulary_size_is_the_embedding_s(make_gguf: Maker) -> None:
+    metadata, tensors = small_model()
+    metadata["llama.vocab_size"] = 7
+    assert read(make_gguf, (metadata, tensors)).vocab_size == VOCAB
+
+
+def test_kv_heads_default_to_heads(make_gguf: Maker) -> None:
+    metadata, tensors = small_model()
+    del metadata["llama.attention.head_count_kv"]
+    for layer in range(LAYERS):
+        for name in ("attn_k", "attn_v"):
+            tensors[f"blk.{layer}.{name}.weight"] = tensor((HEADS * HEAD_DIM, HIDDEN))
+    assert read(make_gguf, (metadata, tensors)).n_kv_heads == HEADS
+
+
+def test_a_head_dim_of_its_own(make_gguf: Maker) -> None:
+    metadata, tensors = small_model()
+    metadata |= {"llama.attention.key_length": 32, "llama.attention.value_length": 32}
+    for layer in range(LAYERS):
+        for name, heads in (("attn_q", HEADS), ("attn_k", KV_HEADS), ("attn_v", KV_HEADS)):
+            tensors[f"blk.{layer}.{name}.weight"] = tensor((heads * 32, HIDDEN))
+        tensors[f"blk.{layer}.attn_output.weight"] = tensor((HIDDEN, HEADS * 32))
+    config = read(make_gguf, (metadata, tensors))
+    assert (config.head_dim, config.rope.dim) == (32, 32)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "general.architecture",
+        "llama.block_count",
+        "llama.context_length",
+        "llama.embedding_length",
+        "llama.feed_forward_length",
+        "llama.attention.head_count",
+        "llama.attention.layer_norm_rms_epsilon",
+    ],
+)
+def test_a_missing_key_is_named(make_gguf: Maker, key: str) -> None:
+    metadata, tensors = small_model()
+    del metadata[key]
+    assert f"metadata key '{key}' is missing" in refused(make_gguf, (metadata, tensors))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("llama.block_count", 0, "'llama.block_count' is 0, expected a positive number"),
+        ("llama.block_count", -2, "'llama.block_count' is -2"),
+        ("llama.block_count", "2", "'llama.block_count' is str '2', expected an integer"),
+        ("llama.block_count", True, "'llama.block_count' is bool 'True', expected an integer"),
+        ("llama.block_count", 4_000_000_000, "tensor 'blk.2.attn_norm.weight' (64) is missing"),
+        ("llama.embedding_length", 0, "embedding_length"),
+        ("llama.attention.head_count", 0, "head_count"),
+        ("llama.attention.head_count_kv", 3, "4 query heads are no multiple of 3 KV heads"),
+        ("llama.attention.layer_norm_rms_epsilon", 0.0, "rms_epsilon' is 0.0"),
+        ("llama.attention.layer_norm_rms_epsilon", float("nan"), "not a finite number"),
+        ("llama.rope.dimension_count", 0, "dimension_count is 0"),
+        ("llama.rope.dimension_count", 7, "dimension_count is 7, expected an even number"),
+        ("llama.rope.dimension_count", 32, "dimension_count is 32"),
+        ("llama.rope.freq_base", 1.0, "freq_base is 1.0"),
+        ("llama.rope.freq_base", float("inf"), "freq_base' is inf, not a finite number"),
+        ("llama.rope.scaling.factor", -2.0, "factor is -2.0"),
+        ("general.architecture", 3, "'general.architecture' is int '3', expected a string"),
+    ],
+)
+def test_a_bad_value_is_named(make_gguf: Maker, key: str, value: object, message: str) -> None:
+    metadata, tensors = small_model()
+    metadata[key] = value
+    assert message in refused(make_gguf, (metadata, tensors))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("general.architecture", "mamba", "architecture 'mamba' is not supported (supported: "),
+        ("general.architecture", "x\ny", r"architecture 'x\ny'"),
+        ("llama.expert_count", 8, "a mixture of 8 experts (llama.expert_count)"),
+        ("llama.attention.value_length", 8, "heads of 16 for keys and 8 for values"),
+        ("llama.rope.scaling.type", "longrope", "scaling.type is 'longrope'"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    make_gguf: Maker, key: str, value: object, message: str
+) -> None:
+    metadata, tensors = small_model()
+    metadata[key] = value
+    assert message in refused(make_gguf, (metadata, tensors), UnsupportedError)
+
+
+def test_every_missing_tensor_is_named(make_gguf: Maker) -> None:
+    _, complete = small_model()
+    for name in complete.keys() - {"output.weight"}:
+        metadata, tensors = small_model()
+        del tensors[name]
+        message = refused(make_gguf, (metadata, tensors))
+        assert f"tensor '{name}'" in message
+        assert message.endswith("is missing")
+
+
+def test_every_wrong_shape_is_named_with_both_shapes(make_gguf: Maker) -> None:
+    _, complete = small_model()
+    for name in complete.keys() - {"token_embd.weight"}:
+        metadata, tensors = small_model()
+        shape = tensors[name][1]
+        tensors[name] = tensor((shape[0] + 1, *shape[1:]))
+        expected = ", ".join(map(str, shape))
+        found = ", ".join(map(str, tensors[name][1]))
+        assert (
+            f"tensor '{name}' has shape ({found}), the metadata asks for ({expected})"
+        ) in refused(make_gguf, (metadata, tensors))
+
+
+@pytest.mark.parametrize(
+    ("name", "type_id", "type_name"),
+    [
+        ("blk.1.ffn_down.weight", IQ4_NL, "IQ4_NL"),
+        ("token_embd.weight", Q8_1, "Q8_1"),
+        ("output.weight", I32, "I32"),
+        ("output_norm.weight", F16, "F16"),
+    ],
+)
+def test_a_tensor_type_that_is_not_supported_is_named(
+    make_gguf: Maker, name: str, type_id: int, type_name: str
+) -> None:
+    metadata, tensors = small_model()
+    tensors[name] = tensor(tensors[name][1], type_id)
+    message = refused(make_gguf, (metadata, tensors), UnsupportedError)
+    assert f"tensor '{name}' has type {type_name}; supported there: " in message
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["blk.0.attn_output.bias", "blk.0.ffn_gate_inp.weight", "blk.2.attn_norm.weight", "extra"],
+)
+def test_a_tensor_that_would_be_ignored_is_refused(make_gguf: Maker, name: str) -> None:
+    metadata, tensors = small_model()
+    tensors[name] = tensor((HIDDEN,))
+    assert f"tensor '{name}' is no part of a 'llama' model" in refused(
+        make_gguf, (metadata, tensors), UnsupportedError
+    )
+
+
+def test_a_vocabulary_without_a_model_is_refused(vocab_file: Callable[[str], Path]) -> None:
+    with Gguf(vocab_file("llama-spm")) as gguf, pytest.raises(ConfigError, match="token_embd"):
+        Config.from_gguf(gguf)

@@ -1,0 +1,336 @@
+"""The GGUF reader against the gguf package's own, and against files meant to break it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf as reference
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from urdir.model.errors import GgufError, ModelError, UnsupportedError
+from urdir.model.files.gguf import Gguf
+from urdir.model.files.metadata import StringArray
+
+Maker = Callable[..., Path]
+F32, Q4_K = 0, 12
+
+
+def _contents(value: object) -> object:
+    return list(value) if isinstance(value, StringArray | np.ndarray) else value
+
+
+@pytest.mark.parametrize("name", ["nano-llama-q4_k_m", "nano-llama-f16", "nano-ropef-q4_k_m"])
+def test_agrees_with_the_gguf_package(data: Path, name: str) -> None:
+    path = data / "golden" / f"{name}.gguf"
+    expected = reference.GGUFReader(path)
+    with Gguf(path) as gguf:
+        assert gguf.version == 3
+        assert [tensor.name for tensor in expected.tensors] == list(gguf.tensors)
+        for tensor in expected.tensors:
+            ours = gguf.tensors[tensor.name]
+            assert ours.shape == tuple(int(n) for n in reversed(tensor.shape))
+            assert (ours.offset, ours.nbytes) == (tensor.data_offset, tensor.n_bytes)
+            assert ours.type_name == tensor.tensor_type.name
+            assert ours.data.tobytes() == tensor.data.tobytes()
+            assert not ours.data.flags.writeable
+        for key, value in gguf.metadata.items():
+            assert _contents(value) == expected.fields[key].contents()
+
+
+def test_reads_every_value_type_that_the_gguf_package_writes(tmp_path: Path) -> None:
+    types = reference.GGUFValueType
+    scalars = {
+        types.UINT8: 250, types.INT8: -3, types.UINT16: 65000, types.INT16: -30000,
+        types.UINT32: 4_000_000_000, types.INT32: -5, types.FLOAT32: 0.5, types.BOOL: True,
+        types.STRING: "héllo", types.UINT64: 2**63, types.INT64: -(2**62), types.FLOAT64: 1e300,
+    }  # fmt: skip
+    writer = reference.GGUFWriter(tmp_path / "types.gguf", "llama")
+    for value_type, value in scalars.items():
+        writer.add_key_value(f"one.{value_type.name}", value, value_type)
+        writer.add_key_value(f"many.{value_type.name}", [value] * 3, types.ARRAY, value_type)
+    for step in (
+        writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file,
+        writer.close,
+    ):  # fmt: skip
+        step()
+    metadata = Gguf(tmp_path / "types.gguf").metadata
+    for value_type, value in scalars.items():
+        assert metadata[f"one.{value_type.name}"] == value
+        assert type(metadata[f"one.{value_type.name}"]) is type(value)
+        assert _contents(metadata[f"many.{value_type.name}"]) == [value] * 3
+
+
+def test_nested_and_empty_arrays(make_gguf: Maker) -> None:
+    inner = struct.pack("<IQ", 4, 2) + struct.pack("<II", 7, 8)
+    nested = struct.pack("<IQ", 9, 2) + inner + struct.pack("<IQ", 4, 0)
+    metadata = Gguf(make_gguf({"nested": (9, nested), "none": [], "end": 1})).metadata
+    assert [list(row) for row in metadata["nested"]] == [[7, 8], []]  # type: ignore[union-attr]
+    assert list(metadata["none"]) == []  # type: ignore[arg-type]
+    assert metadata["end"] == 1
+
+
+def test_version_2_is_read_like_version_3(data: Path, tmp_path: Path) -> None:
+    raw = bytearray((data / "golden" / "nano-llama-q4_k.gguf").read_bytes())
+    raw[4] = 2
+    (tmp_path / "v2.gguf").write_bytes(raw)
+    gguf = Gguf(tmp_path / "v2.gguf")
+    assert gguf.version == 2
+    assert len(gguf.tensors) == 21
+
+
+def test_string_arrays_behave_like_lists(make_gguf: Maker) -> None:
+    texts = ["", "a", "日本", "<0x0A>", "x" * 1000]
+    strings = Gguf(make_gguf({"s": texts})).metadata["s"]
+    assert isinstance(strings, StringArray)
+    assert list(strings) == texts
+    assert [strings[i] for i in range(-5, 5)] == [*texts, *texts]
+    assert strings[1:4] == texts[1:4]
+    assert "日本" in strings
+    with pytest.raises(IndexError):
+        strings[5]
+
+
+def test_bytes_that_are_no_utf8_do_not_stop_the_reader(make_gguf: Maker) -> None:
+    raw = struct.pack("<IQQ", 8, 1, 2) + b"\xff!"
+    metadata = Gguf(make_gguf({"s": (8, struct.pack("<Q", 1) + b"\xff"), "a": (9, raw)})).metadata
+    assert metadata["s"] == "�"
+    assert list(metadata["a"]) == ["�!"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("alignment", [1, 8, 64, 4096])
+def test_alignment_of_the_file(tmp_path: Path, alignment: int) -> None:
+    writer = reference.GGUFWriter(tmp_path / "aligned.gguf", "llama")
+    writer.add_custom_alignment(alignment)
+    arrays = {name: np.arange(n, dtype=np.float32) for name, n in (("a", 3), ("b", 5), ("c", 1))}
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
+    for step in (
+        writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file,
+        writer.close,
+    ):  # fmt: skip
+        step()
+    gguf = Gguf(tmp_path / "aligned.gguf")
+    assert gguf.alignment == alignment
+    for name, array in arrays.items():
+        assert gguf.tensors[name].data.view(np.float32).tolist() == array.tolist()
+
+
+def test_views_outlive_the_file_object(data: Path) -> None:
+    with Gguf(data / "golden" / "nano-llama-f32.gguf") as gguf:
+        view = gguf.tensors["output_norm.weight"].data
+        expected = view.tobytes()
+    gguf.close()
+    assert view.tobytes() == expected
+    assert not gguf.tensors
+
+
+def test_a_large_vocabulary_loads_fast(vocab_file: Callable[[str], Path]) -> None:
+    path = vocab_file("qwen2")  # 151,936 tokens and 151,387 merges
+    best = float("inf")
+    for _ in range(3):
+        started = time.perf_counter()
+        tokens = list(Gguf(path).metadata["tokenizer.ggml.tokens"])  # type: ignore[arg-type]
+        best = min(best, time.perf_counter() - started)
+    assert len(tokens) == 151_936
+    assert best < 0.5  # 0.06 s on an idle core; the gguf package takes 5 s
+
+
+# ---- files that are none, or broken ones ---------------------------------------------------------
+
+
+def _refused(path: Path, error: type[ModelError] = GgufError) -> str:
+    with pytest.raises(error) as caught:
+        Gguf(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    assert "no such file" in _refused(tmp_path / "missing.gguf")
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    assert "a directory" in _refused(tmp_path)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    try:
+        assert "not a regular file" in _refused(tmp_path / "pipe")
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_no_permission(tmp_path: Path) -> None:
+    path = tmp_path / "secret.gguf"
+    path.write_bytes(b"GGUF")
+    path.chmod(0)
+    assert "Permission denied" in _refused(path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "error", "message"),
+    [
+        (b"", GgufError, "empty"),
+        (b"PK\x03\x04" + b"\0" * 100, GgufError, "not a GGUF file"),
+        (b"GG", GgufError, "not a GGUF file"),
+        (b"GGUF\x03", GgufError, "ends within the header"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), UnsupportedError, "version 1"),
+        (b"GGUF" + struct.pack("<IQQ", 4, 0, 0), UnsupportedError, "version 4"),
+        (b"GGUF" + struct.pack("<IQQ", 0, 0, 0), UnsupportedError, "version 0"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), UnsupportedError, "big-endian"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0), GgufError, "tensors"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**64 - 1), GgufError, "metadata keys"),
+    ],
+)
+def test_what_is_no_gguf_file(
+    tmp_path: Path, raw: bytes, error: type[ModelError], message: str
+) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(raw)
+    assert message in _refused(path, error)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ((8, struct.pack("<Q", 2**64 - 1) + b"abc"), "'k'"),  # a string longer than the file
+        ((9, struct.pack("<IQ", 4, 2**62)), "items in metadata key 'k'"),
+        ((9, struct.pack("<IQ", 8, 1) + struct.pack("<Q", 2**64 - 9)), "'k'"),
+        ((9, struct.pack("<IQ", 8, 2) + struct.pack("<Q", 2**63) + b"x" * 20), "'k'"),
+        ((9, struct.pack("<IQ", 9, 1) * 40), "nests"),
+        ((9, struct.pack("<IQ", 13, 0) + b"\0" * 12), None),  # an empty array of no known type
+        ((9, struct.pack("<IQ", 13, 1) + b"\0" * 12), "value type 13"),
+        ((77, b""), "value type 77"),
+    ],
+)
+def test_bad_metadata_values(make_gguf: Maker, value: object, message: str | None) -> None:
+    path = make_gguf({"k": value})
+    if message is None:
+        assert Gguf(path).metadata["k"] == []
+    else:
+        assert message in _refused(path)
+
+
+def test_bad_keys(tmp_path: Path) -> None:
+    def file(*keys: bytes) -> Path:
+        path = tmp_path / "keys.gguf"
+        entries = [struct.pack("<Q", len(key)) + key + struct.pack("<IB", 0, 1) for key in keys]
+        path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(keys)) + b"".join(entries))
+        return path
+
+    assert "'a.b' occurs twice" in _refused(file(b"a.b", b"c", b"a.b"))
+    assert "not UTF-8" in _refused(file(b"\xff"))
+    assert "unprintable" in _refused(file(b"a\nb"))
+    assert "empty metadata key" in _refused(file(b""))
+
+
+def test_split_files_are_refused_by_name(make_gguf: Maker) -> None:
+    path = make_gguf({"split.no": 1, "split.count": 3})
+    assert "part 2 of a model split into 3 files" in _refused(path, UnsupportedError)
+    assert Gguf(make_gguf({"split.no": 0, "split.count": 1})).tensors == {}
+
+
+@pytest.mark.parametrize("alignment", [0, 24, 33])
+def test_bad_alignment(make_gguf: Maker, alignment: int) -> None:
+    assert "not a power of two" in _refused(make_gguf({"general.alignment": alignment}))
+
+
+def test_alignment_must_be_an_integer(make_gguf: Maker) -> None:
+    with pytest.raises(ModelError, match=r"general\.alignment"):
+        Gguf(make_gguf({"general.alignment": "32"}))
+
+
+def _tensor_file(tmp_path: Path, *infos: bytes, data: int = 4096) -> Path:
+    path = tmp_path / "tensors.gguf"
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(infos), 0) + b"".join(infos)
+    path.write_bytes(header + b"\0" * (-len(header) % 32) + b"\0" * data)
+    return path
+
+
+def _info(name: str, dims: tuple[int, ...], type_id: int = F32, offset: int = 0) -> bytes:
+    raw = name.encode()
+    return (
+        struct.pack("<Q", len(raw)) + raw
+        + struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
+        + struct.pack("<IQ", type_id, offset)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("info", "error", "message"),
+    [
+        (_info("w", ()), GgufError, "'w' has 0 dimensions"),
+        (_info("w", (1, 1, 1, 1, 1)), GgufError, "'w' has 5 dimensions"),
+        (_info("w", (4, 0)), GgufError, "'w' has an empty dimension"),
+        (_info("w", (1024,)), None, ""),
+        (_info("w", (1025,)), GgufError, "'w' ends at byte"),
+        (_info("w", (2**40, 2**40)), GgufError, "'w' ends at byte"),  # 2^82 overflows 64 bits
+        (_info("w", (2**63, 2)), GgufError, "'w' ends at byte"),
+        (_info("w", (4,), offset=2**64 - 32), GgufError, "'w' ends at byte"),
+        (_info("w", (4,), offset=16), GgufError, "'w' starts at offset 16, not aligned to 32"),
+        (_info("w", (4,), offset=4096), GgufError, "'w' ends at byte"),
+        (_info("w", (256, 28), Q4_K), None, ""),
+        (_info("w", (256, 29), Q4_K), GgufError, "'w' ends at byte"),
+        (_info("w", (128, 2), Q4_K), GgufError, "'w' has rows of 128"),
+        (_info("w", (4,), type_id=99), UnsupportedError, "'w' has unknown type 99"),
+        (_info("w", (4,), type_id=4), UnsupportedError, "'w' has unknown type 4"),  # Q4_2, removed
+        (_info("", (4,)), GgufError, "empty tensor name"),
+        (struct.pack("<Q", 2**60), GgufError, "the tensor list"),
+    ],
+)
+def test_bad_tensors(
+    tmp_path: Path, info: bytes, error: type[ModelError] | None, message: str
+) -> None:
+    path = _tensor_file(tmp_path, info)
+    if error is None:
+        assert Gguf(path).tensors["w"].nbytes <= 4096
+    else:
+        assert message in _refused(path, error)
+
+
+def test_a_tensor_name_twice(tmp_path: Path) -> None:
+    path = _tensor_file(tmp_path, _info("w", (4,)), _info("v", (4,)), _info("w", (4,)))
+    assert "tensor 'w' occurs twice" in _refused(path)
+
+
+def test_every_truncation_is_noticed(data: Path, tmp_path: Path) -> None:
+    raw = (data / "golden" / "nano-llama-q2_k.gguf").read_bytes()
+    header = Gguf(data / "golden" / "nano-llama-q2_k.gguf").tensors["token_embd.weight"].offset
+    path = tmp_path / "cut.gguf"
+    for length in itertools.chain(range(1, header, 7), (header, len(raw) // 2, len(raw) - 1)):
+        path.write_bytes(raw[:length])
+        _refused(path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    changes=st.lists(st.tuples(st.integers(4, 1700), st.integers(0, 255)), min_size=1, max_size=4)
+)
+def test_changed_bytes_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]
+) -> None:
+    golden = Path(__file__).parent.parent.parent / "data" / "golden" / "nano-llama-q2_k.gguf"
+    raw = bytearray(golden.read_bytes())
+    for place, byte in changes:
+        raw[place] = byte
+    path = tmp_path_factory.getbasetemp() / "changed.gguf"
+    path.write_bytes(raw)
+    try:
+        gguf = Gguf(path)
+    except ModelError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - either outcome is right
+    else:
+        assert all(tensor.data.nbytes == tensor.nbytes for tensor in gguf.tensors.values())

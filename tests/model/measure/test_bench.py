@@ -1,0 +1,318 @@
+"""`urdir bench`: what is counted, what is timed, and how it is printed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from urdir.driver.device import Device
+from urdir.model.blocks.rows import Ending, StepShape
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.session import Session
+from urdir.model.families.config import Config
+from urdir.model.files.synthetic import SyntheticModel
+from urdir.model.measure import bandwidth as bandwidth_module
+from urdir.model.measure.bandwidth import doubt, read_bandwidth
+from urdir.model.measure.bench import BenchCase, bench, bytes_per_step, moved_per_step, profile_step
+from urdir.model.measure.kernels import bench_matvecs
+from urdir.model.measure.paper_device import paper_device
+from urdir.model.measure.profile import plot_roofline
+from urdir.model.measure.startup import bench_startup
+from urdir.model.memory.kv_cache import kv_layout
+from urdir.model.memory.weights import Weights
+from urdir.ptxgen.render import jinja as template_environment
+from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.layout import Layout
+
+Cli = Callable[..., tuple[int, str, str]]
+
+CONDITIONS = {"model", "device", "emulated", "driver", "version", "read_gb_per_s", "vram_bytes"}
+ROW = {
+    *("test", "sequences", "tokens_per_second", "deviation", "ms_per_token", "ms_per_step"),
+    *("bytes_per_token", "moved_per_token", "gb_per_s", "share", "host_us_per_token"),
+}
+
+
+@pytest.fixture
+def nano(data: Path) -> Path:
+    return data / "golden" / "nano-llama-q8_0.gguf"
+
+
+@pytest.fixture
+def cli(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The shared one, where the bandwidth is measured with little to read."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setattr(bandwidth_module, "EMULATOR_READ_BYTES", (1 << 18,))
+    return cli
+
+
+@pytest.fixture
+def engine(nano: Path, device_name: str) -> Iterator[Engine]:
+    with Engine.open(str(nano), device=device_name, context=16, sequences=3) as engine:
+        yield engine
+
+
+# ---- what is counted ----
+
+
+def test_bytes_of_an_8b_step() -> None:
+    """All weights but the embedding table, which is looked up, and 128 KiB of keys and values for
+    each token of context."""
+    model = SyntheticModel("llama-3.1-8b", "q4_k_m")
+    config = Config.from_gguf(model)
+    with (
+        paper_device("sm_90", 132) as device,
+        Weights(model, config, device) as weights,
+        Session(weights, 200) as session,
+    ):
+        layout = session.parts.cache.layout
+        needed = bytes_per_step(model, config, layout, 100)
+        plan = session.steps.bound(StepShape(1, 256, Ending.GREEDY)).plan
+        moved = [moved_per_step(plan, length) for length in (100, 101)]
+    embedding = 128256 * 4096 * 144 // 256
+    whole = sum(t.nbytes for t in model.tensors.values())
+    assert needed == whole - embedding + 100 * (128 << 10)
+    assert moved[1] - moved[0] == 128 << 10
+    assert needed < moved[0] < 1.02 * needed  # some formats are a little larger once repacked
+
+
+def test_tied_weights_are_read_and_sequences_add_keys() -> None:
+    model = SyntheticModel("llama-3.2-1b", "q4_k_m")
+    config = Config.from_gguf(model)
+    layout = kv_layout(config, 200, "f16")
+    whole = sum(t.nbytes for t in model.tensors.values())
+    assert bytes_per_step(model, config, layout, 0) == whole
+    assert bytes_per_step(model, config, layout, 10) == whole + 10 * (32 << 10)
+    assert bytes_per_step(model, config, layout, 10, 4) == whole + 40 * (32 << 10)
+
+
+def test_rows_agree_with_themselves(engine: Engine) -> None:
+    case = BenchCase(prompt=3, generate=4, depth=2, repeats=2, sequences=(1, 3))
+    rows = list(bench(engine.session, engine.gguf, 1e9, case))
+    assert [row.test for row in rows] == ["pp3 @ d2", "tg4 @ d2", "tg4 x 3 @ d2"]
+    prompt, single, three = rows
+    assert prompt.bytes_per_token is prompt.share is prompt.host_us_per_token is None
+    for row in rows:
+        assert row.tokens_per_second > 0
+        assert row.deviation >= 0
+    for row in (single, three):
+        assert row.bytes_per_token
+        assert row.gb_per_s
+        assert row.ms_per_step == pytest.approx(row.ms_per_token * row.sequences)
+        rate = row.bytes_per_token * row.tokens_per_second
+        assert row.gb_per_s * 1e9 == pytest.approx(rate, rel=1e-3)
+        assert row.share == pytest.approx(row.gb_per_s)
+        # Emulated kernels run while the host waits: what is left is a small part.
+        assert row.host_us_per_token
+        assert 0 < row.host_us_per_token < 1e3 * row.ms_per_token
+    layout = engine.session.parts.cache.layout
+    needed = bytes_per_step(engine.gguf, engine.config, layout, 4, 3)
+    assert three.bytes_per_token == round(needed / 3)
+    assert engine.session.lengths == [2 + 4] * 3  # steps beyond the last one are undone
+
+
+def test_a_profile_accounts_for_every_launch(engine: Engine) -> None:
+    rows = profile_step(engine.session, 1e9)
+    shape = StepShape(1, 256, Ending.GREEDY)
+    plan = engine.session.steps.bound(shape).plan
+    assert sum(row.calls for row in rows) == len(plan)
+    assert sum(row.bytes_moved for row in rows) == sum(op.bytes_moved() for op in plan)
+    qkv = next(row for row in rows if "attn_qkv" in row.role)
+    assert qkv.flops >= 2 * 2 * (256 + 2 * 128) * 256  # two layers
+    assert qkv.intensity == qkv.flops / qkv.bytes_moved
+    times = [row.microseconds for row in rows]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_slow_device_is_doubted() -> None:
+    assert doubt("NVIDIA H200", 4.5e12) == doubt("NVIDIA L4", 0.2e12) == ""
+    assert "4.39 TB/s" in doubt("NVIDIA H200", 4.39e12)
+
+
+def test_a_doubtful_run_warns(cli: Cli, nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth_module, "EXPECTED", {"emulator": 1e12})
+    code, _, err = cli("bench", nano, "-p", "0", "-n", "1", "-r", "1")
+    assert code == 0
+    assert "does not count" in err
+
+
+# ---- kernels alone ----
+
+
+def test_products_beside_a_read_only_kernel(device_name: str) -> None:
+    shapes = ((5, 256), (7, 512))
+    with Device.open(device_name) as device:
+        rows = list(bench_matvecs(device, ("Q6_K", "F16"), shapes, turn_bytes=20_000))
+    assert [(r.type, r.rows, r.cols) for r in rows] == [
+        (kind, *shape) for kind in ("Q6_K", "F16") for shape in shapes
+    ]
+    for row in rows:
+        assert row.weight_bytes == Layout(FORMATS[row.type], row.rows, row.cols).nbytes
+        assert row.launches * row.weight_bytes >= 20_000 - 256 * row.launches
+        assert 0 < row.best_us <= row.median_us
+        assert row.share == pytest.approx(row.read_us / row.best_us)
+        assert row.gb_per_s == pytest.approx(row.weight_bytes / row.best_us / 1e3)
+
+
+def test_the_kernels_section(cli: Cli) -> None:
+    code, out, err = cli("bench", "--kernels", "-o", "jsonl")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert "emulator" in err
+    assert {r["type"] for r in records} == {"Q4_K", "Q6_K", "Q8_0", "F16"}
+    assert all(r["section"] == "matvecs" and set(r) > CONDITIONS for r in records)
+
+
+# ---- start-up ----
+
+
+def test_the_startup_section(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("URDIR_CACHE_DIR", str(tmp_path))
+    code, out, err = cli("bench", "--startup", "-o", "json")
+    assert code == 0, err
+    rows = json.loads(out)["startup"]
+    phases = {row["phase"]: (row["value"], row["unit"]) for row in rows}
+    assert [unit for _, unit in phases.values()] == ["ms", "ms", "ms", "ms", "GB/s", "s"]
+    assert all(value > 0 for value, _ in phases.values())
+    cold, warm = phases["PTX compiled, cold"][0], phases["cubins loaded, warm"][0]
+    assert warm < cold
+    assert phases["PTX rendered"][0] < phases["PTX rendered, cold"][0]
+    (note,) = (row["note"] for row in rows if row["phase"] == "PTX rendered, cold")
+    assert re.fullmatch(r"\d\d templates compiled", note)
+    templates = tmp_path / "templates"  # compiled ones, of this user alone
+    assert templates.stat().st_mode & 0o777 == 0o700
+    assert any(templates.iterdir())
+
+
+def test_startup_says_that_a_wheel_has_its_templates_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("URDIR_CACHE_DIR", str(tmp_path))
+    template_environment.write_modules(tmp_path / "compiled")
+    monkeypatch.setattr(template_environment, "SHIPPED", tmp_path / "compiled")
+    monkeypatch.setattr("urdir.model.measure.startup._first_output_s", lambda *_: 1.0)
+    cold = bench_startup(None, "emulator")[1]
+    assert (cold.phase, cold.note) == ("PTX rendered, cold", "templates compiled in the wheel")
+
+
+def test_startup_says_when_a_model_cannot_run(cli: Cli, nano: Path) -> None:
+    code, _, err = cli("bench", nano, "--startup")
+    assert code == 1
+    assert "the file has no vocabulary" in err
+
+
+# ---- how it is printed ----
+
+
+@pytest.fixture
+def report(cli: Cli, nano: Path) -> Callable[[str], str]:
+    def run(kind: str) -> str:
+        words = ("-p", "2", "-n", "2", "-r", "2", "-b", "1,2", "--profile", "-o", kind)
+        code, out, err = cli("bench", nano, *words)
+        assert code == 0
+        assert "emulator" in err
+        return out
+
+    return run
+
+
+def test_json_is_one_object(report: Callable[[str], str]) -> None:
+    found = json.loads(report("json"))
+    assert set(found) == CONDITIONS | {"rows", "profile"}
+    assert [row["test"] for row in found["rows"]] == ["pp2", "tg2", "tg2 x 2"]
+    assert all(set(row) == ROW for row in found["rows"])
+    assert found["read_gb_per_s"] > 0
+    assert found["emulated"] is True
+
+
+def test_jsonl_and_csv_rows_are_complete(report: Callable[[str], str]) -> None:
+    records: list[dict[str, Any]] = [json.loads(line) for line in report("jsonl").splitlines()]
+    rows = [r for r in records if r["section"] == "rows"]
+    assert [r["test"] for r in rows] == ["pp2", "tg2", "tg2 x 2"]
+    assert all(set(r) == ROW | CONDITIONS | {"section"} for r in rows)
+    table = list(csv.DictReader(io.StringIO(report("csv"))))
+    assert [r["test"] for r in table if r["section"] == "rows"] == ["pp2", "tg2", "tg2 x 2"]
+    assert all(r["model"] and r["device"] and float(r["read_gb_per_s"]) > 0 for r in table)
+    assert len(table) == len(records)
+
+
+def test_markdown_has_a_table_a_section(report: Callable[[str], str]) -> None:
+    lines = report("md").splitlines()
+    assert any(line.startswith("| tg2 x 2 |") for line in lines)
+    assert any(line.startswith("| blk.*.ffn_down tile_matvec | 2 |") for line in lines)
+
+
+@pytest.mark.parametrize("words", [("-b", "0"), ("-b", "1,x"), ("--kernels", "--startup")])
+def test_bad_usage(cli: Cli, words: tuple[str, ...]) -> None:
+    assert cli("bench", *words)[0] == 2
+
+
+# ---- the roofline ----
+
+
+def test_plotting_needs_matplotlib(
+    cli: Cli, nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = cli("bench", nano, "--plot", tmp_path / "x.png")
+    assert (code, out) == (1, "")
+    assert "pip install 'urdir[plot]'" in err
+
+
+class FakeAxes:
+    """Takes what is drawn; knows what is asked of matplotlib, which it stands in for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **_: self.calls.append((name, args))
+
+
+def test_a_roofline_has_a_point_for_every_kernel(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes, saved = FakeAxes(), []
+
+    class Figure:
+        def __init__(self, **_: object) -> None: ...
+
+        def add_subplot(self) -> FakeAxes:
+            return axes
+
+        def savefig(self, path: Path) -> None:
+            saved.append(path)
+
+    module = types.ModuleType("matplotlib.figure")
+    module.Figure = Figure  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "matplotlib", types.ModuleType("matplotlib"))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
+    rows = profile_step(engine.session, 1e9)
+    plot_roofline(rows, 1e9, "title", tmp_path / "x.png")
+    points = [args for name, args in axes.calls if name == "scatter"]
+    assert points == [([r.intensity], [r.gflops]) for r in rows if r.flops]
+    (roof,) = (args for name, args in axes.calls if name == "plot")
+    assert [y / x for x, y in zip(*roof, strict=True)] == pytest.approx([1.0, 1.0])  # GB/s
+    assert saved == [tmp_path / "x.png"]
+
+
+def test_a_roofline_is_a_picture(engine: Engine, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="draws with the optional matplotlib")
+    path = tmp_path / "roofline.png"
+    plot_roofline(profile_step(engine.session, 1e9), 1e9, "a step", path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_read_bandwidth_is_measured(device_name: str) -> None:
+    with Device.open(device_name) as device:
+        assert read_bandwidth(device) > 1e6

@@ -1,0 +1,162 @@
+"""Which kernels a model uses, found without a device: against what a session really loads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from urdir.driver.device import Device
+from urdir.driver.operation import Launch
+from urdir.driver.ptx_files import PtxFiles
+from urdir.model.blocks.rows import Ending, StepShape
+from urdir.model.engine.runner import Steps
+from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
+from urdir.model.families.config import Config, expected_tensors
+from urdir.model.files.gguf import Gguf, Tensor
+from urdir.model.measure.model_kernels import model_kernels, step_shapes
+from urdir.model.memory.weights import Weights
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+
+CONTEXT = 64
+
+
+@pytest.fixture
+def nano(data: Path) -> Path:
+    return data / "golden" / "nano-llama-q8_0.gguf"
+
+
+def _shape_8b(**changes: Any) -> tuple[Any, Config]:
+    """A model of the size of Llama 3 8B that has tensors' types and shapes, and no data."""
+    with Gguf(Path(__file__).parent.parent.parent / "data/golden/nano-llama-q8_0.gguf") as small:
+        config = Config.from_gguf(small)
+    rope = dataclasses.replace(config.rope, dim=128)
+    sizes = {"n_layers": 32, "hidden": 4096, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128}
+    sizes |= {"ffn": 14336, "vocab_size": 128256, "context_length": 131072}
+    config = dataclasses.replace(
+        config, **{**sizes, "tied": False, "has_rope_factors": False, **changes}, rope=rope
+    )
+    tensors = {}
+    for name, shape in expected_tensors(config):
+        six_bits = any(part in name for part in ("ffn_down", "attn_v", "output.weight"))
+        kind = GGMLQuantizationType.Q6_K if six_bits else GGMLQuantizationType.Q4_K
+        if len(shape) == 1:
+            kind = GGMLQuantizationType.F32
+        block, nbytes = GGML_QUANT_SIZES[kind]
+        size = int(np.prod(shape)) // block * nbytes
+        tensors[name] = Tensor(name, int(kind), shape, 0, size, np.empty(0, np.uint8))
+    return SimpleNamespace(tensors=tensors), config
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+def test_it_finds_what_a_session_loads(nano: Path, tmp_path: Path, kv_dtype: KvDtype) -> None:
+    files = PtxFiles(dump=tmp_path)
+    with Gguf(nano) as gguf, Device.open("emulator", ptx_files=files) as device:
+        config = Config.from_gguf(gguf)
+        sm_count = device.properties.sm_count
+        found = model_kernels(gguf, config, CONTEXT, "sm_90", sm_count, kv_dtype)
+        with (
+            Weights.load(gguf, config, device) as weights,
+            Session(weights, CONTEXT, kv_dtype) as session,
+        ):
+            for end in (6, 20, 49):  # each size of prompt step
+                session.truncate(0)
+                session.feed([1] * end)
+            session.greedy_step()
+            session.set_sampling(SamplingSettings(seed=1))
+            session.forward_gpu_resident_to_token_id(ending=Ending.SAMPLE)
+            session.logits_step()
+    loaded = {path.stem for path in tmp_path.iterdir()}
+    listed = {kernel.spec.key("sm_90") for kernel in found}
+    assert {key for key in loaded if not key.startswith("repack-")} <= listed
+    unused = [kernel for kernel in found if kernel.spec.key("sm_90") not in loaded]
+    # All that is left are the steps of more rows than this context has.
+    assert all(s.rows > CONTEXT for kernel in unused for s in kernel.launches)
+
+
+def test_counts_are_those_of_the_plans(nano: Path) -> None:
+    with Gguf(nano) as gguf, Device.open("emulator") as device:
+        config = Config.from_gguf(gguf)
+        found = model_kernels(gguf, config, CONTEXT, "sm_90", device.properties.sm_count)
+        with Weights(gguf, config, device) as weights, Session(weights, CONTEXT) as session:
+            for shape in (
+                StepShape(1, session.parts.cache.layout.max_len, Ending.GREEDY),
+                StepShape(16, session.parts.cache.layout.max_len, Ending.PROMPT),
+            ):
+                plan = Steps(session.parts).bound(shape).plan
+                expected = Counter(op.kernel for op in plan if isinstance(op, Launch))
+                assert {k.spec: k.launches[shape] for k in found if shape in k.launches} == expected
+
+
+def test_a_large_model_needs_its_metadata_only() -> None:
+    gguf, config = _shape_8b()
+    found = model_kernels(gguf, config, 4096, "sm_90", 132)
+    by_name = Counter(kernel.spec.name for kernel in found)
+    assert by_name["flash_decode_chunk"] >= 1
+    steps = step_shapes(4096)
+    assert {s.keys for s in steps} == {512, 2048, 4096}
+    for kernel in found:
+        for shape, count in kernel.launches.items():
+            assert count % 32 in (0, 1) or kernel.spec.name == "rms_norm", (kernel.spec, shape)
+        assert set(kernel.launches) | set(kernel.missing) == set(steps)
+        assert not set(kernel.launches) & set(kernel.missing)
+    shortest = next(s for s in steps if s.keys == 512 and s.ending is Ending.GREEDY)
+    weights = sum(
+        kernel.spec.nbytes(param) * kernel.launches.get(shortest, 0)
+        for kernel in found
+        if kernel.spec.name == "tile_matvec"
+        for param in kernel.spec.params
+        if param.name.startswith(("weights", "up"))
+    )
+    stored = sum(t.nbytes for n, t in gguf.tensors.items() if len(t.shape) == 2)
+    embedding = gguf.tensors["token_embd.weight"].nbytes
+    assert weights == pytest.approx(stored - embedding, rel=0.02)  # repacking pads a little
+
+
+@pytest.mark.parametrize(("target", "sms"), [("sm_75", 40), ("sm_80", 108), ("sm_89", 58)])
+def test_rows_too_long_for_an_sm_take_f32_products(target: str, sms: int) -> None:
+    """Of an 8B model the 14336 columns of ffn_down, where an SM has 64 KB."""
+    gguf, config = _shape_8b(n_layers=1)
+    found = model_kernels(gguf, config, 4096, target, sms)
+    decode = [kernel.spec for kernel in found if kernel.per_step(prompt=False)]
+    columns = {
+        name: {spec.fields()["cols"] for spec in decode if spec.name == name}
+        for name in ("tile_matvec", "matvec")
+    }
+    if target == "sm_75":
+        assert columns == {"tile_matvec": {4096}, "matvec": {14336}}
+    else:
+        assert columns == {"tile_matvec": {4096, 14336}, "matvec": set()}
+
+
+def test_it_says_which_steps_use_a_kernel() -> None:
+    gguf, config = _shape_8b(n_layers=1)
+    found = model_kernels(gguf, config, 4096, "sm_90", 132)
+    used = {kernel.spec.name: kernel.used_in() for kernel in found if "argm" in kernel.spec.name}
+    assert used == {"argmax": "decode (greedy)"}
+    attention = {k.used_in() for k in found if "attention" in k.spec.name and not k.per_step(True)}
+    assert attention == {"decode (512 keys)"}
+    chunks = {k.used_in() for k in found if k.spec.name == "flash_decode_chunk"}
+    assert chunks == {"decode (2048 keys)", "decode (4096 keys)"}
+    assert "prompt (64 rows)" in {k.used_in() for k in found}
+    assert "decode" in {k.used_in() for k in found}
+
+
+def test_targets_and_shapes_that_cannot_be() -> None:
+    gguf, config = _shape_8b(n_layers=1)
+    with pytest.raises(ModelError, match="sm_42"):
+        model_kernels(gguf, config, 4096, "sm_42", 132)
+    with pytest.raises(ModelError, match="context"):
+        model_kernels(gguf, config, 1 << 20, "sm_90", 132)
+    wide = dataclasses.replace(config, head_dim=2048)
+    with pytest.raises((ModelError, PtxgenError), match="head_dim"):
+        model_kernels(gguf, wide, 4096, "sm_90", 132)

@@ -1,0 +1,391 @@
+"""Tokenisers: the published cases exactly, round trips, special tokens, broken vocabularies."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from urdir.model.errors import ConfigError, ModelError, TokenizerError, UnsupportedError
+from urdir.model.files.gguf import Gguf
+from urdir.model.text.pretokenizers import PRE_TOKENIZERS
+from urdir.model.text.tokenizer import Tokenizer
+from urdir.model.text.vocabulary import TokenType
+
+Maker = Callable[..., Path]
+VOCABULARIES = ["llama-bpe", "llama-spm", "qwen2"]
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = map(int, TokenType)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(vocab_file: Callable[[str], Path], demo_file: Path) -> dict[str, Tokenizer]:
+    files = {name: vocab_file(name) for name in VOCABULARIES} | {"demo": demo_file}
+    return {name: Tokenizer.from_gguf(Gguf(path)) for name, path in files.items()}
+
+
+# ---- real vocabularies ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+@pytest.mark.parametrize("parse_special", [False, True])
+def test_published_cases(
+    tokenizers: dict[str, Tokenizer], data: Path, name: str, parse_special: bool
+) -> None:
+    stem = data / "vocab" / f"ggml-vocab-{name}.gguf"
+    # newline="" keeps the "\r" that a case holds
+    with open(f"{stem}.inp", encoding="utf-8", newline="") as file:
+        texts = file.read().split("\n__ggml_vocab_test__\n")
+    lines = Path(f"{stem}.out").read_text().split("\n")
+    assert len(texts) == len(lines) == 47
+    for text, line in zip(texts, lines, strict=True):
+        expected = [int(token) for token in line.split()]
+        assert tokenizers[name].encode(text, parse_special=parse_special) == expected, text
+        assert tokenizers[name].decode(expected) == text
+
+
+@pytest.mark.parametrize("name", [*VOCABULARIES, "demo"])
+def test_random_text_comes_back(tokenizers: dict[str, Tokenizer], name: str) -> None:
+    tokenizer = tokenizers[name]
+    # U+2581 is how SentencePiece writes a space
+    characters = st.characters(exclude_categories=["Cs"], exclude_characters="▁")
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.text(characters))
+    @example("\0")
+    @example("  leading and trailing  ")
+    @example("<s><|im_end|><unk><0x0A>")
+    @example("🏳️‍🌈 é é ﷺ\r\n\t")
+    def check(text: str) -> None:
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert not any(tokenizer.is_control(token) for token in ids)
+
+    check()
+
+
+def test_ids_with_a_role(tokenizers: dict[str, Tokenizer]) -> None:
+    llama3, spm, qwen2, demo = (tokenizers[n] for n in (*VOCABULARIES, "demo"))
+    assert (llama3.bos_id, llama3.eos_id, llama3.adds_bos) == (128000, 128001, True)
+    assert llama3.end_ids == {128001, 128009}  # <|end_of_text|> is eos, <|eot_id|> by name
+    assert (spm.bos_id, spm.eos_id, spm.adds_bos, spm.end_ids) == (1, 2, True, {2})
+    assert (qwen2.adds_bos, qwen2.end_ids) == (False, {151643, 151645})
+    assert (demo.adds_bos, demo.end_ids, demo.vocab_size) == (False, {0, 2}, 2048)
+
+
+def test_special_tokens_only_where_markup_is_parsed(tokenizers: dict[str, Tokenizer]) -> None:
+    demo = tokenizers["demo"]
+    text = "<|im_start|>user\nhi<|im_end|>"
+    parsed = demo.encode(text, parse_special=True)
+    assert parsed == [1, *demo.encode("user\nhi"), 2]
+    assert demo.decode(parsed) == "user\nhi"
+    assert demo.decode(parsed, keep_control=True) == text
+    plain = demo.encode(text)
+    assert not {1, 2} & set(plain)
+    assert demo.decode(plain) == text
+
+
+def test_opaque_spans_hide_special_tokens(tokenizers: dict[str, Tokenizer]) -> None:
+    demo = tokenizers["demo"]
+    text = "a<|im_end|>b<|im_end|>c<|im_end|>"
+    expected = [*demo.encode("a"), 2, *demo.encode("b<|im_end|>c"), 2]  # the second is text
+    for opaque in [(11, 14)], [(14, 15)], [(12, 22)], [(0, 1), (13, 14), (22, 23)]:
+        assert demo.encode(text, parse_special=True, opaque=opaque) == expected
+    assert demo.encode(text, parse_special=True, opaque=[(0, len(text))]) == demo.encode(text)
+
+
+def test_bos_is_added_once(tokenizers: dict[str, Tokenizer]) -> None:
+    spm, demo = tokenizers["llama-spm"], tokenizers["demo"]
+    assert spm.encode("Hello", add_bos=True) == [1, 15043]
+    assert spm.encode("<s>Hello", add_bos=True, parse_special=True) == [1, 15043]
+    assert spm.encode("", add_bos=True) == [1]
+    assert demo.encode("Hello", add_bos=True) == demo.encode("Hello")  # add_bos_token is false
+
+
+def test_sentencepiece_starts_anew_after_a_special_token(tokenizers: dict[str, Tokenizer]) -> None:
+    spm = tokenizers["llama-spm"]
+    assert spm.encode("Hello</s>Hello", parse_special=True) == [15043, 2, 15043]
+    assert spm.decode([15043, 2, 15043]) == "HelloHello"
+
+
+@pytest.mark.parametrize("name", ["demo-q8_0", "demo-q4_k_m"])
+def test_the_golden_chat_of_the_demo_model(
+    tokenizers: dict[str, Tokenizer], data: Path, name: str
+) -> None:
+    golden = np.load(data / "demo" / f"{name}.npz")["tokens"].tolist()
+    text = tokenizers["demo"].decode(golden, keep_control=True)
+    assert tokenizers["demo"].encode(text, parse_special=True) == golden
+
+
+def test_token_bytes_join_to_the_text(tokenizers: dict[str, Tokenizer]) -> None:
+    text = "Grüße, 世界 🦙"
+    for tokenizer in tokenizers.values():
+        raw = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text)))
+        assert raw.decode().lstrip(" ") == text
+
+
+def test_ids_outside_the_vocabulary(tokenizers: dict[str, Tokenizer]) -> None:
+    demo = tokenizers["demo"]
+    for token in (-1, 2048):
+        with pytest.raises(TokenizerError, match=f"token id {token} is outside .* 2048 tokens"):
+            demo.token_bytes(token)
+    assert demo.is_control(2048)  # a padding row of the embedding
+
+
+def test_lone_surrogates_are_refused(tokenizers: dict[str, Tokenizer]) -> None:
+    for tokenizer in tokenizers.values():
+        with pytest.raises(TokenizerError, match="lone surrogate at character 2"):
+            tokenizer.encode("ab\ud800")
+
+
+def test_a_large_vocabulary_builds_within_a_second_or_so(
+    vocab_file: Callable[[str], Path],
+) -> None:
+    started = time.perf_counter()
+    Tokenizer.from_gguf(Gguf(vocab_file("llama-bpe")))  # 128,256 tokens, 280,147 merges
+    assert time.perf_counter() - started < 3.0  # 0.75 s on an idle core
+
+
+def sentencepiece_reference(text: str, scores: dict[str, float]) -> list[str]:
+    """SentencePiece's BPE as its definition goes: repeat the best merge, leftmost among equals."""
+    symbols = list("▁" + text.replace(" ", "▁"))
+    following: list[int | None] = [*range(1, len(symbols)), None]
+    before: list[int | None] = [None, *range(len(symbols) - 1)]
+    queue: list[tuple[float, int, str]] = []
+
+    def offer(left: int | None) -> None:
+        if left is not None and (right := following[left]) is not None:
+            joined = symbols[left] + symbols[right]
+            if joined in scores:
+                heapq.heappush(queue, (-scores[joined], left, joined))
+
+    for place in range(len(symbols)):
+        offer(place)
+    while queue:
+        _, left, joined = heapq.heappop(queue)
+        right = following[left]
+        if not symbols[left] or right is None or symbols[left] + symbols[right] != joined:
+            continue  # one of the two has been merged meanwhile
+        symbols[left], symbols[right] = joined, ""
+        following[left] = after = following[right]
+        if after is not None:
+            before[after] = left
+        offer(left)
+        offer(before[left])
+    return [symbol for symbol in symbols if symbol]
+
+
+def test_sentencepiece_merges_by_score(
+    tokenizers: dict[str, Tokenizer], vocab_file: Callable[[str], Path]
+) -> None:
+    tokenizer = tokenizers["llama-spm"]
+    metadata = Gguf(vocab_file("llama-spm")).metadata
+    tokens = list(metadata["tokenizer.ggml.tokens"])  # type: ignore[arg-type]
+    values = metadata["tokenizer.ggml.scores"].tolist()  # type: ignore[union-attr]
+    scores = dict(zip(tokens[259:], values[259:], strict=True))
+    words = [piece.replace("▁", " ") for piece in scores if piece.isprintable()]
+    pieces = st.one_of(st.sampled_from(words), st.text("abcdefgh .,'\n0123456789", max_size=4))
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.lists(pieces, min_size=1, max_size=20).map("".join).filter(bool))
+    @example("aaaaaaaaaaaaaaaa bbbbbbb                 cc")
+    def check(text: str) -> None:
+        symbols = sentencepiece_reference(text, scores)
+        expected = [
+            token
+            for symbol in symbols
+            for token in (
+                [tokens.index(symbol)] if symbol in scores
+                else [3 + byte for byte in symbol.encode()]
+            )
+        ]  # fmt: skip
+        assert tokenizer.encode(text) == expected
+
+    check()
+
+
+# ---- small vocabularies made for a case ----------------------------------------------------------
+
+
+def byte_level(**changes: Any) -> dict[str, Any]:
+    """Metadata of a byte-level vocabulary: 256 bytes, "he", "ll", "hell", markup."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [chr(256 + i) for i in range(256 - len(printable))]
+    tokens = [*map(chr, printable), *others, "he", "ll", "hell", "<|im_end|>", "<tool>", "<a>"]
+    types = [NORMAL] * 259 + [NORMAL, USER_DEFINED, CONTROL]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.merges": ["h e", "l l", "he ll"],
+    } | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+
+
+def sentencepiece(**changes: Any) -> dict[str, Any]:
+    """Metadata of a SentencePiece vocabulary with a byte token for every byte."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    tokens += ["▁", "a", "b", "s", ">", "<", "▁a", "ab", "s>", "<s"]
+    types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * 10
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.scores": -np.arange(len(tokens), dtype=np.float32),
+    } | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+
+
+def build(make_gguf: Maker, metadata: dict[str, Any]) -> Tokenizer:
+    return Tokenizer.from_gguf(Gguf(make_gguf(metadata)))
+
+
+def texts(tokenizer: Tokenizer, text: str, **options: Any) -> list[str]:
+    return [tokenizer.token_text(i) for i in tokenizer.encode(text, **options)]
+
+
+def test_byte_level_merges(make_gguf: Maker) -> None:
+    tokenizer = build(make_gguf, byte_level())
+    assert texts(tokenizer, "hello") == ["hell", "o"]
+    assert texts(tokenizer, "hel\n") == ["he", "l", "Ċ"]
+    assert tokenizer.bos_id is None
+    assert not tokenizer.adds_bos
+
+
+def test_user_defined_tokens_are_always_found_control_tokens_are_not(make_gguf: Maker) -> None:
+    tokenizer = build(make_gguf, byte_level())
+    assert texts(tokenizer, "he<tool>he<a>") == ["he", "<tool>", "he", "<", "a", ">"]
+    assert texts(tokenizer, "he<tool>he<a>", parse_special=True)[-1] == "<a>"
+    assert tokenizer.decode(tokenizer.encode("<tool>")) == "<tool>"
+    # typed as ordinary text by its file, but known to end a turn
+    end = tokenizer.encode("<|im_end|>", parse_special=True)
+    assert len(end) == 1
+    assert tokenizer.is_control(end[0])
+    assert tokenizer.end_ids == set(end)
+    assert len(tokenizer.encode("<|im_end|>")) == 10
+
+
+def test_whole_words_are_taken_before_merges_where_the_model_does(make_gguf: Maker) -> None:
+    words = {"tokens": [*byte_level()["tokenizer.ggml.tokens"], "world"]}
+    words["token_type"] = np.array([NORMAL] * 263, np.int32)
+    assert len(texts(build(make_gguf, byte_level(**words)), "world")) == 5
+    llama3 = build(make_gguf, byte_level(**words, pre="llama-bpe", bos_token_id=3))
+    assert texts(llama3, "world") == ["world"]
+    assert llama3.adds_bos
+    assert not build(make_gguf, byte_level(pre="llama-bpe")).adds_bos  # no BOS to add
+
+
+def test_no_merge_makes_a_control_token(make_gguf: Maker) -> None:
+    tokenizer = build(make_gguf, sentencepiece())
+    assert texts(tokenizer, "<s>") == ["▁", "<", "s>"]
+    assert texts(tokenizer, "<s>", parse_special=True) == ["<s>"]
+
+
+def test_sentencepiece_without_a_space_in_front(make_gguf: Maker) -> None:
+    assert texts(build(make_gguf, sentencepiece()), "ab") == ["▁a", "b"]
+    tokenizer = build(make_gguf, sentencepiece(add_space_prefix=False, add_bos_token=False))
+    assert texts(tokenizer, "ab") == ["ab"]
+    assert tokenizer.decode(tokenizer.encode(" ab")) == " ab"
+    assert not tokenizer.adds_bos
+
+
+def test_characters_without_a_piece_become_bytes(make_gguf: Maker) -> None:
+    assert texts(build(make_gguf, sentencepiece()), "aé") == ["▁a", "<0xC3>", "<0xA9>"]
+
+
+@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
+def test_every_pre_tokenizer_keeps_the_text(make_gguf: Maker, pre: str) -> None:
+    tokenizer = build(make_gguf, byte_level(pre=pre))
+    for text in (
+        "I'll pay $1,234,567.89 on 2024-01-31!\r\n\n\t x  ",
+        "HTTPServer naïve Straße 你好世界 カタカナ हिन्दी ١٢٣٤ éé",
+        "don't DON'T `code`\n\n\n  indented ***",
+    ):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("gpt-2", ["ab", " 1234567", "!?", "\n\n", " c"]),
+        ("default", ["ab", " ", "123", "456", "7", "!?", "\n\n", " c"]),
+        ("qwen2", ["ab", " ", "1", "2", "3", "4", "5", "6", "7", "!?\n\n", " c"]),
+        ("llama-bpe", ["ab", " ", "123", "456", "7", "!?\n\n", " c"]),
+        ("smollm", ["ab", " ", "1", "2", "3", "4", "5", "6", "7", "!?", "\n\n", " c"]),
+        ("deepseek-v3", ["ab", " ", "123", "456", "7", "!?\n\n", " c"]),
+    ],
+)
+def test_where_pre_tokenizers_cut(make_gguf: Maker, pre: str, words: list[str]) -> None:
+    """With every substring in the vocabulary, each word becomes one token."""
+    text = "ab 1234567!?\n\n c"
+    escaped = text.replace(" ", "Ġ").replace("\n", "Ċ")
+    merged: list[str] = []
+    merges: list[str] = []
+    for length in range(2, len(escaped) + 1):
+        for start in range(len(escaped) - length + 1):
+            piece = escaped[start : start + length]
+            if piece not in merged:
+                merged.append(piece)
+                merges += [f"{piece[:cut]} {piece[cut:]}" for cut in range(1, len(piece))]
+    base = byte_level()["tokenizer.ggml.tokens"][:256]
+    made = byte_level(pre=pre, tokens=[*base, *merged], merges=merges)
+    del made["tokenizer.ggml.token_type"]
+    tokenizer = build(make_gguf, made)
+    assert [tokenizer.token_bytes(i).decode() for i in tokenizer.encode(text)] == words
+
+
+def test_a_file_without_a_vocabulary(make_gguf: Maker, data: Path) -> None:
+    for path in (data / "golden" / "nano-llama-f32.gguf", make_gguf({"general.name": "x"})):
+        with pytest.raises(TokenizerError, match="no vocabulary") as caught:
+            Tokenizer.from_gguf(Gguf(path))
+        assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model": "bert"}, UnsupportedError, "tokeniser 'bert'"),
+        ({"pre": "nobody"}, UnsupportedError, r"pre-tokeniser 'nobody' \(tokenizer.ggml.pre\)"),
+        ({"tokens": []}, TokenizerError, "tokens is empty"),
+        ({"tokens": 3}, ConfigError, "tokenizer.ggml.tokens' is int '3'"),
+        ({"token_type": np.ones(7, np.int32)}, TokenizerError, "token_type has 7 entries for 262"),
+        ({"merges": ["h e", "hello"]}, TokenizerError, "merges: 'hello' is no pair"),
+        ({"merges": ["h q9"]}, TokenizerError, "does not fit its merges"),
+        ({"eos_token_id": 262}, TokenizerError, "eos_token_id is 262, the vocabulary has 262"),
+        ({"bos_token_id": -1}, TokenizerError, "bos_token_id is -1"),
+        ({"bos_token_id": "a"}, ConfigError, "bos_token_id"),
+    ],
+)
+def test_broken_byte_level_vocabularies(
+    make_gguf: Maker, changes: dict[str, Any], error: type[ModelError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        build(make_gguf, byte_level(**changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["tokens", "merges"])
+def test_missing_keys_are_named(make_gguf: Maker, key: str) -> None:
+    metadata = byte_level()
+    del metadata[f"tokenizer.ggml.{key}"]
+    with pytest.raises(ConfigError, match=rf"'tokenizer\.ggml\.{key}' is missing"):
+        build(make_gguf, metadata)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scores": np.zeros(3, np.float32)}, "scores has 3 entries for 269 tokens"),
+        ({"tokens": ["<0xZZ>"] * 269}, "is no byte token such as <0x0A>"),
+    ],
+)
+def test_broken_sentencepiece_vocabularies(
+    make_gguf: Maker, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TokenizerError, match=message):
+        build(make_gguf, sentencepiece(**changes))

@@ -1,0 +1,320 @@
+"""`urdir check`: green where all is well, and red, by name, for everything that can be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver import bindings, execute
+from urdir.driver.errors import DriverError
+from urdir.driver.ptx_files import PtxFiles
+from urdir.driver.stream import Stream
+from urdir.model.engine.engine import demo_model
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.measure.model_kernels import model_kernels
+from urdir.model.verify import check
+from urdir.model.verify.check import CheckRow, DeviceOwner, check_kernel_examples, check_plans
+from urdir.ptxgen.catalog import kernel
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.add import Add
+from urdir.ptxgen.spec import KernelSpec
+
+Cli = Callable[..., tuple[int, str, str]]
+EXAMPLE = Path(__file__).parent.parent.parent / "data" / "external_kernel"
+
+
+@pytest.fixture
+def owner() -> Iterator[DeviceOwner]:
+    with DeviceOwner("emulator") as opened:
+        yield opened
+
+
+# ---- the command ----
+
+
+def test_a_table_of_the_kernels_asked_for(cli: Cli) -> None:
+    code, out, err = cli("check", "--kernel", "add", "--kernel", "rms_norm")
+    assert code == 0
+    lines = out.split("\n")
+    assert lines[0].startswith("urdir check on emulator:sm_90: ")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    assert rows[0] == ["what", "examples", "error", "allowed", "us", "GB/s", ""]
+    assert rows[2] == ["add", "4", "0.0e+00", "0.0e+00", "", "", "ok"]
+    assert (rows[3][0], rows[3][-1]) == ("rms_norm", "ok")
+    assert 0 < float(rows[3][2]) <= float(rows[3][3])
+    assert lines[-2] == "11 ok, 0 failed, 0 skipped"
+    assert "add (4 examples): ok" in err
+
+
+def test_json_has_every_example(cli: Cli) -> None:
+    code, out, _ = cli("check", "--kernel", "add", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert (report["device"], report["target"], report["emulated"]) == (
+        "emulator:sm_90",
+        "sm_90",
+        True,
+    )
+    assert report["failed"] == 0
+    assert [row["example"] for row in report["rows"]] == [
+        str(spec) for spec in Add.examples().values()
+    ]
+    assert {row["status"] for row in report["rows"]} == {"ok"}
+    assert report["rows"][0]["microseconds"] is None
+
+
+def test_the_device_can_be_chosen(cli: Cli) -> None:
+    code, out, _ = cli("check", "--kernel", "matmul", "--device", "emulator:sm_75", "--json")
+    report = json.loads(out)
+    assert (code, report["target"]) == (0, "sm_75")
+    skipped = [row for row in report["rows"] if row["status"] == "skipped"]
+    wanted = [s for s in kernel("matmul").examples().values() if s.minimum_sm > 75]
+    assert [row["example"] for row in skipped] == [str(spec) for spec in wanted]
+    assert all("the device is sm_75" in row["skipped"] for row in skipped)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (("--kernel", "ad"), 2, "--kernel: no kernel 'ad': one of add, "),
+        (("--device", "gpu"), 2, "unknown device 'gpu'"),
+        (("--device", "cuda:99", "--kernel", "add"), 1, "urdir: error: "),
+        (("--kernel",), 2, "expected one argument"),
+    ],
+)
+def test_bad_usage(cli: Cli, argv: tuple[str, ...], code: int, message: str) -> None:
+    found, out, err = cli("check", *argv)
+    assert (found, out) == (code, "")
+    assert message in err
+
+
+def test_a_failure_is_named_and_gives_exit_code_1(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def off_by_one(self: Add, **inputs: Any) -> dict[str, Any]:
+        return {"y": inputs["a"] + inputs["b"] + np.float32(1)}
+
+    monkeypatch.setattr(Add, "reference", off_by_one)
+    code, out, err = cli("check", "--kernel", "swiglu", "--kernel", "add")
+    assert code == 1
+    assert "| swiglu | 4 |" in out
+    assert "| add | 4 |  |  |  |  | FAILED |" in out
+    assert "FAILED Add(n=3): kernel add: y[" in out
+    assert "4 ok, 4 failed, 0 skipped" in out
+    assert "add (4 examples): FAILED\n  Add(n=3): kernel add: y[" in err
+    code, out, _ = cli("check", "--kernel", "add", "--json")
+    report = json.loads(out)
+    assert (code, report["failed"]) == (1, 4)
+    assert {row["error"] for row in report["rows"]} == {None}
+
+
+def test_an_override_takes_effect_and_the_report_says_so(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = Add.smallest_example()
+    path = tmp_path / f"{spec.key('sm_90')}.ptx"
+    path.write_text(spec.ptx("sm_90").replace("add.f32", "sub.f32"))
+    (tmp_path / "add-sm_90-0000.ptx").write_text("stale")
+    monkeypatch.setenv("URDIR_PTX_OVERRIDE", str(tmp_path))
+    code, out, err = cli("check", "--kernel", "add")
+    assert code == 1
+    assert f"with edited PTX: {path.name}\n" in out
+    assert f"FAILED {spec}: kernel add: y[" in out
+    assert "3 ok, 1 failed, 0 skipped" in out
+    assert f"{path} is used instead" in err
+    assert err.count("were not used, such as add-sm_90-0000.ptx") == 1
+    _, out, _ = cli("check", "--kernel", "add", "--json")
+    assert json.loads(out)["edited_ptx"] == [path.name]
+
+
+def test_a_folder_of_overrides_has_to_exist(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("URDIR_PTX_OVERRIDE", str(tmp_path / "absent"))
+    code, out, err = cli("check", "--kernel", "add")
+    assert (code, out) == (1, "")
+    assert "urdir: error: PTX override: there is no folder" in err
+
+
+def test_a_kernel_of_another_package_is_found(tmp_path: Path) -> None:
+    """As pip leaves it: the package, and an entry point in its metadata."""
+    info = tmp_path / "scaled_sum-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: scaled-sum\nVersion: 0.1.0\n")
+    entry = "[urdir.kernels]\nscaled_sum = scaled_sum.kernel:ScaledSum\n"
+    (info / "entry_points.txt").write_text(entry)
+    assert 'scaled_sum = "scaled_sum.kernel:ScaledSum"' in (EXAMPLE / "pyproject.toml").read_text()
+    path = [str(EXAMPLE), str(tmp_path), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-m", "urdir.model", "check", "--kernel", "scaled_sum"],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path),
+            "URDIR_DEVICE": "emulator",
+            "URDIR_CACHE_DIR": "",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| scaled_sum | 4 |" in done.stdout
+
+
+# ---- kernels ----
+
+
+def test_after_a_fault_the_others_are_still_checked(owner: DeviceOwner) -> None:
+    owner.device.api.inject("launch", nth=2)
+    rows = list(check_kernel_examples(owner, Add))
+    assert [row.status for row in rows] == ["ok", "FAILED", "ok", "ok"]
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in rows[1].failure
+
+
+def test_what_a_spec_raises_is_reported(
+    owner: DeviceOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any, **inputs: Any) -> Any:
+        raise ValueError("shapes (3,) and (4,)")
+
+    monkeypatch.setattr(Add, "reference", fails)
+    rows = list(check_kernel_examples(owner, Add))
+    assert {row.failure for row in rows} == {"ValueError: shapes (3,) and (4,)"}
+    monkeypatch.setattr(Add, "examples", fails)
+    (row,) = check_kernel_examples(owner, Add)
+    assert row == CheckRow("add", "examples()", failure="ValueError: shapes (3,) and (4,)")
+
+
+def test_ptx_that_does_not_compile(owner: DeviceOwner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Add, "template", ("urdir.templates", "swiglu.ptx.j2"))
+    rows = list(check_kernel_examples(owner, Add))
+    assert [row.status for row in rows] == ["FAILED"] * 4
+
+
+@pytest.fixture
+def posing_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An emulator in the place of the driver: everything takes it for a GPU."""
+    monkeypatch.setattr(bindings, "real", lambda: bindings.emulated("sm_80"))
+
+
+@pytest.mark.usefixtures("posing_gpu")
+def test_on_a_gpu_the_table_has_times(cli: Cli) -> None:
+    code, out, _ = cli("check", "--device", "cuda", "--kernel", "add", "--kernel", "advance")
+    assert code == 0
+    assert out.startswith("urdir check on cuda:0: urdir emulator (sm_80")
+    assert ", driver for CUDA 13.0)\n" in out
+    for name in ("add", "advance"):
+        row = next(line for line in out.split("\n") if line.startswith(f"| {name} |"))
+        microseconds, gb_per_s = row.split("|")[5:7]
+        assert float(microseconds) > 0
+        assert float(gb_per_s) >= 0
+    _, out, _ = cli("check", "--device", "cuda", "--kernel", "add", "--json")
+    for row, spec in zip(json.loads(out)["rows"], Add.examples().values(), strict=True):
+        moved = row["gb_per_s"] * 1e9 * row["microseconds"] * 1e-6
+        assert moved == pytest.approx(spec.bytes_moved())
+
+
+@pytest.mark.usefixtures("posing_gpu")
+def test_a_gpu_is_compared_with_an_emulator_that_poses_as_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = check._check_emulator("twin", "cuda")
+    assert row == CheckRow("twin", error=0.0, tolerance=check.EMULATOR_TOLERANCE)
+    right = check._decode
+
+    def off(engine: Any, *args: Any) -> Any:
+        tokens, logits = right(engine, *args)
+        return tokens, logits * (1 if engine.device.is_emulated else 1.01)
+
+    monkeypatch.setattr(check, "_decode", off)
+    with pytest.raises(check.CheckError, match=r"logits differ by \d.\d\de-\d+ .*allowed 2e-03"):
+        check._check_emulator("twin", "cuda")
+
+
+@pytest.mark.urdir_gpu
+@pytest.mark.parametrize("kind", [Add, kernel("advance")], ids=lambda kind: kind.name)
+def test_a_gpu_is_timed(kind: type[KernelSpec]) -> None:
+    with DeviceOwner("cuda") as owner:
+        rows = list(check_kernel_examples(owner, kind))
+    assert {row.status for row in rows} == {"ok"}
+    assert all(0 < (row.microseconds or 0) < 1e5 and row.gb_per_s for row in rows)
+
+
+def test_kernels_are_selected_by_name() -> None:
+    assert check.select_kernels(["add", "rope"]) == (Add, kernel("rope"))
+    assert len(check.select_kernels()) > 15
+    with pytest.raises(PtxgenError, match="no kernel 'nonsense'"):
+        check.select_kernels(["add", "nonsense"])
+
+
+# ---- plans ----
+
+
+def test_plans_agree(device_name: str) -> None:
+    rows = {row.name: row for row in check_plans(device_name)}
+    assert [row.failure for row in rows.values()] == ["", "", ""]
+    launches, replay, emulator = rows.values()
+    assert 0 < launches.error <= launches.tolerance
+    assert (replay.error, replay.tolerance) == (0, 0)
+    assert emulator.skipped == ("there is no GPU" if device_name == "emulator" else "")
+
+
+def test_plans_run_edited_ptx(tmp_path: Path) -> None:
+    with Gguf(demo_model()) as gguf:
+        used = model_kernels(gguf, Config.from_gguf(gguf), check.CONTEXT, "sm_90", sm_count=4)
+    spec = next(kernel.spec for kernel in used if kernel.spec.name == "argmax")
+    path = tmp_path / f"{spec.key('sm_90')}.ptx"
+    path.write_text("// edited\n" + spec.ptx("sm_90"))
+    lines: list[str] = []
+    with PtxFiles(tmp_path, report=lines.append) as files:
+        row = check._check_replay("replay", "emulator", files)
+    assert row.status == "ok"
+    assert files.used == (path.name,)
+    assert len(lines) == 1
+    path.write_text("no PTX")
+    with pytest.raises(DriverError, match="compiling kernel argmax"):
+        check._check_replay("replay", "emulator", PtxFiles(tmp_path, report=lines.append))
+
+
+def test_the_emulator_agrees_with_itself() -> None:
+    row = check._check_emulator("twice", "emulator")
+    assert row == CheckRow("twice", error=0.0, tolerance=check.EMULATOR_TOLERANCE)
+
+
+class Shortened:
+    """Leaves out the last launches of a step."""
+
+    def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+        execute.run(bound, bound.device, stream, stop_after=len(bound) - 4)
+
+
+def test_a_replay_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "_Eager", Shortened)
+    with pytest.raises(check.CheckError, match="replayed"):
+        check._check_replay("replay", "emulator")
+
+
+def test_a_launch_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Add.reference
+
+    def wrong(self: Add, **inputs: Any) -> dict[str, Any]:
+        y = right(self, **inputs)["y"]
+        y[7] += 1
+        return {"y": y}
+
+    monkeypatch.setattr(Add, "reference", wrong)
+    with pytest.raises(check.CheckError, match=r"residual \(add\): y\[7\] is "):
+        check._check_launches("launches", "emulator")
+
+
+def test_a_device_that_cannot_be_opened_fails_every_plan() -> None:
+    rows = list(check_plans("cuda:99"))
+    assert {row.status for row in rows} == {"FAILED"}
