@@ -50,14 +50,6 @@ GPU, SMS, CONTEXT = "sm_90", 132, 8192
 #: Sequences of a decode step, and the lengths that they may have; most steps are of short ones.
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
 KEYS = (256, CONTEXT)
-#: Kernels that are about to be renamed -> their later names, so that the tables stay.
-LATER_NAMES = {
-    "attention": "incremental_attention",
-    "batch_matvec": "gemm_small",
-    "matmul": "gemm",
-    "matvec": "gemv_f32",
-    "tile_matvec": "gemv",
-}
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 
 
@@ -72,14 +64,14 @@ def digest(spec: KernelSpec, target: str) -> str:
 
 def examples_table() -> Iterator[str]:
     """A line for each example: kernel, name, and a digest for each target ("-": not for it)."""
-    for kind in sorted(kernels().values(), key=_name):
+    for kind in sorted(kernels().values(), key=lambda kind: kind.name):
         if not kind.__module__.startswith("urdir."):
             continue
         for name, spec in kind.examples().items():
             digests = (
                 digest(spec, t) if Target.parse(t).sm >= spec.minimum_sm else "-" for t in TARGETS
             )
-            yield f"{_name(kind)} | {name} | " + " ".join(digests)
+            yield f"{kind.name} | {name} | " + " ".join(digests)
 
 
 def plans_table() -> Iterator[str]:
@@ -135,11 +127,7 @@ def _line(op: Launch) -> str:
     spec = op.kernel
     assert isinstance(spec, KernelSpec)
     label = re.sub(r"^blk\.\d+\.", "  ", op.label)
-    return f"{label} | {_name(spec)} | {digest(spec, GPU)}"
-
-
-def _name(kernel: KernelSpec | type[KernelSpec]) -> str:
-    return LATER_NAMES.get(kernel.name, kernel.name)
+    return f"{label} | {spec.name} | {digest(spec, GPU)}"
 
 
 TABLES = {"examples.txt": examples_table, "plans.txt": plans_table}

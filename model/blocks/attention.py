@@ -27,7 +27,7 @@ from urdir.ptxgen.kernels.rotation import Rotation
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
     from urdir.driver.plan import Plan
-    from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+    from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class LayerAttention:
         """What the rows bring along: k, v, and what k is turned by."""
         return {"k": self.work["k"], "v": self.work["v"], "frequencies": self.frequencies}
 
-    def decode_kernel(self, rotation: Rotation | None) -> Attention | FlashDecodeChunk:
+    def decode_kernel(self, rotation: Rotation | None) -> IncrementalAttention | FlashDecodeChunk:
         """The kernel of decoding, which turns and appends where a rotation is given."""
         return decode_attention(
             self.heads,
@@ -135,7 +135,7 @@ def flash_attention_multi_head(plan: Plan, at: LayerAttention, out: Slice) -> No
 
 
 def _decode(
-    plan: Plan, at: LayerAttention, kernel: Attention | FlashDecodeChunk, out: Slice
+    plan: Plan, at: LayerAttention, kernel: IncrementalAttention | FlashDecodeChunk, out: Slice
 ) -> None:
     if isinstance(kernel, FlashDecodeChunk):
         flash_decoding_graphed(plan, at, kernel, out)

@@ -15,7 +15,7 @@ from urdir.model.families.config import Config
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.linear.choice import Limits, choose_product, vector_product
-from urdir.ptxgen.kernels.linear.gemm import Matmul
+from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.product import MAX_BATCH, FusedProduct
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.swiglu import SwiGLU
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # One object for equal kernels: layers share what is worked out for each.
 _vector_product = lru_cache(maxsize=256)(vector_product)
-_matmul = lru_cache(maxsize=256)(Matmul)
+_matmul = lru_cache(maxsize=256)(Gemm)
 _add = lru_cache(maxsize=64)(Add)
 _swiglu = lru_cache(maxsize=64)(SwiGLU)
 
@@ -35,7 +35,7 @@ _swiglu = lru_cache(maxsize=64)(SwiGLU)
 @dataclass(frozen=True, slots=True)
 class Activations:
     """Vectors ``x`` (rows, n) f32. The product that made them may have begun the norm behind it,
-    whose weights are ``norm`` (n,): what they are ``scaled``, and a ``summary`` (`BatchMatvec`)."""
+    whose weights are ``norm`` (n,): what they are ``scaled``, and a ``summary`` (`GemmSmall`)."""
 
     x: Slice
     norm: Slice | None = None
@@ -169,7 +169,7 @@ class Products:
 
     @property
     def _many_rows(self) -> bool:
-        return choose_product(self.rows, self.exact) == "matmul"
+        return choose_product(self.rows, self.exact) == "gemm"
 
     def _kernel(self, matrix: Matrix, batch: int, **fields: Any) -> FusedProduct:
         """The product of few rows with a matrix, and with others of those fields."""

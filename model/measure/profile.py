@@ -15,7 +15,7 @@ from urdir.model.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """All launches of one role in a step ("blk.*.attn_q matvec"), longest first in a table.
+    """All launches of one role in a step ("blk.*.attn_q gemv_f32"), longest first in a table.
 
     ``share`` is that of the read bandwidth; times include each launch's own start-up and an event.
     """

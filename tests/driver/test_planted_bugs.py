@@ -23,7 +23,7 @@ from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.linear.gemv import TileMatvec
+from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.spec import Access, LaunchShape, Param, Tolerance
 from urdir.ptxgen.tools.lint import lint
@@ -82,16 +82,16 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"hint: put a bar.sync between the two",
     ),
     "no barrier before shared memory is used for something else": (
-        example("attention", "head_dim 80"),
+        example("incremental_attention", "head_dim 80"),
         [("cp.async.wait_all;\n    bar.sync 0;", "cp.async.wait_all;")],
         CudaError,
         r"race: .*cp.async.cg.shared.global.*st.shared.v2.f32.* of scratch",
     ),
     "no barrier between two stages of a matrix product": (
-        example("matmul", "BF16"),
+        example("gemm", "BF16"),
         [("bar.sync 0;", "")],
         CudaError,
-        r"kernel matmul: race: .*st.shared.*ldmatrix.*of stages",
+        r"kernel gemm: race: .*st.shared.*ldmatrix.*of stages",
     ),
     "no barrier before a ring's slot is filled again": (
         example("prefill_attention", "head_dim 64"),
@@ -106,120 +106,120 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"race: .*cp.async.*ldmatrix.*hint: cp.async.wait_group is for the thread that copied",
     ),
     "no wait for cp.async": (
-        example("attention", "head_dim 80"),
+        example("incremental_attention", "head_dim 80"),
         [("cp.async.wait_group 2;", "")],
         CudaError,
         r"ld.shared.v4.b32.*load of bytes whose asynchronous copy has not been waited for.*"
         r"hint: cp.async.wait_group",
     ),
     "a wait for one group too few": (
-        example("attention", "head_dim 80"),
+        example("incremental_attention", "head_dim 80"),
         [("cp.async.wait_group 2;", "cp.async.wait_group 3;")],
         CudaError,
         "load of bytes whose asynchronous copy has not been waited for",
     ),
     "no wait for a tile of weights": (
-        example("tile_matvec", "split residual Q3_K"),
+        example("gemv", "split residual Q3_K"),
         [("cp.async.wait_group 5;", "")],
         CudaError,
-        r"kernel tile_matvec: .*\(ld.shared.*load of bytes whose asynchronous copy has not been "
+        r"kernel gemv: .*\(ld.shared.*load of bytes whose asynchronous copy has not been "
         r"waited for.*hint: cp.async.wait_group",
     ),
     "a wait for a tile too few, in a ring": (
-        example("tile_matvec", "split residual Q3_K"),
+        example("gemv", "split residual Q3_K"),
         [("cp.async.wait_group 5;", "cp.async.wait_group 6;")],
         CudaError,
-        r"kernel tile_matvec: .*load of bytes whose asynchronous copy has not been waited for",
+        r"kernel gemv: .*load of bytes whose asynchronous copy has not been waited for",
     ),
     "no barrier between lanes that copy a tile and those that read it": (
-        example("tile_matvec", "split residual Q3_K"),
+        example("gemv", "split residual Q3_K"),
         [("cp.async.wait_group 5;\n    bar.warp.sync 0xFFFFFFFF;", "cp.async.wait_group 5;")],
         CudaError,
-        r"kernel tile_matvec: race: .*cp.async.*ld.shared.*"
+        r"kernel gemv: race: .*cp.async.*ld.shared.*"
         r"hint: cp.async.wait_group is for the thread that copied",
     ),
     "no barrier between lanes that read a tile and those that copy the next to its place": (
-        example("tile_matvec", "split residual Q3_K"),
+        example("gemv", "split residual Q3_K"),
         [("bar.warp.sync 0xFFFFFFFF;\n    mov.u32 %write, %read;", "mov.u32 %write, %read;")],
         CudaError,
-        r"kernel tile_matvec: race: .*ld.shared.*cp.async",
+        r"kernel gemv: race: .*ld.shared.*cp.async",
     ),
     "no barrier between the lanes that round activations and those that multiply": (
-        example("tile_matvec", "split residual Q3_K"),
+        example("gemv", "split residual Q3_K"),
         [("bar.warp.sync 0xFFFFFFFF;", "")],
         CudaError,
-        r"kernel tile_matvec: race: .*st.shared.b32.*ld.shared.v4",
+        r"kernel gemv: race: .*st.shared.b32.*ld.shared.v4",
     ),
     "no barrier before the partial sums of all warps meet": (
-        example("tile_matvec", "gated norm"),
+        example("gemv", "gated norm"),
         [("bar.sync 0;\n    {\n    .reg .b32 %parts", "{\n    .reg .b32 %parts")],
         CudaError,
-        r"kernel tile_matvec: race: .*st.shared.f32.*ld.shared.f32",
+        r"kernel gemv: race: .*st.shared.f32.*ld.shared.f32",
     ),
     "no barrier before the next pass has sums of its own": (
-        example("tile_matvec", "norm, groups and passes"),
+        example("gemv", "norm, groups and passes"),
         [("bar.sync 0;\n    add.u32 %pass_row", "add.u32 %pass_row")],
         CudaError,
-        r"kernel tile_matvec: race: .*ld.shared.f32.*st.shared.f32",
+        r"kernel gemv: race: .*ld.shared.f32.*st.shared.f32",
     ),
     "the norm's weights in the next block's place before all lanes have read": (
-        example("batch_matvec", "norm Q6_K"),
+        example("gemm_small", "norm Q6_K"),
         [("selp.b32 %next_block, %k_warp, %next_block, %over;\n    bar.warp.sync 0xFFFFFFFF;",
           "selp.b32 %next_block, %k_warp, %next_block, %over;")],
         CudaError,
-        r"kernel batch_matvec: race: .*ld.shared.v4.f32 \{%n0.* and .*cp.async.*%from_norm.*"
+        r"kernel gemm_small: race: .*ld.shared.v4.f32 \{%n0.* and .*cp.async.*%from_norm.*"
         r"hint: order the lanes of a warp by bar.warp.sync",
     ),
     # ---- missing synchronisation in a cluster ----
     "no barrier of the cluster before the others' sums are read": (
-        example("tile_matvec", "cluster of 2"),
+        example("gemv", "cluster of 2"),
         [(ARRIVE, ""), (WAIT, "bar.sync 0;")],
         CudaError,
-        r"kernel tile_matvec: race: .*\(ld.shared::cluster.f32 .* touches the shared memory of CTA "
+        r"kernel gemv: race: .*\(ld.shared::cluster.f32 .* touches the shared memory of CTA "
         r"\(1, 0, 0\), which may not have begun; hint: barrier.cluster.arrive and",
     ),
     "none in a batch": (
-        example("batch_matvec", "cluster residual"),
+        example("gemm_small", "cluster residual"),
         [(ARRIVE, ""), (WAIT, "bar.sync 0;")],
         CudaError,
-        r"kernel batch_matvec: race: .*\(ld.shared::cluster.v4.f32 .* touches the shared memory of "
+        r"kernel gemm_small: race: .*\(ld.shared::cluster.v4.f32 .* touches the shared memory of "
         r"CTA .*, which may not have begun",
     ),
     "a barrier of the cluster that publishes no sums": (
-        example("tile_matvec", "cluster of 2"),
+        example("gemv", "cluster of 2"),
         [(PUBLISH, "")],
         CudaError,
-        r"kernel tile_matvec: race: .*st.shared.f32.* and .*ld.shared::cluster.f32.* touch shared "
+        r"kernel gemv: race: .*st.shared.f32.* and .*ld.shared::cluster.f32.* touch shared "
         r"address .*of dynamic_shared",
     ),
     "no barrier before a CTA ends whose sums others read": (
-        example("tile_matvec", "cluster of 2"),
+        example("gemv", "cluster of 2"),
         [("barrier.cluster.wait.acquire;", "")],
         CudaError,
-        r"kernel tile_matvec: race: .*\(ld.shared::cluster.f32 .* touches the shared memory of CTA "
+        r"kernel gemv: race: .*\(ld.shared::cluster.f32 .* touches the shared memory of CTA "
         r".*, which may have ended before; hint: let it wait with barrier.cluster.arrive",
     ),
     "none at the end of a batch's": (
-        example("batch_matvec", "cluster residual"),
+        example("gemm_small", "cluster residual"),
         [("barrier.cluster.wait.acquire;", "")],
         CudaError,
-        r"kernel batch_matvec: race: .*\(ld.shared::cluster.* which may have ended before",
+        r"kernel gemm_small: race: .*\(ld.shared::cluster.* which may have ended before",
     ),
     "no barrier of the cluster before the next pass has sums of its own": (
-        example("batch_matvec", "cluster of 4 norm in passes"),
+        example("gemm_small", "cluster of 4 norm in passes"),
         [("barrier.cluster.arrive.release;", ""), ("barrier.cluster.wait.acquire;", "")],
         CudaError,
-        r"kernel batch_matvec: race: .*ld.shared::cluster.v4.f32.* and .*st.shared.v4.f32.* touch "
+        r"kernel gemm_small: race: .*ld.shared::cluster.v4.f32.* and .*st.shared.v4.f32.* touch "
         r"shared address .* of CTA .*hint: CTAs of a cluster are ordered by barrier.cluster.arrive",
     ),
     "an end of a CTA that does not wait for what it has read": (
-        example("batch_matvec", "cluster residual"),
+        example("gemm_small", "cluster residual"),
         [("fence.acq_rel.cta;", "")],
         CudaError,
-        r"kernel batch_matvec: race: .*\(ld.shared::cluster.* which may have ended before",
+        r"kernel gemm_small: race: .*\(ld.shared::cluster.* which may have ended before",
     ),
     "a wait of the cluster without an arrival": (
-        example("tile_matvec", "cluster of 2"),
+        example("gemv", "cluster of 2"),
         [("barrier.cluster.arrive.relaxed;", "")],
         CudaError,
         r"\(barrier.cluster.wait.acquire\): thread \(0, 0, 0\) of CTA .* waits without having "
@@ -319,125 +319,125 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"kernel rms_norm: y\[\d, \d+\] is .*128 of 192 wrong",
     ),
     "row 0's activations for another row of a batch": (
-        example("matvec", "batch of 8"),
+        example("gemv_f32", "batch of 8"),
         [("[%x_from+2048]", "[%x_from+0]")],
         MismatchError,
-        r"kernel matvec: y\[1, \d\] is .*5 of 40 wrong",
+        r"kernel gemv_f32: y\[1, \d\] is .*5 of 40 wrong",
     ),
     "a tile of other rows": (
-        example("tile_matvec", "norm, groups and passes"),
+        example("gemv", "norm, groups and passes"),
         [("mad.lo.u32 %tile_number, %tile_number, 3, %ahead_block;",
           "mad.lo.u32 %tile_number, %tile_number, 2, %ahead_block;")],
         MismatchError,
-        r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 40 wrong",
+        r"kernel gemv: y\[0, \d+\] is .*\d+ of 40 wrong",
     ),
     "tiles beyond the last": (
-        TileMatvec(FORMATS["Q4_K"], 5, 512, activations="i16", tiles_each=2, groups=1),
+        Gemv(FORMATS["Q4_K"], 5, 512, activations="i16", tiles_each=2, groups=1),
         [("min.u32 %tile_number, %ahead_band, 0;", "mov.u32 %tile_number, %ahead_band;")] * 3,
         CudaError,
         r"\(@%shared0_has cp.async.cg.shared.global.*out-of-bounds load, 16 bytes.*"
         r"hint: is the tail guarded",
     ),
     "rows beyond the last": (
-        TileMatvec(FORMATS["Q8_0"], 19, 288, activations="i16"),
+        Gemv(FORMATS["Q8_0"], 19, 288, activations="i16"),
         [("or.pred %beyond, %beyond, %outside;", "")],
         MismatchError,
-        r"kernel tile_matvec wrote beside its output y \(1, 19\): at byte 76 of 76",
+        r"kernel gemv wrote beside its output y \(1, 19\): at byte 76 of 76",
     ),
     "a swizzle that readers do not know": (
-        example("tile_matvec", "Q4_K i16"),
+        example("gemv", "Q4_K i16"),
         [("xor.b32 %low_copy0, %low_copy0, %digit;", "mov.u32 %low_copy0, %lane;")],
         MismatchError,
-        r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 17 wrong",
+        r"kernel gemv: y\[0, \d+\] is .*\d+ of 17 wrong",
     ),
     "a swizzle of the wrong pieces": (
-        example("tile_matvec", "Q4_K i16"),
+        example("gemv", "Q4_K i16"),
         [("xor.b32 %low_copy1, %low_copy0, 4;", "xor.b32 %low_copy1, %low_copy0, 1;")],
         MismatchError,
-        r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 17 wrong",
+        r"kernel gemv: y\[0, \d+\] is .*\d+ of 17 wrong",
     ),
     "activations of one unit in every column": (
-        example("tile_matvec", "Q4_K i16"),
+        example("gemv", "Q4_K i16"),
         [("setp.eq.u32 %diagonal, %from, %t;", "setp.ge.u32 %diagonal, %from, %t;")],
         MismatchError,
-        r"kernel tile_matvec: y\[0, \d+\] is .*17 of 17 wrong",
+        r"kernel gemv: y\[0, \d+\] is .*17 of 17 wrong",
     ),
     "a rank's sums left out": (
-        example("tile_matvec", "cluster of 2"),
+        example("gemv", "cluster of 2"),
         [("    mapa.shared::cluster.u32 %found, %parts, 1;\n    ld.shared::cluster.f32 %other, "
           "[%found+0];\n    add.f32 %sum0, %sum0, %other;\n", "")],
         MismatchError,
-        r"kernel tile_matvec: y\[0, \d+\] is .*40 of 40 wrong",
+        r"kernel gemv: y\[0, \d+\] is .*40 of 40 wrong",
     ),
     "sums of the wrong rank": (
-        example("tile_matvec", "cluster of 2"),
+        example("gemv", "cluster of 2"),
         [("mapa.shared::cluster.u32 %found, %parts, 1;",
           "mapa.shared::cluster.u32 %found, %parts, 0;")],
         MismatchError,
-        r"kernel tile_matvec: y\[0, \d+\] is .*40 of 40 wrong",
+        r"kernel gemv: y\[0, \d+\] is .*40 of 40 wrong",
     ),
     "sums of the wrong rank in a batch": (
-        example("batch_matvec", "cluster residual"),
+        example("gemm_small", "cluster residual"),
         [("mapa.shared::cluster.u32 %found, %parts, 1;",
           "mapa.shared::cluster.u32 %found, %parts, 0;")],
         MismatchError,
-        r"kernel batch_matvec: y\[\d, \d+\] is .*320 of 320 wrong",
+        r"kernel gemm_small: y\[\d, \d+\] is .*320 of 320 wrong",
     ),
     "squares of the wrong rank": (
-        example("tile_matvec", "cluster of 4 norm"),
+        example("gemv", "cluster of 4 norm"),
         [("mapa.shared::cluster.u32 %found, %squares_at, 3;",
           "mapa.shared::cluster.u32 %found, %squares_at, 2;")],
         MismatchError,
-        r"kernel tile_matvec: y\[0, \d+\] is .*\d+ of 50 wrong",
+        r"kernel gemv: y\[0, \d+\] is .*\d+ of 50 wrong",
     ),
     "a rank beyond the cluster": (
-        example("tile_matvec", "cluster of 2"),
+        example("gemv", "cluster of 2"),
         [("mapa.shared::cluster.u32 %found, %parts, 1;",
           "mapa.shared::cluster.u32 %found, %parts, 2;")],
         CudaError,
         r"\(ld.shared::cluster.f32 .*access beyond the cluster of 2 CTAs, .* of the CTA of rank 2",
     ),
     "activations of the wrong rank's columns": (
-        example("tile_matvec", "cluster of 2"),
+        example("gemv", "cluster of 2"),
         [("mad.lo.u32 %unit, %warp, 2, %rank;", "mul.lo.u32 %unit, %warp, 2;")],
         MismatchError,
-        r"kernel tile_matvec: y\[0, \d+\] is .*40 of 40 wrong",
+        r"kernel gemv: y\[0, \d+\] is .*40 of 40 wrong",
     ),
     "two ranks that finish the same rows": (
-        example("batch_matvec", "cluster residual"),
+        example("gemm_small", "cluster residual"),
         [("mad.lo.u32 %item, %rank, 32, %item;", "")],
         MismatchError,
-        r"kernel batch_matvec: y\[\d, \d+\] is nan.*\d+ of 320 wrong",
+        r"kernel gemm_small: y\[\d, \d+\] is nan.*\d+ of 320 wrong",
     ),
     "one part of a shared block's tiles added to the sums of the other": (
-        example("batch_matvec", "split in 4"),
+        example("gemm_small", "split in 4"),
         [("mad.lo.u32 %partial_at, %share, 512, %partial_at;", "")],
         MismatchError,
-        r"kernel batch_matvec: y\[\d, \d+\] is .*\d+ of 200 wrong",
+        r"kernel gemm_small: y\[\d, \d+\] is .*\d+ of 200 wrong",
     ),
     "activations of the block that a warp would have if it shared none": (
-        example("batch_matvec", "split in 4"),
+        example("gemm_small", "split in 4"),
         [("mad.lo.u32 %x_at, %share, -512, %x_at;", "")],
         CudaError,
-        r"kernel batch_matvec: .*ld.global.v4.f32",
+        r"kernel gemm_small: .*ld.global.v4.f32",
     ),
     "rows of a CTA of one matrix, counted in those of another": (
-        example("batch_matvec", "balanced matrices"),
+        example("gemm_small", "balanced matrices"),
         [("mul.lo.u32 %pass_row, %pass_row, 16;", "mul.lo.u32 %pass_row, %pass_row, 48;")],
         MismatchError,
-        r"kernel batch_matvec: y\d\[\d, \d+\] is .*wrong",
+        r"kernel gemm_small: y\d\[\d, \d+\] is .*wrong",
     ),
     "a summary of half of the rows": (
-        example("batch_matvec", "summarises"),
+        example("gemm_small", "summarises"),
         [("shfl.sync.bfly.b32 %other_largest, %largest0, 4, 31, 0xFFFFFFFF;", "")],
         MismatchError,
-        r"kernel batch_matvec: y_summary\[0, \d, \d+\] is .*\d+ of 30 wrong",
+        r"kernel gemm_small: y_summary\[0, \d, \d+\] is .*\d+ of 30 wrong",
     ),
     "squares of what is scaled": (
-        example("batch_matvec", "summarises"),
+        example("gemm_small", "summarises"),
         [("mul.f32 %square0, %sum0, %sum0;", "mul.f32 %square0, %scaled0, %scaled0;")],
         MismatchError,
-        r"kernel batch_matvec: y_summary\[1, \d, \d+\] is .*\d+ of 30 wrong",
+        r"kernel gemm_small: y_summary\[1, \d, \d+\] is .*\d+ of 30 wrong",
     ),
     "all rows' results in one place": (
         example("argmax", "aligned rows"),
@@ -447,13 +447,13 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
     ),
     # ---- arithmetic ----
     "a register overwritten before its second use, in the online softmax": (
-        example("attention", "head_dim 80"),
+        example("incremental_attention", "head_dim 80"),
         [("sub.rn.f32 %rescale, %max, %top;\n    ex2.approx.ftz.f32 %rescale, %rescale;\n"
           "    mov.f32 %max, %top;",
           "mov.f32 %max, %top;\n    sub.rn.f32 %rescale, %max, %top;\n"
           "    ex2.approx.ftz.f32 %rescale, %rescale;")],
         MismatchError,
-        r"kernel attention: out\[0, 3, \d+\] is .*\d+ of 320 wrong",
+        r"kernel incremental_attention: out\[0, 3, \d+\] is .*\d+ of 320 wrong",
     ),
     "the same in a chunk of a split cache": (
         example("flash_decode_chunk", "fewer keys than the cache"),
@@ -640,7 +640,7 @@ def test_a_product_that_does_not_wait_for_its_activations(
 ) -> None:
     """Its weights may come early, what other kernels write or read may not."""
     cut: dict[str, Any] = {"split": 1, "groups": 2, "tiles_each": 8, "alone": alone}
-    spec = TileMatvec(FORMATS["Q8_0"], 256, 256, activations="i16", **cut)
+    spec = Gemv(FORMATS["Q8_0"], 256, 256, activations="i16", **cut)
     weights = device.allocate(spec.layout.nbytes, "weights")
     weights.upload(spec.make_inputs(np.random.default_rng(0))["weights"])
     arena = device.arena(dict.fromkeys("abc", 4 * 256), "work")
@@ -656,7 +656,7 @@ def test_a_product_that_does_not_wait_for_its_activations(
                 stream.synchronize()
                 continue
             message = (
-                r"race in a graph: node 0 \(kernel tile_matvec\) and node 1 \(kernel tile_matvec\) "
+                r"race in a graph: node 0 \(kernel gemv\) and node 1 \(kernel gemv\) "
                 r"overlap: node 1 has not yet executed griddepcontrol.wait, and both touch"
             )
             with pytest.raises(CudaError, match=message):

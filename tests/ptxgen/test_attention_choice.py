@@ -6,7 +6,7 @@ import pytest
 
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
-from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.rotation import Rotation
 
@@ -58,7 +58,7 @@ def test_choice(
         assert isinstance(spec, FlashDecodeChunk)
         assert (spec.keys, spec.chunk) == (max_keys, chunk)
     else:
-        assert isinstance(spec, Attention)
+        assert isinstance(spec, IncrementalAttention)
 
 
 def test_the_options_reach_the_kernel() -> None:

@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 
 from urdir.ptxgen.kernels.linear.choice import Limits, vector_product
-from urdir.ptxgen.kernels.linear.gemm_small import BatchMatvec
-from urdir.ptxgen.kernels.linear.gemv import TileMatvec
+from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.tools.sass import DisassemblerError, disassemble, find_disassembler
@@ -82,5 +82,5 @@ def test_no_copy_is_addressed_by_uniform_registers(case: str, target: str) -> No
     except DisassemblerError:
         pytest.skip("nvdisasm is not installed")
     spec = SPECS[case]
-    assert isinstance(spec, BatchMatvec if "batch" in case else TileMatvec)
+    assert isinstance(spec, GemmSmall if "batch" in case else Gemv)
     assert not odd_copies(disassemble(assemble(spec.ptx(target), target).cubin))

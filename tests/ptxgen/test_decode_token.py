@@ -17,7 +17,7 @@ from urdir.driver.harness import run_kernel
 from urdir.driver.plan import Plan
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
-from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, KvLayout
 from urdir.ptxgen.kernels.rope import Rope
@@ -25,10 +25,13 @@ from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.tools.assemble import assemble
 
 Inputs = dict[str, Any]
-Spec = Attention | FlashDecodeChunk
+Spec = IncrementalAttention | FlashDecodeChunk
 
 SPECS = [
-    spec for kind in (Attention, FlashDecodeChunk) for spec in kind.examples().values() if spec.rope
+    spec
+    for kind in (IncrementalAttention, FlashDecodeChunk)
+    for spec in kind.examples().values()
+    if spec.rope
 ]
 WHOLE, PART = Rotation(128, "half"), Rotation(48, "interleaved", magnitude=1.3)
 
@@ -84,7 +87,7 @@ def test_it_equals_three_kernels_on_older_targets(target: str, spec: Spec) -> No
 @pytest.mark.parametrize("position", [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 130])
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_every_place_in_a_step(device: Device, position: int, dtype: Any) -> None:
-    spec = Attention(4, KvLayout(2, 1, 131, 128, dtype), rope=WHOLE)
+    spec = IncrementalAttention(4, KvLayout(2, 1, 131, 128, dtype), rope=WHOLE)
     inputs = spec.inputs_at(np.random.default_rng(position), [position], [1])
     fused = assert_same_bits(device, spec, inputs)
     for name in ("k_cache", "v_cache"):  # nothing but the token's place has changed
@@ -110,7 +113,9 @@ def test_one_chunk_has_the_token(device: Device, position: int, window: int, dty
 @pytest.mark.parametrize("group", [1, 3, 4, 7])
 def test_fewer_heads_a_cta_change_no_bit(device: Device, group: int) -> None:
     layout = KvLayout(1, 2, 70, 128, "f16")
-    specs = [Attention(2 * group, layout, rope=WHOLE, most_heads=most) for most in (4, 2, 1)]
+    specs = [
+        IncrementalAttention(2 * group, layout, rope=WHOLE, most_heads=most) for most in (4, 2, 1)
+    ]
     inputs = specs[0].inputs_at(np.random.default_rng(group), [66], [0])
     first, *others = (run_kernel(device, spec, inputs) for spec in specs)
     for other in others:
@@ -118,7 +123,7 @@ def test_fewer_heads_a_cta_change_no_bit(device: Device, group: int) -> None:
 
 
 @pytest.mark.parametrize("position", [40, 2**31, 2**32 - 1])
-@pytest.mark.parametrize("kind", [Attention, FlashDecodeChunk])
+@pytest.mark.parametrize("kind", [IncrementalAttention, FlashDecodeChunk])
 def test_an_idle_row_writes_nothing(device: Device, position: int, kind: type[Spec]) -> None:
     spec = kind(4, KvLayout(2, 2, 40, 64, "q8_0"), rows=2, rope=PART)
     inputs = spec.inputs_at(np.random.default_rng(1), [position, position], [0, 2**31])
@@ -137,7 +142,7 @@ def test_a_row_beyond_the_bucket_writes_nothing(device: Device) -> None:
 
 
 def test_infinities_in_the_token_stay_in_its_head(device: Device) -> None:
-    spec = Attention(4, KvLayout(1, 2, 40, 128, "f16"), rope=WHOLE)
+    spec = IncrementalAttention(4, KvLayout(1, 2, 40, 128, "f16"), rope=WHOLE)
     inputs = spec.inputs_at(np.random.default_rng(2), [35], [0])
     inputs["v"][0, 0, 3] = 1e9
     out = assert_same_bits(device, spec, inputs)["out"]
@@ -149,7 +154,7 @@ def test_infinities_in_the_token_stay_in_its_head(device: Device) -> None:
 def test_a_cache_that_the_launch_before_writes_is_too_young(emulator: Device) -> None:
     """Older keys are read before the wait: the emulator sees that in a graph."""
     layout = KvLayout(1, 1, 32, 64, "f16")
-    spec, append = Attention(2, layout, rope=PART), KvAppend(layout)
+    spec, append = IncrementalAttention(2, layout, rope=PART), KvAppend(layout)
     inputs = spec.inputs_at(np.random.default_rng(3), [5], [0])
     sizes = {p.name: spec.nbytes(p) for p in spec.params} | {"older": 4}
     plan = Plan("too young")
@@ -174,8 +179,8 @@ def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
     pages = (64, 99) if is_paged else (0, 0)
     layout = KvLayout(64, 2, 1 << 17, 128, dtype, *pages)
     rope = Rotation(122, "half", magnitude=1.5)
-    spec = Attention(14, layout, rows=8, window=4096, softcap=50.0, rope=rope)
-    cost = assemble(spec.ptx(target), target).entries["attention"]
+    spec = IncrementalAttention(14, layout, rows=8, window=4096, softcap=50.0, rope=rope)
+    cost = assemble(spec.ptx(target), target).entries["incremental_attention"]
     assert not cost.spills
     if int(target[3:]) >= 90:
         assert cost.registers <= 128, "two CTAs an SM"
@@ -194,4 +199,4 @@ def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
 )
 def test_shapes_it_does_not_handle_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(PtxgenError, match=message):
-        Attention(**{"heads": 4, "layout": KvLayout(1, 2, 4, 64, "f16")} | fields)
+        IncrementalAttention(**{"heads": 4, "layout": KvLayout(1, 2, 4, 64, "f16")} | fields)

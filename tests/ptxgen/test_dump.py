@@ -10,7 +10,7 @@ import pytest
 
 from urdir.ptxgen import ptx
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.gemv_f32 import Matvec
+from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.tools import sass
 from urdir.ptxgen.tools.assemble import assemble, is_available
@@ -56,7 +56,7 @@ def test_a_dump_knows_whether_it_was_edited() -> None:
 
 
 def test_json_has_every_field_and_number() -> None:
-    spec = Matvec.smallest_example()
+    spec = GemvF32.smallest_example()
     found = json.loads(_text("json", Dump(spec, "sm_90", "x")))
     assert found["fields"]["format"] == "Q8_0"
     assert found["fields"]["rows"] == spec.rows

@@ -20,7 +20,7 @@ from urdir.ptxgen.kernels.attention.flash_decode import (
     FlashDecodeChunk,
     FlashDecodeReduce,
 )
-from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.tools.assemble import assemble
 
@@ -34,8 +34,10 @@ def flash_decode(device: Device, spec: FlashDecodeChunk, inputs: Inputs) -> Any:
     return run_kernel(device, spec.reduce, parts)["out"]
 
 
-def incremental(spec: FlashDecodeChunk) -> Attention:
-    return Attention(spec.heads, spec.layout, spec.rows, spec.scale, spec.window, spec.softcap)
+def incremental(spec: FlashDecodeChunk) -> IncrementalAttention:
+    return IncrementalAttention(
+        spec.heads, spec.layout, spec.rows, spec.scale, spec.window, spec.softcap
+    )
 
 
 def assert_close(spec: FlashDecodeChunk, out: Any, wanted: Any) -> None:

@@ -13,7 +13,7 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.tools.assemble import assemble, is_available
@@ -218,7 +218,7 @@ def test_a_row_has_the_same_bits_in_every_chunk(device: Device, fields: dict[str
 def test_it_agrees_with_incremental_attention(device: Device, dtype: str) -> None:
     spec = prefill(heads=6, kv_heads=2, head_dim=64, dtype=dtype, rows=30, window=90, softcap=20.0)
     inputs = chunk(spec, 110, live=28)
-    one_by_one = Attention(6, spec.layout, rows=30, window=90, softcap=20.0)
+    one_by_one = IncrementalAttention(6, spec.layout, rows=30, window=90, softcap=20.0)
     expected = run_kernel(device, one_by_one, inputs)
     compare(spec, {"out": run(device, spec, inputs)}, expected)
 

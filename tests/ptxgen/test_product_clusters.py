@@ -15,8 +15,8 @@ from urdir.driver.harness import run_kernel
 from urdir.model.verify.kernel_suite import skip_where_too_old
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
-from urdir.ptxgen.kernels.linear.gemm_small import BatchMatvec
-from urdir.ptxgen.kernels.linear.gemv import TileMatvec
+from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.tiled import TiledProduct
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -24,11 +24,9 @@ Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
 H200 = Limits(132, 228 << 10, 227 << 10, 8)
 
 #: What is multiplied on tensor cores.
-i16 = functools.partial(TileMatvec, activations="i16")
+i16 = functools.partial(Gemv, activations="i16")
 
-every_kernel = pytest.mark.parametrize(
-    "kernel", [TileMatvec, BatchMatvec], ids=lambda kernel: kernel.name
-)
+every_kernel = pytest.mark.parametrize("kernel", [Gemv, GemmSmall], ids=lambda kernel: kernel.name)
 
 
 def test_sms_that_a_launch_of_clusters_leaves_over_get_clusters_without_rows() -> None:
@@ -120,20 +118,20 @@ CLUSTERED: list[TiledProduct] = [
     i16(Q6_K, 9, 2304, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5)), cluster=4),
     i16(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), tiles_each=1, sms=12, cluster=2),
     i16(Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, cluster=2),
-    TileMatvec(Q4_K, 19, 4352, residual=True, groups=2, cluster=4),
-    TileMatvec(FORMATS["F32"], 18, 1061, gated=True, eps=1e-5, cluster=2),
-    BatchMatvec(Q4_K, 40, 4352, batch=4, cluster=2),
-    BatchMatvec(Q8_0, 33, 4192, bias=True, eps=1e-5, batch=7, cluster=4),  # three units remain
-    BatchMatvec(Q8_0, 18, 2080, eps=1e-5, residual=True, batch=2, cluster=8),
-    BatchMatvec(
+    Gemv(Q4_K, 19, 4352, residual=True, groups=2, cluster=4),
+    Gemv(FORMATS["F32"], 18, 1061, gated=True, eps=1e-5, cluster=2),
+    GemmSmall(Q4_K, 40, 4352, batch=4, cluster=2),
+    GemmSmall(Q8_0, 33, 4192, bias=True, eps=1e-5, batch=7, cluster=4),  # three units remain
+    GemmSmall(Q8_0, 18, 2080, eps=1e-5, residual=True, batch=2, cluster=8),
+    GemmSmall(
         *(Q4_K, 90, 1280),
         **{"split": 2, "groups": 2, "tiles_each": 6, "per_pass": 2, "stages": 3},
         **{"batch": 8, "cluster": 2},
     ),
-    BatchMatvec(Q6_K, 70, 2304, eps=1e-5, gated=True, batch=5, per_pass=2, cluster=4, sms=8),
-    BatchMatvec(Q6_K, 9, 2304, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5)), batch=3, cluster=4),
-    BatchMatvec(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), sms=12, batch=6, cluster=2),
-    BatchMatvec(
+    GemmSmall(Q6_K, 70, 2304, eps=1e-5, gated=True, batch=5, per_pass=2, cluster=4, sms=8),
+    GemmSmall(Q6_K, 9, 2304, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5)), batch=3, cluster=4),
+    GemmSmall(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), sms=12, batch=6, cluster=2),
+    GemmSmall(
         Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, batch=4, cluster=2
     ),
 ]

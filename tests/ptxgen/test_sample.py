@@ -44,7 +44,7 @@ def both(device, spec, inputs):
 RANDOM = """
 // random_word: bits[i] = the first word of Philox(key[i], low[i] + (high[i] << 64))
 // grid: one CTA
-{% import "_philox.j2" as philox %}
+{% import "_sample_philox.j2" as philox %}
 .reg .b32 %i; .reg .b64 %at, %a, %b, %c, %d;
 mov.u32 %i, %tid.x;
 mul.wide.u32 %at, %i, 8;

@@ -10,10 +10,10 @@ from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
-from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
-from urdir.ptxgen.kernels.linear.gemm import Matmul
-from urdir.ptxgen.kernels.linear.gemv_f32 import Matvec
+from urdir.ptxgen.kernels.linear.gemm import Gemm
+from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.read_stream import ReadStream
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.rope import Rope
@@ -23,17 +23,17 @@ from urdir.ptxgen.weights.formats import FORMATS
 
 
 def test_each_type_of_field() -> None:
-    spec = specialise(Matvec, ["format=q4_k", "rows=64", "cols=256", "bias=true"])
-    assert spec == Matvec(FORMATS["Q4_K"], 64, 256, bias=True)
+    spec = specialise(GemvF32, ["format=q4_k", "rows=64", "cols=256", "bias=true"])
+    assert spec == GemvF32(FORMATS["Q4_K"], 64, 256, bias=True)
     assert specialise(RmsNorm, ["cols=33", "eps=1e-6"]) == RmsNorm(1, 33, 1e-6)
     assert specialise(Advance, ["sampling=no"]).sampling is False
     assert specialise(Rope, ["style=interleaved"]).style == "interleaved"
 
 
 def test_unset_fields_are_the_first_examples() -> None:
-    first = Matvec.smallest_example()
-    assert specialise(Matvec) == first
-    assert specialise(Matvec, ["rows=5"]) == Matvec(first.format, 5, first.cols)
+    first = GemvF32.smallest_example()
+    assert specialise(GemvF32) == first
+    assert specialise(GemvF32, ["rows=5"]) == GemvF32(first.format, 5, first.cols)
 
 
 def test_records_are_set_part_by_part_and_all_at_once() -> None:
@@ -42,27 +42,27 @@ def test_records_are_set_part_by_part_and_all_at_once() -> None:
     paged = specialise(KvAppend, ["max_len=64", "page_len=16", "pages=7"]).layout  # no order works
     assert (paged.max_len, paged.page_len, paged.pages) == (64, 16, 7)
     tiled = specialise(
-        Matmul, ["tile.batch=16", "tile.rows=32", "tile.units=4", "tile.warps_batch=1"]
+        Gemm, ["tile.batch=16", "tile.rows=32", "tile.units=4", "tile.warps_batch=1"]
     )
     assert tiled.tile is not None
     assert tiled.tile.units == 4
-    assert specialise(Matmul, ["tile=none"]).tile is None
-    assert specialise(Attention, ["scale=none"]).scale is None
-    assert specialise(Attention, ["scale=0.5"]).scale == 0.5
+    assert specialise(Gemm, ["tile=none"]).tile is None
+    assert specialise(IncrementalAttention, ["scale=none"]).scale is None
+    assert specialise(IncrementalAttention, ["scale=0.5"]).scale == 0.5
 
 
 @pytest.mark.parametrize(
     ("kernel", "setting", "message"),
     [
-        (Matvec, "nothing", "field=value"),
-        (Matvec, "width=3", "no field 'width'"),
-        (Matvec, "rows=many", "rows=many: not int"),
-        (Matvec, "rows=1.5", "not int"),
-        (Matvec, "bias=perhaps", "not bool"),
-        (Matvec, "format=Q9_9", "Q4_K"),
+        (GemvF32, "nothing", "field=value"),
+        (GemvF32, "width=3", "no field 'width'"),
+        (GemvF32, "rows=many", "rows=many: not int"),
+        (GemvF32, "rows=1.5", "not int"),
+        (GemvF32, "bias=perhaps", "not bool"),
+        (GemvF32, "format=Q9_9", "Q4_K"),
         (Rope, "style=sideways", "interleaved or half"),
         (KvAppend, "layout=3", "layout.head_dim"),
-        (Matmul, "tile.rows=32", "batch, units"),
+        (Gemm, "tile.rows=32", "batch, units"),
         (RmsNorm, "eps=small", "not float"),
         (RmsNorm, "eps=nan", "eps=nan: not a finite number"),
     ],
@@ -79,9 +79,9 @@ def test_what_is_no_setting_is_refused_in_one_line(
     ("kernel", "setting", "message"),
     [
         (RmsNorm, "cols=1000000000", "at most 1048576"),
-        (Matvec, "rows=0", "a matrix of 0 x 32"),
-        (Matvec, "cols=-1", "a matrix of 3 x -1"),
-        (Matvec, "stages=-1", "stages is -1"),
+        (GemvF32, "rows=0", "a matrix of 0 x 32"),
+        (GemvF32, "cols=-1", "a matrix of 3 x -1"),
+        (GemvF32, "stages=-1", "stages is -1"),
         (ReadStream, "threads=0", "threads is 0: 1 to 1024"),
         (ReadStream, "unroll=1000", "unroll is 1000: 1 to 16"),
     ],

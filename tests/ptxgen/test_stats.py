@@ -8,7 +8,7 @@ from urdir.ptxgen import ptx
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.linear.gemm import Matmul
+from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.target import FIRST_VERSION, TESTED
 from urdir.ptxgen.tools.assemble import assemble, is_available
@@ -82,7 +82,7 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
     text = spec.ptx("sm_90")
     mix = instruction_mix(text, spec.name)
     assert sum(mix.values()) == sum(1 for _ in ptx.parse(text).entries[spec.name].instructions)
-    assert (mix["tensor"] > 0) == (spec.name in ("batch_matvec", "matmul", "prefill_attention"))
+    assert (mix["tensor"] > 0) == (spec.name in ("gemm_small", "gemm", "prefill_attention"))
     assert mix["memory"] > 0
     assert mix["control"] > 0
 
@@ -143,7 +143,7 @@ def test_the_bound_is_the_longer_of_the_two() -> None:
     assert add.seconds == pytest.approx(12 * (1 << 20) / 4.8e12)
     assert add.by == "memory"
     assert add.intensity == pytest.approx(1 / 12)
-    product = Matmul(FORMATS["Q4_K"], 4096, 4096, 512)
+    product = Gemm(FORMATS["Q4_K"], 4096, 4096, 512)
     bound = roofline(product, gpu, on_tensor_cores=True)
     assert bound.by == "arithmetic"
     assert bound.seconds == pytest.approx(product.flops() / 989e12)
@@ -152,12 +152,12 @@ def test_the_bound_is_the_longer_of_the_two() -> None:
 
 @needs_assembler
 def test_measuring_a_kernel() -> None:
-    spec, gpu = Matmul(FORMATS["Q4_K"], 4096, 4096, 64), GPUS["h200"]
+    spec, gpu = Gemm(FORMATS["Q4_K"], 4096, 4096, 64), GPUS["h200"]
     text = spec.ptx("sm_90")
     made = assemble(text, "sm_90")
     stats = measure(spec, "sm_90", gpu, text, made)
-    assert stats.resources == made.entries["matmul"]
-    assert stats.shared == made.entries["matmul"].shared + spec.launch_shape.shared_bytes
+    assert stats.resources == made.entries["gemm"]
+    assert stats.shared == made.entries["gemm"].shared + spec.launch_shape.shared_bytes
     assert stats.occupancy is not None
     assert stats.waves is not None
     grid = spec.launch_shape.grid

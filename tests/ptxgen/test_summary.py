@@ -10,7 +10,7 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.model.verify.kernel_suite import skip_where_too_old
-from urdir.ptxgen.kernels.linear.gemm_small import BatchMatvec
+from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.summary import summary
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -20,13 +20,13 @@ Q8_0, Q4_K, Q6_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
 @pytest.mark.parametrize(
     "spec",
     [
-        BatchMatvec(Q4_K, 48, 768, batch=4, residual=True, summarises=True),
-        BatchMatvec(Q8_0, 80, 2080, batch=5, residual=True, summarises=True, tiles_each=5),
-        BatchMatvec(Q6_K, 80, 1280, batch=3, residual=True, summarises=True, cluster=4, split=1),
+        GemmSmall(Q4_K, 48, 768, batch=4, residual=True, summarises=True),
+        GemmSmall(Q8_0, 80, 2080, batch=5, residual=True, summarises=True, tiles_each=5),
+        GemmSmall(Q6_K, 80, 1280, batch=3, residual=True, summarises=True, cluster=4, split=1),
     ],
     ids=str,
 )
-def test_a_summary_is_that_of_the_vectors_beside_it(device: Device, spec: BatchMatvec) -> None:
+def test_a_summary_is_that_of_the_vectors_beside_it(device: Device, spec: GemmSmall) -> None:
     """Which are exactly those made without it, and their products with the norm's weights. What is
     not finite is found in its vector's groups only."""
     skip_where_too_old(spec, device.target)
@@ -54,7 +54,7 @@ def test_a_norm_that_was_begun_gives_the_same_vectors(
 ) -> None:
     """Activations are rounded alike, bit for bit: only the sum of all squares is added up in
     another order."""
-    spec = BatchMatvec(Q8_0, 40, cols, batch=batch, eps=1e-5, others=((Q8_0, 7),))
+    spec = GemmSmall(Q8_0, 40, cols, batch=batch, eps=1e-5, others=((Q8_0, 7),))
     inputs = spec.make_inputs(np.random.default_rng(13))
     norm = inputs.pop("norm")
     whole = run_kernel(device, spec, {**inputs, "norm": norm})

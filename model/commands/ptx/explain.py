@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from urdir.driver.explanation import AccessRow, Explanation
 
 EXAMPLES = """\
-  urdir ptx explain matmul                               the kernel's first example
+  urdir ptx explain gemm                               the kernel's first example
   urdir ptx explain rms_norm --set cols=4095 --top 3     the three worst lines of each kind
-  urdir ptx explain matvec --set format=Q4_K --json      for a regression test: runs are equal
+  urdir ptx explain gemv_f32 --set format=Q4_K --json      for a regression test: runs are equal
 
 Lines are those of the text that urdir ptx dump prints for the same KERNEL, --set and --target.
 """

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
-from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.rotation import Rotation
 
@@ -51,7 +51,7 @@ def decode_attention(
     window: int = 0,
     softcap: float = 0.0,
     rope: Rotation | None = None,
-) -> Attention | FlashDecodeChunk:
+) -> IncrementalAttention | FlashDecodeChunk:
     """The kernel for rows with positions below ``max_keys``, a bucket.
 
     Incremental attention for few keys (a window bounds them too) and where rows and heads make
@@ -59,7 +59,7 @@ def decode_attention(
     `FLASH_CTAS` CTAs an SM. With a ``rope`` the kernel turns and appends the rows' own tokens, too;
     the choice is the same. Raises PtxgenError for shapes that no kernel handles.
     """
-    incremental = Attention(heads, layout, rows, scale, window, softcap, rope)
+    incremental = IncrementalAttention(heads, layout, rows, scale, window, softcap, rope)
     keys = min(window or max_keys, max_keys)
     ctas = layout.kv_heads * incremental.tiles * rows
     if keys <= INCREMENTAL_KEYS or ctas >= FULL * sm_count:
@@ -71,7 +71,7 @@ def decode_attention(
     )
 
 
-def _spread(spec: Attention, sm_count: int) -> Attention:
+def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
     """With fewer query heads a CTA, as long as every CTA has an SM to itself: it then has less to
     do for a key, and keys that are read again come from the L2."""
     for heads in (2, 1):

@@ -13,7 +13,7 @@ from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
 
 
 @dataclass(frozen=True)
-class Attention(DecodeAttention):
+class IncrementalAttention(DecodeAttention):
     """Attention of each row over its keys, by one CTA for each (KV head, tile of heads, row).
 
     See DecodeAttention for what it computes. Grouped-query attention (Ainslie et al. 2023, arXiv
@@ -21,8 +21,8 @@ class Attention(DecodeAttention):
     ``max_len`` on is an idle row: zeros.
     """
 
-    name = "attention"
-    template = ("urdir.templates", "attention.ptx.j2")
+    name = "incremental_attention"
+    template = ("urdir.templates", "incremental_attention.ptx.j2")
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -49,7 +49,7 @@ class Attention(DecodeAttention):
         return {"out": self.attend(inputs)} | caches
 
     @classmethod
-    def examples(cls) -> Mapping[str, Attention]:
+    def examples(cls) -> Mapping[str, IncrementalAttention]:
         return {
             "head_dim 8": cls(1, KvLayout(1, 1, 1, 8, "f32")),
             "head_dim 64": cls(2, KvLayout(1, 2, 9, 64, "f16")),
@@ -81,7 +81,7 @@ class Attention(DecodeAttention):
         }
 
     @classmethod
-    def _examples_with_a_rope(cls) -> Mapping[str, Attention]:
+    def _examples_with_a_rope(cls) -> Mapping[str, IncrementalAttention]:
         """Every type of cache, style and way to divide heads and pairs among threads."""
         whole, half = Rotation(128, "half"), Rotation(64, "interleaved", magnitude=1.2)
         return {

@@ -6,29 +6,29 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from urdir.ptxgen.kernels.attention.choice import INCREMENTAL_KEYS
-from urdir.ptxgen.kernels.linear.gemm_small import BatchMatvec
-from urdir.ptxgen.kernels.linear.gemv import Activations, TileMatvec
-from urdir.ptxgen.kernels.linear.gemv_f32 import Matvec
+from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.gemv import Activations, Gemv
+from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.linear.product import MAX_BATCH, SHARED_NBYTES, FusedProduct
 from urdir.ptxgen.kernels.linear.summary import SUMMARY
 from urdir.ptxgen.weights.formats import Format
 
 #: The largest batch whose products have kernels for few vectors. Measured on an H200, Q4_K, 8 rows,
-#: microseconds of matmul: 51 (14336 x 4096), 62 (4096 x 14336), 21 (4096 x 4096); in `BatchMatvec`
+#: microseconds of gemm: 51 (14336 x 4096), 62 (4096 x 14336), 21 (4096 x 4096); in `GemmSmall`
 #: a whole layer of an 8B model takes 40.
 LAST_MATVEC = MAX_BATCH
 #: See `batch_cluster`. On an H200 an 8B model's gate and up, 14 tiles, are slower in clusters.
 CLUSTERED_TILES = 6
 
 
-def choose_product(batch: int, exact: bool) -> Literal["matvec", "matmul"]:
+def choose_product(batch: int, exact: bool) -> Literal["gemv_f32", "gemm"]:
     """The kernel for ``batch`` activation vectors.
 
-    ``exact`` asks for f32 activations: always "matvec", which takes ``MAX_BATCH`` of them a launch
-    (a larger batch in slices). Else "matmul", which rounds activations and weights to f16, from
-    the batch on where its tensor cores win.
+    ``exact`` asks for f32 activations: always "gemv_f32", which takes ``MAX_BATCH`` of them a
+    launch (a larger batch in slices). Else "gemm", which rounds activations and weights to f16,
+    from the batch on where its tensor cores win.
     """
-    return "matvec" if exact or batch <= LAST_MATVEC else "matmul"
+    return "gemv_f32" if exact or batch <= LAST_MATVEC else "gemm"
 
 
 def fills_sms(keys: int) -> bool:
@@ -101,12 +101,12 @@ def vector_product(
     """The product of few activation vectors, as `FusedProduct` has it: the kernel that decode steps
     use on a device, and its cut.
 
-    Quantised weights get activations of 16 bits, unless ``exact``: one vector in `TileMatvec`,
-    several in `BatchMatvec`; `Matvec` takes what is left. In a layer launches with a residual and
+    Quantised weights get activations of 16 bits, unless ``exact``: one vector in `Gemv`,
+    several in `GemmSmall`; `GemvF32` takes what is left. In a layer launches with a residual and
     launches without one follow each other: of shared memory one kind takes the larger share, the
     other what is left; a batch's product of several passes takes all. ``fill``: see `TiledProduct`;
-    ``alone``, of one vector: see `TileMatvec`; ``summarised`` and ``summarises``, of several: see
-    `BatchMatvec`, the latter where it can.
+    ``alone``, of one vector: see `Gemv`; ``summarised`` and ``summarises``, of several: see
+    `GemmSmall`, the latter where it can.
     """
     formats = (fmt, *(other for other, _ in fields.get("others", ())))
     floats = exact or any(each.is_float for each in formats)
@@ -123,7 +123,7 @@ def vector_product(
         "fill": fill,
     }
     if batch > 1 and not floats:
-        whole = BatchMatvec(
+        whole = GemmSmall(
             fmt,
             rows,
             cols,
@@ -140,6 +140,6 @@ def vector_product(
             # an 8B Q4_K_M model's output so takes 1.768 ms a step of 8 sequences instead of 1.782.
             product = replace(product, shared=limits.shared_per_cta, least_shared=0)
         return product
-    if batch > 1 or not TileMatvec.fits(formats, cols, activations, most):
-        return Matvec(fmt, rows, cols, batch=batch, **fields)
-    return TileMatvec(fmt, rows, cols, activations=activations, alone=alone, **cut, **fields)
+    if batch > 1 or not Gemv.fits(formats, cols, activations, most):
+        return GemvF32(fmt, rows, cols, batch=batch, **fields)
+    return Gemv(fmt, rows, cols, activations=activations, alone=alone, **cut, **fields)

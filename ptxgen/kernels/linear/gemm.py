@@ -137,7 +137,7 @@ def choose_tile(fmt: Format, rows: int, batch: int) -> Tile:
 
 
 @dataclass(frozen=True)
-class Matmul(KernelSpec):
+class Gemm(KernelSpec):
     """Matrix product y[b] = W x[b] (+ bias) on tensor cores, W (rows, cols) of any type, repacked.
 
     Weights (unpacked in f32) and activations are rounded to f16, products and sums are f32. Values
@@ -155,16 +155,16 @@ class Matmul(KernelSpec):
     bias: bool = False
     tile: Tile | None = None
 
-    name = "matmul"
-    template = ("urdir.templates", "matmul.ptx.j2")
+    name = "gemm"
+    template = ("urdir.templates", "gemm.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise PtxgenError(f"matmul: batch is {self.batch}, it must be at least 1")
+            raise PtxgenError(f"gemm: batch is {self.batch}, it must be at least 1")
         if ceil_div(self.layout.rows, self.shape.rows) > 65535:
-            raise PtxgenError(f"matmul: {self.rows} rows are more than 65535 tiles")
+            raise PtxgenError(f"gemm: {self.rows} rows are more than 65535 tiles")
         if 4 * self.batch * self.cols >= 2**32:
-            raise PtxgenError(f"matmul: {self.batch} x {self.cols} activations exceed 4 GiB")
+            raise PtxgenError(f"gemm: {self.batch} x {self.cols} activations exceed 4 GiB")
 
     @cached_property
     def layout(self) -> Layout:
@@ -232,7 +232,7 @@ class Matmul(KernelSpec):
         return inputs
 
     @classmethod
-    def examples(cls) -> Mapping[str, Matmul]:
+    def examples(cls) -> Mapping[str, Gemm]:
         odd = {f: 37 if f.is_float else f.block * 9 % 1536 for f in FORMATS.values()}
         each = {
             f.name: cls(f, 33, cols, 9 + i, bias=i % 2 == 0)

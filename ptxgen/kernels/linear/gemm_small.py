@@ -26,7 +26,7 @@ LATE_TILES = 2
 
 
 @dataclass(frozen=True)
-class BatchMatvec(TiledProduct):
+class GemmSmall(TiledProduct):
     """1 to 8 activation vectors times quantised weights, on integer tensor cores.
 
     Activations (after ``norm``) are rounded to 16-bit multiples of the largest in each 256 columns,
@@ -36,8 +36,8 @@ class BatchMatvec(TiledProduct):
 
     ``summarises``, with a residual: the launch begins the norm that follows. It leaves ``scaled``,
     y times the weights ``next_norm``, and a summary: the largest of every 16 of these values, and
-    the sum of the squares of y (`_summary.j2`). ``summarised``, with ``eps``: x is what was scaled
-    so, with its summary. Rounding x, which every CTA does for itself, is then half the work.
+    the sum of the squares of y (`_linear_summary.j2`). ``summarised``, with ``eps``: x is what was
+    scaled so, with its summary. Rounding x, which every CTA does for itself, is then half the work.
 
     Raises PtxgenError for other batches, for unquantised types, for a summary of rows that are no
     multiple of 16 or without a residual, and for one of activations that are not normalised.
@@ -48,22 +48,20 @@ class BatchMatvec(TiledProduct):
     summarised: bool = False
     summarises: bool = False
 
-    name = "batch_matvec"
-    template = ("urdir.templates", "batch_matvec.ptx.j2")
+    name = "gemm_small"
+    template = ("urdir.templates", "gemm_small.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch <= MAX_BATCH:
-            raise PtxgenError(f"batch_matvec: batch is {self.batch}: 1 to {MAX_BATCH}")
+            raise PtxgenError(f"gemm_small: batch is {self.batch}: 1 to {MAX_BATCH}")
         if any(fmt.is_float for fmt in self.formats):
-            raise PtxgenError("batch_matvec: the weights must be quantised")
+            raise PtxgenError("gemm_small: the weights must be quantised")
         if self.summarised and not self.normed:
-            raise PtxgenError("batch_matvec: summarised activations are for a norm: eps is None")
+            raise PtxgenError("gemm_small: summarised activations are for a norm: eps is None")
         if self.summarises and not self.residual:
-            raise PtxgenError("batch_matvec: it summarises what has a residual")
+            raise PtxgenError("gemm_small: it summarises what has a residual")
         if self.summarises and self.rows % SUMMARY:
-            raise PtxgenError(
-                f"batch_matvec: a summary of {self.rows} rows: multiples of {SUMMARY}"
-            )
+            raise PtxgenError(f"gemm_small: a summary of {self.rows} rows: multiples of {SUMMARY}")
         super().__post_init__()
 
     @property
@@ -211,7 +209,7 @@ class BatchMatvec(TiledProduct):
         return Tolerance(rtol=3e-4 if self.gated else 1.5e-4, atol=5e-4)
 
     @classmethod
-    def examples(cls) -> Mapping[str, BatchMatvec]:
+    def examples(cls) -> Mapping[str, GemmSmall]:
         quantised = [f for f in FORMATS.values() if not f.is_float]
         q8, q4_k, q6_k, q5_0 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q5_0"))
         each = {

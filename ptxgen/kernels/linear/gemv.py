@@ -14,18 +14,18 @@ from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
-#: With fewer warps, `Matvec` is better off: each would have many activations to round.
+#: With fewer warps, `GemvF32` is better off: each would have many activations to round.
 LEAST_WARPS = 4
 #: Registers of a thread, at most: with more, older assemblers' code spills.
 MAX_REGISTERS = 170
-#: Bytes of a unit's activations in shared memory: see templates/_tile_x.j2.
+#: Bytes of a unit's activations in shared memory: see templates/_linear_tile_x.j2.
 RECORD_NBYTES = {"f32": 144, "i16": 80}
 
 Activations = Literal["f32", "i16"]
 
 
 @dataclass(frozen=True)
-class TileMatvec(TiledProduct):
+class Gemv(TiledProduct):
     """One activation vector times weights of any type.
 
     ``activations``: "f32", or "i16" for quantised weights: rounded to multiples of the largest in
@@ -39,13 +39,13 @@ class TileMatvec(TiledProduct):
     activations: Activations = "f32"
     alone: bool = False
 
-    name = "tile_matvec"
-    template = ("urdir.templates", "tile_matvec.ptx.j2")
+    name = "gemv"
+    template = ("urdir.templates", "gemv.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.activations == "i16" and any(fmt.is_float for fmt in self.formats):
-            raise PtxgenError("tile_matvec: 16-bit activations are for quantised weights only")
+            raise PtxgenError("gemv: 16-bit activations are for quantised weights only")
 
     @staticmethod
     def fits(formats: Iterable[Format], cols: int, activations: Activations, shared: int) -> bool:
@@ -77,14 +77,15 @@ class TileMatvec(TiledProduct):
 
     @property
     def tolerance(self) -> Tolerance:
-        """f32: rounding of the sums, see `Matvec`. i16: standard normal activations are off by 2e-5
-        of their size, a product by as much of its own, several times that where few rows cancel."""
+        """f32: rounding of the sums, see `GemvF32`. i16: standard normal activations are off by
+        2e-5 of their size, a product by as much of its own, several times that where few rows
+        cancel."""
         if self.activations == "i16":
             return Tolerance(rtol=1.5e-4, atol=5e-4)
         return Tolerance(rtol=5e-6 if self.gated else 2e-6, atol=2e-6)
 
     @classmethod
-    def examples(cls) -> Mapping[str, TileMatvec]:
+    def examples(cls) -> Mapping[str, Gemv]:
         formats = FORMATS.values()
         q8, q4_k, q6_k, q3_k = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
         f16, f32 = FORMATS["F16"], FORMATS["F32"]

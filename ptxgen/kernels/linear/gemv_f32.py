@@ -35,7 +35,7 @@ def choose_rows(total: int, choices: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class Matvec(FusedProduct):
+class GemvF32(FusedProduct):
     """Matrix-vector products y[b] = W x[b] (+ bias), W (rows, cols) of any weight type, repacked.
 
     ``batch``: 1 to 8 vectors; the weights are read once for all of them, and y[b] has the same bits
@@ -55,23 +55,23 @@ class Matvec(FusedProduct):
     passes: int = 0
     resident: int = 0
 
-    name = "matvec"
-    template = ("urdir.templates", "matvec.ptx.j2")
+    name = "gemv_f32"
+    template = ("urdir.templates", "gemv_f32.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.batch <= MAX_BATCH:
-            raise PtxgenError(f"matvec: batch is {self.batch}: 1 to {MAX_BATCH}")
+            raise PtxgenError(f"gemv_f32: batch is {self.batch}: 1 to {MAX_BATCH}")
         if not 1 <= self.cta_warps <= 32:
-            raise PtxgenError(f"matvec: warps is {self.warps}: 1 to 32")
+            raise PtxgenError(f"gemv_f32: warps is {self.warps}: 1 to 32")
         if self.rows_each not in (0, *self._rows_choices(self.rows_each)):
             raise PtxgenError(
-                f"matvec: rows_each is {self.rows_each} of {self.rows} rows: it must divide them, "
-                f"and {TILE_ROWS}"
+                f"gemv_f32: rows_each is {self.rows_each} of {self.rows} rows: it must divide "
+                f"them, and {TILE_ROWS}"
             )
         if self.panels > 1 and (self.passes > 1 or self.panel_units // 32 % self.depth):
             raise PtxgenError(
-                f"matvec: {self.cols} columns are more than a panel: "
+                f"gemv_f32: {self.cols} columns are more than a panel: "
                 f"passes is {self.passes} instead of 1, or stages ({self.depth}) no power of two"
             )
 
@@ -194,7 +194,7 @@ class Matvec(FusedProduct):
         return Tolerance(rtol=5e-6 if self.gated else 2e-6, atol=2e-6)
 
     @classmethod
-    def examples(cls) -> Mapping[str, Matvec]:
+    def examples(cls) -> Mapping[str, GemvF32]:
         q8, q4_k, q6_k, f16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
         each = {
             f.name: cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(FORMATS.values())

@@ -76,7 +76,7 @@ class FusedProduct(KernelSpec):
 
     #: Subclasses have this as a field, or take one vector.
     batch = 1
-    #: See `BatchMatvec`, which has these as fields; others neither read nor write summaries.
+    #: See `GemmSmall`, which has these as fields; others neither read nor write summaries.
     summarised = False
     summarises = False
 

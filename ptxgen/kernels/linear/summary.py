@@ -1,4 +1,4 @@
-"""Summaries of vectors, which one product leaves for the next: see templates/_summary.j2."""
+"""Summaries of vectors, which one product leaves for the next: see templates/_linear_summary.j2."""
 
 from __future__ import annotations
 

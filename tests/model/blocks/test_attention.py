@@ -85,7 +85,7 @@ def test_a_decode_step_equals_turn_append_attend(
         at = fill(session)
         fused = replace(at, rows=replace(at.rows, keys=keys))
         kernels, wanted = attend(session, fused)
-        assert kernels == (["attention"] if keys == 512 else SPLIT)
+        assert kernels == (["incremental_attention"] if keys == 512 else SPLIT)
         prompt = replace(fused, rows=replace(fused.rows, is_prompt=True), exact=True)
         for parts in (replace(fused, fused=False), prompt):
             fill(session)

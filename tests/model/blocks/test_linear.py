@@ -20,7 +20,7 @@ from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.choice import Limits
-from urdir.ptxgen.kernels.linear.gemv import TileMatvec
+from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.product import FusedProduct
 from urdir.ptxgen.target import TESTED
 from urdir.ptxgen.weights.formats import FORMATS
@@ -57,14 +57,14 @@ def launches(product: str) -> list[tuple[str, str]]:
     """Those of a layer of a decode step, whose products take that kernel."""
     return [
         ("attn_qkv", product),
-        ("attention", "attention"),
+        ("attention", "incremental_attention"),
         ("attn_output", product),
         ("ffn_gate_up", product),
         ("ffn_down", product),
     ]
 
 
-@pytest.mark.parametrize(("rows", "kernel"), [(1, "tile_matvec"), (4, "batch_matvec")])
+@pytest.mark.parametrize(("rows", "kernel"), [(1, "gemv"), (4, "gemm_small")])
 def test_a_decode_step_takes_five_launches_a_layer(engine: Engine, rows: int, kernel: str) -> None:
     plan = build_plan(engine.session.parts, StepShape(rows, KEYS, Ending.GREEDY))
     for index in range(engine.config.n_layers):
@@ -72,7 +72,7 @@ def test_a_decode_step_takes_five_launches_a_layer(engine: Engine, rows: int, ke
     assert {product.batch for product in products(plan)} == {rows}
 
 
-@pytest.mark.parametrize(("rows", "kernel"), [(1, "tile_matvec"), (4, "matvec")])
+@pytest.mark.parametrize(("rows", "kernel"), [(1, "gemv"), (4, "gemv_f32")])
 def test_the_exact_mode_keeps_activations_f32(engine: Engine, rows: int, kernel: str) -> None:
     """And takes all rows of a step in one launch."""
     with Session(engine.weights, KEYS, "f32", sequences=4) as session:
@@ -81,7 +81,7 @@ def test_the_exact_mode_keeps_activations_f32(engine: Engine, rows: int, kernel:
             assert layer(plan, index) == launches(kernel)
         found = products(plan)
         assert {product.batch for product in found} == {rows}
-        assert {p.activations for p in found if isinstance(p, TileMatvec)} <= {"f32"}
+        assert {p.activations for p in found if isinstance(p, Gemv)} <= {"f32"}
 
 
 def test_unquantised_weights_meet_f32_activations() -> None:
@@ -89,7 +89,7 @@ def test_unquantised_weights_meet_f32_activations() -> None:
     with Engine.open(str(path), device="emulator", context=KEYS) as engine:
         plan = build_plan(engine.session.parts, StepShape(1, KEYS, Ending.GREEDY))
         for product in products(plan):
-            assert isinstance(product, TileMatvec)
+            assert isinstance(product, Gemv)
             assert product.activations == "f32"
 
 
@@ -123,7 +123,7 @@ def test_a_launch_leaves_shared_memory_to_the_next(engine: Engine) -> None:
     plan = build_plan(engine.session.parts, StepShape(1, KEYS, Ending.GREEDY))
     taken: dict[bool, set[int]] = {True: set(), False: set()}
     for kernel in products(plan):
-        assert isinstance(kernel, TileMatvec)
+        assert isinstance(kernel, Gemv)
         assert kernel.sms == limits.sm_count
         assert kernel.shared <= limits.shared_per_block_optin
         taken[kernel.residual].add(1024 + kernel.launch_shape.shared_bytes)
@@ -148,14 +148,14 @@ def test_long_rows_are_left_to_f32_where_they_leave_no_room(engine: Engine, targ
             y = memory["y"].slice(0, 128)
             wide.append_residual(f"{cols} more", matrix, x.x, x.x, y, x.x)
         for kernel in products(plan):
-            if isinstance(kernel, TileMatvec):
+            if isinstance(kernel, Gemv):
                 assert kernel.cta_warps >= 4
             else:
                 assert kernel.cols > 4096
             assert kernel.launch_shape.shared_bytes <= limits.shared_per_cta
     names = [kernel.name for kernel in products(plan)]
-    assert names[:2] == ["tile_matvec"] * 2
-    assert names[-2:] == ["matvec"] * 2
+    assert names[:2] == ["gemv"] * 2
+    assert names[-2:] == ["gemv_f32"] * 2
 
 
 @pytest.mark.parametrize(("target", "cluster"), [("sm_80", 1), ("sm_90", 8), ("sm_120", 8)])
@@ -188,8 +188,8 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
 def test_a_prompt_step_normalises_once_for_several_matrices(engine: Engine) -> None:
     plan = build_plan(engine.session.parts, StepShape(16, KEYS, Ending.PROMPT))
     assert [kernel for _, kernel in layer(plan, 0)] == [
-        *("rms_norm", "matmul", "matmul", "matmul", "rope", "kv_append", "prefill_attention"),
-        *("matmul", "add", "rms_norm", "matmul", "matmul", "swiglu", "matmul", "add"),
+        *("rms_norm", "gemm", "gemm", "gemm", "rope", "kv_append", "prefill_attention"),
+        *("gemm", "add", "rms_norm", "gemm", "gemm", "swiglu", "gemm", "add"),
     ]
 
 

@@ -33,10 +33,10 @@ def test_list_has_every_kernel_with_its_fields(cli: Cli) -> None:
     found = {entry["kernel"]: entry for entry in json.loads(out)}
     assert code == 0
     assert found.keys() == kernels().keys()
-    fields = {field["name"]: field for field in found["matvec"]["fields"]}
+    fields = {field["name"]: field for field in found["gemv_f32"]["fields"]}
     assert fields["batch"]["default"] == 1
     assert "activations" not in fields
-    integer = {field["name"]: field for field in found["tile_matvec"]["fields"]}
+    integer = {field["name"]: field for field in found["gemv"]["fields"]}
     assert integer["sms"]["default"] == 132
     assert integer["shared"]["default"] == 64 * 1024
     assert "batch" not in integer
@@ -73,8 +73,8 @@ def test_products_of_a_model_are_cut_for_the_gpu(
     """Its SMs, and its shared memory: all, or a share where two CTAs are to be on an SM, the larger
     one where a residual is added."""
     rows = json.loads(cli("ptx", "list", "--model", nano, "--json", "--gpu", gpu)[1])
-    products = [row for row in rows if row["kernel"] == "tile_matvec"]
-    assert not any(row["kernel"] == "matvec" for row in rows)
+    products = [row for row in rows if row["kernel"] == "gemv"]
+    assert not any(row["kernel"] == "gemv_f32" for row in rows)
     assert {row["fields"]["sms"] for row in products} == {sms}
     launches = {True: 0, False: 0}
     for row in products:

@@ -249,7 +249,7 @@ def test_jsonl_and_csv_rows_are_complete(report: Callable[[str], str]) -> None:
 def test_markdown_has_a_table_a_section(report: Callable[[str], str]) -> None:
     lines = report("md").splitlines()
     assert any(line.startswith("| tg2 x 2 |") for line in lines)
-    assert any(line.startswith("| blk.*.ffn_down tile_matvec | 2 |") for line in lines)
+    assert any(line.startswith("| blk.*.ffn_down gemv | 2 |") for line in lines)
 
 
 @pytest.mark.parametrize("words", [("-b", "0"), ("-b", "1,x"), ("--kernels", "--startup")])

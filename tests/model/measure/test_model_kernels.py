@@ -113,7 +113,7 @@ def test_a_large_model_needs_its_metadata_only() -> None:
     weights = sum(
         kernel.spec.nbytes(param) * kernel.launches.get(shortest, 0)
         for kernel in found
-        if kernel.spec.name == "tile_matvec"
+        if kernel.spec.name == "gemv"
         for param in kernel.spec.params
         if param.name.startswith(("weights", "up"))
     )
@@ -130,12 +130,12 @@ def test_rows_too_long_for_an_sm_take_f32_products(target: str, sms: int) -> Non
     decode = [kernel.spec for kernel in found if kernel.per_step(prompt=False)]
     columns = {
         name: {spec.fields()["cols"] for spec in decode if spec.name == name}
-        for name in ("tile_matvec", "matvec")
+        for name in ("gemv", "gemv_f32")
     }
     if target == "sm_75":
-        assert columns == {"tile_matvec": {4096}, "matvec": {14336}}
+        assert columns == {"gemv": {4096}, "gemv_f32": {14336}}
     else:
-        assert columns == {"tile_matvec": {4096, 14336}, "matvec": set()}
+        assert columns == {"gemv": {4096, 14336}, "gemv_f32": set()}
 
 
 def test_it_says_which_steps_use_a_kernel() -> None:

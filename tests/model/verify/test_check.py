@@ -73,11 +73,11 @@ def test_json_has_every_example(cli: Cli) -> None:
 
 
 def test_the_device_can_be_chosen(cli: Cli) -> None:
-    code, out, _ = cli("check", "--kernel", "matmul", "--device", "emulator:sm_75", "--json")
+    code, out, _ = cli("check", "--kernel", "gemm", "--device", "emulator:sm_75", "--json")
     report = json.loads(out)
     assert (code, report["target"]) == (0, "sm_75")
     skipped = [row for row in report["rows"] if row["status"] == "skipped"]
-    wanted = [s for s in kernel("matmul").examples().values() if s.minimum_sm > 75]
+    wanted = [s for s in kernel("gemm").examples().values() if s.minimum_sm > 75]
     assert [row["example"] for row in skipped] == [str(spec) for spec in wanted]
     assert all("the device is sm_75" in row["skipped"] for row in skipped)
 

@@ -15,7 +15,7 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.incremental_attention import Attention
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.tools.assemble import assemble
 
@@ -23,15 +23,15 @@ Inputs = dict[str, Any]
 
 
 def one(heads: int, kv_heads: int, head_dim: int, max_len: int, dtype: Any, **more: Any) -> Any:
-    return Attention(heads, KvLayout(1, kv_heads, max_len, head_dim, dtype), **more)
+    return IncrementalAttention(heads, KvLayout(1, kv_heads, max_len, head_dim, dtype), **more)
 
 
-def inputs_at(spec: Attention, position: int, seed: int = 0) -> Inputs:
+def inputs_at(spec: IncrementalAttention, position: int, seed: int = 0) -> Inputs:
     """One row's random queries and caches; keys beyond ``position`` are NaN."""
     return spec.inputs_at(np.random.default_rng(seed), [position], [0])
 
 
-def plain_attention(spec: Attention, inputs: Inputs, row: int = 0) -> Any:
+def plain_attention(spec: IncrementalAttention, inputs: Inputs, row: int = 0) -> Any:
     """One query head after another, softmax by its definition, from the unscaled queries."""
     position, sequence = int(inputs["position"][row]), int(inputs["sequence"][row])
     first = max(0, position - spec.window + 1) if spec.window else 0
@@ -52,7 +52,7 @@ def plain_attention(spec: Attention, inputs: Inputs, row: int = 0) -> Any:
     return out
 
 
-def check(device: Device, spec: Attention, inputs: Inputs) -> Any:
+def check(device: Device, spec: IncrementalAttention, inputs: Inputs) -> Any:
     out = run_kernel(device, spec, inputs)
     compare(spec, out, spec.reference(**inputs))
     for row in range(spec.rows):
@@ -147,7 +147,7 @@ def test_very_negative_scores_still_average(device: Device) -> None:
 
 def test_infinities_out_of_reach_do_not_matter(device: Device) -> None:
     """0 * infinity must not appear: keys out of reach, other heads, sequences and idle lanes."""
-    spec = Attention(2, KvLayout(2, 2, 33, 96, "f16"), window=3)
+    spec = IncrementalAttention(2, KvLayout(2, 2, 33, 96, "f16"), window=3)
     clean = spec.inputs_at(np.random.default_rng(0), [5], [1])
     dirty = dict(clean)
     for name in ("k_cache", "v_cache"):
@@ -161,7 +161,7 @@ def test_infinities_out_of_reach_do_not_matter(device: Device) -> None:
 
 @pytest.mark.parametrize("position", [33, 2**31, 2**32 - 1])
 def test_a_position_outside_is_an_idle_row(device: Device, position: int) -> None:
-    spec = Attention(71, KvLayout(1, 1, 33, 64, "f16"), rows=2)
+    spec = IncrementalAttention(71, KvLayout(1, 1, 33, 64, "f16"), rows=2)
     inputs = spec.inputs_at(np.random.default_rng(0), [position, 32], [0, 0])
     inputs["q"][0] = np.nan
     out = run_kernel(device, spec, inputs)["out"]
@@ -222,19 +222,21 @@ def test_rows_never_written_are_never_read(emulator: Device) -> None:
 
 #: Contiguous layouts of three sequences, with how many pages of 16 tokens their twin has.
 TWINS = (
-    (Attention(4, KvLayout(3, 2, 64, 64, "f16"), rows=4), 14),
-    (Attention(3, KvLayout(3, 1, 48, 96, "q8_0"), rows=4), 9),
-    (Attention(4, KvLayout(3, 1, 96, 128, "bf16"), rows=4, window=20), 20),
+    (IncrementalAttention(4, KvLayout(3, 2, 64, 64, "f16"), rows=4), 14),
+    (IncrementalAttention(3, KvLayout(3, 1, 48, 96, "q8_0"), rows=4), 9),
+    (IncrementalAttention(4, KvLayout(3, 1, 96, 128, "bf16"), rows=4, window=20), 20),
 )
 
 
-def paged(spec: Attention, pages: int) -> Attention:
+def paged(spec: IncrementalAttention, pages: int) -> IncrementalAttention:
     c = spec.layout
     layout = KvLayout(c.sequences, c.kv_heads, c.max_len, c.head_dim, c.dtype, 16, pages)
-    return Attention(spec.heads, layout, spec.rows, spec.scale, spec.window, spec.softcap)
+    return IncrementalAttention(
+        spec.heads, layout, spec.rows, spec.scale, spec.window, spec.softcap
+    )
 
 
-def gathered(spec: Attention, twin: Attention, inputs: Inputs) -> Inputs:
+def gathered(spec: IncrementalAttention, twin: IncrementalAttention, inputs: Inputs) -> Inputs:
     """Inputs of a paged spec as those of its contiguous twin: every token that is not NaN."""
     contiguous = dict(inputs)
     table = contiguous.pop("block_table")
@@ -256,11 +258,11 @@ def gathered(spec: Attention, twin: Attention, inputs: Inputs) -> Inputs:
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_paged_equals_contiguous_and_rows_equal_single_rows(
-    spec: Attention, pages: int, data: st.DataObject
+    spec: IncrementalAttention, pages: int, data: st.DataObject
 ) -> None:
     """Any table: permuted, with shared pages; rows of any lengths, the same sequence twice."""
     twin, layout = paged(spec, pages), spec.layout
-    single = Attention(spec.heads, layout, 1, spec.scale, spec.window, spec.softcap)
+    single = IncrementalAttention(spec.heads, layout, 1, spec.scale, spec.window, spec.softcap)
     positions = data.draw(
         st.lists(st.integers(0, layout.max_len), min_size=spec.rows, max_size=spec.rows)
     )
@@ -295,8 +297,8 @@ def test_no_spills(target: str, dtype: Any, head_dim: int, is_paged: bool) -> No
     """At the widest tiles and heads, also where shuffles are calls that clobber registers."""
     pages = (64, 99) if is_paged else (0, 0)
     layout = KvLayout(64, 2, 1 << 17, head_dim, dtype, *pages)
-    spec = Attention(14, layout, rows=8, window=4096, softcap=50.0)
-    cost = assemble(spec.ptx(target), target).entries["attention"]
+    spec = IncrementalAttention(14, layout, rows=8, window=4096, softcap=50.0)
+    cost = assemble(spec.ptx(target), target).entries["incremental_attention"]
     assert not cost.spills
     if int(target[3:]) >= 90 and (dtype != "q8_0" or head_dim % 64 == 0):
         assert cost.registers <= 128, "two CTAs an SM"
@@ -316,4 +318,4 @@ def test_no_spills(target: str, dtype: Any, head_dim: int, is_paged: bool) -> No
 def test_shapes_it_does_not_handle_are_refused(fields: dict[str, Any], message: str) -> None:
     good: dict[str, Any] = {"heads": 4, "layout": KvLayout(1, 2, 4, 64, "f16")}
     with pytest.raises(PtxgenError, match=message):
-        Attention(**good | fields)
+        IncrementalAttention(**good | fields)

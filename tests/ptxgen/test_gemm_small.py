@@ -13,9 +13,9 @@ from urdir.driver.harness import check_kernel, run_kernel
 from urdir.model.verify.kernel_suite import skip_where_too_old
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits, batch_cluster, vector_product
-from urdir.ptxgen.kernels.linear.gemm_small import BatchMatvec
-from urdir.ptxgen.kernels.linear.gemv import TileMatvec
-from urdir.ptxgen.kernels.linear.gemv_f32 import Matvec
+from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.linear.product import MAX_BATCH
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.tools.assemble import assemble, is_available
@@ -51,7 +51,7 @@ def test_real_shapes_fit_a_multiprocessor(shape: str, fmt: Format) -> None:
     for batch in (2, MAX_BATCH):
         for limits in (H200, T4):
             spec = vector_product(limits, False, fmt, rows, cols, batch=batch, **more)
-            assert isinstance(spec, BatchMatvec)
+            assert isinstance(spec, GemmSmall)
             least, most = limits.shared(larger="residual" not in more)
             if dataclasses.replace(spec, shared=most).passes > 1:
                 least, most = 0, limits.shared_per_cta
@@ -59,7 +59,7 @@ def test_real_shapes_fit_a_multiprocessor(shape: str, fmt: Format) -> None:
             assert least <= spec.launch_shape.shared_bytes <= most
         spec = vector_product(H200, False, fmt, rows, cols, batch=batch, **more)
         if is_available() and fmt in (Q4_K, Q6_K):
-            cost = assemble(spec.ptx("sm_90"), "sm_90").entries["batch_matvec"]
+            cost = assemble(spec.ptx("sm_90"), "sm_90").entries["gemm_small"]
             assert not cost.spills
             assert cost.registers <= 128
 
@@ -104,7 +104,7 @@ def test_the_order_of_the_sums_does_not_depend_on_the_batch() -> None:
             cuts = set()
             for batch in range(2, MAX_BATCH + 1):
                 spec = vector_product(limits, False, Q4_K, rows, cols, batch=batch, **more)
-                assert isinstance(spec, BatchMatvec)
+                assert isinstance(spec, GemmSmall)
                 cuts.add((spec.k_warps, spec.row_warps, spec.cluster, spec.sharers))
             assert len(cuts) == 1
 
@@ -122,7 +122,7 @@ def test_a_batch_s_cluster_does_not_depend_on_its_size(
             for batch in range(2, MAX_BATCH + 1):
                 rows = 16 * limits.sms * tiles
                 spec = vector_product(limits, False, fmt, rows, cols, batch=batch, gated=gated)
-                assert isinstance(spec, BatchMatvec)
+                assert isinstance(spec, GemmSmall)
                 cuts.add((spec.k_warps, spec.cluster))
             assert len(cuts) == 1, (fmt.name, tiles)
 
@@ -133,7 +133,7 @@ def test_real_shapes_have_pairs_of_ctas_where_tiles_are_few() -> None:
     for shape, (rows, cols, more) in SHAPES.items():
         for batch in (2, 5, MAX_BATCH):
             spec = vector_product(H200, False, Q4_K, rows, cols, batch=batch, **more)
-            assert isinstance(spec, BatchMatvec)
+            assert isinstance(spec, GemmSmall)
             cluster = found.setdefault(shape, spec.cluster)
             assert spec.launch_shape.cluster == (cluster, 1, 1)
             clusters = 0
@@ -153,7 +153,7 @@ def test_ctas_of_larger_tiles_take_fewer() -> None:
     for types, wanted in (((Q4_K, Q6_K), (7, 5, 4)), ((Q4_K, Q4_K), (6, 6, 6))):
         others = tuple((fmt, 1024) for fmt in types)
         spec = vector_product(H200, False, Q4_K, 4096, 4096, batch=8, eps=1e-5, others=others)
-        assert isinstance(spec, BatchMatvec)
+        assert isinstance(spec, GemmSmall)
         assert tuple(m.pass_tiles for m in spec.matrices) == wanted
         assert tuple(m.warp_tiles for m in spec.matrices) == wanted
     several = dataclasses.replace(spec, others=((Q6_K, 1024),) * 2, per_pass=2)
@@ -165,9 +165,9 @@ def test_warps_share_the_blocks_that_are_left_over() -> None:
     rows, cols, more = SHAPES["8B down"]
     for batch in range(2, MAX_BATCH + 1):
         spec = vector_product(H200, False, Q6_K, rows, cols, batch=batch, **more)
-        assert isinstance(spec, BatchMatvec)
+        assert isinstance(spec, GemmSmall)
         assert (spec.cta_blocks, spec.k_warps, spec.warp_tiles, spec.sharers) == (28, 8, 4, 2)
-    shared = BatchMatvec(Q4_K, 64, 1536, split=4, groups=1, tiles_each=4)
+    shared = GemmSmall(Q4_K, 64, 1536, split=4, groups=1, tiles_each=4)
     assert shared.sharers == 2
     for changes in (
         {"eps": 1e-5},
@@ -191,7 +191,7 @@ def test_what_gets_no_cluster() -> None:
         assert batch_cluster(limits, tiles=1, blocks=16) == 1
     for rows, cols, more in SHAPES.values():
         single = vector_product(H200, False, Q4_K, rows, cols, **more)
-        assert isinstance(single, TileMatvec)
+        assert isinstance(single, Gemv)
         assert single.launch_shape.cluster == (1, 1, 1)
         for limits in (default, T4):
             spec = vector_product(limits, False, Q4_K, rows, cols, batch=4, **more)
@@ -204,7 +204,7 @@ def test_what_gets_no_cluster() -> None:
 def test_a_product_that_runs_alone_is_one_of_one_vector() -> None:
     """It changes nothing else of the launch; a batch has no such kernel."""
     alone, usual = (vector_product(H200, False, Q4_K, 64, 512, alone=a) for a in (True, False))
-    assert isinstance(alone, TileMatvec)
+    assert isinstance(alone, Gemv)
     assert alone.alone
     assert dataclasses.replace(alone, alone=False) == usual
     assert alone.launch_shape == usual.launch_shape
@@ -215,33 +215,33 @@ def test_a_product_that_runs_alone_is_one_of_one_vector() -> None:
 def test_impossible_specs_are_refused() -> None:
     for batch in (0, MAX_BATCH + 1):
         with pytest.raises(PtxgenError, match=f"batch is {batch}"):
-            BatchMatvec(Q8_0, 32, 64, batch=batch)
+            GemmSmall(Q8_0, 32, 64, batch=batch)
     with pytest.raises(PtxgenError, match="quantised"):
-        BatchMatvec(Q8_0, 32, 64, others=((F16, 32),))
+        GemmSmall(Q8_0, 32, 64, others=((F16, 32),))
     with pytest.raises(PtxgenError, match="multiple of 256"):
-        BatchMatvec(Q4_K, 32, 896)
+        GemmSmall(Q4_K, 32, 896)
     with pytest.raises(PtxgenError, match="without bias"):
-        BatchMatvec(Q4_K, 32, 256, gated=True, bias=True)
+        GemmSmall(Q4_K, 32, 256, gated=True, bias=True)
     with pytest.raises(PtxgenError, match="split is 3 of 2 blocks"):
-        BatchMatvec(Q4_K, 32, 512, split=3)
+        GemmSmall(Q4_K, 32, 512, split=3)
     with pytest.raises(PtxgenError, match="bytes of shared memory"):
-        BatchMatvec(Q8_0, 32, 4096, split=16)
+        GemmSmall(Q8_0, 32, 4096, split=16)
     with pytest.raises(PtxgenError, match="for a norm"):
-        BatchMatvec(Q8_0, 32, 64, summarised=True)
+        GemmSmall(Q8_0, 32, 64, summarised=True)
     with pytest.raises(PtxgenError, match="what has a residual"):
-        BatchMatvec(Q8_0, 32, 64, summarises=True, gated=True)
+        GemmSmall(Q8_0, 32, 64, summarises=True, gated=True)
     with pytest.raises(PtxgenError, match="a summary of 40 rows"):
-        BatchMatvec(Q8_0, 40, 64, summarises=True, residual=True)
+        GemmSmall(Q8_0, 40, 64, summarises=True, residual=True)
 
 
 def test_the_choice_between_the_kernels_of_few_vectors() -> None:
-    assert isinstance(vector_product(H200, False, Q4_K, 64, 512), TileMatvec)
-    assert isinstance(vector_product(T4, False, Q4_K, 64, 512, batch=2), BatchMatvec)
+    assert isinstance(vector_product(H200, False, Q4_K, 64, 512), Gemv)
+    assert isinstance(vector_product(T4, False, Q4_K, 64, 512, batch=2), GemmSmall)
     for exact, fmt in ((True, Q4_K), (False, F16)):
-        assert isinstance(vector_product(H200, exact, fmt, 64, 512), TileMatvec)
-        assert isinstance(vector_product(H200, exact, fmt, 64, 512, batch=2), Matvec)
+        assert isinstance(vector_product(H200, exact, fmt, 64, 512), Gemv)
+        assert isinstance(vector_product(H200, exact, fmt, 64, 512, batch=2), GemvF32)
     mixed = vector_product(H200, False, Q4_K, 64, 512, batch=2, others=((F16, 3),))
-    assert isinstance(mixed, Matvec)
+    assert isinstance(mixed, GemvF32)
 
 
 @pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
@@ -265,13 +265,13 @@ def test_a_block_s_sums_are_integers_of_32_bits(fmt: Format) -> None:
     ("spec", "target"),
     [
         (spec, target)
-        for spec in BatchMatvec.examples().values()
+        for spec in GemmSmall.examples().values()
         for target in ("sm_75", "sm_80")
         if Target.parse(target).sm >= spec.minimum_sm
     ],
     ids=str,
 )
-def test_examples_run_on_older_targets(spec: BatchMatvec, target: str) -> None:
+def test_examples_run_on_older_targets(spec: GemmSmall, target: str) -> None:
     with Device.open(f"emulator:{target}") as device:
         for deviation in check_kernel(device, spec, seed=1):
             assert deviation.ok, deviation
@@ -284,7 +284,7 @@ def test_activations_become_the_nearest_of_65279_steps_of_their_block(
 ) -> None:
     """Integers, one of 32639 in each block, the rest of any size, and up to 0.48 added: only the
     f32 sums differ from the product with the integers, much less than what was added does."""
-    spec = BatchMatvec(fmt, 35, cols if fmt.block > 32 else cols - 96, batch=3)
+    spec = GemmSmall(fmt, 35, cols if fmt.block > 32 else cols - 96, batch=3)
     rng = np.random.default_rng(3)
     inputs = spec.make_inputs(rng)
     shape, sizes = inputs["x"].shape, LARGEST * 10.0 ** rng.uniform(-2, 0, spec.row_units)
@@ -303,7 +303,7 @@ def test_activations_become_the_nearest_of_65279_steps_of_their_block(
 @pytest.mark.parametrize("largest", [1e-15, 1e-3, 1e3, 1e15])
 def test_activations_keep_their_precision_at_every_size(device: Device, largest: float) -> None:
     """Relative to a block's largest; a block of zeros stays zero."""
-    spec = BatchMatvec(Q4_K, 64, 1024, batch=2)
+    spec = GemmSmall(Q4_K, 64, 1024, batch=2)
     inputs = spec.make_inputs(np.random.default_rng(4))
     inputs["x"][:, 256:512] = 0.0
     inputs["x"][:, 512:768] *= 1e-3
@@ -318,7 +318,7 @@ def test_activations_keep_their_precision_at_every_size(device: Device, largest:
 def test_what_is_not_finite_stays_in_its_vector(
     device: Device, value: float, eps: float | None
 ) -> None:
-    spec = BatchMatvec(Q8_0, 21, 352, batch=3, eps=eps)
+    spec = GemmSmall(Q8_0, 21, 352, batch=3, eps=eps)
     inputs = spec.make_inputs(np.random.default_rng(4))
     inputs["x"][1, 77] = value
     y = run_kernel(device, spec, inputs)["y"]
@@ -339,16 +339,16 @@ def test_what_is_not_finite_stays_in_its_vector(
 @pytest.mark.parametrize(
     "spec",
     [
-        BatchMatvec(Q4_K, 85, 1536, batch=4, split=2, groups=1, bias=True, eps=1e-5),
-        BatchMatvec(Q6_K, 50, 768, batch=8, gated=True, eps=1e-5, split=3, groups=1),
-        BatchMatvec(FORMATS["Q5_1"], 40, 1888, batch=5, residual=True, split=4, groups=1),
-        BatchMatvec(Q4_K, 85, 2304, batch=4, split=2, groups=1, bias=True, eps=1e-5, cluster=4),
-        BatchMatvec(Q6_K, 50, 1280, batch=3, gated=True, split=2, groups=1, cluster=2),
+        GemmSmall(Q4_K, 85, 1536, batch=4, split=2, groups=1, bias=True, eps=1e-5),
+        GemmSmall(Q6_K, 50, 768, batch=8, gated=True, eps=1e-5, split=3, groups=1),
+        GemmSmall(FORMATS["Q5_1"], 40, 1888, batch=5, residual=True, split=4, groups=1),
+        GemmSmall(Q4_K, 85, 2304, batch=4, split=2, groups=1, bias=True, eps=1e-5, cluster=4),
+        GemmSmall(Q6_K, 50, 1280, batch=3, gated=True, split=2, groups=1, cluster=2),
     ],
     ids=str,
 )
 def test_every_cut_gives_the_same_bits(
-    device: Device, spec: BatchMatvec, changes: dict[str, int]
+    device: Device, spec: GemmSmall, changes: dict[str, int]
 ) -> None:
     """But for those of the columns, which are those of the sums."""
     skip_where_too_old(spec, device.target)
@@ -361,30 +361,28 @@ def test_every_cut_gives_the_same_bits(
 @pytest.mark.parametrize("split", [1, 2, 4])
 def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) -> None:
     more = {"others": ((Q6_K, 17), (Q8_0, 5)), "eps": 1e-5, "split": split}
-    for deviation in check_kernel(device, BatchMatvec(Q4_K, 49, 1024, **more), seed=9):
+    for deviation in check_kernel(device, GemmSmall(Q4_K, 49, 1024, **more), seed=9):
         assert deviation.ok, deviation
 
 
 @pytest.mark.parametrize(
     "spec",
     [
-        BatchMatvec(Q4_K, 39, 1280, bias=True, batch=5),
-        BatchMatvec(Q6_K, 20, 768, batch=8, eps=1e-5, tiles_each=2),
-        BatchMatvec(Q8_0, 33, 4864, batch=2, residual=True),
-        BatchMatvec(Q6_K, 22, 512, batch=3, gated=True, eps=1e-5),
-        BatchMatvec(FORMATS["Q5_0"], 32, 1504, batch=7),
-        BatchMatvec(Q4_K, 39, 2304, bias=True, eps=1e-5, batch=8, cluster=2),
-        BatchMatvec(Q6_K, 22, 1280, batch=3, gated=True, eps=1e-5, cluster=4),
-        BatchMatvec(Q8_0, 33, 2080, batch=5, residual=True, tiles_each=4, per_pass=2, cluster=2),
-        BatchMatvec(Q4_K, 39, 1536, batch=5, split=4, groups=1, tiles_each=2),
-        BatchMatvec(Q4_K, 39, 768, batch=3, eps=1e-5, summarised=True),
-        BatchMatvec(Q8_0, 48, 480, batch=7, eps=1e-5, gated=True, summarised=True),
+        GemmSmall(Q4_K, 39, 1280, bias=True, batch=5),
+        GemmSmall(Q6_K, 20, 768, batch=8, eps=1e-5, tiles_each=2),
+        GemmSmall(Q8_0, 33, 4864, batch=2, residual=True),
+        GemmSmall(Q6_K, 22, 512, batch=3, gated=True, eps=1e-5),
+        GemmSmall(FORMATS["Q5_0"], 32, 1504, batch=7),
+        GemmSmall(Q4_K, 39, 2304, bias=True, eps=1e-5, batch=8, cluster=2),
+        GemmSmall(Q6_K, 22, 1280, batch=3, gated=True, eps=1e-5, cluster=4),
+        GemmSmall(Q8_0, 33, 2080, batch=5, residual=True, tiles_each=4, per_pass=2, cluster=2),
+        GemmSmall(Q4_K, 39, 1536, batch=5, split=4, groups=1, tiles_each=2),
+        GemmSmall(Q4_K, 39, 768, batch=3, eps=1e-5, summarised=True),
+        GemmSmall(Q8_0, 48, 480, batch=7, eps=1e-5, gated=True, summarised=True),
     ],
     ids=str,
 )
-def test_a_batch_gives_each_vector_the_bits_it_gets_alone(
-    device: Device, spec: BatchMatvec
-) -> None:
+def test_a_batch_gives_each_vector_the_bits_it_gets_alone(device: Device, spec: GemmSmall) -> None:
     """Whatever the others are: here one of them is not finite."""
     skip_where_too_old(spec, device.target)
     inputs = spec.make_inputs(np.random.default_rng(9))
@@ -404,7 +402,7 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
     device: Device, cluster: int, split: int
 ) -> None:
     others = ((Q6_K, 24), (Q4_K, 16))
-    spec = BatchMatvec(Q4_K, 49, 768, eps=1e-5, others=others, split=split, cluster=cluster)
+    spec = GemmSmall(Q4_K, 49, 768, eps=1e-5, others=others, split=split, cluster=cluster)
     skip_where_too_old(spec, device.target)
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)

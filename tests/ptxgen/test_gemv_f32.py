@@ -15,7 +15,7 @@ from urdir.ptxgen.kernels.linear.gemv_f32 import (
     MAX_RAW,
     PANEL_NBYTES,
     RECORD_NBYTES,
-    Matvec,
+    GemvF32,
     choose_rows,
 )
 from urdir.ptxgen.kernels.linear.product import MAX_BATCH
@@ -64,24 +64,24 @@ def test_rows_of_a_warp_lie_in_one_tile(
     """In every matrix of the launch."""
     for each in range(1, 18):
         if each in allowed:
-            assert Matvec(fmt, rows, 768, others=others, rows_each=each).warp_rows == each
+            assert GemvF32(fmt, rows, 768, others=others, rows_each=each).warp_rows == each
         else:
             with pytest.raises(PtxgenError, match=f"rows_each is {each} of {rows} rows"):
-                Matvec(fmt, rows, 768, others=others, rows_each=each)
-    assert Matvec(fmt, rows, 768, others=others).warp_rows in allowed
+                GemvF32(fmt, rows, 768, others=others, rows_each=each)
+    assert GemvF32(fmt, rows, 768, others=others).warp_rows in allowed
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_thread_has_registers_for_what_it_holds(fmt: Format, batch: int) -> None:
     for gated in (False, True):
-        spec = Matvec(fmt, 14336, 4096, batch=batch, gated=gated, eps=1e-5)
+        spec = GemvF32(fmt, 14336, 4096, batch=batch, gated=gated, eps=1e-5)
         widest = max(p.nbytes for p in fmt.planes)
         least = 2 if gated else 1
         assert spec.dots * widest <= max(MAX_RAW, least * widest)
         assert spec.dots * batch <= max(16, least * batch)
         if is_available():
-            cost = assemble(spec.ptx("sm_90"), "sm_90").entries["matvec"]
+            cost = assemble(spec.ptx("sm_90"), "sm_90").entries["gemv_f32"]
             assert not cost.spills, gated
             assert cost.registers * 32 * spec.cta_warps * spec.cta_residents <= 65536
 
@@ -90,7 +90,7 @@ def test_a_thread_has_registers_for_what_it_holds(fmt: Format, batch: int) -> No
 @pytest.mark.parametrize("passes", [1, 3])
 def test_the_launch_covers_every_row(rows: int, passes: int) -> None:
     for each in (e for e in (1, 2, 4, 8) if rows % e == 0):
-        spec = Matvec(Q8_0, rows, 288, rows_each=each, passes=passes, others=((Q8_0, 2 * rows),))
+        spec = GemvF32(Q8_0, rows, 288, rows_each=each, passes=passes, others=((Q8_0, 2 * rows),))
         ctas = 0
         for part, count in zip(spec.parts, (rows, 2 * rows), strict=True):
             taken = spec.cta_warps * each * passes
@@ -103,7 +103,7 @@ def test_the_launch_covers_every_row(rows: int, passes: int) -> None:
 def test_panels_of_activations_fit_shared_memory() -> None:
     for cols in (32, 4096, 14336, 28672, 53248):
         for batch in range(1, MAX_BATCH + 1):
-            spec = Matvec(Q8_0, 64, cols, batch=batch)
+            spec = GemvF32(Q8_0, 64, cols, batch=batch)
             assert batch * spec.panel_nbytes <= PANEL_NBYTES == 47 * 1024
             assert spec.panels * spec.panel_units * 32 >= cols
 
@@ -114,22 +114,22 @@ def test_records_of_neighbouring_lanes_lie_in_different_banks() -> None:
 
 def test_impossible_specs_are_refused() -> None:
     with pytest.raises(PtxgenError, match="warps is 33"):
-        Matvec(Q8_0, 3, 64, warps=33)
+        GemvF32(Q8_0, 3, 64, warps=33)
     with pytest.raises(PtxgenError, match="rows_each is 4 of 3"):
-        Matvec(Q8_0, 3, 64, rows_each=4)
+        GemvF32(Q8_0, 3, 64, rows_each=4)
     for batch in (0, MAX_BATCH + 1):
         with pytest.raises(PtxgenError, match=f"batch is {batch}"):
-            Matvec(Q8_0, 3, 64, batch=batch)
+            GemvF32(Q8_0, 3, 64, batch=batch)
     with pytest.raises(PtxgenError, match="multiple of 256"):
-        Matvec(Q4_K, 3, 896)
+        GemvF32(Q4_K, 3, 896)
     with pytest.raises(PtxgenError, match=r"32 of 64 rows: it must divide them, and 16"):
-        Matvec(Q8_0, 64, 64, rows_each=32)
+        GemvF32(Q8_0, 64, 64, rows_each=32)
     with pytest.raises(PtxgenError, match="without bias"):
-        Matvec(Q4_K, 3, 256, gated=True, bias=True)
+        GemvF32(Q4_K, 3, 256, gated=True, bias=True)
     with pytest.raises(PtxgenError, match="others without both"):
-        Matvec(Q4_K, 3, 256, residual=True, others=((Q4_K, 3),))
+        GemvF32(Q4_K, 3, 256, residual=True, others=((Q4_K, 3),))
     with pytest.raises(PtxgenError, match="passes is 2"):
-        Matvec(F32, 3, 20000, passes=2)
+        GemvF32(F32, 3, 20000, passes=2)
 
 
 # ---- values ----
@@ -137,7 +137,7 @@ def test_impossible_specs_are_refused() -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_the_reference_is_ggufs_dequantisation(fmt: Format) -> None:
-    spec = Matvec(fmt, 5, 768, bias=True)
+    spec = GemvF32(fmt, 5, 768, bias=True)
     rng = np.random.default_rng(5)
     blocks = random_blocks(fmt, 5 * 768 // fmt.block, rng)
     weights = gguf.quants.dequantize(
@@ -156,7 +156,7 @@ def test_the_reference_is_ggufs_dequantisation(fmt: Format) -> None:
 @pytest.mark.parametrize("fmt", [Q4_K, Q6_K, Q8_0, F32], ids=lambda f: f.name)
 def test_one_activation_at_a_time_gives_the_columns_to_the_bit(device: Device, fmt: Format) -> None:
     """With x a unit vector every sum is exact, so that y is a column of the weights."""
-    spec = Matvec(fmt, 5, 512 if fmt is not F32 else 75)
+    spec = GemvF32(fmt, 5, 512 if fmt is not F32 else 75)
     inputs = spec.make_inputs(np.random.default_rng(6))
     weights = spec.layout.unpack(inputs["weights"])
     for col in (0, 1, 37, 46, 74, spec.cols - 1):
@@ -168,7 +168,7 @@ def test_one_activation_at_a_time_gives_the_columns_to_the_bit(device: Device, f
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_not_hidden(device: Device, value: float) -> None:
-    spec = Matvec(Q8_0, 5, 352)
+    spec = GemvF32(Q8_0, 5, 352)
     inputs = spec.make_inputs(np.random.default_rng(4))
     inputs["x"][0, 77] = value
     assert not np.isfinite(run_kernel(device, spec, inputs)["y"]).any()
@@ -177,29 +177,29 @@ def test_what_is_not_finite_is_not_hidden(device: Device, value: float) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        Matvec(Q8_0, 33, 352),
-        Matvec(Q8_0, 3, 4864, warps=16),
-        Matvec(Q4_K, 8, 4096, rows_each=4),
-        Matvec(Q4_K, 16, 2048, rows_each=8, stages=4),
-        Matvec(Q8_0, 32, 288, rows_each=16, stages=1),
-        Matvec(Q4_K, 40, 1024, warps=2, passes=4, rows_each=2, stages=3),
-        Matvec(Q4_K, 21, 2304, eps=1e-5, passes=2, gated=True, warps=3),
-        Matvec(Q6_K, 10, 1024, warps=1, rows_each=2, residual=True, bias=True),
-        Matvec(F16, 6, 4096, warps=4, rows_each=2, bias=True, eps=1e-6),
-        Matvec(Q8_0, 2, 25600, eps=1e-5, residual=True),
-        Matvec(Q6_K, 9, 512, eps=1e-5, others=((Q4_K, 17), (Q8_0, 1)), batch=8),
-        Matvec(F32, 2, 11001, eps=1e-5, batch=3),
+        GemvF32(Q8_0, 33, 352),
+        GemvF32(Q8_0, 3, 4864, warps=16),
+        GemvF32(Q4_K, 8, 4096, rows_each=4),
+        GemvF32(Q4_K, 16, 2048, rows_each=8, stages=4),
+        GemvF32(Q8_0, 32, 288, rows_each=16, stages=1),
+        GemvF32(Q4_K, 40, 1024, warps=2, passes=4, rows_each=2, stages=3),
+        GemvF32(Q4_K, 21, 2304, eps=1e-5, passes=2, gated=True, warps=3),
+        GemvF32(Q6_K, 10, 1024, warps=1, rows_each=2, residual=True, bias=True),
+        GemvF32(F16, 6, 4096, warps=4, rows_each=2, bias=True, eps=1e-6),
+        GemvF32(Q8_0, 2, 25600, eps=1e-5, residual=True),
+        GemvF32(Q6_K, 9, 512, eps=1e-5, others=((Q4_K, 17), (Q8_0, 1)), batch=8),
+        GemvF32(F32, 2, 11001, eps=1e-5, batch=3),
     ],
     ids=str,
 )
-def test_every_cut_gives_the_product(device: Device, spec: Matvec) -> None:
+def test_every_cut_gives_the_product(device: Device, spec: GemvF32) -> None:
     for deviation in check_kernel(device, spec, seed=7):
         assert deviation.ok, deviation
 
 
 def test_a_row_does_not_depend_on_its_neighbours(device: Device) -> None:
     """Rows of a tile together, in pairs, and one row alone, bit for bit."""
-    spec = Matvec(Q4_K, 20, 512, rows_each=4)
+    spec = GemvF32(Q4_K, 20, 512, rows_each=4)
     inputs = spec.make_inputs(np.random.default_rng(8))
     together = run_kernel(device, spec, inputs)["y"]
     for changes in ({"rows_each": 1}, {"rows_each": 1, "passes": 2, "stages": 2}, {"rows_each": 2}):
@@ -209,7 +209,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: Device) -> None:
 
 def test_rows_that_two_warps_share_are_the_same_in_both(device: Device) -> None:
     """Warps behind the last rows take these as well."""
-    spec = Matvec(F16, 12, 512, rows_each=4)
+    spec = GemvF32(F16, 12, 512, rows_each=4)
     inputs = spec.make_inputs(np.random.default_rng(8))
     together = run_kernel(device, spec, inputs)["y"]
     for changes in ({"rows_each": 1}, {"rows_each": 2, "passes": 2}, {"rows_each": 4, "warps": 1}):
@@ -219,7 +219,7 @@ def test_rows_that_two_warps_share_are_the_same_in_both(device: Device) -> None:
 
 def test_one_launch_for_several_matrices_gives_the_bits_of_several(device: Device) -> None:
     """Also of a gated pair, before the gate."""
-    spec = Matvec(Q4_K, 9, 768, eps=1e-5, others=((Q6_K, 4), (Q4_K, 3)))
+    spec = GemvF32(Q4_K, 9, 768, eps=1e-5, others=((Q6_K, 4), (Q4_K, 3)))
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)
     for suffix, fmt, rows in (("", Q4_K, 9), ("1", Q6_K, 4), ("2", Q4_K, 3)):
@@ -232,19 +232,19 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(device: Devic
 @pytest.mark.parametrize(
     "spec",
     [
-        Matvec(Q4_K, 7, 1280, bias=True, batch=5),
-        Matvec(Q4_K, 8, 512, rows_each=4, batch=4),
-        Matvec(Q6_K, 5, 768, batch=8),
-        Matvec(Q8_0, 5, 4864, batch=2, stages=2),
-        Matvec(Q8_0, 5, 12288, batch=7),
-        Matvec(Q4_K, 6, 2560, batch=8, eps=1e-5, rows_each=2),
-        Matvec(Q6_K, 6, 512, batch=3, gated=True, eps=1e-5),
-        Matvec(F32, 6, 75, bias=True, batch=8),
-        Matvec(F16, 4, 70, rows_each=2, batch=3),
+        GemvF32(Q4_K, 7, 1280, bias=True, batch=5),
+        GemvF32(Q4_K, 8, 512, rows_each=4, batch=4),
+        GemvF32(Q6_K, 5, 768, batch=8),
+        GemvF32(Q8_0, 5, 4864, batch=2, stages=2),
+        GemvF32(Q8_0, 5, 12288, batch=7),
+        GemvF32(Q4_K, 6, 2560, batch=8, eps=1e-5, rows_each=2),
+        GemvF32(Q6_K, 6, 512, batch=3, gated=True, eps=1e-5),
+        GemvF32(F32, 6, 75, bias=True, batch=8),
+        GemvF32(F16, 4, 70, rows_each=2, batch=3),
     ],
     ids=str,
 )
-def test_a_batch_gives_each_vector_the_bits_it_gets_alone(device: Device, spec: Matvec) -> None:
+def test_a_batch_gives_each_vector_the_bits_it_gets_alone(device: Device, spec: GemvF32) -> None:
     """Whatever the others are: here one of them is not finite."""
     inputs = spec.make_inputs(np.random.default_rng(9))
     inputs["x"][1] = np.inf

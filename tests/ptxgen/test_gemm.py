@@ -11,8 +11,8 @@ from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import choose_product
-from urdir.ptxgen.kernels.linear.gemm import FULL, TILES, Matmul, Tile, choose_tile
-from urdir.ptxgen.kernels.linear.gemv_f32 import Matvec
+from urdir.ptxgen.kernels.linear.gemm import FULL, TILES, Gemm, Tile, choose_tile
+from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights.formats import FORMATS, Format
 
@@ -27,12 +27,12 @@ every_tile = pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.batch}x{t
 @pytest.mark.parametrize(
     ("batch", "exact", "kernel"),
     [
-        (1, False, "matvec"),
-        (8, False, "matvec"),
-        (9, False, "matmul"),
-        (512, False, "matmul"),
-        (1, True, "matvec"),
-        (512, True, "matvec"),
+        (1, False, "gemv_f32"),
+        (8, False, "gemv_f32"),
+        (9, False, "gemm"),
+        (512, False, "gemm"),
+        (1, True, "gemv_f32"),
+        (512, True, "gemv_f32"),
     ],
 )
 def test_the_choice_between_matvec_and_matmul(batch: int, exact: bool, kernel: str) -> None:
@@ -87,21 +87,21 @@ def test_impossible_specs_are_refused() -> None:
         with pytest.raises(PtxgenError, match="does not divide"):
             Tile(*tile)
     with pytest.raises(PtxgenError, match="batch is 0"):
-        Matmul(Q8_0, 3, 64, 0)
+        Gemm(Q8_0, 3, 64, 0)
     with pytest.raises(PtxgenError, match="exceed 4 GiB"):
-        Matmul(Q8_0, 3, 2**20, 1024)
+        Gemm(Q8_0, 3, 2**20, 1024)
     with pytest.raises(PtxgenError, match="more than 65535 tiles"):
-        Matmul(Q8_0, 2**23, 32, 9)
+        Gemm(Q8_0, 2**23, 32, 9)
     with pytest.raises(PtxgenError, match="multiple of 256"):
-        Matmul(Q4_K, 3, 96, 9)
+        Gemm(Q4_K, 3, 96, 9)
 
 
 @pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
 @pytest.mark.parametrize("name", ["Q8_0", "Q2_K", "Q5_K"])
 @pytest.mark.parametrize("target", ["sm_75", "sm_90"])
 def test_the_largest_tile_has_just_enough_registers(name: str, target: str) -> None:
-    spec = Matmul(FORMATS[name], 4097, 4096, 129, bias=True, tile=TILES[0])
-    cost = assemble(spec.ptx(target), target).entries["matmul"]
+    spec = Gemm(FORMATS[name], 4097, 4096, 129, bias=True, tile=TILES[0])
+    cost = assemble(spec.ptx(target), target).entries["gemm"]
     assert not cost.spills
 
 
@@ -112,7 +112,7 @@ def test_the_largest_tile_has_just_enough_registers(name: str, target: str) -> N
 @pytest.mark.parametrize("cols", [32, 96, 352])
 def test_every_tile_gives_the_product(device: Device, tile: Tile, cols: int) -> None:
     """Fewer, as many and more steps than loads run ahead; a row and a batch row too many."""
-    spec = Matmul(Q8_0, tile.rows + 1, cols, tile.batch - 1, bias=True, tile=tile)
+    spec = Gemm(Q8_0, tile.rows + 1, cols, tile.batch - 1, bias=True, tile=tile)
     (deviation,) = check_kernel(device, spec, seed=1)
     assert deviation.ok, deviation
 
@@ -120,7 +120,7 @@ def test_every_tile_gives_the_product(device: Device, tile: Tile, cols: int) -> 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_one_activation_at_a_time_gives_the_weights_rounded(device: Device, fmt: Format) -> None:
     """With x rows of the unit matrix every sum is exact: y is W in f16, within a rounding."""
-    spec = Matmul(fmt, 7, 256 if fmt.block > 1 else 45, 45)
+    spec = Gemm(fmt, 7, 256 if fmt.block > 1 else 45, 45)
     inputs = spec.make_inputs(np.random.default_rng(2))
     inputs["x"] = np.eye(spec.batch, spec.cols, spec.cols - spec.batch, dtype=np.float32)
     weights = spec.layout.unpack(inputs["weights"])[:, -spec.batch :].T
@@ -138,7 +138,7 @@ def test_one_activation_at_a_time_gives_the_weights_rounded(device: Device, fmt:
 def test_operands_that_f16_holds_give_exact_products(device: Device, fmt: Format) -> None:
     """Small multiples of a power of two: no product and no sum is rounded."""
     rng = np.random.default_rng(3)
-    spec = Matmul(fmt, 40, 256, 20)
+    spec = Gemm(fmt, 40, 256, 20)
     inputs = spec.make_inputs(rng)
     if fmt.is_float:
         values = rng.integers(-9, 9, (40, 256)).astype(np.float32)
@@ -154,7 +154,7 @@ def test_operands_that_f16_holds_give_exact_products(device: Device, fmt: Format
 def test_what_f16_does_not_hold(device: Device) -> None:
     """Beyond 65504: infinite. Down to 6e-5: to 11 bits; below: to a multiple of 6e-8."""
     values = np.array([7e4, 65504, 1e-3, 6.2e-5, 1e-6, 2e-8], np.float32)
-    spec = Matmul(BF16, values.size, 128, 9)
+    spec = Gemm(BF16, values.size, 128, 9)
     bits = (values.view(np.uint32) >> 16).astype(np.uint16)
     values = (bits.astype(np.uint32) << 16).view(np.float32)
     weights = np.zeros((values.size, 128), np.uint16)
@@ -171,7 +171,7 @@ def test_what_f16_does_not_hold(device: Device) -> None:
 @pytest.mark.parametrize("fmt", [Q4_K, F16], ids=lambda f: f.name)
 def test_a_batch_row_has_the_same_bits_in_every_batch_and_tile(device: Device, fmt: Format) -> None:
     """Whatever the other rows are: here one of them is not finite."""
-    spec = Matmul(fmt, 45, 512, 40, bias=True, tile=TILES[-1])
+    spec = Gemm(fmt, 45, 512, 40, bias=True, tile=TILES[-1])
     inputs = spec.make_inputs(np.random.default_rng(4))
     inputs["x"][1] = np.nan
     y = run_kernel(device, spec, inputs)["y"]
@@ -187,9 +187,9 @@ def test_a_batch_row_has_the_same_bits_in_every_batch_and_tile(device: Device, f
 
 
 def test_it_agrees_with_the_exact_product(device: Device) -> None:
-    matmul, matvec = Matmul(Q4_K, 24, 768, 8), Matvec(Q4_K, 24, 768, batch=8)
-    inputs = matmul.make_inputs(np.random.default_rng(5))
-    exact = run_kernel(device, matvec, inputs)["y"]
-    rounded = run_kernel(device, matmul, inputs)["y"]
-    bound = matmul.tolerance.rtol * np.abs(exact).max()
+    gemm, gemv_f32 = Gemm(Q4_K, 24, 768, 8), GemvF32(Q4_K, 24, 768, batch=8)
+    inputs = gemm.make_inputs(np.random.default_rng(5))
+    exact = run_kernel(device, gemv_f32, inputs)["y"]
+    rounded = run_kernel(device, gemm, inputs)["y"]
+    bound = gemm.tolerance.rtol * np.abs(exact).max()
     assert 0 < np.abs(rounded - exact).max() < bound

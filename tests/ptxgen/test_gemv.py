@@ -21,7 +21,7 @@ from urdir.model.files.synthetic import SHAPES, SyntheticModel
 from urdir.model.verify.kernel_suite import skip_where_too_old
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
-from urdir.ptxgen.kernels.linear.gemv import RECORD_NBYTES, TileMatvec
+from urdir.ptxgen.kernels.linear.gemv import RECORD_NBYTES, Gemv
 from urdir.ptxgen.kernels.linear.tiled import MAX_SLOTS
 from urdir.ptxgen.target import TESTED, Target
 from urdir.ptxgen.tools.assemble import assemble, is_available
@@ -48,7 +48,7 @@ SHARED_OF = {
 }
 
 #: What is multiplied on tensor cores.
-i16 = functools.partial(TileMatvec, activations="i16")
+i16 = functools.partial(Gemv, activations="i16")
 
 Ints = npt.NDArray[np.int64]
 
@@ -162,12 +162,12 @@ def test_rows_for_which_there_is_room_get_at_least_four_warps(fmt: Format, targe
     """Where activations leave less of the shared memory, the kernel is not taken."""
     _, shared = Limits(132, *SHARED_OF[target]).shared(larger=True)
     for cols in range(4096, 65536, 2048):
-        if TileMatvec.fits((fmt,), cols, "i16", shared):
+        if Gemv.fits((fmt,), cols, "i16", shared):
             spec = i16(fmt, 4096, cols, shared=shared)
             assert spec.cta_warps >= 4
             assert spec.launch_shape.shared_bytes <= SHARED_OF[target][1]
-    assert TileMatvec.fits((fmt,), 4096, "i16", shared)
-    assert not TileMatvec.fits((fmt,), 65536, "i16", shared)
+    assert Gemv.fits((fmt,), 4096, "i16", shared)
+    assert not Gemv.fits((fmt,), 65536, "i16", shared)
 
 
 def test_impossible_specs_are_refused() -> None:
@@ -199,14 +199,14 @@ def test_impossible_specs_are_refused() -> None:
 # ---- what it costs ----
 
 
-def model_products(shape: str) -> Iterator[TileMatvec]:
+def model_products(shape: str) -> Iterator[Gemv]:
     """The products of a Q4_K_M model's decode step, cut as for an H200."""
     model = SyntheticModel(shape, "q4_k_m")
     formats = {
         n: FORMATS[gguf.GGMLQuantizationType(t.type_id).name] for n, t in model.tensors.items()
     }
 
-    def product(name: str, more: tuple[str, ...] = (), **fields: Any) -> TileMatvec:
+    def product(name: str, more: tuple[str, ...] = (), **fields: Any) -> Gemv:
         rows, cols = model.tensors[name].shape
         others = tuple((formats[n], model.tensors[n].shape[0]) for n in more)
         least, most = H200.shared(fields.get("residual", False))
@@ -231,7 +231,7 @@ def model_products(shape: str) -> Iterator[TileMatvec]:
 def test_real_models_products_spill_nothing(shape: str) -> None:
     """Two CTAs of an SM have registers: 128 a thread where they have eight warps."""
     for spec in dict.fromkeys(model_products(shape)):
-        cost = assemble(spec.ptx("sm_90"), "sm_90").entries["tile_matvec"]
+        cost = assemble(spec.ptx("sm_90"), "sm_90").entries["gemv"]
         assert not cost.spills, spec
         assert cost.registers * 2 * spec.launch_shape.threads <= 65536, spec
         assert spec.cta_warps < 8 or cost.registers <= 128, spec
@@ -246,7 +246,7 @@ def test_large_products_assemble_for_every_target(target: str) -> None:
     limits = Limits(132, *SHARED_OF[target])
     (_, small), (_, large) = limits.shared(larger=False), limits.shared(larger=True)
     longest = max(
-        cols for cols in range(4096, 65536, 256) if TileMatvec.fits((Q6_K,), cols, "i16", large)
+        cols for cols in range(4096, 65536, 256) if Gemv.fits((Q6_K,), cols, "i16", large)
     )
     assert longest >= 8192
     for spec in (
@@ -261,7 +261,7 @@ def test_large_products_assemble_for_every_target(target: str) -> None:
             shared=small,
         ),
     ):
-        cost = assemble(spec.ptx(target), target).entries["tile_matvec"]
+        cost = assemble(spec.ptx(target), target).entries["gemv"]
         assert not cost.spills, spec
         assert cost.registers * 2 * spec.launch_shape.threads <= 65536, spec
 
@@ -518,7 +518,7 @@ def test_an_infinite_weight_shows_in_its_row_alone(device: Device) -> None:
     ],
     ids=str,
 )
-def test_every_cut_gives_the_product(device: Device, spec: TileMatvec) -> None:
+def test_every_cut_gives_the_product(device: Device, spec: Gemv) -> None:
     for deviation in check_kernel(device, spec, seed=7):
         assert deviation.ok, deviation
 
@@ -532,11 +532,11 @@ def test_every_cut_gives_the_product(device: Device, spec: TileMatvec) -> None:
         i16(Q4_K, 9, 512, eps=1e-5, others=((Q3_K, 40), (Q8_0, 5))),
         i16(Q4_K, 48, 4096, groups=1, tiles_each=3, shared=120_000),
         i16(Q4_K, 23, 2304, residual=True, cluster=2),
-        TileMatvec(FORMATS["F16"], 35, 1120, eps=1e-5),
+        Gemv(FORMATS["F16"], 35, 1120, eps=1e-5),
     ],
     ids=str,
 )
-def test_activations_that_come_first_give_the_same_bits(device: Device, spec: TileMatvec) -> None:
+def test_activations_that_come_first_give_the_same_bits(device: Device, spec: Gemv) -> None:
     """Nothing is then in front of them, and nothing holds the tiles back."""
     skip_where_too_old(spec, device.target)
     alone = dataclasses.replace(spec, alone=True)
@@ -692,14 +692,14 @@ def test_a_gated_pair_gates_the_bits_of_two(device: Device) -> None:
     ("name", "target"),
     [
         (name, target)
-        for name, spec in TileMatvec.examples().items()
+        for name, spec in Gemv.examples().items()
         for target in ("sm_75", "sm_80", "sm_90")
         if Target.parse(target).sm >= spec.minimum_sm
     ],
 )
 def test_the_sanitizer_finds_nothing(name: str, target: str) -> None:
     """No races between lanes that copy tiles and those that read them, nor between warps."""
-    spec = TileMatvec.examples()[name]
+    spec = Gemv.examples()[name]
     with Device.open(f"emulator:{target}", api=emulated(target, sanitize=True)) as device:
         for deviation in check_kernel(device, spec):
             assert deviation.ok, deviation
