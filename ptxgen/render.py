@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.sources import compiled_folder
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.template_environment import environment
 
@@ -34,7 +33,7 @@ def render(spec: KernelSpec, target: str) -> str:
     if parsed.sm < spec.minimum_sm:
         raise PtxgenError(f"kernel {spec.name} needs sm_{spec.minimum_sm}, the target is {target}")
     try:
-        template = environment(compiled_folder()).get_template("/".join(spec.template))
+        template = environment().get_template("/".join(spec.template))
         body = template.render(**spec.fields(), spec=spec, target=parsed)
     except jinja2.TemplateError as exc:
         where = spec.template[1]
