@@ -3,27 +3,25 @@
 A private folder of small files: ``specs/<spec key>`` holds a PTX hash, ``cubins/<cubin key>.cubin``
 a cubin followed by its SHA-256 (tools that read ELF ignore what follows it). Entries are written
 under a temporary name and renamed, so that processes may share the folder and none sees half an
-entry. Whatever goes wrong with the disk costs a warning and a compilation, never the run.
+entry. Code that another user could have put there is never loaded (`PrivateFolder`). Whatever is
+wrong with the disk costs a warning and a compilation, never the run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
-import tempfile
 import time
 import warnings
 from pathlib import Path
 
-from urdir.driver.errors import DriverError
+from urdir.driver.private_folder import NEW, PrivateFolder
 
 #: Default bound of the cubins' size in bytes.
 DEFAULT_LIMIT = 1 << 30
 
-# Temporary files, which belong to a process that is writing, until they are as old as this.
-_NEW = ".new-"
+# Temporary files belong to a process that is writing, until they are as old as this.
 _ABANDONED_SECONDS = 3600
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -34,33 +32,46 @@ class CacheWarning(UserWarning):
 
 
 class CubinCache:
-    """The cache in ``folder`` (made, for this user only, if need be), at most ``limit`` bytes.
+    """The cache in ``folder`` (made if need be), of at most ``limit`` bytes of cubins.
 
-    Raises DriverError when the folder belongs to somebody else.
+    Raises OSError when the folder cannot be used, see `PrivateFolder`.
     """
 
     def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
-        self.folder = folder
         self.limit = limit
-        self._specs = folder / "specs"
-        self._cubins = folder / "cubins"
-        for part in (folder, self._specs, self._cubins):
-            make_private(part)
+        self.folder = PrivateFolder(folder).path
+        self._specs = PrivateFolder(self.folder / "specs")
+        self._cubins = PrivateFolder(self.folder / "cubins")
+        self._has_warned = False
+
+    @classmethod
+    def open(cls, folder: Path, limit: int = DEFAULT_LIMIT) -> CubinCache | None:
+        """The cache in ``folder``; None, with a warning, where that cannot be used."""
+        try:
+            return cls(folder, limit)
+        except OSError as exc:
+            warnings.warn(
+                f"kernels are compiled without the cache {folder}: {exc}; use a folder that only "
+                "you can write to (URDIR_CACHE_DIR)",
+                CacheWarning,
+                stacklevel=2,
+            )
+            return None
 
     def ptx_hash(self, spec_key: str) -> str | None:
         """The hash of the PTX that this spec was rendered to, None when not known."""
-        data = self._read(self._specs / _file_name(spec_key))
+        data = self._read(self._specs, _file_name(spec_key))
         found = None if data is None else re.fullmatch(rb"[0-9a-f]{64}", data)
         return found[0].decode() if found else None
 
     def remember(self, spec_key: str, ptx_hash: str) -> None:
         """Note the hash of a spec's PTX."""
-        self._write(self._specs / _file_name(spec_key), ptx_hash.encode())
+        self._write(self._specs, _file_name(spec_key), ptx_hash.encode())
 
     def get(self, cubin_key: str) -> bytes | None:
         """The cubin, None when absent; a damaged one is deleted with a warning."""
-        path = self._cubin_path(cubin_key)
-        data = self._read(path)
+        name = _cubin_name(cubin_key)
+        data = self._read(self._cubins, name)
         if data is None:
             return None
         cubin, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
@@ -68,82 +79,69 @@ class CubinCache:
             self.discard(cubin_key, "it is damaged")
             return None
         with contextlib.suppress(OSError):  # another process may have removed it
-            os.utime(path)
+            self._cubins.touch(name)
         return cubin
 
     def put(self, cubin_key: str, cubin: bytes) -> None:
         """Keep a cubin, and remove the ones unused for longest while there are too many bytes."""
-        self._write(self._cubin_path(cubin_key), cubin + hashlib.sha256(cubin).digest())
+        data = cubin + hashlib.sha256(cubin).digest()
+        self._write(self._cubins, _cubin_name(cubin_key), data)
         self._trim()
 
     def discard(self, cubin_key: str, why: str) -> None:
         """Delete a cubin that is of no use, with a warning."""
-        path = self._cubin_path(cubin_key)
+        name = _cubin_name(cubin_key)
+        path = self._cubins.path / name
         warnings.warn(f"cached kernel {path} is rebuilt: {why}", CacheWarning, stacklevel=3)
         with contextlib.suppress(OSError):
-            path.unlink()
+            self._cubins.remove(name)
 
     def clear(self) -> None:
         """Delete every entry."""
         for folder in (self._specs, self._cubins):
-            with contextlib.suppress(FileNotFoundError):
-                for entry in list(folder.iterdir()):
-                    entry.unlink(missing_ok=True)
+            for name, _ in folder.entries():
+                with contextlib.suppress(FileNotFoundError):
+                    folder.remove(name)
 
-    def _cubin_path(self, cubin_key: str) -> Path:
-        return self._cubins / f"{_file_name(cubin_key)}.cubin"
-
-    def _read(self, path: Path) -> bytes | None:
+    def _read(self, folder: PrivateFolder, name: str) -> bytes | None:
         try:
-            return path.read_bytes()
+            return folder.read(name)
         except FileNotFoundError:
             return None
         except OSError as exc:
-            warnings.warn(f"kernel cache: cannot read {path}: {exc}", CacheWarning, stacklevel=4)
+            self._warn(f"cannot read {folder.path / name}: {exc}")
             return None
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, folder: PrivateFolder, name: str, data: bytes) -> None:
         try:
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_NEW)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(data)
-                os.replace(temporary, path)
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
+            folder.write(name, data)
         except OSError as exc:
-            warnings.warn(f"kernel cache: cannot write {path}: {exc}", CacheWarning, stacklevel=4)
+            self._warn(f"cannot write {folder.path / name}: {exc}")
+
+    def _warn(self, what: str) -> None:
+        """Say what is wrong with the disk, once: it may be so with hundreds of entries."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"kernel cache: {what}", CacheWarning, stacklevel=4)
 
     def _trim(self) -> None:
         entries = []
         abandoned = time.time() - _ABANDONED_SECONDS
-        with contextlib.suppress(OSError):  # others remove entries (or the folder) meanwhile
-            for entry in list(os.scandir(self._cubins)):
-                with contextlib.suppress(FileNotFoundError):
-                    found = entry.stat()
-                    if not (entry.name.startswith(_NEW) and found.st_mtime > abandoned):
-                        entries.append((found.st_mtime_ns, found.st_size, entry.path))
+        with contextlib.suppress(OSError):
+            for name, found in self._cubins.entries():
+                if not (name.startswith(NEW) and found.st_mtime > abandoned):
+                    entries.append((found.st_mtime_ns, found.st_size, name))
         total = sum(size for _, size, _ in entries)
-        for _, size, path in sorted(entries)[:-1]:  # the newest stays, whatever its size
+        for _, size, name in sorted(entries)[:-1]:  # the newest stays, whatever its size
             if total <= self.limit:
                 return
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                self._cubins.remove(name)
             total -= size
 
 
-def make_private(folder: Path) -> Path:
-    """``folder``, made if need be, for this user only. Raises DriverError where it cannot be."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if hasattr(os, "getuid"):
-            if folder.stat().st_uid != os.getuid():
-                raise DriverError(f"kernel cache {folder} belongs to another user; use another one")
-            folder.chmod(0o700)
-    except OSError as exc:
-        raise DriverError(f"kernel cache {folder} cannot be used: {exc}") from exc
-    return folder
+def _cubin_name(cubin_key: str) -> str:
+    return f"{_file_name(cubin_key)}.cubin"
 
 
 def _file_name(key: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from urdir.driver import bindings
-from urdir.driver.cache import CubinCache
+from urdir.driver.cache import DEFAULT_LIMIT, CubinCache
 from urdir.driver.compile import compile_ptx
 from urdir.driver.context import Context
 from urdir.driver.errors import (
@@ -150,7 +150,7 @@ class Device:
             if cache_folder is not None:
                 # the emulator's images never meet a GPU's
                 folder = cache_folder / ("emulator" if self.is_emulated else "cuda")
-                cache = CubinCache(folder, **({"limit": cache_limit} if cache_limit else {}))
+                cache = CubinCache.open(folder, cache_limit or DEFAULT_LIMIT)
             self._modules = ModuleCache(self, cache, self._ptx_files)
         except BaseException:
             self.context.close(quiet=True)
@@ -171,9 +171,9 @@ class Device:
         ``auto`` takes the first GPU; where there is no driver or no device it takes the emulator
         and says why in ``note``; a GPU that is there but fails is an error. ``api`` replaces the
         bindings (an emulator with injected faults); ``cache_folder`` holds compiled kernels, at
-        most ``cache_limit`` bytes (1 GB), None keeps nothing on disk; ``ptx_files`` are folders of
-        edited PTX to use and of PTX to write. Raises DeviceNameError, NoDriverError,
-        DriverTooOldError, NoDeviceError, CudaError.
+        most ``cache_limit`` bytes (1 GB), None keeps nothing on disk, nor does a folder that cannot
+        be used, with a warning; ``ptx_files`` are folders of edited PTX to use and of PTX to write.
+        Raises DeviceNameError, NoDriverError, DriverTooOldError, NoDeviceError, CudaError.
         """
         wanted = DeviceName.parse(name)
         note = ""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from urdir.model.environment import VARIABLES
 from urdir.ptxgen.tools.assemble import is_available
 
 README = Path(__file__).parent.parent / "README.md"
@@ -72,6 +73,12 @@ def run(folder: Path, *command: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_table_of_variables_has_all_of_them() -> None:
+    table = README.read_text(encoding="utf-8").partition("### Environment\n")[2]
+    names = re.findall(r"^\| `(\w+)(?:=1)?` \|", table, re.MULTILINE)
+    assert names == list(VARIABLES)
 
 
 def test_there_are_examples() -> None:

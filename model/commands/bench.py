@@ -58,7 +58,9 @@ def add_parser(commands: options.Subparsers) -> None:
         "--startup", action="store_true", help="time the way to the first token instead"
     )
     parser.add_argument(
-        "--profile", action="store_true", help="also time a decode step launch by launch"
+        "--profile",
+        action="store_true",
+        help="also time a decode step launch by launch, of each number of sequences",
     )
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw that profile as a roofline"
@@ -101,7 +103,11 @@ def _run_model(args: argparse.Namespace) -> int:
             rows.append(row)
         sections = [report.Section("rows", rows, report.ROW_COLUMNS)]
         if args.profile or args.plot:
-            profile = profile_step(engine.session, bandwidth)
+            profile = [
+                row
+                for count in case.sequences
+                for row in profile_step(engine.session, bandwidth, count)
+            ]
             sections.append(report.Section("profile", profile, report.PROFILE_COLUMNS))
             if args.plot:
                 title = f"decode step of {engine.name} on {engine.device.properties.name}"

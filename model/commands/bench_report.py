@@ -69,6 +69,7 @@ ROW_COLUMNS: Mapping[str, Cell] = {
 }
 PROFILE_COLUMNS: Mapping[str, Cell] = {
     "launches of a decode step": lambda r: r["role"],
+    "sequences": _number("sequences", ".0f"),
     "calls": _number("calls", ".0f"),
     "us": _number("microseconds", ".1f"),
     "MB": _number("bytes_moved", ".1f", 1e6),

@@ -91,6 +91,7 @@ class _Conversation:
             limit=self._args.n_predict,
             stops=self._args.stop,
             ignore_end=self._args.ignore_eos,
+            host_sampling=self._engine.host_sampling,
             cached=self._cached,
         )
         pieces: list[str] = []

@@ -32,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
     from urdir.model.environment import read_knobs
 
     knobs = read_knobs()
-    if args.clear_cache and knobs.cache_dir is not None and knobs.cache_dir.exists():
-        shutil.rmtree(knobs.cache_dir)
+    if args.clear_cache and knobs.cache_dir is not None:
+        _delete(knobs.cache_dir)
     report = _report(knobs.cache_dir)
     if args.json:
         print(json.dumps(report, indent=2))
@@ -43,6 +43,17 @@ def run(args: argparse.Namespace) -> int:
         for name, value in entries.items():
             print(f"  {name:<18} {value}")
     return 0
+
+
+def _delete(folder: Path) -> None:
+    from urdir.model.errors import ModelError
+
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise ModelError(f"--clear-cache: {folder} cannot be deleted: {exc}") from exc
 
 
 def _report(cache_dir: Path | None) -> dict[str, dict[str, Any]]:
@@ -75,6 +86,9 @@ def _report(cache_dir: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def _folder_bytes(folder: Path | None) -> int:
-    if folder is None or not folder.exists():
+    if folder is None:
         return 0
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    try:
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    except OSError:  # what cannot be read cannot be used as a cache either
+        return 0

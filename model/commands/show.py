@@ -18,6 +18,7 @@ EXAMPLES = """\
 """
 
 _SHOWN_CHARACTERS = 60
+_SHOWN_VALUES = 8  # of an array
 
 
 def add_parser(commands: options.Subparsers) -> None:
@@ -87,7 +88,9 @@ def _plain(value: Any) -> Any:
         return flat if len(flat) <= _SHOWN_CHARACTERS else flat[:_SHOWN_CHARACTERS] + "..."
     if isinstance(value, int | float | bool):
         return value
-    return f"[{len(value)} values]" if len(value) > 8 else [_plain(v) for v in value]
+    if len(value) > _SHOWN_VALUES:
+        return f"[{len(value)} values]"
+    return [_plain(v) for v in (value.tolist() if hasattr(value, "tolist") else value)]
 
 
 def _print(report: dict[str, Any]) -> None:

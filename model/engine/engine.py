@@ -10,7 +10,6 @@ from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
-from urdir.driver.cache import make_private
 from urdir.driver.device import Device
 from urdir.driver.ptx_files import PtxFiles
 from urdir.model.engine.runner import Observer
@@ -26,7 +25,6 @@ from urdir.model.owner import Owner
 from urdir.model.text.tokenizer import Tokenizer
 from urdir.model.verify.observers import PhaseTimer, TensorSummaries
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
-from urdir.ptxgen.render.sources import keep_compiled
 
 DEFAULT_CONTEXT = 4096
 #: Above this the emulator says beforehand how slow it will be.
@@ -107,7 +105,6 @@ class Engine(Owner):
                     ptx_files=ptx_files or PtxFiles(knobs.ptx_override, knobs.ptx_dump),
                 )
             )
-            keep_compiled(_templates_folder(knobs))
             _announce(opened, gguf)
             plan = MemoryPlan.of(
                 gguf, config, context, kv_dtype, sequences, opened.properties.sm_count
@@ -151,11 +148,6 @@ def _read_tokenizer(gguf: ModelFile, owners: ExitStack) -> Future[Tokenizer]:
     """Begin to build the tokeniser of a file, which stays open until that is done."""
     thread = owners.enter_context(ThreadPoolExecutor(1, "tokenizer"))
     return thread.submit(Tokenizer.from_gguf, gguf)
-
-
-def _templates_folder(knobs: Knobs) -> Path | None:
-    """Where compiled templates are kept, None without a cache on disk."""
-    return make_private(knobs.cache_dir / "templates") if knobs.cache_dir else None
 
 
 def _observer(knobs: Knobs) -> Observer | None:

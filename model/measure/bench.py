@@ -197,17 +197,20 @@ def _decode(session: Session, first: Sequence[int], case: BenchCase) -> tuple[fl
     return seconds, seconds - waited
 
 
-def profile_step(session: Session, bandwidth: float) -> Sequence[ProfileRow]:
-    """Time each launch of a greedy step after a prompt of one, by role; the median of a few runs.
+def profile_step(session: Session, bandwidth: float, sequences: int = 1) -> Sequence[ProfileRow]:
+    """Time each launch of a greedy step of so many sequences, each after a prompt of one, by role;
+    the median of a few runs.
 
-    Runs the step eagerly on the session, which is empty afterwards.
+    Runs the step eagerly on the session, whose sequences are empty afterwards.
     """
-    session.truncate(0)
-    session.feed([0])
-    device = session.weights.device
+    for sequence in range(sequences):
+        session.truncate(0, sequence)
+        session.feed([0], sequence)
+    session.parts.state.write_rows([(sequence, 0) for sequence in range(sequences)])
+    device, keys = session.weights.device, key_bucket(1, session.parts.cache.layout.max_len)
     with device.create_stream() as stream:
-        shape = StepShape(1, key_bucket(1, session.parts.cache.layout.max_len), Ending.GREEDY)
-        bound = session.steps.bound(shape)
+        bound = session.steps.bound(StepShape(row_bucket(sequences), keys, Ending.GREEDY))
         timings = execute.profile(bound, device, stream, repeats=_PROFILED)
-    session.truncate(0)
-    return summarise(bound.plan, timings, bandwidth)
+    for sequence in range(sequences):
+        session.truncate(0, sequence)
+    return summarise(bound.plan, timings, bandwidth, sequences)

@@ -15,11 +15,13 @@ from urdir.model.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """All launches of one role in a step ("blk.*.attn_q gemv_f32"), longest first in a table.
+    """All launches of one role in a step of some ``sequences`` ("blk.*.attn_q gemv"), longest
+    first in a table.
 
     ``share`` is that of the read bandwidth; times include each launch's own start-up and an event.
     """
 
+    sequences: int
     role: str
     calls: int
     microseconds: float
@@ -39,23 +41,31 @@ class ProfileRow:
         return self.flops / self.microseconds / 1e3 if self.microseconds else 0.0
 
 
-def summarise(plan: Plan, timings: Iterable[Timing], bandwidth: float) -> Sequence[ProfileRow]:
-    """Timings of a plan's operations, added up by role; ``bandwidth`` in bytes per second."""
+def summarise(
+    plan: Plan, timings: Iterable[Timing], bandwidth: float, sequences: int
+) -> Sequence[ProfileRow]:
+    """Timings of the operations of a plan for so many sequences, added up by role; ``bandwidth`` in
+    bytes per second.
+    """
     groups: dict[str, list[Timing]] = {}
     for timing in timings:
         role = re.sub(r"[.]\d+[.]", ".*.", timing.label) + " " + timing.what
         groups.setdefault(role, []).append(timing)
-    rows = [_row(plan, role, group, bandwidth) for role, group in groups.items()]
+    rows = [_row(plan, sequences, role, group, bandwidth) for role, group in groups.items()]
     return sorted(rows, key=lambda row: -row.microseconds)
 
 
-def _row(plan: Plan, role: str, group: Sequence[Timing], bandwidth: float) -> ProfileRow:
+def _row(
+    plan: Plan, sequences: int, role: str, group: Sequence[Timing], bandwidth: float
+) -> ProfileRow:
     seconds = sum(t.ms for t in group) * 1e-3
     nbytes = sum(t.bytes_moved for t in group)
     launches = (op for op in (plan[t.index] for t in group) if isinstance(op, Launch))
     flops = sum(launch.kernel.flops() for launch in launches)
     rate = nbytes / seconds if seconds else 0.0
-    return ProfileRow(role, len(group), seconds * 1e6, nbytes, flops, rate / 1e9, rate / bandwidth)
+    return ProfileRow(
+        sequences, role, len(group), seconds * 1e6, nbytes, flops, rate / 1e9, rate / bandwidth
+    )
 
 
 def check_can_plot() -> None:
@@ -89,7 +99,9 @@ def plot_roofline(rows: Iterable[ProfileRow], bandwidth: float, title: str, path
     axes.plot(ends, [bandwidth * x / 1e9 for x in ends], label=f"{bandwidth / 1e9:,.0f} GB/s read")
     for row in shown:
         axes.scatter([row.intensity], [row.gflops], s=12 + row.microseconds**0.5)
-        axes.annotate(f"{row.role} ({row.share:.0%})", (row.intensity, row.gflops), fontsize=7)
+        several = f" x {row.sequences}" if row.sequences > 1 else ""
+        label = f"{row.role}{several} ({row.share:.0%})"
+        axes.annotate(label, (row.intensity, row.gflops), fontsize=7)
     axes.set_xlabel("operations per byte moved")
     axes.set_ylabel("GFLOP/s")
     axes.set_title(title)

@@ -1,9 +1,9 @@
 """The key/value cache on the device: contiguous or paged, behind one interface.
 
 Storage belongs to *sequences*, numbered from 0. ``reserve`` makes sure that positions may be
-written, ``truncate`` gives storage back, ``fork`` makes one sequence a copy of another's beginning
-and ``release`` ends one. All four are refused or done whole. Kernels see the arrays only, and take
-what is valid from positions in device memory.
+written, ``truncate`` gives storage back (to length 0: all of it), and ``fork`` makes one sequence a
+copy of another's beginning. All three are refused or done whole. Kernels see the arrays only, and
+take what is valid from positions in device memory.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -16,10 +17,13 @@ from urdir.model.text.sandbox_worker import read_message, write_message
 TIME_LIMIT = 2.0  # seconds for one rendering
 _START_LIMIT = 30.0  # seconds for Python to start and import Jinja
 _MESSAGE_LIMIT = 300  # characters of a template's own error message
+# What Python may need to start (Windows; a shared libpython), and the user's time zone.
+_INHERITED = ("SYSTEMROOT", "LD_LIBRARY_PATH", "TZ")
 
 
 class TemplateProcess(Owner):
-    """Renders templates in a process with limits (2 s, 512 MB, 1 MB of output).
+    """Renders templates in a process with limits (2 s, 512 MB, 1 MB of output), which is given
+    nothing of this one's environment that may be secret.
 
     The process starts with the first rendering, stays for the next, and is replaced after it had
     to be killed. Not for use by two threads at once.
@@ -75,6 +79,7 @@ class TemplateProcess(Owner):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env=_environment(),
             start_new_session=True,
         )
         ready, _ = _exchange(self._process, None, _START_LIMIT)
@@ -83,6 +88,12 @@ class TemplateProcess(Owner):
             self.close()
             raise TemplateError(f"the chat template's rendering process does not start ({code})")
         return self._process
+
+
+def _environment() -> dict[str, str]:
+    """The variables of the rendering process; it finds the packages that this one finds."""
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return inherited | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _exchange(

@@ -1,8 +1,11 @@
-"""Templates as modules of Python, which a wheel carries: compiled by Jinja when it was built."""
+"""Templates as modules of Python, as Jinja compiles them, in one folder beside the templates."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import tempfile
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -12,8 +15,8 @@ import jinja2
 
 import urdir.templates
 
-#: Where a wheel has its modules; in a checkout there is no such folder.
-SHIPPED = Path(urdir.templates.__file__).with_name("compiled")
+#: A wheel brings it, a checkout makes it; code is kept nowhere else.
+COMPILED = Path(urdir.templates.__file__).resolve().with_name("compiled")
 
 
 class TemplateModules:
@@ -22,13 +25,19 @@ class TemplateModules:
     The digest is of that source and of all that it comes from: the template's text, the version of
     Jinja, whose runtime the source is made for, and ``environment``, which stands for the
     environment's options. A module with another one counts as missing, so that a damaged or
-    outdated one is never run. Python keeps the modules' bytecode, as it does for any other module:
-    installers make it, else the first use does.
+    outdated one is never run.
+
+    The folder lies among sources that are run as well: whoever can plant a module there can change
+    those. A wheel's modules are made when it is built and stay as they are; Python keeps their
+    bytecode, as it does for any other module: installers make it, else the first use does. In a
+    checkout, processes write what they find missing or outdated; they use no bytecode, which Python
+    would take for good where a module is written twice in a second.
     """
 
     def __init__(self, folder: Path, environment: str) -> None:
         self._folder = folder
         self._identity = f"{jinja2.__version__} {environment}"
+        self._in_checkout = (folder.parent.parent / "pyproject.toml").is_file()
 
     def code(self, file: str, text: Callable[[], str]) -> CodeType | None:
         """The code of a template; None where there is no good module. ``text`` reads its source,
@@ -41,14 +50,34 @@ class TemplateModules:
             return None
         if stamp != self._stamp(text(), source):
             return None
+        if self._in_checkout:
+            return _compile(source)
         code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)
-        # In a traceback Jinja puts the template's line numbers beside this name.
-        return code.replace(co_filename="<template>") if code else None
+        return code.replace(co_filename=_FILE_NAME) if code else None
+
+    def add(self, file: str, text: str, source: str) -> CodeType:
+        """The code of a template that has no good module, from the source that Jinja generated.
+
+        A checkout of this user's gets the module; where it cannot be written, it stays missing.
+        """
+        if self._in_checkout and _is_own(self._folder.parent):
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(mode=0o755, exist_ok=True)
+                self.write(file, text, source)
+        return _compile(source.encode())
 
     def write(self, file: str, text: str, source: str) -> None:
-        """Make the module of a template from its text and the source that Jinja generated."""
+        """Make the module of a template; another process sees all of it or none."""
         data = source.encode()  # stays in front: it knows which of its lines are which of the text
-        self._path(file).write_bytes(data + b"\n" + self._stamp(text, data))
+        handle, temporary = tempfile.mkstemp(dir=self._folder)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data + b"\n" + self._stamp(text, data))
+            os.chmod(temporary, 0o644)  # who may read the templates may read this
+            os.replace(temporary, self._path(file))
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
     def _path(self, file: str) -> Path:
         return self._folder / (file.removesuffix(".j2").replace(".", "_") + ".py")
@@ -57,3 +86,16 @@ class TemplateModules:
         origin = hashlib.sha256(text.encode()).hexdigest()
         digest = hashlib.sha256(f"{self._identity} {origin}\n".encode() + source)
         return b"# " + digest.hexdigest().encode()
+
+
+# In a traceback Jinja puts the template's line numbers beside this name.
+_FILE_NAME = "<template>"
+
+
+def _compile(source: bytes) -> CodeType:
+    return compile(source, _FILE_NAME, "exec", dont_inherit=True)
+
+
+def _is_own(folder: Path) -> bool:
+    """False where a folder is another user's, into whose checkout root could write, too."""
+    return not hasattr(os, "geteuid") or folder.stat().st_uid == os.geteuid()

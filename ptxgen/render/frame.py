@@ -14,7 +14,6 @@ import jinja2
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.render.jinja import environment
-from urdir.ptxgen.render.sources import compiled_folder
 from urdir.ptxgen.target import Target
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def render(spec: KernelSpec, target: str) -> str:
     if parsed.sm < spec.minimum_sm:
         raise PtxgenError(f"kernel {spec.name} needs sm_{spec.minimum_sm}, the target is {target}")
     try:
-        template = environment(compiled_folder()).get_template("/".join(spec.template))
+        template = environment().get_template("/".join(spec.template))
         body = template.render(**spec.fields(), spec=spec, target=parsed)
     except jinja2.TemplateError as exc:
         where = spec.template[1]

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import shutil
 import struct
 from collections.abc import Callable, Hashable, MutableMapping
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import jinja2
 from jinja2.runtime import Context
 
-from urdir.ptxgen.render.compiled import SHIPPED, TemplateModules
+from urdir.ptxgen.render.compiled import COMPILED, TemplateModules
 from urdir.ptxgen.render.sources import TemplateName, module_digest, read_template
-from urdir.ptxgen.render.template_cache import TemplateCache
 
 _TEMPLATES = "urdir.templates"
 
@@ -41,41 +42,51 @@ def identity() -> str:
 
 
 @functools.cache
-def environment(compiled: Path | None = None) -> jinja2.Environment:
-    """The Jinja environment of all templates: undefined names are errors.
-
-    ``compiled`` is a folder for compiled templates, of those that did not come with the wheel.
-    """
+def environment() -> jinja2.Environment:
+    """The Jinja environment of all templates: undefined names are errors."""
     env = _Environment(
-        loader=_PackageLoader(TemplateModules(SHIPPED, identity())),
+        loader=_PackageLoader(TemplateModules(COMPILED, identity())),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
-        bytecode_cache=TemplateCache(compiled, identity()) if compiled else None,
     )
     env.globals |= {"f32": f32, "once": once}
     return env
 
 
-def write_modules(folder: Path = SHIPPED) -> None:
-    """Compile all templates of urdir into ``folder``, a package of a wheel that is being built."""
-    folder.mkdir(exist_ok=True)
+def write_modules(folder: Path = COMPILED) -> int:
+    """Compile all templates of urdir into ``folder``, a package of a wheel that is being built, in
+    place of what it held. Returns their number.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     (folder / "__init__.py").write_text('"""The templates as Jinja compiled them."""\n')
-    modules, env = TemplateModules(folder, identity()), environment()
-    for path in importlib.resources.files(_TEMPLATES).iterdir():
-        if path.name.endswith(".j2"):
-            text = read_template((_TEMPLATES, path.name))
-            # defer_init: the source does not need the environment to be there when it is run
-            source = env.compile(text, f"{_TEMPLATES}/{path.name}", raw=True, defer_init=True)
-            modules.write(path.name, text, source)
+    modules, names = TemplateModules(folder, identity()), template_names()
+    for file in names:
+        text = read_template((_TEMPLATES, file))
+        modules.write(file, text, _python(environment(), file, text))
+    return len(names)
+
+
+def template_names() -> list[str]:
+    """The files of all templates of urdir, shared macros included."""
+    files = importlib.resources.files(_TEMPLATES).iterdir()
+    return sorted(file.name for file in files if file.name.endswith(".j2"))
+
+
+def _python(env: jinja2.Environment, file: str, text: str) -> str:
+    """The Python source that Jinja makes of a template of urdir."""
+    # defer_init: the source does not need the environment to be there when it is run
+    return env.compile(text, f"{_TEMPLATES}/{file}", raw=True, defer_init=True)
 
 
 class _PackageLoader(jinja2.BaseLoader):
     """Finds ``package/file``; a bare name is a shared macro file of ``urdir.templates``.
 
-    Code comes from ``modules`` where they have it, else from the environment's cache or compiler.
+    Code of urdir's own templates comes from ``modules`` and goes there; that of other packages is
+    made by every process that needs it.
     """
 
     def __init__(self, modules: TemplateModules) -> None:
@@ -94,12 +105,16 @@ class _PackageLoader(jinja2.BaseLoader):
     ) -> jinja2.Template:
         """See `jinja2.BaseLoader.load`."""
         package, file = _split(name)
-        if package == _TEMPLATES:
-            code = self._modules.code(file, lambda: read_template((package, file)))
-            if code:
-                globals = {} if globals is None else globals
-                return environment.template_class.from_code(environment, code, globals)
-        return super().load(environment, name, globals)
+        if package != _TEMPLATES:
+            return super().load(environment, name, globals)
+        code = self._modules.code(file, lambda: read_template((package, file)))
+        code = code or self._make(environment, file)
+        globals = {} if globals is None else globals
+        return environment.template_class.from_code(environment, code, globals)
+
+    def _make(self, env: jinja2.Environment, file: str) -> CodeType:
+        text = read_template((_TEMPLATES, file))
+        return self._modules.add(file, text, _python(env, file, text))
 
 
 def _split(template: str) -> TemplateName:

@@ -1,5 +1,5 @@
-"""The sources that kernels' texts come from: templates, digests of all that may shape a text, and
-the folder where compiled templates are kept. Needs no Jinja.
+"""The sources that kernels' texts come from: templates, digests of all that may shape a text. Needs
+no Jinja.
 """
 
 from __future__ import annotations
@@ -15,23 +15,6 @@ from pathlib import Path
 from urdir.ptxgen.errors import PtxgenError
 
 TemplateName = tuple[str, str]
-
-_compiled: Path | None = None
-
-
-def keep_compiled(folder: Path | None) -> None:
-    """Keep templates in ``folder``, compiled, from now on in this process; None: nowhere.
-
-    Compiled templates are Python code that is run: the folder must exist and be writable by this
-    user alone. It speeds up the first rendering of a process, and can be deleted at any time.
-    """
-    global _compiled
-    _compiled = folder
-
-
-def compiled_folder() -> Path | None:
-    """The folder of `keep_compiled`."""
-    return _compiled
 
 
 def read_template(name: TemplateName) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from urdir.driver.cache import CacheWarning, CubinCache
-from urdir.driver.errors import DriverError
 
 Start = Callable[..., Any]
 
@@ -32,28 +30,6 @@ def test_returns_what_was_put(tmp_path: Path) -> None:
 def test_entry_starts_with_the_raw_cubin(tmp_path: Path) -> None:
     CubinCache(tmp_path).put("k", b"\x7fELF cubin")
     assert (tmp_path / "cubins/k.cubin").read_bytes().startswith(b"\x7fELF cubin")
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions")
-def test_folder_is_private(tmp_path: Path) -> None:
-    folder = tmp_path / "kernels"
-    folder.mkdir(mode=0o755)
-    CubinCache(folder)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE((folder / "cubins").stat().st_mode) == 0o700
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions")
-def test_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(DriverError, match="belongs to another user"):
-        CubinCache(tmp_path)
-
-
-def test_unusable_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DriverError, match=r"file.*cannot be used"):
-        CubinCache(tmp_path / "file")
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"\x7fELF cubiN" + b"0" * 32])

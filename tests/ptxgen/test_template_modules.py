@@ -1,11 +1,17 @@
-"""Templates as a wheel carries them: run when they are good, compiled anew when they are not."""
+"""Compiled templates beside their sources: run when they are good, compiled anew when they are not.
+A wheel keeps to what it was built with, a checkout adds what it lacks; nothing else is ever run.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import marshal
+import os
 import shutil
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +36,22 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What a wheel would have, for one test, and no cache."""
-    monkeypatch.setattr(template_environment, "SHIPPED", tmp_path / "compiled")
-    former = sources.compiled_folder()
-    sources.keep_compiled(None)
+    """What a wheel would have, for one test."""
+    monkeypatch.setattr(template_environment, "COMPILED", tmp_path / "compiled")
     template_environment.environment.cache_clear()
     yield shutil.copytree(built, tmp_path / "compiled")
-    sources.keep_compiled(former)
     template_environment.environment.cache_clear()
 
 
-def templates() -> list[str]:
-    return [path.name for path in files("urdir.templates").iterdir() if path.name.endswith(".j2")]
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a checkout's compiled templates, for one test; it is not there yet."""
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "templates").mkdir()
+    monkeypatch.setattr(template_environment, "COMPILED", tmp_path / "templates" / "compiled")
+    template_environment.environment.cache_clear()
+    yield tmp_path / "templates" / "compiled"
+    template_environment.environment.cache_clear()
 
 
 def text_of_a_new_process(spec: Any = SPEC) -> str:
@@ -51,16 +61,17 @@ def text_of_a_new_process(spec: Any = SPEC) -> str:
 
 
 @pytest.fixture
-def expected(monkeypatch: pytest.MonkeyPatch) -> str:
+def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The text without any modules."""
     with monkeypatch.context() as patch:
-        patch.setattr(template_environment, "SHIPPED", Path("absent"))
+        patch.setattr(template_environment, "COMPILED", tmp_path / "no/such/folder")
         return text_of_a_new_process()
 
 
 def test_every_template_is_there_once(built: Path) -> None:
     modules = {path.name.partition(".")[0] for path in built.iterdir()} - {"__init__"}
-    assert modules == {name.removesuffix(".j2").replace(".", "_") for name in templates()}
+    names = template_environment.template_names()
+    assert modules == {name.removesuffix(".j2").replace(".", "_") for name in names}
     for path in built.iterdir():  # as those do who import all modules of a package
         exec(path.read_text(), {})
 
@@ -74,10 +85,10 @@ def test_nothing_is_compiled_and_the_texts_are_the_same(
     template_environment.environment.cache_clear()
     texts = [spec.ptx(target) for spec, target in zip(specs, targets, strict=True)]
     assert compiled == []
-    monkeypatch.setattr(template_environment, "SHIPPED", folder / "absent")
+    monkeypatch.setattr(template_environment, "COMPILED", folder / "absent")
     template_environment.environment.cache_clear()
     assert texts == [spec.ptx(target) for spec, target in zip(specs, targets, strict=True)]
-    assert len(compiled) == len(templates()) > 40
+    assert len(compiled) == len(template_environment.template_names()) > 40
 
 
 @pytest.mark.parametrize("damage", ["", "too short", "raise SystemExit\n{}", "{}\n", "{}0"])
@@ -130,16 +141,14 @@ def test_modules_of_another_jinja_or_other_options_are_not_run(
     assert len(compiled) > 1
 
 
-def test_what_the_wheel_lacks_is_kept_in_the_cache(
-    folder: Path, expected: str, compiled: list[Any], tmp_path: Path
-) -> None:
+def test_a_wheel_stays_as_it_is(folder: Path, expected: str, compiled: list[Any]) -> None:
     (folder / "rms_norm_ptx.py").unlink()
-    (cache := tmp_path / "cache").mkdir()
-    sources.keep_compiled(cache)
-    for _ in range(2):
+    text_of_a_new_process()  # Python makes bytecode of the others
+    before = sorted(folder.rglob("*"))
+    for count in (2, 3):
         assert text_of_a_new_process() == expected
-        assert compiled == [TEMPLATE]
-        assert len(list(cache.iterdir())) == 1
+        assert compiled == count * [TEMPLATE]
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_a_template_of_another_package_is_not_taken_from_urdir(
@@ -170,6 +179,136 @@ def test_a_traceback_has_the_lines_of_the_template(
 
     with_modules = lines()
     assert compiled == []
-    monkeypatch.setattr(template_environment, "SHIPPED", folder / "absent")
+    monkeypatch.setattr(template_environment, "COMPILED", folder / "absent")
     assert lines() == with_modules
     assert compiled == [TEMPLATE]
+
+
+# ---- a checkout ----
+
+
+def test_the_next_process_of_a_checkout_compiles_nothing(
+    checkout: Path, expected: str, compiled: list[Any]
+) -> None:
+    assert text_of_a_new_process() == expected
+    assert TEMPLATE in compiled
+    assert len(list(checkout.iterdir())) == len(compiled)
+    assert {path.suffix for path in checkout.iterdir()} == {".py"}  # neither remains nor bytecode
+    compiled.clear()
+    assert text_of_a_new_process() == expected
+    assert compiled == []
+    assert {path.suffix for path in checkout.iterdir()} == {".py"}
+
+
+@pytest.mark.parametrize("damage", ["", "too short", "raise SystemExit\n{}", "{}\n", "{}0"])
+def test_a_changed_module_of_a_checkout_is_made_again(
+    checkout: Path, expected: str, compiled: list[Any], damage: str
+) -> None:
+    text_of_a_new_process()
+    path = checkout / "rms_norm_ptx.py"
+    good = path.read_text()
+    path.write_text(damage.format(good))
+    compiled.clear()
+    assert text_of_a_new_process() == expected
+    assert compiled == [TEMPLATE]
+    assert path.read_text() == good
+
+
+def test_an_edited_template_of_a_checkout_is_compiled_again(
+    checkout: Path, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many times a second, and as long as it was: bytecode would be taken for that of another."""
+    really = sources.read_template
+    word = ""
+
+    def read(name: tuple[str, str]) -> str:
+        return really(name).replace("ret;", f"{word};")
+
+    monkeypatch.setattr(template_environment, "read_template", read)
+    for word in ("one", "two", "one", "six"):
+        compiled.clear()
+        for _ in range(2):
+            assert f"{word};" in text_of_a_new_process()
+        assert compiled == [TEMPLATE] or word == "one"
+
+
+def test_what_a_checkout_cannot_keep_costs_nothing(
+    checkout: Path, expected: str, compiled: list[Any]
+) -> None:
+    checkout.write_text("a file in its place")
+    for _ in range(2):
+        compiled.clear()
+        assert text_of_a_new_process() == expected
+        assert TEMPLATE in compiled
+    assert checkout.read_text() == "a file in its place"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="POSIX users")
+def test_a_checkout_of_another_user_stays_as_it_is(
+    checkout: Path, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root could write there, and leave files that their owner cannot replace."""
+    monkeypatch.setattr("os.geteuid", lambda: checkout.parent.stat().st_uid + 1)
+    assert text_of_a_new_process() == expected
+    assert not checkout.exists()
+
+
+_RENDER = """
+import sys
+from pathlib import Path
+from urdir.ptxgen.render import jinja as template_environment
+from urdir.ptxgen.kernels.rms_norm import RmsNorm
+
+template_environment.COMPILED = Path(sys.argv[1])
+print(RmsNorm(rows=2, cols=70, eps=1e-5).ptx("sm_90"), end="")
+"""
+
+
+def test_processes_share_a_checkout(checkout: Path, expected: str) -> None:
+    command = [sys.executable, "-c", _RENDER, str(checkout)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    workers = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    assert [worker.communicate()[0] for worker in workers] == [expected] * 4
+    assert {path.suffix for path in checkout.iterdir()} == {".py"}
+
+
+# ---- planted code ----
+
+
+def test_no_code_is_run_from_the_cache_folder(tmp_path: Path) -> None:
+    """Whatever lies there by whatever name that Python or an earlier version looked for: modules,
+    bytecode, the marshalled templates of version 0.1 with their unkeyed digest.
+    """
+    cache, mark = tmp_path / "cache", tmp_path / "has run"
+    attack = f"open({str(mark)!r}, 'w')"
+    for name in ("templates", "compiled", "emulator", "emulator/specs"):
+        (place := cache / name).mkdir(parents=True, mode=0o700)
+        for stem in ("__init__", "rms_norm_ptx", "sitecustomize", "jinja2"):
+            (place / f"{stem}.py").write_text(attack)
+        _plant_marshalled(place, attack)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "URDIR_CACHE_DIR": str(cache),
+        "XDG_CACHE_HOME": str(cache),
+    }
+    command = [sys.executable, "-m", "urdir.model", "run", "--device", "emulator", "--temp", "0"]
+    subprocess.run([*command, "-p", "Hello", "-n", "1"], env=environment, check=True, cwd=tmp_path)
+    assert list((cache / "emulator/cubins").iterdir())
+    assert not mark.exists()
+
+
+def _plant_marshalled(folder: Path, attack: str) -> None:
+    """Good files of the cache of compiled templates that there was, but for what they do."""
+    code = marshal.dumps(compile(attack, "<template>", "exec"))
+    identity = f"{jinja2.__version__} {sys.version} {template_environment.identity()}"
+    for file in template_environment.template_names():
+        for name in (file, f"urdir.templates/{file}"):
+            key = jinja2.BytecodeCache.get_cache_key(None, name)  # type: ignore[arg-type]
+            text = sources.read_template(("urdir.templates", file))
+            checksum = hashlib.sha1(text.encode()).hexdigest()
+            digest = hashlib.sha256(f"{identity} {checksum}\n".encode() + code).digest()
+            (folder / f"{key}.{sys.implementation.cache_tag}").write_bytes(digest + code)

@@ -10,14 +10,16 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf as gguf_package
 import numpy as np
 import pytest
 
 from urdir.model.engine.engine import demo_model
+from urdir.model.engine.session import Session
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -110,6 +112,21 @@ def test_chat_keeps_the_conversation(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     assert "(0 cached)" not in err.splitlines()[-1]
 
 
+def test_chat_chooses_on_the_host_in_correctness_mode(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token from logits that were downloaded: the device is not asked for one."""
+
+    def stream(*_: object, **__: object) -> None:
+        raise AssertionError("tokens are chosen on the device")
+
+    monkeypatch.setenv("CORRECTNESS_MODE", "1")
+    monkeypatch.setattr(Session, "stream", stream)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What is 2 plus 3?\n"))
+    code, out, _ = cli("chat", "--temp", "0")
+    assert (code, out) == (0, "2 plus 3 is 5.\n")
+
+
 def test_chat_says_how_many_tokens_are_missing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("word " * 40 + "\nHello!\n"))
     code, out, err = cli("chat", "--temp", "0", "-c", "32", "-n", "3")
@@ -139,6 +156,44 @@ def test_logits_of_a_file_without_a_vocabulary(cli: Cli, nano: Path, tmp_path: P
     (tmp_path / "tokens").write_text("1 2\n3\n", encoding="utf-8")
     cli("logits", nano, "--tokens", f"@{tmp_path / 'tokens'}", "--output", output)
     np.testing.assert_array_equal(np.load(output), rows)
+
+
+def test_show_prints_short_arrays_whole(cli: Cli, make_gguf: Callable[..., Path]) -> None:
+    sections = np.array([16, 24, 24, 0], np.int32)
+    path = make_gguf(
+        {
+            "general.architecture": "qwen2vl",
+            "qwen2vl.rope.dimension_sections": sections,
+            "floats": np.array([0.5, -1.0], np.float32),
+            "names": ["one", "two"],
+            "nothing": np.array([], np.uint8),
+            "eight": np.arange(8, dtype=np.uint64),
+            "nine": np.arange(9, dtype=np.uint64),
+        }
+    )
+    code, out, _ = cli("show", path, "--json")
+    assert code == 0
+    found = json.loads(out)["metadata"]
+    assert found["qwen2vl.rope.dimension_sections"] == [16, 24, 24, 0]
+    assert found["floats"] == [0.5, -1.0]
+    assert found["names"] == ["one", "two"]
+    assert found["nothing"] == []
+    assert (found["eight"], found["nine"]) == (list(range(8)), "[9 values]")
+    assert "[16, 24, 24, 0]" in cli("show", path)[1]
+
+
+@pytest.mark.parametrize("clear", [(), ("--clear-cache",)])
+def test_env_of_a_cache_that_is_a_file(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clear: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("URDIR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    code, out, err = cli("env", "--json", *clear)
+    if clear:
+        assert (code, out) == (1, "")
+        assert "cannot be deleted" in err
+    else:
+        assert json.loads(out)["cache"]["bytes"] == 0
 
 
 def test_env_reports_and_clears_the_cache(
@@ -264,16 +319,47 @@ def test_a_closed_stdout_ends_quietly() -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.73])
-def test_an_interrupt_keeps_the_text_and_the_statistics(seconds: float) -> None:
-    command = [sys.executable, "-m", "urdir.model", "run", "--temp", "0", "--ignore-eos"]
-    process = subprocess.Popen(
-        [*command, "-p", "Tell me a story."],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=_environment(),
+@pytest.fixture
+def start_urdir() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """``start_urdir(*argv)``: the command as a process, which the test does not leave behind.
+
+    It takes Ctrl-C also where these tests were started with it ignored, in the background.
+    """
+    script = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from urdir.model.cli import main; sys.exit(main(sys.argv[1:]))"
     )
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*argv: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, *argv],
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            env=_environment(),
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "handler"), [(0.0, signal.default_int_handler), (0.73, signal.SIG_IGN)]
+)
+def test_an_interrupt_keeps_the_text_and_the_statistics(
+    start_urdir: Callable[..., subprocess.Popen[str]], seconds: float, handler: Any
+) -> None:
+    before = signal.signal(signal.SIGINT, handler)  # as in a terminal, and in the background
+    try:
+        process = start_urdir("run", "--temp", "0", "--ignore-eos", "-p", "Tell me a story.")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert process.stdout is not None
     first = process.stdout.read(4)  # it has begun to answer
     time.sleep(seconds)

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.model.blocks.rows import Ending, StepShape
 from urdir.model.engine.engine import Engine
@@ -27,7 +27,6 @@ from urdir.model.measure.bench import BenchCase, bench, bytes_per_step, moved_pe
 from urdir.model.measure.kernels import bench_matvecs
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.measure.profile import plot_roofline
-from urdir.model.measure.startup import bench_startup
 from urdir.model.memory.kv_cache import kv_layout
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.render import jinja as template_environment
@@ -134,6 +133,29 @@ def test_a_profile_accounts_for_every_launch(engine: Engine) -> None:
     assert times == sorted(times, reverse=True)
 
 
+def test_a_profile_is_of_as_many_sequences_as_are_asked_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launches of a step of all three, each on tokens of its own."""
+    places = []
+    really = execute.profile
+
+    def profile(*args: Any, **more: Any) -> Any:
+        places.append(engine.session.device_positions())
+        return really(*args, **more)
+
+    monkeypatch.setattr("urdir.driver.execute.profile", profile)
+    rows = profile_step(engine.session, 1e9, 3)
+    plan = engine.session.steps.bound(StepShape(4, 256, Ending.GREEDY)).plan
+    assert sum(row.bytes_moved for row in rows) == sum(op.bytes_moved() for op in plan)
+    assert {row.sequences for row in rows} == {3}
+    assert any("gemm_small" in row.role for row in rows)
+    assert places == [{0: 0, 1: 0, 2: 0}]
+    assert engine.session.lengths == [0, 0, 0]
+    profile_step(engine.session, 1e9)
+    assert places[1] == {0: 0}
+
+
 def test_a_slow_device_is_doubted() -> None:
     assert doubt("NVIDIA H200", 4.5e12) == doubt("NVIDIA L4", 0.2e12) == ""
     assert "4.39 TB/s" in doubt("NVIDIA H200", 4.39e12)
@@ -186,23 +208,9 @@ def test_the_startup_section(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     assert all(value > 0 for value, _ in phases.values())
     cold, warm = phases["PTX compiled, cold"][0], phases["cubins loaded, warm"][0]
     assert warm < cold
-    assert phases["PTX rendered"][0] < phases["PTX rendered, cold"][0]
-    (note,) = (row["note"] for row in rows if row["phase"] == "PTX rendered, cold")
-    assert re.fullmatch(r"\d\d templates compiled", note)
-    templates = tmp_path / "templates"  # compiled ones, of this user alone
-    assert templates.stat().st_mode & 0o777 == 0o700
-    assert any(templates.iterdir())
-
-
-def test_startup_says_that_a_wheel_has_its_templates_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("URDIR_CACHE_DIR", str(tmp_path))
-    template_environment.write_modules(tmp_path / "compiled")
-    monkeypatch.setattr(template_environment, "SHIPPED", tmp_path / "compiled")
-    monkeypatch.setattr("urdir.model.measure.startup._first_output_s", lambda *_: 1.0)
-    cold = bench_startup(None, "emulator")[1]
-    assert (cold.phase, cold.note) == ("PTX rendered, cold", "templates compiled in the wheel")
+    (note,) = (row["note"] for row in rows if row["phase"] == "templates compiled")
+    assert note == f"{len(template_environment.template_names())} templates"
+    assert [path.name for path in tmp_path.iterdir()] == ["emulator"]  # cubins, no code of the host
 
 
 def test_startup_says_when_a_model_cannot_run(cli: Cli, nano: Path) -> None:
@@ -249,7 +257,9 @@ def test_jsonl_and_csv_rows_are_complete(report: Callable[[str], str]) -> None:
 def test_markdown_has_a_table_a_section(report: Callable[[str], str]) -> None:
     lines = report("md").splitlines()
     assert any(line.startswith("| tg2 x 2 |") for line in lines)
-    assert any(line.startswith("| blk.*.ffn_down gemv | 2 |") for line in lines)
+    # the launches of both layers, for one sequence and for two
+    assert any(line.startswith("| blk.*.ffn_down gemv | 1 | 2 |") for line in lines)
+    assert any(line.startswith("| blk.*.ffn_down gemm_small | 2 | 2 |") for line in lines)
 
 
 @pytest.mark.parametrize("words", [("-b", "0"), ("-b", "1,x"), ("--kernels", "--startup")])

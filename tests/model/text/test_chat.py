@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,7 @@ def test_templates_find_what_they_are_written_for(process: TemplateProcess) -> N
         ("{% if x.__len__ %}{% endif %}", "attribute '__len__' of a dict"),
         ("{{ '{0.__class__}'.format(x) }}", "attribute '__class__'"),
         ("{{ x | map(attribute='__class__') | list }}", "attribute '__class__'"),
+        ("{{ ('{0.__class__}' | attr('format'))(x) }}", "attribute '__class__'"),
         ("{{ cycler.__init__.__globals__ }}", "attribute '__init__'"),
         ("{{ x.update({}) }}", "'update'"),
         ("{{ raise_exception('roles must alternate') }}", "failed: roles must alternate"),
@@ -272,6 +274,21 @@ def test_ctrl_c_does_not_reach_the_process(process: TemplateProcess) -> None:
     assert os.getpgid(process.pid) != os.getpgid(0)
     os.kill(process.pid, signal.SIGINT)
     assert process.render("b", {}) == "b"
+
+
+def test_the_process_gets_nothing_of_the_environment_that_may_be_secret(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_TOKEN", "secret")
+    monkeypatch.setenv("TZ", "UTC-14")
+    day = datetime.now(timezone(timedelta(hours=14))).strftime("%d")
+    assert process.render("{{ strftime_now('%d') }}", {}) == day  # the user's zone
+    environ = Path(f"/proc/{process.pid}/environ")
+    if not environ.exists():
+        pytest.skip("reads /proc")
+    names = {entry.partition(b"=")[0] for entry in environ.read_bytes().split(b"\0") if entry}
+    assert names <= {b"PYTHONPATH", b"SYSTEMROOT", b"LD_LIBRARY_PATH", b"TZ"}
+    assert b"secret" not in environ.read_bytes()
 
 
 def test_closing_ends_the_process(process: TemplateProcess) -> None:

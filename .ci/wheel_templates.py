@@ -1,0 +1,25 @@
+"""Fails unless the installed wheel has every template compiled, and no other module beside them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import jinja2
+
+from urdir.ptxgen.render.compiled import COMPILED
+from urdir.ptxgen.render.jinja import environment, template_names
+
+
+def _refuse(self: object, source: object, name: object = None, *rest: Any, **more: Any) -> NoReturn:
+    sys.exit(f"the wheel lacks a good compiled {name}")
+
+
+jinja2.Environment.compile = _refuse  # type: ignore[method-assign, assignment]
+names = template_names()
+for name in names:
+    environment().get_template(name)
+modules = {path.name for path in COMPILED.glob("*.py")} - {"__init__.py"}
+if not names or len(modules) != len(names):
+    sys.exit(f"{COMPILED} has {len(modules)} modules of {len(names)} templates")
+print(f"{len(names)} compiled templates")

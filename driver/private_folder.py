@@ -1,0 +1,139 @@
+"""A folder on disk in which no other user of the machine has a hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+#: Temporary files, which belong to a process that is writing, begin so.
+NEW = ".new-"
+
+_MAX_LINKS = 40
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+# Where the system has them. NONBLOCK: a pipe in place of a file is refused, not waited for.
+_SAFE = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+
+
+class PrivateFolder:
+    """``path``, made if need be, for this user alone (mode 0700).
+
+    It is refused where another user could write to it or exchange it: it must be a folder, no
+    link, of this user's, and nobody else may have write permission. Every folder above it must be
+    this user's or root's, and writable by nobody else unless it is sticky, as /tmp is; links on the
+    way are followed if they and where they lead satisfy the same. Files in it are opened relative
+    to its descriptor, and refused unless they are regular files of this user's that nobody else may
+    write. Where there are no user ids (Windows), the folder is only made.
+
+    Everything raises OSError that says which path is refused and why.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = _absolute(path)
+        self._descriptor: int | None = None
+        if not hasattr(os, "geteuid"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            return
+        _check_way(self.path.parent)
+        _make(self.path)
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | _SAFE)
+        weakref.finalize(self, os.close, descriptor)
+        self._descriptor = descriptor
+        mode = _check_own(self.path, os.fstat(descriptor)).st_mode
+        if mode & 0o077:
+            with contextlib.suppress(OSError):  # others may read, which does no harm
+                os.fchmod(descriptor, mode & 0o700)
+
+    def read(self, name: str) -> bytes:
+        """The contents of a file."""
+        file = os.open(self._at(name), os.O_RDONLY | _SAFE, dir_fd=self._descriptor)
+        with os.fdopen(file, "rb") as stream:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
+                raise PermissionError(f"{self.path / name} is no regular file")
+            _check_own(self.path / name, found)
+            return stream.read()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Make or replace a file; another process sees all of it or none."""
+        temporary = NEW + secrets.token_hex(8)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
+        file = os.open(self._at(temporary), flags, 0o600, dir_fd=self._descriptor)
+        try:
+            with os.fdopen(file, "wb") as stream:
+                stream.write(data)
+            folder = self._descriptor
+            os.replace(self._at(temporary), self._at(name), src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.remove(temporary)
+            raise
+
+    def touch(self, name: str) -> None:
+        """Give a file the time of now."""
+        os.utime(self._at(name), dir_fd=self._descriptor)
+
+    def remove(self, name: str) -> None:
+        """Delete a file."""
+        os.unlink(self._at(name), dir_fd=self._descriptor)
+
+    def entries(self) -> Iterator[tuple[str, os.stat_result]]:
+        """What is there, but for what vanishes meanwhile: names and attributes."""
+        # By path: threads that list one descriptor would share its place in the listing.
+        for entry in list(os.scandir(self.path)):
+            with contextlib.suppress(FileNotFoundError):
+                yield entry.name, entry.stat(follow_symlinks=False)
+
+    def _at(self, name: str) -> str:
+        """``name`` as functions take it that are also given the folder's descriptor, if any."""
+        return name if self._descriptor is not None else str(self.path / name)
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as exc:  # "~", and neither HOME nor the list of users has a folder
+        raise FileNotFoundError(f"{path}: there is no home folder; set HOME") from exc
+
+
+def _make(path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+
+
+def _check_way(path: Path, links: int = 0) -> None:
+    """Make ``path`` where it is missing; PermissionError where another user could exchange it.
+
+    From the root on, so that each folder is looked up in one that is known to be safe: what has
+    been checked cannot be replaced before it is used.
+    """
+    for part in (*reversed(path.parents), path):
+        if not os.path.lexists(part):
+            _make(part)
+        found = part.lstat()
+        _check_owner(part, found, os.geteuid(), 0)
+        if stat.S_ISLNK(found.st_mode):
+            if links >= _MAX_LINKS:
+                raise PermissionError(f"{part} leads through too many links")
+            _check_way(part.parent / part.readlink(), links + 1)
+        elif found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
+            raise PermissionError(f"{part} is writable by other users")
+
+
+def _check_own(path: Path, found: os.stat_result) -> os.stat_result:
+    """``found``, attributes of ``path``; PermissionError where another user could change it."""
+    if hasattr(os, "geteuid"):
+        _check_owner(path, found, os.geteuid())
+        if found.st_mode & _OTHERS_WRITE:
+            raise PermissionError(f"{path} is writable by other users")
+    return found
+
+
+def _check_owner(path: Path, found: os.stat_result, *owners: int) -> None:
+    if found.st_uid not in owners:
+        raise PermissionError(f"{path} belongs to another user")
