@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import re
@@ -15,7 +16,9 @@ import pytest
 from urdir.model.environment import VARIABLES
 from urdir.ptxgen.tools.assemble import is_available
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+#: Every README file of the project but those of test data.
+READMES = ("README.md", "ptxgen/README.md", "driver/README.md", "model/README.md")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: The first line of a block that is a file: its path, in a comment.
 FILE = re.compile(r"(?:# |\{# )([\w/]+\.[\w.]+)(?: #\})?\n")
@@ -24,14 +27,22 @@ PACKAGES = ("ptxgen", "driver", "model")
 
 @dataclass(frozen=True)
 class Script:
+    readme: str
     section: str
     text: str
     output: str
 
+    def __str__(self) -> str:
+        return f"{self.readme} {self.section}"
 
-def read_readme() -> tuple[dict[str, str], list[Script]]:
-    """The files that the README shows, by path; its scripts with the output it promises."""
-    text = README.read_text(encoding="utf-8")
+
+def read(readme: str) -> str:
+    return (ROOT / readme).read_text(encoding="utf-8")
+
+
+def examples(readme: str) -> tuple[dict[str, str], list[Script]]:
+    """The files that a README shows, by path; its scripts with the output it promises."""
+    text = read(readme)
     files: dict[str, str] = {}
     scripts: list[Script] = []
     for block in FENCE.finditer(text):
@@ -39,15 +50,15 @@ def read_readme() -> tuple[dict[str, str], list[Script]]:
         if named := FILE.match(body):
             files[named[1]] = body
         elif language == "python":
-            section = re.findall(r"^### (.*)$", text[: block.start()], re.MULTILINE)[-1]
-            scripts.append(Script(section, body, ""))
+            section = re.findall(r"^##+ (.*)$", text[: block.start()], re.MULTILINE)[-1]
+            scripts.append(Script(readme, section, body, ""))
         elif language == "text":
-            last = scripts.pop()
-            scripts.append(Script(last.section, last.text, body))
+            scripts[-1] = dataclasses.replace(scripts[-1], output=body)
     return files, scripts
 
 
-FILES, SCRIPTS = read_readme()
+FILES = {path: text for readme in READMES for path, text in examples(readme)[0].items()}
+SCRIPTS = [script for readme in READMES for script in examples(readme)[1]]
 
 
 @pytest.fixture
@@ -76,23 +87,25 @@ def run(folder: Path, *command: str) -> str:
 
 
 def test_the_table_of_variables_has_all_of_them() -> None:
-    table = README.read_text(encoding="utf-8").partition("### Environment\n")[2]
+    table = read("model/README.md").partition("## Environment\n")[2].partition("\n## ")[0]
     names = re.findall(r"^\| `(\w+)(?:=1)?` \|", table, re.MULTILINE)
     assert names == list(VARIABLES)
 
 
 def test_there_are_examples() -> None:
-    assert [s.section for s in SCRIPTS] == [
+    assert {s.readme for s in SCRIPTS} == set(READMES)
+    assert {s.section for s in SCRIPTS} >= {
+        "As a library",
         "Write a kernel",
         "Multiply with a tensor of a GGUF file",
         "Build a plan, record it, replay it",
         "Generate text",
-    ]
+    }
     assert all(s.output for s in SCRIPTS)
     assert list(FILES) == ["my_kernels/scale.py", "my_kernels/scale.ptx.j2", "test_scale.py"]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.section)
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_an_example_prints_what_the_readme_says(script: Script, folder: Path) -> None:
     text = script.text.replace('Device.open("auto")', 'Device.open("emulator")')
     expected = script.output
@@ -128,7 +141,7 @@ def test_public_names_do_without_pytest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", [*PACKAGES, "model.kernel_suite"])
 def test_the_readmes_table_of_public_names_is_complete(package: str) -> None:
-    text = README.read_text(encoding="utf-8")
+    text = read(f"{package.partition('.')[0]}/README.md")
     row = re.search(rf"^\| `urdir\.{re.escape(package)}` \| (.*) \|$", text, re.MULTILINE)
     assert row
     module = importlib.import_module(f"urdir.{package}")
@@ -153,3 +166,13 @@ assert not heavy, heavy
 @pytest.mark.parametrize("package", PACKAGES)
 def test_importing_a_package_loads_nothing(package: str, tmp_path: Path) -> None:
     assert run(tmp_path, "-c", LIGHT.format(package=package)) == ""
+
+
+def test_the_readme_takes_five_minutes() -> None:
+    assert len(read("README.md").splitlines()) < 200
+
+
+@pytest.mark.parametrize("readme", [*READMES, "templates/README.md", "model/measure/README.md"])
+def test_links_between_the_files_lead_somewhere(readme: str) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", read(readme)):
+        assert (ROOT / readme).parent.joinpath(link).is_file(), link
