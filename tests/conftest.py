@@ -18,10 +18,20 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--full"):
-        for item in items:
-            if item.get_closest_marker("full"):
-                item.add_marker(pytest.mark.skip(reason="part of --full"))
+    quick = set()
+    for item in items:
+        if item.get_closest_marker("full") and not config.getoption("--full"):
+            item.add_marker(pytest.mark.skip(reason="part of --full"))
+        elif (case := _kind_of_case(item)) not in quick and not item.get_closest_marker("slow"):
+            quick.add(case)
+            item.add_marker(pytest.mark.quick)
+
+
+def _kind_of_case(item: pytest.Item) -> tuple[str, type]:
+    """What a test tries: its function, and the kernel where it is for every kernel."""
+    callspec = getattr(item, "callspec", None)
+    spec = callspec.params.get("spec") if callspec else None
+    return item.nodeid.partition("[")[0], type(spec)
 
 
 @pytest.fixture(scope="session")
