@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from urdir.driver.context import Owned
+from urdir.driver.context import OpenDevice, Owned
 from urdir.driver.dependencies import Edge, find_edges, missing_edges
 from urdir.driver.errors import LaunchError, check
 from urdir.driver.kernel import signature
@@ -27,7 +27,6 @@ from urdir.driver.node import (
 from urdir.driver.operation import Copy, Fill, Launch, Operation, allocation_of
 
 if TYPE_CHECKING:
-    from urdir.driver.device import Device
     from urdir.driver.module import LoadedKernel
     from urdir.driver.stream import Stream
 
@@ -40,7 +39,7 @@ class Graph(Owned):
 
     kind = "graph"
 
-    def __init__(self, device: Device, name: str) -> None:
+    def __init__(self, device: OpenDevice, name: str) -> None:
         device.context.make_current()
         api = device.api
         super().__init__(device, name, check(api, api.cuGraphCreate(0), f"cuGraphCreate {name!r}"))
@@ -230,7 +229,7 @@ class RecordedGraph(Owned):
         return self.device.api.cuGraphExecDestroy(handle)
 
 
-def may_be_programmatic(device: Device, before: Operation, after: Operation) -> bool:
+def may_be_programmatic(device: OpenDevice, before: Operation, after: Operation) -> bool:
     """Whether a programmatic edge may lead from one operation to another.
 
     Kernels that wait (``waits_for_dependencies``) do so before they finish, so completion of such a
