@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from urdir.driver.emulator.graph_model import Topology, Work
-from urdir.driver.emulator.launches import KernelRun, Launch
+from urdir.driver.emulator.launch_model import Launch
+from urdir.driver.emulator.launches import KernelRun
 from urdir.driver.emulator.machine.faults import LAUNCH_FAILED, KernelFault
 from urdir.driver.emulator.scheduler import Task
 from urdir.driver.emulator.state import Driver

@@ -11,6 +11,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from urdir.driver.emulator.machine.faults import KernelFault
 
@@ -69,6 +70,14 @@ class Mark(Task):
         """Take the time."""
         self.time = time.perf_counter()
         return True
+
+
+@dataclass
+class Event:
+    """``mark`` is the latest point it was recorded at, None before."""
+
+    flags: int
+    mark: Mark | None = None
 
 
 class Queue:

@@ -7,22 +7,17 @@ import os
 import random
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from urdir.driver.emulator.calls import Needs, Refused
+from urdir.driver.emulator.functions import Function
+from urdir.driver.emulator.graph_model import Executable, Graph, Node
 from urdir.driver.emulator.handles import Handles
 from urdir.driver.emulator.injection import Injections
+from urdir.driver.emulator.machine.watch import Watch
+from urdir.driver.emulator.module_model import Link, LoadedModule
 from urdir.driver.emulator.pinned import UnifiedMemory
 from urdir.driver.emulator.properties import DeviceProperties
-from urdir.driver.emulator.scheduler import Queue, Scheduler
-
-if TYPE_CHECKING:
-    from urdir.driver.emulator.executables import Executable
-    from urdir.driver.emulator.functions import Function
-    from urdir.driver.emulator.graph_model import Graph, Node
-    from urdir.driver.emulator.machine.watch import Watch
-    from urdir.driver.emulator.modules import Link, LoadedModule
-    from urdir.driver.emulator.streams import Event
+from urdir.driver.emulator.scheduler import Event, Queue, Scheduler
 
 
 class Context:

@@ -17,7 +17,7 @@ from urdir.driver.emulator.machine.clocks import Clocks, Knowledge, join
 from urdir.driver.emulator.machine.faults import LAUNCH_FAILED, KernelFault
 from urdir.driver.emulator.machine.flow import Block
 from urdir.driver.emulator.machine.groups import WARP
-from urdir.driver.emulator.machine.watch import Access, Array, Watch
+from urdir.driver.emulator.machine.watch import Access, Array, Watch, WatchedLaunch
 from urdir.driver.emulator.machine.wave import Wave
 
 _RELEASES = frozenset(("release", "acq_rel"))
@@ -30,7 +30,7 @@ Location = tuple[int, int]
 class Ordering(Watch):
     """Keeps the clocks of a launch."""
 
-    def begin(self, launch: Any) -> None:
+    def begin(self, launch: WatchedLaunch) -> None:
         """A launch begins."""
         super().begin(launch)
         self._clocks: Clocks | None = None

@@ -32,7 +32,7 @@ from urdir.driver.emulator.machine.shadow import (
     lane_of,
     line_of,
 )
-from urdir.driver.emulator.machine.watch import Access, Array
+from urdir.driver.emulator.machine.watch import Access, Array, WatchedLaunch
 from urdir.driver.emulator.machine.wave import Wave
 
 _HINTS = {
@@ -60,7 +60,7 @@ class Place:
 class RaceDetector(ClusterOrdering):
     """Raises KernelFault at the first race, or barrier that not all threads reach together."""
 
-    def begin(self, launch: Any) -> None:
+    def begin(self, launch: WatchedLaunch) -> None:
         """A launch begins."""
         super().begin(launch)
         self._global: dict[int, Shadow] = {}
