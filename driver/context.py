@@ -168,7 +168,7 @@ class Owned:
             self.finish(quiet=False)
 
     def finish(self, quiet: bool) -> None:
-        """End it whatever needs it (its device is closing, or it is unreachable)."""
+        """End it even if something needs it: its device is closing, or it is unreachable."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             what = f"closing {self.kind} {self.name!r}"

@@ -232,9 +232,10 @@ class RecordedGraph(Owned):
 def may_be_programmatic(device: OpenDevice, before: Operation, after: Operation) -> bool:
     """Whether a programmatic edge may lead from one operation to another.
 
-    Kernels that wait (``waits_for_dependencies``) do so before they finish, so completion of such a
-    kernel implies completion of all it depends on, and what holds along a path of plain edges holds
-    along programmatic ones too. A cooperative grid must become resident at once: plain edges only.
+    Kernels that wait (``waits_for_dependencies``) do so before they finish. So when such a kernel
+    is complete, all that it depends on is complete, and what holds along a path of plain edges
+    holds along programmatic ones too. A cooperative grid must become resident at once and gets
+    plain edges only.
     """
     return (
         isinstance(before, Launch)

@@ -34,8 +34,8 @@ class PackedArguments:
     """The arguments of one launch: their bytes, the pointer array to them, and what they name.
 
     ``address`` is the value for a driver call's ``kernelParams`` (0 without parameters), good while
-    this object lives; ``regions`` the memory behind the pointers by parameter name; ``data`` the
-    parameter block in PTX layout.
+    this object lives; ``regions`` the memory that the pointers point to, by parameter name;
+    ``data`` the parameter block in PTX layout.
     """
 
     __slots__ = (

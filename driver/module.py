@@ -67,9 +67,10 @@ class LoadedKernel(Owned):
 
 
 class ModuleCache:
-    """The loaded kernels of one device by spec key, with an optional disk cache below. Locked.
+    """The loaded kernels of one device by spec key; any thread may ask for them.
 
-    ``files`` may have PTX in place of what a kernel generates, and gets what is loaded.
+    ``disk`` keeps their cubins (None: nothing is kept). ``files`` may have PTX to use in place of
+    what a kernel generates, and is given what is loaded.
     """
 
     def __init__(self, device: OpenDevice, disk: CubinCache | None, files: PtxFiles) -> None:
@@ -111,8 +112,9 @@ class ModuleCache:
             self._disk.remember(key, _hash(ptx))
 
     def _from_disk(self, kernel: Kernel, key: str, device: OpenDevice) -> LoadedKernel | None:
-        """The kernel from its cached cubin, without rendering its PTX; None when that fails, and
-        where another text is wanted or its text is.
+        """The kernel from its cached cubin, without rendering its PTX.
+
+        None when there is none that loads, when its PTX was edited, and when it is to be dumped.
         """
         if self._files.dump is not None or self._files.overriding(key) is not None:
             return None

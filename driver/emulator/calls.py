@@ -42,8 +42,8 @@ def driver_call(
 ) -> Callable[[Any], Any]:
     """Declare an emulated function with ``results`` values after the status.
 
-    ``defers``: it destroys something after running queued work, so that a call from a finaliser
-    that interrupts another call of the same thread has to be put off until that one ends.
+    ``defers``: it runs queued work and then destroys something. A finaliser may make such a call in
+    the middle of another call of the same thread; it is put off until that one ends.
     """
 
     def declare(function: Any) -> Any:
@@ -70,7 +70,7 @@ def _integer(value: Any, bits: int, c_name: str) -> int:
 
 
 def uint(value: Any) -> int:
-    """An ``unsigned int``; like Cython, truncates a float without a word."""
+    """An ``unsigned int``; silently truncates a float, as Cython does."""
     return _integer(value, 32, "unsigned int")
 
 

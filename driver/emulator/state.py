@@ -23,8 +23,8 @@ from urdir.driver.emulator.scheduler import Event, Queue, Scheduler
 class Context:
     """The primary context: everything that dies with it.
 
-    ``fault`` is the name of the error that poisoned it; it never heals, only a reset (or the last
-    release) ends it.
+    ``fault`` is the name of the error that poisoned it; only a reset or the last release ends
+    it.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -60,7 +60,7 @@ class Driver:
         self.rng = random.Random(seed)
         self.lock = threading.RLock()
         self.injections = Injections()
-        #: Makes the watcher of a launch, from the kernel's name; None when nobody looks on.
+        #: Makes the watcher of a launch, from the kernel's name; None where nothing watches.
         self.new_watch: Callable[[str], Watch] | None = None
         self.last_fault = ""
         self.last_refusal = ""
@@ -119,7 +119,7 @@ class Driver:
                 raise Refused(self.context.fault, self.last_fault)
 
     def run_deferred(self) -> None:
-        """Destroy what finalisers asked for in the middle of another call; failures tell nobody."""
+        """Destroy what finalisers asked for in the middle of another call; failures are dropped."""
         calls, self.deferred = self.deferred, []
         for call in calls:
             if self._context is not None and not self._context.fault:

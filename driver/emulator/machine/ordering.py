@@ -104,7 +104,7 @@ class Ordering(Watch):
             act((1, where), warp)
 
     def release_at(self, key: Location, warp: int) -> None:
-        """A warp releases what it has done to whoever acquires at a location."""
+        """A warp releases what it has done, to warps that acquire at a location."""
         join(self._released.setdefault(key, {}), self.clocks.release(warp))
 
     def _acquire_at(self, key: Location, warp: int) -> None:

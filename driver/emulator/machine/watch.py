@@ -1,7 +1,7 @@
-"""Looking on while a kernel runs: the events that a watcher is told of.
+"""Watching a kernel run: the events that a watcher is told of.
 
 A launch with a watcher runs the program's watched translation (`Program.watched`), whose text
-reports every access, fence and block; without one nothing is reported and nothing costs anything.
+reports every access, fence and block. Without one nothing is reported, at no cost.
 Lanes of a launch are numbered CTA by CTA, each rounded up to whole warps; those of a wave count
 from its first CTA.
 """
