@@ -3,8 +3,8 @@
 A private folder of small files: ``specs/<spec key>`` holds a PTX hash, ``cubins/<cubin key>.cubin``
 a cubin followed by its SHA-256 (tools that read ELF ignore what follows it). Entries are written
 under a temporary name and renamed, so that processes may share the folder and none sees half an
-entry. Code that another user could have put there is never loaded (`PrivateFolder`). Whatever is
-wrong with the disk costs a warning and a compilation, never the run.
+entry. Code that another user could have put there is never loaded (`PrivateFolder`). A fault
+of the disk costs a warning and a compilation; it never ends the run.
 """
 
 from __future__ import annotations

@@ -7,12 +7,10 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from urdir.driver.errors import LifetimeError, check, error_of
-
-if TYPE_CHECKING:
-    from urdir.driver.device import Device
+from urdir.driver.properties import DeviceProperties
 
 
 class Context:
@@ -100,6 +98,40 @@ class Context:
         self._closed = True
 
 
+class OpenDevice(Protocol):
+    """What the things that live on a device ask of it; `urdir.driver.device.Device` makes them."""
+
+    @property
+    def api(self) -> Any:
+        """The driver's functions, real or emulated (`urdir.driver.bindings`)."""
+
+    @property
+    def name(self) -> str:
+        """The device string: "cuda:0", "emulator:sm_90"."""
+
+    @property
+    def target(self) -> str:
+        """What kernels are made for: "sm_90"."""
+
+    @property
+    def is_emulated(self) -> bool:
+        """True for the emulator."""
+
+    @property
+    def context(self) -> Context:
+        """The context that everything on the device lives in."""
+
+    @property
+    def properties(self) -> DeviceProperties:
+        """What the device is and what it can do."""
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of device memory now."""
+
+    def synchronize(self) -> None:
+        """Wait for all work of the device."""
+
+
 class Owned:
     """Base of what lives in a context: a handle, ended once.
 
@@ -111,7 +143,7 @@ class Owned:
     _handle: Any = None
     _holds: int = 0
 
-    def __init__(self, device: Device, name: str, handle: Any) -> None:
+    def __init__(self, device: OpenDevice, name: str, handle: Any) -> None:
         self.device = device
         self.name = name
         self._handle = handle
@@ -136,7 +168,7 @@ class Owned:
             self.finish(quiet=False)
 
     def finish(self, quiet: bool) -> None:
-        """End it whatever needs it (its device is closing, or it is unreachable)."""
+        """End it even if something needs it: its device is closing, or it is unreachable."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             what = f"closing {self.kind} {self.name!r}"

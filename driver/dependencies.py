@@ -1,8 +1,8 @@
 """Which operation must wait for which: edges from byte intervals and declared access.
 
-Names never enter. An operation states every interval of device memory that it may read or write;
-live allocations do not overlap, so an interval of addresses says allocation and offsets at once,
-and a workspace slice that is used again for something else is seen like any other memory.
+Names play no part. An operation states every interval of device memory that it may read or write.
+Live allocations do not overlap, so an interval of addresses names the allocation and the offsets in
+it. A workspace slice that is used again for something else is seen like any other memory.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Use:
 class Edge:
     """Operation ``after`` may start only once operation ``before`` is complete.
 
-    ``hazard`` is the strongest reason there is and ``name`` the bytes (an argument of ``after``)
-    that it concerns; they explain, two edges between the same operations do not exist.
+    ``hazard`` is the strongest reason and ``name`` the argument of ``after`` that it concerns: both
+    are for messages. Between two operations there is at most one edge.
     """
 
     before: int

@@ -148,7 +148,7 @@ class Device:
             self.target = target_for(self.properties.compute_capability, self.name)
             cache = None
             if cache_folder is not None:
-                # the emulator's images never meet a GPU's
+                # no GPU is given an image of the emulator
                 folder = cache_folder / ("emulator" if self.is_emulated else "cuda")
                 cache = CubinCache.open(folder, cache_limit or DEFAULT_LIMIT)
             self._modules = ModuleCache(self, cache, self._ptx_files)
@@ -170,9 +170,10 @@ class Device:
 
         ``auto`` takes the first GPU; where there is no driver or no device it takes the emulator
         and says why in ``note``; a GPU that is there but fails is an error. ``api`` replaces the
-        bindings (an emulator with injected faults); ``cache_folder`` holds compiled kernels, at
-        most ``cache_limit`` bytes (1 GB), None keeps nothing on disk, nor does a folder that cannot
-        be used, with a warning; ``ptx_files`` are folders of edited PTX to use and of PTX to write.
+        bindings (an emulator with injected faults). ``cache_folder`` holds compiled kernels, at
+        most ``cache_limit`` bytes (1 GB); None keeps nothing on disk, and a folder that cannot be
+        used is warned of and does the same. ``ptx_files`` are folders of edited PTX to use and of
+        PTX to write.
         Raises DeviceNameError, NoDriverError, DriverTooOldError, NoDeviceError, CudaError.
         """
         wanted = DeviceName.parse(name)

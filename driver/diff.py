@@ -1,4 +1,4 @@
-"""Two interpreters in lockstep: where does the device part from the numpy references?"""
+"""Two interpreters in lockstep: where does the device differ from the numpy references?"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from urdir.driver.context import Owned
+from urdir.driver.context import OpenDevice, Owned
 from urdir.driver.dependencies import Edge, find_edges, missing_edges
 from urdir.driver.errors import LaunchError, check
 from urdir.driver.kernel import signature
@@ -27,7 +27,6 @@ from urdir.driver.node import (
 from urdir.driver.operation import Copy, Fill, Launch, Operation, allocation_of
 
 if TYPE_CHECKING:
-    from urdir.driver.device import Device
     from urdir.driver.module import LoadedKernel
     from urdir.driver.stream import Stream
 
@@ -40,7 +39,7 @@ class Graph(Owned):
 
     kind = "graph"
 
-    def __init__(self, device: Device, name: str) -> None:
+    def __init__(self, device: OpenDevice, name: str) -> None:
         device.context.make_current()
         api = device.api
         super().__init__(device, name, check(api, api.cuGraphCreate(0), f"cuGraphCreate {name!r}"))
@@ -230,12 +229,13 @@ class RecordedGraph(Owned):
         return self.device.api.cuGraphExecDestroy(handle)
 
 
-def may_be_programmatic(device: Device, before: Operation, after: Operation) -> bool:
+def may_be_programmatic(device: OpenDevice, before: Operation, after: Operation) -> bool:
     """Whether a programmatic edge may lead from one operation to another.
 
-    Kernels that wait (``waits_for_dependencies``) do so before they finish, so completion of such a
-    kernel implies completion of all it depends on, and what holds along a path of plain edges holds
-    along programmatic ones too. A cooperative grid must become resident at once: plain edges only.
+    Kernels that wait (``waits_for_dependencies``) do so before they finish. So when such a kernel
+    is complete, all that it depends on is complete, and what holds along a path of plain edges
+    holds along programmatic ones too. A cooperative grid must become resident at once and gets
+    plain edges only.
     """
     return (
         isinstance(before, Launch)

@@ -61,8 +61,8 @@ def time_kernel(
 ) -> float:
     """The median time of a launch in milliseconds, between two events on the device.
 
-    Memory and inputs as for `run_kernel`; INOUT arrays hold their inputs before every launch. What
-    a launch costs to start is in it, so that small kernels all take a few microseconds.
+    Memory and inputs as for `run_kernel`; INOUT arrays hold their inputs before every launch. The
+    start of a launch is part of its time, so every small kernel takes a few microseconds.
     """
     with _placed(device, kernel, inputs) as (args, arrays, buffers):
         loaded, packed = device.load(kernel), pack(kernel, args)

@@ -71,10 +71,10 @@ class LaunchShape(Protocol):
 
     @property
     def prefers_shared(self) -> bool:
-        """All of an SM's memory that can be is to be shared memory and not L1 cache.
+        """As much of an SM's memory as possible is to be shared memory instead of L1 cache.
 
-        Kernels that want it divided in different ways never run on an SM together, so that the one
-        cannot start while the other ends.
+        Kernels that want different divisions never run on an SM together: one cannot start while
+        the other ends.
         """
 
 
@@ -116,10 +116,10 @@ class Kernel(Protocol):
         """The PTX text for a target."""
 
     def shape_of(self, param: Any) -> tuple[int, ...]:
-        """The shape of the array behind a pointer parameter."""
+        """The shape of the array that a pointer parameter points to."""
 
     def nbytes(self, param: Any) -> int:
-        """The size in bytes of the array behind a pointer parameter."""
+        """The size in bytes of the array that a pointer parameter points to."""
 
     def reference(self, **inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
         """The kernel in numpy: inputs and scalars by name in, outputs by name out."""
@@ -140,7 +140,7 @@ class Signature:
     """What all launches of a kernel have in common, worked out once (`signature`).
 
     ``layout`` and ``nbytes`` follow ``params``: place and size in the parameter block, and bytes
-    behind a pointer (0 for a scalar).
+    that a pointer points to (0 for a scalar).
     """
 
     params: tuple[Param, ...]
@@ -151,7 +151,7 @@ class Signature:
 
 
 def signature(kernel: Kernel) -> Signature:
-    """The signature of a kernel, remembered for the objects that were asked for lately."""
+    """The signature of a kernel, remembered for the kernels asked for last."""
     return _signature(_Identity(kernel))
 
 

@@ -1,10 +1,10 @@
-"""Launching: limits checked beforehand, arguments packed into owned storage, one driver call."""
+"""Launching: arguments checked and packed into owned storage, one driver call."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from urdir.driver.errors import LaunchError, LifetimeError, error_of
@@ -13,7 +13,6 @@ from urdir.driver.memory import Buffer, PinnedBuffer, Region
 
 if TYPE_CHECKING:
     from urdir.driver.module import LoadedKernel
-    from urdir.driver.properties import DeviceProperties
     from urdir.driver.stream import Stream
 
 Argument = Region | PinnedBuffer | int | float
@@ -35,8 +34,8 @@ class PackedArguments:
     """The arguments of one launch: their bytes, the pointer array to them, and what they name.
 
     ``address`` is the value for a driver call's ``kernelParams`` (0 without parameters), good while
-    this object lives; ``regions`` the memory behind the pointers by parameter name; ``data`` the
-    parameter block in PTX layout.
+    this object lives; ``regions`` the memory that the pointers point to, by parameter name;
+    ``data`` the parameter block in PTX layout.
     """
 
     __slots__ = (
@@ -158,46 +157,6 @@ def launch(loaded: LoadedKernel, packed: PackedArguments, stream: Stream) -> Non
         shape = signature(packed.kernel).shape
         what = f"cuLaunchKernelEx {packed.kernel.name}, grid {shape.grid}, block {shape.block}"
         raise error_of(api, status, what)
-
-
-def check_limits(kernel: Kernel, properties: DeviceProperties) -> None:
-    """Raise LaunchError when the launch shape exceeds the device: field, value, limit, device."""
-    broken = [
-        f"{field} is {value:,}, {limit}" for field, value, limit in _violations(kernel, properties)
-    ]
-    if broken:
-        raise LaunchError(
-            f"kernel {kernel.name} cannot be launched on {properties.name}: {'; '.join(broken)}"
-        )
-
-
-def _violations(kernel: Kernel, properties: DeviceProperties) -> Iterator[tuple[str, int, str]]:
-    shape = kernel.launch_shape
-    extents = (
-        ("grid", shape.grid, properties.max_grid),
-        ("block", shape.block, properties.max_block),
-        ("cluster", shape.cluster, (properties.max_cluster,) * 3),
-    )
-    for field, extent, limits in extents:
-        for axis, value, limit in zip("xyz", extent, limits, strict=True):
-            if type(value) is not int:
-                kind = type(value).__name__
-                raise LaunchError(f"kernel {kernel.name}: {field}.{axis} is {value!r}, a {kind}")
-            if not 1 <= value <= limit:
-                yield f"{field}.{axis}", value, f"the limit is {limit:,}"
-            if field == "grid" and value % max(shape.cluster["xyz".index(axis)], 1):
-                yield f"{field}.{axis}", value, f"no multiple of the cluster {shape.cluster}"
-    threads = shape.block[0] * shape.block[1] * shape.block[2]
-    ctas = shape.cluster[0] * shape.cluster[1] * shape.cluster[2]
-    totals = (
-        ("threads of a block", threads, properties.max_threads_per_block),
-        ("CTAs of a cluster", ctas, properties.max_cluster),
-        ("shared_bytes", shape.shared_bytes, properties.shared_per_block_optin),
-        ("cooperative", int(shape.cooperative), int(properties.cooperative)),
-    )
-    for field, value, limit in totals:
-        if value > limit:
-            yield field, value, f"the limit is {limit:,}"
 
 
 def _refuse_names(declared: Signature, args: Mapping[str, Any], where: str) -> NoReturn:

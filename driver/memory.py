@@ -5,17 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.context import Owned
+from urdir.driver.context import OpenDevice, Owned
 from urdir.driver.errors import OutOfMemoryError, TransferError, check, error_of
-
-if TYPE_CHECKING:
-    from urdir.driver.device import Device
-    from urdir.driver.stream import Stream
+from urdir.driver.stream import Stream
 
 Array = npt.NDArray[Any]
 
@@ -176,7 +173,7 @@ class Buffer(Owned, Region):
 
     kind = "buffer"
 
-    def __init__(self, device: Device, nbytes: int, name: str) -> None:
+    def __init__(self, device: OpenDevice, nbytes: int, name: str) -> None:
         if nbytes <= 0:
             raise TransferError(f"buffer {name!r}: {nbytes} bytes cannot be allocated")
         super().__init__(device, name, _allocate(device, nbytes, name))
@@ -216,7 +213,7 @@ class Slice(Region):
 class Arena(Mapping[str, Slice]):
     """Named slices, `ALIGNMENT` aligned, of one buffer: ``arena["x"]``, in the order given."""
 
-    def __init__(self, device: Device, sizes: Mapping[str, int], name: str) -> None:
+    def __init__(self, device: OpenDevice, sizes: Mapping[str, int], name: str) -> None:
         offset = 0
         spans: dict[str, tuple[int, int]] = {}
         for key, nbytes in sizes.items():
@@ -262,7 +259,7 @@ class PinnedBuffer(Owned):
 
     kind = "pinned buffer"
 
-    def __init__(self, device: Device, nbytes: int, name: str) -> None:
+    def __init__(self, device: OpenDevice, nbytes: int, name: str) -> None:
         if nbytes <= 0:
             raise TransferError(f"pinned buffer {name!r}: {nbytes} bytes cannot be allocated")
         device.context.make_current()
@@ -301,7 +298,7 @@ class PinnedBuffer(Owned):
         return self.device.api.cuMemFreeHost(handle)
 
 
-def _allocate(device: Device, nbytes: int, name: str) -> int:
+def _allocate(device: OpenDevice, nbytes: int, name: str) -> int:
     device.context.make_current()
     api = device.api
     status, address = api.cuMemAlloc(nbytes)

@@ -7,19 +7,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from urdir.driver.cache import CubinCache
 from urdir.driver.compile import compile_ptx
-from urdir.driver.context import Owned
+from urdir.driver.context import OpenDevice, Owned
 from urdir.driver.errors import CudaError, LaunchError, PtxLoadError, check, error_of
 from urdir.driver.kernel import Kernel, signature
-from urdir.driver.launch import check_limits
+from urdir.driver.limits import check_limits
 from urdir.driver.parallel import in_threads
 from urdir.driver.ptx_files import PtxFiles
-
-if TYPE_CHECKING:
-    from urdir.driver.device import Device
 
 # Field of Resources -> name of its CUfunction_attribute.
 _RESOURCES: Mapping[str, str] = {
@@ -53,7 +50,7 @@ class LoadedKernel(Owned):
 
     kind = "kernel"
 
-    def __init__(self, device: Device, kernel: Kernel, module: Any) -> None:
+    def __init__(self, device: OpenDevice, kernel: Kernel, module: Any) -> None:
         super().__init__(device, kernel.name, module)
         self.kernel = kernel
         try:
@@ -70,19 +67,20 @@ class LoadedKernel(Owned):
 
 
 class ModuleCache:
-    """The loaded kernels of one device by spec key, with an optional disk cache below. Locked.
+    """The loaded kernels of one device by spec key; any thread may ask for them.
 
-    ``files`` may have PTX in place of what a kernel generates, and gets what is loaded.
+    ``disk`` keeps their cubins (None: nothing is kept). ``files`` may have PTX to use in place of
+    what a kernel generates, and is given what is loaded.
     """
 
-    def __init__(self, device: Device, disk: CubinCache | None, files: PtxFiles) -> None:
+    def __init__(self, device: OpenDevice, disk: CubinCache | None, files: PtxFiles) -> None:
         self._identity = _driver_identity(device)
         self._disk = disk
         self._files = files
         self._loaded: dict[str, LoadedKernel] = {}
         self._lock = threading.Lock()
 
-    def load(self, kernels: Sequence[Kernel], device: Device) -> list[LoadedKernel]:
+    def load(self, kernels: Sequence[Kernel], device: OpenDevice) -> list[LoadedKernel]:
         """The loaded kernels; see `Device.load_all`."""
         keyed = [(kernel.key(device.target), kernel) for kernel in kernels]
         with self._lock:
@@ -103,7 +101,7 @@ class ModuleCache:
         found = self._loaded.get(key)
         return found is None or found.closed
 
-    def _make(self, unknown: tuple[Kernel, str, Device]) -> None:
+    def _make(self, unknown: tuple[Kernel, str, OpenDevice]) -> None:
         """Load a kernel from its PTX, edited or generated, in any thread."""
         kernel, key, device = unknown
         device.context.make_current()
@@ -113,9 +111,10 @@ class ModuleCache:
         if self._disk is not None and override is None:
             self._disk.remember(key, _hash(ptx))
 
-    def _from_disk(self, kernel: Kernel, key: str, device: Device) -> LoadedKernel | None:
-        """The kernel from its cached cubin, without rendering its PTX; None when that fails, and
-        where another text is wanted or its text is.
+    def _from_disk(self, kernel: Kernel, key: str, device: OpenDevice) -> LoadedKernel | None:
+        """The kernel from its cached cubin, without rendering its PTX.
+
+        None when there is none that loads, when its PTX was edited, and when it is to be dumped.
         """
         if self._files.dump is not None or self._files.overriding(key) is not None:
             return None
@@ -125,7 +124,7 @@ class ModuleCache:
         return self._load_cached(kernel, cubin_key, self._disk.get(cubin_key), device)
 
     def _load_cached(
-        self, kernel: Kernel, cubin_key: str, cubin: bytes | None, device: Device
+        self, kernel: Kernel, cubin_key: str, cubin: bytes | None, device: OpenDevice
     ) -> LoadedKernel | None:
         if self._disk is None or cubin is None:
             return None
@@ -137,7 +136,7 @@ class ModuleCache:
             self._disk.discard(cubin_key, f"it does not load ({exc})")
             return None
 
-    def _build(self, kernel: Kernel, key: str, ptx: str, device: Device) -> LoadedKernel:
+    def _build(self, kernel: Kernel, key: str, ptx: str, device: OpenDevice) -> LoadedKernel:
         """The kernel from its PTX, whose cubin may be on disk."""
         cubin_key = self._cubin_key(_hash(ptx))
         cubin = self._disk.get(cubin_key) if self._disk is not None else None
@@ -201,7 +200,7 @@ def _read_resources(api: Any, function: Any, kernel: Kernel) -> Resources:
     return Resources(**values)
 
 
-def _prepare(device: Device, function: Any, kernel: Kernel, resources: Resources) -> None:
+def _prepare(device: OpenDevice, function: Any, kernel: Kernel, resources: Resources) -> None:
     """Refuse what cannot run although its shape is legal; allow large dynamic shared memory."""
     api, properties, shape = device.api, device.properties, kernel.launch_shape
     threads = shape.block[0] * shape.block[1] * shape.block[2]
@@ -238,7 +237,7 @@ def _prepare(device: Device, function: Any, kernel: Kernel, resources: Resources
             )
 
 
-def _driver_identity(device: Device) -> str:
+def _driver_identity(device: OpenDevice) -> str:
     """What besides the PTX decides about the cubin: GPU architecture, driver, options."""
     properties = device.properties
     parts = [

@@ -80,7 +80,7 @@ def add_fill_node(api: Any, graph: Any, fill: Fill) -> Any:
 def connect(api: Any, graph: Any, nodes: Sequence[Node], edges: Sequence[GraphEdge]) -> None:
     """Add edges to a CUgraph. Raises CudaError.
 
-    Node-adding calls take no edge data, so that ordinary and programmatic edges are made here.
+    The calls that add nodes take no edge data, so both kinds of edges are made here.
     """
     if not edges:
         return

@@ -50,7 +50,7 @@ class Launch:
         return self.kernel.name
 
     def uses(self) -> tuple[Use, ...]:
-        """The bytes behind every pointer: the whole declared argument, whatever is touched."""
+        """The bytes that every pointer points to: the whole declared argument."""
         return self._uses
 
     def memory(self) -> tuple[Memory, ...]:
@@ -146,7 +146,7 @@ def access_of(param: Param) -> str:
 
 
 def allocation_of(memory: Memory) -> Buffer | PinnedBuffer:
-    """What a region belongs to, and must not be freed before the region's last use."""
+    """The allocation of a region: it must not be freed before the last use of the region."""
     return memory.buffer if isinstance(memory, Region) else memory
 
 

@@ -1,4 +1,4 @@
-"""A folder on disk in which no other user of the machine has a hand."""
+"""A folder on disk that no other user of the machine can change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Temporary files, which belong to a process that is writing, begin so.
+#: Names of temporary files, each of a process that is writing, begin like this.
 NEW = ".new-"
 
 _MAX_LINKS = 40
@@ -23,12 +23,12 @@ _SAFE = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONB
 class PrivateFolder:
     """``path``, made if need be, for this user alone (mode 0700).
 
-    It is refused where another user could write to it or exchange it: it must be a folder, no
-    link, of this user's, and nobody else may have write permission. Every folder above it must be
-    this user's or root's, and writable by nobody else unless it is sticky, as /tmp is; links on the
-    way are followed if they and where they lead satisfy the same. Files in it are opened relative
-    to its descriptor, and refused unless they are regular files of this user's that nobody else may
-    write. Where there are no user ids (Windows), the folder is only made.
+    It is refused where another user could write to it or replace it. It must be a folder of this
+    user's, no link, and nobody else may have write permission. Every folder above it must be this
+    user's or root's, and writable by nobody else unless it is sticky, as /tmp is. Links above it
+    are followed if they and their targets satisfy the same. Files in it are opened relative to its
+    descriptor, and refused unless they are regular files of this user's that nobody else may write.
+    Where there are no user ids (Windows), the folder is only made.
 
     Everything raises OSError that says which path is refused and why.
     """
@@ -107,7 +107,7 @@ def _make(path: Path) -> None:
 
 
 def _check_way(path: Path, links: int = 0) -> None:
-    """Make ``path`` where it is missing; PermissionError where another user could exchange it.
+    """Make ``path`` where it is missing; PermissionError where another user could replace it.
 
     From the root on, so that each folder is looked up in one that is known to be safe: what has
     been checked cannot be replaced before it is used.

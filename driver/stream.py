@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from urdir.driver.context import Owned
+from urdir.driver.context import OpenDevice, Owned
 from urdir.driver.errors import check
-
-if TYPE_CHECKING:
-    from urdir.driver.device import Device
 
 
 class Stream(Owned):
@@ -20,7 +17,7 @@ class Stream(Owned):
 
     kind = "stream"
 
-    def __init__(self, device: Device, name: str = "stream") -> None:
+    def __init__(self, device: OpenDevice, name: str = "stream") -> None:
         device.context.make_current()
         api = device.api
         flags = int(api.CUstream_flags.CU_STREAM_DEFAULT)
@@ -58,7 +55,7 @@ class Event(Owned):
 
     kind = "event"
 
-    def __init__(self, device: Device, name: str = "event") -> None:
+    def __init__(self, device: OpenDevice, name: str = "event") -> None:
         device.context.make_current()
         api = device.api
         flags = int(api.CUevent_flags.CU_EVENT_DEFAULT)

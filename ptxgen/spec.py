@@ -259,7 +259,7 @@ class KernelSpec:
 
     def ptx(self, target: str) -> str:
         """PTX text of this spec for ``target`` ("sm_90"); the same text in every process."""
-        from urdir.ptxgen.render.frame import render
+        from urdir.ptxgen.render.frame import render  # put off: a key does without Jinja
 
         return render(self, target)
 

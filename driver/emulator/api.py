@@ -17,7 +17,7 @@ from urdir.driver.emulator import (
     streams,
     transfers,
 )
-from urdir.driver.emulator.calls import bind
+from urdir.driver.emulator.dispatch import bind
 from urdir.driver.emulator.machine.races import RaceDetector
 from urdir.driver.emulator.machine.watch import Watch
 from urdir.driver.emulator.properties import DeviceProperties

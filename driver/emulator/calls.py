@@ -1,29 +1,22 @@
-"""How an emulated function is declared and called: results, error codes, argument conversion.
+"""How an emulated function is declared: results, error codes, argument conversion.
 
 An emulated ``cu*`` function is a plain function whose first parameter is the :class:`Driver` and
 whose others are named and ordered as in ``cuda.bindings.driver``. It returns its value (a tuple for
-several, None for none) or raises :class:`Refused`; ``bind`` turns both into the result tuples of
-the bindings. What the bindings themselves refuse with a TypeError, OverflowError or RuntimeError
-before the driver is reached, the converters below refuse in the same way.
+several, None for none) or raises :class:`Refused`; `dispatch.bind` turns both into the result
+tuples of the bindings. What the bindings themselves refuse with a TypeError, OverflowError or
+RuntimeError before the driver is reached, the converters below refuse in the same way.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import cuda.bindings.driver as cuda
 import numpy as np
-
-if TYPE_CHECKING:
-    from urdir.driver.emulator.state import Driver
 
 #: An empty buffer has an address as well.
 _NOTHING = np.zeros(1, np.uint8)
-SUCCESS = cuda.CUresult.CUDA_SUCCESS
 
 
 class Refused(Exception):  # noqa: N818
@@ -49,8 +42,8 @@ def driver_call(
 ) -> Callable[[Any], Any]:
     """Declare an emulated function with ``results`` values after the status.
 
-    ``defers``: it destroys something after running queued work, so that a call from a finaliser
-    that interrupts another call of the same thread has to be put off until that one ends.
+    ``defers``: it runs queued work and then destroys something. A finaliser may make such a call in
+    the middle of another call of the same thread; it is put off until that one ends.
     """
 
     def declare(function: Any) -> Any:
@@ -60,40 +53,6 @@ def driver_call(
         return function
 
     return declare
-
-
-def bind(driver: Driver, function: Any) -> Callable[..., tuple[Any, ...]]:
-    """The function as a user calls it: without the driver parameter, answering in tuples."""
-    signature = inspect.signature(function)
-    visible = list(signature.parameters.values())[1:]
-    nothing = (None,) * function.results
-    results, needs, defers = function.results, function.needs, function.defers
-    name = function.__name__
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        with driver.lock:
-            if driver.depth and defers:
-                driver.deferred.append(functools.partial(function, driver, *args, **kwargs))
-                return (SUCCESS,)
-            driver.depth += 1
-            try:
-                if needs is not Needs.NOTHING:
-                    driver.require(needs, name)
-                value = function(driver, *args, **kwargs)
-            except Refused as refusal:
-                driver.last_refusal = refusal.message
-                return (getattr(cuda.CUresult, refusal.code), *nothing)
-            finally:
-                driver.depth -= 1
-                if driver.deferred and not driver.depth:
-                    driver.run_deferred()
-        if results == 1:
-            return (SUCCESS, value)
-        return (SUCCESS, *value) if results else (SUCCESS,)
-
-    call.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]
-    return call
 
 
 def _integer(value: Any, bits: int, c_name: str) -> int:
@@ -111,7 +70,7 @@ def _integer(value: Any, bits: int, c_name: str) -> int:
 
 
 def uint(value: Any) -> int:
-    """An ``unsigned int``; like Cython, truncates a float without a word."""
+    """An ``unsigned int``; silently truncates a float, as Cython does."""
     return _integer(value, 32, "unsigned int")
 
 

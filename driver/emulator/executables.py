@@ -8,8 +8,8 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 
-from urdir.driver.emulator.calls import Refused, driver_call, handle
-from urdir.driver.emulator.graph_model import Graph, Topology, Work
+from urdir.driver.emulator.calls import Refused, driver_call
+from urdir.driver.emulator.graph_model import Executable, Graph, Topology
 from urdir.driver.emulator.graph_run import GraphTask
 from urdir.driver.emulator.graph_work import (
     check_context,
@@ -18,36 +18,8 @@ from urdir.driver.emulator.graph_work import (
     kernel_of,
     kernel_work,
 )
-from urdir.driver.emulator.scheduler import Task
 from urdir.driver.emulator.state import Driver
 from urdir.driver.emulator.streams import enqueue, stream_of
-
-
-class Executable:
-    """An instantiated graph: the work of each node, as it was then or has been set since."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.position = {node.handle: i for i, node in enumerate(graph.nodes)}
-        self.works: list[Work] = [node.work for node in graph.nodes]
-        self.topology = Topology(graph.nodes)
-        self.launches = 0
-        self.last: Task | None = None
-
-    def set_work(self, node: Any, work: Work) -> None:
-        """Replace the work of one node by other work of its kind."""
-        at = self.position.get(handle(node))
-        if at is None or type(self.works[at]) is not type(work):
-            message = "not a node of this kind in the executable graph"
-            raise Refused("CUDA_ERROR_INVALID_VALUE", message)
-        # Launches already queued keep the list they were given.
-        self.works = [*self.works[:at], work, *self.works[at + 1 :]]
-        self.launches = 0
-
-    def next_task(self, driver: Driver) -> GraphTask:
-        """The task of its next launch; races are looked for in launches 1, 2, 4, 8, ..."""
-        self.launches += 1
-        is_traced = self.launches & (self.launches - 1) == 0
-        return GraphTask(driver, self.works, self.topology, is_traced)
 
 
 @driver_call(results=1)
@@ -80,7 +52,9 @@ def cuGraphLaunch(driver: Driver, hGraphExec: Any, hStream: Any) -> None:
     executable: Executable = driver.context.executables[hGraphExec]
     stream = stream_of(driver, hStream)
     after = (executable.last,) if executable.last is not None else ()
-    executable.last = enqueue(driver, stream, executable.next_task(driver), after)
+    is_traced = executable.count_launch()
+    task = GraphTask(driver, executable.works, executable.topology, is_traced)
+    executable.last = enqueue(driver, stream, task, after)
 
 
 @driver_call()

@@ -1,4 +1,4 @@
-"""Graphs as data: nodes with their work, edges with their kind, and the orders they permit."""
+"""Graphs as data: nodes with their work, edges with their kind, the orders they permit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import cuda.bindings.driver as cuda
 
-from urdir.driver.emulator.calls import Refused
+from urdir.driver.emulator.calls import Refused, handle
 from urdir.driver.emulator.copies import Copy, Fill
-from urdir.driver.emulator.launches import Launch
+from urdir.driver.emulator.launch_model import Launch
+from urdir.driver.emulator.scheduler import Task
 
 #: What a node does; None is an empty node.
 Work = Launch | Copy | Fill | None
@@ -140,6 +141,32 @@ class Topology:
     def same_shape(self, other: Topology) -> bool:
         """Whether edges and their kinds are equal."""
         return self.before == other.before
+
+
+class Executable:
+    """An instantiated graph: the work of each node, as it was then or has been set since."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.position = {node.handle: i for i, node in enumerate(graph.nodes)}
+        self.works: list[Work] = [node.work for node in graph.nodes]
+        self.topology = Topology(graph.nodes)
+        self.launches = 0
+        self.last: Task | None = None
+
+    def set_work(self, node: Any, work: Work) -> None:
+        """Replace the work of one node by other work of its kind."""
+        at = self.position.get(handle(node))
+        if at is None or type(self.works[at]) is not type(work):
+            message = "not a node of this kind in the executable graph"
+            raise Refused("CUDA_ERROR_INVALID_VALUE", message)
+        # Launches already queued keep the list they were given.
+        self.works = [*self.works[:at], work, *self.works[at + 1 :]]
+        self.launches = 0
+
+    def count_launch(self) -> bool:
+        """Count a launch; whether races are looked for in it, as in launches 1, 2, 4, 8, ..."""
+        self.launches += 1
+        return self.launches & (self.launches - 1) == 0
 
 
 def add_edges(

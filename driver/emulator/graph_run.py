@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from urdir.driver.emulator.graph_model import Topology, Work
-from urdir.driver.emulator.launches import KernelRun, Launch
+from urdir.driver.emulator.launch_model import Launch
+from urdir.driver.emulator.launches import KernelRun
 from urdir.driver.emulator.machine.faults import LAUNCH_FAILED, KernelFault
 from urdir.driver.emulator.scheduler import Task
 from urdir.driver.emulator.state import Driver
@@ -17,10 +18,12 @@ class GraphTask(Task):
     """One launch of an executable graph in a stream.
 
     Nodes run one at a time in an order drawn anew for each launch. Before a kernel runs, those
-    behind it over a programmatic edge run up to their griddepcontrol.wait. A kernel that spins is
-    put aside while other nodes run. With ``is_traced``, what each node touches is recorded, and
-    two unordered nodes that touch a byte which one of them writes are a fault; so is a kernel that
-    touches, before its wait, what a predecessor still at work touches.
+    that follow it across a programmatic edge run up to their griddepcontrol.wait. A kernel that
+    spins is put aside while other nodes run.
+
+    With ``is_traced``, what each node touches is recorded. Two unordered nodes that touch a byte
+    which one of them writes are a fault. So is a kernel that touches, before its wait, what a
+    predecessor that has not ended touches.
     """
 
     def __init__(
@@ -91,9 +94,9 @@ class GraphTask(Task):
         return True
 
     def _begin_dependents(self, node: int) -> None:
-        """Begin the kernels behind programmatic edges of a kernel that is about to run.
+        """Begin the kernels that follow one about to run across a programmatic edge.
 
-        And those behind them in turn, where a kernel triggers its dependents by itself.
+        And those that follow them in turn, where a kernel triggers its dependents by itself.
         """
         for after in self._topology.programmatic_after[node]:
             full = self._topology.full_before[after]

@@ -9,7 +9,8 @@ import cuda.bindings.driver as cuda
 from urdir.driver.emulator.calls import Refused, handle
 from urdir.driver.emulator.copies import Box, Fill, copy_3d
 from urdir.driver.emulator.graph_model import Node, Work
-from urdir.driver.emulator.launches import Launch, make_launch
+from urdir.driver.emulator.launch_model import Launch
+from urdir.driver.emulator.launches import make_launch
 from urdir.driver.emulator.state import Driver
 
 _INVALID = "CUDA_ERROR_INVALID_VALUE"

@@ -235,7 +235,7 @@ def cuGraphKernelNodeSetAttribute(driver: Driver, hNode: Any, attr: Any, value: 
         launch = launch.replaced(cluster=(dim.x, dim.y, dim.z))
     elif name == "CU_LAUNCH_ATTRIBUTE_COOPERATIVE":
         launch = launch.replaced(is_cooperative=bool(value.cooperative))
-    launch.check(driver)
+    launch.check(driver.properties)
     driver.context.nodes[hNode].work = launch
 
 

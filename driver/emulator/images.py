@@ -66,7 +66,7 @@ def read_input(data: object, address: int, size: int | None = None) -> bytes:
 
 
 def is_text(data: bytes) -> bool:
-    """Whether data could be PTX: printable, and with a .version (the driver looks as closely)."""
+    """Whether data could be PTX: printable, and with a .version (the driver checks no more)."""
     head = data[:4096].rstrip(b"\0")
     return b".version" in data and not any(b < 9 or 13 < b < 32 for b in head)
 

@@ -10,7 +10,6 @@ from urdir.driver.emulator.calls import Refused
 from urdir.driver.emulator.images import Image
 from urdir.driver.emulator.machine.compile import Program, compile_entry
 from urdir.driver.emulator.machine.faults import CompileError
-from urdir.driver.emulator.state import Driver
 from urdir.ptxgen import ptx
 
 _VERSION = re.compile(r"^\s*\.version\s+(\d+)\.(\d+)", re.M)
@@ -34,13 +33,13 @@ class JitError(Refused):
         self.log = log
 
 
-def compile_ptx(driver: Driver, text: str, target: str | None = None) -> Unit:
-    """Compile PTX for ``target`` (the device's own by default).
+def compile_ptx(text: str, target: str, newest: tuple[int, int]) -> Unit:
+    """Compile PTX for ``target`` ("sm_90"); ``newest`` is the newest PTX ISA that the driver takes.
 
     Raises JitError: UNSUPPORTED_PTX_VERSION or INVALID_PTX.
     """
-    _check_version(driver, text)
-    return _compile(text, target or driver.properties.target)
+    _check_version(text, newest)
+    return _compile(text, target)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -57,17 +56,16 @@ def _compile(text: str, target: str) -> Unit:
     return Unit(Image(target, text), module, programs)
 
 
-def _check_version(driver: Driver, text: str) -> None:
+def _check_version(text: str, newest: tuple[int, int]) -> None:
     found = _VERSION.search(text)
     if not found:
         raise _failure("CUDA_ERROR_INVALID_PTX", "line 1: Missing .version directive")
-    if (int(found[1]), int(found[2])) > driver.ptx_version:
+    if (int(found[1]), int(found[2])) > newest:
         line = text.count("\n", 0, found.start(1)) + 1
-        newest = ".".join(map(str, driver.ptx_version))
         raise _failure(
             "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
             f"line {line}: Unsupported .version {found[1]}.{found[2]}; "
-            f"current version is '{newest}'",
+            f"current version is '{newest[0]}.{newest[1]}'",
         )
 
 

@@ -1,12 +1,9 @@
-"""Kernel launches: limits, arguments copied at the call, and their execution as a task."""
+"""Kernel launches: arguments copied at the call, and execution as a task."""
 
 # ruff: noqa: N802, N803  (names as in the driver API)
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -14,89 +11,15 @@ import cuda.bindings.driver as cuda
 
 from urdir.driver.emulator.calls import Refused, driver_call, handle, kernel_params, size_t, uint
 from urdir.driver.emulator.functions import Extent, Function
+from urdir.driver.emulator.launch_model import NO_CLUSTER, Launch
 from urdir.driver.emulator.machine.execution import GridExecution, Status
 from urdir.driver.emulator.machine.faults import KernelFault
 from urdir.driver.emulator.machine.memory import Memory
-from urdir.driver.emulator.properties import MAX_BLOCK, MAX_CLUSTER, MAX_GRID, MAX_THREADS
 from urdir.driver.emulator.scheduler import Task
 from urdir.driver.emulator.state import Driver
 from urdir.driver.emulator.streams import enqueue, stream_of
 
 _ATTRIBUTE = cuda.CUlaunchAttributeID
-_NO_CLUSTER: Extent = (1, 1, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Everything a launch is: a kernel (and its handle), extents, shared bytes, parameter block."""
-
-    handle: int
-    function: Function
-    grid: Extent
-    block: Extent
-    cluster: Extent
-    shared_bytes: int
-    params: bytes
-    is_cooperative: bool = False
-
-    @property
-    def name(self) -> str:
-        """The kernel's entry name."""
-        return self.function.name
-
-    def replaced(self, **changes: Any) -> Launch:
-        """The same launch with other values for some fields."""
-        return dataclasses.replace(self, **changes)
-
-    def check(self, driver: Driver) -> None:
-        """Refuse what the driver refuses, with its error."""
-        for code, message in self._violations(driver):
-            raise Refused(code, f"kernel {self.name}: {message}")
-
-    def _violations(self, driver: Driver) -> Iterator[tuple[str, str]]:
-        invalid, function, device = "CUDA_ERROR_INVALID_VALUE", self.function, driver.properties
-        grid, block, cluster = self.grid, self.block, self.cluster
-        if any(not 1 <= n <= most for n, most in zip(grid, MAX_GRID, strict=True)):
-            yield invalid, f"grid {grid}, the limits are {MAX_GRID}"
-        if any(not 1 <= n <= most for n, most in zip(block, MAX_BLOCK, strict=True)):
-            yield invalid, f"block {block}, the limits are {MAX_BLOCK}"
-        threads = prod(block)
-        if threads > MAX_THREADS:
-            yield invalid, f"{threads} threads in a block, the limit is {MAX_THREADS}"
-        if function.required_block and function.required_block != block:
-            yield invalid, f"block {block}, .reqntid {function.required_block}"
-        if threads > function.program.max_threads:
-            limit = f"its .maxntid allows {function.program.max_threads}"
-            yield "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", f"{threads} threads in a block, {limit}"
-        if self.shared_bytes > function.max_dynamic_shared:
-            limit = f"the function allows {function.max_dynamic_shared}"
-            yield invalid, f"{self.shared_bytes} bytes of dynamic shared memory, {limit}"
-        yield from self._cluster_violations(driver)
-        room = function.blocks_per_sm(threads, self.shared_bytes) * device.sm_count
-        if self.is_cooperative and prod(grid) > room:
-            message = f"{prod(grid)} CTAs, {room} fit on the device at once"
-            yield "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", message
-        if cluster != _NO_CLUSTER and not function.clusters_at_once(
-            cluster, threads, self.shared_bytes
-        ):
-            message = f"not one cluster {cluster} fits on the device"
-            yield "CUDA_ERROR_INVALID_CLUSTER_SIZE", message
-
-    def _cluster_violations(self, driver: Driver) -> Iterator[tuple[str, str]]:
-        required, cluster = self.function.required_cluster, self.cluster
-        if self.function.needs_cluster and cluster == _NO_CLUSTER:
-            yield "CUDA_ERROR_INVALID_VALUE", ".explicitcluster, but no cluster is given"
-        if cluster == _NO_CLUSTER:
-            return
-        code = "CUDA_ERROR_INVALID_CLUSTER_SIZE"
-        if not driver.properties.has_clusters:
-            yield "CUDA_ERROR_INVALID_VALUE", f"{driver.properties.target} has no clusters"
-        if any(n < 1 for n in cluster) or prod(cluster) > MAX_CLUSTER:
-            yield code, f"cluster {cluster}, at most {MAX_CLUSTER} CTAs"
-        if any(g % c for g, c in zip(self.grid, cluster, strict=True)):
-            yield code, f"grid {self.grid} is no multiple of cluster {cluster}"
-        if required and required != cluster:
-            yield code, f"cluster {cluster}, .reqnctapercluster {required}"
 
 
 class KernelRun:
@@ -251,7 +174,7 @@ def cuOccupancyMaxActiveClusters(driver: Driver, func: Any, config: Any) -> int:
     """Clusters of a launch configuration that the device holds at once."""
     function: Function = driver.context.functions[func]
     block = config.blockDimX, config.blockDimY, config.blockDimZ
-    cluster = function.required_cluster or _NO_CLUSTER
+    cluster = function.required_cluster or NO_CLUSTER
     for attribute in config.attrs[: config.numAttrs] if config.numAttrs else ():
         if attribute.id == _ATTRIBUTE.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
             dim = attribute.value.clusterDim
@@ -278,9 +201,9 @@ def make_launch(
     if size_t(extra):
         raise Refused("CUDA_ERROR_NOT_SUPPORTED", "arguments in `extra`: use kernelParams")
     params = function.read_arguments(params_address)
-    cluster = cluster or function.required_cluster or _NO_CLUSTER
+    cluster = cluster or function.required_cluster or NO_CLUSTER
     launch = Launch(handle(f), function, grid, block, cluster, shared_bytes, params, is_cooperative)
-    launch.check(driver)
+    launch.check(driver.properties)
     return launch
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -23,28 +22,9 @@ from urdir.driver.emulator.functions import REGISTERS_PER_THREAD, Function, init
 from urdir.driver.emulator.images import Image, is_text, read_input
 from urdir.driver.emulator.jit import JitError, Unit, compile_ptx
 from urdir.driver.emulator.logs import JitOptions
+from urdir.driver.emulator.module_model import Link, LoadedModule
 from urdir.driver.emulator.state import Driver
 from urdir.driver.emulator.streams import wait
-
-
-@dataclass
-class Link:
-    """A link in progress; ``output`` is the image that cuLinkComplete gave out, kept alive."""
-
-    options: JitOptions
-    units: list[Unit] = field(default_factory=list)
-    output: Any = None
-
-
-@dataclass
-class LoadedModule:
-    """A module, the addresses of its variables, the handles given out for its functions."""
-
-    unit: Unit
-    symbols: dict[str, int]
-    handle: int = 0
-    functions: dict[str, int] = field(default_factory=dict)
-
 
 # ---- linking ----
 
@@ -272,18 +252,19 @@ def cuOccupancyMaxActiveBlocksPerMultiprocessor(
 def _compile(driver: Driver, data: bytes, options: JitOptions) -> Unit:
     try:
         text = data.split(b"\0", 1)[0].decode("utf-8", errors="replace")
-        return compile_ptx(driver, text, options.target)
+        target = options.target or driver.properties.target
+        return compile_ptx(text, target, driver.ptx_version)
     except JitError as error:
         options.write_log("ERROR", error.log)
         raise
 
 
 def _open_image(driver: Driver, image: Image) -> Unit:
-    if image.target != driver.properties.target:
-        device = driver.properties.target
+    device = driver.properties.target
+    if image.target != device:
         message = f"an image for {image.target} on {device}"
         raise Refused("CUDA_ERROR_NO_BINARY_FOR_GPU", message)
-    return compile_ptx(driver, image.ptx)
+    return compile_ptx(image.ptx, device, driver.ptx_version)
 
 
 def _load(driver: Driver, image: Any, options: JitOptions) -> Any:

@@ -11,11 +11,12 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from urdir.driver.emulator.machine.faults import KernelFault
 
 #: Rounds over everything runnable in which no task ends, after which it is a deadlock. (Kernels
-#: of two streams may well pass a flag to and fro a few times.)
+#: of two streams may well pass a flag back and forth a few times.)
 FRUITLESS_ROUNDS = 1000
 
 
@@ -69,6 +70,14 @@ class Mark(Task):
         """Take the time."""
         self.time = time.perf_counter()
         return True
+
+
+@dataclass
+class Event:
+    """``mark`` is the latest point it was recorded at, None before."""
+
+    flags: int
+    mark: Mark | None = None
 
 
 class Queue:
@@ -174,8 +183,8 @@ class Scheduler:
     def _begin_followers(queue: Queue) -> None:
         """Begin programmatic kernels that directly follow the head, as early as they may.
 
-        The next one always (nothing that the head writes is visible to it before its wait), those
-        behind it as long as each kernel before them triggers its dependents.
+        The next one always: nothing that the head writes is visible to it before its wait. Later
+        ones as long as each kernel before them triggers its dependents.
         """
         head = queue.tasks[0]
         for task, follower in itertools.pairwise(queue.tasks):

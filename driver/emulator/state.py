@@ -7,29 +7,24 @@ import os
 import random
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from urdir.driver.emulator.calls import Needs, Refused
+from urdir.driver.emulator.functions import Function
+from urdir.driver.emulator.graph_model import Executable, Graph, Node
 from urdir.driver.emulator.handles import Handles
 from urdir.driver.emulator.injection import Injections
+from urdir.driver.emulator.machine.watch import Watch
+from urdir.driver.emulator.module_model import Link, LoadedModule
 from urdir.driver.emulator.pinned import UnifiedMemory
 from urdir.driver.emulator.properties import DeviceProperties
-from urdir.driver.emulator.scheduler import Queue, Scheduler
-
-if TYPE_CHECKING:
-    from urdir.driver.emulator.executables import Executable
-    from urdir.driver.emulator.functions import Function
-    from urdir.driver.emulator.graph_model import Graph, Node
-    from urdir.driver.emulator.machine.watch import Watch
-    from urdir.driver.emulator.modules import Link, LoadedModule
-    from urdir.driver.emulator.streams import Event
+from urdir.driver.emulator.scheduler import Event, Queue, Scheduler
 
 
 class Context:
     """The primary context: everything that dies with it.
 
-    ``fault`` is the name of the error that poisoned it; it never heals, only a reset (or the last
-    release) ends it.
+    ``fault`` is the name of the error that poisoned it; only a reset or the last release ends
+    it.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -65,7 +60,7 @@ class Driver:
         self.rng = random.Random(seed)
         self.lock = threading.RLock()
         self.injections = Injections()
-        #: Makes the watcher of a launch, from the kernel's name; None when nobody looks on.
+        #: Makes the watcher of a launch, from the kernel's name; None where nothing watches.
         self.new_watch: Callable[[str], Watch] | None = None
         self.last_fault = ""
         self.last_refusal = ""
@@ -124,7 +119,7 @@ class Driver:
                 raise Refused(self.context.fault, self.last_fault)
 
     def run_deferred(self) -> None:
-        """Destroy what finalisers asked for in the middle of another call; failures tell nobody."""
+        """Destroy what finalisers asked for in the middle of another call; failures are dropped."""
         calls, self.deferred = self.deferred, []
         for call in calls:
             if self._context is not None and not self._context.fault:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -14,7 +13,7 @@ from urdir.driver.emulator.calls import Refused, driver_call, handle, uint
 from urdir.driver.emulator.interrupts import deferred_interrupts
 from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, KernelFault
 from urdir.driver.emulator.machine.memory import MemoryRangeError
-from urdir.driver.emulator.scheduler import Mark, Queue, Task
+from urdir.driver.emulator.scheduler import Event, Mark, Queue, Task
 from urdir.driver.emulator.state import Driver
 
 #: Tasks that a stream holds before queueing one more waits, as in the real driver.
@@ -25,14 +24,6 @@ _PER_THREAD = int(cuda.CU_STREAM_PER_THREAD)
 _NON_BLOCKING = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
 _DISABLE_TIMING = int(cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 _EVENT_FLAGS = 0b111
-
-
-@dataclass
-class Event:
-    """``mark`` is the latest point it was recorded at, None before."""
-
-    flags: int
-    mark: Mark | None = None
 
 
 def stream_of(driver: Driver, hStream: Any) -> Queue:

@@ -8,19 +8,17 @@ spec, so that it cannot disagree with it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.render.jinja import environment
+from urdir.ptxgen.render.kernel import Kernel, Param
 from urdir.ptxgen.target import Target
 
-if TYPE_CHECKING:
-    from urdir.ptxgen.spec import KernelSpec, Param
 
-
-def render(spec: KernelSpec, target: str) -> str:
+def render(spec: Kernel, target: str) -> str:
     """PTX text of ``spec`` for ``target``.
 
     The body sees the spec's fields by name, ``spec``, ``target`` (its ``.sm`` is a number) and
@@ -41,7 +39,7 @@ def render(spec: KernelSpec, target: str) -> str:
     return _frame(spec, parsed, body)
 
 
-def _frame(spec: KernelSpec, target: Target, body: str) -> str:
+def _frame(spec: Kernel, target: Target, body: str) -> str:
     contract, body = _split_contract(body)
     major, minor = target.version_for(body)
     shape = spec.launch_shape
@@ -72,8 +70,8 @@ def _frame(spec: KernelSpec, target: Target, body: str) -> str:
     return "\n".join(parts)
 
 
-def _wait(spec: KernelSpec, target: Target, body: str) -> tuple[str, ...]:
-    """What starts a kernel behind a programmatic edge, unless its body does that itself.
+def _wait(spec: Kernel, target: Target, body: str) -> tuple[str, ...]:
+    """What starts a kernel after a programmatic edge, unless its body does that itself.
 
     The next kernel may start as soon as all CTAs of this one are past this point, but not before
     the kernels that this one waits for are complete: at most one kernel is early.
@@ -91,7 +89,7 @@ def _split_contract(body: str) -> tuple[str, str]:
     return body[:end].rstrip("\n"), body[end:]
 
 
-def _declare(spec: KernelSpec, p: Param) -> str:
+def _declare(spec: Kernel, p: Param) -> str:
     if not p.is_pointer:
         return f"    .param .{p.dtype} {p.name}"
     return f"    .param .u64 .ptr .global .align 16 {p.name}"

@@ -13,7 +13,8 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.errors import LaunchError, LifetimeError
 from urdir.driver.kernel import param_layout
-from urdir.driver.launch import check_limits, launch, pack
+from urdir.driver.launch import launch, pack
+from urdir.driver.limits import check_limits
 from urdir.ptxgen.spec import Access, LaunchShape, Param
 
 N = 1000

@@ -1,6 +1,6 @@
 """CTA barriers: bar.sync and bar.arrive of any number and thread count (PTX ISA 9.7.13.1).
 
-Beside them the barrier of the cluster, so that whoever waits anywhere is found in one place.
+The barrier of the cluster is here too: all waiting lanes are found in one place.
 """
 
 from __future__ import annotations

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from urdir.driver.emulator.machine.flow import Block
 from urdir.driver.emulator.machine.groups import WARP
-from urdir.driver.emulator.machine.watch import Access, Array, Watch
+from urdir.driver.emulator.machine.watch import Access, Array, Watch, WatchedLaunch
 
 SECTOR_BYTES = 32
 BANKS = 32
@@ -61,7 +60,7 @@ class Counters(Watch):
         self.barriers: dict[int, int] = defaultdict(int)
         self.texts: dict[int, str] = {}
 
-    def begin(self, launch: Any) -> None:
+    def begin(self, launch: WatchedLaunch) -> None:
         """A launch begins."""
         super().begin(launch)
         self.texts = dict(self.program.instructions)

@@ -12,7 +12,7 @@ from urdir.driver.emulator.machine.groups import Extent, Lanes, thread_name
 from urdir.driver.emulator.machine.wave import Wave
 from urdir.ptxgen.ptx import Address, Register, Symbol
 
-#: What a fault begins with -> what often lies behind it.
+#: What a fault's message begins with -> its usual cause.
 _HINTS = {
     "out-of-bounds": "is the tail guarded, and do index, stride and offset count elements or "
     "bytes as they should?",

@@ -4,7 +4,7 @@
 ``t0_f8`` a scratch array, ``k7`` a constant (0-d array), ``s_tid_x_u4`` a special register, ``n``
 the number of lanes, ``W`` the group's warps, ``L`` its lane numbers. The same text serves a group
 that is a range of lanes (the names are views of the register file) and a scattered one (the names
-are gathered copies), see program.py.
+are gathered copies), see compile.py.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class Emitter:
         return self.register(register.name, "b1")
 
     def target(self, operand: Operand, element: str, apart_from: Sequence[Operand] = ()) -> str:
-        """An array (n,) to write the result to; guards and wider registers are seen to after.
+        """An array (n,) to write the result to; guards and wider registers are handled after.
 
         A result narrower than its register is extended by the element's signedness. The array is
         none of the registers ``apart_from``, so that it may be written before they are read.

@@ -82,7 +82,7 @@ class GridExecution:
     def run(self, alone: bool = False) -> Status:
         """Run as far as possible; raises KernelFault.
 
-        A grid whose threads all wait for memory that nobody in it changes is YIELDED, or a
+        A grid whose threads all wait for memory that none of them changes is YIELDED, or a
         deadlock (KernelFault) when it is ``alone``: nothing else can run.
         """
         if self._done:

@@ -1,6 +1,6 @@
 """Control flow of an entry: instructions with their operations, cut into blocks.
 
-A block begins at every label, behind every branch or barrier, and at every ``.sync`` operation,
+A block begins at every label, after every branch or barrier, and at every ``.sync`` operation,
 where a scattered group may have to wait for the rest of its warps. Only the first two kinds are
 leaders: a group of whole warps runs from leader to leader in one go.
 """
@@ -18,7 +18,7 @@ from urdir.ptxgen.ptx import Entry, Immediate, Instruction, Label, Operand, Regi
 
 
 class Ending(enum.Enum):
-    """What the scheduler must see to at a block's end."""
+    """What the scheduler must do at a block's end."""
 
     FALL = "falls through"
     BRANCH = "branch"

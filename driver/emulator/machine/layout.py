@@ -108,7 +108,7 @@ def _align(offset: int, alignment: int) -> int:
 
 
 def _place_shared(variables: tuple[Variable, ...]) -> tuple[dict[str, SharedVariable], int]:
-    """Static variables in order; every extern one begins behind them, 16-byte aligned or more."""
+    """Static variables in order; every extern one begins after them, 16-byte aligned or more."""
     placed: dict[str, SharedVariable] = {}
     at = 0
     shared = [v for v in variables if v.space == "shared"]

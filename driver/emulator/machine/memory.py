@@ -2,8 +2,8 @@
 
 An allocation, device or pinned host, is a lazily committed zero array (large ones cost nothing
 until touched) and a shadow of the same size that holds 0xFF for every written byte. Addresses
-are only numbers: 512-byte aligned, with a red zone behind each allocation, and never given twice,
-so that an access after free can always be named.
+are only numbers: 512-byte aligned, with a red zone after each allocation, and never given twice. So
+the message of an access after free can name the allocation.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Allocation:
 
     @property
     def end(self) -> int:
-        """The first address behind the allocation."""
+        """The first address after the allocation."""
         return self.address + self.nbytes
 
     @property
@@ -179,7 +179,7 @@ class Memory:
         return tuple(a for a in self._allocations if a.live)
 
     def describe(self, address: int) -> str:
-        """Where ``address`` lies: in, behind or before which allocation."""
+        """Where ``address`` lies: in, after or before which allocation."""
         if address < 4096:
             return "a null pointer" if address == 0 else "next to a null pointer"
         at = bisect.bisect(self._starts, address) - 1

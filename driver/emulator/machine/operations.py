@@ -19,7 +19,7 @@ class Operation:
 
     ``converges`` marks the ``.sync`` operations, which wait for the lanes of their warp;
     ``polls`` those whose repetition means waiting for somebody else; ``branches`` those that
-    cannot be guarded lane by lane and run behind a branch instead.
+    cannot be guarded lane by lane and are branched around instead.
     """
 
     pattern: re.Pattern[str]

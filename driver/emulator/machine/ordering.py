@@ -17,7 +17,7 @@ from urdir.driver.emulator.machine.clocks import Clocks, Knowledge, join
 from urdir.driver.emulator.machine.faults import LAUNCH_FAILED, KernelFault
 from urdir.driver.emulator.machine.flow import Block
 from urdir.driver.emulator.machine.groups import WARP
-from urdir.driver.emulator.machine.watch import Access, Array, Watch
+from urdir.driver.emulator.machine.watch import Access, Array, Watch, WatchedLaunch
 from urdir.driver.emulator.machine.wave import Wave
 
 _RELEASES = frozenset(("release", "acq_rel"))
@@ -30,7 +30,7 @@ Location = tuple[int, int]
 class Ordering(Watch):
     """Keeps the clocks of a launch."""
 
-    def begin(self, launch: Any) -> None:
+    def begin(self, launch: WatchedLaunch) -> None:
         """A launch begins."""
         super().begin(launch)
         self._clocks: Clocks | None = None
@@ -104,7 +104,7 @@ class Ordering(Watch):
             act((1, where), warp)
 
     def release_at(self, key: Location, warp: int) -> None:
-        """A warp releases what it has done to whoever acquires at a location."""
+        """A warp releases what it has done, to warps that acquire at a location."""
         join(self._released.setdefault(key, {}), self.clocks.release(warp))
 
     def _acquire_at(self, key: Location, warp: int) -> None:

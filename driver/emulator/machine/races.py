@@ -5,7 +5,7 @@ Two accesses of one address by different threads, one of them a write, are a rac
 - both are strong operations (atomics, volatile, relaxed, acquire, release): flags, counters, data
   that carries its own flag;
 - or one is ordered before the other, see ordering.py;
-- or both write the same value: nobody can tell which was last.
+- or both write the same value: it does not matter which was last.
 
 Shuffles, votes and matrix instructions order no memory accesses, nor does it help that the lanes
 of a warp usually run in lockstep (PTX ISA, Memory Consistency Model). Of a byte only the last write
@@ -32,7 +32,7 @@ from urdir.driver.emulator.machine.shadow import (
     lane_of,
     line_of,
 )
-from urdir.driver.emulator.machine.watch import Access, Array
+from urdir.driver.emulator.machine.watch import Access, Array, WatchedLaunch
 from urdir.driver.emulator.machine.wave import Wave
 
 _HINTS = {
@@ -60,7 +60,7 @@ class Place:
 class RaceDetector(ClusterOrdering):
     """Raises KernelFault at the first race, or barrier that not all threads reach together."""
 
-    def begin(self, launch: Any) -> None:
+    def begin(self, launch: WatchedLaunch) -> None:
         """A launch begins."""
         super().begin(launch)
         self._global: dict[int, Shadow] = {}
@@ -98,7 +98,7 @@ class RaceDetector(ClusterOrdering):
             self.synchronise(access, where)
 
     def _by_allocation(self, access: Access) -> Iterator[tuple[Allocation, Access]]:
-        """An access to global memory in parts; what lies nowhere is left out, it is a fault."""
+        """An access in parts, without the lanes that are in no allocation: those fault anyway."""
         left = access
         while left.lanes.size:
             allocation = self.memory.find(int(left.address[0]))
@@ -124,7 +124,7 @@ class RaceDetector(ClusterOrdering):
             shadow.read(index, code)
             return
         if access.values is not None:
-            # To write what is there already harms nobody.
+            # Writing the value that is there already is harmless.
             values = np.ascontiguousarray(access.values).view(place.views[shadow.shift].dtype)
             writes[place.views[shadow.shift][index] == values] = 0
         for past in (writes, shadow.reads[index], shadow.others[index]):
@@ -165,7 +165,7 @@ class RaceDetector(ClusterOrdering):
             self._rewrite(offset, copy.shift, copy.lanes + self.first_lane)
 
     def _rewrite(self, offset: Array, shift: int, lanes: Array) -> None:
-        """Copies of these lanes count as written now, where nobody has written since."""
+        """Copies of these lanes count as written now, where no other write has come since."""
         index, each = self._shared.units(offset, shift)
         lanes = np.repeat(lanes, each)
         issued = self._shared.writes[index]

@@ -83,7 +83,7 @@ class Shadow:
         return [np.zeros(-(-self.nbytes // (1 << self.shift)), np.int64) for _ in range(3)]
 
     def _refine(self, shift: int) -> None:
-        """Make units smaller, which takes as long as what has been touched is big."""
+        """Make units smaller; the time grows with the memory touched so far."""
         times = 1 << (self.shift - shift)
         low, high = self._touched
         coarse = (self.writes, self.reads, self.others)

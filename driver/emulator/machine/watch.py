@@ -1,7 +1,7 @@
-"""Looking on while a kernel runs: the events that a watcher is told of.
+"""Watching a kernel run: the events that a watcher is told of.
 
 A launch with a watcher runs the program's watched translation (`Program.watched`), whose text
-reports every access, fence and block; without one nothing is reported and nothing costs anything.
+reports every access, fence and block. Without one nothing is reported, at no cost.
 Lanes of a launch are numbered CTA by CTA, each rounded up to whole warps; those of a wave count
 from its first CTA.
 """
@@ -10,21 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from urdir.driver.emulator.machine.compile import Program
+from urdir.driver.emulator.machine.flow import Block
 from urdir.driver.emulator.machine.groups import cta_index, thread_name
+from urdir.driver.emulator.machine.memory import Memory
 from urdir.driver.emulator.machine.ops_convert import SHARED_WINDOW
-
-if TYPE_CHECKING:
-    from urdir.driver.emulator.machine.compile import Program
-    from urdir.driver.emulator.machine.execution import GridExecution
-    from urdir.driver.emulator.machine.flow import Block
-    from urdir.driver.emulator.machine.memory import Memory
-    from urdir.driver.emulator.machine.shared import SharedMemory
-    from urdir.driver.emulator.machine.wave import Wave
+from urdir.driver.emulator.machine.shared import SharedMemory
+from urdir.driver.emulator.machine.wave import Wave
 
 Array = npt.NDArray[Any]
 
@@ -66,6 +63,15 @@ class Access:
         return shared, self.pick(~inside)
 
 
+class WatchedLaunch(Protocol):
+    """What a watcher looks at in a launch that begins."""
+
+    program: Program
+    grid: tuple[int, int, int]
+    memory: Memory
+    params: bytes
+
+
 class Watch:
     """Base of watchers: keeps where a launch stands; every event does nothing here.
 
@@ -83,7 +89,7 @@ class Watch:
 
     # ---- told by the machine ----
 
-    def begin(self, launch: GridExecution) -> None:
+    def begin(self, launch: WatchedLaunch) -> None:
         """A launch begins."""
         self.program = launch.program
         self.grid = launch.grid

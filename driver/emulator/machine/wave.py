@@ -27,7 +27,6 @@ from urdir.driver.emulator.machine.spaces import (
     pick,
 )
 from urdir.driver.emulator.machine.warps import ScatteredWarps, WholeWarps
-from urdir.driver.emulator.machine.watch import Watch
 
 Array = npt.NDArray[Any]
 Extent = tuple[int, int, int]
@@ -62,7 +61,8 @@ class Wave:
     """Registers, special registers and shared memory of ``ctas`` CTAs of one program.
 
     Lanes are numbered CTA by CTA, each rounded up to whole warps (``lanes_per_cta``); the CTAs of a
-    cluster are always together.
+    cluster are always together. ``watch`` is what the generated code calls ``watch``: a `Watch`
+    where the program is the watched translation, None otherwise.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Wave:
         block: Extent,
         cluster: Extent,
         shared_bytes: int,
-        watch: Watch | None = None,
+        watch: object = None,
     ) -> None:
         self.program = program
         self.ctas = ctas

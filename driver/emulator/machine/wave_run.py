@@ -124,7 +124,7 @@ class WaveRun:
     # ---- groups ----
 
     def _put(self, pc: int, lanes: Lanes) -> None:
-        """Make a group ready, together with whoever is at its pc."""
+        """Make a group ready, together with the lanes that are at its pc."""
         for others in (self._ready, self._parked):
             if pc in others:
                 lanes = others.pop(pc).merge(lanes)
@@ -212,7 +212,7 @@ class WaveRun:
         self._put_or_end(block.next, others)
 
     def _attend(self, block: Block, next_pc: int, lanes: Lanes) -> None:
-        """See to a block's ending for all lanes of a group."""
+        """Act on a block's ending for all lanes of a group."""
         if block.ending is Ending.EXIT:
             self._exit(lanes)
         elif block.ending is Ending.BARRIER:

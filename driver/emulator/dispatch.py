@@ -1,0 +1,49 @@
+"""Calling an emulated function as the bindings are called: status first, errors as a status."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import cuda.bindings.driver as cuda
+
+from urdir.driver.emulator.calls import Needs, Refused
+from urdir.driver.emulator.state import Driver
+
+SUCCESS = cuda.CUresult.CUDA_SUCCESS
+
+
+def bind(driver: Driver, function: Any) -> Callable[..., tuple[Any, ...]]:
+    """The function as a user calls it: without the driver parameter, answering in tuples."""
+    signature = inspect.signature(function)
+    visible = list(signature.parameters.values())[1:]
+    nothing = (None,) * function.results
+    results, needs, defers = function.results, function.needs, function.defers
+    name = function.__name__
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        with driver.lock:
+            if driver.depth and defers:
+                driver.deferred.append(functools.partial(function, driver, *args, **kwargs))
+                return (SUCCESS,)
+            driver.depth += 1
+            try:
+                if needs is not Needs.NOTHING:
+                    driver.require(needs, name)
+                value = function(driver, *args, **kwargs)
+            except Refused as refusal:
+                driver.last_refusal = refusal.message
+                return (getattr(cuda.CUresult, refusal.code), *nothing)
+            finally:
+                driver.depth -= 1
+                if driver.deferred and not driver.depth:
+                    driver.run_deferred()
+        if results == 1:
+            return (SUCCESS, value)
+        return (SUCCESS, *value) if results else (SUCCESS,)
+
+    call.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,88 @@
+"""What rendering knows of a kernel: small protocols that `urdir.ptxgen.spec` satisfies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+Dim3 = tuple[int, int, int]
+
+
+class Param(Protocol):
+    """One kernel parameter: an address in global memory, or a scalar passed by value."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the parameter list; the register that it is loaded into has it too."""
+
+    @property
+    def dtype(self) -> str:
+        """PTX element type: "f32", "u8", ..."""
+
+    @property
+    def shape(self) -> tuple[str | int, ...]:
+        """Of the array in memory: numbers, or names of attributes of the spec."""
+
+    @property
+    def access(self) -> Enum | None:
+        """How the memory is used, ``.value`` is "in", "out" or "inout"; None for a scalar."""
+
+    @property
+    def is_pointer(self) -> bool:
+        """True for an address, False for a scalar."""
+
+
+class LaunchShape(Protocol):
+    """The extent of a launch, as far as the PTX says something of it."""
+
+    @property
+    def grid(self) -> Dim3:
+        """CTAs along x, y, z."""
+
+    @property
+    def block(self) -> Dim3:
+        """Threads of a CTA along x, y, z."""
+
+    @property
+    def cluster(self) -> Dim3:
+        """CTAs of a cluster along x, y, z; (1, 1, 1) for none."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA in bytes."""
+
+    @property
+    def resident(self) -> int:
+        """CTAs that an SM must have registers for at once; 0 leaves that to the assembler."""
+
+
+class Kernel(Protocol):
+    """A specialised kernel: its template, and what the frame around the template's text says."""
+
+    @property
+    def name(self) -> str:
+        """The PTX entry name."""
+
+    @property
+    def template(self) -> tuple[str, str]:
+        """Where the template is: (package, file)."""
+
+    @property
+    def minimum_sm(self) -> int:
+        """The oldest architecture it is written for: 80 for sm_80."""
+
+    @property
+    def params(self) -> Sequence[Param]:
+        """The parameter list in PTX order."""
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        """Grid, block, cluster and dynamic shared memory of every launch."""
+
+    @property
+    def waits_for_dependencies(self) -> bool:
+        """It runs ``griddepcontrol.wait`` where the target has it."""
+
+    def fields(self) -> dict[str, Any]:
+        """The specialisation by name; the template sees it."""
