@@ -27,6 +27,7 @@ from urdir.driver.module import LoadedKernel, ModuleCache
 from urdir.driver.properties import driver_version, read_properties
 from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Event, Stream
+from urdir.ptxgen.ptx.architecture import FIRST_VERSION, number_of
 
 #: Architectures that kernels are written for, as (major, minor).
 ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))
@@ -109,8 +110,8 @@ class DeviceName:
     @staticmethod
     def parse(text: str) -> DeviceName:
         """Read ``auto``, ``cuda[:i]`` or ``emulator[:sm_NN]``; raises DeviceNameError."""
-        found = re.fullmatch(r"(auto)|(cuda)(?::(\d+))?|(emulator)(?::(sm_\d+))?", text)
-        targets = [f"sm_{major}{minor}" for major, minor in ARCHITECTURES]
+        found = re.fullmatch(r"(auto)|(cuda)(?::(\d+))?|(emulator)(?::(sm_\d+a?))?", text)
+        targets = [t for t in FIRST_VERSION if divmod(number_of(t), 10) in ARCHITECTURES]
         if not found:
             raise DeviceNameError(
                 f"unknown device {text!r}: give auto, cuda, cuda:INDEX, emulator or emulator:sm_NN"
@@ -124,8 +125,9 @@ class DeviceName:
 class Device:
     """An opened device: memory, streams and kernels come from it and end with it.
 
-    ``name`` is the device string ("cuda:0", "emulator:sm_90"), ``target`` what kernels are made
-    for, ``note`` why ``auto`` took the emulator ("" otherwise). A context manager.
+    ``name`` is the device string ("cuda:0", "emulator:sm_90"), ``target`` what portable kernels are
+    made for ("sm_90"), ``native_target`` the most special one whose code runs here ("sm_90a" on an
+    H200), ``note`` why ``auto`` took the emulator ("" otherwise). A context manager.
     """
 
     def __init__(
@@ -145,7 +147,11 @@ class Device:
         self.context = Context(api, name.index, self.name)
         try:
             self.properties = read_properties(api, self.context.gpu)
-            self.target = target_for(self.properties.compute_capability, self.name)
+            capability = self.properties.compute_capability
+            self.target = target_for(capability, self.name)
+            self.native_target = native_target(capability)
+            if self.is_emulated and name.target != self.native_target:
+                self.native_target = self.target  # it poses as a device that lacks the rest
             cache = None
             if cache_folder is not None:
                 # no GPU is given an image of the emulator
@@ -283,3 +289,11 @@ def target_for(capability: tuple[int, int], name: str) -> str:
         )
     major, minor = usable[-1]
     return f"sm_{major}{minor}"
+
+
+def native_target(capability: tuple[int, int]) -> str:
+    """The architecture-specific target of ``capability`` ("sm_90a") where there is one, else the
+    one of `target_for`."""
+    major, minor = capability
+    specific = f"sm_{major}{minor}a"
+    return specific if specific in FIRST_VERSION else target_for(capability, "")

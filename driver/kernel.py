@@ -109,11 +109,12 @@ class Kernel(Protocol):
     def waits_for_dependencies(self) -> bool:
         """It runs ``griddepcontrol.wait``, so a programmatic graph edge may lead to it."""
 
-    def key(self, target: str) -> str:
-        """The spec key for a target ("sm_90"): known without rendering, equal in all processes."""
+    def key(self, device: str, /) -> str:
+        """The spec key on a device of that native target ("sm_90a"): known without rendering, equal
+        in all processes."""
 
-    def ptx(self, target: str) -> str:
-        """The PTX text for a target."""
+    def ptx(self, device: str, /) -> str:
+        """The PTX text for a device of that native target."""
 
     def shape_of(self, param: Any) -> tuple[int, ...]:
         """The shape of the array that a pointer parameter points to."""

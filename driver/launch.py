@@ -87,7 +87,7 @@ class PackedArguments:
         return self._config
 
     def _check_match(self, loaded: LoadedKernel, stream: Stream) -> None:
-        target = loaded.device.target
+        target = loaded.device.native_target
         if loaded.kernel is not self.kernel and loaded.kernel.key(target) != self.kernel.key(
             target
         ):

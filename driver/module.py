@@ -82,7 +82,7 @@ class ModuleCache:
 
     def load(self, kernels: Sequence[Kernel], device: OpenDevice) -> list[LoadedKernel]:
         """The loaded kernels; see `Device.load_all`."""
-        keyed = [(kernel.key(device.target), kernel) for kernel in kernels]
+        keyed = [(kernel.key(device.native_target), kernel) for kernel in kernels]
         with self._lock:
             device.context.make_current()
             new: dict[str, Kernel] = {}
@@ -106,7 +106,7 @@ class ModuleCache:
         kernel, key, device = unknown
         device.context.make_current()
         override = self._files.overriding(key)
-        ptx = kernel.ptx(device.target) if override is None else override
+        ptx = kernel.ptx(device.native_target) if override is None else override
         self._loaded[key] = self._build(kernel, key, ptx, device)
         if self._disk is not None and override is None:
             self._disk.remember(key, _hash(ptx))
@@ -241,7 +241,7 @@ def _driver_identity(device: OpenDevice) -> str:
     """What besides the PTX decides about the cubin: GPU architecture, driver, options."""
     properties = device.properties
     parts = [
-        device.target,
+        device.native_target,
         *(str(v) for v in (*properties.compute_capability, *properties.driver_version)),
         "emulated" if device.is_emulated else "",
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from urdir.driver.errors import check
 from urdir.driver.kernel import Dim3
+from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE, PORTABLE_CLUSTER
 
 # Field of DeviceProperties -> name of its CUdevice_attribute.
 _ATTRIBUTES: Mapping[str, str] = {
@@ -26,9 +27,6 @@ _ATTRIBUTES: Mapping[str, str] = {
     "memory_clock_khz": "MEMORY_CLOCK_RATE",
     "memory_bus_bits": "GLOBAL_MEMORY_BUS_WIDTH",
 }
-
-#: CTAs of a cluster that every device with clusters takes (CUDA: "portable cluster size").
-PORTABLE_CLUSTER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,8 @@ class DeviceProperties:
     @property
     def max_cluster(self) -> int:
         """CTAs of a cluster that are sure to be accepted; 1 before compute capability 9.0."""
-        return PORTABLE_CLUSTER if self.compute_capability >= (9, 0) else 1
+        has_clusters = self.compute_capability >= divmod(CLUSTERS_SINCE, 10)
+        return PORTABLE_CLUSTER if has_clusters else 1
 
 
 def read_properties(api: Any, gpu: Any) -> DeviceProperties:

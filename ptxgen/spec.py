@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.target import Target, since
 
 Array = npt.NDArray[Any]
 
@@ -40,7 +41,7 @@ UNIT_ROUNDOFF: Mapping[str, float] = {
 
 
 class Access(Enum):
-    """How a kernel uses the memory behind a pointer parameter."""
+    """How a kernel uses the memory that a pointer parameter points to."""
 
     IN = "in"
     OUT = "out"
@@ -136,14 +137,17 @@ class KernelSpec:
     #: The kernel executes ``griddepcontrol.wait`` (on sm_90 and newer) before it touches memory
     #: that an earlier kernel writes or writes any itself, so that a programmatic graph edge may
     #: lead to it. Rendering puts the instruction before the body, unless the template has its own
-    #: further down (behind loads of constant memory such as weights).
+    #: further down (after loads of constant memory such as weights).
     waits_for_dependencies: ClassVar[bool] = True
 
     @property
-    def minimum_sm(self) -> int:
-        """The oldest architecture the kernel is written for (80: sm_80); rendering for an older
-        target is refused, and the tests expect every other one to work."""
-        return 75
+    def targets(self) -> tuple[str, ...]:
+        """What the kernel is written for; the tests expect every one of them to work.
+
+        ``since(90)`` are the portable targets from sm_90 on, ("sm_90a",) is a kernel for Hopper
+        alone. It is no field: a key has the one target that the text is for.
+        """
+        return since(75)
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -240,14 +244,25 @@ class KernelSpec:
         """The first line of the spec's docstring."""
         return (inspect.getdoc(cls) or "").split("\n", 1)[0]
 
-    def key(self, target: str) -> str:
-        """The spec key: known without rendering, equal in every process.
+    def target_on(self, device: str) -> str | None:
+        """Which of ``targets`` a device takes, None where the kernel does not exist there.
 
-        Kernel name, every field, the target, and digests of the sources (template, the spec's
-        module, all of ptxgen), as a readable stem and a hash: ``rms_norm-sm_90-5f0c...``.
+        ``device`` is the device's native target: "sm_90a" takes what is written for it, and
+        otherwise what is written for "sm_90". Raises PtxgenError for an unknown one.
+        """
+        target = Target.parse(device)
+        return next((t for t in (target.name, target.portable) if t in self.targets), None)
+
+    def key(self, device: str) -> str:
+        """The spec key on a device: known without rendering, equal in every process.
+
+        Kernel name, every field, the target (see `target_on`), and digests of the sources
+        (template, the spec's module, all of ptxgen), as a readable stem and a hash:
+        ``rms_norm-sm_90-5f0c...``. Raises PtxgenError where the kernel does not exist.
         """
         from urdir.ptxgen.render.sources import generator_digest, module_digest, source_digest
 
+        target = self._target(device)
         fields = (f"{k}={v!r}" for k, v in self.fields().items())
         sources = (
             source_digest(self.template),
@@ -257,11 +272,20 @@ class KernelSpec:
         text = "\n".join((self.name, *fields, target, *sources))
         return f"{self.name}-{target}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
 
-    def ptx(self, target: str) -> str:
-        """PTX text of this spec for ``target`` ("sm_90"); the same text in every process."""
+    def ptx(self, device: str) -> str:
+        """PTX text of this spec for a device ("sm_90"), the same text in every process.
+
+        See `target_on`. Raises PtxgenError where the kernel does not exist.
+        """
         from urdir.ptxgen.render.frame import render  # put off: a key does without Jinja
 
-        return render(self, target)
+        return render(self, Target.parse(self._target(device)))
+
+    def _target(self, device: str) -> str:
+        target = self.target_on(device)
+        if target is None:
+            raise PtxgenError(f"kernel {self.name} is for {', '.join(self.targets)}, not {device}")
+        return target
 
 
 def ceil_div(a: int, b: int) -> int:

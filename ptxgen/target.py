@@ -1,44 +1,29 @@
-"""Targets: which PTX a compute capability takes, and which ISA version an instruction needs."""
+"""Targets of PTX, and the ISA version and architecture that an instruction needs.
+
+The facts about architectures themselves are in ``ptx/architecture.py``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.ptx.architecture import ARCHITECTURES, FIRST_VERSION, Version, number_of
 
-Version = tuple[int, int]
+#: The targets that PTX is written for.
+TARGETS = tuple(t for t in FIRST_VERSION if number_of(t) in ARCHITECTURES)
 
-# First PTX ISA version with `.target sm_NN` (PTX ISA, "Release Notes", table of targets).
-FIRST_VERSION: Mapping[str, Version] = {
-    "sm_75": (6, 3),
-    "sm_80": (7, 0),
-    "sm_86": (7, 1),
-    "sm_87": (7, 4),
-    "sm_88": (9, 0),
-    "sm_89": (7, 8),
-    "sm_90": (7, 8),
-    "sm_90a": (8, 0),
-    "sm_100": (8, 6),
-    "sm_100a": (8, 6),
-    "sm_103": (8, 8),
-    "sm_103a": (8, 8),
-    "sm_110": (9, 0),
-    "sm_120": (8, 7),
-    "sm_120a": (8, 7),
-    "sm_121": (8, 8),
-}
-
-#: The targets every kernel is assembled for in the tests.
+#: The architectures that every kernel is assembled for in the tests.
 TESTED = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
-#: Static shared memory a CTA may declare, in bytes, on every target; more has to be dynamic.
-STATIC_SHARED_LIMIT = 48 * 1024
 
-#: Threads a CTA may have, on every target.
-MAX_THREADS = 1024
+@functools.cache
+def since(sm: int) -> tuple[str, ...]:
+    """The portable targets from an architecture on: ("sm_90", "sm_100", ...) for 90."""
+    return tuple(f"sm_{number}" for number in ARCHITECTURES if number >= sm)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -160,15 +145,15 @@ def _features_in(code: str) -> Iterator[tuple[Feature, str]]:
     for i in sorted(words):
         feature, texts = FEATURES[i], words[i]
         if _OPERANDS in feature.pattern.pattern:
-            behind = [(word, rest) for word in texts for rest in code.split(word)[1:]]
-            texts = [f"{word}{rest.partition(';')[0]};" for word, rest in behind]
+            followed = [(word, rest) for word in texts for rest in code.split(word)[1:]]
+            texts = [f"{word}{rest.partition(';')[0]};" for word, rest in followed]
         if found := next(filter(None, map(feature.pattern.search, texts)), None):
             yield feature, " ".join(found[0].split())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """One compute capability as PTX names it: ``Target.parse("sm_90")``."""
+    """What PTX is made for: ``Target.parse("sm_90a")``; ``sm`` is 90."""
 
     name: str
     sm: int
@@ -176,9 +161,14 @@ class Target:
     @staticmethod
     def parse(name: str) -> Target:
         """The target called ``name``; raises PtxgenError for an unknown one."""
-        if name not in FIRST_VERSION:
-            raise PtxgenError(f"unknown target {name!r}: one of {', '.join(FIRST_VERSION)}")
-        return Target(name, int(re.sub(r"\D", "", name)))
+        if name not in TARGETS:
+            raise PtxgenError(f"unknown target {name!r}: one of {', '.join(TARGETS)}")
+        return Target(name, number_of(name))
+
+    @property
+    def portable(self) -> str:
+        """The target of the same architecture whose code newer ones run, too."""
+        return f"sm_{self.sm}"
 
     def version_for(self, body: str) -> Version:
         """The lowest PTX ISA version that knows this target and every instruction of ``body``.

@@ -9,22 +9,20 @@ from math import prod
 
 from urdir.driver.emulator.calls import Refused
 from urdir.driver.emulator.machine.compile import Program
-from urdir.driver.emulator.properties import (
-    DEFAULT_SHARED,
-    MAX_CLUSTER,
-    PORTABLE_CLUSTER,
-    REGISTERS,
-    RESERVED_SHARED,
-    DeviceProperties,
-)
+from urdir.driver.emulator.properties import DeviceProperties
 from urdir.ptxgen.ptx import TYPE_BYTES, Variable
 from urdir.ptxgen.ptx import Module as PtxModule
+from urdir.ptxgen.ptx.architecture import (
+    MAX_CLUSTER,
+    PORTABLE_CLUSTER,
+    STATIC_SHARED_LIMIT,
+    occupancy,
+)
 
 Extent = tuple[int, int, int]
 
 #: What every kernel is said to need: the emulator allocates no registers.
 REGISTERS_PER_THREAD = 32
-_ALLOCATION_UNIT = 128
 
 
 class Function:
@@ -47,7 +45,7 @@ class Function:
         self.symbols = symbols
         self.module = module
         self.device = device
-        self.max_dynamic_shared = max(0, DEFAULT_SHARED - program.static_shared_bytes)
+        self.max_dynamic_shared = max(0, STATIC_SHARED_LIMIT - program.static_shared_bytes)
         self.shared_carveout = -1  # percent; -1: no preference
         self.allows_large_clusters = False
         self.ptx_version = ptx.version
@@ -68,7 +66,7 @@ class Function:
     @property
     def max_shared(self) -> int:
         """Bytes of dynamic shared memory it can be made to take."""
-        return self.device.shared_per_block - self.program.static_shared_bytes
+        return self.device.architecture.shared_per_cta - self.program.static_shared_bytes
 
     def read_arguments(self, address: int) -> bytes:
         """The parameter block, read from the pointer array at ``address`` (kernelParams)."""
@@ -90,18 +88,10 @@ class Function:
 
     def blocks_per_sm(self, threads: int, dynamic_shared: int) -> int:
         """CTAs of one SM at once (occupancy), 0 when not even one fits."""
-        g = self.device.generation
         if not 0 < threads <= self.program.max_threads or dynamic_shared > self.max_shared:
             return 0
-        rounded = -(-threads // 32) * 32
-        shared = self.program.static_shared_bytes + dynamic_shared + RESERVED_SHARED
-        shared = -(-shared // _ALLOCATION_UNIT) * _ALLOCATION_UNIT
-        return min(
-            g.blocks_per_sm,
-            g.threads_per_sm // rounded,
-            REGISTERS // (rounded * REGISTERS_PER_THREAD),
-            g.shared_per_sm * 1024 // shared,
-        )
+        shared = self.program.static_shared_bytes + dynamic_shared
+        return occupancy(self.device.target, REGISTERS_PER_THREAD, threads, shared).ctas
 
     def clusters_at_once(self, cluster: Extent, threads: int, dynamic_shared: int) -> int:
         """Clusters that the device holds at once."""

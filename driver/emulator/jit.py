@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from urdir.driver.emulator.calls import Refused
 from urdir.driver.emulator.images import Image
-from urdir.driver.emulator.machine.compile import Program, compile_entry
+from urdir.driver.emulator.machine.compile import Program, check_target, compile_entry
 from urdir.driver.emulator.machine.faults import CompileError
 from urdir.ptxgen import ptx
 
@@ -47,7 +47,7 @@ def _compile(text: str, target: str) -> Unit:
     """Shared by all emulated drivers of the process: programs hold no state of a device."""
     try:
         module = ptx.parse(text)
-        _check_target(module.target, target)
+        check_target(module, target)
         programs = {name: compile_entry(module, name, target) for name in module.entries}
     except ptx.PtxSyntaxError as exc:
         raise _failure("CUDA_ERROR_INVALID_PTX", str(exc)) from None
@@ -66,16 +66,6 @@ def _check_version(text: str, newest: tuple[int, int]) -> None:
             "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
             f"line {line}: Unsupported .version {found[1]}.{found[2]}; "
             f"current version is '{newest[0]}.{newest[1]}'",
-        )
-
-
-def _check_target(wanted: str, target: str) -> None:
-    """PTX for an older target runs on a newer one; "sm_90a" only on itself."""
-    number = int(re.sub(r"\D", "", wanted) or 0)
-    if number > int(re.sub(r"\D", "", target)) or (wanted[-1] in "af" and wanted != target):
-        raise CompileError(
-            f"SM version specified by .target is higher than default SM version assumed "
-            f"({wanted} on {target})"
         )
 
 

@@ -25,6 +25,7 @@ from urdir.driver.emulator.logs import JitOptions
 from urdir.driver.emulator.module_model import Link, LoadedModule
 from urdir.driver.emulator.state import Driver
 from urdir.driver.emulator.streams import wait
+from urdir.ptxgen.ptx.architecture import number_of, runs_on
 
 # ---- linking ----
 
@@ -261,7 +262,7 @@ def _compile(driver: Driver, data: bytes, options: JitOptions) -> Unit:
 
 def _open_image(driver: Driver, image: Image) -> Unit:
     device = driver.properties.target
-    if image.target != device:
+    if number_of(image.target) != number_of(device) or not runs_on(image.target, device):
         message = f"an image for {image.target} on {device}"
         raise Refused("CUDA_ERROR_NO_BINARY_FOR_GPU", message)
     return compile_ptx(image.ptx, device, driver.ptx_version)

@@ -2,77 +2,72 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from urdir.ptxgen.ptx.architecture import (
+    ARCHITECTURES,
+    CLUSTERS_SINCE,
+    FIRST_VERSION,
+    MAX_BLOCK,
+    MAX_GRID,
+    MAX_THREADS,
+    SM_REGISTERS,
+    STATIC_SHARED_LIMIT,
+    WARP,
+    Architecture,
+    number_of,
+)
 
 KIB = 1024
 MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """Per-SM limits of a compute capability (CUDA C++ Programming Guide, "Technical
-    Specifications per Compute Capability") and, for the rest, a typical board of it.
+class Board:
+    """A typical board of an architecture: L2 in MiB, clocks in kHz, bus width in bits."""
 
-    Shared memory in KiB, L2 in MiB, clocks in kHz, bus width in bits.
-    """
-
-    threads_per_sm: int
-    blocks_per_sm: int
-    shared_per_sm: int
-    shared_per_block: int
     l2: int
     clock: int
     memory_clock: int
     bus_width: int
 
 
-_GENERATIONS: Mapping[int, Generation] = {
-    75: Generation(1024, 16, 64, 64, 4, 1_590_000, 5_001_000, 256),
-    80: Generation(2048, 32, 164, 163, 40, 1_410_000, 1_593_000, 5120),
-    86: Generation(1536, 16, 100, 99, 6, 1_695_000, 9_751_000, 384),
-    87: Generation(1536, 16, 164, 163, 4, 1_300_000, 3_199_000, 256),
-    89: Generation(1536, 24, 100, 99, 72, 2_520_000, 10_501_000, 384),
-    90: Generation(2048, 32, 228, 227, 50, 1_980_000, 2_619_000, 5120),
-    100: Generation(2048, 32, 228, 227, 126, 1_965_000, 3_996_000, 8192),
-    103: Generation(2048, 32, 228, 227, 126, 1_965_000, 3_996_000, 8192),
-    120: Generation(1536, 24, 100, 99, 96, 2_407_000, 14_001_000, 512),
+_BOARDS: Mapping[int, Board] = {
+    75: Board(4, 1_590_000, 5_001_000, 256),
+    80: Board(40, 1_410_000, 1_593_000, 5120),
+    86: Board(6, 1_695_000, 9_751_000, 384),
+    87: Board(4, 1_300_000, 3_199_000, 256),
+    89: Board(72, 2_520_000, 10_501_000, 384),
+    90: Board(50, 1_980_000, 2_619_000, 5120),
+    100: Board(126, 1_965_000, 3_996_000, 8192),
+    103: Board(126, 1_965_000, 3_996_000, 8192),
+    120: Board(96, 2_407_000, 14_001_000, 512),
 }
-
-#: Shared memory of a CTA without opting in to more, and what the system reserves of each CTA.
-DEFAULT_SHARED = 48 * KIB
-RESERVED_SHARED = 1 * KIB
-MAX_GRID = (2**31 - 1, 65535, 65535)
-MAX_BLOCK = (1024, 1024, 64)
-MAX_THREADS = 1024
-REGISTERS = 65536
-#: CTAs of a cluster that every device with clusters takes, and the most with the opt-in.
-PORTABLE_CLUSTER = 8
-MAX_CLUSTER = 16
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """The posed device: target ("sm_90"), number of SMs, bytes of memory."""
+    """The posed device: native target ("sm_90a"), number of SMs, bytes of memory."""
 
     target: str
     sm: int
     sm_count: int
     total_memory: int
-    generation: Generation
+    architecture: Architecture
+    board: Board
 
     @staticmethod
     def of(target: str, sm_count: int, total_memory: int) -> DeviceProperties:
         """Properties of an emulated ``target``; raises ValueError for one it cannot pose as."""
-        match = re.fullmatch(r"sm_(\d+)[af]?", target)
-        sm = int(match[1]) if match else 0
-        if sm not in _GENERATIONS:
-            known = ", ".join(f"sm_{n}" for n in _GENERATIONS)
+        sm = number_of(target) if target in FIRST_VERSION else 0
+        if sm not in _BOARDS:
+            known = ", ".join(t for t in FIRST_VERSION if number_of(t) in _BOARDS)
             raise ValueError(f"the emulator cannot pose as {target!r}: one of {known}")
         if sm_count < 1 or total_memory < MIB:
             raise ValueError("an emulated device has at least one SM and 1 MiB of memory")
-        return DeviceProperties(target, sm, sm_count, total_memory, _GENERATIONS[sm])
+        architecture = ARCHITECTURES[sm]
+        return DeviceProperties(target, sm, sm_count, total_memory, architecture, _BOARDS[sm])
 
     @property
     def name(self) -> str:
@@ -82,19 +77,14 @@ class DeviceProperties:
     @property
     def has_clusters(self) -> bool:
         """Thread block clusters, griddepcontrol: sm_90 and newer."""
-        return self.sm >= 90
-
-    @property
-    def shared_per_block(self) -> int:
-        """Bytes of shared memory a CTA can opt in to."""
-        return self.generation.shared_per_block * KIB
+        return self.sm >= CLUSTERS_SINCE
 
     def attributes(self) -> dict[str, int]:
         """CUdevice_attribute name (without its prefix) -> value; what is absent is 0.
 
         Some attributes have two names in the enum: compare their numbers.
         """
-        g = self.generation
+        a, board = self.architecture, self.board
         has = int(self.has_clusters)
         table: dict[str, int] = {
             "MAX_THREADS_PER_BLOCK": MAX_THREADS,
@@ -104,23 +94,23 @@ class DeviceProperties:
             "MAX_GRID_DIM_X": MAX_GRID[0],
             "MAX_GRID_DIM_Y": MAX_GRID[1],
             "MAX_GRID_DIM_Z": MAX_GRID[2],
-            "MAX_SHARED_MEMORY_PER_BLOCK": DEFAULT_SHARED,
-            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": self.shared_per_block,
-            "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": g.shared_per_sm * KIB,
-            "RESERVED_SHARED_MEMORY_PER_BLOCK": RESERVED_SHARED if self.sm >= 80 else 0,
+            "MAX_SHARED_MEMORY_PER_BLOCK": STATIC_SHARED_LIMIT,
+            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": a.shared_per_cta,
+            "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": a.shared,
+            "RESERVED_SHARED_MEMORY_PER_BLOCK": a.reserved,
             "TOTAL_CONSTANT_MEMORY": 64 * KIB,
-            "WARP_SIZE": 32,
+            "WARP_SIZE": WARP,
             "MAX_PITCH": 2**31 - 1,
-            "MAX_REGISTERS_PER_BLOCK": REGISTERS,
-            "MAX_REGISTERS_PER_MULTIPROCESSOR": REGISTERS,
-            "CLOCK_RATE": g.clock,
-            "MEMORY_CLOCK_RATE": g.memory_clock,
-            "GLOBAL_MEMORY_BUS_WIDTH": g.bus_width,
-            "L2_CACHE_SIZE": g.l2 * MIB,
-            "MAX_PERSISTING_L2_CACHE_SIZE": g.l2 * MIB * 5 // 8 if self.sm >= 80 else 0,
+            "MAX_REGISTERS_PER_BLOCK": SM_REGISTERS,
+            "MAX_REGISTERS_PER_MULTIPROCESSOR": SM_REGISTERS,
+            "CLOCK_RATE": board.clock,
+            "MEMORY_CLOCK_RATE": board.memory_clock,
+            "GLOBAL_MEMORY_BUS_WIDTH": board.bus_width,
+            "L2_CACHE_SIZE": board.l2 * MIB,
+            "MAX_PERSISTING_L2_CACHE_SIZE": board.l2 * MIB * 5 // 8 if self.sm >= 80 else 0,
             "MULTIPROCESSOR_COUNT": self.sm_count,
-            "MAX_THREADS_PER_MULTIPROCESSOR": g.threads_per_sm,
-            "MAX_BLOCKS_PER_MULTIPROCESSOR": g.blocks_per_sm,
+            "MAX_THREADS_PER_MULTIPROCESSOR": a.threads,
+            "MAX_BLOCKS_PER_MULTIPROCESSOR": a.ctas,
             "COMPUTE_CAPABILITY_MAJOR": self.sm // 10,
             "COMPUTE_CAPABILITY_MINOR": self.sm % 10,
             "TEXTURE_ALIGNMENT": 512,

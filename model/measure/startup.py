@@ -49,7 +49,7 @@ def bench_startup(source: str | SyntheticModel | None, device_name: str) -> list
     with Engine.open(source, device=device_name) as engine:  # also reads the file
         device, nbytes = engine.device, engine.weights.nbytes
         specs = _specs(engine)
-        rows, texts = _render(specs, device.target)
+        rows, texts = _render(specs, device.native_target)
         compile_s = _compile_cold(device, specs, texts)
         name = device.name
     rows += [
@@ -72,7 +72,7 @@ def _specs(engine: Engine) -> Sequence[KernelSpec]:
     device = engine.device
     context = default_context(engine.config)
     sm_count = device.properties.sm_count
-    kernels = model_kernels(engine.gguf, engine.config, context, device.target, sm_count)
+    kernels = model_kernels(engine.gguf, engine.config, context, device.native_target, sm_count)
     return [kernel.spec for kernel in kernels]
 
 

@@ -29,7 +29,6 @@ from urdir.model.verify.conformance import Logits, relative_rms
 from urdir.ptxgen.catalog import kernel as kernel_called
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.spec import KernelSpec
-from urdir.ptxgen.target import Target
 
 #: What the demo model is given, and how many tokens it then decodes.
 PROMPT = "Once upon a time, in a tiny house,"
@@ -123,9 +122,9 @@ def check_kernel_examples(owner: DeviceOwner, kind: type[KernelSpec]) -> Iterato
         yield CheckRow(kind.name, "examples()", failure=_reported(exc))
         return
     for spec in examples.values():
-        target = owner.device.target
-        if Target.parse(target).sm < spec.minimum_sm:
-            reason = f"needs sm_{spec.minimum_sm}, the device is {target}"
+        target = owner.device.native_target
+        if spec.target_on(target) is None:
+            reason = f"is for {', '.join(spec.targets)}, the device is {target}"
             yield CheckRow(kind.name, str(spec), skipped=reason)
             continue
         try:
@@ -216,7 +215,7 @@ def _check_emulator(name: str, device_name: str, ptx_files: PtxFiles | None = No
     results = []
     with Engine.open(device=device_name, context=CONTEXT, ptx_files=ptx_files) as engine:
         results.append(_decode(engine))
-        twin = f"emulator:{engine.device.target}"
+        twin = f"emulator:{engine.device.native_target}"
     with Engine.open(device=twin, context=CONTEXT, ptx_files=ptx_files) as engine:
         results.append(_decode(engine))
     (tokens, logits), (expected_tokens, expected) = results

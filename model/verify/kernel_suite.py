@@ -27,15 +27,13 @@ from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen import ptx
+from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE, SM_REGISTERS
 from urdir.ptxgen.spec import Access, KernelSpec
 from urdir.ptxgen.target import TESTED, Target
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.tools.lint import lint
 
 __all__ = ["EmulatorSuite", "GpuSuite", "KernelSuite", "SanitizerSuite", "TextSuite"]
-
-#: Registers of a multiprocessor, on every target: what a CTA may take at most.
-SM_REGISTERS = 65536
 
 
 class _Suite:
@@ -106,7 +104,7 @@ class TextSuite(_Suite):
             assert declared == expected, f"{target}: {declared} is not {expected}"
             assert entry.directives["maxntid"] == spec.launch_shape.block
             waits = any(i.opcode == "griddepcontrol.wait" for i in entry.instructions)
-            promised = spec.waits_for_dependencies and Target.parse(target).sm >= 90
+            promised = spec.waits_for_dependencies and Target.parse(target).sm >= CLUSTERS_SINCE
             assert waits == promised, (
                 f"{target}: griddepcontrol.wait is {'there' if waits else 'missing'}, "
                 f"waits_for_dependencies is {spec.waits_for_dependencies}"
@@ -139,13 +137,13 @@ class EmulatorSuite(_Suite):
 
     def test_it_agrees_with_its_reference(self, spec: KernelSpec, urdir_emulator: Device) -> None:
         """Within ``spec.tolerance``, on random inputs, between guard zones."""
-        skip_where_too_old(spec, urdir_emulator.target)
+        skip_where_missing(spec, urdir_emulator.native_target)
         check(urdir_emulator, spec, self.inputs(spec))
 
     @pytest.mark.parametrize("target", ["sm_75", "sm_80"])
     def test_it_runs_on_an_older_target(self, small_spec: KernelSpec, target: str) -> None:
         """Templates may take other instructions there."""
-        skip_where_too_old(small_spec, target)
+        skip_where_missing(small_spec, target)
         with Device.open(f"emulator:{target}") as device:
             check(device, small_spec, self.inputs(small_spec))
 
@@ -155,7 +153,7 @@ class SanitizerSuite(_Suite):
 
     def test_the_sanitizer_finds_nothing(self, spec: KernelSpec, urdir_sanitizer: Device) -> None:
         """No races, and no barrier that misses a thread."""
-        skip_where_too_old(spec, urdir_sanitizer.target)
+        skip_where_missing(spec, urdir_sanitizer.native_target)
         check(urdir_sanitizer, spec, self.inputs(spec))
 
 
@@ -167,13 +165,13 @@ class GpuSuite(_Suite):
         self, spec: KernelSpec, urdir_gpu: Device
     ) -> None:
         """Within ``spec.tolerance``, on random inputs, between guard zones."""
-        skip_where_too_old(spec, urdir_gpu.target)
+        skip_where_missing(spec, urdir_gpu.native_target)
         check(urdir_gpu, spec, self.inputs(spec))
 
     @pytest.mark.urdir_gpu
     def test_it_gives_the_same_bits_every_time(self, spec: KernelSpec, urdir_gpu: Device) -> None:
         """A kernel that does not is racing, or adds in an order of chance."""
-        skip_where_too_old(spec, urdir_gpu.target)
+        skip_where_missing(spec, urdir_gpu.native_target)
         inputs = self.inputs(spec)
         first, second = (run_kernel(urdir_gpu, spec, inputs) for _ in range(2))
         for name, value in first.items():
@@ -182,10 +180,10 @@ class GpuSuite(_Suite):
     @pytest.mark.urdir_gpu
     def test_it_agrees_with_the_emulator(self, spec: KernelSpec, urdir_gpu: Device) -> None:
         """Within ``spec.tolerance``; bit for bit, the sign of zero included, where that is 0."""
-        skip_where_too_old(spec, urdir_gpu.target)
+        skip_where_missing(spec, urdir_gpu.native_target)
         inputs = self.inputs(spec)
         real = run_kernel(urdir_gpu, spec, inputs)
-        with Device.open(f"emulator:{urdir_gpu.target}") as twin:
+        with Device.open(f"emulator:{urdir_gpu.native_target}") as twin:
             emulated = run_kernel(twin, spec, inputs)
         compare(spec, real, emulated)
         if spec.tolerance.rtol == spec.tolerance.atol == 0:
@@ -202,8 +200,8 @@ class KernelSuite(TextSuite, EmulatorSuite, SanitizerSuite, GpuSuite):
 
 
 def targets(spec: KernelSpec) -> list[str]:
-    """The tested targets that a spec is written for."""
-    return [t for t in TESTED if Target.parse(t).sm >= spec.minimum_sm]
+    """The targets of a spec that are of a tested architecture."""
+    return [t for t in spec.targets if Target.parse(t).portable in TESTED]
 
 
 @functools.cache
@@ -230,10 +228,10 @@ def check(device: Device, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str,
     return outputs
 
 
-def skip_where_too_old(spec: KernelSpec, target: str) -> None:
-    """Skip the test on a target older than the kernel is written for."""
-    if Target.parse(target).sm < spec.minimum_sm:
-        pytest.skip(f"{spec.name} needs sm_{spec.minimum_sm}, this is {target}")
+def skip_where_missing(spec: KernelSpec, device: str) -> None:
+    """Skip the test where the kernel does not exist; ``device`` is a native target."""
+    if spec.target_on(device) is None:
+        pytest.skip(f"{spec.name} is for {', '.join(spec.targets)}, this is {device}")
 
 
 def _check_arrays(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.ptx.architecture import MAX_THREADS
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
-from urdir.ptxgen.target import MAX_THREADS
 
 #: Vectors in flight that a thread has registers for.
 MAX_UNROLL = 16

@@ -13,30 +13,28 @@ from typing import Any
 import jinja2
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.render.jinja import environment
 from urdir.ptxgen.render.kernel import Kernel, Param
 from urdir.ptxgen.target import Target
 
 
-def render(spec: Kernel, target: str) -> str:
-    """PTX text of ``spec`` for ``target``.
+def render(spec: Kernel, target: Target) -> str:
+    """PTX text of ``spec`` for ``target``, one of its own.
 
     The body sees the spec's fields by name, ``spec``, ``target`` (its ``.sm`` is a number) and
-    the functions `f32` and `once`. Raises PtxgenError when the target is older than the spec's
-    ``minimum_sm`` or lacks an instruction of the body, and when the template fails or is missing.
+    the functions `f32` and `once`. Raises PtxgenError when the target lacks an instruction of the
+    body, and when the template fails or is missing.
     """
-    parsed = Target.parse(target)
-    if parsed.sm < spec.minimum_sm:
-        raise PtxgenError(f"kernel {spec.name} needs sm_{spec.minimum_sm}, the target is {target}")
     try:
         template = environment().get_template("/".join(spec.template))
-        body = template.render(**spec.fields(), spec=spec, target=parsed)
+        body = template.render(**spec.fields(), spec=spec, target=target)
     except jinja2.TemplateError as exc:
         where = spec.template[1]
         if isinstance(exc, jinja2.TemplateSyntaxError):
             where = f"{exc.name or where} line {exc.lineno}"  # perhaps of an imported macro file
         raise PtxgenError(f"template {where}, kernel {spec.name}: {exc}") from exc
-    return _frame(spec, parsed, body)
+    return _frame(spec, target, body)
 
 
 def _frame(spec: Kernel, target: Target, body: str) -> str:
@@ -76,7 +74,11 @@ def _wait(spec: Kernel, target: Target, body: str) -> tuple[str, ...]:
     The next kernel may start as soon as all CTAs of this one are past this point, but not before
     the kernels that this one waits for are complete: at most one kernel is early.
     """
-    if not spec.waits_for_dependencies or target.sm < 90 or "griddepcontrol.wait" in body:
+    if (
+        not spec.waits_for_dependencies
+        or target.sm < CLUSTERS_SINCE
+        or "griddepcontrol.wait" in body
+    ):
         return ()
     return ("    griddepcontrol.wait;", "    griddepcontrol.launch_dependents;")
 

@@ -69,10 +69,6 @@ class Kernel(Protocol):
         """Where the template is: (package, file)."""
 
     @property
-    def minimum_sm(self) -> int:
-        """The oldest architecture it is written for: 80 for sm_80."""
-
-    @property
     def params(self) -> Sequence[Param]:
         """The parameter list in PTX order."""
 

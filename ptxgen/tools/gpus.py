@@ -1,4 +1,4 @@
-"""Known GPUs: what bounds a kernel on them, and how many of its CTAs an SM holds at once."""
+"""Known GPUs by their data sheets: what bounds a kernel on them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from urdir.ptxgen.errors import PtxgenError
-
-WARP = 32
-#: 32-bit registers of an SM, the same on every target here; a warp gets them in pieces of so many,
-#: and warps come in groups of four, one a scheduler (CUDA occupancy calculator).
-SM_REGISTERS, REGISTER_UNIT, WARP_GROUP = 65536, 256, 4
+from urdir.ptxgen.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,62 +53,13 @@ GPUS: Mapping[str, Gpu] = {
 DEFAULT_GPU = "h100"
 
 
-@dataclass(frozen=True, slots=True)
-class SmLimits:
-    """What an SM holds at once: warps, CTAs, bytes of shared memory, of which every CTA costs
-    ``reserved`` beside its own, in units of ``unit``.
-    """
-
-    warps: int
-    ctas: int
-    shared: int
-    reserved: int = 1024
-    unit: int = 128
-
-
-#: Limits by target (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability";
-#: libcu++'s cuda/__device/arch_traits.h has the same warps, CTAs and bytes); architecture-specific
-#: targets have those of their architecture.
-SM_LIMITS: Mapping[str, SmLimits] = {
-    "sm_75": SmLimits(32, 16, 64 << 10, reserved=0, unit=256),
-    "sm_80": SmLimits(64, 32, 164 << 10),
-    "sm_86": SmLimits(48, 16, 100 << 10),
-    "sm_87": SmLimits(48, 16, 164 << 10),
-    "sm_88": SmLimits(48, 16, 100 << 10),
-    "sm_89": SmLimits(48, 24, 100 << 10),
-    "sm_90": SmLimits(64, 32, 228 << 10),
-    "sm_100": SmLimits(64, 32, 228 << 10),
-    "sm_103": SmLimits(64, 32, 228 << 10),
-    "sm_110": SmLimits(48, 24, 228 << 10),
-    "sm_120": SmLimits(48, 24, 100 << 10),
-    "sm_121": SmLimits(48, 24, 100 << 10),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """How full an SM gets: CTAs and warps at once, of ``max_warps``, and which limit stops there
-    ("threads", "registers", "shared memory" or "CTAs").
-    """
-
-    ctas: int
-    warps: int
-    max_warps: int
-    limiter: str
-
-    @property
-    def share(self) -> float:
-        """Warps of those possible, 0 to 1."""
-        return self.warps / self.max_warps
-
-
 def choose_gpu(name: str | None, target: str | None) -> Gpu:
     """The GPU called ``name``; without one, the one that stands for ``target`` (default sm_90).
 
     Raises PtxgenError for an unknown name or target, and where the two do not belong together.
     """
     if name is None:
-        wanted = (target or GPUS[DEFAULT_GPU].target).rstrip("af")
+        wanted = Target.parse(target or GPUS[DEFAULT_GPU].target).portable
         found = next((g for g in GPUS.values() if g.target == wanted), None)
         if found is None:
             raise PtxgenError(f"no known GPU is an {target}: one of {_targets()}")
@@ -120,30 +67,9 @@ def choose_gpu(name: str | None, target: str | None) -> Gpu:
     key = name.lower().replace(" ", "")
     if key not in GPUS:
         raise PtxgenError(f"unknown GPU {name!r}: one of {', '.join(GPUS)}")
-    if target is not None and target.rstrip("af") != GPUS[key].target:
+    if target is not None and Target.parse(target).portable != GPUS[key].target:
         raise PtxgenError(f"{GPUS[key].title} is an {GPUS[key].target}, not an {target}")
     return GPUS[key]
-
-
-def occupancy(target: str, registers: int, threads: int, shared: int) -> Occupancy | None:
-    """CTAs of one SM at once, for ``registers`` a thread, ``threads`` and bytes of ``shared``
-    memory (static and dynamic) a CTA; None for a target whose limits are not known.
-    """
-    limits = SM_LIMITS.get(target.rstrip("af"))
-    if limits is None:
-        return None
-    warps = -(-threads // WARP)
-    of_warp = -(-max(registers, 1) * WARP // REGISTER_UNIT) * REGISTER_UNIT
-    by_registers = SM_REGISTERS // of_warp // WARP_GROUP * WARP_GROUP // warps
-    taken = -(-(shared + limits.reserved) // limits.unit) * limits.unit
-    bounds = {
-        "threads": limits.warps // warps,
-        "registers": by_registers,
-        "shared memory": limits.shared // taken if taken else limits.ctas,
-        "CTAs": limits.ctas,
-    }
-    limiter = min(bounds, key=lambda name: bounds[name])
-    return Occupancy(bounds[limiter], bounds[limiter] * warps, limits.warps, limiter)
 
 
 def _targets() -> str:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from urdir.ptxgen import ptx
+from urdir.ptxgen.ptx.architecture import MAX_THREADS, STATIC_SHARED_LIMIT
 from urdir.ptxgen.ptx.flow import (
     LEAVES,
     Block,
@@ -39,7 +40,6 @@ from urdir.ptxgen.ptx.flow import (
     registers,
     writes,
 )
-from urdir.ptxgen.target import MAX_THREADS, STATIC_SHARED_LIMIT
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.ptx.architecture import MAX_GRID
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.weights.formats import FORMATS, Format
 
@@ -22,9 +23,6 @@ S = TypeVar("S", bound=KernelSpec)
 
 #: What a constructor or a launch shape may raise for numbers that make no sense together.
 _REFUSALS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
-
-#: CTAs a grid may have along x, y, z, on every target.
-MAX_GRID = (2**31 - 1, 65535, 65535)
 
 _BOOLEANS: Mapping[str, bool] = {
     "true": True, "yes": True, "1": True, "false": False, "no": False, "0": False,

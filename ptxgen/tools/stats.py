@@ -11,9 +11,10 @@ from typing import Any
 
 from urdir.ptxgen import ptx
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.ptx.architecture import Occupancy, occupancy
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.tools.assemble import Assembly, Resources
-from urdir.ptxgen.tools.gpus import Gpu, Occupancy, occupancy
+from urdir.ptxgen.tools.gpus import Gpu
 
 #: The pipes, in the order they are shown. fma: f16, f32, f64 additions and products. special:
 #: roots, reciprocals, exponentials, and conversions from, to or between floats (a fraction of the
@@ -122,7 +123,7 @@ def measure(
         shared = resources.shared + shape.shared_bytes
         held = occupancy(target, resources.registers, shape.threads, shared)
         ctas = shape.grid[0] * shape.grid[1] * shape.grid[2]
-        waves = ctas / (held.ctas * gpu.sm_count) if held and held.ctas else None
+        waves = ctas / (held.ctas * gpu.sm_count) if held.ctas else None
     code = code_bytes(assembly.cubin).get(spec.name) if assembly else None
     bound = roofline(spec, gpu, on_tensor_cores=mix["tensor"] > 0)
     return KernelStats(spec, target, mix, bound, resources, code, shared, held, waves)

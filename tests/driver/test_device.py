@@ -15,7 +15,7 @@ import cuda.bindings.driver as cuda
 import pytest
 
 from urdir.driver import bindings
-from urdir.driver.device import Device, DeviceName, probe, target_for
+from urdir.driver.device import Device, DeviceName, native_target, probe, target_for
 from urdir.driver.errors import (
     CudaError,
     DeviceNameError,
@@ -131,7 +131,7 @@ def test_bad_device_string_lists_the_forms(text: str) -> None:
 
 
 def test_unknown_emulated_target_lists_the_known() -> None:
-    with pytest.raises(DeviceNameError, match=r"sm_75, .*sm_90, .*sm_120"):
+    with pytest.raises(DeviceNameError, match=r"sm_75, .*sm_90, sm_90a, .*sm_120"):
         Device.open("emulator:sm_61")
 
 
@@ -149,6 +149,15 @@ def test_target_of_a_capability(capability: tuple[int, int], target: str) -> Non
     assert target_for(capability, "cuda:0") == target
 
 
+@pytest.mark.parametrize(
+    ("capability", "target"),
+    [((8, 0), "sm_80"), ((8, 8), "sm_87"), ((9, 0), "sm_90a"), ((12, 0), "sm_120a"),
+     ((12, 1), "sm_120")],
+)  # fmt: skip
+def test_native_target_of_a_capability(capability: tuple[int, int], target: str) -> None:
+    assert native_target(capability) == target
+
+
 @pytest.mark.parametrize("capability", [(7, 0), (6, 1), (11, 0), (13, 0)])
 def test_unsupported_capability(capability: tuple[int, int]) -> None:
     text = rf"cuda:0 has compute capability {capability[0]}\.{capability[1]}, .* supported"
@@ -163,6 +172,15 @@ def test_emulator_poses_as_its_target(sm: int) -> None:
         assert device.name == f"emulator:sm_{sm}"
         assert device.properties.compute_capability == divmod(sm, 10)
         assert device.properties.max_cluster == (8 if sm >= 90 else 1)
+
+
+@pytest.mark.parametrize(("name", "native"), [("sm_90", "sm_90"), ("sm_90a", "sm_90a")])
+def test_emulator_poses_with_and_without_what_only_hopper_has(name: str, native: str) -> None:
+    with Device.open(f"emulator:{name}") as device:
+        assert (device.name, device.target) == (f"emulator:{name}", "sm_90")
+        assert device.native_target == native
+        assert device.properties.compute_capability == (9, 0)
+        assert name in device.properties.name
 
 
 def test_properties_are_plausible(device: Device) -> None:

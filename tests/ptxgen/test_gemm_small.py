@@ -10,14 +10,13 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
-from urdir.model.verify.kernel_suite import skip_where_too_old
+from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits, batch_cluster, vector_product
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.linear.product import MAX_BATCH
-from urdir.ptxgen.target import Target
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import Layout
@@ -196,7 +195,7 @@ def test_what_gets_no_cluster() -> None:
         for limits in (default, T4):
             spec = vector_product(limits, False, Q4_K, rows, cols, batch=4, **more)
             assert spec.launch_shape.cluster == (1, 1, 1)
-            assert spec.minimum_sm < 90
+            assert "sm_75" in spec.targets
     one_block = vector_product(H200, False, Q4_K, 4096, 256, batch=4)
     assert one_block.launch_shape.cluster == (1, 1, 1)
 
@@ -267,7 +266,7 @@ def test_a_block_s_sums_are_integers_of_32_bits(fmt: Format) -> None:
         (spec, target)
         for spec in GemmSmall.examples().values()
         for target in ("sm_75", "sm_80")
-        if Target.parse(target).sm >= spec.minimum_sm
+        if target in spec.targets
     ],
     ids=str,
 )
@@ -351,7 +350,7 @@ def test_every_cut_gives_the_same_bits(
     device: Device, spec: GemmSmall, changes: dict[str, int]
 ) -> None:
     """But for those of the columns, which are those of the sums."""
-    skip_where_too_old(spec, device.target)
+    skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(8))
     other = dataclasses.replace(spec, **changes)
     first, second = (run_kernel(device, s, inputs)["y"] for s in (spec, other))
@@ -384,7 +383,7 @@ def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) 
 )
 def test_a_batch_gives_each_vector_the_bits_it_gets_alone(device: Device, spec: GemmSmall) -> None:
     """Whatever the others are: here one of them is not finite."""
-    skip_where_too_old(spec, device.target)
+    skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(9))
     inputs["x"][1] = np.inf
     y = run_kernel(device, spec, inputs)["y"]
@@ -403,7 +402,7 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
 ) -> None:
     others = ((Q6_K, 24), (Q4_K, 16))
     spec = GemmSmall(Q4_K, 49, 768, eps=1e-5, others=others, split=split, cluster=cluster)
-    skip_where_too_old(spec, device.target)
+    skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)
     for suffix, fmt, rows in (("", Q4_K, 49), ("1", Q6_K, 24), ("2", Q4_K, 16)):

@@ -12,12 +12,13 @@ import pytest
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
-from urdir.model.verify.kernel_suite import skip_where_too_old
+from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.tiled import TiledProduct
+from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.formats import FORMATS
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
@@ -96,14 +97,14 @@ def test_impossible_clusters_are_refused(kernel: type[TiledProduct]) -> None:
 def test_a_target_without_clusters_is_refused(kernel: type[TiledProduct]) -> None:
     for cluster in (2, 4, 8):
         spec = kernel(Q4_K, 3, 2048, cluster=cluster)
-        assert spec.minimum_sm == 90
+        assert spec.targets == since(90)
         for target in ("sm_75", "sm_80", "sm_89"):
-            message = f"kernel {kernel.name} needs sm_90, the target is {target}"
+            message = f"kernel {kernel.name} is for sm_90, .*, not {target}"
             with pytest.raises(PtxgenError, match=message):
                 spec.ptx(target)
         assert "mapa.shared::cluster" in spec.ptx("sm_90")
     alone = kernel(Q4_K, 3, 2048, cluster=1)
-    assert alone.minimum_sm == 75
+    assert alone.targets == since(75)
     assert "cluster" not in alone.ptx("sm_75").split("{", 1)[1]
 
 
@@ -140,7 +141,7 @@ CLUSTERED: list[TiledProduct] = [
 @pytest.mark.parametrize("spec", CLUSTERED, ids=str)
 def test_a_cluster_gives_the_product(device: Device, spec: TiledProduct) -> None:
     """Rows and blocks that CTAs have no equal share of; and the same bits, run after run."""
-    skip_where_too_old(spec, device.target)
+    skip_where_missing(spec, device.native_target)
     assert spec.blocks % spec.cluster
     inputs = spec.make_inputs(np.random.default_rng(17))
     first, second = (run_kernel(device, spec, inputs) for _ in range(2))

@@ -12,6 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.render import sources
 from urdir.ptxgen.render.jinja import environment, f32
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
+from urdir.ptxgen.target import since
 
 TEMPLATES = {
     "scale.ptx.j2": """
@@ -154,10 +155,10 @@ def test_the_version_is_the_lowest_that_will_do():
 
 def test_a_spec_may_need_a_newer_architecture():
     class Newer(Scale):
-        minimum_sm = 90
+        targets = since(90)
 
     assert ".target sm_90" in Newer(4).ptx("sm_90")
-    with pytest.raises(PtxgenError, match="kernel scale needs sm_90, the target is sm_89"):
+    with pytest.raises(PtxgenError, match=r"kernel scale is for sm_90, sm_100, .*, not sm_89"):
         Newer(4).ptx("sm_89")
 
 

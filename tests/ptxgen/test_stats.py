@@ -9,10 +9,11 @@ from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.linear.gemm import Gemm
+from urdir.ptxgen.ptx.architecture import ARCHITECTURES, occupancy
 from urdir.ptxgen.spec import KernelSpec
-from urdir.ptxgen.target import FIRST_VERSION, TESTED
+from urdir.ptxgen.target import TARGETS, TESTED, Target
 from urdir.ptxgen.tools.assemble import assemble, is_available
-from urdir.ptxgen.tools.gpus import GPUS, SM_LIMITS, choose_gpu, occupancy
+from urdir.ptxgen.tools.gpus import GPUS, choose_gpu
 from urdir.ptxgen.tools.stats import PIPES, code_bytes, instruction_mix, measure, pipe_of, roofline
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -103,25 +104,28 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
         (("sm_75", 32, 128, 32768), (2, 8, "shared memory")),
         (("sm_80", 128, 96, 0), (5, 15, "registers")),
         (("sm_90a", 64, 128, 0), (8, 32, "registers")),
+        (("sm_90", 0, 256, 0), (8, 64, "threads")),  # as the emulator asks: no registers
+        (("sm_75", 0, 32, 0), (16, 16, "CTAs")),
+        (("sm_90", 0, 33, 0), (32, 64, "threads")),
     ],
 )
 def test_occupancy(case: tuple[str, int, int, int], expected: tuple[int, int, str]) -> None:
     found = occupancy(*case)
-    assert found is not None
     assert (found.ctas, found.warps, found.limiter) == expected
     assert found.share == found.warps / found.max_warps
 
 
 def test_occupancy_of_a_target_without_known_limits() -> None:
-    assert occupancy("sm_70", 32, 128, 0) is None
+    with pytest.raises(ValueError, match="what an SM of sm_70 holds is not known"):
+        occupancy("sm_70", 32, 128, 0)
 
 
 def test_every_tested_target_has_limits_and_a_gpu() -> None:
     for target in TESTED:
-        assert target in SM_LIMITS
+        assert Target.parse(target).sm in ARCHITECTURES
         assert choose_gpu(None, target).target == target
-    for target in FIRST_VERSION:
-        assert occupancy(target, 32, 128, 0)
+    for target in TARGETS:
+        assert occupancy(target, 32, 128, 0).ctas
     for gpu in GPUS.values():  # a figure that is off by a thousand would show
         assert gpu.source
         assert 5 < gpu.flops / gpu.bandwidth < 150

@@ -3,7 +3,8 @@
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.target import FEATURES, FIRST_VERSION, TESTED, Target
+from urdir.ptxgen.ptx.architecture import FIRST_VERSION, number_of, runs_on
+from urdir.ptxgen.target import FEATURES, TARGETS, TESTED, Target, since
 from urdir.ptxgen.tools.assemble import AssembleError, assemble, is_available
 
 needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
@@ -151,7 +152,7 @@ def test_every_feature_has_a_snippet():
 
 
 @needs_assembler
-@pytest.mark.parametrize("target", FIRST_VERSION)
+@pytest.mark.parametrize("target", TARGETS)
 def test_the_first_version_of_a_target(target):
     accepted = [v for v in VERSIONS if assembles("", target, v)]
     assert accepted[0] == FIRST_VERSION[target]
@@ -206,4 +207,45 @@ def test_an_unknown_target_lists_the_known_ones():
 
 def test_the_number_of_an_accelerated_target():
     assert Target.parse("sm_90a").sm == 90
+    assert Target.parse("sm_90a").portable == "sm_90"
     assert Target.parse("sm_120").sm == 120
+
+
+def test_targets_since_an_architecture_are_portable():
+    assert since(90) == ("sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121")
+    assert set(TESTED) < set(since(75)) < set(TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("target", "device", "runs"),
+    [
+        ("sm_75", "sm_90", True),
+        ("sm_52", "sm_90a", True),
+        ("sm_90", "sm_90", True),
+        ("sm_90", "sm_90a", True),
+        ("sm_90a", "sm_90a", True),
+        ("sm_90a", "sm_90", False),
+        ("sm_90a", "sm_100a", False),
+        ("sm_100", "sm_90a", False),
+    ],
+)
+def test_whose_code_runs_where(target, device, runs):
+    assert runs_on(target, device) is runs
+
+
+@needs_assembler
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("device", ["sm_75", "sm_90", "sm_90a", "sm_100a"])
+def test_the_assembler_agrees_whose_code_runs_where(target, device):
+    text = f".version 9.0\n.target {target}\n.address_size 64\n.visible .entry k() {{ ret; }}\n"
+    if runs_on(target, device):
+        assert assemble(text, device).target == device
+    else:
+        with pytest.raises(AssembleError):
+            assemble(text, device)
+
+
+@pytest.mark.parametrize("name", ["sm_80a", "sm_90f", "90", "sm_", "compute_90", ""])
+def test_what_is_no_target(name):
+    with pytest.raises(ValueError, match=f"unknown target '{name}'"):
+        number_of(name)

@@ -32,13 +32,8 @@ from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, Compil
 from urdir.driver.emulator.machine.flow import BarrierForm, Block, Code, Ending, flatten, split
 from urdir.driver.emulator.machine.layout import EntryLayout
 from urdir.ptxgen.ptx import Instruction, Module
+from urdir.ptxgen.ptx.architecture import FIRST_VERSION, MAX_THREADS, number_of, runs_on
 
-# First PTX ISA version with `.target sm_NN` (PTX ISA, release notes).
-_TARGETS: Mapping[int, tuple[int, int]] = {
-    50: (4, 0), 52: (4, 1), 53: (4, 2), 60: (5, 0), 61: (5, 0), 62: (5, 0), 70: (6, 0),
-    72: (6, 1), 75: (6, 3), 80: (7, 0), 86: (7, 1), 87: (7, 4), 88: (9, 0), 89: (7, 8),
-    90: (7, 8), 100: (8, 6), 101: (8, 6), 103: (8, 8), 110: (9, 0), 120: (8, 7), 121: (8, 8),
-}  # fmt: skip
 _ASYNCHRONOUS = ("asynchronous.", "v = asynchronous.")
 
 #: The newest PTX ISA that the emulated driver takes.
@@ -107,14 +102,6 @@ class Program:
         return len(self.blocks)
 
 
-def target_number(target: str) -> int:
-    """90 for "sm_90" and "sm_90a"."""
-    m = re.fullmatch(r"sm_(\d+)[af]?", target)
-    if m is None:
-        raise CompileError(f"{target!r} is not a target")
-    return int(m[1])
-
-
 def compile_entry(module: Module, entry_name: str, target: str, watched: bool = False) -> Program:
     """Translate ``entry_name`` for a device that is ``target`` ("sm_90").
 
@@ -123,7 +110,7 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
     Raises CompileError, with the driver's error name and the PTX line, for whatever ptxas would
     refuse and for what the emulator lacks.
     """
-    sm = _check_target(module, target)
+    sm = check_target(module, target)
     entry = module.entries.get(entry_name)
     if entry is None:
         known = ", ".join(module.entries) or "none"
@@ -133,7 +120,7 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
     whole = _translate(layout, blocks, codes, scattered=False, watched=watched)
     directives = entry.directives
     threads = 1
-    for extent in directives.get("maxntid", directives.get("reqntid", (1024,))):
+    for extent in directives.get("maxntid", directives.get("reqntid", (MAX_THREADS,))):
         threads *= extent
     return Program(
         entry_name,
@@ -143,7 +130,7 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
         tuple(layout.parameters[p.name] for p in entry.parameters),
         layout.param_bytes,
         layout.static_shared_bytes,
-        min(threads, 1024),
+        min(threads, MAX_THREADS),
         directives.get("reqntid"),
         _register_estimate(layout),
         {i.line: i.text for i in entry.instructions},
@@ -161,13 +148,19 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
     )
 
 
-def _check_target(module: Module, target: str) -> int:
-    wanted, posed = target_number(module.target), target_number(target)
-    if wanted > posed or (module.target[-1] in "af" and module.target != target):
-        raise CompileError(f"the module is for {module.target}, which the device ({target}) is not")
-    first = _TARGETS.get(wanted)
+def check_target(module: Module, target: str) -> int:
+    """The number of the module's target, 90 for "sm_90a".
+
+    Raises CompileError where ``target`` does not run it, and for versions that do not fit.
+    """
+    first = FIRST_VERSION.get(module.target)
     if first is None:
         raise CompileError(f"unknown target {module.target}")
+    if not runs_on(module.target, target):
+        raise CompileError(
+            "SM version specified by .target is higher than default SM version assumed: "
+            f"the module is for {module.target}, which the device ({target}) is not"
+        )
     version = f"{module.version[0]}.{module.version[1]}"
     if module.version < first:
         raise CompileError(
@@ -180,7 +173,7 @@ def _check_target(module: Module, target: str) -> int:
             f"{NEWEST_VERSION[0]}.{NEWEST_VERSION[1]}",
             UNSUPPORTED_PTX_VERSION,
         )
-    return wanted
+    return number_of(module.target)
 
 
 def _register_estimate(layout: EntryLayout) -> int:

@@ -9,12 +9,12 @@ import numpy as np
 from urdir.driver.emulator.machine.arithmetic import underflow
 from urdir.driver.emulator.machine.compile import Program
 from urdir.driver.emulator.machine.memory import Memory
-from urdir.driver.emulator.machine.occupancy import ctas_per_sm
 from urdir.driver.emulator.machine.watch import Watch
 from urdir.driver.emulator.machine.wave import Wave
 from urdir.driver.emulator.machine.wave_run import Status, WaveRun
+from urdir.ptxgen.ptx.architecture import occupancy
 
-__all__ = ["DEFAULT_BUDGET", "GridExecution", "Status", "ctas_per_sm"]
+__all__ = ["DEFAULT_BUDGET", "GridExecution", "Status"]
 
 Extent = tuple[int, int, int]
 
@@ -66,7 +66,8 @@ class GridExecution:
         self.spent = 0
         threads = block[0] * block[1] * block[2]
         self._total = grid[0] * grid[1] * grid[2]
-        held = ctas_per_sm(program.target, threads, self.shared_bytes)
+        # The emulator allocates no registers.
+        held = occupancy(program.target, 0, threads, self.shared_bytes).ctas
         size = cluster[0] * cluster[1] * cluster[2]
         self._ctas_at_once = max(1, held * sm_count // size) * size
         self._next_cta = 0

@@ -71,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _dumps(args: argparse.Namespace) -> list[Dump]:
-    from urdir.ptxgen.target import Target
     from urdir.ptxgen.tools.dump import Dump
 
     if args.from_device is not None:
@@ -81,8 +80,7 @@ def _dumps(args: argparse.Namespace) -> list[Dump]:
         found = arguments.of_model(args, gpu)
         origin = f"as used by {args.model}"
         return [Dump(k.spec, gpu.target, origin, args.life_ranges) for k in found]
-    target = args.target if args.target and not args.gpu else arguments.gpu(args).target
-    Target.parse(target)
+    target = args.target or arguments.gpu(args).target
     return [Dump(arguments.one_kernel(args), target, _origin(args), args.life_ranges)]
 
 
@@ -97,10 +95,10 @@ def _from_device(args: argparse.Namespace) -> list[Dump]:
         raise options.UsageError("dump: --from-device takes cuda or cuda:i: others make no SASS")
     spec = arguments.one_kernel(args)
     with Device.open(args.from_device) as device:
-        cubin = device.compile(spec.ptx(device.target), spec.name)
+        cubin = device.compile(spec.ptx(device.native_target), spec.name)
         major, minor = device.properties.driver_version
         maker = f"the driver of {device.properties.name} (CUDA {major}.{minor})"
-        return [Dump(spec, device.target, _origin(args), args.life_ranges, cubin, maker)]
+        return [Dump(spec, device.native_target, _origin(args), args.life_ranges, cubin, maker)]
 
 
 def _origin(args: argparse.Namespace) -> str:

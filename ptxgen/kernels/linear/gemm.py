@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.ptx.architecture import STATIC_SHARED_LIMIT
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
-from urdir.ptxgen.target import STATIC_SHARED_LIMIT
 from urdir.ptxgen.weights.formats import FORMATS, UNIT, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 

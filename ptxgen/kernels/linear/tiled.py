@@ -7,7 +7,9 @@ from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.product import SHARED_NBYTES, SMS, FusedProduct, Part
+from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import LaunchShape, ceil_div
+from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
@@ -24,8 +26,6 @@ TILES_LEFT = 1
 #: busy memory queues behind them, the activations above all. On an H200 8B Q4_K_M decodes at 754
 #: tokens/s with two tiles of a warp at a time, which are 37 KB, at 736 with three, 715 with four.
 PACE_NBYTES = 40 * 1024
-#: The first architecture with clusters.
-CLUSTER_SM = 90
 #: Bytes of shared memory that are kept for partial sums.
 PARTIALS_NBYTES = 16 * 1024
 
@@ -106,8 +106,8 @@ class TiledProduct(FusedProduct):
         return PARTIALS_NBYTES
 
     @property
-    def minimum_sm(self) -> int:
-        return CLUSTER_SM if self.cluster > 1 else super().minimum_sm
+    def targets(self) -> tuple[str, ...]:
+        return since(CLUSTERS_SINCE) if self.cluster > 1 else super().targets
 
     # ---- how it is cut ----
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver.emulator.machine.execution import GridExecution, Status, ctas_per_sm
+from urdir.driver.emulator.machine.execution import GridExecution, Status
 from urdir.driver.emulator.machine.faults import KernelFault
 
 N = 192
@@ -328,12 +328,3 @@ def test_waves_cover_the_grid(machine: Any) -> None:
     body = START + "add.u32 %v, %i, 3;" + STORE
     machine.run(body, {"out": out}, ctas=300, threads=1024)
     assert (machine.download(out, "u4", 300 * 1024) == np.arange(300 * 1024) + 3).all()
-
-
-def test_occupancy() -> None:
-    assert ctas_per_sm("sm_90", 256, 0) == 8
-    assert ctas_per_sm("sm_90", 1024, 0) == 2
-    assert ctas_per_sm("sm_75", 1024, 0) == 1
-    assert ctas_per_sm("sm_90", 32, 0) == 32
-    assert ctas_per_sm("sm_90", 32, 100 * 1024) == 2
-    assert ctas_per_sm("sm_90", 33, 0) == 32

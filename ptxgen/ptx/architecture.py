@@ -1,0 +1,170 @@
+"""GPU architectures: the targets of PTX, whose code runs where, and what an SM holds.
+
+Each fact stands here once. The module lies in this package, and not beside ``ptxgen/target.py``,
+because the emulator poses as these architectures, and this package is all that it may import.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Version = tuple[int, int]
+
+#: Target -> first PTX ISA version that has it (PTX ISA, "Release Notes", table of targets). What is
+#: older than sm_75 is here because its PTX runs on newer devices.
+FIRST_VERSION: Mapping[str, Version] = {
+    "sm_50": (4, 0),
+    "sm_52": (4, 1),
+    "sm_53": (4, 2),
+    "sm_60": (5, 0),
+    "sm_61": (5, 0),
+    "sm_62": (5, 0),
+    "sm_70": (6, 0),
+    "sm_72": (6, 1),
+    "sm_75": (6, 3),
+    "sm_80": (7, 0),
+    "sm_86": (7, 1),
+    "sm_87": (7, 4),
+    "sm_88": (9, 0),
+    "sm_89": (7, 8),
+    "sm_90": (7, 8),
+    "sm_90a": (8, 0),
+    "sm_100": (8, 6),
+    "sm_100a": (8, 6),
+    "sm_101": (8, 6),
+    "sm_103": (8, 8),
+    "sm_103a": (8, 8),
+    "sm_110": (9, 0),
+    "sm_120": (8, 7),
+    "sm_120a": (8, 7),
+    "sm_121": (8, 8),
+}
+
+#: Threads of a warp (PTX ISA 2.2.1).
+WARP = 32
+#: Limits of a launch, the same on every architecture here (CUDA C++ Programming Guide, "Technical
+#: Specifications per Compute Capability"): CTAs along x, y, z; threads along x, y, z; threads.
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_BLOCK = (1024, 1024, 64)
+MAX_THREADS = 1024
+#: Bytes of shared memory that a CTA may declare, or have without opting in to more (same table).
+STATIC_SHARED_LIMIT = 48 * 1024
+#: 32-bit registers of an SM, and of a CTA at most (same table).
+SM_REGISTERS = 65536
+#: A warp gets registers in pieces of so many, and warps come in groups of four, one a scheduler
+#: (CUDA occupancy calculator).
+REGISTER_UNIT, WARP_GROUP = 256, 4
+#: The first architecture with clusters and programmatic launches (PTX ISA 2.2.2, griddepcontrol).
+CLUSTERS_SINCE = 90
+#: CTAs of a cluster that every device with clusters takes, and the most with the opt-in (CUDA C++
+#: Programming Guide, "Thread Block Clusters"; H100 tuning guide).
+PORTABLE_CLUSTER, MAX_CLUSTER = 8, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What an SM holds at once: warps, CTAs, bytes of shared memory.
+
+    Every CTA costs ``reserved`` bytes beside its own, in units of ``unit`` bytes.
+    """
+
+    warps: int
+    ctas: int
+    shared: int
+    reserved: int = 1024
+    unit: int = 128
+
+    @property
+    def shared_per_cta(self) -> int:
+        """Bytes of shared memory that a CTA can opt in to."""
+        return self.shared - self.reserved
+
+    @property
+    def threads(self) -> int:
+        """Threads of an SM at once."""
+        return self.warps * WARP
+
+
+#: The architectures that PTX is written for, by number (CUDA C++ Programming Guide, "Technical
+#: Specifications per Compute Capability"; libcu++'s cuda/__device/arch_traits.h has the same warps,
+#: CTAs and bytes). "sm_90a" is another target of the same architecture.
+ARCHITECTURES: Mapping[int, Architecture] = {
+    75: Architecture(32, 16, 64 << 10, reserved=0, unit=256),
+    80: Architecture(64, 32, 164 << 10),
+    86: Architecture(48, 16, 100 << 10),
+    87: Architecture(48, 16, 164 << 10),
+    88: Architecture(48, 16, 100 << 10),
+    89: Architecture(48, 24, 100 << 10),
+    90: Architecture(64, 32, 228 << 10),
+    100: Architecture(64, 32, 228 << 10),
+    103: Architecture(64, 32, 228 << 10),
+    110: Architecture(48, 24, 228 << 10),
+    120: Architecture(48, 24, 100 << 10),
+    121: Architecture(48, 24, 100 << 10),
+}
+
+
+def number_of(target: str) -> int:
+    """90 for "sm_90" and "sm_90a"; raises ValueError for what is no target at all."""
+    found = re.fullmatch(r"sm_(\d+)a?", target)
+    if found is None or target not in FIRST_VERSION:
+        raise ValueError(f"unknown target {target!r}")
+    return int(found[1])
+
+
+def is_specific(target: str) -> bool:
+    """True for "sm_90a", whose code runs on that very architecture and no newer one."""
+    return target.endswith("a")
+
+
+def runs_on(target: str, device: str) -> bool:
+    """Whether PTX for ``target`` runs on a device that takes ``device`` and what that includes.
+
+    PTX runs on its own architecture and newer ones, "sm_90a" on its own alone (PTX ISA, ".target").
+    An H200 takes "sm_90a". A device that is "sm_90" only is one of the emulator, to try what is
+    portable. Raises ValueError for what is no target.
+    """
+    if is_specific(target):
+        return target == device
+    return number_of(target) <= number_of(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How full an SM gets: CTAs and warps at once, of ``max_warps``, and which limit stops there
+    ("threads", "registers", "shared memory" or "CTAs").
+    """
+
+    ctas: int
+    warps: int
+    max_warps: int
+    limiter: str
+
+    @property
+    def share(self) -> float:
+        """Warps of those possible, 0 to 1."""
+        return self.warps / self.max_warps
+
+
+def occupancy(target: str, registers: int, threads: int, shared: int) -> Occupancy:
+    """CTAs of one SM at once, by the CUDA occupancy calculator's rules.
+
+    ``registers`` a thread; ``threads`` and bytes of ``shared`` memory (static and dynamic) a CTA.
+    Raises ValueError for a target of no architecture here.
+    """
+    if (architecture := ARCHITECTURES.get(number_of(target))) is None:
+        raise ValueError(f"what an SM of {target} holds is not known")
+    warps = -(-threads // WARP)
+    of_warp = -(-max(registers, 1) * WARP // REGISTER_UNIT) * REGISTER_UNIT
+    by_registers = SM_REGISTERS // of_warp // WARP_GROUP * WARP_GROUP // warps
+    taken = -(-(shared + architecture.reserved) // architecture.unit) * architecture.unit
+    bounds = {
+        "threads": architecture.warps // warps,
+        "registers": by_registers,
+        "shared memory": architecture.shared // taken if taken else architecture.ctas,
+        "CTAs": architecture.ctas,
+    }
+    limiter = min(bounds, key=lambda name: bounds[name])
+    return Occupancy(bounds[limiter], bounds[limiter] * warps, architecture.warps, limiter)
