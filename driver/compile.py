@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from urdir.driver.errors import CudaError, PtxLoadError, check, error_of
+from urdir.ptxgen.ptx.excerpt import excerpt
 
 _LOG_BYTES = 1 << 16
-_LINES_AROUND = 2
 
 # PTX ISA version -> first driver line that takes it ("PTX ISA", release notes); 9.0 is the least
 # that the minimum driver takes.
@@ -62,7 +62,7 @@ def _load_error(error: CudaError, ptx: str, name: str, log: bytearray) -> PtxLoa
         parts.append(f"PTX {version[1]} needs {line}: update the NVIDIA driver")
     if text:
         parts.append(text)
-    parts += _excerpts(ptx, text)
+    parts += excerpt(ptx, text)
     dump = None
     try:
         with tempfile.NamedTemporaryFile(
@@ -74,16 +74,3 @@ def _load_error(error: CudaError, ptx: str, name: str, log: bytearray) -> PtxLoa
     except OSError as exc:
         parts.append(f"the PTX could not be written to a file: {exc}")
     return PtxLoadError("\n".join(parts), text, dump)
-
-
-def _excerpts(ptx: str, log: str) -> list[str]:
-    """The PTX around every line that the log names, numbered, the named lines marked."""
-    lines = ptx.split("\n")
-    named = {int(n) for n in re.findall(r"\bline (\d+)", log)} & set(range(1, len(lines) + 1))
-    near = {n + d for n in named for d in range(-_LINES_AROUND, _LINES_AROUND + 1)}
-    shown: list[str] = []
-    for n in sorted(near & set(range(1, len(lines) + 1))):
-        if shown and n - 1 not in near:
-            shown.append("  ...")
-        shown.append(f"{'>' if n in named else ' '} {n:4} | {lines[n - 1]}")
-    return shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -10,15 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from urdir.ptxgen.ptx import TYPE_BYTES
+
 Dim3 = tuple[int, int, int]
 
-# Bytes of one scalar of each PTX element type; a parameter is aligned to its size (PTX ISA 5.1.6).
-SCALAR_BYTES: Mapping[str, int] = {
-    **dict.fromkeys(("u8", "s8", "b8"), 1),
-    **dict.fromkeys(("u16", "s16", "b16", "f16", "bf16"), 2),
-    **dict.fromkeys(("u32", "s32", "b32", "f32"), 4),
-    **dict.fromkeys(("u64", "s64", "b64", "f64"), 8),
-}
 POINTER_BYTES = 8
 
 
@@ -187,12 +182,12 @@ def _signature(identity: _Identity) -> Signature:
 def param_layout(kernel: Kernel) -> tuple[tuple[int, int], ...]:
     """(offset, size) in bytes of every parameter in the parameter block.
 
-    Each is aligned to its own size, as ptxas lays ``.param`` space out.
+    Each is aligned to its own size, as ptxas lays ``.param`` space out (PTX ISA 5.1.6).
     """
     layout = []
     end = 0
     for param in kernel.params:
-        size = POINTER_BYTES if param.is_pointer else SCALAR_BYTES[param.dtype]
+        size = POINTER_BYTES if param.is_pointer else TYPE_BYTES[param.dtype]
         offset = -(-end // size) * size
         layout.append((offset, size))
         end = offset + size

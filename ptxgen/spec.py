@@ -108,9 +108,9 @@ class Tolerance:
     def of_sum(dtype: str, terms: int = 1, accumulator: str = "f32") -> Tolerance:
         """For outputs of type ``dtype`` that are sums of ``terms`` terms, added in ``accumulator``.
 
-        One rounding to ``dtype``, and what rounding every partial sum makes of it: errors of
-        either sign grow as the root of the number of terms, and four of these cover any element of
-        a large array (Higham and Mary 2019). Integers allow nothing. It does not cover inputs that
+        One rounding to ``dtype``, and one of every partial sum. Errors of either sign grow as the
+        root of the number of terms; four times that covers any element of a large array (Higham
+        and Mary 2019). Integers allow nothing. It does not cover inputs that
         cancel throughout, or functions that are only approximated. Raises PtxgenError for a type
         without a rounding.
         """
@@ -229,7 +229,7 @@ class KernelSpec:
         return tuple(s if isinstance(s, int) else int(getattr(self, s)) for s in param.shape)
 
     def nbytes(self, param: Param) -> int:
-        """Size in bytes of the array behind a pointer parameter."""
+        """Size in bytes of the array that a pointer parameter points to."""
         count = 1
         for extent in self.shape_of(param):
             count *= extent

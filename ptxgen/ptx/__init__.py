@@ -1,7 +1,7 @@
-"""PTX text to instructions (PTX ISA, chapters 4 and 5), and what follows from them.
+"""PTX text to instructions (PTX ISA, chapters 4 and 5), their control flow, GPU architectures.
 
-One parser for lint, statistics and the emulator: the one part of ptxgen that the driver uses, and
-so it imports nothing outside itself.
+Lint, statistics and the emulator use the same parser. This is the one part of ptxgen that the
+driver imports, so it imports nothing outside itself.
 """
 
 from urdir.ptxgen.ptx.parser import parse

@@ -67,8 +67,10 @@ class _Statement:
 def parse_entry(
     source: Source, header: re.Match[str], module_variables: list[Variable]
 ) -> tuple[Entry, int]:
-    """The kernel whose ``header`` is the name, the parameter list, what stands before its brace;
-    and the position behind its body. Raises PtxSyntaxError.
+    """A kernel, and the position after its body.
+
+    ``header`` is its name, its parameter list, and the directives before its brace. Raises
+    PtxSyntaxError.
     """
     return _EntryParser(source, header, module_variables).parse()
 

@@ -22,7 +22,7 @@ WITHOUT_RESULT = frozenset({"bar", "barrier", "bra", "nanosleep", "setmaxnreg"})
 
 #: Opcodes after which, unless they are predicated, the next instruction does not follow.
 LEAVES = frozenset({"ret", "exit", "trap"})
-#: Those after which a thread is through.
+#: Opcodes that end the thread.
 ENDS = frozenset({"ret", "exit"})
 
 

@@ -76,7 +76,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """``_``: a result nobody wants."""
+    """``_``: a result that is not kept."""
 
 
 Operand = Register | Immediate | Symbol | Address | Vector | Pair | Discard

@@ -20,18 +20,17 @@ COMPILED = Path(urdir.templates.__file__).resolve().with_name("compiled")
 
 
 class TemplateModules:
-    """One module a template in ``folder``: the source Jinja generated, then a digest in a comment.
+    """One module a template in ``folder``: the source that Jinja generated, then a digest.
 
-    The digest is of that source and of all that it comes from: the template's text, the version of
-    Jinja, whose runtime the source is made for, and ``environment``, which stands for the
-    environment's options. A module with another one counts as missing, so that a damaged or
-    outdated one is never run.
+    The digest, in a comment, is of that source and of all that it depends on: the template's text,
+    the version of Jinja, and ``environment``, which identifies the environment's options. A module
+    with another digest counts as missing, so that a damaged or outdated one is never run.
 
-    The folder lies among sources that are run as well: whoever can plant a module there can change
-    those. A wheel's modules are made when it is built and stay as they are; Python keeps their
-    bytecode, as it does for any other module: installers make it, else the first use does. In a
-    checkout, processes write what they find missing or outdated; they use no bytecode, which Python
-    would take for good where a module is written twice in a second.
+    The folder is as safe as the sources beside it: whoever can write a module there can change
+    those, too. A wheel's modules are made when it is built and do not change; Python keeps their
+    bytecode, as for any module. In a checkout, processes write the modules that are missing or
+    outdated. They use no bytecode there: Python would take stale bytecode for good where a module
+    is written twice in a second.
     """
 
     def __init__(self, folder: Path, environment: str) -> None:

@@ -31,13 +31,14 @@ def f32(value: float) -> str:
 
 @functools.lru_cache(maxsize=1 << 12)
 def once(macro: Callable[..., str], *args: Hashable) -> str:
-    """What a macro makes of ``args``, rendered once for all texts: for macros of files that are
-    imported without context, and for texts that many kernels have in common."""
+    """The text of a macro for ``args``, rendered once a process, for what many kernels share.
+
+    The macro's file must be imported without context."""
     return macro(*args)
 
 
 def identity() -> str:
-    """Stands for all options of the environment: a digest of this file, which has them."""
+    """Identifies the environment's options: a digest of this file, where they are set."""
     return module_digest(__name__)
 
 
@@ -57,8 +58,9 @@ def environment() -> jinja2.Environment:
 
 
 def write_modules(folder: Path = COMPILED) -> int:
-    """Compile all templates of urdir into ``folder``, a package of a wheel that is being built, in
-    place of what it held. Returns their number.
+    """Compile all templates of urdir into ``folder``, a package of the wheel that is being built.
+
+    What the folder held is deleted. Returns the number of templates.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -85,8 +87,8 @@ def _python(env: jinja2.Environment, file: str, text: str) -> str:
 class _PackageLoader(jinja2.BaseLoader):
     """Finds ``package/file``; a bare name is a shared macro file of ``urdir.templates``.
 
-    Code of urdir's own templates comes from ``modules`` and goes there; that of other packages is
-    made by every process that needs it.
+    urdir's own templates are read from and written to ``modules`` in compiled form. Those of other
+    packages are compiled in every process that needs them.
     """
 
     def __init__(self, modules: TemplateModules) -> None:
@@ -123,8 +125,8 @@ def _split(template: str) -> TemplateName:
 
 
 class _Context(Context):
-    """Calls what is called as it is, without asking what else it wants to be passed: macros,
-    methods of specs and `f32` want nothing, and there are thousands of calls in a text.
+    """Calls functions directly. Jinja would first look whether each wants the context passed; here
+    none does (macros, methods of specs, `f32`), and a text has thousands of calls.
     """
 
     def call(

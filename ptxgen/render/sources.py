@@ -1,6 +1,4 @@
-"""The sources that kernels' texts come from: templates, digests of all that may shape a text. Needs
-no Jinja.
-"""
+"""What kernels' texts are made from: templates, and digests of every source. Needs no Jinja."""
 
 from __future__ import annotations
 

@@ -7,13 +7,14 @@ runs too, so a kernel that assembles here loads there, and its log says what a k
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.ptx.excerpt import excerpt
 
 OPTIONS = ("-O3", "-verbose")
 
@@ -156,16 +157,14 @@ def parse_resources(log: str) -> dict[str, Resources]:
 
 
 def annotate(ptx: str, log: str, around: int = 2) -> str:
-    """``log``, followed by the lines of ``ptx`` that it names ("line 51"), each marked and with
-    ``around`` lines before and after it."""
-    named = {int(n) for n in re.findall(r"\bline (\d+)", log)}
-    return "\n".join([log, *_quote(ptx.split("\n"), named, around)])
+    """``log``, followed by the lines of ``ptx`` that it names; see `excerpt`."""
+    return "\n".join([log, *excerpt(ptx, log, around)])
 
 
-def _quote(lines: Sequence[str], named: Iterable[int], around: int) -> Iterator[str]:
-    marked = {n for n in named if 1 <= n <= len(lines)}
-    shown = {m for n in marked for m in range(n - around, n + around + 1) if 1 <= m <= len(lines)}
-    for number in sorted(shown):
-        if number - 1 not in shown:
-            yield "  ..."
-        yield f"{'>' if number in marked else ' '}{number:5d} | {lines[number - 1]}"
+_TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.MULTILINE)
+
+
+def declared_target(ptx: str) -> str | None:
+    """What ``.target`` says in a text, which need not parse; None where nothing does."""
+    found = _TARGET.search(ptx)
+    return found[1] if found else None

@@ -1,8 +1,7 @@
-"""Any PTX text looked over: our lint, then the assembler, findings with the lines around them."""
+"""Check any PTX text: our lint, then the assembler, findings with the lines around them."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from urdir.ptxgen.tools.assemble import (
@@ -11,10 +10,9 @@ from urdir.ptxgen.tools.assemble import (
     Resources,
     annotate,
     assemble,
+    declared_target,
 )
 from urdir.ptxgen.tools.lint import Finding, lint
-
-_TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +50,9 @@ def check(text: str, target: str | None = None, name: str = "kernel") -> Verdict
 
     ``name`` stands in messages. Nothing is raised for bad PTX; a missing assembler is noted.
     """
-    declared = _TARGET.search(text)
-    chosen = target or (declared[1] if declared else "")
+    chosen = target or declared_target(text)
     findings = lint(text)
-    if not chosen:
+    if chosen is None:
         return Verdict(text, "", findings, "", {}, "the text has no .target")
     try:
         made = assemble(text, chosen, name=name)

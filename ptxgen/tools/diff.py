@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.tools.assemble import AssembleError, AssemblerMissingError, assemble
+from urdir.ptxgen.tools.assemble import (
+    AssembleError,
+    AssemblerMissingError,
+    assemble,
+    declared_target,
+)
 from urdir.ptxgen.tools.dump import body_of
 from urdir.ptxgen.tools.stats import code_bytes, instruction_mix
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
-_TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.MULTILINE)
 #: The line in which the generator writes a kernel's fields: ``// RmsNorm(rows=3, ...)``.
 _FIELDS = re.compile(r"^// ([A-Z]\w*\(.*\))$", re.MULTILINE)
 
@@ -41,10 +45,9 @@ class PtxFile:
     @property
     def target(self) -> str:
         """What ``.target`` says. Raises PtxgenError where nothing does."""
-        found = _TARGET.search(self.text)
-        if not found:
+        if (target := declared_target(self.text)) is None:
             raise PtxgenError(f"{self.path} has no .target: is it PTX?")
-        return found[1]
+        return target
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,21 @@
+"""The lines of a PTX text that a log names, for error messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+
+def excerpt(text: str, log: str, around: int = 2) -> Iterator[str]:
+    """The lines of ``text`` that ``log`` names ("line 51"), each marked and with its number.
+
+    ``around`` lines before and after each are shown too; "..." stands for those left out.
+    """
+    lines = text.split("\n")
+    named = {int(n) for n in re.findall(r"\bline (\d+)", log)} & set(range(1, len(lines) + 1))
+    near = {n + d for n in named for d in range(-around, around + 1)}
+    shown = near & set(range(1, len(lines) + 1))
+    for number in sorted(shown):
+        if number - 1 not in shown:
+            yield "  ..."
+        yield f"{'>' if number in named else ' '}{number:5d} | {lines[number - 1]}"
