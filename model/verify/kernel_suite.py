@@ -35,6 +35,9 @@ from urdir.ptxgen.tools.lint import lint
 
 __all__ = ["EmulatorSuite", "GpuSuite", "KernelSuite", "SanitizerSuite", "TextSuite"]
 
+#: What the emulator poses as in some tests, beside its default.
+OTHER_TARGETS = ("sm_75", "sm_80", "sm_90a")
+
 
 class _Suite:
     """What the suites have in common: a test that takes ``spec`` runs for every example."""
@@ -54,9 +57,14 @@ class _Suite:
         ]
 
     @classmethod
-    def smallest(cls) -> list[Any]:
-        """The first example of each kernel, for tests that need no more."""
-        return [pytest.param(kind.smallest_example(), id=kind.name) for kind in cls.kernels]
+    def on_other_targets(cls) -> list[Any]:
+        """The first example of each kernel with each of `OTHER_TARGETS` that it is written for."""
+        return [
+            pytest.param(kind.smallest_example(), target, id=f"{kind.name}-{target}")
+            for kind in cls.kernels
+            for target in OTHER_TARGETS
+            if target in kind.smallest_example().targets
+        ]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Called by pytest for each test of the class."""
@@ -64,8 +72,8 @@ class _Suite:
             raise pytest.UsageError(f"{type(self).__name__}: set kernels = (YourSpec, ...)")
         if "spec" in metafunc.fixturenames:
             metafunc.parametrize("spec", self.examples())
-        if "small_spec" in metafunc.fixturenames:
-            metafunc.parametrize("small_spec", self.smallest())
+        if "other_target" in metafunc.fixturenames:
+            metafunc.parametrize(("small_spec", "other_target"), self.on_other_targets())
 
     def inputs(self, spec: KernelSpec) -> dict[str, Any]:
         """Random inputs, the same in every test."""
@@ -140,11 +148,9 @@ class EmulatorSuite(_Suite):
         skip_where_missing(spec, urdir_emulator.native_target)
         check(urdir_emulator, spec, self.inputs(spec))
 
-    @pytest.mark.parametrize("target", ["sm_75", "sm_80"])
-    def test_it_runs_on_an_older_target(self, small_spec: KernelSpec, target: str) -> None:
+    def test_it_runs_on_another_target(self, small_spec: KernelSpec, other_target: str) -> None:
         """Templates may take other instructions there."""
-        skip_where_missing(small_spec, target)
-        with Device.open(f"emulator:{target}") as device:
+        with Device.open(f"emulator:{other_target}") as device:
             check(device, small_spec, self.inputs(small_spec))
 
 

@@ -16,7 +16,7 @@ from urdir.driver.device import Device
 from urdir.driver.errors import PtxLoadError
 from urdir.driver.harness import run_kernel
 from urdir.model.verify.check import DeviceOwner, check_kernel_examples
-from urdir.model.verify.kernel_suite import check, skip_where_missing, targets, texts
+from urdir.model.verify.kernel_suite import EmulatorSuite, check, skip_where_missing, targets, texts
 from urdir.ptxgen import ptx
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
@@ -191,6 +191,17 @@ def test_its_dump() -> None:
     assert dump.key in ptx_text(dump)
     found = json.loads(json.dumps(description(dump)))
     assert (found["target"], found["key"]) == ("sm_90a", Twice().key("sm_90a"))
+
+
+def test_a_suite_runs_it_where_it_exists() -> None:
+    class Suite(EmulatorSuite):
+        kernels = (Twice, Both, Add)
+
+    cases = Suite.on_other_targets()
+    assert [case.id for case in cases] == [
+        "twice-sm_90a", "twice-sm_80", "twice-sm_90a", "add-sm_75", "add-sm_80"
+    ]  # fmt: skip
+    Suite().test_it_runs_on_another_target(*cases[0].values)
 
 
 def test_it_runs_where_it_exists() -> None:
