@@ -241,8 +241,9 @@ class KernelSpec:
 
     @classmethod
     def purpose(cls) -> str:
-        """The first line of the spec's docstring."""
-        return (inspect.getdoc(cls) or "").split("\n", 1)[0]
+        """The first sentence of the spec's docstring, in one line."""
+        paragraph = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+        return paragraph.split(". ")[0].rstrip(".")
 
     def target_on(self, device: str) -> str | None:
         """Which of ``targets`` a device takes, None where the kernel does not exist there.

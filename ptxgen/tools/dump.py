@@ -26,7 +26,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.tools.assemble import AssemblerMissingError, assemble, assembler_version
 from urdir.ptxgen.tools.sass import disassemble, disassembler_version
-from urdir.ptxgen.tools.settings import plain, summary
+from urdir.ptxgen.tools.settings import plain
 
 _DUMP_LINE = re.compile(r"^// dump .*; sha256 [^:\n]*: ([0-9a-f]{64})$", re.MULTILINE)
 
@@ -89,7 +89,7 @@ def describe(spec: KernelSpec, target: str) -> dict[str, Any]:
     shape = spec.launch_shape
     return {
         "kernel": spec.name,
-        "purpose": summary(type(spec)),
+        "purpose": spec.purpose(),
         "key": spec.key(target),
         "target": target,
         "fields": {name: plain(value) for name, value in spec.fields().items()},

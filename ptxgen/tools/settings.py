@@ -53,12 +53,6 @@ def fields_of(kernel: type[KernelSpec]) -> tuple[FieldInfo, ...]:
     return tuple(_fields(kernel, kernel.smallest_example(), ""))
 
 
-def summary(kernel: type[KernelSpec]) -> str:
-    """The first sentence of the spec's docstring, in one line."""
-    paragraph = " ".join((kernel.__doc__ or "").strip().split("\n\n")[0].split())
-    return paragraph.split(". ")[0].rstrip(".")
-
-
 def plain(value: Any) -> Any:
     """A field's value for printing and JSON: a format by its name, a record as a dictionary."""
     if isinstance(value, Format):

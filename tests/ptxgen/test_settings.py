@@ -18,7 +18,7 @@ from urdir.ptxgen.kernels.read_stream import ReadStream
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.rope import Rope
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
-from urdir.ptxgen.tools.settings import SettingError, fields_of, plain, specialise, summary
+from urdir.ptxgen.tools.settings import SettingError, fields_of, plain, specialise
 from urdir.ptxgen.weights.formats import FORMATS
 
 
@@ -125,8 +125,8 @@ def test_arrays_have_elements() -> None:
 
 @pytest.mark.parametrize("kernel", kernels().values(), ids=kernels())
 def test_every_kernel_describes_itself(kernel: type[KernelSpec]) -> None:
-    assert len(summary(kernel)) > 10
-    assert "\n" not in summary(kernel)
+    assert len(kernel.purpose()) > 10
+    assert "\n" not in kernel.purpose()
     first = kernel.smallest_example()
     names = {info.name.partition(".")[0] for info in fields_of(kernel)}
     assert names == set(first.fields())

@@ -16,9 +16,10 @@ from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param, Tolerance,
 
 @dataclass(frozen=True)
 class Mixed(KernelSpec):
-    """Every kind of parameter.
+    """Every kind of parameter, of
+    two kinds of access. Only the first sentence is its purpose.
 
-    Only the first line is its purpose.
+    And nothing of this.
     """
 
     rows: int
@@ -68,8 +69,8 @@ def test_inputs_are_what_a_launch_takes():
     assert np.all(np.abs(as_f32) < 6)
 
 
-def test_purpose_is_the_first_line():
-    assert Mixed.purpose() == "Every kind of parameter."
+def test_purpose_is_the_first_sentence():
+    assert Mixed.purpose() == "Every kind of parameter, of two kinds of access"
 
 
 def test_a_spec_is_frozen_and_a_value():

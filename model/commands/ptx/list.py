@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list_kernels(name: str | None, as_json: bool) -> None:
     from urdir.ptxgen import catalog
-    from urdir.ptxgen.tools.settings import fields_of, summary
+    from urdir.ptxgen.tools.settings import fields_of
 
     found: Sequence[type[KernelSpec]]
     found = [catalog.kernel(name)] if name else list(catalog.kernels().values())
@@ -57,18 +57,18 @@ def _list_kernels(name: str | None, as_json: bool) -> None:
         print(json.dumps([_kernel_dict(kernel) for kernel in found], indent=2))
         return
     for kernel in found:
-        print(f"{kernel.name}  {summary(kernel)}")
+        print(f"{kernel.name}  {kernel.purpose()}")
         for field in fields_of(kernel):
             left = f"{field.name} = {field.default}" if field.has_default else field.name
             print(f"    {left:<24} {field.type}")
 
 
 def _kernel_dict(kernel: type[KernelSpec]) -> dict[str, Any]:
-    from urdir.ptxgen.tools.settings import fields_of, summary
+    from urdir.ptxgen.tools.settings import fields_of
 
     return {
         "kernel": kernel.name,
-        "purpose": summary(kernel),
+        "purpose": kernel.purpose(),
         "fields": [
             {"name": f.name, "type": f.type, "example": f.example}
             | ({"default": f.default} if f.has_default else {})
