@@ -60,7 +60,7 @@ class Assembly:
 def assemble(
     ptx: str, target: str, *, name: str = "kernel", options: Sequence[str] = OPTIONS
 ) -> Assembly:
-    """Machine code of ``ptx`` for ``target`` ("sm_90"); ``name`` stands in messages.
+    """Machine code of ``ptx`` for ``target`` ("sm_90"); ``name`` is for messages.
 
     Raises AssemblerMissingError without the nvJitLink wheel, and AssembleError with the assembler's
     messages and the PTX around the lines that they name.

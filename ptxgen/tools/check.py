@@ -19,8 +19,8 @@ from urdir.ptxgen.tools.lint import Finding, lint
 class Verdict:
     """What was found in a PTX text.
 
-    ``findings`` are the lint's, ``refusal`` is the assembler's message ("" when it is content),
-    ``resources`` the cost by entry; ``skipped`` says why the assembler was not asked ("" if so).
+    ``findings`` are the lint's, ``refusal`` is the assembler's message ("" when there is none),
+    ``resources`` the cost by entry; ``skipped`` says why the assembler did not run ("" if it did).
     """
 
     text: str
@@ -32,7 +32,7 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Neither of them has anything to say."""
+        """Neither lint nor the assembler found anything."""
         return not self.findings and not self.refusal
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Verdict:
 def check(text: str, target: str | None = None, name: str = "kernel") -> Verdict:
     """Lint ``text`` and assemble it for ``target`` (None: what its ``.target`` says).
 
-    ``name`` stands in messages. Nothing is raised for bad PTX; a missing assembler is noted.
+    ``name`` is for messages. Nothing is raised for bad PTX; a missing assembler is noted.
     """
     chosen = target or declared_target(text)
     findings = lint(text)

@@ -1,9 +1,8 @@
 """Kernels as files: PTX that explains itself, cubin, SASS, and a description as JSON.
 
-Files are named by the module key, under which an edited PTX file can take the place of the
-generated text (``URDIR_PTX_OVERRIDE``). A dumped PTX text is what the generator wrote (the kernel's
-contract, its fields, its launch shape, its code), with one line filled in that is empty there, so
-that lines have the same numbers::
+Files are named by the spec key; under the same name an edited PTX file replaces the generated text
+(``URDIR_PTX_OVERRIDE``). A dumped PTX text is the generated one (contract, fields, launch shape,
+code) with its first empty line filled in, so that line numbers stay the same::
 
     // rms_norm: y = x / sqrt(mean(x^2) + eps) * weight, per row
     // ...
@@ -35,9 +34,9 @@ _DUMP_LINE = re.compile(r"^// dump .*; sha256 [^:\n]*: ([0-9a-f]{64})$", re.MULT
 class Dump:
     """A kernel for a target, ready to be written in any form of ``EMITTERS``.
 
-    ``origin`` is a line that says where the fields' values are from, ``life_ranges`` adds those of
-    registers to SASS. ``cubin`` and what assembled it stand in for nvJitLink's where given (the
-    driver's own machine code).
+    ``origin`` says in one line where the fields' values are from; ``life_ranges`` adds those of
+    registers to SASS. ``cubin`` and ``cubin_maker`` are used instead of nvJitLink's where given:
+    the driver's own machine code.
     """
 
     spec: KernelSpec
@@ -49,7 +48,7 @@ class Dump:
 
     @property
     def key(self) -> str:
-        """The module key, and the stem of every file's name."""
+        """The spec key, and the stem of every file's name."""
         return self.spec.key(self.target)
 
 
@@ -64,7 +63,7 @@ def ptx_text(dump: Dump) -> str:
 
 
 def sass_text(dump: Dump) -> str:
-    """SASS, headed by who made the machine code and who took it apart."""
+    """SASS, with a head that names the assembler and the disassembler."""
     code = disassemble(machine_code(dump), life_ranges=dump.life_ranges)
     return (
         f"// urdir ptx dump: {dump.spec.name} for {dump.target}, as SASS\n"

@@ -44,7 +44,7 @@ from urdir.ptxgen.ptx.flow import (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """One violation: the line of the PTX text (from 1), the rule, what is wrong with what."""
+    """One violation: the line of the PTX text (from 1), the rule, and what breaks it."""
 
     line: int
     rule: str
@@ -225,7 +225,7 @@ def _is_for_all(i: ptx.Instruction) -> bool:
 
 
 def _forks(block: Block, varying: set[str]) -> bool:
-    """True when threads of one CTA may leave the block on different ways."""
+    """True when threads of one CTA may leave the block by different branches."""
     last = block.instructions[-1] if block.instructions else None
     if not last or not last.predicate or last.predicate.name not in varying:
         return False
@@ -246,8 +246,8 @@ def _apart(graph: Sequence[Block], fork: int, after: Sequence[frozenset[int]]) -
 
 
 def _varying(entry: ptx.Entry) -> set[str]:
-    """The registers whose value may differ between the threads of a CTA: computed, by whatever
-    way, from a thread's number, or loaded from an address that varies."""
+    """The registers whose value may differ between the threads of a CTA: computed from a thread's
+    number, directly or not, or loaded from an address that varies."""
     found: set[str] = set()
     size = -1
     while size != len(found):

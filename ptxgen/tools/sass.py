@@ -20,7 +20,7 @@ class DisassemblerError(PtxgenError):
 
 
 def disassemble(cubin: bytes, *, life_ranges: bool = False) -> str:
-    """SASS of a cubin; ``life_ranges`` draws beside it which registers hold a value where."""
+    """SASS of a cubin; ``life_ranges`` adds columns that show which registers are live where."""
     options = ["-c"] + (["-plr"] if life_ranges else [])
     with tempfile.TemporaryDirectory(prefix="urdir-") as folder:
         path = Path(folder) / "kernel.cubin"

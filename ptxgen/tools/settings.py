@@ -49,7 +49,7 @@ class FieldInfo:
 
 
 def fields_of(kernel: type[KernelSpec]) -> tuple[FieldInfo, ...]:
-    """Every field that can be set, records taken apart, in order of declaration."""
+    """Every field that can be set, the parts of records each, in order of declaration."""
     return tuple(_fields(kernel, kernel.smallest_example(), ""))
 
 
