@@ -111,7 +111,11 @@ class OpenDevice(Protocol):
 
     @property
     def target(self) -> str:
-        """What kernels are made for: "sm_90"."""
+        """What portable kernels are made for: "sm_90"."""
+
+    @property
+    def native_target(self) -> str:
+        """The most special target whose code runs here: "sm_90a" on an H200."""
 
     @property
     def is_emulated(self) -> bool:

@@ -10,13 +10,8 @@ from typing import Any
 
 from urdir.driver.emulator.calls import Refused
 from urdir.driver.emulator.functions import Extent, Function
-from urdir.driver.emulator.properties import (
-    MAX_BLOCK,
-    MAX_CLUSTER,
-    MAX_GRID,
-    MAX_THREADS,
-    DeviceProperties,
-)
+from urdir.driver.emulator.properties import DeviceProperties
+from urdir.ptxgen.ptx.architecture import MAX_BLOCK, MAX_CLUSTER, MAX_GRID, MAX_THREADS
 
 NO_CLUSTER: Extent = (1, 1, 1)
 

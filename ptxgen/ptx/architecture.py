@@ -163,8 +163,8 @@ def occupancy(target: str, registers: int, threads: int, shared: int) -> Occupan
     bounds = {
         "threads": architecture.warps // warps,
         "registers": by_registers,
-        "shared memory": architecture.shared // taken if taken else architecture.ctas,
         "CTAs": architecture.ctas,
+        "shared memory": architecture.shared // taken if taken else architecture.ctas,
     }
     limiter = min(bounds, key=lambda name: bounds[name])
     return Occupancy(bounds[limiter], bounds[limiter] * warps, architecture.warps, limiter)
