@@ -7,7 +7,7 @@ from .engine.sampling import SamplingSettings as SamplingSettings
 from .engine.session import Session as Session
 from .errors import ContextFullError as ContextFullError
 from .errors import ModelError as ModelError
-from .families.config import Config as Config
+from .families.description import Config as Config
 from .files.gguf import Gguf as Gguf
 from .files.gguf import Tensor as Tensor
 from .text.chat import ChatTemplate as ChatTemplate

@@ -26,8 +26,8 @@ from urdir.driver.plan import Plan
 from urdir.model.blocks.rows import Ending, StepShape
 from urdir.model.engine.session import Session, chunks_of, row_bucket
 from urdir.model.engine.step import build_plan
-from urdir.model.families.config import Config
-from urdir.model.files.synthetic import SyntheticModel
+from urdir.model.families.description import Config
+from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.catalog import kernels

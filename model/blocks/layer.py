@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urdir.model.blocks.attention import LayerAttention, incremental_attention_async
 from urdir.model.blocks.linear import Activations, Products, device_limits
 from urdir.model.blocks.rows import Rows
-from urdir.model.families.config import Config
+from urdir.model.families.description import Config
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.weights import Weights
@@ -16,17 +16,19 @@ from urdir.ptxgen.kernels.linear.choice import fills_sms
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 
 if TYPE_CHECKING:
+    from urdir.driver.device import Device
     from urdir.driver.memory import Arena, Slice
     from urdir.driver.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """The owners of everything that a step reads and writes.
+    """The device, and the owners of everything on it that a step reads and writes.
 
     ``exact`` keeps activations f32; without ``fused``, decode attention is launched in parts.
     """
 
+    device: Device
     config: Config
     weights: Weights
     cache: KvCache
@@ -37,23 +39,24 @@ class StepParts:
 
     def attention(self, rows: Rows, index: int) -> LayerAttention:
         """The attention of layer ``index``."""
+        mixer = self.config.layers[index].mixer
         return LayerAttention(
-            f"blk.{index}.attention",
-            self.cache,
-            index,
-            self.config.n_heads,
-            rows,
-            self.work,
-            self.config.rope.rotation,
-            self.weights.rope_table,
-            self.weights.device.properties.sm_count,
-            self.exact,
-            self.fused,
+            label=f"blk.{index}.attention",
+            cache=self.cache,
+            layer=index,
+            heads=mixer.heads,
+            rows=rows,
+            work=self.work,
+            rotation=mixer.rope.rotation,
+            frequencies=self.weights.rope_tables[mixer.rope],
+            sm_count=self.device.properties.sm_count,
+            exact=self.exact,
+            fused=self.fused,
         )
 
     def products(self, plan: Plan, rows: Rows) -> Products:
         """What appends this step's products to ``plan``."""
-        limits = device_limits(self.weights.device.properties)
+        limits = device_limits(self.device.properties)
         return Products(plan, self.config, self.work, rows.count, self.exact, limits)
 
 
@@ -88,7 +91,7 @@ def transformer_layer_indexed(
         at + "attn_output", w.o, heads, x.x, work["residual"], w.ffn_norm, fill
     )
     products.append_gated(at + "ffn_gate_up", w.gate, w.up, attended, w.ffn_norm, work["activated"])
-    next_norm = parts.weights.norm_behind(index)
+    next_norm = parts.weights.norm_after(index)
     return products.append_residual(
         at + "ffn_down", w.down, work["activated"], work["residual"], y, next_norm
     )
@@ -96,9 +99,10 @@ def transformer_layer_indexed(
 
 def _append_qk_norm(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:
     """RMSNorm of every head of Q and K (Qwen3), in place."""
-    c, w, work = parts.config, parts.weights.layers[index], parts.work
-    for name, weight, heads in (("q", w.q_norm, c.n_heads), ("k", w.k_norm, c.n_kv_heads)):
+    mixer, w = parts.config.layers[index].mixer, parts.weights.layers[index]
+    work, eps = parts.work, parts.config.rms_eps
+    for name, weight, heads in (("q", w.q_norm, mixer.heads), ("k", w.k_norm, mixer.kv_heads)):
         if weight is not None:
-            kernel = RmsNorm(rows=rows.count * heads, cols=c.head_dim, eps=c.rms_eps)
+            kernel = RmsNorm(rows=rows.count * heads, cols=mixer.key_dim, eps=eps)
             label = f"blk.{index}.attn_{name}_norm"
             plan.launch(kernel, label, x=work[name], weight=weight, y=work[name])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from urdir.model.families.config import Config
+from urdir.model.families.description import Config
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.linear.choice import Limits, choose_product, vector_product

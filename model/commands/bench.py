@@ -13,7 +13,7 @@ from urdir.model.commands.report import installed_version
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.model.files.synthetic import SyntheticModel
+    from urdir.model.families.synthetic import SyntheticModel
 
 EXAMPLES = """\
   urdir bench model.gguf                     512 prompt tokens, 128 decoded, five runs each
@@ -157,7 +157,7 @@ def _run_startup(args: argparse.Namespace) -> int:
 
 
 def _source(args: argparse.Namespace) -> str | SyntheticModel | None:
-    from urdir.model.files.synthetic import SyntheticModel
+    from urdir.model.families.synthetic import SyntheticModel
 
     return SyntheticModel(args.shape, args.type) if args.shape else args.model
 

@@ -70,7 +70,7 @@ def _memory(gguf: Gguf, context: int | None) -> dict[str, Any]:
     """The memory plan, or why there is none: a file we cannot run can still be shown."""
     from urdir.model.engine.engine import default_context
     from urdir.model.errors import ConfigError, UnsupportedError
-    from urdir.model.families.config import Config
+    from urdir.model.families.description import Config
     from urdir.model.memory.budget import MemoryPlan
 
     try:

@@ -15,10 +15,10 @@ from urdir.driver.ptx_files import PtxFiles
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.session import Session
 from urdir.model.environment import Knobs, read_knobs
-from urdir.model.families.config import Config
+from urdir.model.families.description import Config
+from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.model_file import ModelFile
-from urdir.model.files.synthetic import SyntheticModel
 from urdir.model.memory.budget import MemoryPlan
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner

@@ -74,6 +74,7 @@ class Session(Owner):
         state = DecodeState(device, sequences, layout.max_len, rows, self._chunks[-1])
         sizes = workspace_sizes(config, layout, rows, self._chunks[-1], device.properties.sm_count)
         self.parts = StepParts(
+            device,
             config,
             weights,
             create_cache(device, config, layout),

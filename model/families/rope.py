@@ -1,4 +1,8 @@
-"""How a model rotates queries and keys, as its metadata says."""
+"""How a model rotates queries and keys, and the metadata that says so.
+
+The meaning of the keys is that of llama.cpp (`llama-model.cpp`, `llama-context.cpp`); the formulas
+are in ptxgen.kernels.rotation.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.files.metadata import Metadata
+from urdir.model.families.reader import Reader
 from urdir.ptxgen.kernels.rotation import RopeScaling, RopeStyle, Rotation, frequencies
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """``{arch}.rope.*`` of a file."""
+    """One way to rotate heads; layers that rotate alike have equal ones."""
 
     dim: int  # leading elements of a head that turn; even
     style: RopeStyle
     freq_base: float
     scaling: RopeScaling
+    has_factors: bool = False  # the file's factors (dim / 2,) divide the frequencies
 
     @property
     def rotation(self) -> Rotation:
@@ -38,47 +43,52 @@ class RopeConfig:
 
 
 def read_rope(
-    metadata: Metadata, arch: str, style: RopeStyle, head_dim: int, context_length: int
+    file: Reader, style: RopeStyle, head_dim: int, context_length: int, *, has_factors: bool
 ) -> RopeConfig:
-    """Read and check ``{arch}.rope.*``. Raises ConfigError, UnsupportedError naming the key."""
-    key = f"{arch}.rope."
-    dim = metadata.optional(key + "dimension_count", int, head_dim)
+    """Read and check ``rope.*``. Raises ConfigError, UnsupportedError naming the key.
+
+    Keys: rope.dimension_count, rope.freq_base, rope.scale_linear, rope.scaling.{type, factor,
+    attn_factor, original_context_length, yarn_ext_factor, yarn_attn_factor, yarn_beta_fast,
+    yarn_beta_slow}.
+    """
+    dim = file.optional("rope.dimension_count", int, head_dim)
     if not 0 < dim <= head_dim or dim % 2:
         raise ConfigError(
-            f"{key}dimension_count is {dim}, expected an even number up to {head_dim}"
+            f"{file.key('rope.dimension_count')} is {dim}, expected an even number up to {head_dim}"
         )
-    base = metadata.optional(key + "freq_base", float, 10000.0)
+    base = file.optional("rope.freq_base", float, 10000.0)
     if base <= 1.0:
-        raise ConfigError(f"{key}freq_base is {base}, expected more than 1")
-    return RopeConfig(dim, style, base, _read_scaling(metadata, key, context_length))
+        raise ConfigError(f"{file.key('rope.freq_base')} is {base}, expected more than 1")
+    return RopeConfig(dim, style, base, _read_scaling(file, context_length), has_factors)
 
 
-def _read_scaling(metadata: Metadata, key: str, context_length: int) -> RopeScaling:
+def _read_scaling(file: Reader, context_length: int) -> RopeScaling:
     # ggml's default is "linear", with a factor that defaults to 1; a factor of 0 means unscaled
-    kind = metadata.optional(key + "scaling.type", str, "linear")
+    kind = file.optional("rope.scaling.type", str, "linear")
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedError(
-            f"{key}scaling.type is '{kind}'; none, linear and yarn are supported"
+            f"{file.key('rope.scaling.type')} is '{kind}'; none, linear and yarn are supported"
         )
-    old_factor = metadata.optional(key + "scale_linear", float, 1.0)
-    factor = metadata.optional(key + "scaling.factor", float, old_factor)
-    attn_factor = metadata.optional(key + "scaling.attn_factor", float, 1.0)
-    ext_factor = metadata.optional(key + "scaling.yarn_ext_factor", float, -1.0)
+    old_factor = file.optional("rope.scale_linear", float, 1.0)
+    factor = file.optional("rope.scaling.factor", float, old_factor)
+    attn_factor = file.optional("rope.scaling.attn_factor", float, 1.0)
+    ext_factor = file.optional("rope.scaling.yarn_ext_factor", float, -1.0)
     if ext_factor < 0.0:
         ext_factor = 1.0 if kind == "yarn" else 0.0
     scaling = {
         "factor": 1.0 if kind == "none" or factor == 0.0 else factor,
-        "attn_factor": attn_factor
-        * metadata.optional(key + "scaling.yarn_attn_factor", float, 1.0),
-        "original_context": metadata.optional(
-            key + "scaling.original_context_length", int, context_length
+        "attn_factor": attn_factor * file.optional("rope.scaling.yarn_attn_factor", float, 1.0),
+        "original_context": file.optional(
+            "rope.scaling.original_context_length", int, context_length
         ),
-        "beta_fast": metadata.optional(key + "scaling.yarn_beta_fast", float, 32.0),
-        "beta_slow": metadata.optional(key + "scaling.yarn_beta_slow", float, 1.0),
+        "beta_fast": file.optional("rope.scaling.yarn_beta_fast", float, 32.0),
+        "beta_slow": file.optional("rope.scaling.yarn_beta_slow", float, 1.0),
     }
     for name, value in scaling.items():
         if not value > 0:
-            raise ConfigError(f"{key}scaling: {name} is {value}, expected a positive number")
+            raise ConfigError(
+                f"{file.key('rope.scaling')}: {name} is {value}, expected a positive number"
+            )
     return RopeScaling(
         factor=scaling["factor"],
         attn_factor=scaling["attn_factor"],

@@ -17,12 +17,13 @@ from urdir.driver.plan import Plan
 from urdir.model.blocks.attention import key_bucket
 from urdir.model.blocks.rows import Ending, StepShape
 from urdir.model.engine.session import Session, row_bucket
+from urdir.model.families.tensors import tensors
 from urdir.model.measure.profile import ProfileRow, summarise
 from urdir.ptxgen.kernels.attention.decode import DecodeAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
 if TYPE_CHECKING:
-    from urdir.model.families.config import Config
+    from urdir.model.families.description import Config
     from urdir.model.files.model_file import ModelFile
 
 _PROFILED = 6  # runs of a step that is profiled
@@ -85,7 +86,9 @@ def bytes_per_step(
     sequence once.
     """
     weights = sum(
-        t.nbytes for t in gguf.tensors.values() if t.name != "token_embd.weight" or config.tied
+        gguf.tensors[spec.name].nbytes
+        for spec in tensors(config)
+        if spec.role != "embedding" or config.tied
     )
     return weights + 2 * config.n_layers * length * layout.token_nbytes * sequences
 
@@ -207,7 +210,7 @@ def profile_step(session: Session, bandwidth: float, sequences: int = 1) -> Sequ
         session.truncate(0, sequence)
         session.feed([0], sequence)
     session.parts.state.write_rows([(sequence, 0) for sequence in range(sequences)])
-    device, keys = session.weights.device, key_bucket(1, session.parts.cache.layout.max_len)
+    device, keys = session.parts.device, key_bucket(1, session.parts.cache.layout.max_len)
     with device.create_stream() as stream:
         bound = session.steps.bound(StepShape(row_bucket(sequences), keys, Ending.GREEDY))
         timings = execute.profile(bound, device, stream, repeats=_PROFILED)

@@ -20,7 +20,7 @@ from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.attention.choice import length_buckets
 
 if TYPE_CHECKING:
-    from urdir.model.families.config import Config
+    from urdir.model.families.description import Config
     from urdir.model.files.model_file import ModelFile
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
     from urdir.ptxgen.spec import KernelSpec

@@ -15,7 +15,7 @@ from urdir.driver.device import Device
 from urdir.driver.parallel import in_threads
 from urdir.model.engine.engine import Engine, default_context, demo_model
 from urdir.model.errors import ModelError
-from urdir.model.files.synthetic import SyntheticModel
+from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.model_kernels import model_kernels
 from urdir.ptxgen.render.jinja import environment, write_modules
 

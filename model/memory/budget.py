@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from urdir.model.engine.session import chunks_of, row_bucket
 from urdir.model.errors import ModelError
-from urdir.model.families.config import Config
+from urdir.model.families.description import Config
 from urdir.model.memory.device_state import state_sizes
 from urdir.model.memory.kv_cache import cache_bytes, kv_layout
 from urdir.model.memory.weights import STAGING_BYTES, weight_sizes

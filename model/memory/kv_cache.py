@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from urdir.model.errors import ContextFullError, ModelError
-from urdir.model.families.config import Config
+from urdir.model.families.description import Config
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
 
@@ -46,9 +46,8 @@ def kv_layout(
     max_len = rounded_capacity(context)
     if page_len and pages is None:
         pages = sequences * (max_len // page_len)
-    return KvLayout(
-        sequences, config.n_kv_heads, max_len, config.head_dim, dtype, page_len, pages or 0
-    )
+    mixer = config.layers[0].mixer  # the caches of all layers have one shape
+    return KvLayout(sequences, mixer.kv_heads, max_len, mixer.key_dim, dtype, page_len, pages or 0)
 
 
 def cache_bytes(config: Config, layout: KvLayout) -> int:

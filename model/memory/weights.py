@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from urdir.model.families.config import Config, expected_tensors
+from urdir.model.families.description import Config
+from urdir.model.families.rope import RopeConfig
+from urdir.model.families.tensors import tensor_name, tensors
 from urdir.model.memory.upload import STAGING_BYTES, Uploader
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from urdir.model.files.model_file import ModelFile
 
 __all__ = ["STAGING_BYTES", "LayerWeights", "Matrix", "Weights", "weight_sizes"]
-
-_ROPE_TABLE = "rope table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +70,22 @@ class LayerWeights:
 
 
 class Weights(Owner):
-    """All weights of a model in one allocation, by tensor name and by role."""
+    """All weights of a model in one allocation, by role; ``rope_tables`` by what they rotate."""
 
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
         self.device = device
         self._arena: Arena = device.arena(weight_sizes(gguf, config), "weights")
-        self._layouts = {t.name: _layout(t) for t in gguf.tensors.values() if len(t.shape) == 2}
-        self.embedding = self._matrix("token_embd.weight")
-        output = "token_embd" if config.tied else "output"
-        self.output = self._matrix(f"{output}.weight", "output.bias")
-        self.output_norm: Slice = self._arena["output_norm.weight"]
-        self.rope_table: Slice = self._arena[_ROPE_TABLE]
+        self._layouts = {
+            spec.name: _layout(gguf.tensors[spec.name])
+            for spec in tensors(config)
+            if spec.kind == "matrix"
+        }
+        self.embedding = self._matrix("embedding")
+        bias = self._find("output_bias")
+        self.output = replace(self.embedding, bias=bias) if config.tied else self._matrix("output")
+        self.output_norm = self._vector("output_norm")
+        self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
         self.layers = tuple(self._layer(i) for i in range(config.n_layers))
 
     @classmethod
@@ -93,46 +97,59 @@ class Weights(Owner):
         """
         weights = cls(gguf, config, device)
         try:
-            weights._upload(gguf)
+            weights._upload_rope_tables(gguf)
+            weights._upload(gguf, device)
         except BaseException:
             weights.close()
             raise
         return weights
 
-    def _upload(self, gguf: ModelFile) -> None:
-        self.rope_table.upload(_rope_table(gguf, self.config))
+    def _upload(self, gguf: ModelFile, device: Device) -> None:
         total = sum(t.nbytes for t in gguf.tensors.values())
-        with Uploader(self.device) as uploader, Progress("loading", total) as progress:
-            for name, _ in expected_tensors(self.config):
-                tensor = gguf.tensors[name]
-                if name in self._layouts:
-                    uploader.matrix(self._layouts[name], tensor.data, self._arena[name])
-                elif name in self._arena:
-                    uploader.vector(tensor.data, self._arena[name])
+        with Uploader(device) as uploader, Progress("loading", total) as progress:
+            for spec in tensors(self.config):
+                tensor = gguf.tensors[spec.name]
+                if spec.kind == "matrix":
+                    layout = self._layouts[spec.name]
+                    uploader.matrix(layout, tensor.data, self._arena[spec.name])
+                elif spec.kind == "vector":
+                    uploader.vector(tensor.data, self._arena[spec.name])
                 progress.advance(tensor.nbytes)
 
-    def _matrix(self, name: str, bias: str | None = None) -> Matrix:
-        bias = bias or name.replace(".weight", ".bias")
-        return Matrix(self._layouts[name], self._arena[name], self._arena.get(bias))
+    def _upload_rope_tables(self, gguf: ModelFile) -> None:
+        for rope, table in self.rope_tables.items():
+            factors = None
+            if rope.has_factors:
+                factors = gguf.tensors[tensor_name("rope_factors")].data.view(np.float32)
+            table.upload(turns_table(rope.frequencies(factors)))
+
+    def _matrix(self, role: str, layer: int | None = None) -> Matrix:
+        name = tensor_name(role, layer)
+        return Matrix(self._layouts[name], self._arena[name], self._find(f"{role}_bias", layer))
+
+    def _vector(self, role: str, layer: int | None = None) -> Slice:
+        return self._arena[tensor_name(role, layer)]
+
+    def _find(self, role: str, layer: int | None = None) -> Slice | None:
+        return self._arena.get(tensor_name(role, layer))
 
     def _layer(self, index: int) -> LayerWeights:
-        at = f"blk.{index}."
         return LayerWeights(
-            attn_norm=self._arena[at + "attn_norm.weight"],
-            q=self._matrix(at + "attn_q.weight"),
-            k=self._matrix(at + "attn_k.weight"),
-            v=self._matrix(at + "attn_v.weight"),
-            o=self._matrix(at + "attn_output.weight"),
-            ffn_norm=self._arena[at + "ffn_norm.weight"],
-            gate=self._matrix(at + "ffn_gate.weight"),
-            up=self._matrix(at + "ffn_up.weight"),
-            down=self._matrix(at + "ffn_down.weight"),
-            q_norm=self._arena.get(at + "attn_q_norm.weight"),
-            k_norm=self._arena.get(at + "attn_k_norm.weight"),
+            attn_norm=self._vector("attn_norm", index),
+            q=self._matrix("q", index),
+            k=self._matrix("k", index),
+            v=self._matrix("v", index),
+            o=self._matrix("o", index),
+            ffn_norm=self._vector("ffn_norm", index),
+            gate=self._matrix("gate", index),
+            up=self._matrix("up", index),
+            down=self._matrix("down", index),
+            q_norm=self._find("q_norm", index),
+            k_norm=self._find("k_norm", index),
         )
 
-    def norm_behind(self, index: int) -> Slice:
-        """The weights (hidden,) of the norm behind layer ``index``."""
+    def norm_after(self, index: int) -> Slice:
+        """The weights (hidden,) of the first norm after layer ``index``."""
         more = index + 1 < len(self.layers)
         return self.layers[index + 1].attn_norm if more else self.output_norm
 
@@ -149,13 +166,13 @@ class Weights(Owner):
 def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
     """Bytes of everything ``Weights`` keeps on the device, by tensor name."""
     sizes = {}
-    for name, shape in expected_tensors(config):
-        if name == "rope_freqs.weight":
-            continue  # part of the RoPE table
-        tensor = gguf.tensors[name]
-        sizes[name] = _layout(tensor).nbytes if len(shape) == 2 else tensor.nbytes
-    sizes[_ROPE_TABLE] = 4 * config.rope.dim
-    return sizes
+    for spec in tensors(config):
+        tensor = gguf.tensors[spec.name]
+        if spec.kind == "matrix":
+            sizes[spec.name] = _layout(tensor).nbytes
+        elif spec.kind == "vector":
+            sizes[spec.name] = tensor.nbytes
+    return sizes | {_table_name(rope): 4 * rope.dim for rope in config.ropes}
 
 
 def _layout(tensor: Tensor) -> Layout:
@@ -163,10 +180,5 @@ def _layout(tensor: Tensor) -> Layout:
     return Layout(format_of(tensor.type_id), rows, cols)
 
 
-def _rope_table(
-    gguf: ModelFile, config: Config
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    factors = None
-    if config.has_rope_factors:
-        factors = gguf.tensors["rope_freqs.weight"].data.view(np.float32)
-    return turns_table(config.rope.frequencies(factors))
+def _table_name(rope: RopeConfig) -> str:
+    return f"table of {rope}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from urdir.model.blocks.attention import partial_sizes
-from urdir.model.families.config import Config
+from urdir.model.families.description import Config
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.linear.product import MAX_BATCH
@@ -21,18 +21,20 @@ def workspace_sizes(
     exist for decode rows only; the latter depend on how many SMs the device has.
     """
     c, most = config, max(rows, chunk)
+    mixers = [layer.mixer for layer in c.layers]
+    ffn = max(layer.ffn.width for layer in c.layers)
     widths = {
         "hidden": c.hidden,
         "residual": c.hidden,
         "normed": c.hidden,
-        "q": c.n_heads * c.head_dim,
-        "k": c.n_kv_heads * c.head_dim,
-        "v": c.n_kv_heads * c.head_dim,
-        "heads": c.n_heads * c.head_dim,
+        "q": max(mixer.query_width for mixer in mixers),
+        "k": max(mixer.key_width for mixer in mixers),
+        "v": max(mixer.value_width for mixer in mixers),
+        "heads": max(mixer.output_width for mixer in mixers),
         "delta": c.hidden,
-        "gate": c.ffn,
-        "up": c.ffn,
-        "activated": c.ffn,
+        "gate": ffn,
+        "up": ffn,
+        "activated": ffn,
     }
     sizes = {name: 4 * width * most for name, width in widths.items()}
     few = min(rows, MAX_BATCH)
@@ -40,4 +42,4 @@ def workspace_sizes(
     sizes["summary"] = 4 * 2 * ceil_div(c.hidden, SUMMARY) * few
     sizes["logits"] = 4 * c.vocab_size * rows
     sizes["ranks"] = 8 * Argmax(n=c.vocab_size).slices * rows
-    return sizes | partial_sizes(config.n_heads, layout, rows, sm_count)
+    return sizes | partial_sizes(max(mixer.heads for mixer in mixers), layout, rows, sm_count)

@@ -17,7 +17,7 @@ from urdir.driver.bindings import emulated
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
-from urdir.model.files.synthetic import SHAPES, SyntheticModel
+from urdir.model.families.synthetic import SHAPES, SyntheticModel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits

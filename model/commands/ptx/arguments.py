@@ -85,7 +85,7 @@ def one_kernel(args: argparse.Namespace) -> KernelSpec:
 def of_model(args: argparse.Namespace, gpu: Gpu) -> tuple[ModelKernel, ...]:
     """The specialisations that --model uses on ``gpu``."""
     from urdir.model.engine.engine import default_context, demo_model
-    from urdir.model.families.config import Config
+    from urdir.model.families.description import Config
     from urdir.model.files.gguf import Gguf
     from urdir.model.measure.model_kernels import model_kernels
 

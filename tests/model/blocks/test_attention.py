@@ -17,7 +17,7 @@ from urdir.driver.plan import Plan
 from urdir.model.blocks.attention import LayerAttention, incremental_attention_into
 from urdir.model.blocks.rows import Ending, Rows, StepShape
 from urdir.model.engine.session import Session
-from urdir.model.families.config import Config
+from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype

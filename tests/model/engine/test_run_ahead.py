@@ -20,7 +20,7 @@ from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import LOOK_AHEAD, Session
 from urdir.model.errors import ContextFullError
-from urdir.model.families.config import Config
+from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.weights import Weights
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from urdir.model.errors import ConfigError
+from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig, read_rope
 from urdir.model.files.metadata import Metadata
 from urdir.ptxgen.kernels.rotation import RopeScaling
@@ -23,7 +24,8 @@ def test_bad_factors_are_refused(factors: np.ndarray) -> None:
 
 def _read(**values: bool | float | str) -> RopeConfig:
     keys = {f"llama.rope.{name.replace('__', '.')}": value for name, value in values.items()}
-    return read_rope(Metadata(keys), "llama", "interleaved", head_dim=64, context_length=4096)
+    file = Reader(Metadata(keys), "llama", {}, 1)
+    return read_rope(file, "interleaved", head_dim=64, context_length=4096, has_factors=False)
 
 
 def test_defaults() -> None:

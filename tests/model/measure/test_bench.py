@@ -19,8 +19,8 @@ from urdir.driver.device import Device
 from urdir.model.blocks.rows import Ending, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
-from urdir.model.families.config import Config
-from urdir.model.files.synthetic import SyntheticModel
+from urdir.model.families.description import Config
+from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure import bandwidth as bandwidth_module
 from urdir.model.measure.bandwidth import doubt, read_bandwidth
 from urdir.model.measure.bench import BenchCase, bench, bytes_per_step, moved_per_step, profile_step

@@ -20,7 +20,8 @@ from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
-from urdir.model.families.config import Config, expected_tensors
+from urdir.model.families.description import Attention, Config, Dense, LayerConfig
+from urdir.model.families.tensors import tensors
 from urdir.model.files.gguf import Gguf, Tensor
 from urdir.model.measure.model_kernels import model_kernels, step_shapes
 from urdir.model.memory.weights import Weights
@@ -35,26 +36,31 @@ def nano(data: Path) -> Path:
     return data / "golden" / "nano-llama-q8_0.gguf"
 
 
-def _shape_8b(**changes: Any) -> tuple[Any, Config]:
+def _shape_8b(layers: int = 32, head_dim: int = 128) -> tuple[Any, Config]:
     """A model of the size of Llama 3 8B that has tensors' types and shapes, and no data."""
     with Gguf(Path(__file__).parent.parent.parent / "data/golden/nano-llama-q8_0.gguf") as small:
         config = Config.from_gguf(small)
-    rope = dataclasses.replace(config.rope, dim=128)
-    sizes = {"n_layers": 32, "hidden": 4096, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128}
-    sizes |= {"ffn": 14336, "vocab_size": 128256, "context_length": 131072}
+    rope = dataclasses.replace(config.ropes[0], dim=128)
+    mixer = Attention(heads=32, kv_heads=8, key_dim=head_dim, value_dim=head_dim, rope=rope)
     config = dataclasses.replace(
-        config, **{**sizes, "tied": False, "has_rope_factors": False, **changes}, rope=rope
+        config,
+        layers=(LayerConfig(mixer, Dense(14336)),) * layers,
+        hidden=4096,
+        vocab_size=128256,
+        context_length=131072,
+        tied=False,
     )
-    tensors = {}
-    for name, shape in expected_tensors(config):
-        six_bits = any(part in name for part in ("ffn_down", "attn_v", "output.weight"))
+    stored = {}
+    for spec in tensors(config):
+        six_bits = spec.role in ("down", "v", "output")
         kind = GGMLQuantizationType.Q6_K if six_bits else GGMLQuantizationType.Q4_K
-        if len(shape) == 1:
+        if spec.kind == "vector":
             kind = GGMLQuantizationType.F32
         block, nbytes = GGML_QUANT_SIZES[kind]
-        size = int(np.prod(shape)) // block * nbytes
-        tensors[name] = Tensor(name, int(kind), shape, 0, size, np.empty(0, np.uint8))
-    return SimpleNamespace(tensors=tensors), config
+        size = int(np.prod(spec.shape)) // block * nbytes
+        data = np.empty(0, np.uint8)
+        stored[spec.name] = Tensor(spec.name, int(kind), spec.shape, 0, size, data)
+    return SimpleNamespace(tensors=stored), config
 
 
 @pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
@@ -125,7 +131,7 @@ def test_a_large_model_needs_its_metadata_only() -> None:
 @pytest.mark.parametrize(("target", "sms"), [("sm_75", 40), ("sm_80", 108), ("sm_89", 58)])
 def test_rows_too_long_for_an_sm_take_f32_products(target: str, sms: int) -> None:
     """Of an 8B model the 14336 columns of ffn_down, where an SM has 64 KB."""
-    gguf, config = _shape_8b(n_layers=1)
+    gguf, config = _shape_8b(layers=1)
     found = model_kernels(gguf, config, 4096, target, sms)
     decode = [kernel.spec for kernel in found if kernel.per_step(prompt=False)]
     columns = {
@@ -139,7 +145,7 @@ def test_rows_too_long_for_an_sm_take_f32_products(target: str, sms: int) -> Non
 
 
 def test_it_says_which_steps_use_a_kernel() -> None:
-    gguf, config = _shape_8b(n_layers=1)
+    gguf, config = _shape_8b(layers=1)
     found = model_kernels(gguf, config, 4096, "sm_90", 132)
     used = {kernel.spec.name: kernel.used_in() for kernel in found if "argm" in kernel.spec.name}
     assert used == {"argmax": "decode (greedy)"}
@@ -152,11 +158,11 @@ def test_it_says_which_steps_use_a_kernel() -> None:
 
 
 def test_targets_and_shapes_that_cannot_be() -> None:
-    gguf, config = _shape_8b(n_layers=1)
+    gguf, config = _shape_8b(layers=1)
     with pytest.raises(ModelError, match="sm_42"):
         model_kernels(gguf, config, 4096, "sm_42", 132)
     with pytest.raises(ModelError, match="context"):
         model_kernels(gguf, config, 1 << 20, "sm_90", 132)
-    wide = dataclasses.replace(config, head_dim=2048)
+    gguf, wide = _shape_8b(layers=1, head_dim=2048)
     with pytest.raises((ModelError, PtxgenError), match="head_dim"):
         model_kernels(gguf, wide, 4096, "sm_90", 132)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from urdir.driver.device import Device
-from urdir.model.families.config import Config
+from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory import upload
 from urdir.model.memory.weights import Weights, weight_sizes

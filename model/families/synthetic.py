@@ -5,7 +5,6 @@ measuring speed without a file.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from urdir.model.errors import SettingsError
-from urdir.model.families.config import ARCHITECTURES, Config, expected_tensors
-from urdir.model.families.rope import read_rope
+from urdir.model.families.reader import Reader
+from urdir.model.families.registry import describe
+from urdir.model.families.tensors import TensorSpec, tensor_name, tensors
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
 from urdir.model.owner import Owner
@@ -53,6 +53,8 @@ SHAPES = {
 #: What a tensor becomes whose rows are no multiple of its type's block, as llama.cpp's quantiser
 #: has it.
 _FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "Q2_K": "Q4_0", "Q3_K": "Q4_0"}
+#: The role of a tensor that files of an architecture have, though llama's do not.
+_FIRST_LAYER = {"qwen2": "q_bias", "qwen3": "q_norm"}
 TYPES = ("q4_k_m", *(name.lower() for name in FORMATS))
 
 
@@ -73,19 +75,20 @@ class SyntheticModel(Owner):
         self.path = Path(f"{shape_name}-{kind}")
         self.architecture = shape.arch
         self.metadata = Metadata(_metadata(shape, str(self.path)), str(self.path))
+        config = describe(_reader(shape, self.metadata))
         pools: dict[str, RepeatedBlocks] = {}
         self.tensors: dict[str, Tensor] = {}
-        for name, dims in _tensor_shapes(shape):
-            fmt = _format_of(name, dims, shape, kind)
-            if len(dims) == 1:
-                ones = np.ones(dims, np.float32).view(np.uint8)
-                self.tensors[name] = Tensor(name, fmt.ggml_type, dims, 0, ones.nbytes, ones)
-                continue
-            if fmt.name not in pools:
-                pools[fmt.name] = RepeatedBlocks.of(fmt, 0.7 / math.sqrt(shape.hidden))
-            nbytes = math.prod(dims) // fmt.block * fmt.nbytes
-            data: Any = pools[fmt.name].sized(nbytes)
-            self.tensors[name] = Tensor(name, fmt.ggml_type, dims, 0, nbytes, data)
+        for spec in tensors(config):
+            fmt = _format_of(spec, shape, kind)
+            nbytes = math.prod(spec.shape) // fmt.block * fmt.nbytes
+            data: Any
+            if spec.kind == "matrix":
+                if fmt.name not in pools:
+                    pools[fmt.name] = RepeatedBlocks.of(fmt, 0.7 / math.sqrt(shape.hidden))
+                data = pools[fmt.name].sized(nbytes)
+            else:
+                data = np.ones(spec.shape, np.float32).view(np.uint8)
+            self.tensors[spec.name] = Tensor(spec.name, fmt.ggml_type, spec.shape, 0, nbytes, data)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -143,45 +146,32 @@ def _metadata(shape: Shape, name: str) -> dict[str, Any]:
     }
 
 
-def _tensor_shapes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    metadata = Metadata(_metadata(shape, "shape"))
-    architecture = ARCHITECTURES[shape.arch]
-    config = Config(
-        architecture=shape.arch,
-        n_layers=shape.layers,
-        hidden=shape.hidden,
-        n_heads=shape.heads,
-        n_kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        ffn=shape.ffn,
-        vocab_size=shape.vocab,
-        context_length=131072,
-        rms_eps=1e-5,
-        rope=read_rope(metadata, shape.arch, architecture.rope_style, shape.head_dim, 131072),
-        tied=shape.tied,
-        has_rope_factors=False,
-        qkv_bias=shape.arch == "qwen2",
-        qk_norm=architecture.may_have_qk_norm,
-    )
-    return expected_tensors(config)
+def _reader(shape: Shape, metadata: Metadata) -> Reader:
+    """What a family reads: of the tensors those alone that say what such a file has."""
+    stored: dict[str, tuple[int, ...]] = {tensor_name("embedding"): (shape.vocab, shape.hidden)}
+    if not shape.tied:
+        stored[tensor_name("output")] = (shape.vocab, shape.hidden)
+    if shape.arch in _FIRST_LAYER:
+        stored[tensor_name(_FIRST_LAYER[shape.arch], 0)] = ()
+    return Reader(metadata, shape.arch, stored, shape.layers)
 
 
-def _format_of(name: str, dims: tuple[int, ...], shape: Shape, kind: str) -> Format:
+def _format_of(spec: TensorSpec, shape: Shape, kind: str) -> Format:
     """The type of a tensor: F32 for vectors, else what the recipe says and its rows allow."""
-    if len(dims) == 1:
+    if spec.kind != "matrix":
         return FORMATS["F32"]
-    wanted = "Q6_K" if kind == "q4_k_m" and _is_larger(name, shape) else kind.upper()
+    wanted = "Q6_K" if kind == "q4_k_m" and _is_larger(spec, shape) else kind.upper()
     fmt = FORMATS["Q4_K" if wanted == "Q4_K_M" else wanted]
-    while dims[1] % fmt.block:
+    while spec.shape[1] % fmt.block:
         fmt = FORMATS[_FALLBACK.get(fmt.name, "F16")]
     return fmt
 
 
-def _is_larger(name: str, shape: Shape) -> bool:
+def _is_larger(spec: TensorSpec, shape: Shape) -> bool:
     """Whether llama.cpp's Q4_K_M recipe stores a matrix as Q6_K."""
-    if name == ("token_embd.weight" if shape.tied else "output.weight"):
+    if spec.role == ("embedding" if shape.tied else "output"):
         return True
-    if not name.endswith(("attn_v.weight", "ffn_down.weight")):
+    if spec.layer is None or spec.role not in ("v", "down"):
         return False
-    layer, eighth = int(name.split(".")[1]), shape.layers // 8
+    layer, eighth = spec.layer, shape.layers // 8
     return layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2

@@ -9,9 +9,9 @@ from urdir.driver.device import Device
 from urdir.model.blocks.rows import Ending
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError
-from urdir.model.families.config import Config
-from urdir.model.files import synthetic as shapes
-from urdir.model.files.synthetic import SHAPES, TYPES, RepeatedBlocks, Shape, SyntheticModel
+from urdir.model.families import synthetic as shapes
+from urdir.model.families.description import Config
+from urdir.model.families.synthetic import SHAPES, TYPES, RepeatedBlocks, Shape, SyntheticModel
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import gguf as reference
 import pytest
 
 from urdir.model.errors import ConfigError, ModelError, UnsupportedError
-from urdir.model.families.config import Config, expected_tensors
+from urdir.model.families.description import Attention, Config
+from urdir.model.families.tensors import tensors
 from urdir.model.files.gguf import Gguf
 
 Maker = Callable[..., Path]
@@ -66,6 +67,10 @@ def read(make_gguf: Maker, files: Files) -> Config:
         return Config.from_gguf(gguf)
 
 
+def heads(mixer: Attention) -> tuple[int, int, int, int]:
+    return mixer.heads, mixer.kv_heads, mixer.key_dim, mixer.value_dim
+
+
 def refused(make_gguf: Maker, files: Files, error: type[ModelError] = ConfigError) -> str:
     path = make_gguf(*files)
     with Gguf(path) as gguf, pytest.raises(error) as caught:
@@ -79,13 +84,17 @@ def refused(make_gguf: Maker, files: Files, error: type[ModelError] = ConfigErro
 
 def test_sizes_of_a_small_model(make_gguf: Maker) -> None:
     config = read(make_gguf, small_model())
-    assert (config.n_layers, config.hidden, config.ffn) == (LAYERS, HIDDEN, FFN)
-    assert (config.n_heads, config.n_kv_heads, config.head_dim) == (HEADS, KV_HEADS, HEAD_DIM)
+    assert (config.n_layers, config.hidden) == (LAYERS, HIDDEN)
+    for layer in config.layers:
+        assert layer.ffn.width == FFN
+        assert heads(layer.mixer) == (HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM)
+        assert (layer.mixer.qkv_bias, layer.mixer.qk_norm) == (False, False)
     assert (config.vocab_size, config.context_length) == (VOCAB, 128)
     assert config.rms_eps == pytest.approx(1e-5)
-    assert (config.tied, config.has_rope_factors) == (False, False)
-    assert (config.rope.dim, config.rope.style) == (HEAD_DIM, "interleaved")
-    assert config.rope.freq_base == 10000.0
+    assert (config.tied, config.output_bias) == (False, False)
+    (rope,) = config.ropes
+    assert (rope.dim, rope.style, rope.has_factors) == (HEAD_DIM, "interleaved", False)
+    assert rope.freq_base == 10000.0
     with pytest.raises(FrozenInstanceError):
         config.hidden = 1  # type: ignore[misc]
 
@@ -93,19 +102,70 @@ def test_sizes_of_a_small_model(make_gguf: Maker) -> None:
 def test_the_demo_model(demo_file: Path) -> None:
     with Gguf(demo_file) as gguf:
         config = Config.from_gguf(gguf)
-    assert (config.n_layers, config.hidden, config.ffn, config.vocab_size) == (6, 256, 768, 2048)
-    assert (config.n_heads, config.n_kv_heads, config.head_dim) == (4, 2, 64)
+    assert (config.n_layers, config.hidden, config.vocab_size) == (6, 256, 2048)
+    assert {layer.ffn.width for layer in config.layers} == {768}
+    assert {heads(layer.mixer) for layer in config.layers} == {(4, 2, 64, 64)}
     assert config.tied
 
 
-def test_every_golden_llama_file_is_taken(data: Path) -> None:
+def test_the_table_has_every_tensor_of_every_model_once(data: Path, demo_file: Path) -> None:
     files = sorted((data / "golden").glob("*.gguf"))
     assert len(files) >= 15
-    for path in files:
+    for path in (*files, demo_file):
         with Gguf(path) as gguf:
             config = Config.from_gguf(gguf)
-            assert dict(expected_tensors(config)).keys() == gguf.tensors.keys()
-            assert config.has_rope_factors == ("ropef" in path.name)
+            table = list(tensors(config))
+            found = {
+                name: (tensor.shape, tensor.type_name) for name, tensor in gguf.tensors.items()
+            }
+        assert sorted(spec.name for spec in table) == sorted(found)
+        for spec in table:
+            shape, type_name = found[spec.name]
+            assert spec.shape == shape
+            assert type_name in spec.types
+            assert (spec.kind == "matrix") == (len(shape) == 2)
+        assert [rope.has_factors for rope in config.ropes] == ["ropef" in path.name]
+
+
+@pytest.mark.parametrize(
+    ("name", "style", "qkv_bias", "qk_norm"),
+    [
+        ("llama", "interleaved", False, False),
+        ("qwen2", "half", True, False),
+        ("qwen3", "half", False, True),
+    ],
+)
+def test_what_tells_the_families_apart(
+    data: Path, name: str, style: str, qkv_bias: bool, qk_norm: bool
+) -> None:
+    with Gguf(data / "golden" / f"nano-{name}-q4_k_m.gguf") as gguf:
+        config = Config.from_gguf(gguf)
+    assert config.architecture == name
+    for layer in config.layers:
+        assert layer.mixer.rope.style == style
+        assert (layer.mixer.qkv_bias, layer.mixer.qk_norm) == (qkv_bias, qk_norm)
+
+
+def test_layers_are_described_one_by_one(make_gguf: Maker) -> None:
+    """Shapes of each, and one RoPE for those that rotate alike."""
+    config = read(make_gguf, small_model())
+    first, second = config.layers
+    rope = replace(first.mixer.rope, freq_base=5e5, has_factors=True)
+    mixer = Attention(8, 4, 32, 16, rope, qkv_bias=True, qk_norm=True)
+    config = replace(config, layers=(first, replace(second, mixer=mixer), first))
+    assert config.ropes == (first.mixer.rope, rope)
+    table = {(spec.role, spec.layer): spec for spec in tensors(config)}
+    for layer in (0, 2):
+        assert table["q", layer].shape == (HEADS * HEAD_DIM, HIDDEN)
+        assert table["v", layer].shape == (KV_HEADS * HEAD_DIM, HIDDEN)
+        assert ("q_bias", layer) not in table
+    shapes = {role: spec.shape for (role, layer), spec in table.items() if layer == 1}
+    assert (shapes["q"], shapes["k"], shapes["v"]) == ((256, HIDDEN), (128, HIDDEN), (64, HIDDEN))
+    assert (shapes["q_bias"], shapes["k_bias"], shapes["v_bias"]) == ((256,), (128,), (64,))
+    assert (shapes["q_norm"], shapes["k_norm"]) == ((32,), (32,))
+    assert shapes["o"] == (HIDDEN, 128)
+    assert table["rope_factors", None].shape == (HEAD_DIM // 2,)
+    assert table["q_bias", 1].name == "blk.1.attn_q.bias"
 
 
 def test_a_tied_model(make_gguf: Maker) -> None:
@@ -126,7 +186,7 @@ def test_kv_heads_default_to_heads(make_gguf: Maker) -> None:
     for layer in range(LAYERS):
         for name in ("attn_k", "attn_v"):
             tensors[f"blk.{layer}.{name}.weight"] = tensor((HEADS * HEAD_DIM, HIDDEN))
-    assert read(make_gguf, (metadata, tensors)).n_kv_heads == HEADS
+    assert read(make_gguf, (metadata, tensors)).layers[0].mixer.kv_heads == HEADS
 
 
 def test_a_head_dim_of_its_own(make_gguf: Maker) -> None:
@@ -137,7 +197,8 @@ def test_a_head_dim_of_its_own(make_gguf: Maker) -> None:
             tensors[f"blk.{layer}.{name}.weight"] = tensor((heads * 32, HIDDEN))
         tensors[f"blk.{layer}.attn_output.weight"] = tensor((HIDDEN, HEADS * 32))
     config = read(make_gguf, (metadata, tensors))
-    assert (config.head_dim, config.rope.dim) == (32, 32)
+    mixer = config.layers[0].mixer
+    assert (mixer.key_dim, mixer.value_dim, mixer.rope.dim) == (32, 32, 32)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,16 @@
+"""Qwen 3 (arXiv 2505.09388), dense: each head of queries and keys is normalised before it turns.
+
+Keys and formula: `decoder`; llama.cpp's is `src/models/qwen3.cpp`. The halves of a head turn
+together.
+"""
+
+from __future__ import annotations
+
+from urdir.model.families.decoder import read_decoder
+from urdir.model.families.description import Config
+from urdir.model.families.reader import Reader
+
+
+def describe(file: Reader) -> Config:
+    """What the file says."""
+    return read_decoder(file, "half", may_have_qk_norm=True)
