@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from urdir.model.files.gguf import Gguf
 
 EXAMPLES = """\
-  urdir show model.gguf              metadata, tensors by type, memory plan
+  urdir show model.gguf              metadata, tensors by type and role, memory plan
   urdir show model.gguf --template   the chat template as it stands in the file
 """
 
@@ -57,13 +57,32 @@ def _report(gguf: Gguf, context: int | None) -> dict[str, Any]:
     nbytes = {
         name: sum(t.nbytes for t in gguf.tensors.values() if t.type_name == name) for name in types
     }
+    memory = _memory(gguf, context)
     return {
         "file": str(gguf.path),
         "version": gguf.version,
         "metadata": {key: _plain(value) for key, value in gguf.metadata.items()},
         "tensors": {name: {"count": types[name], "bytes": nbytes[name]} for name in sorted(types)},
-        "memory": _memory(gguf, context),
+        "roles": [] if "unsupported" in memory else _roles(gguf),
+        "memory": memory,
     }
+
+
+def _roles(gguf: Gguf) -> list[dict[str, Any]]:
+    """What the tensors are for: those of one role, shape and type together."""
+    from urdir.model.families.description import Config
+    from urdir.model.families.tensors import tensors
+
+    groups = Counter(
+        (spec.role, spec.shape, gguf.tensors[spec.name].type_name)
+        for spec in tensors(Config.from_gguf(gguf))
+    )
+    roles = list(dict.fromkeys(role for role, _, _ in groups))
+    return [
+        {"role": role, "shape": list(shape), "type": type_name, "count": groups[group]}
+        for group in sorted(groups, key=lambda group: roles.index(group[0]))
+        for role, shape, type_name in [group]
+    ]
 
 
 def _memory(gguf: Gguf, context: int | None) -> dict[str, Any]:
@@ -101,6 +120,11 @@ def _print(report: dict[str, Any]) -> None:
     print("\ntensors:")
     for name, entry in report["tensors"].items():
         print(f"  {name:<8} {entry['count']:>5}  {entry['bytes']:>16,} bytes")
+    if report["roles"]:
+        print("\nroles:")
+    for entry in report["roles"]:
+        shape = " x ".join(map(str, entry["shape"]))
+        print(f"  {entry['role']:<12} {entry['type']:<6} {entry['count']:>4} of {shape}")
     print("\nmemory:")
     for name, value in report["memory"].items():
         print(f"  {name:<12} {value:>16,}" if isinstance(value, int) else f"  {name}: {value}")

@@ -53,7 +53,7 @@ class Matrix:
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One transformer layer: matrices (out, in), norms (hidden,) f32; ``q_norm`` and ``k_norm``
-    (head_dim,) f32 where queries and keys are normalised.
+    (key_dim,) f32 where queries and keys are normalised.
     """
 
     attn_norm: Slice

@@ -141,6 +141,15 @@ def test_show_needs_no_tokeniser(cli: Cli, nano: Path) -> None:
     assert code == 0
     assert report["tensors"]["Q8_0"]["count"] == 16
     assert report["memory"]["total"] > report["memory"]["weights"] > 900_000
+    assert report["roles"][0] == {
+        "role": "embedding",
+        "shape": [320, 256],
+        "type": "Q8_0",
+        "count": 1,
+    }
+    assert {"role": "ffn_norm", "shape": [256], "type": "F32", "count": 2} in report["roles"]
+    stored = sum(entry["count"] for entry in report["tensors"].values())
+    assert sum(entry["count"] for entry in report["roles"]) == stored
     assert "im_start" in cli("show", demo_model(), "--template")[1]
     assert cli("show", nano, "--template")[0] == 1
 
@@ -179,6 +188,7 @@ def test_show_prints_short_arrays_whole(cli: Cli, make_gguf: Callable[..., Path]
     assert found["names"] == ["one", "two"]
     assert found["nothing"] == []
     assert (found["eight"], found["nine"]) == (list(range(8)), "[9 values]")
+    assert json.loads(out)["roles"] == []  # no description of an architecture that is unknown
     assert "[16, 24, 24, 0]" in cli("show", path)[1]
 
 

@@ -14,6 +14,8 @@ from urdir.model.errors import ConfigError, ModelError, UnsupportedError
 from urdir.model.families.description import Attention, Config
 from urdir.model.families.tensors import tensors
 from urdir.model.files.gguf import Gguf
+from urdir.model.measure.paper_device import paper_device
+from urdir.model.memory.weights import Weights
 
 Maker = Callable[..., Path]
 Files = tuple[dict[str, Any], dict[str, Any]]
@@ -172,6 +174,46 @@ def test_a_tied_model(make_gguf: Maker) -> None:
     metadata, tensors = small_model()
     del tensors["output.weight"]
     assert read(make_gguf, (metadata, tensors)).tied
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_bias_of_the_output(make_gguf: Maker, tied: bool) -> None:
+    metadata, tensors = small_model()
+    tensors["output.bias"] = tensor((VOCAB,))
+    if tied:
+        del tensors["output.weight"]
+    with Gguf(make_gguf(metadata, tensors)) as gguf, paper_device("sm_90", 132) as device:
+        config = Config.from_gguf(gguf)
+        assert (config.tied, config.output_bias) == (tied, True)
+        with Weights(gguf, config, device) as weights:
+            assert weights.output.bias is not None
+            assert weights.output.bias.nbytes == 4 * VOCAB
+            assert weights.embedding.bias is None
+            assert (weights.output.data == weights.embedding.data) == tied
+
+
+@pytest.mark.parametrize("missing", ["blk.0.attn_k.bias", "blk.1.attn_q.bias", "blk.1.attn_v.bias"])
+def test_biases_of_queries_keys_and_values_come_together(make_gguf: Maker, missing: str) -> None:
+    metadata, tensors = small_model()
+    for layer in range(LAYERS):
+        for name, count in (("attn_q", HEADS), ("attn_k", KV_HEADS), ("attn_v", KV_HEADS)):
+            tensors[f"blk.{layer}.{name}.bias"] = tensor((count * HEAD_DIM,))
+    config = read(make_gguf, (metadata, dict(tensors)))
+    assert all(layer.mixer.qkv_bias for layer in config.layers)
+    del tensors[missing]
+    assert f"tensor '{missing}' " in refused(make_gguf, (metadata, tensors))
+
+
+def test_norms_of_heads_are_qwen3_s(make_gguf: Maker) -> None:
+    metadata, tensors = small_model()
+    for layer in range(LAYERS):
+        for name in ("attn_q_norm", "attn_k_norm"):
+            tensors[f"blk.{layer}.{name}.weight"] = tensor((HEAD_DIM,))
+    message = refused(make_gguf, (metadata, tensors), UnsupportedError)
+    assert "tensor 'blk.0.attn_q_norm.weight' is no part of a 'llama' model" in message
+    metadata = {key.replace("llama.", "qwen3."): value for key, value in metadata.items()}
+    metadata["general.architecture"] = "qwen3"
+    assert all(layer.mixer.qk_norm for layer in read(make_gguf, (metadata, tensors)).layers)
 
 
 def test_the_vocabulary_size_is_the_embedding_s(make_gguf: Maker) -> None:
