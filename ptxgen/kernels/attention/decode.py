@@ -5,15 +5,17 @@ that each row brings along.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.decode_cta import DecodeCta
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, Rotation, frequencies, turns_table
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
+from urdir.ptxgen.target import Target
 
 WARPS = 8
 #: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
@@ -45,6 +47,9 @@ class DecodeAttention(AttentionSpec):
 
     rope: Rotation | None = None
     most_heads: int = MAX_TILE
+
+    #: Whether a CTA takes a chunk of a row's keys, which may be without the row's own token.
+    splits_keys: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,6 +103,10 @@ class DecodeAttention(AttentionSpec):
     def keys_per_pass(self) -> int:
         """Keys a CTA takes at once, one a lane group."""
         return WARPS * (32 // self.lanes)
+
+    def cta(self, target: Target) -> DecodeCta:
+        """What the template needs to know about a CTA on ``target``."""
+        return DecodeCta(self, target)
 
     @property
     def token_nbytes(self) -> int:
