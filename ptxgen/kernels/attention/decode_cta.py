@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 class DecodeCta:
     """How the threads of a CTA divide keys and dims, and what lies where in shared memory.
 
-    Where the CTA is ``asynchronous``, keys and values pass through a ring of ``stages`` stages, each
-    of a step of the loop over the keys; what the warps have summed then takes its place. A q8_0
-    scale is copied with its neighbour in an aligned word, which must be of the same slot. Sizes and
-    offsets (``..._at``) are in bytes.
+    Where the CTA is ``asynchronous``, keys and values pass through a ring of ``stages`` stages,
+    each of a step of the loop over the keys; what the warps have summed then takes its place. A
+    q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
+    Sizes and offsets (``..._at``) are in bytes.
     """
 
     def __init__(self, spec: DecodeAttention, target: Target) -> None:

@@ -150,6 +150,11 @@ class GemmSmall(TiledProduct):
         return TILE_UNITS // 2 * self.lane_vectors
 
     @property
+    def has_partial_block(self) -> bool:
+        """Whether the last block of a row has units beyond it."""
+        return self.row_units % TILE_UNITS != 0
+
+    @property
     def partial_nbytes(self) -> int:
         """Sums of two rows and a lane's vectors, eight times."""
         return 8 * 8 * self.lane_vectors * self.sum_lanes

@@ -66,6 +66,16 @@ class Gemv(TiledProduct):
         return RECORD_NBYTES[self.activations]
 
     @property
+    def lane_blocks(self) -> int:
+        """Blocks of which a warp prepares the activations, and each lane eight."""
+        return ceil_div(self.cta_blocks, self.cta_warps)
+
+    @property
+    def has_partial_blocks(self) -> bool:
+        """Whether the warps' last blocks, or units of the last block, are beyond the row."""
+        return bool(self.cta_blocks % self.cta_warps or self.cols % (TILE_COLS * self.cluster))
+
+    @property
     def partial_nbytes(self) -> int:
         return 4 * TILE_ROWS
 
