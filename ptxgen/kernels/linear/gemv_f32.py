@@ -175,6 +175,11 @@ class GemvF32(FusedProduct):
         """Bytes of a panel for one batch row."""
         return self.panel_units * RECORD_NBYTES
 
+    def quads_at_once(self, units: int) -> int:
+        """Quads (four columns) of each vector's ``units`` that a thread loads at a time."""
+        each = ceil_div(8 * units, self.launch_shape.threads)
+        return ceil_div(each, ceil_div(each, max(1, 6 // self.batch)))
+
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
