@@ -94,7 +94,8 @@ class GroupNumbers:
     def _moves(
         self, places: Callable[[Plane, Part], Iterable[int]], lift: int = 0
     ) -> tuple[Moves, ...]:
-        """Each part's: of number n, from bit ``places[n]`` to byte n and ``lift`` bits further."""
+        """Each part's. ``places``: the bits of a register where number 0, 1, ... begins, which goes to
+        byte 0, 1, ... and ``lift`` bits further."""
         moves = []
         for plane, part in self.fmt.parts(self.number):
             masks: dict[int, int] = {}
