@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.product import MAX_BATCH, SMS, FusedProduct, odd_cols
+from urdir.ptxgen.kernels.linear.spec import (
+    MAX_BATCH,
+    SMS,
+    LinearSpec,
+    Part,
+    odd_cols,
+    side_by_side,
+)
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, UNIT
 from urdir.ptxgen.weights.layout import TILE_ROWS
@@ -35,7 +43,7 @@ def choose_rows(total: int, choices: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class GemvF32(FusedProduct):
+class GemvF32(LinearSpec):
     """Matrix-vector products y[b] = W x[b] (+ bias), W (rows, cols) of any weight type, repacked.
 
     ``batch``: 1 to 8 vectors; the weights are read once for all of them, and y[b] has the same bits
@@ -177,12 +185,17 @@ class GemvF32(FusedProduct):
 
     @property
     def launch_shape(self) -> LaunchShape:
+        last = self.parts[-1]
         return LaunchShape(
-            grid=(self.ctas, 1, 1), block=(32 * self.cta_warps, 1, 1), resident=self.cta_residents
+            grid=(last.first_cta + last.ctas, 1, 1),
+            block=(32 * self.cta_warps, 1, 1),
+            resident=self.cta_residents,
         )
 
-    def cta_rows_of(self, matrix: int) -> int:
-        return self.cta_warps * self.warp_rows * self.warp_passes
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        cta_rows = self.cta_warps * self.warp_rows * self.warp_passes
+        return side_by_side(self.layouts, [cta_rows] * len(self.layouts))
 
     @property
     def tolerance(self) -> Tolerance:
