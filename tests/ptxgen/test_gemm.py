@@ -1,4 +1,4 @@
-"""Tensor-core products: tiles, rounding, edges, and the choice between the two products."""
+"""Linear kernel of many rows: tiles, rounding, edges."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.choice import choose_product
 from urdir.ptxgen.kernels.linear.gemm import FULL, TILES, Gemm, Tile, choose_tile
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.tools.assemble import assemble, is_available
@@ -22,21 +21,6 @@ every_tile = pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.batch}x{t
 
 
 # ---- choices ----
-
-
-@pytest.mark.parametrize(
-    ("batch", "exact", "kernel"),
-    [
-        (1, False, "gemv_f32"),
-        (8, False, "gemv_f32"),
-        (9, False, "gemm"),
-        (512, False, "gemm"),
-        (1, True, "gemv_f32"),
-        (512, True, "gemv_f32"),
-    ],
-)
-def test_the_choice_between_matvec_and_matmul(batch: int, exact: bool, kernel: str) -> None:
-    assert choose_product(batch, exact) == kernel
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from urdir.ptxgen.kernels.linear.gemv_f32 import (
     GemvF32,
     choose_rows,
 )
-from urdir.ptxgen.kernels.linear.product import MAX_BATCH
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
 
