@@ -340,7 +340,7 @@ def test_a_ring_is_filled_a_few_tiles_at_a_time(device: Device) -> None:
         assert (each.cut.ring.slots, each.cut.ring.pace, each.cut.warps) == (each.stages, 2, 8)
         before, _ = each.ptx("sm_90").split("griddepcontrol.wait")
         assert before.count("cp.async.wait_group 1;") == waits
-    assert i16(Q8_0, 48, 4096, **fields).pace == 1
+    assert i16(Q8_0, 48, 4096, **fields).cut.ring.pace == 1
     inputs = spec.make_inputs(np.random.default_rng(16))
     first, second = (run_kernel(device, each, inputs)["y"] for each in (spec, pair))
     np.testing.assert_array_equal(first, second)

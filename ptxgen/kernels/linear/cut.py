@@ -158,8 +158,7 @@ class RowCut:
     @property
     def has_tiles_beyond(self) -> bool:
         """Whether there are tiles beyond a matrix' last."""
-        last = self.parts[-1]
-        return self.clusters > last.first_cta + last.ctas or any(
+        return self.clusters > sum(part.ctas for part in self.parts) or any(
             part.layout.bands % (self.passes * part.pass_tiles) for part in self.parts
         )
 
@@ -268,7 +267,7 @@ def _cut_rows(
         TilePart(p.number, p.layout, p.first_cta, p.ctas, Tile(p.layout), warps * n, n)
         for p, n in zip(side_by_side(layouts, cta_rows), each, strict=True)
     )
-    clusters = parts[-1].first_cta + parts[-1].ctas
+    clusters = sum(part.ctas for part in parts)
     if options.fill and clusters > options.clusters // 2:
         clusters = max(clusters, options.clusters)
     return RowCut(warps, passes, warps * max(each), parts, clusters)

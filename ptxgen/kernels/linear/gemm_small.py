@@ -53,8 +53,6 @@ class GemmSmall(TiledSpec):
     template = ("urdir.templates", "gemm_small.ptx.j2")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch <= MAX_BATCH:
-            raise PtxgenError(f"gemm_small: batch is {self.batch}: 1 to {MAX_BATCH}")
         if any(fmt.is_float for fmt in self.formats):
             raise PtxgenError("gemm_small: the weights must be quantised")
         if self.summarised and not self.normed:

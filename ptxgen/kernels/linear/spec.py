@@ -94,6 +94,8 @@ class LinearSpec(KernelSpec):
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:
             raise PtxgenError(f"{self.name}: a matrix of {self.rows} x {self.cols}: both from 1")
+        if not 1 <= self.batch <= MAX_BATCH:
+            raise PtxgenError(f"{self.name}: batch is {self.batch}: 1 to {MAX_BATCH}")
         for name, value in self.fields().items():
             if isinstance(value, int) and value < 0:
                 raise PtxgenError(f"{self.name}: {name} is {value}: 0 chooses by shape")
@@ -134,6 +136,11 @@ class LinearSpec(KernelSpec):
     def row_units(self) -> int:
         """Units of a row."""
         return self.layout.row_units
+
+    @property
+    def pair(self) -> int:
+        """Matrices that are multiplied together: two if gated."""
+        return 2 if self.gated else 1
 
     @property
     def normed(self) -> bool:
@@ -203,8 +210,7 @@ class LinearSpec(KernelSpec):
         return inputs
 
     def flops(self) -> int:
-        matrices = 2 if self.gated else 1
-        return 2 * self.batch * self.total_rows * self.cols * matrices
+        return 2 * self.batch * self.total_rows * self.cols * self.pair
 
 
 def odd_cols(fmt: Format) -> int:

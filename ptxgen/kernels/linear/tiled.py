@@ -48,11 +48,6 @@ class TiledSpec(CutOptions, LinearSpec):
         return self.cut.rows.parts
 
     @property
-    def pair(self) -> int:
-        """Matrices whose tiles are taken in turn: two if gated."""
-        return 2 if self.gated else 1
-
-    @property
     def minimum_sm(self) -> int:
         return CLUSTER_SM if self.cluster > 1 else super().minimum_sm
 
