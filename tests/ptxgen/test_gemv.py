@@ -303,7 +303,7 @@ def test_every_cut_gives_the_product(device: Device, spec: Gemv) -> None:
     ids=str,
 )
 def test_activations_that_come_first_give_the_same_bits(device: Device, spec: Gemv) -> None:
-    """Nothing is then in front of them, and nothing holds the tiles back."""
+    """No load is then issued before them, and none of the tiles waits."""
     skip_where_too_old(spec, device.target)
     alone = dataclasses.replace(spec, alone=True)
     head, _ = alone.ptx("sm_90").split("cp.async.c", 1)

@@ -208,7 +208,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: Device) -> None:
 
 
 def test_rows_that_two_warps_share_are_the_same_in_both(device: Device) -> None:
-    """Warps behind the last rows take these as well."""
+    """Warps after the last rows take these as well."""
     spec = GemvF32(F16, 12, 512, rows_each=4)
     inputs = spec.make_inputs(np.random.default_rng(8))
     together = run_kernel(device, spec, inputs)["y"]

@@ -36,9 +36,9 @@ class GemmSmall(TiledSpec):
     whatever the other vectors are.
 
     ``summarises``, with a residual: the launch begins the norm that follows. It leaves ``scaled``,
-    y times the weights ``next_norm``, and a summary: the largest of every 16 of these values, and
-    the sum of the squares of y (`_linear_summary.j2`). ``summarised``, with ``eps``: x is what was
-    scaled so, with its summary. Rounding x, which every CTA does for itself, is then half the work.
+    y times the weights ``next_norm``, and a summary: of every 16 values the largest of these, and
+    the sum of the squares of y (`_linear_summary.j2`). ``summarised``, with ``eps``: x is such a
+    ``scaled``, with its summary. Every CTA rounds x itself: that is then half the work.
 
     Raises PtxgenError for other batches, for unquantised types, for a summary of rows that are no
     multiple of 16 or without a residual, and for one of activations that are not normalised.

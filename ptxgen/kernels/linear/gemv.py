@@ -32,8 +32,8 @@ class Gemv(TiledSpec):
 
     ``activations``: "f32", or "i16" for quantised weights: rounded to multiples of the largest in
     each 32 columns / 32639, relative error 2e-5, and multiplied with the quants exactly on tensor
-    cores. Sums are f32. ``alone``: for a launch that cannot overlap the one before it, whose
-    activations are there from the start.
+    cores. Sums are f32. ``alone``: for a launch that overlaps no earlier one: it loads activations
+    before weights.
 
     Raises PtxgenError for "i16" with unquantised types.
     """

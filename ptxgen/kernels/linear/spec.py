@@ -173,7 +173,7 @@ class LinearSpec(KernelSpec):
         return tuple(params)
 
     def multiplied(self, **inputs: Any) -> Array:
-        """What is multiplied with the weights, f64: x, normalised if that is asked for."""
+        """What is multiplied with the weights, f64: x, normalised where there is a norm."""
         x: Array = inputs["x"].astype(np.float64)
         if self.eps is not None:
             x *= inputs["norm"] / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.eps)

@@ -1,4 +1,4 @@
-"""What a step's products become: launches a layer, by rows and by mode."""
+"""What a step's linear layers become: launches a layer, by rows and by mode."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_unquantised_weights_meet_f32_activations() -> None:
 
 @pytest.mark.parametrize(("rows", "begun"), [(1, False), (4, True)])
 def test_norms_begin_where_their_vectors_are_made(engine: Engine, rows: int, begun: bool) -> None:
-    """In a batch: all but the first, behind the embedding, and each with its own weights."""
+    """In a batch: all but the first, after the embedding, and each with its own weights."""
     parts, weights = engine.session.parts, engine.weights
     plan = build_plan(parts, StepShape(rows, KEYS, Ending.GREEDY))
     launches = [op for op in plan if isinstance(op, Launch) and isinstance(op.kernel, LinearSpec)]
