@@ -67,8 +67,8 @@ def bench_matvecs(
     shapes: Sequence[tuple[int, int]] | None = None,
     turn_bytes: int | None = None,
 ) -> Iterator[MatvecRow]:
-    """Time the product of every type and shape, for launches that overlap no other (``alone``),
-    else as decode steps have it: 16-bit activations where weights are quantised, a residual where
+    """Time the product of every type and shape, for launches that run ``alone``, else as decode
+    steps have it: 16-bit activations where weights are quantised, a residual where
     there are fewer rows than columns (as in ffn_down), no norm.
 
     Shapes and ``turn_bytes`` default to those of an 8B model on a GPU, to tiny ones on the
