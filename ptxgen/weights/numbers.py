@@ -94,8 +94,8 @@ class GroupNumbers:
     def _moves(
         self, places: Callable[[Plane, Part], Iterable[int]], lift: int = 0
     ) -> tuple[Moves, ...]:
-        """Each part's. ``places``: the bits of a register where numbers 0, 1, ... begin, which go to
-        bytes 0, 1, ... and ``lift`` bits further."""
+        """Each part's. ``places``: the bits where numbers 0, 1, ... begin, which go to bytes 0, 1,
+        ... and ``lift`` bits further."""
         moves = []
         for plane, part in self.fmt.parts(self.number):
             masks: dict[int, int] = {}
