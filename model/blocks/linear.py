@@ -1,22 +1,27 @@
-"""Products of activations with weight matrices, and what is done on the way in and out.
+"""Linear layers: activations times weight matrices, with the norm before and the residual after.
 
-For few rows (``choose_product``) one launch normalises, multiplies with all matrices and adds; for
-many rows these are launches of their own.
+For few rows one launch normalises, multiplies with all matrices and adds; for many rows
+(``takes_gemm``) these are launches of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from urdir.model.families.description import Config
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.linear.choice import Limits, choose_product, vector_product
+from urdir.ptxgen.kernels.linear.choice import (
+    Limits,
+    LinearRequest,
+    choose_linear,
+    takes_gemm,
+)
 from urdir.ptxgen.kernels.linear.gemm import Gemm
-from urdir.ptxgen.kernels.linear.product import MAX_BATCH, FusedProduct
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.swiglu import SwiGLU
 
@@ -26,16 +31,16 @@ if TYPE_CHECKING:
     from urdir.driver.properties import DeviceProperties
 
 # One object for equal kernels: layers share what is worked out for each.
-_vector_product = lru_cache(maxsize=256)(vector_product)
-_matmul = lru_cache(maxsize=256)(Gemm)
+_gemm = lru_cache(maxsize=256)(Gemm)
 _add = lru_cache(maxsize=64)(Add)
 _swiglu = lru_cache(maxsize=64)(SwiGLU)
 
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Vectors ``x`` (rows, n) f32. The product that made them may have begun the norm behind it,
-    whose weights are ``norm`` (n,): what they are ``scaled``, and a ``summary`` (`GemmSmall`)."""
+    """Vectors ``x`` (rows, n) f32. The launch that made them may have begun the norm that follows,
+    whose weights are ``norm`` (n,): x times these is in ``scaled``, and a ``summary`` of both
+    (`GemmSmall`)."""
 
     x: Slice
     norm: Slice | None = None
@@ -81,23 +86,22 @@ class Products:
             for number, (matrix, y) in enumerate(matrices):
                 self._append_one(f"{label}.{number}" if number else label, matrix, x, y, norm)
             return
-        (first, _), *more = matrices
+        first, _ = matrices[0]
         for at, count, suffix in self._slices():
-            launch: dict[str, Any] = {}
+            launch: dict[str, Slice] = {}
             for number, (matrix, out) in enumerate(matrices):
                 tag = str(number or "")
                 launch[f"weights{tag}"] = matrix.data
                 launch[f"y{tag}"] = _rows_of(out, at, count, matrix.rows)
                 if matrix.bias is not None:
                     launch[f"bias{tag}"] = matrix.bias
-            kernel = self._kernel(
-                first,
-                count,
+            request = replace(
+                self._request(count, *(matrix for matrix, _ in matrices)),
                 bias=first.bias is not None,
                 eps=None if norm is None else self.config.rms_eps,
-                others=tuple((m.format, m.rows) for m, _ in more),
                 summarised=x.has_begun(norm),
             )
+            kernel = choose_linear(request)
             self.plan.launch(kernel, label + suffix, **launch, **_vectors(kernel, x, norm, at))
 
     def append_residual(
@@ -114,7 +118,7 @@ class Products:
         begun whose weights are ``next_norm`` (out,).
 
         ``work["delta"]``, ``work["scaled"]`` and ``work["summary"]`` may be used. ``fill``: see
-        `TiledProduct`.
+        `CutOptions`.
         """
         if self._many_rows or matrix.bias is not None:
             self.append(label, [(matrix, self.work["delta"])], Activations(x))
@@ -123,7 +127,8 @@ class Products:
             return Activations(y)
         made = Activations(y)
         for at, count, suffix in self._slices():
-            kernel = self._kernel(matrix, count, fill=fill, residual=True, summarises=True)
+            request = self._request(count, matrix)
+            kernel = choose_linear(replace(request, residual=True, fill=fill, summarises=True))
             if kernel.summarises:
                 made = Activations(y, next_norm, self.work["scaled"], self.work["summary"])
             self.plan.launch(
@@ -151,13 +156,13 @@ class Products:
             self.plan.launch(swiglu, f"{label}.swiglu", gate=gated, up=plain, y=y)
             return
         for at, count, suffix in self._slices():
-            kernel = self._kernel(
-                gate,
-                count,
+            request = replace(
+                self._request(count, gate),
                 eps=self.config.rms_eps,
                 gated=True,
                 summarised=x.has_begun(norm),
             )
+            kernel = choose_linear(request)
             self.plan.launch(
                 kernel,
                 label + suffix,
@@ -169,13 +174,12 @@ class Products:
 
     @property
     def _many_rows(self) -> bool:
-        return choose_product(self.rows, self.exact) == "gemm"
+        return takes_gemm(self.rows, self.exact)
 
-    def _kernel(self, matrix: Matrix, batch: int, **fields: Any) -> FusedProduct:
-        """The product of few rows with a matrix, and with others of those fields."""
-        return _vector_product(
-            self.limits, self.exact, matrix.format, matrix.rows, matrix.cols, batch=batch, **fields
-        )
+    def _request(self, batch: int, *matrices: Matrix) -> LinearRequest:
+        """So many vectors times all of the matrices, and nothing else."""
+        shapes = tuple((matrix.format, matrix.rows) for matrix in matrices)
+        return LinearRequest(self.limits, shapes, matrices[0].cols, batch, self.exact)
 
     def _slices(self) -> list[tuple[int, int, str]]:
         """First row, rows and a suffix for the label of each launch."""
@@ -198,7 +202,7 @@ class Products:
             return
         has_bias = matrix.bias is not None
         self.plan.launch(
-            _matmul(matrix.format, matrix.rows, matrix.cols, self.rows, has_bias),
+            _gemm(matrix.format, matrix.rows, matrix.cols, self.rows, has_bias),
             label,
             weights=matrix.data,
             x=x.x,
@@ -208,7 +212,7 @@ class Products:
 
 
 def device_limits(properties: DeviceProperties) -> Limits:
-    """What products have to know of a device."""
+    """What the choice of a kernel has to know of a device."""
     return Limits(
         properties.sm_count,
         properties.shared_per_sm,
@@ -227,7 +231,7 @@ def _given(**arguments: Slice | None) -> dict[str, Slice]:
 
 
 def _vectors(
-    kernel: FusedProduct, x: Activations, norm: Slice | None, first: int
+    kernel: LinearSpec, x: Activations, norm: Slice | None, first: int
 ) -> dict[str, Slice]:
     """What a launch takes in of the vectors from ``first`` on."""
     if kernel.summarised:

@@ -22,7 +22,7 @@ from urdir.model.memory.workspace import workspace_sizes
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.attention.choice import length_buckets
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
-from urdir.ptxgen.kernels.linear.product import MAX_BATCH
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 #: Rows of a prompt step, smallest first; what does not fill one leaves idle rows.
 CHUNKS = (16, 64, 256, 512)

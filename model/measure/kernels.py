@@ -16,8 +16,8 @@ import numpy as np
 from urdir.driver import execute
 from urdir.driver.plan import Plan
 from urdir.model.blocks.linear import device_limits
-from urdir.ptxgen.kernels.linear.choice import vector_product
-from urdir.ptxgen.kernels.linear.product import FusedProduct
+from urdir.ptxgen.kernels.linear.choice import LinearRequest, choose_linear
+from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.kernels.read_stream import ReadStream
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -67,8 +67,8 @@ def bench_matvecs(
     shapes: Sequence[tuple[int, int]] | None = None,
     turn_bytes: int | None = None,
 ) -> Iterator[MatvecRow]:
-    """Time the product of every type and shape, for launches that overlap no other (``alone``),
-    else as decode steps have it: 16-bit activations where weights are quantised, a residual where
+    """Time the product of every type and shape, for launches that run ``alone``, else as decode
+    steps have it: 16-bit activations where weights are quantised, a residual where
     there are fewer rows than columns (as in ffn_down), no norm.
 
     Shapes and ``turn_bytes`` default to those of an 8B model on a GPU, to tiny ones on the
@@ -80,7 +80,9 @@ def bench_matvecs(
         turn_bytes = EMULATOR_TURN_BYTES if device.is_emulated else GPU_TURN_BYTES
     limits = device_limits(device.properties)
     specs = [
-        vector_product(limits, False, FORMATS[name], rows, cols, alone=True, residual=cols > rows)
+        choose_linear(
+            LinearRequest(limits, ((FORMATS[name], rows),), cols, alone=True, residual=cols > rows)
+        )
         for name in types
         for rows, cols in shapes
     ]
@@ -107,7 +109,7 @@ def bench_matvecs(
             yield _row(spec, count, times, read_us)
 
 
-def _row(spec: FusedProduct, count: int, times: Sequence[float], read_us: float) -> MatvecRow:
+def _row(spec: LinearSpec, count: int, times: Sequence[float], read_us: float) -> MatvecRow:
     nbytes, best = spec.layout.nbytes, min(times)
     return MatvecRow(
         spec.format.name,
@@ -123,20 +125,20 @@ def _row(spec: FusedProduct, count: int, times: Sequence[float], read_us: float)
     )
 
 
-def _stride(spec: FusedProduct) -> int:
+def _stride(spec: LinearSpec) -> int:
     return -(-spec.layout.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _copies(spec: FusedProduct, turn_bytes: int) -> int:
+def _copies(spec: LinearSpec, turn_bytes: int) -> int:
     return max(2, -(-turn_bytes // _stride(spec)))
 
 
-def _vector_bytes(spec: FusedProduct) -> int:
+def _vector_bytes(spec: LinearSpec) -> int:
     """Room for all parameters but the weights, each aligned."""
     return sum(spec.nbytes(p) + _ALIGNMENT for p in spec.params if p.name != "weights")
 
 
-def _arguments(spec: FusedProduct, pool: Buffer, vectors: Buffer) -> Arguments:
+def _arguments(spec: LinearSpec, pool: Buffer, vectors: Buffer) -> Arguments:
     """The i-th copy of the weights, and the same vectors every time."""
     fixed: dict[str, Slice] = {}
     at = 0
@@ -161,7 +163,7 @@ def _readers(nbytes: int, sm_count: int) -> list[ReadStream]:
 def _read_us(
     device: Device,
     stream: Stream,
-    spec: FusedProduct,
+    spec: LinearSpec,
     reader: ReadStream,
     pool: Buffer,
     seen: Buffer,

@@ -6,7 +6,7 @@ from urdir.model.blocks.attention import partial_sizes
 from urdir.model.families.description import Config
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.linear.product import MAX_BATCH
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.summary import SUMMARY
 from urdir.ptxgen.spec import ceil_div
 

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.weights.numbers import GroupNumbers, Number, group_numbers
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -106,6 +107,9 @@ class Format:
     #: PTX type of an unquantised weight ("f16", "bf16", "f32"), else None.
     element: str | None = None
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def __repr__(self) -> str:
         """Name and digest of the description, so that a spec key changes when a layout does."""
         fields = [getattr(self, f.name) for f in dataclasses.fields(self)]
@@ -171,6 +175,10 @@ class Format:
     def has(self, number: str) -> bool:
         """Whether the type stores this number."""
         return any(True for _ in self.parts(number))
+
+    def numbers(self, number: Number) -> GroupNumbers | None:
+        """Where the groups' scales or minimums are, if the type has such."""
+        return group_numbers(self, number)
 
 
 #: Bits ``shift`` and up of the groups' "scale" or "minimum", and where a block has them.

@@ -15,7 +15,6 @@ from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format, Plane
 from urdir.ptxgen.weights.formats import Part as Number
 from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
-from urdir.ptxgen.weights.numbers import GroupNumbers
 
 #: Bytes that a lane, and that a warp copies at a time.
 PIECE, WARP_PIECE = 16, 512
@@ -171,18 +170,6 @@ class Tile:
     def other_runs(self) -> tuple[Run, ...]:
         """The runs of scales and factors."""
         return tuple(run for run in self.runs if run not in [quads for quads, _ in self.quads])
-
-    @cached_property
-    def scales(self) -> GroupNumbers | None:
-        """Where a lane finds the scales of its two units, if the type has such."""
-        fmt = self.layout.format
-        return GroupNumbers(fmt, "scale") if fmt.has("scale") else None
-
-    @cached_property
-    def minimums(self) -> GroupNumbers | None:
-        """The same of minimums."""
-        fmt = self.layout.format
-        return GroupNumbers(fmt, "minimum") if fmt.has("minimum") else None
 
     @property
     def nbytes(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from urdir.ptxgen.kernels.linear.choice import Limits, vector_product
+from urdir.ptxgen.kernels.linear.choice import Limits, LinearRequest, choose_linear
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.tools.assemble import assemble, is_available
@@ -24,21 +24,22 @@ H200 = Limits(132, 233472, 232448)
 IN_CLUSTERS = replace(H200, cluster=8)
 
 #: Copies of an H200's decode steps: a loop, several matrices, two matrices row by row.
+ATTENTION = LinearRequest(H200, ((Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)), 4096, eps=1e-5)
+FEED_FORWARD = LinearRequest(H200, ((Q4_K, 14336),), 4096, eps=1e-5, gated=True)
 SPECS = {
-    "one tile after another": vector_product(H200, False, Q4_K, 4096, 4096, residual=True),
-    "gated": vector_product(H200, False, Q6_K, 14336, 4096, eps=1e-5, gated=True),
-    "others": vector_product(
-        H200, False, Q4_K, 2048, 2048, eps=1e-5, others=((Q4_K, 512), (Q6_K, 512))
-    ),
-    "several passes": vector_product(H200, False, Q8_0, 128256, 4096, eps=1e-5),
-    "exact": vector_product(H200, True, F16, 14336, 4096, eps=1e-5, gated=True),
-    "batch": vector_product(H200, False, Q4_K, 14336, 4096, batch=8, eps=1e-5, gated=True),
-    "batch of several": vector_product(
-        H200, False, Q4_K, 4096, 4096, batch=4, eps=1e-5, others=((Q4_K, 1024), (Q6_K, 1024))
-    ),
-    "batch in clusters": vector_product(
-        IN_CLUSTERS, False, Q4_K, 4096, 4096, batch=4, eps=1e-5, others=((Q6_K, 1024),)
-    ),
+    name: choose_linear(request)
+    for name, request in {
+        "one tile after another": LinearRequest(H200, ((Q4_K, 4096),), 4096, residual=True),
+        "gated": replace(FEED_FORWARD, matrices=((Q6_K, 14336),)),
+        "others": replace(ATTENTION, matrices=((Q4_K, 2048), (Q4_K, 512), (Q6_K, 512)), cols=2048),
+        "several passes": LinearRequest(H200, ((Q8_0, 128256),), 4096, eps=1e-5),
+        "exact": replace(FEED_FORWARD, matrices=((F16, 14336),), exact=True),
+        "batch": replace(FEED_FORWARD, batch=8),
+        "batch of several": replace(ATTENTION, batch=4),
+        "batch in clusters": replace(
+            ATTENTION, matrices=((Q4_K, 4096), (Q6_K, 1024)), limits=IN_CLUSTERS, batch=4
+        ),
+    }.items()
 }
 
 

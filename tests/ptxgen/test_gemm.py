@@ -1,4 +1,4 @@
-"""Tensor-core products: tiles, rounding, edges, and the choice between the two products."""
+"""Linear kernel of many rows: tiles, rounding, edges."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.choice import choose_product
-from urdir.ptxgen.kernels.linear.gemm import FULL, TILES, Gemm, Tile, choose_tile
+from urdir.ptxgen.kernels.linear.gemm import FULL, TILES, CtaTile, Gemm, choose_tile
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights.formats import FORMATS, Format
@@ -22,21 +21,6 @@ every_tile = pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.batch}x{t
 
 
 # ---- choices ----
-
-
-@pytest.mark.parametrize(
-    ("batch", "exact", "kernel"),
-    [
-        (1, False, "gemv_f32"),
-        (8, False, "gemv_f32"),
-        (9, False, "gemm"),
-        (512, False, "gemm"),
-        (1, True, "gemv_f32"),
-        (512, True, "gemv_f32"),
-    ],
-)
-def test_the_choice_between_matvec_and_matmul(batch: int, exact: bool, kernel: str) -> None:
-    assert choose_product(batch, exact) == kernel
 
 
 @pytest.mark.parametrize(
@@ -70,7 +54,7 @@ def test_a_tile_fits_the_batch_and_a_larger_one_would_leave_too_few_ctas(
 
 
 @every_tile
-def test_bank_conflicts(tile: Tile) -> None:
+def test_bank_conflicts(tile: CtaTile) -> None:
     """The eight 16-byte rows of a matrix lie in different banks, and eight threads' stores in
     different or, with four units, in every other one."""
     rows = {tile.stride * row % 128 // 16 for row in range(8)}
@@ -85,7 +69,7 @@ def test_bank_conflicts(tile: Tile) -> None:
 def test_impossible_specs_are_refused() -> None:
     for tile in ((128, 64, 1, 2), (24, 64, 2, 1), (128, 64, 2, 2), (64, 128, 1, 2, 2)):
         with pytest.raises(PtxgenError, match="does not divide"):
-            Tile(*tile)
+            CtaTile(*tile)
     with pytest.raises(PtxgenError, match="batch is 0"):
         Gemm(Q8_0, 3, 64, 0)
     with pytest.raises(PtxgenError, match="exceed 4 GiB"):
@@ -110,7 +94,7 @@ def test_the_largest_tile_has_just_enough_registers(name: str, target: str) -> N
 
 @every_tile
 @pytest.mark.parametrize("cols", [32, 96, 352])
-def test_every_tile_gives_the_product(device: Device, tile: Tile, cols: int) -> None:
+def test_every_tile_gives_the_product(device: Device, tile: CtaTile, cols: int) -> None:
     """Fewer, as many and more steps than loads run ahead; a row and a batch row too many."""
     spec = Gemm(Q8_0, tile.rows + 1, cols, tile.batch - 1, bias=True, tile=tile)
     (deviation,) = check_kernel(device, spec, seed=1)

@@ -1,9 +1,8 @@
-"""Products of a small batch on tensor cores: cuts, values, and what they do not depend on."""
+"""Linear kernel of 2 to 8 vectors: its values, and what they do not depend on."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,203 +11,18 @@ from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.choice import Limits, batch_cluster, vector_product
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
-from urdir.ptxgen.kernels.linear.gemv import Gemv
-from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
-from urdir.ptxgen.kernels.linear.product import MAX_BATCH
-from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.weights.formats import FORMATS, Format
-from urdir.ptxgen.weights.layout import Layout
-from urdir.ptxgen.weights.tiles import Quads, Tile
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 Q8_0, Q4_K, Q6_K, F16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
-H200 = Limits(132, 228 << 10, 227 << 10, 8)
-RTX5090 = Limits(170, 100 << 10, 99 << 10, 8)
-T4 = Limits(40, 64 << 10, 64 << 10)
 
 #: Columns that share a scale when activations are rounded, and what the largest of them becomes.
 BLOCK, LARGEST = 256, 32639
-#: (rows, cols, more fields) of an 8B and a 1B model.
-SHAPES: dict[str, tuple[int, int, dict[str, Any]]] = {
-    "8B qkv": (4096, 4096, {"eps": 1e-5, "others": ((Q4_K, 1024), (Q6_K, 1024))}),
-    "8B gate_up": (14336, 4096, {"eps": 1e-5, "gated": True}),
-    "8B down": (4096, 14336, {"residual": True}),
-    "8B out": (128256, 4096, {"eps": 1e-5}),
-    "1B down": (2048, 8192, {"residual": True}),
-}
 
 
-# ---- how a launch is cut ----
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
-def test_real_shapes_fit_a_multiprocessor(shape: str, fmt: Format) -> None:
-    rows, cols, more = SHAPES[shape]
-    for batch in (2, MAX_BATCH):
-        for limits in (H200, T4):
-            spec = vector_product(limits, False, fmt, rows, cols, batch=batch, **more)
-            assert isinstance(spec, GemmSmall)
-            least, most = limits.shared(larger="residual" not in more)
-            if dataclasses.replace(spec, shared=most).passes > 1:
-                least, most = 0, limits.shared_per_cta
-            assert spec.shared == most
-            assert least <= spec.launch_shape.shared_bytes <= most
-        spec = vector_product(H200, False, fmt, rows, cols, batch=batch, **more)
-        if is_available() and fmt in (Q4_K, Q6_K):
-            cost = assemble(spec.ptx("sm_90"), "sm_90").entries["gemm_small"]
-            assert not cost.spills
-            assert cost.registers <= 128
-
-
-@pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
-def test_four_lanes_take_every_quad_of_a_unit_once(fmt: Format) -> None:
-    for quads in Quads.of(fmt):
-        taken = []
-        for t in range(4):
-            at = (t & 1) * quads.lane_bytes[0] + (t >> 1) * quads.lane_bytes[1]
-            shift = (t & 1) * quads.lane_shifts[0] + (t >> 1) * quads.lane_shifts[1]
-            taken += [8 * at + shift + e * quads.stride for e in range(2)]
-        order = [4 * e + t if fmt.unit_groups == 2 else 2 * t + e for t in range(4) for e in (0, 1)]
-        assert taken == [quads.part.target.position(4 * j) for j in order]
-
-
-@pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
-def test_what_lanes_read_at_a_time_lies_in_different_banks(fmt: Format) -> None:
-    """Every other unit of two rows, a piece a lane; of a unit the words that 32 lanes read."""
-    for run in (r for r in Tile(Layout(fmt, 16, 256 * 8)).runs if r.chunks):
-        pieces = run.row_nbytes // 16
-        for row in range(16):
-            assert sorted(run.place(p, row) for p in range(pieces)) == list(range(pieces))
-        for row in range(0, 16, 2):
-            for q in range(run.chunks):
-                units = [2 * run.chunks * t for t in range(4)]
-                read = [run.place(unit + q, row + r) for unit in units for r in (0, 1)]
-                assert len({place % 8 for place in read}) == 8
-        for unit in range(8):
-            for row in range(0, 16, 8 // run.chunks):
-                read = [
-                    run.place(run.chunks * unit + q, row + r)
-                    for q in range(run.chunks)
-                    for r in range(8 // run.chunks)
-                ]
-                assert len({place % 8 for place in read}) == 8
-
-
-def test_the_order_of_the_sums_does_not_depend_on_the_batch() -> None:
-    for rows, cols, more in SHAPES.values():
-        for limits in (H200, T4):
-            cuts = set()
-            for batch in range(2, MAX_BATCH + 1):
-                spec = vector_product(limits, False, Q4_K, rows, cols, batch=batch, **more)
-                assert isinstance(spec, GemmSmall)
-                cuts.add((spec.k_warps, spec.row_warps, spec.cluster, spec.sharers))
-            assert len(cuts) == 1
-
-
-@pytest.mark.parametrize("limits", [H200, RTX5090], ids=["H200", "RTX 5090"])
-@pytest.mark.parametrize("cols", [256, 512, 1024, 2048, 4096, 14336])
-@pytest.mark.parametrize("gated", [False, True])
-def test_a_batch_s_cluster_does_not_depend_on_its_size(
-    limits: Limits, cols: int, gated: bool
-) -> None:
-    """Nor do the parts of the columns: whatever the rows, about where clusters end as well."""
-    for fmt in (Q8_0, Q4_K, Q6_K):
-        for tiles in (1, 2, 3, 4, 5, 6, 7, 12, 14):
-            cuts = set()
-            for batch in range(2, MAX_BATCH + 1):
-                rows = 16 * limits.sms * tiles
-                spec = vector_product(limits, False, fmt, rows, cols, batch=batch, gated=gated)
-                assert isinstance(spec, GemmSmall)
-                cuts.add((spec.k_warps, spec.cluster))
-            assert len(cuts) == 1, (fmt.name, tiles)
-
-
-def test_real_shapes_have_pairs_of_ctas_where_tiles_are_few() -> None:
-    """Gate and up of an 8B model are 14 tiles of an SM, its vocabulary more still."""
-    found = {}
-    for shape, (rows, cols, more) in SHAPES.items():
-        for batch in (2, 5, MAX_BATCH):
-            spec = vector_product(H200, False, Q4_K, rows, cols, batch=batch, **more)
-            assert isinstance(spec, GemmSmall)
-            cluster = found.setdefault(shape, spec.cluster)
-            assert spec.launch_shape.cluster == (cluster, 1, 1)
-            clusters = 0
-            for part in spec.parts:
-                assert part.first_cta == clusters
-                tiles = spec.cta_rows_of(part.number) // 16
-                assert part.layout.bands <= part.ctas * tiles < part.layout.bands + tiles
-                clusters += part.ctas
-            assert spec.launch_shape.grid == (cluster * clusters, 1, 1)
-            assert spec.launch_shape.grid[0] <= 132
-    wanted = {"8B qkv": 2, "8B gate_up": 1, "8B down": 2, "8B out": 1, "1B down": 2}
-    assert found == wanted
-
-
-def test_ctas_of_larger_tiles_take_fewer() -> None:
-    """Of an 8B model's queries, keys and values, on 66 pairs of SMs; alike, all take six."""
-    for types, wanted in (((Q4_K, Q6_K), (7, 5, 4)), ((Q4_K, Q4_K), (6, 6, 6))):
-        others = tuple((fmt, 1024) for fmt in types)
-        spec = vector_product(H200, False, Q4_K, 4096, 4096, batch=8, eps=1e-5, others=others)
-        assert isinstance(spec, GemmSmall)
-        assert tuple(m.pass_tiles for m in spec.matrices) == wanted
-        assert tuple(m.warp_tiles for m in spec.matrices) == wanted
-    several = dataclasses.replace(spec, others=((Q6_K, 1024),) * 2, per_pass=2)
-    assert {m.pass_tiles for m in several.matrices} == {several.pass_tiles}
-
-
-def test_warps_share_the_blocks_that_are_left_over() -> None:
-    """28 of a CTA's 8 warps, of an 8B model's longest rows; not where each adds up squares."""
-    rows, cols, more = SHAPES["8B down"]
-    for batch in range(2, MAX_BATCH + 1):
-        spec = vector_product(H200, False, Q6_K, rows, cols, batch=batch, **more)
-        assert isinstance(spec, GemmSmall)
-        assert (spec.cta_blocks, spec.k_warps, spec.warp_tiles, spec.sharers) == (28, 8, 4, 2)
-    shared = GemmSmall(Q4_K, 64, 1536, split=4, groups=1, tiles_each=4)
-    assert shared.sharers == 2
-    for changes in (
-        {"eps": 1e-5},
-        {"tiles_each": 3},
-        {"per_pass": 2},
-        {"cols": 2048},
-        {"cols": 1792},
-        {"cols": 512, "split": 2},
-        {"cluster": 4, "split": 1},
-    ):
-        assert dataclasses.replace(shared, **changes).sharers == 1, changes
-
-
-def test_what_gets_no_cluster() -> None:
-    """A single vector, a row of one block, and what runs on a device that has no clusters."""
-    assert batch_cluster(H200, tiles=6, blocks=2) == 2
-    assert batch_cluster(H200, tiles=7, blocks=2) == 1
-    assert batch_cluster(H200, tiles=1, blocks=1) == 1
-    default = Limits(132, 228 << 10, 227 << 10)
-    for limits in (default, T4):
-        assert batch_cluster(limits, tiles=1, blocks=16) == 1
-    for rows, cols, more in SHAPES.values():
-        single = vector_product(H200, False, Q4_K, rows, cols, **more)
-        assert isinstance(single, Gemv)
-        assert single.launch_shape.cluster == (1, 1, 1)
-        for limits in (default, T4):
-            spec = vector_product(limits, False, Q4_K, rows, cols, batch=4, **more)
-            assert spec.launch_shape.cluster == (1, 1, 1)
-            assert "sm_75" in spec.targets
-    one_block = vector_product(H200, False, Q4_K, 4096, 256, batch=4)
-    assert one_block.launch_shape.cluster == (1, 1, 1)
-
-
-def test_a_product_that_runs_alone_is_one_of_one_vector() -> None:
-    """It changes nothing else of the launch; a batch has no such kernel."""
-    alone, usual = (vector_product(H200, False, Q4_K, 64, 512, alone=a) for a in (True, False))
-    assert isinstance(alone, Gemv)
-    assert alone.alone
-    assert dataclasses.replace(alone, alone=False) == usual
-    assert alone.launch_shape == usual.launch_shape
-    batch = vector_product(H200, False, Q4_K, 64, 512, alone=True, batch=2)
-    assert batch == vector_product(H200, False, Q4_K, 64, 512, batch=2)
+# ---- what is refused ----
 
 
 def test_impossible_specs_are_refused() -> None:
@@ -231,16 +45,6 @@ def test_impossible_specs_are_refused() -> None:
         GemmSmall(Q8_0, 32, 64, summarises=True, gated=True)
     with pytest.raises(PtxgenError, match="a summary of 40 rows"):
         GemmSmall(Q8_0, 40, 64, summarises=True, residual=True)
-
-
-def test_the_choice_between_the_kernels_of_few_vectors() -> None:
-    assert isinstance(vector_product(H200, False, Q4_K, 64, 512), Gemv)
-    assert isinstance(vector_product(T4, False, Q4_K, 64, 512, batch=2), GemmSmall)
-    for exact, fmt in ((True, Q4_K), (False, F16)):
-        assert isinstance(vector_product(H200, exact, fmt, 64, 512), Gemv)
-        assert isinstance(vector_product(H200, exact, fmt, 64, 512, batch=2), GemvF32)
-    mixed = vector_product(H200, False, Q4_K, 64, 512, batch=2, others=((F16, 3),))
-    assert isinstance(mixed, GemvF32)
 
 
 @pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)

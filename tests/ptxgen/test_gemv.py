@@ -1,11 +1,9 @@
-"""Matrix-vector products tile by tile: how they are cut, and values on a device."""
+"""Linear kernel of one vector: its values on a device, and what they do not depend on."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import gguf
@@ -17,35 +15,13 @@ from urdir.driver.bindings import emulated
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
-from urdir.model.families.synthetic import SHAPES, SyntheticModel
 from urdir.model.verify.kernel_suite import skip_where_missing
-from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.choice import Limits
-from urdir.ptxgen.kernels.linear.gemv import RECORD_NBYTES, Gemv
-from urdir.ptxgen.kernels.linear.tiled import MAX_SLOTS
-from urdir.ptxgen.target import TESTED
-from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS
+from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format
-from urdir.ptxgen.weights.layout import Layout
-from urdir.ptxgen.weights.tiles import Tile
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
-#: Shared memory of an H200's SM, and what a CTA may have of it.
-PER_SM, PER_CTA = 228 * 1024, 227 * 1024
-H200 = Limits(132, PER_SM, PER_CTA, 8)
-
-#: Shared memory of an SM and of a CTA of it, bytes (CUDA C++ Programming Guide, "Technical
-#: Specifications per Compute Capability").
-SHARED_OF = {
-    "sm_75": (64 * 1024, 64 * 1024),
-    "sm_80": (164 * 1024, 163 * 1024),
-    "sm_86": (100 * 1024, 99 * 1024),
-    "sm_89": (100 * 1024, 99 * 1024),
-    "sm_90": (PER_SM, PER_CTA),
-    "sm_100": (PER_SM, PER_CTA),
-    "sm_120": (100 * 1024, 99 * 1024),
-}
 
 #: What is multiplied on tensor cores.
 i16 = functools.partial(Gemv, activations="i16")
@@ -53,217 +29,6 @@ i16 = functools.partial(Gemv, activations="i16")
 Ints = npt.NDArray[np.int64]
 
 every_format = pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
-
-
-# ---- how a launch is cut ----
-
-
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 48, 1000, 4096, 14336])
-@pytest.mark.parametrize(("split", "groups"), [(0, 0), (3, 1), (2, 2)])
-@pytest.mark.parametrize("per_pass", [0, 1, 3])
-def test_the_launch_covers_every_row(rows: int, split: int, groups: int, per_pass: int) -> None:
-    """And no CTA is without rows, but for those that are meant to be."""
-    others = ((Q6_K, 3 * rows), (Q4_K, 5))
-    for tiles in (0, 1, 5):
-        spec = i16(
-            *(Q4_K, rows, 2048),
-            others=others,
-            split=split,
-            groups=groups,
-            tiles_each=tiles,
-            per_pass=per_pass,
-        )
-        assert spec.tiles >= tiles
-        assert spec.tiles == spec.passes * spec.pass_tiles
-        assert spec.pass_tiles % spec.row_warps == 0
-        ctas = 0
-        for part, count in zip(spec.matrices, (rows, 3 * rows, 5), strict=True):
-            assert part.first_cta == ctas
-            rows_each = spec.cta_rows_of(part.number)
-            assert count <= part.ctas * rows_each < count + rows_each
-            ctas += part.ctas
-        assert spec.launch_shape.grid == (ctas, 1, 1)
-
-
-def test_sms_that_a_launch_leaves_over_get_a_cta_without_rows() -> None:
-    """If they are few, and that is asked for."""
-    for bands, sms, idle in ((128, 132, 4), (67, 132, 65), (66, 132, 0), (132, 132, 0), (3, 4, 1)):
-        spec = i16(Q8_0, 16 * bands, 256, tiles_each=1, groups=1, sms=sms, fill=True)
-        assert (spec.ctas, spec.grid_ctas - spec.ctas) == (bands, idle)
-        assert spec.has_partial_rows == (idle > 0)
-        assert dataclasses.replace(spec, fill=False).launch_shape.grid == (bands, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("cols", "cluster"),
-    [
-        *((256, 1), (768, 1), (4096, 1), (14336, 1), (28672, 1)),
-        *((768, 2), (4096, 2), (4352, 4), (14336, 8), (28672, 4)),
-    ],
-)
-@every_format
-def test_shared_memory_is_what_a_cta_may_have(fmt: Format, cols: int, cluster: int) -> None:
-    """Rings, records and sums lie side by side, in that order, each aligned for its accesses.
-
-    Records are those of a CTA's columns only, at most a cluster's share of them.
-    """
-    for larger in (False, True):
-        least, most = H200.shared(larger)
-        for gated in (False, True):
-            cut = {"shared": most, "least_shared": least, "cluster": cluster}
-            spec = i16(fmt, 4096, cols, gated=gated, **cut)
-            assert (spec.cta_blocks - 1) * cluster < spec.blocks <= spec.cta_blocks * cluster
-            rings = spec.cta_warps * spec.slots * spec.tile_nbytes
-            assert spec.tile_nbytes % 16 == 0
-            assert spec.records_offset == rings
-            assert spec.squares_offset - rings == RECORD_NBYTES["i16"] * 8 * spec.cta_blocks
-            assert spec.partials_offset - spec.squares_offset >= 4 * spec.cta_warps
-            assert spec.partials_offset % 16 == 0
-            sums = 4 * spec.k_warps * (2 if gated else 1) * 16 * spec.pass_tiles
-            assert least <= spec.launch_shape.shared_bytes <= max(least, most) <= PER_CTA
-            assert spec.partials_offset + sums <= spec.launch_shape.shared_bytes
-            assert 2 <= spec.slots <= MAX_SLOTS
-
-
-def test_what_a_cta_takes_of_an_sm() -> None:
-    """Two of the larger ones never fit together; one and another do. All, where that is little."""
-    least, most = H200.shared(larger=True)
-    assert (least, most) == (117_760, 128_682)
-    assert H200.shared(larger=False) == (0, 102_741)
-    assert 2 * (least + 1024) > PER_SM
-    assert most + 102_741 + 2 * 1024 <= PER_SM
-    for per_sm, per_cta in ((64, 64), (100, 99), (164, 163)):
-        limits = Limits(40, per_sm * 1024, per_cta * 1024)
-        assert limits.shared(larger=True) == limits.shared(larger=False) == (0, per_cta * 1024)
-
-
-@every_format
-def test_lanes_that_read_together_find_their_pieces_in_different_banks(fmt: Format) -> None:
-    """Sixteen bytes each: the first eight lanes (two rows) are served at a time, then the next.
-
-    Records of the activations: eight units are in different banks as well.
-    """
-    for nbytes in RECORD_NBYTES.values():
-        assert len({nbytes * unit % 128 // 16 for unit in range(8)}) == 8
-    for run in Tile(Layout(fmt, 1, 2048)).runs:
-        for j, q in itertools.product(range(2), range(run.chunks)):
-            for quarter in range(4):
-                banks = set()
-                for lane in range(8 * quarter, 8 * quarter + 8):
-                    g, t = divmod(lane, 4)
-                    piece = run.place((2 * t + j) * run.chunks + q, g)
-                    banks.add((g * run.row_nbytes + 16 * piece) % 128 // 16)
-                assert len(banks) == 8, (run, j, q, quarter)
-
-
-@every_format
-@pytest.mark.parametrize("target", TESTED)
-def test_rows_for_which_there_is_room_get_at_least_four_warps(fmt: Format, target: str) -> None:
-    """Where activations leave less of the shared memory, the kernel is not taken."""
-    _, shared = Limits(132, *SHARED_OF[target]).shared(larger=True)
-    for cols in range(4096, 65536, 2048):
-        if Gemv.fits((fmt,), cols, "i16", shared):
-            spec = i16(fmt, 4096, cols, shared=shared)
-            assert spec.cta_warps >= 4
-            assert spec.launch_shape.shared_bytes <= SHARED_OF[target][1]
-    assert Gemv.fits((fmt,), 4096, "i16", shared)
-    assert not Gemv.fits((fmt,), 65536, "i16", shared)
-
-
-def test_impossible_specs_are_refused() -> None:
-    for fmt, others in ((FORMATS["F16"], ()), (Q4_K, ((FORMATS["F32"], 3),))):
-        with pytest.raises(PtxgenError, match="for quantised weights only"):
-            i16(fmt, 3, 256, others=others)
-    with pytest.raises(PtxgenError, match="split is 4 of 3 blocks"):
-        i16(Q8_0, 3, 544, split=4)
-    with pytest.raises(PtxgenError, match="36 warps: 1 to 32"):
-        i16(Q4_K, 3, 1024, split=4, groups=9)
-    with pytest.raises(PtxgenError, match=r"two tiles \(4352 bytes\) of 8 warps.*65536 bytes"):
-        i16(Q8_0, 3, 2048, split=8)
-    with pytest.raises(PtxgenError, match="more than the 30000 bytes of shared memory"):
-        i16(Q4_K, 3, 14336, shared=30000)
-    with pytest.raises(PtxgenError, match="multiple of 256"):
-        i16(Q4_K, 3, 896)
-    with pytest.raises(PtxgenError, match="multiple of 256"):
-        i16(Q8_0, 3, 896, others=((Q6_K, 3),))
-    with pytest.raises(PtxgenError, match="without bias"):
-        i16(Q4_K, 3, 256, gated=True, bias=True)
-    with pytest.raises(PtxgenError, match="others without both"):
-        i16(Q4_K, 3, 256, residual=True, others=((Q4_K, 3),))
-    with pytest.raises(PtxgenError, match="tiles_each is -1"):
-        i16(Q4_K, 3, 256, tiles_each=-1)
-    with pytest.raises(PtxgenError, match="from 1"):
-        i16(Q4_K, 0, 256)
-
-
-# ---- what it costs ----
-
-
-def model_products(shape: str) -> Iterator[Gemv]:
-    """The products of a Q4_K_M model's decode step, cut as for an H200."""
-    model = SyntheticModel(shape, "q4_k_m")
-    formats = {
-        n: FORMATS[gguf.GGMLQuantizationType(t.type_id).name] for n, t in model.tensors.items()
-    }
-
-    def product(name: str, more: tuple[str, ...] = (), **fields: Any) -> Gemv:
-        rows, cols = model.tensors[name].shape
-        others = tuple((formats[n], model.tensors[n].shape[0]) for n in more)
-        least, most = H200.shared(fields.get("residual", False))
-        cut = {"shared": most, "least_shared": least, "sms": 132}
-        return i16(formats[name], rows, cols, others=others, **cut, **fields)
-
-    layers = SHAPES[shape].layers
-    for number in (0, layers // 8, layers - 1):  # with Q6_K, without, with
-        of = f"blk.{number}."
-        bias = f"{of}attn_q.bias" in model.tensors
-        key_value = (f"{of}attn_k.weight", f"{of}attn_v.weight")
-        yield product(f"{of}attn_q.weight", key_value, eps=1e-5, bias=bias)
-        yield product(f"{of}attn_output.weight", residual=True)
-        yield product(f"{of}ffn_gate.weight", gated=True, eps=1e-5)
-        yield product(f"{of}ffn_down.weight", residual=True)
-    output = "token_embd.weight" if SHAPES[shape].tied else "output.weight"
-    yield product(output, eps=1e-5)
-
-
-@pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
-@pytest.mark.parametrize("shape", SHAPES)
-def test_real_models_products_spill_nothing(shape: str) -> None:
-    """Two CTAs of an SM have registers: 128 a thread where they have eight warps."""
-    for spec in dict.fromkeys(model_products(shape)):
-        cost = assemble(spec.ptx("sm_90"), "sm_90").entries["gemv"]
-        assert not cost.spills, spec
-        assert cost.registers * 2 * spec.launch_shape.threads <= 65536, spec
-        assert spec.cta_warps < 8 or cost.registers <= 128, spec
-
-
-@pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
-@pytest.mark.parametrize("target", TESTED)
-def test_large_products_assemble_for_every_target(target: str) -> None:
-    """Without spills, with the shared memory that SMs of that kind have; the longest row is one
-    for which there is room there.
-    """
-    limits = Limits(132, *SHARED_OF[target])
-    (_, small), (_, large) = limits.shared(larger=False), limits.shared(larger=True)
-    longest = max(
-        cols for cols in range(4096, 65536, 256) if Gemv.fits((Q6_K,), cols, "i16", large)
-    )
-    assert longest >= 8192
-    for spec in (
-        i16(Q4_K, 14336, 4096, gated=True, eps=1e-5, shared=small),
-        i16(Q6_K, 4096, longest, residual=True, shared=large),
-        i16(Q6_K, 4096, 8192, eps=1e-5, shared=small),
-        i16(
-            *(Q4_K, 4096, 4096),
-            bias=True,
-            eps=1e-5,
-            others=((Q4_K, 1024), (Q6_K, 1024)),
-            shared=small,
-        ),
-    ):
-        cost = assemble(spec.ptx(target), target).entries["gemv"]
-        assert not cost.spills, spec
-        assert cost.registers * 2 * spec.launch_shape.threads <= 65536, spec
 
 
 # ---- exact products ----
@@ -537,7 +302,7 @@ def test_every_cut_gives_the_product(device: Device, spec: Gemv) -> None:
     ids=str,
 )
 def test_activations_that_come_first_give_the_same_bits(device: Device, spec: Gemv) -> None:
-    """Nothing is then in front of them, and nothing holds the tiles back."""
+    """No load is then issued before them, and none of the tiles waits."""
     skip_where_missing(spec, device.native_target)
     alone = dataclasses.replace(spec, alone=True)
     head, _ = alone.ptx("sm_90").split("cp.async.c", 1)
@@ -557,7 +322,7 @@ def test_every_depth_of_the_ring_gives_the_same_bits(device: Device, stages: int
     """Thirteen tiles of a warp and more: the ring turns, and ends anywhere."""
     fields: dict[str, Any] = {"split": 2, "groups": 1, "tiles_each": 3, "shared": 100_000}
     spec = i16(Q4_K, 48, 2304, stages=stages, **fields)
-    assert spec.slots == stages
+    assert spec.cut.ring.slots == stages
     inputs = spec.make_inputs(np.random.default_rng(12))
     y = run_kernel(device, spec, inputs)["y"]
     first = run_kernel(device, dataclasses.replace(spec, stages=5), inputs)["y"]
@@ -571,10 +336,10 @@ def test_a_ring_is_filled_a_few_tiles_at_a_time(device: Device) -> None:
     fields: dict[str, Any] = {"groups": 1, "tiles_each": 3, "shared": 120_000}
     spec, pair = (i16(Q4_K, 48, 4096, stages=stages, **fields) for stages in (4, 2))
     for each, waits in ((spec, 2), (pair, 0)):
-        assert (each.slots, each.pace, each.cta_warps) == (each.stages, 2, 8)
+        assert (each.cut.ring.slots, each.cut.ring.pace, each.cut.warps) == (each.stages, 2, 8)
         before, _ = each.ptx("sm_90").split("griddepcontrol.wait")
         assert before.count("cp.async.wait_group 1;") == waits
-    assert i16(Q8_0, 48, 4096, **fields).pace == 1
+    assert i16(Q8_0, 48, 4096, **fields).cut.ring.pace == 1
     inputs = spec.make_inputs(np.random.default_rng(16))
     first, second = (run_kernel(device, each, inputs)["y"] for each in (spec, pair))
     np.testing.assert_array_equal(first, second)
@@ -584,7 +349,7 @@ def test_a_ring_is_filled_a_few_tiles_at_a_time(device: Device) -> None:
 def test_a_ring_deeper_than_its_tiles(device: Device, fmt: Format) -> None:
     """A warp with one tile, with two slots for it."""
     spec = i16(fmt, 5, 256, split=1, groups=1)
-    assert spec.slots == 2
+    assert spec.cut.ring.slots == 2
     for deviation in check_kernel(device, spec, seed=8):
         assert deviation.ok, deviation
 

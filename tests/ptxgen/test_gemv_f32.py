@@ -18,7 +18,7 @@ from urdir.ptxgen.kernels.linear.gemv_f32 import (
     GemvF32,
     choose_rows,
 )
-from urdir.ptxgen.kernels.linear.product import MAX_BATCH
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
 
@@ -64,11 +64,11 @@ def test_rows_of_a_warp_lie_in_one_tile(
     """In every matrix of the launch."""
     for each in range(1, 18):
         if each in allowed:
-            assert GemvF32(fmt, rows, 768, others=others, rows_each=each).warp_rows == each
+            assert GemvF32(fmt, rows, 768, others=others, rows_each=each).cut.rows == each
         else:
             with pytest.raises(PtxgenError, match=f"rows_each is {each} of {rows} rows"):
                 GemvF32(fmt, rows, 768, others=others, rows_each=each)
-    assert GemvF32(fmt, rows, 768, others=others).warp_rows in allowed
+    assert GemvF32(fmt, rows, 768, others=others).cut.rows in allowed
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
@@ -78,12 +78,12 @@ def test_a_thread_has_registers_for_what_it_holds(fmt: Format, batch: int) -> No
         spec = GemvF32(fmt, 14336, 4096, batch=batch, gated=gated, eps=1e-5)
         widest = max(p.nbytes for p in fmt.planes)
         least = 2 if gated else 1
-        assert spec.dots * widest <= max(MAX_RAW, least * widest)
-        assert spec.dots * batch <= max(16, least * batch)
+        assert spec.cut.dots * widest <= max(MAX_RAW, least * widest)
+        assert spec.cut.dots * batch <= max(16, least * batch)
         if is_available():
             cost = assemble(spec.ptx("sm_90"), "sm_90").entries["gemv_f32"]
             assert not cost.spills, gated
-            assert cost.registers * 32 * spec.cta_warps * spec.cta_residents <= 65536
+            assert cost.registers * 32 * spec.cut.warps * spec.cut.residents <= 65536
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 33, 1000])
@@ -93,7 +93,7 @@ def test_the_launch_covers_every_row(rows: int, passes: int) -> None:
         spec = GemvF32(Q8_0, rows, 288, rows_each=each, passes=passes, others=((Q8_0, 2 * rows),))
         ctas = 0
         for part, count in zip(spec.parts, (rows, 2 * rows), strict=True):
-            taken = spec.cta_warps * each * passes
+            taken = spec.cut.warps * each * passes
             assert part.first_cta == ctas
             assert count <= part.ctas * taken < count + taken
             ctas += part.ctas
@@ -104,8 +104,8 @@ def test_panels_of_activations_fit_shared_memory() -> None:
     for cols in (32, 4096, 14336, 28672, 53248):
         for batch in range(1, MAX_BATCH + 1):
             spec = GemvF32(Q8_0, 64, cols, batch=batch)
-            assert batch * spec.panel_nbytes <= PANEL_NBYTES == 47 * 1024
-            assert spec.panels * spec.panel_units * 32 >= cols
+            assert batch * spec.panels.nbytes <= PANEL_NBYTES == 47 * 1024
+            assert spec.panels.count * spec.panels.units * 32 >= cols
 
 
 def test_records_of_neighbouring_lanes_lie_in_different_banks() -> None:
@@ -208,7 +208,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: Device) -> None:
 
 
 def test_rows_that_two_warps_share_are_the_same_in_both(device: Device) -> None:
-    """Warps behind the last rows take these as well."""
+    """Warps after the last rows take these as well."""
     spec = GemvF32(F16, 12, 512, rows_each=4)
     inputs = spec.make_inputs(np.random.default_rng(8))
     together = run_kernel(device, spec, inputs)["y"]
@@ -249,7 +249,7 @@ def test_a_batch_gives_each_vector_the_bits_it_gets_alone(device: Device, spec: 
     inputs = spec.make_inputs(np.random.default_rng(9))
     inputs["x"][1] = np.inf
     y = run_kernel(device, spec, inputs)["y"]
-    alone = dataclasses.replace(spec, batch=1, warps=spec.cta_warps)
+    alone = dataclasses.replace(spec, batch=1, warps=spec.cut.warps)
     for b in (0, *range(2, spec.batch)):
         single = run_kernel(device, alone, {**inputs, "x": inputs["x"][b : b + 1]})["y"]
         np.testing.assert_array_equal(y[b], single[0])

@@ -10,7 +10,7 @@ import pytest
 from urdir.ptxgen import ptx
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.render import sources
-from urdir.ptxgen.render.jinja import environment, f32
+from urdir.ptxgen.render.jinja import environment, f32, template_names
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
 from urdir.ptxgen.target import since
 
@@ -206,3 +206,10 @@ def test_f32_constants_are_exact(value, text):
 def test_f32_constants_are_rounded_once():
     bits = int(f32(1e-5)[2:], 16)
     assert struct.unpack(">f", struct.pack(">I", bits))[0] == pytest.approx(1e-5, rel=6e-8)
+
+
+def test_macros_begin_with_their_contract_and_see_their_arguments_alone():
+    for name in template_names():
+        text = sources.read_template(("urdir.templates", name))
+        assert text.startswith("{#" if name.startswith("_") else "//"), name
+        assert "with context" not in text, name

@@ -1,4 +1,4 @@
-"""Summaries that a product leaves for the norm behind it."""
+"""Summaries that a launch leaves for the norm after it."""
 
 from __future__ import annotations
 

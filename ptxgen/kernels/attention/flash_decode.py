@@ -39,6 +39,7 @@ class FlashDecodeChunk(DecodeAttention):
     max_keys: int = 0
     chunk: int = 256
 
+    splits_keys = True
     name = "flash_decode_chunk"
     template = ("urdir.templates", "flash_decode_chunk.ptx.j2")
 

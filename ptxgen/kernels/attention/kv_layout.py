@@ -138,6 +138,11 @@ class KvLayout:
         return self.head_dim * _ELEMENT_BYTES[self.dtype]
 
     @property
+    def raw_words(self) -> int:
+        """32-bit registers that hold eight elements as they lie in a cache, and q8_0's scale."""
+        return {"f32": 8, "f16": 4, "bf16": 4, "q8_0": 3}[self.dtype]
+
+    @property
     def scale_row_nbytes(self) -> int:
         """Bytes of a slot's scales; 0 where there are none."""
         return self.head_dim // GROUP * _SCALE_BYTES if self.dtype == "q8_0" else 0

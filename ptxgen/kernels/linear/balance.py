@@ -8,8 +8,8 @@ from urdir.ptxgen.spec import ceil_div
 
 
 def balanced(bands: Sequence[int], costs: Sequence[int], ctas: int) -> tuple[int, ...]:
-    """How many of its tiles of 16 rows, ``bands``, a CTA takes of each matrix, so that the last of
-    ``ctas`` CTAs is through as early as can be; a tile of a matrix takes ``costs``.
+    """How many tiles of each matrix a CTA takes, so that the last of ``ctas`` CTAs ends as early as
+    can be. ``bands``: tiles of 16 rows of each matrix; ``costs``: how long a tile takes.
 
     The same number of each, if there are fewer CTAs than matrices.
     """

@@ -21,7 +21,7 @@ FULL = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class CtaTile:
     """What a CTA computes, and how its four warps share it.
 
     ``batch`` x ``rows`` elements of y, in steps of ``units`` units of columns; ``rows`` x
@@ -106,13 +106,13 @@ class Tile:
 
 #: The tiles to choose from, by falling use that is made of an unpacked weight and a load.
 TILES = (
-    Tile(128, 128, 1, 2),
-    Tile(64, 128, 1, 2),
-    Tile(64, 64, 2, 2),
-    Tile(32, 64, 2, 1, depth=2),
-    Tile(32, 32, 4, 1, depth=2),
-    Tile(16, 64, 2, 1, depth=4),
-    Tile(16, 32, 4, 1, depth=4),
+    CtaTile(128, 128, 1, 2),
+    CtaTile(64, 128, 1, 2),
+    CtaTile(64, 64, 2, 2),
+    CtaTile(32, 64, 2, 1, depth=2),
+    CtaTile(32, 32, 4, 1, depth=2),
+    CtaTile(16, 64, 2, 1, depth=4),
+    CtaTile(16, 32, 4, 1, depth=4),
 )
 #: Bytes of a plane that a thread may have in registers with the first of the tiles; and with any.
 MAX_RAW_LARGEST, MAX_RAW = 32, 128
@@ -123,14 +123,14 @@ def widest(fmt: Format) -> int:
     return max(p.nbytes for p in fmt.planes)
 
 
-def choose_tile(fmt: Format, rows: int, batch: int) -> Tile:
+def choose_tile(fmt: Format, rows: int, batch: int) -> CtaTile:
     """The first tile that is not twice as high as the batch and leaves enough CTAs; where none
     does, the one that leaves the most. The largest has no registers left for unquantised weights.
     """
     tiles = TILES if widest(fmt) <= MAX_RAW_LARGEST else TILES[1:]
     fitting = [t for t in tiles if t.batch < 2 * max(batch, 9)]
 
-    def ctas(tile: Tile) -> int:
+    def ctas(tile: CtaTile) -> int:
         return ceil_div(batch, tile.batch) * ceil_div(rows, tile.rows)
 
     return next((t for t in fitting if ctas(t) >= FULL), max(fitting, key=ctas))
@@ -153,7 +153,7 @@ class Gemm(KernelSpec):
     cols: int
     batch: int
     bias: bool = False
-    tile: Tile | None = None
+    tile: CtaTile | None = None
 
     name = "gemm"
     template = ("urdir.templates", "gemm.ptx.j2")
@@ -161,7 +161,7 @@ class Gemm(KernelSpec):
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise PtxgenError(f"gemm: batch is {self.batch}, it must be at least 1")
-        if ceil_div(self.layout.rows, self.shape.rows) > 65535:
+        if ceil_div(self.layout.rows, self.cut.rows) > 65535:
             raise PtxgenError(f"gemm: {self.rows} rows are more than 65535 tiles")
         if 4 * self.batch * self.cols >= 2**32:
             raise PtxgenError(f"gemm: {self.batch} x {self.cols} activations exceed 4 GiB")
@@ -187,23 +187,23 @@ class Gemm(KernelSpec):
         return self.layout.nbytes
 
     @cached_property
-    def shape(self) -> Tile:
-        """The tile of a CTA."""
+    def cut(self) -> CtaTile:
+        """What a CTA computes."""
         return self.tile or choose_tile(self.format, self.rows, self.batch)
 
     @property
     def steps(self) -> int:
         """Steps in which a CTA goes through the columns."""
-        return ceil_div(self.layout.row_units, self.shape.units)
+        return ceil_div(self.layout.row_units, self.cut.units)
 
     @property
     def depth(self) -> int:
         """Steps that loads run ahead."""
-        return max(1, min(self.shape.depth, self.steps, MAX_RAW // widest(self.format)))
+        return max(1, min(self.cut.depth, self.steps, MAX_RAW // widest(self.format)))
 
     @property
     def launch_shape(self) -> LaunchShape:
-        tile = self.shape
+        tile = self.cut
         grid = (ceil_div(self.batch, tile.batch), ceil_div(self.rows, tile.rows), 1)
         return LaunchShape(grid=grid, block=(tile.threads, 1, 1))
 

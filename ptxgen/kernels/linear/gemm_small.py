@@ -1,9 +1,9 @@
-"""Matrix-vector products of a small batch with quantised weights, on integer tensor cores."""
+"""Matrix products (GEMM) of 1 to 8 vectors with quantised weights, on integer tensor cores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,22 +11,23 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.balance import balanced
-from urdir.ptxgen.kernels.linear.product import MAX_BATCH, odd_cols
+from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, odd_cols
 from urdir.ptxgen.kernels.linear.summary import SUMMARY, summary
-from urdir.ptxgen.kernels.linear.tiled import MIN_SLOTS, TiledProduct
+from urdir.ptxgen.kernels.linear.tiled import TiledSpec
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
-#: Tiles of a warp, the last of a block, that are asked for behind its next block's activations: it
-#: is these that would wait else. On an H200 a step of 4 and of 8 sequences of an 8B Q4_K_M model
-#: takes 1.52 and 1.76 ms with none, 1.50 and 1.75 with one, 1.48 and 1.73 with two or three.
+#: Tiles of a warp, the last of a block, that it asks for after its next block's activations, which
+#: would else wait for them. On an H200 a step of 4 and of 8 sequences of an 8B Q4_K_M model takes
+#: 1.52 and 1.76 ms with none, 1.50 and 1.75 with one, 1.48 and 1.73 with two or three.
 LATE_TILES = 2
 
 
 @dataclass(frozen=True)
-class GemmSmall(TiledProduct):
+class GemmSmall(TiledSpec):
     """1 to 8 activation vectors times quantised weights, on integer tensor cores.
 
     Activations (after ``norm``) are rounded to 16-bit multiples of the largest in each 256 columns,
@@ -35,9 +36,9 @@ class GemmSmall(TiledProduct):
     whatever the other vectors are.
 
     ``summarises``, with a residual: the launch begins the norm that follows. It leaves ``scaled``,
-    y times the weights ``next_norm``, and a summary: the largest of every 16 of these values, and
-    the sum of the squares of y (`_linear_summary.j2`). ``summarised``, with ``eps``: x is what was
-    scaled so, with its summary. Rounding x, which every CTA does for itself, is then half the work.
+    y times the weights ``next_norm``, and a summary: of every 16 values the largest of these, and
+    the sum of the squares of y (`_linear_summary.j2`). ``summarised``, with ``eps``: x is such a
+    ``scaled``, with its summary. Every CTA rounds x itself: that is then half the work.
 
     Raises PtxgenError for other batches, for unquantised types, for a summary of rows that are no
     multiple of 16 or without a residual, and for one of activations that are not normalised.
@@ -52,8 +53,6 @@ class GemmSmall(TiledProduct):
     template = ("urdir.templates", "gemm_small.ptx.j2")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch <= MAX_BATCH:
-            raise PtxgenError(f"gemm_small: batch is {self.batch}: 1 to {MAX_BATCH}")
         if any(fmt.is_float for fmt in self.formats):
             raise PtxgenError("gemm_small: the weights must be quantised")
         if self.summarised and not self.normed:
@@ -106,32 +105,46 @@ class GemmSmall(TiledProduct):
         return inputs
 
     @cached_property
-    def k_warps(self) -> int:
-        """As many as there are: rounding activations takes longer than their tiles' memory."""
-        return self.split or self._most_parts
+    def cut(self) -> Cut:
+        """With as many warps as there can be: rounding activations takes longer than loading their
+        tiles. All shared memory is for partial sums: with a pass more, activations may have to be
+        rounded again.
+        """
+        footprint = Footprint(
+            tile=self._slot_nbytes,
+            sums=self.partial_nbytes,
+            warp_squares=4 * MAX_BATCH,
+            warp_activations=4 * TILE_COLS if self.scales_x else 0,  # the norm's weights of a block
+            partials=None,
+        )
+        cut = cut_launch(self, self.layouts, footprint, self._tiles, self.pair, even=False)
+        late = self.pair * _late_rounds(cut, self.pair)
+        # One tile at a time is in flight: the activations of several vectors would wait for more.
+        # With two, on an H200, four sequences of an 8B Q4_K_M model take 1.74 ms a step in place of
+        # 1.68, eight 1.88 in place of 1.85.
+        ring = replace(cut.ring, pace=1, filled=cut.ring.slots - late)
+        # No sharers where x is normalised: each would add the squares of the block.
+        return replace(cut, ring=ring, sharers=1 if self.normed else _sharers(cut))
 
-    @cached_property
-    def tiles_wanted(self) -> tuple[int, ...]:
-        """Fewer of a matrix of a larger type, which take longer."""
+    @property
+    def _tiles(self) -> tuple[int, ...]:
+        """Tiles that a CTA should take: fewer of a matrix of a larger type, which take longer."""
         if self.tiles_each or not self.others:
-            return super().tiles_wanted
+            return even_tiles(self, self.layouts)
         costs = [Tile(layout).nbytes for layout in self.layouts]
         return balanced([layout.bands for layout in self.layouts], costs, self.clusters)
 
     @property
-    def sharers(self) -> int:
-        """Only with one pass, and without squares, to which each warp of a block would add its own.
+    def _slot_nbytes(self) -> int:
+        tiles = [Tile(Layout(fmt, 1, self.cols)) for fmt in self.formats]
+        alignment = max(tile.alignment for tile in tiles)
+        return ceil_div(max(tile.nbytes for tile in tiles), alignment) * alignment
 
-        In an 8B model's longest rows 8 warps have 28 blocks. On an H200 a step of 4 sequences takes
-        1.44 ms so and 1.48 otherwise (Q4_K_M); one of 8, where rounding a block twice outweighs
-        it, 1.69 and 1.68.
-        """
-        over = self.cta_blocks % self.k_warps
-        alike = self.blocks % self.cluster == 0 and self.cta_blocks > self.k_warps
-        if not over or not alike or self.normed or self.passes > 1 or self.k_warps % over:
-            return 1
-        sharers = self.k_warps // over
-        return 1 if any(m.warp_tiles % sharers for m in self.matrices) else sharers
+    @property
+    def late_rounds(self) -> int:
+        """Rounds of tiles, one of each of a pair, that a warp asks for after each of its blocks'
+        activations: see `LATE_TILES`."""
+        return (self.cut.ring.slots - self.cut.ring.filled) // self.pair
 
     @property
     def lane_vectors(self) -> int:
@@ -150,6 +163,11 @@ class GemmSmall(TiledProduct):
         return TILE_UNITS // 2 * self.lane_vectors
 
     @property
+    def has_partial_block(self) -> bool:
+        """Whether the last block of a row has units beyond it."""
+        return self.row_units % TILE_UNITS != 0
+
+    @property
     def partial_nbytes(self) -> int:
         """Sums of two rows and a lane's vectors, eight times."""
         return 8 * 8 * self.lane_vectors * self.sum_lanes
@@ -158,46 +176,6 @@ class GemmSmall(TiledProduct):
     def most_groups(self) -> int:
         """Groups of a unit, at most: as many sums of it are in registers."""
         return max(fmt.unit_groups for fmt in self.formats)
-
-    def activations_nbytes(self, warps: int) -> int:
-        """The norm's weights of a block, for each warp; activations are in registers."""
-        return warps * 4 * TILE_COLS if self.scales_x else 0
-
-    def squares_nbytes(self, warps: int) -> int:
-        return warps * 4 * MAX_BATCH
-
-    @cached_property
-    def tile_nbytes(self) -> int:
-        tiles = [Tile(Layout(fmt, 1, self.cols)) for fmt in self.formats]
-        alignment = max(tile.alignment for tile in tiles)
-        return ceil_div(max(tile.nbytes for tile in tiles), alignment) * alignment
-
-    def partials_most(self) -> int:
-        """All that two slots a warp leave: a pass more may mean to round all activations again."""
-        warps = self.cta_warps
-        rings = warps * MIN_SLOTS * self.tile_nbytes
-        return self.shared - self.squares_nbytes(warps) - self.activations_nbytes(warps) - rings
-
-    @property
-    def pace(self) -> int:
-        """One: more activations than of one vector would queue behind tiles. With two, on an H200,
-        four sequences of an 8B Q4_K_M model take 1.74 ms a step in place of 1.68, eight 1.88 in
-        place of 1.85."""
-        return 1
-
-    @property
-    def late_rounds(self) -> int:
-        """Rounds of tiles, one of each matrix, that a warp asks for behind each of its blocks'
-        activations: see `LATE_TILES`. None where it has but one block."""
-        if self.warp_blocks == 1:
-            return 0
-        fewest = min(m.warp_tiles for m in self.matrices)
-        return min(min(LATE_TILES, self.slots - 1) // self.pair, fewest)
-
-    @property
-    def filled_slots(self) -> int:
-        """Those of the late tiles are filled behind the first block's activations."""
-        return self.slots - self.pair * self.late_rounds
 
     @property
     def tolerance(self) -> Tolerance:
@@ -286,3 +264,27 @@ class GemmSmall(TiledProduct):
                 q4_k, 160, 1024, eps=1e-5, others=((q6_k, 32), (q8, 50)), batch=3, sms=9
             ),
         }
+
+
+def _late_rounds(cut: Cut, pair: int) -> int:
+    """None where a warp has but one block."""
+    if cut.columns.warp_blocks == 1:
+        return 0
+    fewest = min(part.warp_tiles for part in cut.rows.parts)
+    return min(min(LATE_TILES, cut.ring.slots - 1) // pair, fewest)
+
+
+def _sharers(cut: Cut) -> int:
+    """Warps that have their last block together, where there is one pass.
+
+    In an 8B model's longest rows 8 warps have 28 blocks. On an H200 a step of 4 sequences takes
+    1.44 ms so and 1.48 otherwise (Q4_K_M); one of 8, where rounding a block twice outweighs it,
+    1.69 and 1.68.
+    """
+    columns, rows = cut.columns, cut.rows
+    over = columns.cta_blocks % columns.warps
+    alike = columns.blocks % columns.cluster == 0 and columns.cta_blocks > columns.warps
+    if not over or not alike or rows.passes > 1 or columns.warps % over:
+        return 1
+    sharers = columns.warps // over
+    return 1 if any(part.warp_tiles % sharers for part in rows.parts) else sharers

@@ -1,20 +1,22 @@
-"""Matrix-vector products (GEMV) of one vector, tile by tile, as decode steps have them."""
+"""Matrix-vector products (GEMV) of one vector, tile by tile, for decode steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.product import odd_cols
-from urdir.ptxgen.kernels.linear.tiled import MIN_SLOTS, PARTIALS_NBYTES, WARPS, TiledProduct
+from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
+from urdir.ptxgen.kernels.linear.spec import odd_cols
+from urdir.ptxgen.kernels.linear.tiled import TiledSpec
 from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
-#: With fewer warps, `GemvF32` is better off: each would have many activations to round.
+#: With fewer warps `GemvF32` is faster: each warp would have many activations to round.
 LEAST_WARPS = 4
 #: Registers of a thread, at most: with more, older assemblers' code spills.
 MAX_REGISTERS = 170
@@ -25,13 +27,13 @@ Activations = Literal["f32", "i16"]
 
 
 @dataclass(frozen=True)
-class Gemv(TiledProduct):
+class Gemv(TiledSpec):
     """One activation vector times weights of any type.
 
     ``activations``: "f32", or "i16" for quantised weights: rounded to multiples of the largest in
     each 32 columns / 32639, relative error 2e-5, and multiplied with the quants exactly on tensor
-    cores. Sums are f32. ``alone``: for a launch that cannot overlap the one before it, whose
-    activations are there from the start.
+    cores. Sums are f32. ``alone``: for a launch that overlaps no earlier one: it loads activations
+    before weights.
 
     Raises PtxgenError for "i16" with unquantised types.
     """
@@ -52,11 +54,8 @@ class Gemv(TiledProduct):
         """Whether so much shared memory has room for the activations and the tiles of enough warps,
         and these have registers for the activations.
         """
-        tile = max(Tile(Layout(fmt, 1, cols)).nbytes for fmt in formats)
-        blocks = ceil_div(cols, TILE_COLS)
-        room = shared - PARTIALS_NBYTES - RECORD_NBYTES[activations] * TILE_UNITS * blocks
-        warps = min(WARPS, room // (MIN_SLOTS * tile))
-        return warps >= LEAST_WARPS and 8 * ceil_div(blocks, warps) + 16 <= min(
+        warps = _footprint(formats, cols, 1, activations).most_warps(shared)
+        return warps >= LEAST_WARPS and 8 * ceil_div(ceil_div(cols, TILE_COLS), warps) + 16 <= min(
             MAX_REGISTERS, 1024 // warps
         )
 
@@ -66,14 +65,21 @@ class Gemv(TiledProduct):
         return RECORD_NBYTES[self.activations]
 
     @property
-    def partial_nbytes(self) -> int:
-        return 4 * TILE_ROWS
+    def lane_blocks(self) -> int:
+        """Blocks of which a warp prepares the activations, and each lane eight."""
+        return ceil_div(self.cut.columns.cta_blocks, self.cut.warps)
 
-    def activations_nbytes(self, warps: int) -> int:
-        return self.record_nbytes * TILE_UNITS * self.cta_blocks
+    @property
+    def has_partial_blocks(self) -> bool:
+        """Whether the warps' last blocks, or units of the last block, are beyond the row."""
+        blocks = self.cut.columns.cta_blocks
+        return bool(blocks % self.cut.warps or self.cols % (TILE_COLS * self.cluster))
 
-    def squares_nbytes(self, warps: int) -> int:
-        return 16 * ceil_div(warps, 4)
+    @cached_property
+    def cut(self) -> Cut:
+        footprint = _footprint(self.formats, self.cols, self.cluster, self.activations)
+        tiles = even_tiles(self, self.layouts)
+        return cut_launch(self, self.layouts, footprint, tiles, self.pair, even=True)
 
     @property
     def tolerance(self) -> Tolerance:
@@ -131,3 +137,16 @@ class Gemv(TiledProduct):
                 f16, 19, 1120, others=((q8, 5),), cluster=4, sms=12, fill=True
             ),
         }
+
+
+def _footprint(
+    formats: Iterable[Format], cols: int, cluster: int, activations: Activations
+) -> Footprint:
+    """Each CTA has the activations of its blocks."""
+    cta_blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster)
+    return Footprint(
+        tile=max(Tile(Layout(fmt, 1, cols)).nbytes for fmt in formats),
+        sums=4 * TILE_ROWS,
+        warp_squares=4,
+        activations=RECORD_NBYTES[activations] * TILE_UNITS * cta_blocks,
+    )

@@ -1,12 +1,19 @@
-"""Matrix-vector products (GEMV) of repacked weights of every type, and what goes with them."""
+"""Matrix-vector products (GEMV) in f32, of 1 to 8 vectors with weights of every type."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.product import MAX_BATCH, SMS, FusedProduct, odd_cols
+from urdir.ptxgen.kernels.linear.spec import (
+    SMS,
+    LinearSpec,
+    Part,
+    odd_cols,
+    side_by_side,
+)
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, UNIT
 from urdir.ptxgen.weights.layout import TILE_ROWS
@@ -34,18 +41,45 @@ def choose_rows(total: int, choices: Sequence[int]) -> int:
     return max(r for r in cost if 20 * cost[r] <= 21 * min(cost.values()))
 
 
-@dataclass(frozen=True)
-class GemvF32(FusedProduct):
-    """Matrix-vector products y[b] = W x[b] (+ bias), W (rows, cols) of any weight type, repacked.
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """The activations that are in shared memory at a time: ``units`` of each vector, all or a power
+    of two; ``count`` of these are a row."""
 
-    ``batch``: 1 to 8 vectors; the weights are read once for all of them, and y[b] has the same bits
-    in every batch, because the sums' order depends on the matrices' shapes alone. Everything is
-    f32.
+    units: int
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a panel of one vector."""
+        return self.units * RECORD_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A CTA of ``warps``, ``residents`` of them an SM. A warp takes ``rows`` of each matrix at a
+    time, which share its reads of x, and ``passes`` such groups one after the other. A lane works
+    on ``dots`` rows of weights at once, and loads ``depth`` units of each ahead."""
+
+    warps: int
+    residents: int
+    rows: int
+    passes: int
+    dots: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class GemvF32(LinearSpec):
+    """y[b] = W x[b] (+ bias) for 1 to 8 vectors, W (rows, cols) of any weight type, repacked.
+
+    The weights are read once for all vectors, and y[b] has the same bits in every batch, because
+    the sums' order depends on the matrices' shapes alone. Everything is f32.
 
     How a launch is cut is chosen by shape where a field is 0: ``warps`` of a CTA, ``rows_each``
     rows of a warp at a time (of both matrices if gated), ``stages`` units of each row that a lane
-    has on their way, ``passes`` groups of rows that a warp takes one after the other, ``resident``
-    CTAs that an SM has registers for.
+    loads ahead, ``passes`` groups of rows that a warp takes one after the other, ``resident`` CTAs
+    that an SM has registers for.
     """
 
     batch: int = 1
@@ -60,27 +94,52 @@ class GemvF32(FusedProduct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.batch <= MAX_BATCH:
-            raise PtxgenError(f"gemv_f32: batch is {self.batch}: 1 to {MAX_BATCH}")
-        if not 1 <= self.cta_warps <= 32:
+        if self.warps > 32:
             raise PtxgenError(f"gemv_f32: warps is {self.warps}: 1 to 32")
         if self.rows_each not in (0, *self._rows_choices(self.rows_each)):
             raise PtxgenError(
                 f"gemv_f32: rows_each is {self.rows_each} of {self.rows} rows: it must divide "
                 f"them, and {TILE_ROWS}"
             )
-        if self.panels > 1 and (self.passes > 1 or self.panel_units // 32 % self.depth):
+        panels, depth = self.panels, self.cut.depth
+        if panels.count > 1 and (self.passes > 1 or panels.units // 32 % depth):
             raise PtxgenError(
                 f"gemv_f32: {self.cols} columns are more than a panel: "
-                f"passes is {self.passes} instead of 1, or stages ({self.depth}) no power of two"
+                f"passes is {self.passes} instead of 1, or stages ({depth}) no power of two"
             )
-
-    # ---- how it is cut ----
 
     @property
     def rounds(self) -> int:
         """Units of a row that a lane takes, some of the last beyond the row."""
         return ceil_div(self.row_units, 32)
+
+    @cached_property
+    def panels(self) -> Panels:
+        """How activations pass through shared memory."""
+        units = 32 * self.rounds
+        most = PANEL_NBYTES // (self.batch * RECORD_NBYTES) // 32 * 32
+        if units > most:
+            units = 1 << (most.bit_length() - 1)
+        return Panels(units, ceil_div(self.row_units, units))
+
+    @cached_property
+    def cut(self) -> Cut:
+        """How the launch is cut."""
+        warps, widest = self.warps or CTA_WARPS, self._widest
+        rows = self.rows_each or choose_rows(self.total_rows, self._rows_choices(self._most_rows))
+        dots = rows * self.pair
+        has_many_sums = dots * self.batch > MAX_SUMS // 2
+        heavy = has_many_sums or dots * max(1, self.stages) * widest > MAX_RAW
+        residents = self.resident or max(1, SM_WARPS // warps // (2 if heavy else 1))
+        groups, passes = ceil_div(self.total_rows, rows), 1
+        if self.panels.count == 1:
+            passes = self.passes or ceil_div(groups, warps * SMS * residents)
+        fitting = max(1, min(1 if has_many_sums or self.gated else 2, MAX_RAW // (dots * widest)))
+        stages = self.stages or 1 << fitting.bit_length() - 1
+        depth = min(stages, self.rounds, self.panels.units // 32)
+        if passes > 1 and not self.stages:  # so that loads run on into the next rows
+            depth = max(d for d in range(1, depth + 1) if self.rounds % d == 0)
+        return Cut(warps, residents, rows, passes, dots, depth)
 
     @property
     def _widest(self) -> int:
@@ -88,15 +147,10 @@ class GemvF32(FusedProduct):
         return max(p.nbytes for fmt in self.formats for p in fmt.planes)
 
     @property
-    def cta_warps(self) -> int:
-        """Warps of a CTA."""
-        return self.warps or CTA_WARPS
-
-    @property
-    def warp_rows(self) -> int:
-        """Rows of each matrix that a warp takes together: they share its reads of x."""
-        choices = self._rows_choices(self.most_rows)
-        return self.rows_each or choose_rows(self.total_rows, choices)
+    def _most_rows(self) -> int:
+        """Rows of each matrix that a thread has registers for, with two units of each."""
+        raw, sums = MAX_RAW // 2 // self._widest, MAX_SUMS // self.batch
+        return max(1, min(4, raw, sums if self.batch > 1 else 4) // self.pair)
 
     def _rows_choices(self, most: int) -> list[int]:
         """Numbers of rows that lie together in every matrix, so that no warp has others."""
@@ -104,85 +158,26 @@ class GemvF32(FusedProduct):
         return [r for r in range(1, most + 1) if not any(n % r for n in (TILE_ROWS, *matrices))]
 
     @property
-    def most_rows(self) -> int:
-        """Rows of each matrix that a thread has registers for, with two units of each."""
-        each = 2 if self.gated else 1
-        raw, sums = MAX_RAW // 2 // self._widest, MAX_SUMS // self.batch
-        return max(1, min(4, raw, sums if self.batch > 1 else 4) // each)
-
-    @property
-    def dots(self) -> int:
-        """Rows of weights that a lane works on at once."""
-        return self.warp_rows * (2 if self.gated else 1)
-
-    @property
-    def depth(self) -> int:
-        """Units of each row that a lane has on their way."""
-        most = 1 if self._has_many_sums or self.gated else 2
-        fitting = max(1, min(most, MAX_RAW // (self.dots * self._widest)))
-        depth = min(
-            self.stages or 1 << fitting.bit_length() - 1, self.rounds, self.panel_units // 32
-        )
-        if self.has_passes and not self.stages:  # so that loads run on into the next rows
-            depth = max(d for d in range(1, depth + 1) if self.rounds % d == 0)
-        return depth
-
-    @property
-    def _has_many_sums(self) -> bool:
-        return self.dots * self.batch > MAX_SUMS // 2
-
-    @property
-    def warp_passes(self) -> int:
-        """Groups of rows that a warp takes one after the other."""
-        if self.panels > 1:
-            return 1
-        groups = ceil_div(self.total_rows, self.warp_rows)
-        return self.passes or ceil_div(groups, self.cta_warps * SMS * self.cta_residents)
-
-    @property
-    def cta_residents(self) -> int:
-        """CTAs of an SM at once."""
-        raw = self.dots * max(1, self.stages) * self._widest
-        heavy = raw > MAX_RAW or self._has_many_sums
-        return self.resident or max(1, SM_WARPS // self.cta_warps // (2 if heavy else 1))
-
-    @property
-    def has_passes(self) -> bool:
-        """Whether warps take more than one group of rows."""
-        return self.warp_passes > 1
-
-    # ---- activations in shared memory ----
-
-    @property
-    def panel_units(self) -> int:
-        """Units of the activations that are in shared memory at a time: all, or a power of two."""
-        whole = 32 * self.rounds
-        most = PANEL_NBYTES // (self.batch * RECORD_NBYTES) // 32 * 32
-        return whole if whole <= most else 1 << (most.bit_length() - 1)
-
-    @property
-    def panels(self) -> int:
-        """Panels of a row."""
-        return ceil_div(self.row_units, self.panel_units)
-
-    @property
     def record_nbytes(self) -> int:
         """Bytes of a unit's activations in shared memory."""
         return RECORD_NBYTES
 
-    @property
-    def panel_nbytes(self) -> int:
-        """Bytes of a panel for one batch row."""
-        return self.panel_units * RECORD_NBYTES
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        cta_rows = self.cut.warps * self.cut.rows * self.cut.passes
+        return side_by_side(self.layouts, [cta_rows] * len(self.layouts))
+
+    def quads_at_once(self, units: int) -> int:
+        """Quads (four columns) of each vector's ``units`` that a thread loads at a time."""
+        each = ceil_div(8 * units, self.launch_shape.threads)
+        return ceil_div(each, ceil_div(each, max(1, 6 // self.batch)))
 
     @property
     def launch_shape(self) -> LaunchShape:
+        ctas = sum(part.ctas for part in self.parts)
         return LaunchShape(
-            grid=(self.ctas, 1, 1), block=(32 * self.cta_warps, 1, 1), resident=self.cta_residents
+            grid=(ctas, 1, 1), block=(32 * self.cut.warps, 1, 1), resident=self.cut.residents
         )
-
-    def cta_rows_of(self, matrix: int) -> int:
-        return self.cta_warps * self.warp_rows * self.warp_passes
 
     @property
     def tolerance(self) -> Tolerance:

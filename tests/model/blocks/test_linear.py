@@ -1,4 +1,4 @@
-"""What a step's products become: launches a layer, by rows and by mode."""
+"""What a step's linear layers become: launches a layer, by rows and by mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from urdir.model.engine.step import build_plan
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemv import Gemv
-from urdir.ptxgen.kernels.linear.product import FusedProduct
+from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.target import TESTED
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
@@ -47,10 +47,10 @@ def layer(plan: Plan, index: int) -> list[tuple[str, str]]:
     ]
 
 
-def products(plan: Plan) -> list[FusedProduct]:
+def products(plan: Plan) -> list[LinearSpec]:
     """The kernels of a plan that multiply few rows with a matrix."""
     kernels = (op.kernel for op in plan if isinstance(op, Launch))
-    return [kernel for kernel in kernels if isinstance(kernel, FusedProduct)]
+    return [kernel for kernel in kernels if isinstance(kernel, LinearSpec)]
 
 
 def launches(product: str) -> list[tuple[str, str]]:
@@ -95,16 +95,16 @@ def test_unquantised_weights_meet_f32_activations() -> None:
 
 @pytest.mark.parametrize(("rows", "begun"), [(1, False), (4, True)])
 def test_norms_begin_where_their_vectors_are_made(engine: Engine, rows: int, begun: bool) -> None:
-    """In a batch: all but the first, behind the embedding, and each with its own weights."""
+    """In a batch: all but the first, after the embedding, and each with its own weights."""
     parts, weights = engine.session.parts, engine.weights
     plan = build_plan(parts, StepShape(rows, KEYS, Ending.GREEDY))
-    launches = [op for op in plan if isinstance(op, Launch) and isinstance(op.kernel, FusedProduct)]
+    launches = [op for op in plan if isinstance(op, Launch) and isinstance(op.kernel, LinearSpec)]
     norms: list[object] = [None]
     for layer, following in itertools.zip_longest(weights.layers, weights.layers[1:]):
         norms += [layer.ffn_norm, following.attn_norm if following else weights.output_norm]
     made: list[object] = [None]
     for launch in launches:
-        kernel = cast("FusedProduct", launch.kernel)
+        kernel = cast("LinearSpec", launch.kernel)
         if kernel.residual:
             assert kernel.summarises is begun
             made.append(launch.args.get("next_norm"))
@@ -149,7 +149,7 @@ def test_long_rows_are_left_to_f32_where_they_leave_no_room(engine: Engine, targ
             wide.append_residual(f"{cols} more", matrix, x.x, x.x, y, x.x)
         for kernel in products(plan):
             if isinstance(kernel, Gemv):
-                assert kernel.cta_warps >= 4
+                assert kernel.cut.warps >= 4
             else:
                 assert kernel.cols > 4096
             assert kernel.launch_shape.shared_bytes <= limits.shared_per_cta

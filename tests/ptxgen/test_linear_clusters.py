@@ -1,4 +1,4 @@
-"""Products cut for clusters of CTAs, which add up what each has of the columns."""
+"""Launches cut for clusters of CTAs, which add up what each has of the columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Gemv
-from urdir.ptxgen.kernels.linear.tiled import TiledProduct
+from urdir.ptxgen.kernels.linear.tiled import TiledSpec
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -34,9 +34,9 @@ def test_sms_that_a_launch_of_clusters_leaves_over_get_clusters_without_rows() -
     """Whole ones: an SM that is left over from those stays so."""
     for bands, sms, idle in ((64, 132, 2), (33, 132, 0), (34, 132, 32), (66, 132, 0), (3, 9, 1)):
         spec = i16(Q8_0, 16 * bands, 512, tiles_each=1, groups=1, sms=sms, fill=True, cluster=2)
-        assert spec.ctas == bands
+        assert spec.parts[0].ctas == bands
         assert spec.launch_shape.grid == (2 * (bands + idle), 1, 1)
-        assert spec.has_partial_rows == (idle > 0)
+        assert spec.cut.rows.has_tiles_beyond == (idle > 0)
         assert dataclasses.replace(spec, fill=False).launch_shape.grid == (2 * bands, 1, 1)
 
 
@@ -61,11 +61,12 @@ def test_real_shapes_in_clusters_have_all_rows_and_a_cta_an_sm(
         spec = i16(fmt, rows, cols, **cut, **more)
         shape = spec.launch_shape
         assert shape.cluster == (cluster, 1, 1)
-        assert shape.grid == (cluster * spec.ctas, 1, 1)
+        assert shape.grid == (cluster * spec.parts[0].ctas, 1, 1)
         assert shape.grid[0] <= 132
-        assert rows <= 16 * spec.tiles * spec.ctas < rows + 16 * spec.tiles
-        assert spec.warp_blocks * spec.k_warps >= spec.cta_blocks == cols // 256 // cluster
-        assert spec.pass_rows % cluster == 0  # each CTA adds up as many
+        columns, taken = spec.cut.columns, 16 * spec.cut.rows.tiles
+        assert rows <= taken * spec.parts[0].ctas < rows + taken
+        assert columns.warp_blocks * columns.warps >= columns.cta_blocks == cols // 256 // cluster
+        assert spec.cut.rows.pass_rows % cluster == 0  # each CTA adds up as many
         assert least <= shape.shared_bytes <= most
 
 
@@ -75,12 +76,12 @@ def test_several_matrices_in_clusters_follow_each_other() -> None:
     others = ((Q4_K, 1024), (Q6_K, 1024))
     cut = {"shared": most, "least_shared": least, "sms": 132, "cluster": 2}
     spec = i16(Q4_K, 4096, 4096, eps=1e-5, others=others, **cut)
-    assert [(p.first_cta, p.ctas) for p in spec.matrices] == [(0, 43), (43, 11), (54, 11)]
-    assert (spec.tiles, spec.launch_shape.grid) == (6, (130, 1, 1))
+    assert [(p.first_cta, p.ctas) for p in spec.parts] == [(0, 43), (43, 11), (54, 11)]
+    assert (spec.cut.rows.tiles, spec.launch_shape.grid) == (6, (130, 1, 1))
 
 
 @every_kernel
-def test_impossible_clusters_are_refused(kernel: type[TiledProduct]) -> None:
+def test_impossible_clusters_are_refused(kernel: type[TiledSpec]) -> None:
     for cluster in (0, 3, 16):
         with pytest.raises(PtxgenError, match=f"cluster is {cluster}: 1, 2, 4 or 8"):
             kernel(Q4_K, 3, 8192, cluster=cluster)
@@ -90,11 +91,11 @@ def test_impossible_clusters_are_refused(kernel: type[TiledProduct]) -> None:
         message = f"split is 1 in each of {cluster} CTAs of {cols // 256} blocks"
         with pytest.raises(PtxgenError, match=message):
             kernel(Q4_K, 3, cols, cluster=cluster)
-        assert kernel(Q4_K, 3, cols + 256, cluster=cluster).k_warps == 1
+        assert kernel(Q4_K, 3, cols + 256, cluster=cluster).cut.columns.warps == 1
 
 
 @every_kernel
-def test_a_target_without_clusters_is_refused(kernel: type[TiledProduct]) -> None:
+def test_a_target_without_clusters_is_refused(kernel: type[TiledSpec]) -> None:
     for cluster in (2, 4, 8):
         spec = kernel(Q4_K, 3, 2048, cluster=cluster)
         assert spec.targets == since(90)
@@ -108,7 +109,7 @@ def test_a_target_without_clusters_is_refused(kernel: type[TiledProduct]) -> Non
     assert "cluster" not in alone.ptx("sm_75").split("{", 1)[1]
 
 
-CLUSTERED: list[TiledProduct] = [
+CLUSTERED: list[TiledSpec] = [
     i16(Q4_K, 40, 4352, cluster=2),
     i16(Q4_K, 23, 4352, bias=True, eps=1e-5, cluster=4),
     i16(Q8_0, 33, 4192, bias=True, eps=1e-5, cluster=4),  # the last block has three units
@@ -139,10 +140,10 @@ CLUSTERED: list[TiledProduct] = [
 
 
 @pytest.mark.parametrize("spec", CLUSTERED, ids=str)
-def test_a_cluster_gives_the_product(device: Device, spec: TiledProduct) -> None:
+def test_a_cluster_gives_the_product(device: Device, spec: TiledSpec) -> None:
     """Rows and blocks that CTAs have no equal share of; and the same bits, run after run."""
     skip_where_missing(spec, device.native_target)
-    assert spec.blocks % spec.cluster
+    assert spec.cut.columns.blocks % spec.cluster
     inputs = spec.make_inputs(np.random.default_rng(17))
     first, second = (run_kernel(device, spec, inputs) for _ in range(2))
     for deviation in compare(spec, first, spec.reference(**inputs)):

@@ -1,7 +1,8 @@
-"""What kernels share that multiply activations with matrices and do more on the way in and out."""
+"""What linear kernels for few rows share: their fields, parameters and reference."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,14 +11,15 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param, ceil_div
-from urdir.ptxgen.weights.formats import UNIT, Format, random_blocks
+from urdir.ptxgen.weights.formats import Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
-#: Activation vectors that one launch takes at most: the columns of an ``mma`` tile.
+#: Activation vectors of one launch at most: the columns of an ``mma`` tile.
 MAX_BATCH = 8
-#: SMs of a big GPU, which a launch is cut for.
+#: SMs of a big GPU, for which a launch is cut.
 SMS = 132
-#: Bytes of shared memory that a CTA takes if it is not told: what every GPU since sm_75 has.
+#: Bytes of shared memory that a CTA takes where nothing else is said: every GPU since sm_75 has
+#: as many.
 SHARED_NBYTES = 64 * 1024
 
 
@@ -56,13 +58,22 @@ class Part:
         return f"%y{self.suffix}"
 
 
-@dataclass(frozen=True)
-class FusedProduct(KernelSpec):
-    """Products y[b] = W x[b] (+ bias), W (rows, cols) repacked, of ``batch`` activation vectors.
+def side_by_side(layouts: Sequence[Layout], cta_rows: Sequence[int]) -> tuple[Part, ...]:
+    """The matrices as parts of a grid, one after the other; a CTA takes so many rows of each."""
+    parts: list[Part] = []
+    for number, (layout, rows) in enumerate(zip(layouts, cta_rows, strict=True)):
+        first = parts[-1].first_cta + parts[-1].ctas if parts else 0
+        parts.append(Part(number, layout, first, ceil_div(layout.rows, rows)))
+    return tuple(parts)
 
-    Before and after the product: ``eps``: x is RMS-normalised first and multiplied with
-    ``norm``. ``residual``: is added to y. ``gated``: y = silu(W x) * (U x), U (``up``) like W.
-    ``others``: (format, rows) of more matrices for the same x, each with its own y.
+
+@dataclass(frozen=True)
+class LinearSpec(KernelSpec):
+    """y[b] = W x[b] (+ bias), W (rows, cols) repacked, for ``batch`` activation vectors.
+
+    ``eps``: x is RMS-normalised first and multiplied with ``norm``. ``residual``: is added to y.
+    ``gated``: y = silu(W x) * (U x), U (``up``) like W. ``others``: (format, rows) of more matrices
+    for the same x, each with its own y.
     """
 
     format: Format
@@ -83,6 +94,8 @@ class FusedProduct(KernelSpec):
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:
             raise PtxgenError(f"{self.name}: a matrix of {self.rows} x {self.cols}: both from 1")
+        if not 1 <= self.batch <= MAX_BATCH:
+            raise PtxgenError(f"{self.name}: batch is {self.batch}: 1 to {MAX_BATCH}")
         for name, value in self.fields().items():
             if isinstance(value, int) and value < 0:
                 raise PtxgenError(f"{self.name}: {name} is {value}: 0 chooses by shape")
@@ -104,23 +117,9 @@ class FusedProduct(KernelSpec):
         """How the (first) weights lie in memory."""
         return self.layouts[0]
 
-    @cached_property
+    @property
     def parts(self) -> tuple[Part, ...]:
         """The matrices with a product of their own, side by side in the grid."""
-        parts: list[Part] = []
-        for number, layout in enumerate(self.layouts):
-            first = parts[-1].first_cta + parts[-1].ctas if parts else 0
-            ctas = ceil_div(layout.rows, self.cta_rows_of(number))
-            parts.append(Part(number, layout, first, ctas))
-        return tuple(parts)
-
-    @property
-    def ctas(self) -> int:
-        """CTAs of all parts."""
-        return self.parts[-1].first_cta + self.parts[-1].ctas
-
-    def cta_rows_of(self, matrix: int) -> int:
-        """Rows that a CTA takes of the matrix of that number."""
         raise NotImplementedError
 
     @property
@@ -136,7 +135,12 @@ class FusedProduct(KernelSpec):
     @property
     def row_units(self) -> int:
         """Units of a row."""
-        return ceil_div(self.cols, UNIT)
+        return self.layout.row_units
+
+    @property
+    def pair(self) -> int:
+        """Matrices that are multiplied together: two if gated."""
+        return 2 if self.gated else 1
 
     @property
     def normed(self) -> bool:
@@ -169,7 +173,7 @@ class FusedProduct(KernelSpec):
         return tuple(params)
 
     def multiplied(self, **inputs: Any) -> Array:
-        """What is multiplied with the weights, f64: x, normalised if that is asked for."""
+        """What is multiplied with the weights, f64: x, normalised where there is a norm."""
         x: Array = inputs["x"].astype(np.float64)
         if self.eps is not None:
             x *= inputs["norm"] / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.eps)
@@ -206,8 +210,7 @@ class FusedProduct(KernelSpec):
         return inputs
 
     def flops(self) -> int:
-        matrices = 2 if self.gated else 1
-        return 2 * self.batch * self.total_rows * self.cols * matrices
+        return 2 * self.batch * self.total_rows * self.cols * self.pair
 
 
 def odd_cols(fmt: Format) -> int:

@@ -1,0 +1,280 @@
+"""How a launch whose weights come tile by tile is cut: columns, rows, rings and shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from urdir.ptxgen.kernels.linear.spec import SHARED_NBYTES, SMS, Part, side_by_side
+from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
+from urdir.ptxgen.weights.tiles import Tile
+
+#: Warps of a CTA, one CTA an SM: half of the SM's registers at 128 a thread, so that the next
+#: launch's CTA is there early.
+WARPS = 8
+#: Slots of a warp's ring, at least and at most: with four 8B Q4_K_M decodes at 756 tokens/s on an
+#: H200, with six at 762.
+MIN_SLOTS, MAX_SLOTS = 2, 6
+#: Bytes of tiles of a CTA that are in flight before the wait, at most: later loads queue after
+#: them, those of the activations above all. On an H200 8B Q4_K_M decodes at 754 tokens/s with two
+#: tiles of a warp at a time, which are 37 KB, at 736 with three, 715 with four.
+PACE_NBYTES = 40 * 1024
+#: Bytes of shared memory that are kept for partial sums.
+PARTIALS_NBYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class CutOptions:
+    """What a spec asks of its cut; a 0 is chosen by shape.
+
+    ``split`` parts of the columns times ``groups`` of the rows are the warps of a CTA. It takes
+    ``tiles_each`` tiles of 16 rows, ``per_pass`` before the parts' sums meet; ``stages`` tiles are
+    in a warp's ring. A CTA may take ``shared`` bytes of shared memory, and takes ``least_shared``
+    even if it needs fewer; ``resident``: CTAs that an SM has registers for.
+
+    There is one CTA for each of ``sms`` SMs. ``fill``: if few SMs are left over, CTAs without rows
+    of their own keep them busy (see `fills_sms`).
+
+    The ``cluster`` CTAs (1, 2, 4 or 8) of a cluster share their rows, and each has a part of the
+    columns, so that each has fewer activations to stage. They add up their sums through each
+    other's shared memory, on sm_90 and newer. `Part` then counts clusters, not CTAs.
+    """
+
+    split: int = 0
+    groups: int = 0
+    tiles_each: int = 0
+    per_pass: int = 0
+    stages: int = 0
+    resident: int = 2
+    shared: int = SHARED_NBYTES
+    least_shared: int = 0
+    sms: int = SMS
+    fill: bool = False
+    cluster: int = 1
+
+    @property
+    def clusters(self) -> int:
+        """Clusters (CTAs, where they are of one) for which the launch is cut."""
+        return max(1, self.sms // self.cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that a kernel keeps in the shared memory of a CTA.
+
+    ``tile``: a slot of a ring; ``sums``: a warp's sums of a tile; ``activations`` of the CTA and
+    ``warp_activations`` of each warp; ``warp_squares``: a warp's sums of squares. ``partials``:
+    sums of all warps at most, None for all that two slots a warp leave.
+    """
+
+    tile: int
+    sums: int
+    warp_squares: int
+    activations: int = 0
+    warp_activations: int = 0
+    partials: int | None = PARTIALS_NBYTES
+
+    def activations_of(self, warps: int) -> int:
+        """Bytes of activations of a CTA of so many warps."""
+        return self.activations + self.warp_activations * warps
+
+    def squares_of(self, warps: int) -> int:
+        """Bytes of its sums of squares; what follows is aligned."""
+        return 16 * ceil_div(self.warp_squares * warps, 16)
+
+    def least(self, warps: int) -> int:
+        """Bytes of its activations and of its rings, which have two slots at least."""
+        return self.activations_of(warps) + warps * MIN_SLOTS * self.tile
+
+    def most_partials(self, shared: int, warps: int) -> int:
+        """Bytes of its partial sums, at most."""
+        if self.partials is not None:
+            return self.partials
+        return shared - self.squares_of(warps) - self.least(warps)
+
+    def most_warps(self, shared: int) -> int:
+        """Warps that have room for a ring each."""
+        room = shared - PARTIALS_NBYTES
+        return max((w for w in range(1, WARPS + 1) if self.least(w) <= room), default=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnCut:
+    """The columns: ``blocks`` of 8 units, the last perhaps of fewer; of each CTA of a ``cluster``
+    a part, cut into one for each of ``warps``. CTA r of C has blocks r, r + C, ..."""
+
+    blocks: int
+    cluster: int
+    warps: int
+
+    @property
+    def cta_blocks(self) -> int:
+        """Blocks of a row that a CTA has, at most."""
+        return ceil_div(self.blocks, self.cluster)
+
+    @property
+    def warp_blocks(self) -> int:
+        """Blocks of a warp, at most."""
+        return ceil_div(self.cta_blocks, self.warps)
+
+
+@dataclass(frozen=True, slots=True)
+class TilePart(Part):
+    """A part with its tiles: how many a CTA takes before the sums meet, and each of its warps."""
+
+    tile: Tile
+    pass_tiles: int
+    warp_tiles: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowCut:
+    """The rows: a CTA takes tiles of a matrix in ``passes`` of ``pass_tiles`` at most, after each
+    of which the sums meet; ``warps`` share the tiles of a pass. ``clusters`` of the grid, some
+    perhaps without rows: these work on the last tile instead."""
+
+    warps: int
+    passes: int
+    pass_tiles: int
+    parts: tuple[TilePart, ...]
+    clusters: int
+
+    @property
+    def pass_rows(self) -> int:
+        """Rows of a pass."""
+        return TILE_ROWS * self.pass_tiles
+
+    @property
+    def warp_tiles(self) -> int:
+        """Tiles of a warp in a pass, of one block, at most."""
+        return self.pass_tiles // self.warps
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a CTA, at most, the last ones perhaps beyond the rows."""
+        return self.passes * self.pass_tiles
+
+    @property
+    def has_tiles_beyond(self) -> bool:
+        """Whether there are tiles beyond a matrix' last."""
+        return self.clusters > sum(part.ctas for part in self.parts) or any(
+            part.layout.bands % (self.passes * part.pass_tiles) for part in self.parts
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A warp's ring of ``slots`` for tiles of ``tile_nbytes``: ``filled`` of them before the wait
+    for earlier launches, with ``pace`` tiles in flight at most (see `PACE_NBYTES`)."""
+
+    tile_nbytes: int
+    slots: int
+    filled: int
+    pace: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """Where in a CTA's shared memory its activations, the warps' sums of squares and their partial
+    sums (parts of the columns, matrices, tiles of a pass, sums) begin, after the rings; the end."""
+
+    activations: int
+    squares: int
+    partials: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a launch is cut. ``sharers`` warps have their last block together, each with a part of
+    its tiles."""
+
+    columns: ColumnCut
+    rows: RowCut
+    ring: Ring
+    memory: SharedMemory
+    sharers: int = 1
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA."""
+        return self.columns.warps * self.rows.warps
+
+
+def cut_launch(
+    options: CutOptions,
+    layouts: Sequence[Layout],
+    footprint: Footprint,
+    tiles: Sequence[int],
+    pair: int,
+    even: bool,
+) -> Cut:
+    """The cut of a launch: of each matrix a CTA should take so many ``tiles``.
+
+    ``pair``: matrices whose tiles are taken in turn (two if gated). ``even``: warps have about the
+    same share of the columns, else they are as many as can be. It may break the options' limits:
+    the spec refuses it then.
+    """
+    most_warps = footprint.most_warps(options.shared)
+    columns = _cut_columns(options, layouts[0].row_tiles, most_warps, even)
+    row_warps = options.groups or max(1, most_warps // columns.warps)
+    warps = columns.warps * row_warps
+    partials = footprint.most_partials(options.shared, warps)
+    most_tiles = partials // (footprint.sums * columns.warps * pair)
+    rows = _cut_rows(options, layouts, tiles, row_warps, most_tiles)
+
+    sums = columns.warps * pair * rows.pass_tiles * footprint.sums
+    sizes = (footprint.activations_of(warps), footprint.squares_of(warps), sums)
+    room = (options.shared - sum(sizes)) // (warps * footprint.tile)
+    warp_tiles = columns.warp_blocks * rows.tiles * pair // row_warps
+    slots = min(options.stages or MAX_SLOTS, room, max(warp_tiles, MIN_SLOTS))
+    pace = max(1, PACE_NBYTES // (warps * footprint.tile))
+    ring = Ring(footprint.tile, slots, slots, pace)
+    return Cut(columns, rows, ring, _lay_out(warps * slots * footprint.tile, *sizes))
+
+
+def even_tiles(options: CutOptions, layouts: Sequence[Layout]) -> tuple[int, ...]:
+    """Tiles that a CTA should take, the same number of each matrix: there is then one CTA an SM."""
+    tiles = sum(layout.bands for layout in layouts)
+    return (options.tiles_each or ceil_div(tiles, options.clusters),) * len(layouts)
+
+
+def _cut_columns(options: CutOptions, blocks: int, most_warps: int, even: bool) -> ColumnCut:
+    most = max(1, min(most_warps, blocks // options.cluster))
+    if even:
+        cta_blocks = ceil_div(blocks, options.cluster)
+        taken = {k: k * ceil_div(cta_blocks, k) for k in range(1, most + 1)}
+        most = max(k for k in taken if 16 * taken[k] <= 17 * min(taken.values()))
+    return ColumnCut(blocks, options.cluster, options.split or most)
+
+
+def _cut_rows(
+    options: CutOptions,
+    layouts: Sequence[Layout],
+    tiles: Sequence[int],
+    warps: int,
+    most_tiles: int,
+) -> RowCut:
+    """``most_tiles``: tiles of a pass whose sums have room."""
+    most = max(1, min(options.per_pass or most_tiles, most_tiles) // warps)
+    each = [ceil_div(count, warps) for count in tiles]
+    passes = ceil_div(max(each), most)
+    if passes > 1:  # of which all matrices have as many
+        each = [ceil_div(max(each), passes)] * len(each)
+    cta_rows = [TILE_ROWS * passes * warps * n for n in each]
+    parts = tuple(
+        TilePart(p.number, p.layout, p.first_cta, p.ctas, Tile(p.layout), warps * n, n)
+        for p, n in zip(side_by_side(layouts, cta_rows), each, strict=True)
+    )
+    clusters = sum(part.ctas for part in parts)
+    if options.fill and clusters > options.clusters // 2:
+        clusters = max(clusters, options.clusters)
+    return RowCut(warps, passes, warps * max(each), parts, clusters)
+
+
+def _lay_out(rings: int, activations: int, squares: int, partials: int) -> SharedMemory:
+    """The sizes of what lies side by side, in that order."""
+    squares_at = rings + activations
+    partials_at = squares_at + squares
+    return SharedMemory(rings, squares_at, partials_at, partials_at + partials)

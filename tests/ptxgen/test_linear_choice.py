@@ -1,0 +1,211 @@
+"""Which linear kernel is chosen, how it is cut for a device, and what that does not depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from urdir.ptxgen.kernels.linear.choice import (
+    Limits,
+    LinearRequest,
+    choose_linear,
+    cluster_for,
+    takes_gemm,
+)
+from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
+from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.weights.formats import FORMATS, Format
+
+QUANTISED = [f for f in FORMATS.values() if not f.is_float]
+Q8_0, Q4_K, Q6_K, F16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
+H200 = Limits(132, 228 << 10, 227 << 10, 8)
+RTX5090 = Limits(170, 100 << 10, 99 << 10, 8)
+T4 = Limits(40, 64 << 10, 64 << 10)
+
+#: Launches of an 8B and a 1B model.
+SHAPES = {
+    "8B qkv": LinearRequest(H200, ((Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)), 4096, eps=1e-5),
+    "8B gate_up": LinearRequest(H200, ((Q4_K, 14336),), 4096, eps=1e-5, gated=True),
+    "8B down": LinearRequest(H200, ((Q4_K, 4096),), 14336, residual=True),
+    "8B out": LinearRequest(H200, ((Q4_K, 128256),), 4096, eps=1e-5),
+    "1B down": LinearRequest(H200, ((Q4_K, 2048),), 8192, residual=True),
+}
+SMALL = LinearRequest(H200, ((Q4_K, 64),), 512)
+
+
+def gemm_small(request: LinearRequest) -> GemmSmall:
+    """The kernel chosen for several rows."""
+    spec = choose_linear(request)
+    assert isinstance(spec, GemmSmall)
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("rows", "exact", "wanted"),
+    [
+        *((1, False, False), (8, False, False), (9, False, True), (512, False, True)),
+        *((1, True, False), (512, True, False)),
+    ],
+)
+def test_the_choice_between_few_rows_and_many(rows: int, exact: bool, wanted: bool) -> None:
+    assert takes_gemm(rows, exact) is wanted
+
+
+def test_the_choice_between_the_kernels_of_few_rows() -> None:
+    assert isinstance(choose_linear(SMALL), Gemv)
+    assert isinstance(choose_linear(replace(SMALL, limits=T4, batch=2)), GemmSmall)
+    for exact, fmt in ((True, Q4_K), (False, F16)):
+        request = replace(SMALL, exact=exact, matrices=((fmt, 64),))
+        assert isinstance(choose_linear(request), Gemv)
+        assert isinstance(choose_linear(replace(request, batch=2)), GemvF32)
+    mixed = replace(SMALL, matrices=((Q4_K, 64), (F16, 3)), batch=2)
+    assert isinstance(choose_linear(mixed), GemvF32)
+
+
+def test_a_launch_that_runs_alone_is_one_of_one_vector() -> None:
+    """It changes nothing else of the launch; several vectors have no such kernel."""
+    alone, usual = (choose_linear(replace(SMALL, alone=a)) for a in (True, False))
+    assert isinstance(alone, Gemv)
+    assert alone.alone
+    assert replace(alone, alone=False) == usual
+    assert alone.launch_shape == usual.launch_shape
+    batch = replace(SMALL, batch=2)
+    assert choose_linear(replace(batch, alone=True)) == choose_linear(batch)
+
+
+def test_what_a_cta_takes_of_an_sm() -> None:
+    """Two of the larger ones never fit together; one and another do. All, where that is little."""
+    least, most = H200.shared(larger=True)
+    assert (least, most) == (117_760, 128_682)
+    assert H200.shared(larger=False) == (0, 102_741)
+    assert 2 * (least + 1024) > H200.shared_per_sm
+    assert most + 102_741 + 2 * 1024 <= H200.shared_per_sm
+    for per_sm, per_cta in ((64, 64), (100, 99), (164, 163)):
+        limits = Limits(40, per_sm * 1024, per_cta * 1024)
+        assert limits.shared(larger=True) == limits.shared(larger=False) == (0, per_cta * 1024)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
+def test_real_shapes_fit_a_multiprocessor(shape: str, fmt: Format) -> None:
+    (_, rows), *others = SHAPES[shape].matrices
+    for batch in (2, MAX_BATCH):
+        request = replace(SHAPES[shape], matrices=((fmt, rows), *others), batch=batch)
+        for limits in (H200, T4):
+            spec = gemm_small(replace(request, limits=limits))
+            least, most = limits.shared(larger=not request.residual)
+            if replace(spec, shared=most).cut.rows.passes > 1:
+                least, most = 0, limits.shared_per_cta
+            assert spec.shared == most
+            assert least <= spec.launch_shape.shared_bytes <= most
+        if is_available() and fmt in (Q4_K, Q6_K):
+            ptx = choose_linear(request).ptx("sm_90")
+            cost = assemble(ptx, "sm_90").entries["gemm_small"]
+            assert not cost.spills
+            assert cost.registers <= 128
+
+
+# ---- several vectors: parts of the columns, clusters, tiles ----
+
+
+def test_the_order_of_the_sums_does_not_depend_on_the_batch() -> None:
+    for request in SHAPES.values():
+        for limits in (H200, T4):
+            cuts = set()
+            for batch in range(2, MAX_BATCH + 1):
+                cut = gemm_small(replace(request, limits=limits, batch=batch)).cut
+                cuts.add((cut.columns, cut.rows.warps, cut.sharers))
+            assert len(cuts) == 1
+
+
+@pytest.mark.parametrize("limits", [H200, RTX5090], ids=["H200", "RTX 5090"])
+@pytest.mark.parametrize("cols", [256, 512, 1024, 2048, 4096, 14336])
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_cut_of_the_columns_does_not_depend_on_the_batch(
+    limits: Limits, cols: int, gated: bool
+) -> None:
+    """Whatever the rows, about where clusters end as well."""
+    for fmt in (Q8_0, Q4_K, Q6_K):
+        for tiles in (1, 2, 3, 4, 5, 6, 7, 12, 14):
+            matrix = (fmt, 16 * limits.sms * tiles)
+            requests = (
+                LinearRequest(limits, (matrix,), cols, batch, gated=gated)
+                for batch in range(2, MAX_BATCH + 1)
+            )
+            assert len({gemm_small(r).cut.columns for r in requests}) == 1, (fmt.name, tiles)
+
+
+def test_real_shapes_have_pairs_of_ctas_where_tiles_are_few() -> None:
+    """Gate and up of an 8B model are 14 tiles of an SM, its vocabulary more still."""
+    found = {}
+    for shape, request in SHAPES.items():
+        for batch in (2, 5, MAX_BATCH):
+            spec = gemm_small(replace(request, batch=batch))
+            cluster = found.setdefault(shape, spec.cluster)
+            assert spec.launch_shape.cluster == (cluster, 1, 1)
+            clusters = 0
+            for part in spec.parts:
+                assert part.first_cta == clusters
+                tiles = spec.cut.rows.passes * part.pass_tiles
+                assert part.layout.bands <= part.ctas * tiles < part.layout.bands + tiles
+                clusters += part.ctas
+            assert spec.launch_shape.grid == (cluster * clusters, 1, 1)
+            assert spec.launch_shape.grid[0] <= 132
+    wanted = {"8B qkv": 2, "8B gate_up": 1, "8B down": 2, "8B out": 1, "1B down": 2}
+    assert found == wanted
+
+
+def test_what_gets_no_cluster() -> None:
+    """A single vector, a row of one block, and what runs on a device that has no clusters."""
+    assert cluster_for(H200, tiles=6, blocks=2) == 2
+    assert cluster_for(H200, tiles=7, blocks=2) == 1
+    assert cluster_for(H200, tiles=1, blocks=1) == 1
+    default = Limits(132, 228 << 10, 227 << 10)
+    for limits in (default, T4):
+        assert cluster_for(limits, tiles=1, blocks=16) == 1
+    for request in SHAPES.values():
+        single = choose_linear(request)
+        assert isinstance(single, Gemv)
+        assert single.launch_shape.cluster == (1, 1, 1)
+        for limits in (default, T4):
+            spec = choose_linear(replace(request, limits=limits, batch=4))
+            assert spec.launch_shape.cluster == (1, 1, 1)
+            assert "sm_75" in spec.targets
+    one_block = choose_linear(LinearRequest(H200, ((Q4_K, 4096),), 256, batch=4))
+    assert one_block.launch_shape.cluster == (1, 1, 1)
+
+
+def test_ctas_of_larger_tiles_take_fewer() -> None:
+    """Of an 8B model's queries, keys and values, on 66 pairs of SMs; alike, all take six."""
+    for types, wanted in (((Q4_K, Q6_K), (7, 5, 4)), ((Q4_K, Q4_K), (6, 6, 6))):
+        matrices = ((Q4_K, 4096), *((fmt, 1024) for fmt in types))
+        spec = gemm_small(replace(SHAPES["8B qkv"], matrices=matrices, batch=8))
+        assert tuple(part.pass_tiles for part in spec.parts) == wanted
+        assert tuple(part.warp_tiles for part in spec.parts) == wanted
+    several = replace(spec, others=((Q6_K, 1024),) * 2, per_pass=2)
+    assert {part.pass_tiles for part in several.parts} == {several.cut.rows.pass_tiles}
+
+
+def test_warps_share_the_blocks_that_are_left_over() -> None:
+    """28 of a CTA's 8 warps, of an 8B model's longest rows; not where each adds up squares."""
+    for batch in range(2, MAX_BATCH + 1):
+        request = replace(SHAPES["8B down"], matrices=((Q6_K, 4096),), batch=batch)
+        cut = gemm_small(request).cut
+        assert (cut.columns.cta_blocks, cut.columns.warps) == (28, 8)
+        assert (cut.rows.warp_tiles, cut.sharers) == (4, 2)
+    shared = GemmSmall(Q4_K, 64, 1536, split=4, groups=1, tiles_each=4)
+    assert shared.cut.sharers == 2
+    for changes in (
+        {"eps": 1e-5},
+        {"tiles_each": 3},
+        {"per_pass": 2},
+        {"cols": 2048},
+        {"cols": 1792},
+        {"cols": 512, "split": 2},
+        {"cluster": 4, "split": 1},
+    ):
+        assert replace(shared, **changes).cut.sharers == 1, changes
