@@ -17,6 +17,7 @@ Source of the block layouts: ggml's ``block_q4_K`` and its relatives, as the ``g
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,70 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.weights.numbers import GroupNumbers, Number, group_numbers
+from urdir.ptxgen.weights.fields import Field, Part, Plane
+from urdir.ptxgen.weights.numbers import GroupNumbers, Number
 
 Bytes = npt.NDArray[np.uint8]
 
 #: Weights of a *unit*: consecutive weights of a row that one thread handles at a time.
 UNIT = 32
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Field:
-    """Where an unsigned number of ``width`` <= 8 bits lies, for every index of a block.
-
-    Bit ``8 * byte + shift`` counts from the block's first byte, least significant bit first. Index
-    i lies at ``start`` plus ``strides[k]`` for every binary digit k that is set in i; it never
-    crosses a byte. ``signed``: two's complement, stored with the sign bit flipped when repacked.
-    """
-
-    width: int
-    start: int
-    strides: tuple[int, ...] = ()
-    signed: bool = False
-
-    def position(self, index: int) -> int:
-        """The bit position of number ``index``."""
-        return self.start + sum(s for k, s in enumerate(self.strides) if index >> k & 1)
-
-    @property
-    def mask(self) -> int:
-        """The field's bits, at shift 0."""
-        return (1 << self.width) - 1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Part:
-    """Bits ``shift`` and up of a number ("q", "scale", "minimum", "d", "m") and their move.
-
-    ``source`` is indexed through a whole block, ``target`` through one item of the plane: the
-    low digits of the source's index are the target's, the high ones say which item of the block.
-    """
-
-    number: str
-    shift: int
-    source: Field
-    target: Field
-
-    @property
-    def count(self) -> int:
-        """Numbers of this part in one item of its plane."""
-        return 1 << len(self.target.strides)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plane:
-    """One array of a repacked matrix: an item of ``nbytes`` bytes for every ``units`` units."""
-
-    name: str
-    units: int
-    nbytes: int
-    parts: tuple[Part, ...] = ()
-
-    @property
-    def shares_bytes(self) -> bool:
-        """True where each of two units has half a byte."""
-        return self.units == 2 and self.nbytes == 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -178,7 +122,14 @@ class Format:
 
     def numbers(self, number: Number) -> GroupNumbers | None:
         """Where the groups' scales or minimums are, if the type has such."""
-        return group_numbers(self, number)
+        return _group_numbers(self, number)
+
+
+@functools.cache
+def _group_numbers(fmt: Format, number: Number) -> GroupNumbers | None:
+    parts = tuple(fmt.parts(number))
+    offset = fmt.scale_offset if number == "scale" else 0
+    return GroupNumbers(parts, fmt.unit_groups, offset) if parts else None
 
 
 #: Bits ``shift`` and up of the groups' "scale" or "minimum", and where a block has them.

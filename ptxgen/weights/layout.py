@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import ceil_div
-from urdir.ptxgen.weights.formats import UNIT, Bytes, Format, Plane
+from urdir.ptxgen.weights.fields import Plane
+from urdir.ptxgen.weights.formats import UNIT, Bytes, Format
 
 ALIGNMENT = 256
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from urdir.ptxgen.weights.formats import Format, Part, Plane
+from urdir.ptxgen.weights.fields import Part, Plane
 
 Number = Literal["scale", "minimum"]
 
@@ -34,14 +33,19 @@ class Moves:
         return sum(mask for _, mask in self.by_distance) == (1 << 8 * nbytes) - 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupNumbers:
-    """The "scale" or the "minimum" of groups: how a lane takes those out that it has loaded."""
+    """The "scale" or the "minimum" of groups: how a lane takes those out that it has loaded.
 
-    fmt: Format
-    number: Number
+    ``parts`` make up the number; a unit has ``unit_groups`` groups; ``stored_offset`` is what a
+    stored number is too large by.
+    """
 
-    @cache  # noqa: B019  as many objects as types
+    parts: tuple[tuple[Plane, Part], ...]
+    unit_groups: int
+    stored_offset: int
+
+    @cache  # noqa: B019  there are as many objects as types
     def of_group(self, group: int) -> tuple[Moves, ...]:
         """That of a group of a unit, from its items, to byte 0."""
         return self._moves(lambda plane, part: [part.target.position(group)])
@@ -53,7 +57,7 @@ class GroupNumbers:
 
         def places(_: Plane, part: Part) -> Iterable[int]:
             position = part.target.position
-            second = position(1) if self.fmt.unit_groups == 2 else 8 + position(0)
+            second = position(1) if self.unit_groups == 2 else 8 + position(0)
             return (16 * row + at for row in range(2) for at in (position(0), second))
 
         return self._moves(places)
@@ -63,7 +67,7 @@ class GroupNumbers:
     @property
     def count(self) -> int:
         """Groups of two units."""
-        return 2 * self.fmt.unit_groups
+        return 2 * self.unit_groups
 
     @cached_property
     def lift(self) -> int:
@@ -74,7 +78,7 @@ class GroupNumbers:
     @property
     def offset(self) -> int:
         """What is to be subtracted from a byte."""
-        return self.fmt.scale_offset << self.lift if self.number == "scale" else 0
+        return self.stored_offset << self.lift
 
     @cached_property
     def of_units(self) -> tuple[Moves, ...]:
@@ -97,16 +101,10 @@ class GroupNumbers:
         """Each part's. ``places``: the bits where numbers 0, 1, ... begin, which go to bytes 0, 1,
         ... and ``lift`` bits further."""
         moves = []
-        for plane, part in self.fmt.parts(self.number):
+        for plane, part in self.parts:
             masks: dict[int, int] = {}
             for n, position in enumerate(places(plane, part)):
                 up = 8 * n + part.shift - position + lift
                 masks[up] = masks.get(up, 0) | part.source.mask << position
             moves.append(Moves(plane, tuple(masks.items())))
         return tuple(moves)
-
-
-@cache
-def group_numbers(fmt: Format, number: Number) -> GroupNumbers | None:
-    """None where a type has no such number."""
-    return GroupNumbers(fmt, number) if fmt.has(number) else None

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from urdir.ptxgen.spec import ceil_div
-from urdir.ptxgen.weights.formats import Format, Plane
-from urdir.ptxgen.weights.formats import Part as Number
+from urdir.ptxgen.weights.fields import Part as Number
+from urdir.ptxgen.weights.fields import Plane
+from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
 
 #: Bytes that a lane, and that a warp copies at a time.
