@@ -58,13 +58,14 @@ class TestCatalog(TextSuite, EmulatorSuite):
 
 @every_example
 def test_the_key_tells_every_field_and_target_apart(spec):
-    keys = [spec.key(target) for target in TESTED]
+    tested = [target for target in TESTED if target in spec.targets]
+    keys = [spec.key(target) for target in tested]
     for field, value in spec.fields().items():
         other = copy.copy(spec)
         object.__setattr__(other, field, another(value))  # past the checks of the constructor
-        keys.append(other.key(TESTED[0]))
+        keys.append(other.key(tested[-1]))
     assert len(set(keys)) == len(keys)
-    assert copy.deepcopy(spec).key(TESTED[0]) == keys[0]
+    assert copy.deepcopy(spec).key(tested[0]) == keys[0]
 
 
 def another(value: object) -> object:
