@@ -147,7 +147,7 @@ def recording(
     return graph.instantiate(needed)
 
 
-def completed(work: Generator[None, None, Result]) -> Result:
+def completed(work: Generator[object, None, Result]) -> Result:
     """Do all of (the rest of) some work that comes in pieces; what it returns."""
     while True:
         try:

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device, Probe
+    from urdir.driver.device_owner import DeviceOwner
     from urdir.driver.stream import Stream
 
 MARKER = "urdir_gpu"
@@ -117,44 +117,20 @@ def urdir_probe() -> Probe:
     return find_gpu()
 
 
-class _SharedGpu:
-    """One opened GPU for all tests (opening costs more than most tests); a new one after a fault,
-    which leaves a context unusable.
-    """
-
-    def __init__(self) -> None:
-        self._device: Device | None = None
-
-    def device(self) -> Device:
-        from urdir.driver.device import Device
-
-        if self._device is not None and self._device.api.poisoned_by is not None:
-            self.close()
-        if self._device is None:
-            self._device = Device.open("cuda")
-        return self._device
-
-    def close(self) -> None:
-        from urdir.driver.errors import CudaError
-
-        device, self._device = self._device, None
-        if device is not None:
-            with suppress(CudaError):  # of a context that a fault has ended already
-                device.close()
-
-
 @pytest.fixture(scope="session")
-def _urdir_shared_gpu() -> Iterator[_SharedGpu]:
-    shared = _SharedGpu()
-    yield shared
-    shared.close()
+def _urdir_shared_gpu() -> Iterator[DeviceOwner]:
+    """One opened GPU for all tests: opening costs more than most tests."""
+    from urdir.driver.device_owner import DeviceOwner
+
+    with DeviceOwner("cuda") as shared:
+        yield shared
 
 
 @pytest.fixture
-def urdir_gpu(request: pytest.FixtureRequest, _urdir_shared_gpu: _SharedGpu) -> Device:
+def urdir_gpu(request: pytest.FixtureRequest, _urdir_shared_gpu: DeviceOwner) -> Device:
     """The first GPU, opened once for all tests. Do not close it."""
     need_gpu(request.config)
-    return _urdir_shared_gpu.device()
+    return _urdir_shared_gpu.device
 
 
 # ---- any device ----------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 from .engine.engine import Engine as Engine
 from .engine.engine import demo_model as demo_model
-from .engine.generate import Finish as Finish
 from .engine.generate import Generation as Generation
 from .engine.generate import Statistics as Statistics
 from .engine.sampling import SamplingSettings as SamplingSettings
+from .engine.sequence import Finish as Finish
 from .engine.session import Session as Session
 from .errors import ContextFullError as ContextFullError
 from .errors import ModelError as ModelError

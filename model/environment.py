@@ -1,10 +1,15 @@
-"""Environment variables: the one place that reads them, and the table of what they mean."""
+"""Environment variables: the one place that reads them, and the table of what they mean.
+
+Only commands ask for them; libraries take arguments.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from urdir.model.cache_folder import user_cache_folder
 
 #: Variable -> meaning; `urdir env` prints it. A variable only sets a default, an argument wins.
 VARIABLES = {
@@ -33,20 +38,22 @@ class Knobs:
 
 def read_knobs() -> Knobs:
     """The knobs as the environment sets them now."""
-    import platformdirs
-
-    folder = os.environ.get("URDIR_CACHE_DIR")
-    if folder is None:
-        folder = platformdirs.user_cache_dir("urdir", appauthor=False)
     return Knobs(
         device=os.environ.get("URDIR_DEVICE", "auto"),
-        cache_dir=Path(folder) if folder else None,
+        cache_dir=_cache_dir(),
         ptx_override=_folder("URDIR_PTX_OVERRIDE"),
         ptx_dump=_folder("URDIR_DUMP"),
         correctness_mode=_is_on("CORRECTNESS_MODE"),
         decode_timing=_is_on("DECODE_TIMING"),
         gpu_debug=_is_on("GPU_DEBUG"),
     )
+
+
+def _cache_dir() -> Path | None:
+    """The user's cache folder where no other one is named; None where an empty one is."""
+    if "URDIR_CACHE_DIR" not in os.environ:
+        return user_cache_folder()
+    return _folder("URDIR_CACHE_DIR")
 
 
 def _folder(variable: str) -> Path | None:

@@ -23,12 +23,13 @@ from pathlib import Path
 
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
-from urdir.model.blocks.rows import Ending, StepShape
-from urdir.model.engine.session import Session, chunks_of, row_bucket
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.families.description import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.paper_device import paper_device
+from urdir.model.memory.budget import chunks_of, row_bucket
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.spec import KernelSpec
@@ -82,24 +83,25 @@ def plans_table() -> Iterator[str]:
 def _plans(shape: str, kind: str, cache: str) -> Iterator[tuple[str, Plan]]:
     model = SyntheticModel(shape, kind)
     config = Config.from_gguf(model)
-    sequences = ROWS[-1]
+    exact = cache == "f32"  # activations too, for the model with that cache
     with (
         paper_device(GPU, SMS) as device,
-        Session(Weights(model, config, device), CONTEXT, cache, sequences=sequences) as session,
+        Weights(model, config, device) as weights,
+        Session(device, weights, CONTEXT, cache, exact=exact, sequences=ROWS[-1]) as session,
     ):
-        for step in _steps(cache):
-            name = f"{step.ending.value}, {step.rows} rows, {step.keys} keys"
+        for step in _steps(exact):
+            name = f"{step.kind}, {step.rows} rows, {step.keys} keys"
             yield name, build_plan(session.parts, step)
 
 
-def _steps(cache: str) -> Iterator[StepShape]:
+def _steps(exact: bool) -> Iterator[StepShape]:
     for rows in sorted({row_bucket(rows) for rows in ROWS}):
-        yield StepShape(rows, KEYS[0], Ending.GREEDY)
-    for ending in (Ending.GREEDY, Ending.SAMPLE, Ending.LOGITS):
-        yield StepShape(1, KEYS[-1], ending)
-    for rows in chunks_of(cache):
-        yield StepShape(rows, KEYS[0], Ending.PROMPT)
-    yield StepShape(chunks_of(cache)[-1], KEYS[-1], Ending.PROMPT)
+        yield StepShape(rows, KEYS[0], Output.GREEDY)
+    for output in (Output.GREEDY, Output.SAMPLE, Output.LOGITS):
+        yield StepShape(1, KEYS[-1], output)
+    for rows in chunks_of(exact):
+        yield StepShape(rows, KEYS[0], Output.NONE)
+    yield StepShape(chunks_of(exact)[-1], KEYS[-1], Output.NONE)
 
 
 def _launches(plan: Plan) -> Iterator[str]:

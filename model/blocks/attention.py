@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from urdir.model.blocks.rows import Rows
 from urdir.model.errors import ModelError
 from urdir.model.memory.kv_cache import KvCache
-from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
+from urdir.ptxgen.kernels.attention.choice import decode_attention
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
-from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.rope import Rope
 from urdir.ptxgen.kernels.rotation import Rotation
@@ -36,8 +35,8 @@ class LayerAttention:
 
     ``work`` holds q (rows, heads, head_dim), k and v (rows, kv_heads, head_dim), all f32, not yet
     turned by ``rotation`` with ``frequencies`` (a ``turns_table``), and room for partial results
-    (see ``partial_sizes``). ``exact`` keeps f32 throughout. Without ``fused``, the tokens of decode
-    rows are turned and appended by launches of their own, with the same result.
+    (`workspace.partial_sizes`). ``exact`` keeps activations f32. Without ``fused``, the tokens of
+    decode rows are turned and appended by launches of their own, with the same result.
     """
 
     label: str
@@ -116,7 +115,8 @@ def flash_decoding_graphed(
     """Attention of decode rows, split over chunks of keys: two launches, ``kernel``'s and their
     merge. Turns and appends the rows' tokens where ``kernel`` has a rope.
 
-    Partial results go to ``at.work["partial"]`` and ``at.work["softmax"]`` (see ``partial_sizes``).
+    Partial results go to ``at.work["partial"]`` and ``at.work["softmax"]`` (see
+    `workspace.partial_sizes`).
     """
     partial = {name: at.work[name] for name in ("partial", "softmax")}
     token = at.token if kernel.rope else {}
@@ -163,22 +163,3 @@ def _append_tokens(plan: Plan, at: LayerAttention) -> None:
     )
     append = KvAppend(layout, rows.count)
     plan.launch(append, f"{at.label}.kv_append", k=k, v=v, **at.arguments)
-
-
-def key_bucket(keys: int, max_len: int) -> int:
-    """The length bucket of a step whose longest row attends to ``keys`` keys."""
-    return next(bucket for bucket in length_buckets(max_len) if bucket >= keys)
-
-
-def partial_sizes(heads: int, layout: KvLayout, rows: int, sm_count: int) -> dict[str, int]:
-    """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows
-    (a power of two) needs in any length bucket.
-    """
-    sizes = {"partial": 16, "softmax": 16}  # where no bucket is split: never touched
-    for bucket in length_buckets(layout.max_len):
-        for count in (1 << power for power in range(rows.bit_length())):
-            kernel = decode_attention(heads, layout, bucket, sm_count, rows=count)
-            if isinstance(kernel, FlashDecodeChunk):
-                for name, size in sizes.items():
-                    sizes[name] = max(size, kernel.nbytes(kernel.param(name)))
-    return sizes

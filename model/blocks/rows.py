@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from urdir.model.memory.device_state import DecodeState
@@ -12,38 +11,12 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
 
-class Ending(Enum):
-    """What a step does once the layers are through."""
-
-    PROMPT = "prompt"  # nothing: the next tokens are known
-    LOGITS = "logits"  # leaves logits for the host, which supplies the next token
-    GREEDY = "greedy"  # the most likely token becomes the next one
-    SAMPLE = "sample"  # a token drawn by the sequence's settings becomes the next one
-
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """What a plan is made for: everything that is fixed while its graph is replayed.
-
-    ``rows`` tokens a step (1 ... 64; a prompt step's are consecutive tokens of one sequence), each
-    with at most ``keys`` keys to attend to. ``steps`` decode steps follow one another, each with
-    the tokens that the one before has chosen.
-    """
-
-    rows: int
-    keys: int
-    ending: Ending
-    steps: int = 1
-
-    @property
-    def is_prompt(self) -> bool:
-        """True where the rows are a chunk of one sequence."""
-        return self.ending is Ending.PROMPT
-
-
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one plan: ``sequence`` and ``position`` (count,) u32 in device memory."""
+    """The rows of one plan: ``sequence`` and ``position`` (count,) u32 in device memory.
+
+    Each attends to at most ``keys`` keys; those of a prompt are a chunk of one sequence.
+    """
 
     count: int
     keys: int
@@ -52,16 +25,10 @@ class Rows:
     position: Slice
 
     @classmethod
-    def of(cls, shape: StepShape, state: DecodeState) -> Rows:
-        """The rows that ``shape`` is about, in ``state``."""
-        prefix = "chunk_" if shape.is_prompt else ""
-        return cls(
-            shape.rows,
-            shape.keys,
-            shape.is_prompt,
-            state[prefix + "sequence"],
-            state[prefix + "position"],
-        )
+    def of(cls, state: DecodeState, count: int, keys: int, *, is_prompt: bool = False) -> Rows:
+        """``count`` rows of a decode or of a prompt step, in ``state``."""
+        prefix = "chunk_" if is_prompt else ""
+        return cls(count, keys, is_prompt, state[prefix + "sequence"], state[prefix + "position"])
 
     @property
     def arguments(self) -> dict[str, Slice]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.commands import bench_report as report
 from urdir.model.commands import options
+from urdir.model.commands.opening import open_device, open_engine
 from urdir.model.commands.report import installed_version
 
 if TYPE_CHECKING:
@@ -83,18 +84,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_model(args: argparse.Namespace) -> int:
-    from urdir.model.engine.engine import Engine
     from urdir.model.measure.bandwidth import read_bandwidth
     from urdir.model.measure.bench import BenchCase, bench, profile_step
     from urdir.model.measure.profile import plot_roofline
 
     case = BenchCase(args.n_prompt, args.n_gen, args.depth, args.repetitions, args.sequences)
-    with Engine.open(
-        _source(args),
-        device=args.device,
-        context=case.context,
-        sequences=max(case.sequences),
-    ) as engine:
+    with open_engine(args, _source(args), case.context, sequences=max(case.sequences)) as engine:
         bandwidth = read_bandwidth(engine.device)
         _warn(engine.device, bandwidth)
         rows = []
@@ -118,14 +113,10 @@ def _run_model(args: argparse.Namespace) -> int:
 
 
 def _run_kernels(args: argparse.Namespace) -> int:
-    from urdir.driver.device import Device
-    from urdir.model.environment import read_knobs
     from urdir.model.measure.bandwidth import read_bandwidth
     from urdir.model.measure.kernels import bench_matvecs
 
-    knobs = read_knobs()
-    name = args.device or knobs.device
-    with Device.open(name, cache_folder=knobs.cache_dir) as device:
+    with open_device(args) as device:
         bandwidth = read_bandwidth(device)
         _warn(device, bandwidth)
         rows = []
@@ -139,14 +130,13 @@ def _run_kernels(args: argparse.Namespace) -> int:
 
 
 def _run_startup(args: argparse.Namespace) -> int:
-    from urdir.driver.device import Device
     from urdir.model.environment import read_knobs
     from urdir.model.measure.bandwidth import read_bandwidth
     from urdir.model.measure.startup import bench_startup
 
-    name, source = args.device or read_knobs().device, _source(args)
-    rows = bench_startup(source, name)
-    with Device.open(name) as device:
+    knobs = read_knobs()
+    rows = bench_startup(_source(args), args.device or knobs.device, knobs.cache_dir)
+    with open_device(args) as device:
         bandwidth = read_bandwidth(device)
         _warn(device, bandwidth)
         model = args.shape or Path(args.model or "the demo model").name

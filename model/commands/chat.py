@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options
+from urdir.model.commands.opening import open_engine
 from urdir.model.commands.report import end_note, print_statistics
 from urdir.model.errors import ContextFullError
 
@@ -35,11 +36,10 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read turns from stdin until /exit or its end."""
-    from urdir.model.engine.engine import Engine
     from urdir.model.text.chat import ChatTemplate
 
     with (
-        Engine.open(args.model, device=args.device, context=args.ctx_size, text=True) as engine,
+        open_engine(args, args.model, args.ctx_size, text=True) as engine,
         ChatTemplate.from_gguf(engine.gguf, engine.tokenizer) as template,
     ):
         _Conversation(engine, template, args).run()
@@ -47,14 +47,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Conversation:
-    """The turns so far, and the tokens that the session's cache holds."""
+    """The turns so far; the sequence that answers knows which of their tokens the cache holds."""
 
     def __init__(self, engine: Engine, template: ChatTemplate, args: argparse.Namespace) -> None:
         self._engine = engine
         self._template = template
         self._args = args
         self._settings = options.sampling_settings(args)
-        self._cached: list[int] = []
         self._turns: list[Message] = []
         self._clear()
 
@@ -92,7 +91,6 @@ class _Conversation:
             stops=self._args.stop,
             ignore_end=self._args.ignore_eos,
             host_sampling=self._engine.host_sampling,
-            cached=self._cached,
         )
         pieces: list[str] = []
         try:
@@ -105,7 +103,6 @@ class _Conversation:
             print(f"this turn does not fit: {exc} (or /clear)", file=sys.stderr)
             return
         print()
-        self._cached = generation.sequence
         self._turns = [*turns, Message("assistant", "".join(pieces))]
         end_note(generation.statistics, self._engine.session.context)
         print_statistics(generation.statistics)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
+from urdir.model.commands.opening import ptx_files
 from urdir.model.commands.report import installed_version
 
 if TYPE_CHECKING:
@@ -45,10 +46,11 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check and print; 1 when anything failed."""
-    from urdir.driver.ptx_files import PtxFiles
+    from urdir.driver.device_owner import DeviceOwner
+    from urdir.model.engine.engine import Engine
     from urdir.model.environment import read_knobs
     from urdir.model.verify.check import (
-        DeviceOwner,
+        CONTEXT,
         check_kernel_examples,
         check_plans,
         select_kernels,
@@ -61,18 +63,26 @@ def run(args: argparse.Namespace) -> int:
     except PtxgenError as exc:
         raise options.UsageError(f"--kernel: {exc}") from exc
     rows: list[CheckRow] = []
-    with PtxFiles(knobs.ptx_override, knobs.ptx_dump) as ptx_files:
-        with DeviceOwner(args.device or knobs.device, knobs.cache_dir, ptx_files) as owner:
+    with ptx_files(knobs) as files:
+        with DeviceOwner(
+            args.device or knobs.device, cache_folder=knobs.cache_dir, ptx_files=files
+        ) as owner:
             report = _describe(owner.device)
             for kind in selected:
                 found = tuple(check_kernel_examples(owner, kind))
                 _say(kind.name, found)
                 rows += found
         if not args.kernel:
-            for row in check_plans(report["device"], ptx_files):
+
+            def open_demo(device: str) -> Engine:
+                return Engine.open(
+                    device=device, context=CONTEXT, cache_folder=knobs.cache_dir, ptx_files=files
+                )
+
+            for row in check_plans(open_demo, report["device"]):
                 _say(row.name, [row])
                 rows.append(row)
-    report["edited_ptx"] = list(ptx_files.used)
+    report["edited_ptx"] = list(files.used)
     failed = sum(row.status == "FAILED" for row in rows)
     if args.json:
         details = [dataclasses.asdict(row) | {"status": row.status} for row in rows]

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from urdir.model.commands import options
+from urdir.model.commands.opening import open_engine
 from urdir.model.errors import ModelError
 
 EXAMPLES = """\
@@ -28,7 +29,7 @@ def add_parser(commands: options.Subparsers) -> None:
         "--output", required=True, metavar="OUT.npy", help="(n_tokens, n_vocab) float32"
     )
     parser.add_argument(
-        "--exact", action="store_true", help="keep keys and values in f32 instead of f16"
+        "--exact", action="store_true", help="keep activations, keys and values in f32 throughout"
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     options.add_device(parser)
@@ -38,18 +39,18 @@ def run(args: argparse.Namespace) -> int:
     """Feed the tokens one by one and save the rows."""
     import numpy as np
 
-    from urdir.model.engine.engine import Engine
     from urdir.model.progress import Progress
 
     tokens = read_tokens(args.tokens)
     output = Path(args.output)
     if not output.parent.is_dir():
         raise ModelError(f"--output {output}: no such folder {output.parent}")
-    with Engine.open(
+    with open_engine(
+        args,
         args.model,
-        device=args.device,
-        context=len(tokens),
+        len(tokens),
         kv_dtype="f32" if args.exact else "f16",
+        exact=args.exact,
     ) as engine:
         rows = np.empty((len(tokens), engine.config.vocab_size), np.float32)
         with Progress("logits", len(tokens)) as progress:

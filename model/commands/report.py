@@ -44,7 +44,7 @@ def print_statistics(statistics: Statistics) -> None:
 
 def end_note(statistics: Statistics, context: int) -> None:
     """Say on stderr when the answer ended because the KV cache was full."""
-    from urdir.model.engine.generate import Finish
+    from urdir.model.engine.sequence import Finish
 
     if statistics.finish is Finish.FULL:
         print(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options
+from urdir.model.commands.opening import open_engine
 from urdir.model.commands.report import end_note, print_statistics, statistics_dict
 from urdir.model.errors import ModelError
 
@@ -42,11 +43,10 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; Ctrl-C keeps the text so far and still prints the statistics."""
-    from urdir.model.engine.engine import Engine
     from urdir.model.engine.generate import Generation
 
     prompt = _read_prompt(args)
-    with Engine.open(args.model, device=args.device, context=args.ctx_size, text=True) as engine:
+    with open_engine(args, args.model, args.ctx_size, text=True) as engine:
         if args.verbose:
             _describe(engine)
         generation = Generation(

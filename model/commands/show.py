@@ -90,14 +90,15 @@ def _memory(gguf: Gguf, context: int | None) -> dict[str, Any]:
     from urdir.model.engine.engine import default_context
     from urdir.model.errors import ConfigError, UnsupportedError
     from urdir.model.families.description import Config
-    from urdir.model.memory.budget import MemoryPlan
+    from urdir.model.memory.budget import TYPICAL_SM_COUNT, MemoryPlan, SessionBudget
 
     try:
         config = Config.from_gguf(gguf)
     except (ConfigError, UnsupportedError) as exc:
         return {"unsupported": str(exc)}
     tokens = context or default_context(config)
-    return {"context": tokens, **MemoryPlan.of(gguf, config, tokens, "f16").as_dict()}
+    budget = SessionBudget.of(config, tokens, TYPICAL_SM_COUNT)
+    return {"context": tokens, **MemoryPlan.of(gguf, config, budget).as_dict()}
 
 
 def _plain(value: Any) -> Any:

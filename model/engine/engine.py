@@ -9,21 +9,21 @@ from contextlib import ExitStack
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
 from urdir.driver.device import Device
 from urdir.driver.ptx_files import PtxFiles
+from urdir.model.cache_folder import user_cache_folder
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.session import Session
-from urdir.model.environment import Knobs, read_knobs
 from urdir.model.families.description import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.model_file import ModelFile
-from urdir.model.memory.budget import MemoryPlan
+from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner
 from urdir.model.text.tokenizer import Tokenizer
-from urdir.model.verify.observers import PhaseTimer, TensorSummaries
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 DEFAULT_CONTEXT = 4096
@@ -47,9 +47,9 @@ class Engine(Owner):
     """Everything that turns tokens into tokens; a context manager that frees the device.
 
     ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``load_seconds`` is
-    what uploading and repacking the weights took; ``host_sampling`` whether the environment asks
-    for tokens to be chosen by the host; ``tokenizer`` is built when first asked for, so
-    that a file without a vocabulary can still be measured.
+    what uploading and repacking the weights took; ``host_sampling`` whether whoever opened it wants
+    tokens to be chosen by the host; ``tokenizer`` is built when first asked for, so that a file
+    without a vocabulary can still be measured.
     """
 
     def __init__(
@@ -76,53 +76,64 @@ class Engine(Owner):
         cls,
         path: str | SyntheticModel | None = None,
         *,
-        device: str | None = None,
+        device: str = "auto",
         context: int | None = None,
         kv_dtype: KvDtype = "f16",
+        exact: bool = False,
         sequences: int = 1,
         text: bool = False,
+        cache_folder: Path | Literal["user"] | None = "user",
         ptx_files: PtxFiles | None = None,
+        host_sampling: bool = False,
+        observer: Observer | None = None,
     ) -> Engine:
-        """Open ``path`` (None: the demo model) on ``device`` (None: what the environment says).
+        """Open ``path`` (None: the demo model) on ``device`` (auto, cuda[:i], emulator[:sm_NN]).
 
-        ``context`` defaults to the smaller of the model's and 4096 tokens; ``ptx_files`` are
-        folders of edited PTX to use and of PTX to write (None: what the environment says). With
-        ``text`` the tokeniser is built meanwhile, in a thread of its own. The file is
-        checked whole, and the memory it needs against what is free, before anything is allocated.
-        Raises ModelError, and DriverError for a device that is absent or fails.
+        ``context`` defaults to the smaller of the model's and 4096 tokens. The cache stores
+        ``kv_dtype``; ``exact`` keeps activations in f32. With ``text`` the tokeniser is built
+        meanwhile, in a thread of its own. ``cache_folder`` keeps compiled kernels: "user" is the
+        user's (`user_cache_folder`), None keeps none. ``ptx_files`` are folders of edited PTX to
+        use and of PTX to write. ``observer`` looks at every step. No variable of the environment
+        is read. The file is checked whole, and the memory it needs against what is free, before
+        anything is allocated. Raises ModelError, and DriverError for a device that is absent or
+        fails.
         """
-        knobs = read_knobs()
+        folder = user_cache_folder() if cache_folder == "user" else cache_folder
         with ExitStack() as owners:
             gguf = path if isinstance(path, SyntheticModel) else Gguf(path or demo_model())
             owners.callback(gguf.close)
             config = Config.from_gguf(gguf)
             context = context or default_context(config)
+            check_context(config, context)
             reading = _read_tokenizer(gguf, owners) if text else None
             opened = owners.enter_context(
-                Device.open(
-                    device or knobs.device,
-                    cache_folder=knobs.cache_dir,
-                    ptx_files=ptx_files or PtxFiles(knobs.ptx_override, knobs.ptx_dump),
-                )
+                Device.open(device, cache_folder=folder, ptx_files=ptx_files)
             )
             _announce(opened, gguf)
-            plan = MemoryPlan.of(
-                gguf, config, context, kv_dtype, sequences, opened.properties.sm_count
+            budget = SessionBudget.of(
+                config,
+                context,
+                opened.properties.sm_count,
+                kv_dtype=kv_dtype,
+                exact=exact,
+                sequences=sequences,
             )
-            plan.check(opened)
+            MemoryPlan.of(gguf, config, budget).check(opened)
             start = time.perf_counter()
             weights = owners.enter_context(Weights.load(gguf, config, opened))
             seconds = time.perf_counter() - start
             session = owners.enter_context(
                 Session(
+                    opened,
                     weights,
                     context,
                     kv_dtype,
+                    exact=exact,
                     sequences=sequences,
-                    observer=_observer(knobs),
+                    observer=observer,
                 )
             )
-            engine = cls(gguf, opened, weights, session, seconds, knobs.correctness_mode)
+            engine = cls(gguf, opened, weights, session, seconds, host_sampling)
             engine._reading = reading
             engine._owners = owners.pop_all()
             return engine
@@ -148,13 +159,6 @@ def _read_tokenizer(gguf: ModelFile, owners: ExitStack) -> Future[Tokenizer]:
     """Begin to build the tokeniser of a file, which stays open until that is done."""
     thread = owners.enter_context(ThreadPoolExecutor(1, "tokenizer"))
     return thread.submit(Tokenizer.from_gguf, gguf)
-
-
-def _observer(knobs: Knobs) -> Observer | None:
-    """Who looks at every step, if the environment asks for it."""
-    if knobs.gpu_debug:
-        return TensorSummaries()
-    return PhaseTimer() if knobs.decode_timing else None
 
 
 def _announce(device: Device, gguf: ModelFile) -> None:

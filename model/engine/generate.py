@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
-from enum import Enum
 
-from urdir.model.blocks.rows import Ending
+from urdir.model.engine.batch import Output
 from urdir.model.engine.sampling import SamplingSettings, sample
+from urdir.model.engine.sequence import Finish, Ids, Sequence, StopConditions
 from urdir.model.engine.session import Session
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
-
-
-class Finish(Enum):
-    """Why a generation ended."""
-
-    END = "end"  # the model said so
-    STOP = "stop"  # a stop string was found
-    LENGTH = "length"  # as many tokens as were asked for
-    FULL = "full"  # no room left in the KV cache
-    INTERRUPTED = "interrupted"
 
 
 @dataclass(slots=True)
@@ -49,8 +41,8 @@ class Statistics:
 class Generation:
     """One answer: iterate over ``text()``; ``statistics`` and ``tokens`` fill up meanwhile.
 
-    ``prompt`` is the whole token sequence to answer; what of it the session has processed already
-    is kept, up to the longest common prefix with ``cached``. At most ``limit`` tokens are generated
+    ``prompt`` is the whole token sequence to answer, by sequence ``slot`` of the session; what of
+    its beginning that sequence has in the cache is kept. At most ``limit`` tokens are generated
     (None: until the end or a full cache); ``ignore_end`` goes on past end tokens;
     ``host_sampling`` downloads logits and chooses in numpy. ``on_token`` is called with the id of
     each token of the answer and the text that it completes, which may be "" within a character.
@@ -58,13 +50,13 @@ class Generation:
 
     session: Session
     tokenizer: Tokenizer
-    prompt: Sequence[int]
+    prompt: Ids
     settings: SamplingSettings
     limit: int | None = None
-    stops: Sequence[str] = ()
+    stops: abc.Sequence[str] = ()
     ignore_end: bool = False
     host_sampling: bool = False
-    cached: Sequence[int] = ()
+    slot: int = 0
     on_token: Callable[[int, str], None] | None = None
     statistics: Statistics = field(default_factory=Statistics)
     tokens: list[int] = field(default_factory=list)
@@ -76,9 +68,9 @@ class Generation:
         """
         self.statistics.seed = self.settings.seed
         start = time.perf_counter()
-        self._process_prompt()
-        stream = TextStream(self.tokenizer, self.stops)
-        for token in self._sample():
+        self._begin()
+        stream = TextStream(self.tokenizer, self.sequence.stop.strings)
+        for token in self._answer():
             now = time.perf_counter()
             if len(self.tokens) == 1:
                 self.statistics.prompt_seconds, start = now - start, now
@@ -95,59 +87,51 @@ class Generation:
             yield rest
 
     @property
-    def sequence(self) -> list[int]:
-        """Prompt and answer together."""
-        return [*self.prompt, *self.tokens]
+    def sequence(self) -> Sequence:
+        """The sequence that answers."""
+        return self.session.sequences[self.slot]
 
-    def _process_prompt(self) -> None:
-        keep = common_prefix(self.cached[: self.session.length], self.prompt[:-1])
-        self.session.check_room(len(self.prompt))
-        self.session.truncate(keep)
-        self.session.feed(self.prompt[keep:])
+    def _begin(self) -> None:
+        """Process the prompt, and tell the sequence how to go on and when to stop."""
+        keep = self.sequence.shared_with(self.prompt)
+        self.sequence.check_room(len(self.prompt))
+        self.session.truncate(keep, self.slot)
+        self.session.feed(self.prompt[keep:], self.slot)
+        self.session.set_sampling(self.settings, self.slot)
+        ends = frozenset() if self.ignore_end else frozenset(self.tokenizer.end_ids)
+        self.sequence.begin_answer(StopConditions(self.limit, ends, tuple(self.stops)))
         self.statistics.prompt_tokens = len(self.prompt)
         self.statistics.cached_tokens = keep
 
-    def _sample(self) -> Iterator[int]:
+    def _answer(self) -> Iterator[int]:
         """Tokens of the answer, the one that ends it excluded."""
-        if self.limit == 0:
-            self.statistics.finish = Finish.LENGTH
-            return
-        for token in self._choose():
-            if not self.ignore_end and token in self.tokenizer.end_ids:
-                self.statistics.finish = Finish.END
-                return
-            self.tokens.append(token)
-            self.statistics.generated_tokens += 1
-            yield token
-            if self.limit is not None and len(self.tokens) >= self.limit:
-                self.statistics.finish = Finish.LENGTH
-                return
-        self.statistics.finish = Finish.FULL
+        finish = self.sequence.finish
+        with closing(self._choose()) as tokens:
+            while finish is None:
+                token = next(tokens)
+                finish = self.sequence.finish
+                if finish is Finish.END:
+                    break
+                self.tokens.append(token)
+                self.statistics.generated_tokens += 1
+                yield token
+        self.statistics.finish = finish
 
-    def _choose(self) -> Iterator[int]:
+    def _choose(self) -> Generator[int, None, None]:
         """Tokens after the prompt until the cache is full, chosen on the device or by the host."""
-        if not self.host_sampling:
-            self.session.set_sampling(self.settings)
-            ending = Ending.GREEDY if self.settings.is_greedy else Ending.SAMPLE
-            yield from self.session.stream(ending, most=self.limit)
-        else:
-            yield from self._choose_on_host()
+        if self.host_sampling:
+            return self._choose_on_host()
+        output = Output.GREEDY if self.settings.is_greedy else Output.SAMPLE
+        return self.session.stream(output, self.slot, most=self.limit)
 
-    def _choose_on_host(self) -> Iterator[int]:
+    def _choose_on_host(self) -> Generator[int, None, None]:
         """The same with logits downloaded and numpy choosing: what the device must match."""
-        while not self.session.is_full:
-            logits = self.session.logits_step()
-            token = sample(logits, self.settings, self.session.length, self.sequence)
-            if not self.session.is_full:
-                self.session.feed([token])
+        while not self.sequence.is_full:
+            logits = self.session.forward_gpu_resident((self.slot,))[0]
+            before = self.sequence.tokens
+            token = sample(logits, self.settings, self.sequence.length, before, self.slot)
+            if self.sequence.is_full:
+                self.sequence.read(token)
+            else:
+                self.session.feed([token], self.slot)
             yield token
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens two sequences share."""
-    count = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        count += 1
-    return count

@@ -8,7 +8,8 @@ from urdir.driver.execute import completed
 from urdir.driver.plan import Plan
 from urdir.model.blocks.layer import StepParts, transformer_layer_workspace
 from urdir.model.blocks.linear import Activations
-from urdir.model.blocks.rows import Ending, Rows, StepShape
+from urdir.model.blocks.rows import Rows
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
@@ -17,24 +18,24 @@ from urdir.ptxgen.kernels.sample import Sample
 
 
 def build_plan(parts: StepParts, shape: StepShape) -> Plan:
-    """The plan of ``shape.steps`` steps: embedding, layers, and what ``shape.ending`` asks for."""
+    """The plan of ``shape.steps`` steps: embedding, layers, and the step's output."""
     return completed(building(parts, shape))
 
 
 def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     """`build_plan` in small pieces, one a layer: the plan is what the generator returns."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
-    plan = Plan(f"{shape.ending.value} {steps}, {shape.rows} rows, {shape.keys} keys")
-    rows = Rows.of(shape, parts.state)
+    plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
+    rows = Rows.of(parts.state, shape.rows, shape.keys, is_prompt=shape.is_prompt)
     x = _append_embedding(plan, parts, rows)
     for index in range(parts.config.n_layers):
         x = transformer_layer_workspace(plan, parts, rows, index, x)
         yield
-    if shape.ending is Ending.PROMPT:
+    if shape.output is Output.NONE:
         return plan
     _append_head(plan, parts, rows, x)
-    _append_choice(plan, parts, rows, shape.ending)
-    _append_advance(plan, parts, rows, shape.ending)
+    _append_choice(plan, parts, rows, shape.output)
+    _append_advance(plan, parts, rows, shape.output)
     # What differs from step to step is in device memory, moved on by "advance".
     plan.extend([*plan] * (shape.steps - 1))
     return plan
@@ -67,12 +68,12 @@ def _append_head(plan: Plan, parts: StepParts, rows: Rows, x: Activations) -> No
     parts.products(plan, rows).append("output", logits, x, weights.output_norm)
 
 
-def _append_choice(plan: Plan, parts: StepParts, rows: Rows, ending: Ending) -> None:
+def _append_choice(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> None:
     state, work, vocab = parts.state, parts.work, parts.config.vocab_size
-    if ending is Ending.GREEDY:
+    if output is Output.GREEDY:
         kernel = Argmax(n=vocab, rows=rows.count)
         plan.launch(kernel, "argmax", logits=work["logits"], ranks=work["ranks"])
-    elif ending is Ending.SAMPLE:
+    elif output is Output.SAMPLE:
         plan.launch(
             Sample(vocab, state.max_len, rows=rows.count, sequences=state.sequences),
             "sample",
@@ -85,13 +86,13 @@ def _append_choice(plan: Plan, parts: StepParts, rows: Rows, ending: Ending) -> 
         )
 
 
-def _append_advance(plan: Plan, parts: StepParts, rows: Rows, ending: Ending) -> None:
+def _append_advance(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> None:
     state = parts.state
-    if ending is Ending.LOGITS:
+    if output is Output.LOGITS:
         kernel = Advance(state.max_len, rows.count, state.sequences, sampling=False)
         plan.launch(kernel, "advance", position=rows.position)
         return
-    slices = Argmax(n=parts.config.vocab_size).slices if ending is Ending.GREEDY else 0
+    slices = Argmax(n=parts.config.vocab_size).slices if output is Output.GREEDY else 0
     ranks = {"ranks": parts.work["ranks"]} if slices else {}
     plan.launch(
         Advance(state.max_len, rows.count, state.sequences, slots=MAILBOX_SLOTS, slices=slices),

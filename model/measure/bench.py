@@ -14,9 +14,8 @@ import numpy as np
 from urdir.driver import execute
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
-from urdir.model.blocks.attention import key_bucket
-from urdir.model.blocks.rows import Ending, StepShape
-from urdir.model.engine.session import Session, row_bucket
+from urdir.model.engine.batch import Output
+from urdir.model.engine.session import Session
 from urdir.model.families.tensors import tensors
 from urdir.model.measure.profile import ProfileRow, summarise
 from urdir.ptxgen.kernels.attention.decode import DecodeAttention
@@ -159,8 +158,7 @@ def _decode_row(
     config, layout = session.parts.config, session.parts.cache.layout
     length = case.depth + case.generate // 2  # on average
     needed = bytes_per_step(gguf, config, layout, length, count)
-    keys = key_bucket(max(length, 1), layout.max_len)
-    bound = session.steps.bound(StepShape(row_bucket(count), keys, Ending.GREEDY))
+    bound = session.steps.bound(session.shapes.decode(count, max(length, 1), Output.GREEDY))
     rate = needed / count * row.tokens_per_second
     return replace(
         row,
@@ -190,7 +188,7 @@ def _decode(session: Session, first: Sequence[int], case: BenchCase) -> tuple[fl
     for sequence, token in zip(sequences, first, strict=True):
         session.truncate(case.depth, sequence)
         session.feed([token], sequence)
-    steps = session.stream_together(Ending.GREEDY, sequences, most=case.generate)
+    steps = session.stream_together(Output.GREEDY, sequences, most=case.generate)
     with closing(steps) as stream:
         waited, start = session.ahead.waited_seconds, time.perf_counter()
         for _ in stream:
@@ -210,9 +208,9 @@ def profile_step(session: Session, bandwidth: float, sequences: int = 1) -> Sequ
         session.truncate(0, sequence)
         session.feed([0], sequence)
     session.parts.state.write_rows([(sequence, 0) for sequence in range(sequences)])
-    device, keys = session.parts.device, key_bucket(1, session.parts.cache.layout.max_len)
+    device = session.parts.device
     with device.create_stream() as stream:
-        bound = session.steps.bound(StepShape(row_bucket(sequences), keys, Ending.GREEDY))
+        bound = session.steps.bound(session.shapes.decode(sequences, 1, Output.GREEDY))
         timings = execute.profile(bound, device, stream, repeats=_PROFILED)
     for sequence in range(sequences):
         session.truncate(0, sequence)

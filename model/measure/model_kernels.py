@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from urdir.driver.operation import Launch
-from urdir.model.blocks.rows import Ending, StepShape
-from urdir.model.engine.session import Session, chunks_of
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.measure.paper_device import paper_device
+from urdir.model.memory.budget import chunks_of
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.attention.choice import length_buckets
 
@@ -48,7 +49,7 @@ class ModelKernel:
             "launches_per_decode_step": self.per_step(prompt=False),
             "launches_per_prompt_step": self.per_step(prompt=True),
             "steps": [
-                {"ending": s.ending.value, "rows": s.rows, "keys": s.keys, "launches": count}
+                {"kind": s.kind, "rows": s.rows, "keys": s.keys, "launches": count}
                 for s, count in self.launches.items()
             ],
         }
@@ -64,15 +65,13 @@ class ModelKernel:
         return ", ".join(parts)
 
 
-def step_shapes(max_len: int, kv_dtype: KvDtype = "f16") -> tuple[StepShape, ...]:
-    """The steps of a session with one sequence: decode steps by length bucket and ending, prompt
+def step_shapes(max_len: int, exact: bool = False) -> tuple[StepShape, ...]:
+    """The steps of a session with one sequence: decode steps by length bucket and output, prompt
     steps by rows and length bucket."""
     buckets = length_buckets(max_len)
-    endings = (Ending.GREEDY, Ending.SAMPLE, Ending.LOGITS)
-    decode = (StepShape(1, keys, ending) for ending in endings for keys in buckets)
-    prompt = (
-        StepShape(rows, keys, Ending.PROMPT) for rows in chunks_of(kv_dtype) for keys in buckets
-    )
+    outputs = (Output.GREEDY, Output.SAMPLE, Output.LOGITS)
+    decode = (StepShape(1, keys, output) for output in outputs for keys in buckets)
+    prompt = (StepShape(rows, keys, Output.NONE) for rows in chunks_of(exact) for keys in buckets)
     return (*decode, *prompt)
 
 
@@ -83,6 +82,7 @@ def model_kernels(
     target: str,
     sm_count: int,
     kv_dtype: KvDtype = "f16",
+    exact: bool = False,
 ) -> tuple[ModelKernel, ...]:
     """Every specialisation that the decode and prompt steps of one sequence of up to ``context``
     tokens use on a GPU of ``target`` with ``sm_count`` SMs, in order of first use.
@@ -92,8 +92,8 @@ def model_kernels(
     """
     with paper_device(target, sm_count) as device:
         weights = Weights(gguf, config, device)
-        with Session(weights, context, kv_dtype) as session:
-            shapes = step_shapes(session.parts.cache.layout.max_len, kv_dtype)
+        with Session(device, weights, context, kv_dtype, exact=exact) as session:
+            shapes = step_shapes(session.parts.cache.layout.max_len, exact)
             counts = {shape: _count(session, shape) for shape in shapes}
     specs = dict.fromkeys(spec for count in counts.values() for spec in count)
     return tuple(_model_kernel(spec, counts) for spec in specs)
@@ -116,12 +116,7 @@ def _restriction(used: list[StepShape], others: list[StepShape]) -> str:
 
 def _parts(used: list[StepShape], others: list[StepShape]) -> Iterator[str]:
     everything = used + others
-    for name, text in (("ending", "{}"), ("rows", "{} rows"), ("keys", "{} keys")):
-        values = list(dict.fromkeys(_shown(shape, name) for shape in used))
-        if len(values) < len({_shown(shape, name) for shape in everything}):
+    for name, text in (("kind", "{}"), ("rows", "{} rows"), ("keys", "{} keys")):
+        values = list(dict.fromkeys(str(getattr(shape, name)) for shape in used))
+        if len(values) < len({str(getattr(shape, name)) for shape in everything}):
             yield text.format("/".join(values))
-
-
-def _shown(shape: StepShape, name: str) -> str:
-    value = getattr(shape, name)
-    return str(value.value if isinstance(value, Ending) else value)

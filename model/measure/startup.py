@@ -35,8 +35,12 @@ class StartupRow:
     note: str
 
 
-def bench_startup(source: str | SyntheticModel | None, device_name: str) -> list[StartupRow]:
+def bench_startup(
+    source: str | SyntheticModel | None, device_name: str, cache_folder: Path | None = None
+) -> list[StartupRow]:
     """Time the phases of starting with a model (None: the demo model).
+
+    ``cache_folder`` has kernels that loading the model itself needs.
 
     Rendering: every kernel of every step that a session of default context may launch, by a process
     that finds its templates compiled. Compiling templates: all of them, as the build of a wheel
@@ -46,7 +50,9 @@ def bench_startup(source: str | SyntheticModel | None, device_name: str) -> list
     from its start to its first byte of output, the second time in a row, so that file and kernels
     are cached; none where ``source`` is made up. Raises ModelError when that run fails.
     """
-    with Engine.open(source, device=device_name) as engine:  # also reads the file
+    with Engine.open(
+        source, device=device_name, cache_folder=cache_folder
+    ) as engine:  # also reads the file
         device, nbytes = engine.device, engine.weights.nbytes
         specs = _specs(engine)
         rows, texts = _render(specs, device.native_target)
@@ -56,7 +62,7 @@ def bench_startup(source: str | SyntheticModel | None, device_name: str) -> list
         StartupRow("PTX compiled, cold", 1e3 * compile_s, "ms", f"{len(specs)} kernels"),
         StartupRow("cubins loaded, warm", 1e3 * _load_warm(name, specs), "ms", "from a folder"),
     ]
-    with Engine.open(source, device=device_name) as engine:
+    with Engine.open(source, device=device_name, cache_folder=cache_folder) as engine:
         rate = nbytes / engine.load_seconds / 1e9
         note = f"{nbytes / 1e9:.2f} GB in {engine.load_seconds:.2f} s"
         rows.append(StartupRow("weights loaded", rate, "GB/s", note))

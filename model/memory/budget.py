@@ -1,27 +1,99 @@
-"""How much device memory a model needs, told and checked before anything is allocated."""
+"""How much device memory everything takes: computed here and nowhere else, before anything is
+allocated.
+
+A session allocates what its `SessionBudget` says; a `MemoryPlan` adds the weights, and is checked
+against what the device has free.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from urdir.model.engine.session import chunks_of, row_bucket
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
-from urdir.model.memory.device_state import state_sizes
-from urdir.model.memory.kv_cache import cache_bytes, kv_layout
+from urdir.model.memory.device_state import StateShape
+from urdir.model.memory.kv_cache import cache_sizes, kv_layout
 from urdir.model.memory.weights import STAGING_BYTES, weight_sizes
 from urdir.model.memory.workspace import workspace_sizes
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.files.model_file import ModelFile
 
+#: Rows of a prompt step, smallest first; what does not fill one leaves idle rows.
+CHUNKS = (16, 64, 256, 512)
+#: With exact arithmetic, products take f32 activations, few rows at a time.
+EXACT_CHUNKS = (MAX_BATCH,)
 #: What modules, graphs and the driver's own bookkeeping may take beside our allocations.
 RESERVE_BYTES = 64 << 20
 #: SMs of a large GPU, for telling what a model needs where no device is open.
 TYPICAL_SM_COUNT = 132
+
+
+def chunks_of(exact: bool) -> tuple[int, ...]:
+    """Rows of the prompt steps, smallest first."""
+    return EXACT_CHUNKS if exact else CHUNKS
+
+
+def row_bucket(rows: int) -> int:
+    """Rows of the graph that serves a step of ``rows`` sequences: the next power of two."""
+    return 1 << (rows - 1).bit_length()
+
+
+def check_context(config: Config, context: int) -> None:
+    """Raise ModelError for a context that the model does not take."""
+    if not 0 < context <= config.context_length:
+        raise ModelError(
+            f"a context of {context} tokens: the model takes 1 to {config.context_length}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBudget:
+    """What a session allocates.
+
+    ``cache`` and ``workspace`` are bytes by name. ``layout`` is that of one layer's keys (or
+    values), ``state`` what the decode state is made for, ``chunks`` the rows of prompt steps.
+    """
+
+    layout: KvLayout
+    chunks: tuple[int, ...]
+    state: StateShape
+    cache: Mapping[str, int]
+    workspace: Mapping[str, int]
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        context: int,
+        sm_count: int,
+        *,
+        kv_dtype: KvDtype = "f16",
+        exact: bool = False,
+        sequences: int = 1,
+        page_len: int = 0,
+        pages: int | None = None,
+    ) -> Self:
+        """The budget for ``sequences`` of up to ``context`` tokens on a device of ``sm_count`` SMs.
+
+        ``page_len`` and ``pages`` as `kv_layout` takes them.
+        """
+        layout = kv_layout(
+            config, context, kv_dtype, sequences=sequences, page_len=page_len, pages=pages
+        )
+        rows, chunks = row_bucket(sequences), chunks_of(exact)
+        return cls(
+            layout=layout,
+            chunks=chunks,
+            state=StateShape(sequences, layout.max_len, rows, chunks[-1]),
+            cache=cache_sizes(config, layout),
+            workspace=workspace_sizes(config, layout, rows, chunks[-1], sm_count, exact),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +107,13 @@ class MemoryPlan:
     staging: int
 
     @classmethod
-    def of(
-        cls,
-        gguf: ModelFile,
-        config: Config,
-        context: int,
-        kv_dtype: KvDtype,
-        sequences: int = 1,
-        sm_count: int = TYPICAL_SM_COUNT,
-    ) -> Self:
-        """The plan for ``sequences`` sequences, each of up to ``context`` tokens, contiguous, on a
-        device of ``sm_count`` SMs.
-        """
-        layout = kv_layout(config, context, kv_dtype, sequences=sequences)
-        rows, chunk = row_bucket(sequences), chunks_of(kv_dtype)[-1]
+    def of(cls, gguf: ModelFile, config: Config, session: SessionBudget) -> Self:
+        """The plan for a model with one session."""
         return cls(
             weights=sum(weight_sizes(gguf, config).values()),
-            kv_cache=cache_bytes(config, layout),
-            workspace=sum(workspace_sizes(config, layout, rows, chunk, sm_count).values()),
-            state=sum(state_sizes(sequences, layout.max_len, rows, chunk).values()),
+            kv_cache=sum(session.cache.values()),
+            workspace=sum(session.workspace.values()),
+            state=sum(session.state.sizes().values()),
             staging=STAGING_BYTES,
         )
 

@@ -7,9 +7,11 @@ of ``IDLE`` marks a row without work.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS
@@ -18,9 +20,37 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Slice
 
+Words = npt.NDArray[np.uint32]
+
 IDLE = 0xFFFFFFFF
 #: Tokens of a row that the host may be late in reading: a power of two.
 MAILBOX_SLOTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What a state is made for: ``sequences`` of up to ``max_len`` tokens, decode steps of ``rows``
+    and prompt steps of ``chunk`` rows.
+    """
+
+    sequences: int
+    max_len: int
+    rows: int
+    chunk: int
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every part of the state, by name."""
+        return {
+            "tokens": 4 * self.sequences * self.max_len,
+            "known": 4 * self.sequences,
+            "settings": 4 * SETTINGS_WORDS * self.sequences,
+            "seed": 8 * self.sequences,
+            "sequence": 4 * self.rows,
+            "position": 4 * self.rows,
+            "sampled": 4 * self.rows,
+            "chunk_sequence": 4 * self.chunk,
+            "chunk_position": 4 * self.chunk,
+        }
 
 
 class DecodeState(Owner):
@@ -34,19 +64,20 @@ class DecodeState(Owner):
     of the host: the token that a step chose at position p, in place p % MAILBOX_SLOTS.
     """
 
-    def __init__(self, device: Device, sequences: int, max_len: int, rows: int, chunk: int) -> None:
-        self.sequences = sequences
-        self.max_len = max_len
-        self.rows = rows
-        self.chunk = chunk
-        self._arena = device.arena(state_sizes(sequences, max_len, rows, chunk), "decode state")
+    def __init__(self, device: Device, shape: StateShape) -> None:
+        self.sequences = shape.sequences
+        self.max_len = shape.max_len
+        self.rows = shape.rows
+        self.chunk = shape.chunk
+        self._arena = device.arena(shape.sizes(), "decode state")
         for name, part in self._arena.items():
             if name.startswith(("position", "chunk_position")):
                 part.fill(0xFF)
             else:
                 part.fill(0)
-        self.mailbox = device.pinned(4 * rows * MAILBOX_SLOTS, "mailbox")
-        self._letters = self.mailbox.view(np.uint32, rows * MAILBOX_SLOTS).data
+        letters = shape.rows * MAILBOX_SLOTS
+        self.mailbox = device.pinned(4 * letters, "mailbox")
+        self._letters = self.mailbox.view(np.uint32, letters).data
 
     def __getitem__(self, name: str) -> Slice:
         """A part by name."""
@@ -61,6 +92,28 @@ class DecodeState(Owner):
     def write_known(self, sequence: int, known: int) -> None:
         """Set the number of valid tokens of a sequence."""
         self["known"].upload(np.array([known], np.uint32), offset=4 * sequence)
+
+    def copy_tokens(self, source: int, target: int, known: int) -> None:
+        """Make a sequence's tokens a copy of another's, the first ``known`` of which are valid."""
+        nbytes = 4 * self.max_len
+        if source != target:
+            place = self["tokens"].slice(target * nbytes, nbytes)
+            place.copy_from(self["tokens"].slice(source * nbytes, nbytes))
+        self.write_known(target, known)
+
+    def write_sampling(self, sequence: int, words: Words, seed: int) -> None:
+        """Set how a sequence's tokens are drawn: settings (SETTINGS_WORDS,) u32 and seed."""
+        self["settings"].upload(words, offset=sequence * words.nbytes)
+        self["seed"].upload(np.array([seed], np.uint64), offset=8 * sequence)
+
+    def positions(self) -> dict[int, int]:
+        """Sequence -> position of the rows of the next decode step, read from the device."""
+        pairs = zip(
+            self["sequence"].download(np.uint32),
+            self["position"].download(np.uint32),
+            strict=True,
+        )
+        return {int(s): int(p) for s, p in pairs if p != IDLE}
 
     def chosen(self, row: int, position: int) -> int:
         """The token that a step, now complete, chose after the one at ``position``."""
@@ -89,18 +142,3 @@ class DecodeState(Owner):
         """Free the state; closing twice does nothing."""
         self._arena.close()
         self.mailbox.close()
-
-
-def state_sizes(sequences: int, max_len: int, rows: int, chunk: int) -> dict[str, int]:
-    """Bytes of every part of the state, by name."""
-    return {
-        "tokens": 4 * sequences * max_len,
-        "known": 4 * sequences,
-        "settings": 4 * SETTINGS_WORDS * sequences,
-        "seed": 8 * sequences,
-        "sequence": 4 * rows,
-        "position": 4 * rows,
-        "sampled": 4 * rows,
-        "chunk_sequence": 4 * chunk,
-        "chunk_position": 4 * chunk,
-    }

@@ -50,9 +50,16 @@ def kv_layout(
     return KvLayout(sequences, mixer.kv_heads, max_len, mixer.key_dim, dtype, page_len, pages or 0)
 
 
-def cache_bytes(config: Config, layout: KvLayout) -> int:
-    """Bytes of keys and values of all layers, and of the block table."""
-    return 2 * config.n_layers * layout.nbytes + 4 * layout.sequences * layout.blocks
+def cache_sizes(config: Config, layout: KvLayout) -> dict[str, int]:
+    """Bytes by name: keys and values of every layer, and the block table of a paged cache."""
+    sizes = {
+        f"{kind}.{layer}": layout.nbytes
+        for layer in range(config.n_layers)
+        for kind in ("keys", "values")
+    }
+    if layout.is_paged:
+        sizes["block table"] = 4 * layout.sequences * layout.blocks
+    return sizes
 
 
 def create_cache(device: Device, config: Config, layout: KvLayout) -> KvCache:
@@ -67,14 +74,7 @@ class KvCache(Owner):
     def __init__(self, device: Device, config: Config, layout: KvLayout) -> None:
         self.layout = layout
         self.n_layers = config.n_layers
-        sizes = {
-            f"{kind}.{layer}": layout.nbytes
-            for layer in range(config.n_layers)
-            for kind in ("keys", "values")
-        }
-        if layout.is_paged:
-            sizes["block table"] = 4 * layout.sequences * layout.blocks
-        self._arena = device.arena(sizes, "KV cache")
+        self._arena = device.arena(cache_sizes(config, layout), "KV cache")
 
     def keys(self, layer: int) -> Slice:
         """Keys of a layer."""
@@ -95,11 +95,6 @@ class KvCache(Owner):
     def nbytes(self) -> int:
         """Bytes on the device."""
         return self._arena.nbytes
-
-    @property
-    def free_tokens(self) -> int:
-        """Tokens that can still be stored, in whatever sequence."""
-        raise NotImplementedError
 
     def reserve(self, sequence: int, start: int, end: int) -> None:
         """Make positions ``start`` to ``end`` of a sequence writable.
@@ -148,31 +143,19 @@ class KvCache(Owner):
 class ContiguousKvCache(KvCache):
     """Every sequence has room for ``max_len`` tokens; a fork copies."""
 
-    def __init__(self, device: Device, config: Config, layout: KvLayout) -> None:
-        super().__init__(device, config, layout)
-        self._stored = [0] * layout.sequences
-
-    @property
-    def free_tokens(self) -> int:
-        """See KvCache."""
-        return self.layout.sequences * self.layout.max_len - sum(self._stored)
-
     def reserve(self, sequence: int, start: int, end: int) -> None:
         """See KvCache."""
         self._check_length(sequence, end)
-        self._stored[sequence] = max(self._stored[sequence], end)
 
     def truncate(self, sequence: int, length: int) -> None:
         """See KvCache."""
         self._check_sequence(sequence)
-        self._stored[sequence] = min(self._stored[sequence], length)
 
     def fork(self, source: int, target: int, length: int) -> None:
         """See KvCache."""
         self._check_length(source, length)
         self._check_sequence(target)
         self._copy_slots(source, target)
-        self._stored[target] = length
 
 
 class PagedKvCache(KvCache):
@@ -187,7 +170,7 @@ class PagedKvCache(KvCache):
 
     @property
     def free_tokens(self) -> int:
-        """See KvCache."""
+        """Tokens that unused pages have room for."""
         return self._users.count(0) * self.layout.page_len
 
     def pages(self, sequence: int) -> tuple[int, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from urdir.model.blocks.attention import partial_sizes
 from urdir.model.families.description import Config
 from urdir.ptxgen.kernels.argmax import Argmax
+from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.summary import SUMMARY
@@ -12,13 +13,14 @@ from urdir.ptxgen.spec import ceil_div
 
 
 def workspace_sizes(
-    config: Config, layout: KvLayout, rows: int, chunk: int, sm_count: int
+    config: Config, layout: KvLayout, rows: int, chunk: int, sm_count: int, exact: bool
 ) -> dict[str, int]:
     """Bytes of every intermediate, for decode steps of ``rows`` and prompts of ``chunk``.
 
     All are f32 but the ranks, u64. What products of few rows know of their vectors is for as many
-    rows as they take; logits, their ranks and the partial results of split attention
-    exist for decode rows only; the latter depend on how many SMs the device has.
+    rows as they take. Logits and their ranks exist for decode rows only, and so do the partial
+    results of split attention, which depend on how many SMs the device has; with ``exact``
+    arithmetic that attention serves prompts, too.
     """
     c, most = config, max(rows, chunk)
     mixers = [layer.mixer for layer in c.layers]
@@ -42,4 +44,18 @@ def workspace_sizes(
     sizes["summary"] = 4 * 2 * ceil_div(c.hidden, SUMMARY) * few
     sizes["logits"] = 4 * c.vocab_size * rows
     sizes["ranks"] = 8 * Argmax(n=c.vocab_size).slices * rows
-    return sizes | partial_sizes(max(mixer.heads for mixer in mixers), layout, rows, sm_count)
+    return sizes | partial_sizes(max(mixer.heads for mixer in mixers), layout, most if exact else rows, sm_count)
+
+
+def partial_sizes(heads: int, layout: KvLayout, rows: int, sm_count: int) -> dict[str, int]:
+    """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows
+    (a power of two) needs in any length bucket.
+    """
+    sizes = {"partial": 16, "softmax": 16}  # where no bucket is split: never touched
+    for bucket in length_buckets(layout.max_len):
+        for count in (1 << power for power in range(rows.bit_length())):
+            kernel = decode_attention(heads, layout, bucket, sm_count, rows=count)
+            if isinstance(kernel, FlashDecodeChunk):
+                for name, size in sizes.items():
+                    sizes[name] = max(size, kernel.nbytes(kernel.param(name)))
+    return sizes

@@ -5,21 +5,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from urdir.driver import execute
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
+from urdir.driver.device_owner import DeviceOwner
 from urdir.driver.diff import Difference, trace
-from urdir.driver.errors import CudaError
 from urdir.driver.harness import run_kernel, time_kernel
-from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Stream
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.runner import Observer
@@ -37,6 +33,8 @@ CONTEXT = 64
 #: How far the GPU's logits may be from the emulator's, as relative RMS. Both round activations to
 #: f16 and values of the cache, and a sum added in another order may round the other way.
 EMULATOR_TOLERANCE = 2e-3
+
+OpenEngine = Callable[[str], Engine]
 
 
 class CheckError(ModelError):
@@ -65,39 +63,6 @@ class CheckRow:
     def status(self) -> str:
         """ "ok", "FAILED" or "skipped"."""
         return "FAILED" if self.failure else "skipped" if self.skipped else "ok"
-
-
-class DeviceOwner:
-    """The device under test; a new one after a fault, which leaves a context unusable.
-
-    A context manager.
-    """
-
-    def __init__(
-        self, name: str, cache_folder: Path | None = None, ptx_files: PtxFiles | None = None
-    ) -> None:
-        self._open = functools.partial(Device.open, cache_folder=cache_folder, ptx_files=ptx_files)
-        self._device = self._open(name)
-
-    @property
-    def device(self) -> Device:
-        """The device, in a state to work."""
-        if self._device.api.poisoned_by is not None:
-            name = self._device.name
-            self.close()
-            self._device = self._open(name)
-        return self._device
-
-    def close(self) -> None:
-        """Close the device; again is harmless."""
-        with suppress(CudaError):  # of a context that a fault has ended already
-            self._device.close()
-
-    def __enter__(self) -> DeviceOwner:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def _reported(exc: Exception) -> str:
@@ -147,17 +112,18 @@ def _check_example(device: Device, spec: KernelSpec) -> CheckRow:
 # ---- plans ---------------------------------------------------------------------------------------
 
 
-def check_plans(device_name: str, ptx_files: PtxFiles | None = None) -> Iterator[CheckRow]:
+def check_plans(open_engine: OpenEngine, device_name: str) -> Iterator[CheckRow]:
     """The steps of the demo model: launch by launch, replayed, and on a GPU beside the emulator.
 
-    ``ptx_files`` as `Engine.open` takes them. Nothing is raised: what goes wrong is in the rows.
+    ``open_engine`` opens that model on a device of a given name, with a context of `CONTEXT`
+    tokens. Nothing is raised: what goes wrong is in the rows.
     """
     for name, check in _PLAN_CHECKS.items():
         if check is _check_emulator and device_name.startswith("emulator"):
             yield CheckRow(name, skipped="there is no GPU")
             continue
         try:
-            yield check(name, device_name, ptx_files)
+            yield check(name, device_name, open_engine)
         except Exception as exc:
             yield CheckRow(name, failure=_reported(exc))
 
@@ -179,14 +145,14 @@ class _Eager:
         execute.run(bound, bound.device, stream)
 
 
-def _check_launches(name: str, device_name: str, ptx_files: PtxFiles | None = None) -> CheckRow:
+def _check_launches(name: str, device_name: str, open_engine: OpenEngine) -> CheckRow:
     """Every launch of a prompt step and of a decode step, given what it found in memory.
 
     Not fused: a key that is turned and rounded in one launch may be rounded the other way by its
     reference, whose sines are others.
     """
     tracing = _Tracing()
-    with Engine.open(device=device_name, context=CONTEXT, ptx_files=ptx_files) as engine:
+    with open_engine(device_name) as engine:
         _decode(engine, tracing, steps=1, fused=False)
     assert tracing.worst is not None
     deviation = tracing.worst.deviation
@@ -195,9 +161,9 @@ def _check_launches(name: str, device_name: str, ptx_files: PtxFiles | None = No
     return CheckRow(name, error=deviation.error, tolerance=deviation.bound)
 
 
-def _check_replay(name: str, device_name: str, ptx_files: PtxFiles | None = None) -> CheckRow:
+def _check_replay(name: str, device_name: str, open_engine: OpenEngine) -> CheckRow:
     """Recorded graphs leave the bits that the same launches leave, made one by one."""
-    with Engine.open(device=device_name, context=CONTEXT, ptx_files=ptx_files) as engine:
+    with open_engine(device_name) as engine:
         (replayed, logits), (eager, expected) = (_decode(engine, o) for o in (None, _Eager()))
     if replayed != eager:
         raise CheckError(f"tokens {replayed} replayed, {eager} launch by launch")
@@ -210,13 +176,13 @@ def _check_replay(name: str, device_name: str, ptx_files: PtxFiles | None = None
     return CheckRow(name, error=0.0, tolerance=0.0)
 
 
-def _check_emulator(name: str, device_name: str, ptx_files: PtxFiles | None = None) -> CheckRow:
+def _check_emulator(name: str, device_name: str, open_engine: OpenEngine) -> CheckRow:
     """The same steps on the GPU and on an emulator that poses as it."""
     results = []
-    with Engine.open(device=device_name, context=CONTEXT, ptx_files=ptx_files) as engine:
+    with open_engine(device_name) as engine:
         results.append(_decode(engine))
         twin = f"emulator:{engine.device.native_target}"
-    with Engine.open(device=twin, context=CONTEXT, ptx_files=ptx_files) as engine:
+    with open_engine(twin) as engine:
         results.append(_decode(engine))
     (tokens, logits), (expected_tokens, expected) = results
     error = relative_rms(logits, expected)
@@ -228,7 +194,7 @@ def _check_emulator(name: str, device_name: str, ptx_files: PtxFiles | None = No
     return CheckRow(name, error=error, tolerance=EMULATOR_TOLERANCE)
 
 
-_PLAN_CHECKS: dict[str, Callable[[str, str, PtxFiles | None], CheckRow]] = {
+_PLAN_CHECKS: dict[str, Callable[[str, str, OpenEngine], CheckRow]] = {
     "launches of a step agree with their references": _check_launches,
     "replay equals eager": _check_replay,
     "emulator equals GPU": _check_emulator,
@@ -241,7 +207,7 @@ def _decode(
     """Feed the prompt and decode greedily: the tokens, and the logits (steps, n_vocab) of each."""
     prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
     tokens, rows = [], []
-    with Session(engine.weights, CONTEXT, observer=observer, fused=fused) as session:
+    with Session(engine.device, engine.weights, CONTEXT, observer=observer, fused=fused) as session:
         session.feed(prompt)
         shape = (1, engine.config.vocab_size)
         for _ in range(steps):

@@ -201,14 +201,14 @@ def _print_steps(kernels: Sequence[ModelKernel], found: Sequence[KernelStats], g
     shapes = list(dict.fromkeys(shape for kernel in kernels for shape in kernel.launches))
     print(f"\n| a step, on {gpu.title} | launches | MB | Mflop | bound us | tokens/s at most |")
     print("|---|---|---|---|---|---|")
-    for ending in ("greedy", "prompt"):
-        chosen = [s for s in shapes if s.ending.value == ending]
+    for kind in ("greedy", "prompt"):
+        chosen = [s for s in shapes if s.kind == kind]
         shape = max(chosen, key=lambda s: (s.rows, s.keys))
         pairs = zip(kernels, found, strict=True)
         used = [(k.launches[shape], stats) for k, stats in pairs if shape in k.launches]
         seconds = sum(n * stats.bound.seconds for n, stats in used)
         print(
-            f"| {ending}, {shape.rows} rows, {shape.keys} keys | {sum(n for n, _ in used)} "
+            f"| {kind}, {shape.rows} rows, {shape.keys} keys | {sum(n for n, _ in used)} "
             f"| {sum(n * s.spec.bytes_moved() for n, s in used) / 1e6:,.1f} "
             f"| {sum(n * s.spec.flops() for n, s in used) / 1e6:,.1f} "
             f"| {seconds * 1e6:,.1f} | {shape.rows / seconds:,.0f} |"

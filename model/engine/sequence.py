@@ -1,0 +1,185 @@
+"""A sequence: its tokens, what the cache holds of them, how they are chosen and when it ends."""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass
+from enum import Enum
+from itertools import takewhile
+
+from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.errors import ContextFullError, ModelError
+
+Ids = abc.Sequence[int]
+GREEDY = SamplingSettings(temperature=0.0)
+
+
+class Finish(Enum):
+    """Why a generation ended."""
+
+    END = "end"  # the model said so
+    STOP = "stop"  # a stop string was found
+    LENGTH = "length"  # as many tokens as were asked for
+    FULL = "full"  # no room left in the KV cache
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """An answer ends after ``limit`` tokens (None: at no length), at one of the ``end_ids``, or
+    where its text has one of ``strings``.
+    """
+
+    limit: int | None = None
+    end_ids: frozenset[int] = frozenset()
+    strings: tuple[str, ...] = ()
+
+
+class Sequence:
+    """Up to ``context`` tokens in place ``slot`` of the cache; bookkeeping alone, no device.
+
+    ``tokens`` are those that the host knows. The first ``length`` are in the cache, counting steps
+    that are queued. ``known`` tokens exist: those on the device that the host has not read yet are
+    among them. Tokens from ``length`` to ``known`` are *pending*: a step processes them. The last
+    token of a full sequence has no room in the cache.
+    """
+
+    def __init__(self, slot: int, context: int) -> None:
+        self.slot = slot
+        self.context = context
+        self.tokens: list[int] = []
+        self.length = 0
+        self.known = 0
+        self.settings = GREEDY
+        self.stop = StopConditions()
+        self._answer_at = 0
+
+    @property
+    def pending(self) -> int:
+        """Tokens that exist and are not processed."""
+        return self.known - self.length
+
+    @property
+    def unread(self) -> int:
+        """Tokens that queued steps choose and the host has not read."""
+        return self.known - len(self.tokens)
+
+    @property
+    def is_full(self) -> bool:
+        """True when no further token can be processed."""
+        return self.length >= self.context
+
+    # ---- what is asked before anything happens ----
+
+    def check_room(self, tokens: int) -> None:
+        """Raise ContextFullError when so many tokens, from the first on, do not fit."""
+        if tokens > self.context:
+            raise ContextFullError(
+                f"{tokens} tokens exceed the context of {self.context} by {tokens - self.context}: "
+                "raise -c or shorten the prompt"
+            )
+
+    def check_append(self, count: int) -> None:
+        """Raise where ``count`` more tokens cannot follow: ContextFullError without room,
+        ModelError while some are unread.
+        """
+        self.check_read()
+        self.check_room(self.known + count)
+
+    def check_read(self) -> None:
+        """Raise ModelError while the device has chosen tokens that the host has not read."""
+        if self.unread:
+            raise ModelError(
+                f"sequence {self.slot}: {self.unread} tokens are still to be read: close the stream"
+            )
+
+    def check_step(self) -> None:
+        """Raise where a step cannot process a token: ContextFullError, or ModelError for none."""
+        if self.is_full:
+            raise ContextFullError(f"the context of {self.context} tokens is full: raise -c")
+        if self.pending < 1:
+            raise ModelError(f"sequence {self.slot} has no pending token: feed() one before a step")
+
+    def check_truncate(self, length: int) -> None:
+        """Raise ModelError for a length that the sequence has not, as far as the host knows it."""
+        if not 0 <= length <= min(self.length, len(self.tokens)):
+            raise ModelError(f"cannot truncate {self.length} tokens to {length}")
+
+    def shared_with(self, prompt: Ids) -> int:
+        """How many leading tokens of ``prompt`` are in the cache; its last one never is, because a
+        step must process that to find the next.
+        """
+        pairs = zip(self.tokens[: self.length], prompt[:-1], strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    # ---- what happens to it ----
+
+    def append(self, tokens: Ids) -> None:
+        """The host adds tokens, which are pending then."""
+        self.check_append(len(tokens))
+        self.tokens.extend(tokens)
+        self.known = len(self.tokens)
+
+    def process(self, end: int) -> None:
+        """Steps that process the tokens up to ``end`` are queued."""
+        assert self.length <= end <= self.known
+        self.length = end
+
+    def step(self, count: int, chooses: bool) -> None:
+        """``count`` decode steps are queued; where the device ``chooses``, a token follows."""
+        self.length += count
+        if chooses:
+            self.known = max(self.known, self.length + 1)
+
+    def read(self, token: int) -> None:
+        """The host knows the next token, which the device or itself has chosen."""
+        self.tokens.append(token)
+        self.known = max(self.known, len(self.tokens))
+
+    def forget_unread(self) -> bool:
+        """Undo the steps whose tokens the host has not read; the last one read is pending then.
+
+        Returns whether there were any.
+        """
+        if self.unread <= 0:
+            return False
+        self.known = len(self.tokens)
+        self.length = min(self.length, max(self.known - 1, 0))
+        return True
+
+    def truncate(self, length: int) -> None:
+        """Forget every token from ``length`` on."""
+        self.check_truncate(length)
+        del self.tokens[length:]
+        self.length = self.known = length
+        self._answer_at = min(self._answer_at, length)
+
+    def copy(self, other: Sequence) -> None:
+        """Take over the tokens of another, the pending one included; slot, settings and stop
+        conditions stay.
+        """
+        self.tokens[:] = other.tokens
+        self.length, self.known = other.length, other.known
+        self._answer_at = len(self.tokens)
+
+    # ---- an answer ----
+
+    def begin_answer(self, stop: StopConditions) -> None:
+        """What follows the tokens so far is an answer, which ends as ``stop`` says."""
+        self.stop = stop
+        self._answer_at = len(self.tokens)
+
+    @property
+    def answer(self) -> list[int]:
+        """Tokens of the answer so far, the end token included."""
+        return self.tokens[self._answer_at :]
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why the answer has ended, as far as tokens tell; None where it goes on."""
+        answered = len(self.tokens) - self._answer_at
+        if answered and self.tokens[-1] in self.stop.end_ids:
+            return Finish.END
+        if self.stop.limit is not None and answered >= self.stop.limit:
+            return Finish.LENGTH
+        return Finish.FULL if len(self.tokens) > self.context else None

@@ -1,0 +1,92 @@
+"""Decode steps of a stream: queued ahead of the reader, several at once, undone at the end."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Generator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.run_ahead import AT_ONCE
+from urdir.model.errors import ContextFullError
+
+if TYPE_CHECKING:
+    from urdir.model.engine.session import Session
+
+#: Tokens before its end at which a stream begins to prepare for the next length bucket.
+LOOK_AHEAD = 128
+
+
+class DecodeStream:
+    """The steps of some sequences together until one is full, or after ``most`` steps."""
+
+    def __init__(
+        self, session: Session, output: Output, slots: abc.Sequence[int], most: int | None
+    ) -> None:
+        self._session = session
+        self._output = output
+        self._slots = slots
+        self._most = most
+        self._keys = 0  # bucket of the last step
+
+    def tokens(self) -> Generator[list[int], None, None]:
+        """The next token of each sequence, step after step. When it is closed, steps that ran
+        beyond the last tokens it gave are undone.
+        """
+        session, slots = self._session, self._slots
+        longest = session.longest(slots)
+        room = session.context if self._most is None else longest + self._most
+        end = min(session.context, room)
+        sequences, chosen = [session.sequences[s] for s in slots], session.parts.state.chosen
+        for sequence in sequences:
+            sequence.check_read()
+        try:
+            for _ in session.ahead.run(
+                lambda steps: self._queue(steps, end), lambda: self._look_ahead(end)
+            ):
+                tokens = []
+                for row, sequence in enumerate(sequences):
+                    tokens.append(chosen(row, len(sequence.tokens) - 1))
+                    sequence.read(tokens[-1])
+                yield tokens
+        finally:
+            for slot in slots:
+                session.undo_unread(slot)
+
+    def _queue(self, steps: int, end: int) -> int:
+        """Queue up to ``steps`` steps, none beyond a length of ``end``; returns how many.
+
+        It is one where all of them have no graph (yet), are not of one length bucket, or have no
+        room in the cache.
+        """
+        session, slots = self._session, self._slots
+        longest = session.longest(slots)
+        if longest >= end:
+            return 0
+        shape = session.shape_after(self._output, slots)
+        self._keys = shape.keys
+        if 1 < steps <= end - longest:
+            several = session.shape_after(self._output, slots, steps)
+            if several.keys == shape.keys and session.steps.is_recorded(several):
+                with suppress(ContextFullError):  # nothing has happened then
+                    session.launch(several, slots)
+                    return steps
+        session.launch(shape, slots)
+        return 1
+
+    def _look_ahead(self, end: int) -> bool:
+        """Do a small piece of preparing for the steps that will come; False where all is done."""
+        prepare = self._session.steps.prepare
+        longest = self._session.longest(self._slots)
+        later = min(longest + LOOK_AHEAD, end)
+        if later > self._keys and prepare(self._shape(later)):
+            return True
+        several = longest + 2 * AT_ONCE
+        if several > later:
+            return False  # not worth the while
+        return any(prepare(self._shape(length, AT_ONCE)) for length in (several, later))
+
+    def _shape(self, length: int, steps: int = 1) -> StepShape:
+        """The shape of steps after which the longest sequence has ``length`` tokens."""
+        return self._session.shapes.decode(len(self._slots), length, self._output, steps)
