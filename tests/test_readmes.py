@@ -108,6 +108,7 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_an_example_prints_what_the_readme_says(script: Script, folder: Path) -> None:
     text = script.text.replace('Device.open("auto")', 'Device.open("emulator")')
+    text = text.replace("Engine.open()", 'Engine.open(device="emulator", cache_folder=None)')
     expected = script.output
     if not is_available():
         expected = expected.replace("spills: False\n", "")

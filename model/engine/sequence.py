@@ -156,8 +156,9 @@ class Sequence:
 
     def copy(self, other: Sequence) -> None:
         """Take over the tokens of another, the pending one included; slot, settings and stop
-        conditions stay.
+        conditions stay. Raises ModelError while some of the other's are unread.
         """
+        other.check_read()
         self.tokens[:] = other.tokens
         self.length, self.known = other.length, other.known
         self._answer_at = len(self.tokens)

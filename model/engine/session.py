@@ -213,6 +213,7 @@ class Session(Owner):
     def fork(self, source: int, target: int) -> None:
         """Make ``target`` a copy of ``source``, its pending token included."""
         original = self.sequences[source]
+        original.check_read()
         self.parts.cache.fork(source, target, original.length)
         self.parts.state.copy_tokens(source, target, original.known)
         self.sequences[target].copy(original)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from urdir.driver.device import Device
+from urdir.driver.device_owner import DeviceOwner
 from urdir.driver.errors import CudaError
 from urdir.driver.harness import check_kernel
-from urdir.driver.pytest_plugin import _SharedGpu
 from urdir.ptxgen.kernels.add import Add
 
 pytest_plugins = ("pytester",)
@@ -163,18 +163,18 @@ def test_the_shared_gpu_is_opened_once_and_again_after_a_fault(
     open_device = Device.open
 
     def open_emulator(name: str, **options: Any) -> Device:
-        assert name == "cuda"
+        assert name == ("emulator:sm_90" if opened else "cuda")  # as it calls itself
         opened.append(open_device("emulator"))
         return opened[-1]
 
     monkeypatch.setattr(Device, "open", open_emulator)
-    shared = _SharedGpu()
-    first = shared.device()
-    assert shared.device() is first
+    shared = DeviceOwner("cuda")
+    first = shared.device
+    assert shared.device is first
     first.api.inject("launch")
     with pytest.raises(CudaError):
         check_kernel(first, Add(n=8))
-    second = shared.device()
+    second = shared.device
     assert second is not first
     check_kernel(second, Add(n=8))
     shared.close()

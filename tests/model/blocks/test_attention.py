@@ -15,7 +15,7 @@ from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.blocks.attention import LayerAttention, incremental_attention_into
-from urdir.model.blocks.rows import Ending, Rows, StepShape
+from urdir.model.blocks.rows import Rows
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
@@ -27,8 +27,14 @@ POSITIONS = (0, 3, 2048, 140)
 UNFUSED, SPLIT = ["rope", "kv_append"], ["flash_decode_chunk", "flash_decode_reduce"]
 
 
+@pytest.fixture(scope="module")
+def device(device_name: str) -> Iterator[Device]:
+    with Device.open(device_name) as opened:
+        yield opened
+
+
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
-def weights(request: pytest.FixtureRequest, device_name: str) -> Iterator[Weights]:
+def weights(request: pytest.FixtureRequest, device: Device) -> Iterator[Weights]:
     """Pairs of neighbours turn in one, of halves in the other."""
     path = (
         Path(__file__).parent.parent.parent
@@ -36,12 +42,10 @@ def weights(request: pytest.FixtureRequest, device_name: str) -> Iterator[Weight
         / "golden"
         / f"nano-{request.param}-q4_k_m.gguf"
     )
-    with (
-        Gguf(path) as gguf,
-        Device.open(device_name) as device,
-        Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=2048), device) as loaded,
-    ):
-        yield loaded
+    with Gguf(path) as gguf:
+        config = replace(Config.from_gguf(gguf), context_length=2048)
+        with Weights.load(gguf, config, device) as loaded:
+            yield loaded
 
 
 def fill(session: Session) -> LayerAttention:
@@ -57,14 +61,14 @@ def fill(session: Session) -> LayerAttention:
         memory.upload(rng.integers(0, 60, memory.nbytes, np.uint8))  # no NaN, no infinity
     state["sequence"].upload(np.arange(4, dtype=np.uint32))
     state["position"].upload(np.array(POSITIONS, np.uint32))
-    return session.parts.attention(Rows.of(StepShape(4, 512, Ending.GREEDY), state), 1)
+    return session.parts.attention(Rows.of(state, 4, 512), 1)
 
 
 def attend(session: Session, at: LayerAttention) -> tuple[list[str], list[Any]]:
     """Names of the kernels; bytes of the output and of the cache."""
     plan, work, cache = Plan("attention"), session.parts.work, session.parts.cache
     incremental_attention_into(plan, at, work["heads"])
-    device = session.weights.device
+    device = session.parts.device
     with execute.record(plan, device) as graph, device.create_stream() as stream:
         graph.launch(stream)
         stream.synchronize()
@@ -78,10 +82,10 @@ def attend(session: Session, at: LayerAttention) -> tuple[list[str], list[Any]]:
 )
 @pytest.mark.parametrize("keys", [512, 2048])
 def test_a_decode_step_equals_turn_append_attend(
-    weights: Weights, kv_dtype: KvDtype, page_len: int, keys: int
+    device: Device, weights: Weights, kv_dtype: KvDtype, page_len: int, keys: int
 ) -> None:
     """Bit for bit, decode rows in parts and the rows of an exact prompt as well."""
-    with Session(weights, 2048, kv_dtype, sequences=4, page_len=page_len) as session:
+    with Session(device, weights, 2048, kv_dtype, sequences=4, page_len=page_len) as session:
         at = fill(session)
         fused = replace(at, rows=replace(at.rows, keys=keys))
         kernels, wanted = attend(session, fused)

@@ -14,7 +14,7 @@ from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.blocks.linear import Activations, Products, device_limits
-from urdir.model.blocks.rows import Ending, StepShape
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
@@ -66,7 +66,7 @@ def launches(product: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("rows", "kernel"), [(1, "gemv"), (4, "gemm_small")])
 def test_a_decode_step_takes_five_launches_a_layer(engine: Engine, rows: int, kernel: str) -> None:
-    plan = build_plan(engine.session.parts, StepShape(rows, KEYS, Ending.GREEDY))
+    plan = build_plan(engine.session.parts, StepShape(rows, KEYS, Output.GREEDY))
     for index in range(engine.config.n_layers):
         assert layer(plan, index) == launches(kernel)
     assert {product.batch for product in products(plan)} == {rows}
@@ -75,8 +75,8 @@ def test_a_decode_step_takes_five_launches_a_layer(engine: Engine, rows: int, ke
 @pytest.mark.parametrize(("rows", "kernel"), [(1, "gemv"), (4, "gemv_f32")])
 def test_the_exact_mode_keeps_activations_f32(engine: Engine, rows: int, kernel: str) -> None:
     """And takes all rows of a step in one launch."""
-    with Session(engine.weights, KEYS, "f32", sequences=4) as session:
-        plan = build_plan(session.parts, StepShape(rows, KEYS, Ending.GREEDY))
+    with Session(engine.device, engine.weights, KEYS, exact=True, sequences=4) as session:
+        plan = build_plan(session.parts, StepShape(rows, KEYS, Output.GREEDY))
         for index in range(engine.config.n_layers):
             assert layer(plan, index) == launches(kernel)
         found = products(plan)
@@ -87,7 +87,7 @@ def test_the_exact_mode_keeps_activations_f32(engine: Engine, rows: int, kernel:
 def test_unquantised_weights_meet_f32_activations() -> None:
     path = Path(__file__).parent.parent.parent / "data" / "golden" / "nano-llama-f16.gguf"
     with Engine.open(str(path), device="emulator", context=KEYS) as engine:
-        plan = build_plan(engine.session.parts, StepShape(1, KEYS, Ending.GREEDY))
+        plan = build_plan(engine.session.parts, StepShape(1, KEYS, Output.GREEDY))
         for product in products(plan):
             assert isinstance(product, Gemv)
             assert product.activations == "f32"
@@ -97,7 +97,7 @@ def test_unquantised_weights_meet_f32_activations() -> None:
 def test_norms_begin_where_their_vectors_are_made(engine: Engine, rows: int, begun: bool) -> None:
     """In a batch: all but the first, after the embedding, and each with its own weights."""
     parts, weights = engine.session.parts, engine.weights
-    plan = build_plan(parts, StepShape(rows, KEYS, Ending.GREEDY))
+    plan = build_plan(parts, StepShape(rows, KEYS, Output.GREEDY))
     launches = [op for op in plan if isinstance(op, Launch) and isinstance(op.kernel, LinearSpec)]
     norms: list[object] = [None]
     for layer, following in itertools.zip_longest(weights.layers, weights.layers[1:]):
@@ -120,7 +120,7 @@ def test_norms_begin_where_their_vectors_are_made(engine: Engine, rows: int, beg
 def test_a_launch_leaves_shared_memory_to_the_next(engine: Engine) -> None:
     """No two that add the residual are on an SM at once; each and one that does not may be."""
     limits = engine.device.properties
-    plan = build_plan(engine.session.parts, StepShape(1, KEYS, Ending.GREEDY))
+    plan = build_plan(engine.session.parts, StepShape(1, KEYS, Output.GREEDY))
     taken: dict[bool, set[int]] = {True: set(), False: set()}
     for kernel in products(plan):
         assert isinstance(kernel, Gemv)
@@ -186,7 +186,7 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
 
 
 def test_a_prompt_step_normalises_once_for_several_matrices(engine: Engine) -> None:
-    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Ending.PROMPT))
+    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE))
     assert [kernel for _, kernel in layer(plan, 0)] == [
         *("rms_norm", "gemm", "gemm", "gemm", "rope", "kv_append", "prefill_attention"),
         *("gemm", "add", "rms_norm", "gemm", "gemm", "swiglu", "gemm", "add"),
@@ -195,7 +195,7 @@ def test_a_prompt_step_normalises_once_for_several_matrices(engine: Engine) -> N
 
 def test_every_edge_of_a_step_is_programmatic(engine: Engine) -> None:
     """No launch waits for the end of another before it may begin: each waits itself."""
-    plan = build_plan(engine.session.parts, StepShape(1, KEYS, Ending.GREEDY))
+    plan = build_plan(engine.session.parts, StepShape(1, KEYS, Output.GREEDY))
     with execute.record(plan, engine.device) as graph:
         lines = [line for line in graph.dot().splitlines() if "->" in line]
     assert len(lines) >= len(plan) - 1

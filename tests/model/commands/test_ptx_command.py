@@ -57,7 +57,7 @@ def test_list_of_a_model_says_what_its_steps_launch(cli: Cli, nano: Path) -> Non
     assert argmax["launches_per_decode_step"] == 1
     assert argmax["launches_per_prompt_step"] == 0
     assert argmax["bytes_moved"] == Argmax(argmax["fields"]["n"]).bytes_moved()
-    assert {step["ending"] for step in argmax["steps"]} == {"greedy"}
+    assert {step["kind"] for step in argmax["steps"]} == {"greedy"}
     text = cli("ptx", "list", "--model", nano, "--gpu", "l4")
     assert "sm_89, 58 SMs (L4)" in text[2]
     assert len(text[1].splitlines()) == len(rows) + 1
@@ -139,7 +139,7 @@ def test_stats_of_a_model_is_a_table_without_spills(cli: Cli, nano: Path) -> Non
     tables = [table.splitlines() for table in text.split("\n\n")]
     assert [len(table) for table in tables] == [len(rows) + 2, 4]
     assert all(len({line.count("|") for line in table}) == 1 for table in tables)
-    steps = [step for row in rows for step in row["steps"] if step["ending"] == "greedy"]
+    steps = [step for row in rows for step in row["steps"] if step["kind"] == "greedy"]
     launches = sum(step["launches"] for step in steps if step["keys"] == 256)
     assert launches == 2 * 5 + 4  # two layers; embedding, output, argmax, advance
     assert f"greedy, 1 rows, 256 keys | {launches} |" in tables[1][2]

@@ -75,7 +75,7 @@ def test_200_greedy_tokens_are_the_same_replayed_and_eager(device_name: str) -> 
     with Engine.open(device=device_name) as engine:
         prompt = engine.tokenizer.encode("Once upon a time, in a tiny house,", parse_special=True)
         for observer in (None, Eager()):
-            with Session(engine.weights, 256, observer=observer) as session:
+            with Session(engine.device, engine.weights, 256, observer=observer) as session:
                 session.feed(prompt)
                 tokens = [session.greedy_step() for _ in range(count)]
                 results.append((tokens, session.parts.work["logits"].download(np.float32)))

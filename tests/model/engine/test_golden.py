@@ -59,9 +59,9 @@ def _golden(name: str) -> tuple[list[int], np.ndarray]:
         return [int(t) for t in file["tokens"]], file["logits"]
 
 
-def _logits(name: str, device: str, kv_dtype: str, tokens: list[int]) -> np.ndarray:
+def _logits(name: str, device: str, kv_dtype: str, tokens: list[int], exact: bool) -> np.ndarray:
     with Engine.open(
-        str(_gguf(name)), device=device, context=len(tokens), kv_dtype=kv_dtype
+        str(_gguf(name)), device=device, context=len(tokens), kv_dtype=kv_dtype, exact=exact
     ) as engine:
         rows = []
         for token in tokens:
@@ -80,7 +80,7 @@ def test_exact_mode_matches_golden(
 ) -> None:
     tokens, golden = _golden(name)
     n = _positions(device_name, len(tokens), pytestconfig.getoption("--full"))
-    logits = _logits(name, device_name, "f32", tokens[:n])
+    logits = _logits(name, device_name, "f32", tokens[:n], exact=True)
     error = relative_rms(logits, golden[:n])
     print(f"{name} on {device_name}, exact, {n} positions: relative RMS {error:.2e}")
     assert error <= EXACT_RELATIVE_RMS
@@ -92,7 +92,7 @@ def test_default_mode_stays_within_the_allowance(
 ) -> None:
     tokens, golden = _golden(name)
     n = _positions(device_name, len(tokens), pytestconfig.getoption("--full"))
-    logits = _logits(name, device_name, "f16", tokens[:n])
+    logits = _logits(name, device_name, "f16", tokens[:n], exact=False)
     error, kl = relative_rms(logits, golden[:n]), kl_divergence(logits, golden[:n])
     their_error, their_kl = LLAMA_CPP_ERROR[name]
     print(
@@ -117,7 +117,7 @@ def test_replay_equals_eager_bit_for_bit(
     results = []
     with Engine.open(str(_gguf(name)), device=device_name, context=len(tokens)) as engine:
         for observer in (None, Eager()):
-            with Session(engine.weights, len(tokens), observer=observer) as session:
+            with Session(engine.device, engine.weights, len(tokens), observer=observer) as session:
                 session.feed(tokens[: n - 2])
                 rows = [session.logits_step()]
                 for token in tokens[n - 2 : n]:
@@ -176,9 +176,10 @@ def test_error_of_the_cache_types(name: str, device_name: str) -> None:
     """What storing keys and values in fewer bits costs, against an f32 cache."""
     tokens, _ = _golden(name)
     n = 48 if device_name == "cuda" else 12
-    exact = _logits(name, device_name, "f32", tokens[:n])
+    exact = _logits(name, device_name, "f32", tokens[:n], exact=True)
     for kv_dtype, allowed in (("f16", 1e-3), ("bf16", 1e-2), ("q8_0", 2e-2)):
-        error = relative_rms(_logits(name, device_name, kv_dtype, tokens[:n]), exact)
+        logits = _logits(name, device_name, kv_dtype, tokens[:n], exact=True)
+        error = relative_rms(logits, exact)
         print(f"{name} on {device_name}, {kv_dtype} cache: relative RMS {error:.2e}")
         assert 0 < error <= allowed
 
@@ -189,7 +190,9 @@ def test_the_bias_of_the_output_is_added_once(tmp_path: Path, device_name: str) 
     tokens, golden = _golden("nano-llama-f32")
     bias = np.random.default_rng(5).standard_normal(golden.shape[1]).astype(np.float32)
     _copy_with_tensor(path, biased, "output.bias", bias)
-    with Engine.open(str(biased), device=device_name, context=8, kv_dtype="f32") as engine:
+    with Engine.open(
+        str(biased), device=device_name, context=8, kv_dtype="f32", exact=True
+    ) as engine:
         engine.session.feed(tokens[:3])
         logits = engine.session.logits_step()
         engine.session.truncate(0)

@@ -1,23 +1,30 @@
-"""Modes that the environment turns on: each shows what it promises, changes no token, and leaves
-nothing behind.
+"""Modes that arguments turn on, and for commands the environment: each shows what it promises,
+changes no token, and leaves nothing behind.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
+from types import NoneType
+from typing import Any
 
 import pytest
 
-from urdir.model.blocks.rows import Ending, StepShape
+from urdir.model.commands import opening
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.verify.observers import phase_of
+from urdir.model.environment import read_knobs
+from urdir.model.verify.observers import PhaseTimer, TensorSummaries, phase_of
+
+GREEDY = SamplingSettings(temperature=0.0)
 
 
-def _story(device_name: str, settings: SamplingSettings) -> list[int]:
-    with Engine.open(device=device_name, context=64) as engine:
+def _story(device_name: str, settings: SamplingSettings = GREEDY, **modes: Any) -> list[int]:
+    with Engine.open(device=device_name, context=64, **modes) as engine:
         prompt = engine.tokenizer.encode("Once upon a time", parse_special=True)
         generation = Generation(
             engine.session,
@@ -32,41 +39,83 @@ def _story(device_name: str, settings: SamplingSettings) -> list[int]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_correctness_mode_chooses_the_same_tokens_on_the_host(
-    device_name: str, monkeypatch: pytest.MonkeyPatch, temperature: float
-) -> None:
+def test_the_host_chooses_the_same_tokens(device_name: str, temperature: float) -> None:
     settings = SamplingSettings(temperature=temperature, seed=3)
-    on_device = _story(device_name, settings)
-    monkeypatch.setenv("CORRECTNESS_MODE", "1")
-    assert _story(device_name, settings) == on_device
+    assert _story(device_name, settings, host_sampling=True) == _story(device_name, settings)
 
 
-def test_decode_timing_prints_the_phases_of_every_step(
-    device_name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_timer_prints_the_phases_of_every_step(
+    device_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = _story(device_name, SamplingSettings(temperature=0.0))
+    plain = _story(device_name)
     assert capsys.readouterr().err.count("total") == 0
-    monkeypatch.setenv("DECODE_TIMING", "1")
-    assert _story(device_name, SamplingSettings(temperature=0.0)) == plain
+    assert _story(device_name, observer=PhaseTimer()) == plain
     lines = [line for line in capsys.readouterr().err.splitlines() if "total" in line]
     assert len(lines) >= 5
     phases = re.findall(r"([a-z-]+) \d+ us", lines[-1])
     assert phases == ["embedding", "attention", "feed-forward", "head", "choice", "total"]
-    monkeypatch.delenv("DECODE_TIMING")
-    assert _story(device_name, SamplingSettings(temperature=0.0)) == plain
+    assert _story(device_name) == plain
     assert capsys.readouterr().err.count("total") == 0
 
 
-def test_gpu_debug_summarises_every_layer(
-    device_name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = _story(device_name, SamplingSettings(temperature=0.0))
-    monkeypatch.setenv("GPU_DEBUG", "1")
-    assert _story(device_name, SamplingSettings(temperature=0.0)) == plain
+def test_summaries_show_every_layer(device_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = _story(device_name)
+    assert _story(device_name, observer=TensorSummaries()) == plain
     err = capsys.readouterr().err
     for layer in range(6):
         assert re.search(rf"blk\.{layer}\.ffn_down y \(1, 256\): mean \S+, rms \S+", err)
     assert "not finite 0" in err
+
+
+def test_an_engine_reads_no_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What commands are told by the environment, a library is told by arguments."""
+    for name, value in {
+        "URDIR_DEVICE": "cuda:99",
+        "URDIR_CACHE_DIR": str(tmp_path / "cache"),
+        "URDIR_PTX_OVERRIDE": str(tmp_path / "missing"),
+        "URDIR_DUMP": str(tmp_path / "dump"),
+        "CORRECTNESS_MODE": "1",
+        "DECODE_TIMING": "1",
+        "GPU_DEBUG": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with Engine.open(device="emulator", cache_folder=None, context=16) as engine:
+        assert not engine.host_sampling
+        engine.session.feed([1])
+        engine.session.greedy_step()
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_commands_read_what_they_pass_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {
+        "URDIR_DEVICE": "emulator:sm_80",
+        "URDIR_CACHE_DIR": str(tmp_path / "cache"),
+        "URDIR_DUMP": str(tmp_path / "dump"),
+        "CORRECTNESS_MODE": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    args = argparse.Namespace(device=None)
+    with opening.open_engine(args, None, 16) as engine:
+        assert engine.host_sampling
+        assert engine.device.target == "sm_80"
+        engine.session.feed([1])
+        engine.session.greedy_step()
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "dump"}
+    assert any(path.suffix == ".ptx" for path in (tmp_path / "dump").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variable", "kind"),
+    [("DECODE_TIMING", PhaseTimer), ("GPU_DEBUG", TensorSummaries), ("NONE", NoneType)],
+)
+def test_a_variable_turns_on_an_observer(
+    monkeypatch: pytest.MonkeyPatch, variable: str, kind: type
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert type(opening.observer(read_knobs())) is kind
 
 
 @pytest.mark.parametrize(
@@ -89,7 +138,7 @@ def test_every_launch_has_a_phase(label: str, phase: str) -> None:
 def test_a_plan_and_its_graph_can_be_printed(device_name: str, data: Path) -> None:
     path = str(data / "golden" / "nano-llama-q8_0.gguf")
     with Engine.open(path, device=device_name, context=16) as engine:
-        shape = StepShape(1, 256, Ending.GREEDY)
+        shape = StepShape(1, 256, Output.GREEDY)
         text = str(engine.session.steps.bound(shape).plan)
         assert "blk.1.ffn_down" in text
         assert "argmax" in text

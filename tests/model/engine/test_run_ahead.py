@@ -14,11 +14,12 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
-from urdir.model.blocks.rows import Ending, StepShape
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.run_ahead import AHEAD, AT_ONCE
 from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.engine.session import LOOK_AHEAD, Session
+from urdir.model.engine.session import Session
+from urdir.model.engine.stream import LOOK_AHEAD
 from urdir.model.errors import ContextFullError
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
@@ -26,14 +27,17 @@ from urdir.model.memory.weights import Weights
 
 
 @pytest.fixture
-def weights(data: Path, device_name: str) -> Iterator[Weights]:
-    path = data / "golden" / "nano-llama-q8_0.gguf"
-    with (
-        Gguf(path) as gguf,
-        Device.open(device_name) as device,
-        Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=1024), device) as weights,
-    ):
-        yield weights
+def device(device_name: str) -> Iterator[Device]:
+    with Device.open(device_name) as opened:
+        yield opened
+
+
+@pytest.fixture
+def weights(data: Path, device: Device) -> Iterator[Weights]:
+    with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
+        config = replace(Config.from_gguf(gguf), context_length=1024)
+        with Weights.load(gguf, config, device) as loaded:
+            yield loaded
 
 
 def prepare_all(session: Session, shape: StepShape) -> int:
@@ -44,31 +48,31 @@ def prepare_all(session: Session, shape: StepShape) -> int:
     return pieces
 
 
-def test_sequences_together_equal_each_alone(weights: Weights) -> None:
+def test_sequences_together_equal_each_alone(device: Device, weights: Weights) -> None:
     """Three of different lengths, until the longest is full; the others may go on."""
     prompts = ([3, 1, 4], [1, 5, 9, 2, 6], [5])
-    with Session(weights, 12, sequences=3) as session:
+    with Session(device, weights, 12, sequences=3) as session:
         alone = []
         for sequence, prompt in enumerate(prompts):
             session.feed(prompt, sequence)
-            alone.append(list(session.stream(Ending.GREEDY, sequence)))
+            alone.append(list(session.stream(Output.GREEDY, sequence)))
             session.truncate(0, sequence)
         for sequence, prompt in enumerate(prompts):
             session.feed(prompt, sequence)
-        together = list(session.stream_together(Ending.GREEDY, (0, 1, 2)))
+        together = list(session.stream_together(Output.GREEDY, (0, 1, 2)))
         assert len(together) == 12 - 5 + 1  # the last token needs no place
         assert session.lengths == [2 + 8, 12, 8]
         for sequence, expected in enumerate(alone):
             assert [step[sequence] for step in together] == expected[:8]
-        rest = list(session.stream(Ending.GREEDY, 2))
+        rest = list(session.stream(Output.GREEDY, 2))
         assert rest == alone[2][8:]
 
 
-def test_only_what_was_read_counts(weights: Weights) -> None:
-    with Session(weights, 24, sequences=2) as session:
+def test_only_what_was_read_counts(device: Device, weights: Weights) -> None:
+    with Session(device, weights, 24, sequences=2) as session:
         session.feed([3, 1, 4], 0)
         session.feed([1, 5], 1)
-        steps = session.stream_together(Ending.GREEDY, (0, 1))
+        steps = session.stream_together(Output.GREEDY, (0, 1))
         first = list(islice(steps, 2))
         assert session.lengths[0] > 2 + 2
         steps.close()
@@ -78,18 +82,20 @@ def test_only_what_was_read_counts(weights: Weights) -> None:
         session.truncate(1, 1)
         session.feed([4], 0)
         session.feed([5], 1)
-        again = list(islice(session.stream_together(Ending.GREEDY, (0, 1)), 3))
+        again = list(islice(session.stream_together(Output.GREEDY, (0, 1)), 3))
         assert again == [*first, second]
 
 
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("ending", [Ending.GREEDY, Ending.SAMPLE])
-def test_several_steps_at_once_equal_single_ones(weights: Weights, ending: Ending) -> None:
+@pytest.mark.parametrize("output", [Output.GREEDY, Output.SAMPLE])
+def test_several_steps_at_once_equal_single_ones(
+    device: Device, weights: Weights, output: Output
+) -> None:
     """In every order of launches that a stream has: one first, several, and one by one again at
     the end of the context; undone in the midst of a launch; of two sequences together."""
-    shapes = [StepShape(rows, 256, ending, AT_ONCE) for rows in (1, 2)]
+    shapes = [StepShape(rows, 256, output, AT_ONCE) for rows in (1, 2)]
     launched: list[int] = []
-    with Session(weights, 24, sequences=2) as session:
+    with Session(device, weights, 24, sequences=2) as session:
         launch = session.steps.launch
 
         def counting(shape: StepShape, stream: Stream) -> None:
@@ -101,7 +107,7 @@ def test_several_steps_at_once_equal_single_ones(weights: Weights, ending: Endin
         for sequence in (0, 1):
             session.set_sampling(SamplingSettings(temperature=1.5, seed=5), sequence)
         session.feed([3, 1, 4])
-        singly = [session.forward_gpu_resident_to_token_id((0,), ending)[0] for _ in range(22)]
+        singly = [session.forward_gpu_resident_to_token_id((0,), output)[0] for _ in range(22)]
         assert set(launched) == {1}
         for shape in shapes:
             assert prepare_all(session, shape) > AT_ONCE
@@ -110,45 +116,47 @@ def test_several_steps_at_once_equal_single_ones(weights: Weights, ending: Endin
             session.truncate(0)
             session.feed([3, 1, 4])
             del launched[:]
-            with closing(session.stream(ending)) as tokens:
+            with closing(session.stream(output)) as tokens:
                 assert list(islice(tokens, read)) == singly[:read]
             assert session.length == 2 + read
             assert launched[:3] == [1, AT_ONCE, AT_ONCE] if read > 1 else launched[0] == 1
             if read < 22:
-                after = session.forward_gpu_resident_to_token_id((0,), ending)
+                after = session.forward_gpu_resident_to_token_id((0,), output)
                 assert after == [singly[read]]
         assert session.lengths == [2 + 7 + 1, 0]
         session.truncate(0)
         session.feed([3, 1, 4])
         session.feed([5, 9], 1)
         del launched[:]
-        together = list(session.stream_together(ending, (0, 1)))
+        together = list(session.stream_together(output, (0, 1)))
         assert [step[0] for step in together] == singly
         assert AT_ONCE in launched
         assert sum(launched) == len(together)
 
 
-def test_a_step_of_several_begins_when_the_one_before_is_complete(weights: Weights) -> None:
+def test_a_step_of_several_begins_when_the_one_before_is_complete(
+    device: Device, weights: Weights
+) -> None:
     """Its kernels look at positions before they wait, so its first launch starts behind a plain
     edge, and everything else of it behind that one."""
-    with Session(weights, 24) as session:
-        one = len(session.steps.bound(StepShape(1, 256, Ending.GREEDY)))
-        graph = session.steps.graph(StepShape(1, 256, Ending.GREEDY, 3))
+    with Session(device, weights, 24) as session:
+        one = len(session.steps.bound(StepShape(1, 256, Output.GREEDY)))
+        graph = session.steps.graph(StepShape(1, 256, Output.GREEDY, 3))
         assert graph.node_count == 3 * one
         across = [e for e in graph.edges if e.before // one != e.after // one]
         assert [(e.before, e.after) for e in across] == [(one - 1, one), (2 * one - 1, 2 * one)]
         assert not any(edge.programmatic for edge in across)
 
 
-def test_no_step_runs_beyond_what_is_asked_for(weights: Weights) -> None:
-    with Session(weights, 24) as session:
-        prepare_all(session, StepShape(1, 256, Ending.GREEDY, AT_ONCE))
+def test_no_step_runs_beyond_what_is_asked_for(device: Device, weights: Weights) -> None:
+    with Session(device, weights, 24) as session:
+        prepare_all(session, StepShape(1, 256, Output.GREEDY, AT_ONCE))
         session.feed([3, 1, 4])
-        expected = list(session.stream(Ending.GREEDY))
+        expected = list(session.stream(Output.GREEDY))
         for most in (0, 1, 2, AT_ONCE + 1, AT_ONCE + 3, 22, 30):
             session.truncate(0)
             session.feed([3, 1, 4])
-            stream = session.stream(Ending.GREEDY, most=most)
+            stream = session.stream(Output.GREEDY, most=most)
             tokens = []
             for token in stream:
                 tokens.append(token)
@@ -159,37 +167,37 @@ def test_no_step_runs_beyond_what_is_asked_for(weights: Weights) -> None:
                 assert session.greedy_step() == expected[len(tokens)]
 
 
-def test_several_steps_stay_in_a_length_bucket(weights: Weights) -> None:
+def test_several_steps_stay_in_a_length_bucket(device: Device, weights: Weights) -> None:
     """As single ones do: around 512 tokens attention changes its way to work."""
     tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 505)]
-    with Session(weights, 600) as session:
+    with Session(device, weights, 600) as session:
         session.feed(tokens)
         singly = [session.greedy_step() for _ in range(20)]
         for keys in (512, 1024):
-            prepare_all(session, StepShape(1, keys, Ending.GREEDY, AT_ONCE))
+            prepare_all(session, StepShape(1, keys, Output.GREEDY, AT_ONCE))
         session.truncate(0)
         session.feed(tokens)
-        assert list(session.stream(Ending.GREEDY, most=20)) == singly
+        assert list(session.stream(Output.GREEDY, most=20)) == singly
 
 
-def test_several_steps_take_what_room_there_is_in_pages(weights: Weights) -> None:
+def test_several_steps_take_what_room_there_is_in_pages(device: Device, weights: Weights) -> None:
     """Where there is none for all of them, they come one by one, to the last page's end."""
-    with Session(weights, 64, sequences=2, page_len=16, pages=3) as session:
+    with Session(device, weights, 64, sequences=2, page_len=16, pages=3) as session:
         session.feed([1] * 14)
         expected = [session.greedy_step() for _ in range(19)]
         session.truncate(0)
         session.feed([2] * 15, 1)  # takes a page, leaves two
-        prepare_all(session, StepShape(1, 256, Ending.GREEDY, AT_ONCE))
+        prepare_all(session, StepShape(1, 256, Output.GREEDY, AT_ONCE))
         session.feed([1] * 14)
         found: list[int] = []
         with pytest.raises(ContextFullError):
-            found.extend(session.stream(Ending.GREEDY))
+            found.extend(session.stream(Output.GREEDY))
         assert found == expected[: len(found)]
         assert len(found) > 19 - 2 * AT_ONCE
 
 
 def test_the_next_bucket_is_ready_before_it_is_needed(
-    weights: Weights, monkeypatch: pytest.MonkeyPatch
+    device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No graph is recorded at once in the middle of a stream, and tokens are as without."""
     at_once: list[StepShape] = []
@@ -201,40 +209,40 @@ def test_the_next_bucket_is_ready_before_it_is_needed(
         launch(self, shape, stream)  # type: ignore[arg-type]
 
     tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 450)]
-    with Session(weights, 1000) as session:
+    with Session(device, weights, 1000) as session:
         session.feed(tokens)
         expected = [session.greedy_step() for _ in range(70)]
         assert session.length > 512
     monkeypatch.setattr(Steps, "launch", watched)
-    with Session(weights, 1000) as session:
+    with Session(device, weights, 1000) as session:
         session.feed(tokens)
         del at_once[:]
-        assert list(islice(session.stream(Ending.GREEDY), 70)) == expected
-        assert at_once == [StepShape(1, 512, Ending.GREEDY)]
+        assert list(islice(session.stream(Output.GREEDY), 70)) == expected
+        assert at_once == [StepShape(1, 512, Output.GREEDY)]
 
 
-def test_nothing_is_prepared_far_from_the_end_of_a_bucket(weights: Weights) -> None:
-    with Session(weights, 1000) as session:
+def test_nothing_is_prepared_far_from_the_end_of_a_bucket(device: Device, weights: Weights) -> None:
+    with Session(device, weights, 1000) as session:
         session.feed([1] * 100)
-        next(session.stream(Ending.GREEDY))
-        assert set(session.steps._graphs) & {StepShape(1, 1024, Ending.GREEDY)} == set()
-        several = StepShape(1, 512, Ending.GREEDY, AT_ONCE)  # in the bucket that there is
+        next(session.stream(Output.GREEDY))
+        assert set(session.steps._graphs) & {StepShape(1, 1024, Output.GREEDY)} == set()
+        several = StepShape(1, 512, Output.GREEDY, AT_ONCE)  # in the bucket that there is
         assert set(session.steps._begun) <= {several}
         session.truncate(0)
         session.feed([1] * (513 - LOOK_AHEAD))
-        next(session.stream(Ending.GREEDY))
-        assert StepShape(1, 1024, Ending.GREEDY) in {*session.steps._begun, *session.steps._graphs}
+        next(session.stream(Output.GREEDY))
+        assert StepShape(1, 1024, Output.GREEDY) in {*session.steps._begun, *session.steps._graphs}
 
 
-def test_a_graph_prepared_in_pieces_is_the_same(weights: Weights) -> None:
-    shape = StepShape(1, 256, Ending.GREEDY)
-    with Session(weights, 20) as session:
+def test_a_graph_prepared_in_pieces_is_the_same(device: Device, weights: Weights) -> None:
+    shape = StepShape(1, 256, Output.GREEDY)
+    with Session(device, weights, 20) as session:
         pieces = prepare_all(session, shape)
         in_pieces = session.steps.graph(shape)
         assert not session.steps.prepare(shape)
         edges, nodes = in_pieces.edges, [node.operation.label for node in in_pieces.nodes]
     assert pieces > len(nodes)
-    with Session(weights, 20) as session:
+    with Session(device, weights, 20) as session:
         session.steps.prepare(shape)
         session.steps.prepare(shape)  # begun, then needed at once
         at_once = session.steps.graph(shape)
@@ -244,13 +252,13 @@ def test_a_graph_prepared_in_pieces_is_the_same(weights: Weights) -> None:
 
 
 def test_a_failed_preparation_may_be_tried_again(
-    weights: Weights, monkeypatch: pytest.MonkeyPatch
+    device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = StepShape(1, 256, Ending.GREEDY)
-    api = weights.device.api
-    if not weights.device.is_emulated:
+    shape = StepShape(1, 256, Output.GREEDY)
+    api = device.api
+    if not device.is_emulated:
         pytest.skip("breaks the driver")
-    with Session(weights, 20) as session:
+    with Session(device, weights, 20) as session:
         with monkeypatch.context() as broken:
             fails = (api.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
             broken.setattr(api, "cuGraphInstantiate", lambda *_: fails, raising=False)
@@ -258,12 +266,12 @@ def test_a_failed_preparation_may_be_tried_again(
                 prepare_all(session, shape)
         prepare_all(session, shape)
         session.feed([1, 2])
-        assert len(list(islice(session.stream(Ending.GREEDY), 2 * AHEAD))) == 2 * AHEAD
+        assert len(list(islice(session.stream(Output.GREEDY), 2 * AHEAD))) == 2 * AHEAD
 
 
-def test_waiting_is_counted(weights: Weights) -> None:
-    with Session(weights, 20) as session:
+def test_waiting_is_counted(device: Device, weights: Weights) -> None:
+    with Session(device, weights, 20) as session:
         session.feed([1, 2])
         before = session.ahead.waited_seconds
-        assert len(list(session.stream(Ending.GREEDY))) == 19
+        assert len(list(session.stream(Output.GREEDY))) == 19
         assert session.ahead.waited_seconds > before

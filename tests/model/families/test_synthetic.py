@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from urdir.driver.device import Device
-from urdir.model.blocks.rows import Ending
+from urdir.model.engine.batch import Output
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError
 from urdir.model.families import synthetic as shapes
@@ -56,7 +56,7 @@ def test_a_small_one_decodes(kind: str, device_name: str, monkeypatch: pytest.Mo
     with (
         Device.open(device_name) as device,
         Weights.load(model, Config.from_gguf(model), device) as weights,
-        Session(weights, 16) as session,
+        Session(device, weights, 16) as session,
     ):
         q = weights.layers[0].q
         layout = Layout(FORMATS[model.tensors["blk.0.attn_q.weight"].type_name], 256, 256)
@@ -66,7 +66,7 @@ def test_a_small_one_decodes(kind: str, device_name: str, monkeypatch: pytest.Mo
         session.feed([1, 2, 3])
         assert np.isfinite(session.logits_step()).all()
         session.feed([4])
-        assert 0 <= session.forward_gpu_resident_to_token_id((0,), Ending.GREEDY)[0] < 77
+        assert 0 <= session.forward_gpu_resident_to_token_id((0,), Output.GREEDY)[0] < 77
 
 
 def test_unknown_shapes_and_types_are_refused() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
-from urdir.model.blocks.rows import Ending, StepShape
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
@@ -72,11 +72,11 @@ def test_bytes_of_an_8b_step() -> None:
     with (
         paper_device("sm_90", 132) as device,
         Weights(model, config, device) as weights,
-        Session(weights, 200) as session,
+        Session(device, weights, 200) as session,
     ):
         layout = session.parts.cache.layout
         needed = bytes_per_step(model, config, layout, 100)
-        plan = session.steps.bound(StepShape(1, 256, Ending.GREEDY)).plan
+        plan = session.steps.bound(StepShape(1, 256, Output.GREEDY)).plan
         moved = [moved_per_step(plan, length) for length in (100, 101)]
     embedding = 128256 * 4096 * 144 // 256
     whole = sum(t.nbytes for t in model.tensors.values())
@@ -122,7 +122,7 @@ def test_rows_agree_with_themselves(engine: Engine) -> None:
 
 def test_a_profile_accounts_for_every_launch(engine: Engine) -> None:
     rows = profile_step(engine.session, 1e9)
-    shape = StepShape(1, 256, Ending.GREEDY)
+    shape = StepShape(1, 256, Output.GREEDY)
     plan = engine.session.steps.bound(shape).plan
     assert sum(row.calls for row in rows) == len(plan)
     assert sum(row.bytes_moved for row in rows) == sum(op.bytes_moved() for op in plan)
@@ -146,7 +146,7 @@ def test_a_profile_is_of_as_many_sequences_as_are_asked_for(
 
     monkeypatch.setattr("urdir.driver.execute.profile", profile)
     rows = profile_step(engine.session, 1e9, 3)
-    plan = engine.session.steps.bound(StepShape(4, 256, Ending.GREEDY)).plan
+    plan = engine.session.steps.bound(StepShape(4, 256, Output.GREEDY)).plan
     assert sum(row.bytes_moved for row in rows) == sum(op.bytes_moved() for op in plan)
     assert {row.sequences for row in rows} == {3}
     assert any("gemm_small" in row.role for row in rows)

@@ -15,7 +15,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.driver.ptx_files import PtxFiles
-from urdir.model.blocks.rows import Ending, StepShape
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
@@ -63,23 +63,25 @@ def _shape_8b(layers: int = 32, head_dim: int = 128) -> tuple[Any, Config]:
     return SimpleNamespace(tensors=stored), config
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
-def test_it_finds_what_a_session_loads(nano: Path, tmp_path: Path, kv_dtype: KvDtype) -> None:
+@pytest.mark.parametrize(("kv_dtype", "exact"), [("f16", False), ("q8_0", True)])
+def test_it_finds_what_a_session_loads(
+    nano: Path, tmp_path: Path, kv_dtype: KvDtype, exact: bool
+) -> None:
     files = PtxFiles(dump=tmp_path)
     with Gguf(nano) as gguf, Device.open("emulator", ptx_files=files) as device:
         config = Config.from_gguf(gguf)
         sm_count = device.properties.sm_count
-        found = model_kernels(gguf, config, CONTEXT, "sm_90", sm_count, kv_dtype)
+        found = model_kernels(gguf, config, CONTEXT, "sm_90", sm_count, kv_dtype, exact)
         with (
             Weights.load(gguf, config, device) as weights,
-            Session(weights, CONTEXT, kv_dtype) as session,
+            Session(device, weights, CONTEXT, kv_dtype, exact=exact) as session,
         ):
             for end in (6, 20, 49):  # each size of prompt step
                 session.truncate(0)
                 session.feed([1] * end)
             session.greedy_step()
             session.set_sampling(SamplingSettings(seed=1))
-            session.forward_gpu_resident_to_token_id(ending=Ending.SAMPLE)
+            session.forward_gpu_resident_to_token_id(output=Output.SAMPLE)
             session.logits_step()
     loaded = {path.stem for path in tmp_path.iterdir()}
     listed = {kernel.spec.key("sm_90") for kernel in found}
@@ -93,10 +95,10 @@ def test_counts_are_those_of_the_plans(nano: Path) -> None:
     with Gguf(nano) as gguf, Device.open("emulator") as device:
         config = Config.from_gguf(gguf)
         found = model_kernels(gguf, config, CONTEXT, "sm_90", device.properties.sm_count)
-        with Weights(gguf, config, device) as weights, Session(weights, CONTEXT) as session:
+        with Weights(gguf, config, device) as weights, Session(device, weights, CONTEXT) as session:
             for shape in (
-                StepShape(1, session.parts.cache.layout.max_len, Ending.GREEDY),
-                StepShape(16, session.parts.cache.layout.max_len, Ending.PROMPT),
+                StepShape(1, session.parts.cache.layout.max_len, Output.GREEDY),
+                StepShape(16, session.parts.cache.layout.max_len, Output.NONE),
             ):
                 plan = Steps(session.parts).bound(shape).plan
                 expected = Counter(op.kernel for op in plan if isinstance(op, Launch))
@@ -115,7 +117,7 @@ def test_a_large_model_needs_its_metadata_only() -> None:
             assert count % 32 in (0, 1) or kernel.spec.name == "rms_norm", (kernel.spec, shape)
         assert set(kernel.launches) | set(kernel.missing) == set(steps)
         assert not set(kernel.launches) & set(kernel.missing)
-    shortest = next(s for s in steps if s.keys == 512 and s.ending is Ending.GREEDY)
+    shortest = next(s for s in steps if s.keys == 512 and s.output is Output.GREEDY)
     weights = sum(
         kernel.spec.nbytes(param) * kernel.launches.get(shortest, 0)
         for kernel in found

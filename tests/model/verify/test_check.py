@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ import numpy as np
 import pytest
 
 from urdir.driver import bindings, execute
+from urdir.driver.device_owner import DeviceOwner
 from urdir.driver.errors import DriverError
 from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Stream
-from urdir.model.engine.engine import demo_model
+from urdir.model.engine.engine import Engine, demo_model
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.measure.model_kernels import model_kernels
 from urdir.model.verify import check
-from urdir.model.verify.check import CheckRow, DeviceOwner, check_kernel_examples, check_plans
+from urdir.model.verify.check import CheckRow, check_kernel_examples, check_plans
 from urdir.ptxgen.catalog import kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
@@ -36,6 +38,10 @@ EXAMPLE = Path(__file__).parent.parent.parent / "data" / "external_kernel"
 def owner() -> Iterator[DeviceOwner]:
     with DeviceOwner("emulator") as opened:
         yield opened
+
+
+def open_demo(device: str, files: PtxFiles | None = None) -> Engine:
+    return Engine.open(device=device, context=check.CONTEXT, cache_folder=None, ptx_files=files)
 
 
 # ---- the command ----
@@ -259,7 +265,7 @@ def test_kernels_are_selected_by_name() -> None:
 
 
 def test_plans_agree(device_name: str) -> None:
-    rows = {row.name: row for row in check_plans(device_name)}
+    rows = {row.name: row for row in check_plans(open_demo, device_name)}
     assert [row.failure for row in rows.values()] == ["", "", ""]
     launches, replay, emulator = rows.values()
     assert 0 < launches.error <= launches.tolerance
@@ -275,17 +281,18 @@ def test_plans_run_edited_ptx(tmp_path: Path) -> None:
     path.write_text("// edited\n" + spec.ptx("sm_90"))
     lines: list[str] = []
     with PtxFiles(tmp_path, report=lines.append) as files:
-        row = check._check_replay("replay", "emulator", files)
+        row = check._check_replay("replay", "emulator", partial(open_demo, files=files))
     assert row.status == "ok"
     assert files.used == (path.name,)
     assert len(lines) == 1
     path.write_text("no PTX")
+    files = PtxFiles(tmp_path, report=lines.append)
     with pytest.raises(DriverError, match="compiling kernel argmax"):
-        check._check_replay("replay", "emulator", PtxFiles(tmp_path, report=lines.append))
+        check._check_replay("replay", "emulator", partial(open_demo, files=files))
 
 
 def test_the_emulator_agrees_with_itself() -> None:
-    row = check._check_emulator("twice", "emulator")
+    row = check._check_emulator("twice", "emulator", open_demo)
     assert row == CheckRow("twice", error=0.0, tolerance=check.EMULATOR_TOLERANCE)
 
 
@@ -299,7 +306,7 @@ class Shortened:
 def test_a_replay_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "_Eager", Shortened)
     with pytest.raises(check.CheckError, match="replayed"):
-        check._check_replay("replay", "emulator")
+        check._check_replay("replay", "emulator", open_demo)
 
 
 def test_a_launch_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,9 +319,9 @@ def test_a_launch_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(Add, "reference", wrong)
     with pytest.raises(check.CheckError, match=r"residual \(add\): y\[7\] is "):
-        check._check_launches("launches", "emulator")
+        check._check_launches("launches", "emulator", open_demo)
 
 
 def test_a_device_that_cannot_be_opened_fails_every_plan() -> None:
-    rows = list(check_plans("cuda:99"))
+    rows = list(check_plans(open_demo, "cuda:99"))
     assert {row.status for row in rows} == {"FAILED"}
