@@ -90,9 +90,9 @@ class Engine(Owner):
         """Open ``path`` (None: the demo model) on ``device`` (auto, cuda[:i], emulator[:sm_NN]).
 
         ``context`` defaults to the smaller of the model's and 4096 tokens. The cache stores
-        ``kv_dtype``; ``exact`` keeps activations in f32. With ``text`` the tokeniser is built
-        meanwhile, in a thread of its own. ``cache_folder`` keeps compiled kernels: "user" is the
-        user's (`user_cache_folder`), None keeps none. ``ptx_files`` are folders of edited PTX to
+        ``kv_dtype``; ``exact`` keeps activations in f32. With ``text`` a thread of its own
+        builds the tokeniser. ``cache_folder`` keeps compiled kernels: "user" is the user's
+        (`user_cache_folder`), None keeps none. ``ptx_files`` are folders of edited PTX to
         use and of PTX to write. ``observer`` looks at every step. No variable of the environment
         is read. The file is checked whole, and the memory it needs against what is free, before
         anything is allocated. Raises ModelError, and DriverError for a device that is absent or

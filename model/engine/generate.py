@@ -39,7 +39,7 @@ class Statistics:
 
 @dataclass(slots=True)
 class Generation:
-    """One answer: iterate over ``text()``; ``statistics`` and ``tokens`` fill up meanwhile.
+    """One answer: iterate over ``text()``; this fills ``statistics`` and ``tokens``.
 
     ``prompt`` is the whole token sequence to answer, by sequence ``slot`` of the session; what of
     its beginning that sequence has in the cache is kept. At most ``limit`` tokens are generated

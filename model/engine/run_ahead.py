@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Steps that are queued before the host reads the first one's tokens.
 AHEAD = 3
-#: Steps of one launch, at most. A launch is always queued behind the one that is waited for.
+#: Steps of one launch, at most. One more launch is always queued while one is waited for.
 AT_ONCE = 4
 assert max(AHEAD, 2 * AT_ONCE) <= MAILBOX_SLOTS
 

@@ -186,8 +186,8 @@ class Session(Owner):
     ) -> Generator[list[int], None, None]:
         """The next token of each sequence, step after step, until one is full; see ``stream``.
 
-        The graphs of several steps and of the next length bucket are recorded meanwhile, in time
-        that would be waited.
+        While the host would wait for the device, it records the graphs of several steps and of the
+        next length bucket.
         """
         return DecodeStream(self, output, sequences, most).tokens()
 

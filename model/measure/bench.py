@@ -49,7 +49,7 @@ class BenchCase:
 @dataclass(frozen=True, slots=True)
 class BenchRow:
     """One measured case, named as llama-bench names them (``pp512``, ``tg128``, ``tg64 @ d8192``),
-    with the number of sequences behind it where it is not one (``tg128 x 4``).
+    followed by the number of sequences where it is not one (``tg128 x 4``).
 
     ``tokens_per_second`` (mean of the runs) and its standard ``deviation`` count the tokens of all
     sequences. ``ms_per_token`` is its inverse, ``ms_per_step`` what a step takes that makes one
@@ -60,8 +60,8 @@ class BenchRow:
     of the plan say they move, ``gb_per_s`` and ``share`` of the read bandwidth that reading the
     former takes, and ``host_us_per_token``: wall-clock time of the decoding loop minus the time
     blocked in waiting for the device, so all that Python and the driver calls take to queue a step
-    and to fetch its token. As long as a step takes longer than that, it is hidden behind the
-    device's work.
+    and to fetch its token. As long as a step takes longer than that, the device does not
+    wait for the host.
     """
 
     test: str

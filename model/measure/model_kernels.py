@@ -1,6 +1,6 @@
 """Which kernels a model uses: the specialisations in the plans of its steps, without running any.
 
-The plans are the ones that a session would record, built on a device of paper from the file's
+The plans are the ones that a session would record, built on a `paper_device` from the file's
 metadata, so that nothing is uploaded and no GPU is needed.
 """
 

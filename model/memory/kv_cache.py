@@ -1,4 +1,4 @@
-"""The key/value cache on the device: contiguous or paged, behind one interface.
+"""The key/value cache on the device: contiguous or paged, with one interface.
 
 Storage belongs to *sequences*, numbered from 0. ``reserve`` makes sure that positions may be
 written, ``truncate`` gives storage back (to length 0: all of it), and ``fork`` makes one sequence a

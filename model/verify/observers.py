@@ -1,4 +1,4 @@
-"""Looking at a step on its way: time by phase, summaries of tensors layer by layer.
+"""Looking at a step launch by launch: time by phase, summaries of tensors layer by layer.
 
 Both run the very plan that is otherwise replayed as a graph, launch by launch; turned off, nothing
 of them is left.
@@ -66,7 +66,7 @@ class PhaseTimer:
 
 
 class TensorSummaries:
-    """A line on stderr for what every layer and the head leave behind (GPU_DEBUG=1)."""
+    """A line on stderr for what every layer and the head have written (GPU_DEBUG=1)."""
 
     def run(self, bound: BoundPlan, stream: Stream) -> None:
         """Run the step, stopping to look after each layer."""
