@@ -1,0 +1,66 @@
+"""The memory plan: what is allocated is what was computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from urdir.driver.device import Device
+from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
+from urdir.model.memory.weights import Weights
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+
+#: An arena rounds each of its parts up to this.
+ALIGNMENT = 256
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "exact", "sequences", "page_len"),
+    [("f16", False, 1, 0), ("q8_0", True, 3, 0), ("f32", False, 2, 16)],
+)
+def test_a_session_takes_what_its_budget_says(
+    data: Path, emulator: Device, kv_dtype: KvDtype, exact: bool, sequences: int, page_len: int
+) -> None:
+    with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
+        config = Config.from_gguf(gguf)
+        budget = SessionBudget.of(
+            config,
+            24,
+            emulator.properties.sm_count,
+            kv_dtype=kv_dtype,
+            exact=exact,
+            sequences=sequences,
+            page_len=page_len,
+        )
+        plan, tensors = MemoryPlan.of(gguf, config, budget), len(gguf.tensors)
+        free = [emulator.memory_info()[0]]
+        with Weights(gguf, config, emulator) as weights:
+            free.append(emulator.memory_info()[0])
+            with Session(
+                emulator,
+                weights,
+                24,
+                kv_dtype,
+                exact=exact,
+                sequences=sequences,
+                page_len=page_len,
+            ):
+                free.append(emulator.memory_info()[0])
+    parts = len(budget.cache) + len(budget.workspace) + len(budget.state.sizes())
+    spent = plan.kv_cache + plan.workspace + plan.state
+    assert 0 <= free[0] - free[1] - plan.weights <= ALIGNMENT * tensors
+    assert 0 <= free[1] - free[2] - spent <= ALIGNMENT * parts
+
+
+def test_a_context_that_the_model_does_not_take_is_refused(data: Path) -> None:
+    with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
+        config = Config.from_gguf(gguf)
+    check_context(config, config.context_length)
+    for context in (0, config.context_length + 1):
+        with pytest.raises(ModelError, match="the model takes 1 to"):
+            check_context(config, context)
