@@ -232,7 +232,7 @@ def test_on_a_gpu_the_table_has_times(cli: Cli) -> None:
 def test_a_gpu_is_compared_with_an_emulator_that_poses_as_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    row = check._check_emulator("twin", "cuda")
+    row = check._check_emulator("twin", "cuda", open_demo)
     assert row == CheckRow("twin", error=0.0, tolerance=check.EMULATOR_TOLERANCE)
     right = check._decode
 
@@ -242,7 +242,7 @@ def test_a_gpu_is_compared_with_an_emulator_that_poses_as_it(
 
     monkeypatch.setattr(check, "_decode", off)
     with pytest.raises(check.CheckError, match=r"logits differ by \d.\d\de-\d+ .*allowed 2e-03"):
-        check._check_emulator("twin", "cuda")
+        check._check_emulator("twin", "cuda", open_demo)
 
 
 @pytest.mark.urdir_gpu
