@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from urdir.driver.ptx_files import PtxFiles
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.runner import Observer
-    from urdir.model.files.synthetic import SyntheticModel
+    from urdir.model.families.synthetic import SyntheticModel
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 

@@ -44,7 +44,8 @@ def workspace_sizes(
     sizes["summary"] = 4 * 2 * ceil_div(c.hidden, SUMMARY) * few
     sizes["logits"] = 4 * c.vocab_size * rows
     sizes["ranks"] = 8 * Argmax(n=c.vocab_size).slices * rows
-    return sizes | partial_sizes(max(mixer.heads for mixer in mixers), layout, most if exact else rows, sm_count)
+    heads = max(mixer.heads for mixer in mixers)
+    return sizes | partial_sizes(heads, layout, most if exact else rows, sm_count)
 
 
 def partial_sizes(heads: int, layout: KvLayout, rows: int, sm_count: int) -> dict[str, int]:

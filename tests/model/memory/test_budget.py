@@ -9,7 +9,7 @@ import pytest
 from urdir.driver.device import Device
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
-from urdir.model.families.config import Config
+from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
 from urdir.model.memory.weights import Weights
