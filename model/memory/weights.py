@@ -74,7 +74,6 @@ class Weights(Owner):
 
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
-        self.device = device
         self._arena: Arena = device.arena(weight_sizes(gguf, config), "weights")
         self._layouts = {
             spec.name: _layout(gguf.tensors[spec.name])
