@@ -21,7 +21,14 @@ from urdir.driver.errors import DriverError, LaunchError
 from urdir.driver.graph import Graph, RecordedGraph, may_be_programmatic
 from urdir.driver.launch import launch
 from urdir.driver.memory import PinnedBuffer
-from urdir.driver.operation import Copy, Launch, Memory, Operation, access_of
+from urdir.driver.operation import (
+    Copy,
+    Launch,
+    Memory,
+    Operation,
+    access_of,
+    allocation_of,
+)
 from urdir.driver.plan import Plan, StopAfter
 
 if TYPE_CHECKING:
@@ -72,12 +79,14 @@ class Timing:
 
 
 def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
-    """Load every kernel of a plan. Raises LaunchError for a launch that exceeds the device.
+    """Load every kernel of a plan. Raises LaunchError for a launch that exceeds the device, or that
+    is given memory of another device.
 
     What is appended to the plan later is not part of what was bound.
     """
     if isinstance(plan, Plan):
         fixed = plan[:]
+        _check_memory(fixed, device)
         used = fixed.kernels()
         loaded = dict(zip(map(id, used), device.load_all(used), strict=True))
         kernels = (loaded[id(op.kernel)] if isinstance(op, Launch) else None for op in fixed)
@@ -87,6 +96,18 @@ def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
             f"plan {plan.plan.name} is bound to {plan.device.name}, it cannot run on {device.name}"
         )
     return plan
+
+
+def _check_memory(plan: Plan, device: Device) -> None:
+    """Raise LaunchError, naming operation and argument, for memory of another device."""
+    for operation in plan:
+        for use, memory in zip(operation.uses(), operation.memory(), strict=True):
+            owner = allocation_of(memory)
+            if owner.device is not device:
+                raise LaunchError(
+                    f"{operation.label}: {operation.what}, argument {use.name!r}: {memory.name!r} "
+                    f"belongs to another device, {owner.device.name}, not to {device.name}"
+                )
 
 
 def run(

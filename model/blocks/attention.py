@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.rows import Rows
-from urdir.model.errors import ModelError
 from urdir.model.memory.kv_cache import KvCache
 from urdir.ptxgen.kernels.attention.choice import decode_attention
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
@@ -24,7 +23,7 @@ from urdir.ptxgen.kernels.rope import Rope
 from urdir.ptxgen.kernels.rotation import Rotation
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import Slice
+    from urdir.driver.memory import Region
     from urdir.driver.plan import Plan
     from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 
@@ -34,9 +33,10 @@ class LayerAttention:
     """The attention of one layer in one step: what it reads and writes, and how.
 
     ``work`` holds q (rows, heads, head_dim), k and v (rows, kv_heads, head_dim), all f32, not yet
-    turned by ``rotation`` with ``frequencies`` (a ``turns_table``), and room for partial results
-    (`workspace.partial_sizes`). ``exact`` keeps activations f32. Without ``fused``, the tokens of
-    decode rows are turned and appended by launches of their own, with the same result.
+    turned by ``rotation`` with ``frequencies`` (a ``turns_table``; without a rotation nothing
+    turns), and room for partial results (`workspace.partial_sizes`). ``exact`` keeps activations
+    f32. Without ``fused``, the tokens of decode rows are turned and appended by launches of their
+    own, with the same result.
     """
 
     label: str
@@ -44,21 +44,22 @@ class LayerAttention:
     layer: int
     heads: int
     rows: Rows
-    work: Mapping[str, Slice]
-    rotation: Rotation
-    frequencies: Slice
+    work: Mapping[str, Region]
+    rotation: Rotation | None
+    frequencies: Region | None
     sm_count: int
     exact: bool = False
     fused: bool = True
 
     @property
-    def arguments(self) -> dict[str, Slice]:
+    def arguments(self) -> dict[str, Region]:
         """What kernels over this layer's cache and these rows take, by parameter name."""
         return {**self.cache.arguments(self.layer), **self.rows.arguments}
 
     @property
-    def token(self) -> dict[str, Slice]:
+    def token(self) -> dict[str, Region]:
         """What the rows bring along: k, v, and what k is turned by."""
+        assert self.frequencies is not None
         return {"k": self.work["k"], "v": self.work["v"], "frequencies": self.frequencies}
 
     def decode_kernel(self, rotation: Rotation | None) -> IncrementalAttention | FlashDecodeChunk:
@@ -73,44 +74,24 @@ class LayerAttention:
         )
 
 
-def incremental_attention_into(plan: Plan, at: LayerAttention, out: Slice) -> None:
+def incremental_attention_into(plan: Plan, at: LayerAttention, out: Region) -> None:
     """Turn ``at.work``'s q and k, append k and v to the cache and attend into ``out`` (rows, heads,
     head_dim) f32.
 
     A row at position p attends to positions 0 ... p of its sequence. Works for every length, batch
     and cache; a paged cache is gathered through its block table.
     """
-    is_fused = at.fused and not at.rows.is_prompt
+    is_fused = at.fused and at.rotation is not None and not at.rows.is_prompt
     if not is_fused:
-        _append_tokens(plan, at)
+        append_tokens(plan, at)
     if at.rows.is_prompt and not at.exact:
         flash_attention_multi_head(plan, at, out)
     else:
         _decode(plan, at, at.decode_kernel(at.rotation if is_fused else None), out)
 
 
-def incremental_attention_async(plan: Plan, at: LayerAttention) -> Slice:
-    """The same into the workspace: returns ``at.work["heads"]``, where the result will be."""
-    out = at.work["heads"]
-    incremental_attention_into(plan, at, out)
-    return out
-
-
-def paged_attention_into(plan: Plan, at: LayerAttention, out: Slice) -> None:
-    """``incremental_attention_into`` on a paged cache: K and V gathered through the block table.
-
-    Equal to a contiguous cache, bit for bit, for any table: permuted pages, a partial last page,
-    pages shared by sequences. Raises ModelError for a cache that is not paged.
-    """
-    if not at.cache.layout.is_paged:
-        raise ModelError(
-            f"{at.label}: paged attention needs a paged KV cache, this one is contiguous"
-        )
-    incremental_attention_into(plan, at, out)
-
-
 def flash_decoding_graphed(
-    plan: Plan, at: LayerAttention, kernel: FlashDecodeChunk, out: Slice
+    plan: Plan, at: LayerAttention, kernel: FlashDecodeChunk, out: Region
 ) -> None:
     """Attention of decode rows, split over chunks of keys: two launches, ``kernel``'s and their
     merge. Turns and appends the rows' tokens where ``kernel`` has a rope.
@@ -124,7 +105,7 @@ def flash_decoding_graphed(
     plan.launch(kernel.reduce, at.label, **partial, out=out)
 
 
-def flash_attention_multi_head(plan: Plan, at: LayerAttention, out: Slice) -> None:
+def flash_attention_multi_head(plan: Plan, at: LayerAttention, out: Region) -> None:
     """Causal attention of consecutive tokens of one sequence (a prompt or a chunk of one), whose
     keys and values are in the cache: tiled, on tensor cores, without a matrix of scores.
 
@@ -135,7 +116,7 @@ def flash_attention_multi_head(plan: Plan, at: LayerAttention, out: Slice) -> No
 
 
 def _decode(
-    plan: Plan, at: LayerAttention, kernel: IncrementalAttention | FlashDecodeChunk, out: Slice
+    plan: Plan, at: LayerAttention, kernel: IncrementalAttention | FlashDecodeChunk, out: Region
 ) -> None:
     if isinstance(kernel, FlashDecodeChunk):
         flash_decoding_graphed(plan, at, kernel, out)
@@ -144,22 +125,24 @@ def _decode(
     plan.launch(kernel, at.label, q=at.work["q"], **token, **at.arguments, out=out)
 
 
-def _append_tokens(plan: Plan, at: LayerAttention) -> None:
-    """Turn q and k in place; append k and v."""
+def append_tokens(plan: Plan, at: LayerAttention) -> None:
+    """Turn ``at.work``'s q and k in place, where there is a rotation; append k and v."""
     layout, rotation, rows = at.cache.layout, at.rotation, at.rows
-    rope = Rope(
-        q_heads=at.heads,
-        kv_heads=layout.kv_heads,
-        head_dim=layout.head_dim,
-        rotary_dim=rotation.rotary_dim,
-        style=rotation.style,
-        magnitude=rotation.magnitude,
-        rows=rows.count,
-        max_len=layout.max_len,
-    )
     q, k, v = (at.work[name] for name in "qkv")
-    plan.launch(
-        rope, f"{at.label}.rope", q=q, k=k, frequencies=at.frequencies, position=rows.position
-    )
+    if rotation is not None:
+        assert at.frequencies is not None
+        rope = Rope(
+            q_heads=at.heads,
+            kv_heads=layout.kv_heads,
+            head_dim=layout.head_dim,
+            rotary_dim=rotation.rotary_dim,
+            style=rotation.style,
+            magnitude=rotation.magnitude,
+            rows=rows.count,
+            max_len=layout.max_len,
+        )
+        plan.launch(
+            rope, f"{at.label}.rope", q=q, k=k, frequencies=at.frequencies, position=rows.position
+        )
     append = KvAppend(layout, rows.count)
     plan.launch(append, f"{at.label}.kv_append", k=k, v=v, **at.arguments)

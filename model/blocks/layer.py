@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.attention import LayerAttention, incremental_attention_async
+from urdir.model.blocks.attention import LayerAttention, incremental_attention_into
 from urdir.model.blocks.linear import Activations, Products, device_limits
 from urdir.model.blocks.rows import Rows
 from urdir.model.families.description import Config
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.weights import Weights
+from urdir.model.memory.weights import LayerWeights, Weights
 from urdir.ptxgen.kernels.linear.choice import fills_sms
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from urdir.driver.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class StepParts:
-    """The device, and the owners of everything on it that a step reads and writes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParts:
+    """The device, and the owners of everything on it that layers read and write.
 
     ``exact`` keeps activations f32; without ``fused``, decode attention is launched in parts.
     """
@@ -32,7 +32,6 @@ class StepParts:
     config: Config
     weights: Weights
     cache: KvCache
-    state: DecodeState
     work: Arena
     exact: bool
     fused: bool = True
@@ -60,46 +59,63 @@ class StepParts:
         return Products(plan, self.config, self.work, rows.count, self.exact, limits)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts(LayerParts):
+    """What a step reads and writes: that of its layers, and the rows' tokens and positions."""
+
+    state: DecodeState
+
+
 def transformer_layer_workspace(
-    plan: Plan, parts: StepParts, rows: Rows, index: int, x: Activations
+    plan: Plan, parts: LayerParts, rows: Rows, index: int, x: Activations
 ) -> Activations:
     """Append layer ``index`` on the workspace: ``work["hidden"]`` (rows, hidden) in and out; ``x``
     is what is known of it before, the result what is known after.
 
     The first residual goes to ``work["residual"]``, because input and output share a buffer.
     """
-    return transformer_layer_indexed(plan, parts, rows, index, x, parts.work["hidden"])
+    w, next_norm = parts.weights.layers[index], parts.weights.norm_after(index)
+    return transformer_layer_indexed(
+        plan, parts, rows, index, x, parts.work["hidden"], w, next_norm
+    )
 
 
 def transformer_layer_indexed(
-    plan: Plan, parts: StepParts, rows: Rows, index: int, x: Activations, y: Slice
+    plan: Plan,
+    parts: LayerParts,
+    rows: Rows,
+    index: int,
+    x: Activations,
+    y: Slice,
+    w: LayerWeights,
+    next_norm: Slice | None = None,
 ) -> Activations:
-    """Append layer ``index``: x (rows, hidden) f32 -> y (rows, hidden) f32; y may be x's buffer.
+    """Append layer ``index`` with weights ``w``: x (rows, hidden) f32 -> y (rows, hidden) f32; y
+    may be x's buffer. The norm after it, if it is known, is begun.
 
     norm -> Q, K, V (+ biases) -> QK-norm -> RoPE, append to the cache, attention -> O -> residual
     -> norm -> SwiGLU -> residual. Raises LaunchError, naming launch and parameter, for a
     buffer that is null, closed or too small.
     """
-    w, work = parts.weights.layers[index], parts.work
+    work = parts.work
     at, products = f"blk.{index}.", parts.products(plan, rows)
     qkv = [(w.q, work["q"]), (w.k, work["k"]), (w.v, work["v"])]
     products.append(at + "attn_qkv", qkv, x, w.attn_norm)
-    _append_qk_norm(plan, parts, rows, index)
-    heads = incremental_attention_async(plan, parts.attention(rows, index))
+    _append_qk_norm(plan, parts, rows, index, w)
+    incremental_attention_into(plan, parts.attention(rows, index), work["heads"])
     fill = fills_sms(rows.keys)
     attended = products.append_residual(
-        at + "attn_output", w.o, heads, x.x, work["residual"], w.ffn_norm, fill
+        at + "attn_output", w.o, work["heads"], x.x, work["residual"], w.ffn_norm, fill
     )
     products.append_gated(at + "ffn_gate_up", w.gate, w.up, attended, w.ffn_norm, work["activated"])
-    next_norm = parts.weights.norm_after(index)
     return products.append_residual(
         at + "ffn_down", w.down, work["activated"], work["residual"], y, next_norm
     )
 
 
-def _append_qk_norm(plan: Plan, parts: StepParts, rows: Rows, index: int) -> None:
+def _append_qk_norm(plan: Plan, parts: LayerParts, rows: Rows, index: int, w: LayerWeights) -> None:
     """RMSNorm of every head of Q and K (Qwen3), in place."""
-    mixer, w = parts.config.layers[index].mixer, parts.weights.layers[index]
+    mixer = parts.config.layers[index].mixer
     work, eps = parts.work, parts.config.rms_eps
     for name, weight, heads in (("q", w.q_norm, mixer.heads), ("k", w.k_norm, mixer.kv_heads)):
         if weight is not None:

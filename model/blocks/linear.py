@@ -111,11 +111,11 @@ class Products:
         x: Slice,
         residual: Slice,
         y: Slice,
-        next_norm: Slice,
+        next_norm: Slice | None,
         fill: bool = False,
     ) -> Activations:
         """y = residual + x times the matrix; y is another buffer. Returns it, perhaps with the norm
-        begun whose weights are ``next_norm`` (out,).
+        begun whose weights are ``next_norm`` (out,), None where there is none.
 
         ``work["delta"]``, ``work["scaled"]`` and ``work["summary"]`` may be used. ``fill``: see
         `CutOptions`.
@@ -127,8 +127,9 @@ class Products:
             return Activations(y)
         made = Activations(y)
         for at, count, suffix in self._slices():
+            begins = next_norm is not None
             request = self._request(count, matrix)
-            kernel = choose_linear(replace(request, residual=True, fill=fill, summarises=True))
+            kernel = choose_linear(replace(request, residual=True, fill=fill, summarises=begins))
             if kernel.summarises:
                 made = Activations(y, next_norm, self.work["scaled"], self.work["summary"])
             self.plan.launch(

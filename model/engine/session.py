@@ -74,7 +74,7 @@ class Session(Owner):
         self._rows: tuple[tuple[int, int], ...] = ()  # of the next decode step, on the device
         with ExitStack() as owners:
             self._stream = owners.enter_context(device.create_stream())
-            cache = owners.enter_context(create_cache(device, config, budget.layout))
+            cache = owners.enter_context(create_cache(device, config.n_layers, budget.layout))
             state = owners.enter_context(DecodeState(device, budget.state))
             work = owners.enter_context(device.arena(budget.workspace, "workspace"))
             self.parts = StepParts(

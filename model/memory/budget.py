@@ -91,7 +91,7 @@ class SessionBudget:
             layout=layout,
             chunks=chunks,
             state=StateShape(sequences, layout.max_len, rows, chunks[-1]),
-            cache=cache_sizes(config, layout),
+            cache=cache_sizes(config.n_layers, layout),
             workspace=workspace_sizes(config, layout, rows, chunks[-1], sm_count, exact),
         )
 

@@ -50,31 +50,29 @@ def kv_layout(
     return KvLayout(sequences, mixer.kv_heads, max_len, mixer.key_dim, dtype, page_len, pages or 0)
 
 
-def cache_sizes(config: Config, layout: KvLayout) -> dict[str, int]:
-    """Bytes by name: keys and values of every layer, and the block table of a paged cache."""
+def cache_sizes(layers: int, layout: KvLayout) -> dict[str, int]:
+    """Bytes by name: keys and values of ``layers`` layers, and the block table of a paged cache."""
     sizes = {
-        f"{kind}.{layer}": layout.nbytes
-        for layer in range(config.n_layers)
-        for kind in ("keys", "values")
+        f"{kind}.{layer}": layout.nbytes for layer in range(layers) for kind in ("keys", "values")
     }
     if layout.is_paged:
         sizes["block table"] = 4 * layout.sequences * layout.blocks
     return sizes
 
 
-def create_cache(device: Device, config: Config, layout: KvLayout) -> KvCache:
-    """The cache that ``layout`` describes, for every layer of ``config``. OutOfMemoryError."""
+def create_cache(device: Device, layers: int, layout: KvLayout) -> KvCache:
+    """The cache that ``layout`` describes, for ``layers`` layers. Raises OutOfMemoryError."""
     kind = PagedKvCache if layout.is_paged else ContiguousKvCache
-    return kind(device, config, layout)
+    return kind(device, layers, layout)
 
 
 class KvCache(Owner):
     """Keys and values of every layer, laid out as ``layout`` says; nothing is stored at first."""
 
-    def __init__(self, device: Device, config: Config, layout: KvLayout) -> None:
+    def __init__(self, device: Device, layers: int, layout: KvLayout) -> None:
         self.layout = layout
-        self.n_layers = config.n_layers
-        self._arena = device.arena(cache_sizes(config, layout), "KV cache")
+        self.n_layers = layers
+        self._arena = device.arena(cache_sizes(layers, layout), "KV cache")
 
     def keys(self, layer: int) -> Slice:
         """Keys of a layer."""
@@ -96,8 +94,9 @@ class KvCache(Owner):
         """Bytes on the device."""
         return self._arena.nbytes
 
-    def reserve(self, sequence: int, start: int, end: int) -> None:
-        """Make positions ``start`` to ``end`` of a sequence writable.
+    def reserve(self, sequence: int, start: int, end: int, *, stored: int | None = None) -> None:
+        """Make positions ``start`` to ``end`` of a sequence writable; the first ``stored`` tokens
+        (by default those before ``start``) are kept in all layers.
 
         Raises ContextFullError when there is no room; nothing has changed then.
         """
@@ -143,7 +142,7 @@ class KvCache(Owner):
 class ContiguousKvCache(KvCache):
     """Every sequence has room for ``max_len`` tokens; a fork copies."""
 
-    def reserve(self, sequence: int, start: int, end: int) -> None:
+    def reserve(self, sequence: int, start: int, end: int, *, stored: int | None = None) -> None:
         """See KvCache."""
         self._check_length(sequence, end)
 
@@ -161,8 +160,8 @@ class ContiguousKvCache(KvCache):
 class PagedKvCache(KvCache):
     """Sequences take pages as they grow; a fork shares them until one of the two writes."""
 
-    def __init__(self, device: Device, config: Config, layout: KvLayout) -> None:
-        super().__init__(device, config, layout)
+    def __init__(self, device: Device, layers: int, layout: KvLayout) -> None:
+        super().__init__(device, layers, layout)
         self._pages: list[list[int]] = [[] for _ in range(layout.sequences)]
         self._users = [0] * layout.pages
         self._table = np.zeros((layout.sequences, layout.blocks), np.uint32)
@@ -177,7 +176,7 @@ class PagedKvCache(KvCache):
         """The pages of a sequence, in order of position."""
         return tuple(self._pages[sequence])
 
-    def reserve(self, sequence: int, start: int, end: int) -> None:
+    def reserve(self, sequence: int, start: int, end: int, *, stored: int | None = None) -> None:
         """See KvCache."""
         self._check_length(sequence, end)
         held, page_len = self._pages[sequence], self.layout.page_len
@@ -186,7 +185,7 @@ class PagedKvCache(KvCache):
         missing = [b for b in blocks if b >= len(held)]
         fresh = self._take(len(shared) + len(missing))
         for block, page in zip(shared, fresh, strict=False):
-            if block * page_len < start:  # tokens before ``start`` stay
+            if block * page_len < (start if stored is None else stored):
                 self._copy_slots(held[block], page)
             self._users[held[block]] -= 1
             held[block] = page

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from urdir.model.families.description import Config
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.summary import SUMMARY
@@ -52,11 +55,18 @@ def partial_sizes(heads: int, layout: KvLayout, rows: int, sm_count: int) -> dic
     """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows
     (a power of two) needs in any length bucket.
     """
-    sizes = {"partial": 16, "softmax": 16}  # where no bucket is split: never touched
-    for bucket in length_buckets(layout.max_len):
-        for count in (1 << power for power in range(rows.bit_length())):
-            kernel = decode_attention(heads, layout, bucket, sm_count, rows=count)
-            if isinstance(kernel, FlashDecodeChunk):
-                for name, size in sizes.items():
-                    sizes[name] = max(size, kernel.nbytes(kernel.param(name)))
+    return most_partial(
+        decode_attention(heads, layout, bucket, sm_count, rows=count)
+        for bucket in length_buckets(layout.max_len)
+        for count in (1 << power for power in range(rows.bit_length()))
+    )
+
+
+def most_partial(kernels: Iterable[IncrementalAttention | FlashDecodeChunk]) -> dict[str, int]:
+    """Bytes of the partial results that any of these kernels leaves."""
+    sizes = {"partial": 16, "softmax": 16}  # where none is split: never touched
+    for kernel in kernels:
+        if isinstance(kernel, FlashDecodeChunk):
+            for name, size in sizes.items():
+                sizes[name] = max(size, kernel.nbytes(kernel.param(name)))
     return sizes

@@ -64,10 +64,25 @@ def decode_attention(
     ctas = layout.kv_heads * incremental.tiles * rows
     if keys <= INCREMENTAL_KEYS or ctas >= FULL * sm_count:
         return _spread(incremental, sm_count)
-    wanted = keys * ctas / (FLASH_CTAS * sm_count)
+    return split_attention(incremental, max_keys, sm_count)
+
+
+def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -> FlashDecodeChunk:
+    """Flash decoding of what ``whole`` computes, for rows with positions below ``max_keys``, in
+    chunks that make about `FLASH_CTAS` CTAs an SM."""
+    keys = min(whole.window or max_keys, max_keys)
+    wanted = keys * whole.layout.kv_heads * whole.tiles * whole.rows / (FLASH_CTAS * sm_count)
     chunk = min(MAX_CHUNK, max(MIN_CHUNK, 1 << max(0, round(math.log2(wanted)))))
     return FlashDecodeChunk(
-        heads, layout, rows, scale, window, softcap, rope, max_keys=max_keys, chunk=chunk
+        whole.heads,
+        whole.layout,
+        whole.rows,
+        whole.scale,
+        whole.window,
+        whole.softcap,
+        whole.rope,
+        max_keys=max_keys,
+        chunk=chunk,
     )
 
 

@@ -14,10 +14,7 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
-from urdir.driver.plan import Plan
 from urdir.driver.stream import Stream
-from urdir.model.blocks.attention import paged_attention_into
-from urdir.model.blocks.rows import Rows
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.run_ahead import AHEAD
 from urdir.model.engine.sampling import SamplingSettings, sample
@@ -166,13 +163,6 @@ def test_device_positions_follow_the_host(session: Session) -> None:
 
 
 # ---- batches ----
-
-
-def test_paged_attention_is_for_paged_caches(session: Session) -> None:
-    parts = session.parts
-    rows = Rows.of(parts.state, 1, 256)
-    with pytest.raises(ModelError, match="contiguous"):
-        paged_attention_into(Plan("x"), parts.attention(rows, 0), parts.work["heads"])
 
 
 @pytest.mark.parametrize("page_len", [0, 16])

@@ -1,0 +1,329 @@
+"""A KV cache made from sizes, how far its sequences are, and the one place that runs operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver import execute
+from urdir.driver.plan import Plan
+from urdir.model.blocks.attention import LayerAttention
+from urdir.model.blocks.rows import Rows
+from urdir.model.errors import ModelError
+from urdir.model.families.rope import RopeConfig
+from urdir.model.memory.kv_cache import create_cache
+from urdir.model.memory.workspace import most_partial
+from urdir.model.owner import Owner
+from urdir.ptxgen.kernels.advance import Advance
+from urdir.ptxgen.kernels.attention.choice import decode_attention, split_attention
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+from urdir.ptxgen.kernels.rotation import turns_table
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.memory import Region, Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What one call runs on one layer: launches, and the rows they are about.
+
+    Each of ``sequences`` gains ``tokens`` tokens: 0 where it only attends to what is stored, more
+    than 1 for a prompt, which is of one sequence.
+    """
+
+    plan: Plan
+    layer: int
+    sequences: tuple[int, ...]
+    tokens: int
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether the rows are consecutive tokens of one sequence."""
+        return self.tokens > 1
+
+
+Cached_co = TypeVar("Cached_co", bound="CachedAttention", covariant=True)
+
+
+class Launcher(Protocol[Cached_co]):
+    """Where operations go: a `CachedAttention` runs them at once, a `Recording` collects them."""
+
+    @property
+    def attention(self) -> Cached_co:
+        """The cache that the operations are about."""
+
+    def submit(self, operation: Operation) -> list[int]:
+        """Run or collect an operation; the sequences' lengths after it."""
+
+
+class CachedAttention(Owner):
+    """Keys and values of ``layers`` layers, and what attention over them needs beside the caller's
+    buffers: room for partial results, and the rows' positions in device memory.
+
+    ``kv_heads`` defaults to ``heads``; ``page_len`` 0 is contiguous, else the cache has ``pages``
+    pages (enough for all sequences by default). ``rope`` turns queries and keys; without it they
+    are taken as they are. ``lengths[layer][sequence]`` tokens are stored. Raises PtxgenError for
+    sizes that no kernel takes and OutOfMemoryError.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        heads: int,
+        head_dim: int,
+        max_len: int,
+        kv_heads: int | None = None,
+        layers: int = 1,
+        kv_dtype: KvDtype = "f16",
+        sequences: int = 1,
+        page_len: int = 0,
+        pages: int | None = None,
+        rope: RopeConfig | None = None,
+    ) -> None:
+        if page_len and pages is None:
+            pages = sequences * (max_len // page_len)
+        layout = KvLayout(
+            sequences, kv_heads or heads, max_len, head_dim, kv_dtype, page_len, pages or 0
+        )
+        self.device, self.heads, self.rope = device, heads, rope
+        self.lengths = [[0] * sequences for _ in range(layers)]
+        # Layer -> the (sequence, position) pairs in device memory; what is missing is not known.
+        self._placed: dict[int, list[tuple[int, int]]] = {}
+        with ExitStack() as owners:
+            self.cache = owners.enter_context(create_cache(device, layers, layout))
+            sizes = self._sizes(layout, layers)
+            self.work = owners.enter_context(device.arena(sizes, "attention"))
+            self.stream = owners.enter_context(device.create_stream("attention"))
+            if rope is not None:
+                self.work["frequencies"].upload(turns_table(rope.frequencies()))
+            self._owners = owners.pop_all()
+
+    def _sizes(self, layout: KvLayout, layers: int) -> dict[str, int]:
+        sequences = layout.sequences
+        sizes = {
+            f"{name}.{layer}": 4 * sequences
+            for layer in range(layers)
+            for name in ("sequence", "position")
+        }
+        sizes |= {"prompt sequence": 4 * layout.max_len, "prompt position": 4 * layout.max_len}
+        sizes["heads"] = 4 * sequences * self.heads * layout.head_dim
+        if self.rope is not None:
+            sizes["frequencies"] = 4 * self.rope.dim
+        return sizes | self.partial_sizes(layout, range(1, sequences + 1))
+
+    def partial_sizes(self, layout: KvLayout, counts: Iterable[int]) -> dict[str, int]:
+        """Bytes of the partial results of split attention of any of ``counts`` rows."""
+        sm_count = self.device.properties.sm_count
+        kernels: list[IncrementalAttention | FlashDecodeChunk] = []
+        for rows in counts:
+            whole = IncrementalAttention(self.heads, layout, rows)
+            kernels.append(split_attention(whole, layout.max_len, sm_count))
+            kernels.append(
+                decode_attention(self.heads, layout, layout.max_len, sm_count, rows=rows)
+            )
+        return most_partial(kernels)
+
+    @property
+    def layout(self) -> KvLayout:
+        """How a layer's keys (and values) lie in memory."""
+        return self.cache.layout
+
+    @property
+    def attention(self) -> Self:
+        """Itself: see Launcher."""
+        return self
+
+    # ---- what is stored ----
+
+    def store(
+        self, layer: int, keys: npt.ArrayLike, values: npt.ArrayLike, *, sequence: int = 0
+    ) -> None:
+        """Make ``keys`` and ``values`` (tokens, kv_heads, head_dim) f32, of the host, all that a
+        layer has of a sequence. Keys are stored as they are, not turned.
+
+        Raises ContextFullError when they do not fit; nothing is changed then.
+        """
+        self._check(layer, (sequence,))
+        arrays = [np.asarray(a, np.float32) for a in (keys, values)]
+        wanted = (len(arrays[0]), self.layout.kv_heads, self.layout.head_dim)
+        if arrays[0].shape != wanted or arrays[1].shape != wanted:
+            shapes = f"{arrays[0].shape} and {arrays[1].shape}"
+            raise ModelError(f"keys and values {shapes}: (tokens, {wanted[1]}, {wanted[2]}) needed")
+        self.cache.reserve(sequence, 0, wanted[0], stored=self._longest(sequence))
+        table = self._table()
+        for memory, array in zip(self._memory(layer), arrays, strict=True):
+            stored = memory.download(self.layout.numpy_dtype, self.layout.shape)
+            places = range(wanted[0])
+            self.layout.write(stored, sequence, places, array.swapaxes(0, 1), table)
+            memory.upload(stored)
+        self.lengths[layer][sequence] = wanted[0]
+
+    def stored(
+        self, layer: int, *, sequence: int = 0
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Keys and values (tokens, kv_heads, head_dim) f32 that a layer has of a sequence."""
+        self._check(layer, (sequence,))
+        places, table = range(self.lengths[layer][sequence]), self._table()
+        keys, values = (
+            self.layout.read(
+                memory.download(self.layout.numpy_dtype, self.layout.shape), sequence, places, table
+            ).swapaxes(0, 1)
+            for memory in self._memory(layer)
+        )
+        return keys, values
+
+    def truncate(self, length: int, *, sequence: int = 0) -> None:
+        """Forget every token of a sequence from ``length`` on, in all layers."""
+        self._check(0, (sequence,))
+        if not 0 <= length <= self._longest(sequence):
+            raise ModelError(f"cannot truncate {self._longest(sequence)} tokens to {length}")
+        for lengths in self.lengths:
+            lengths[sequence] = min(lengths[sequence], length)
+        self.cache.truncate(sequence, self._longest(sequence))
+
+    def fork(self, source: int, target: int) -> None:
+        """Make ``target`` a copy of ``source``; pages are shared until one of the two writes."""
+        self._check(0, (source, target))
+        self.cache.fork(source, target, self._longest(source))
+        for lengths in self.lengths:
+            lengths[target] = lengths[source]
+
+    def _memory(self, layer: int) -> tuple[Slice, Slice]:
+        return self.cache.keys(layer), self.cache.values(layer)
+
+    def _table(self) -> npt.NDArray[np.uint32] | None:
+        if not self.layout.is_paged:
+            return None
+        shape = (self.layout.sequences, self.layout.blocks)
+        return self.cache.arguments(0)["block_table"].download(np.uint32, shape)
+
+    def _longest(self, sequence: int) -> int:
+        return max(lengths[sequence] for lengths in self.lengths)
+
+    def _check(self, layer: int, sequences: Sequence[int]) -> None:
+        if not 0 <= layer < len(self.lengths):
+            raise ModelError(f"layer {layer}: the cache has {len(self.lengths)}")
+        for sequence in sequences:
+            if not 0 <= sequence < self.layout.sequences:
+                raise ModelError(f"sequence {sequence}: the cache has {self.layout.sequences}")
+
+    # ---- operations ----
+
+    def rows(self, layer: int, sequences: Sequence[int], tokens: int = 1) -> Rows:
+        """The rows of an operation: one a sequence, or the ``tokens`` of a prompt of one sequence.
+
+        Raises ModelError for a layer or a sequence that is not there, or one named twice.
+        """
+        self._check(layer, sequences)
+        if not sequences or len(set(sequences)) != len(sequences):
+            raise ModelError(f"sequences {list(sequences)}: each once, at least one")
+        if tokens < 1:
+            raise ModelError(f"{tokens} tokens: at least one")
+        is_prompt, places = tokens > 1, ("sequence", "position")
+        at = [self.work[f"prompt {p}" if is_prompt else f"{p}.{layer}"] for p in places]
+        return Rows(max(tokens, len(sequences)), self.layout.max_len, is_prompt, *at)
+
+    def layer(self, layer: int, rows: Rows, **buffers: Region | None) -> LayerAttention:
+        """The attention of a layer over ``rows``; ``buffers`` are the caller's q, k, v, which are
+        checked where something is launched with them."""
+        rope, given = self.rope, cast(Mapping[str, "Region"], buffers)
+        return LayerAttention(
+            f"layer {layer}.attention",
+            self.cache,
+            layer,
+            self.heads,
+            rows,
+            {**self.work, **given},
+            None if rope is None else rope.rotation,
+            None if rope is None else self.work["frequencies"],
+            self.device.properties.sm_count,
+        )
+
+    def submit(self, operation: Operation) -> list[int]:
+        """Run an operation at once, without waiting for it; the lengths after it.
+
+        Raises LaunchError, ContextFullError and CudaError; lengths and what is stored are then as
+        they were.
+        """
+        bound = execute.bind(with_advance([operation], self), self.device)
+        self.perform([operation], lambda: execute.run(bound, self.device, self.stream))
+        return self.lengths_after(operation)
+
+    def perform(self, operations: Sequence[Operation], queue: Callable[[], None]) -> None:
+        """Make room, put the rows' positions in device memory where they are not, ``queue`` the
+        launches; then the lengths move on. All of it or nothing."""
+        grown = [op for op in operations if op.tokens]
+        prompts = {self.lengths[op.layer][op.sequences[0]] for op in grown if op.is_prompt}
+        if len(prompts) > 1:
+            raise ModelError(f"prompts of one step begin at several lengths: {sorted(prompts)}")
+        try:
+            for op in grown:
+                for sequence in op.sequences:
+                    start, longest = self.lengths[op.layer][sequence], self._longest(sequence)
+                    self.cache.reserve(sequence, start, start + op.tokens, stored=longest)
+            for op in operations:
+                self._place(op, is_grown=any(op.layer == other.layer for other in grown))
+            queue()
+        except BaseException:
+            self._placed.clear()
+            for op in grown:
+                for sequence in op.sequences:
+                    self.cache.truncate(sequence, self._longest(sequence))
+            raise
+        for op in grown:
+            for sequence in op.sequences:
+                self.lengths[op.layer][sequence] += op.tokens
+            if not op.is_prompt:  # "advance" has moved them on
+                self._placed[op.layer] = [(s, p + 1) for s, p in self._placed[op.layer]]
+
+    def _place(self, operation: Operation, is_grown: bool) -> None:
+        """Put an operation's rows in device memory, where they are not what is there already."""
+        layer, lengths = operation.layer, self.lengths[operation.layer]
+        if operation.is_prompt:
+            (sequence,) = operation.sequences
+            start = lengths[sequence]
+            pairs = [(sequence, start + i) for i in range(operation.tokens)]
+            self._write("prompt sequence", "prompt position", pairs)
+            return
+        pairs = [(s, lengths[s] - (not is_grown)) for s in operation.sequences]
+        if min(position for _, position in pairs) < 0:
+            raise ModelError(f"layer {layer}: sequences {list(operation.sequences)}: one is empty")
+        if self._placed.get(layer) != pairs:
+            self._placed.pop(layer, None)
+            self._write(f"sequence.{layer}", f"position.{layer}", pairs)
+            self._placed[layer] = pairs
+
+    def _write(self, sequence: str, position: str, pairs: Sequence[tuple[int, int]]) -> None:
+        table = np.ascontiguousarray(np.array(pairs, np.uint32).T)
+        self.work[sequence].upload(table[0])
+        self.work[position].upload(table[1])
+
+    def lengths_after(self, operation: Operation) -> list[int]:
+        """The lengths of an operation's sequences now."""
+        return [self.lengths[operation.layer][s] for s in operation.sequences]
+
+    def close(self) -> None:
+        """Free everything; closing twice does nothing."""
+        self._owners.close()
+
+
+def with_advance(operations: Sequence[Operation], attention: CachedAttention) -> Plan:
+    """The launches of operations that are one step; positions move on at its end."""
+    plan = Plan(f"{len(operations)} operations" if len(operations) > 1 else "operation")
+    for operation in operations:
+        plan.extend(operation.plan)
+    for op in operations:
+        if op.tokens and not op.is_prompt:
+            advance = Advance(attention.layout.max_len, len(op.sequences), sampling=False)
+            position = attention.work[f"position.{op.layer}"]
+            plan.launch(advance, f"layer {op.layer}.advance", position=position)
+    return plan

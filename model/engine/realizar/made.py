@@ -1,0 +1,129 @@
+"""A model's description and weights from sizes and arrays, in the place of a model file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.model.errors import ConfigError
+from urdir.model.families.description import Attention, Config, Dense, LayerConfig
+from urdir.model.families.rope import RopeConfig
+from urdir.model.families.synthetic import RepeatedBlocks
+from urdir.model.families.tensors import TensorSpec, check_tensors, tensors
+from urdir.model.files.gguf import Tensor
+from urdir.model.files.metadata import Metadata
+from urdir.model.memory.weights import Weights
+from urdir.ptxgen.kernels.rotation import RopeScaling, RopeStyle
+from urdir.ptxgen.weights.formats import FORMATS
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+
+Array = npt.NDArray[Any]
+
+
+def describe(
+    *,
+    layers: int,
+    hidden: int,
+    heads: int,
+    ffn: int,
+    vocab: int,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    context: int = 4096,
+    rope: RopeConfig | None = None,
+    rope_style: RopeStyle = "interleaved",
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    tied: bool = False,
+    rms_eps: float = 1e-5,
+) -> Config:
+    """A decoder of equal layers: attention and SwiGLU, each after an RMSNorm.
+
+    ``kv_heads`` defaults to ``heads``, ``head_dim`` to hidden / heads. ``rope`` defaults to whole
+    heads of that style with a base of 10,000. Raises ConfigError for heads that do not divide.
+    """
+    kv_heads, head_dim = kv_heads or heads, head_dim or hidden // heads
+    if heads % kv_heads:
+        raise ConfigError(f"{heads} query heads are no multiple of {kv_heads} KV heads")
+    rope = rope or RopeConfig(head_dim, rope_style, 10000.0, RopeScaling.none())
+    mixer = Attention(heads, kv_heads, head_dim, head_dim, rope, qkv_bias, qk_norm)
+    return Config(
+        architecture="decoder",
+        layers=(LayerConfig(mixer, Dense(ffn)),) * layers,
+        hidden=hidden,
+        vocab_size=vocab,
+        context_length=context,
+        rms_eps=rms_eps,
+        tied=tied,
+    )
+
+
+def make_weights(
+    device: Device, config: Config, kind: str = "F32", arrays: Mapping[str, Array] | None = None
+) -> Weights:
+    """Weights on ``device``, matrices of GGUF type ``kind``.
+
+    ``arrays`` are by GGUF tensor name ("blk.0.attn_q.weight"): f32 of the tensor's shape, which is
+    quantised, or u8, the blocks of that type as a file has them. Matrices that are not given are
+    random, vectors ones. Raises ConfigError and UnsupportedError, naming the tensor, for a shape or
+    a name that the configuration does not have, and OutOfMemoryError.
+    """
+    file = MadeFile(config, kind, arrays or {})
+    check_tensors(config, file)
+    return Weights.load(file, config, device)
+
+
+class MadeFile:
+    """What a GGUF file with these tensors would hold; see `make_weights`."""
+
+    def __init__(self, config: Config, kind: str, arrays: Mapping[str, Array]) -> None:
+        if kind not in FORMATS:
+            raise ConfigError(f"weight type {kind!r} is none of {', '.join(FORMATS)}")
+        self.path = Path("arrays")
+        self.metadata = Metadata({}, "arrays")
+        self.architecture = config.architecture
+        given = {spec.name: spec for spec in tensors(config)}
+        self.tensors = {name: _tensor(spec, kind, arrays.get(name)) for name, spec in given.items()}
+        for name in arrays.keys() - given.keys():
+            self.tensors[name] = Tensor(name, 0, arrays[name].shape, 0, 0, np.empty(0, np.uint8))
+
+
+def _tensor(spec: TensorSpec, kind: str, array: Array | None) -> Tensor:
+    is_matrix = spec.kind == "matrix"
+    fmt, shape = FORMATS[kind if is_matrix else "F32"], spec.shape
+    if is_matrix and shape[1] % fmt.block:
+        raise ConfigError(
+            f"tensor '{spec.name}' {shape}: rows of {kind} are multiples of {fmt.block}"
+        )
+    nbytes = math.prod(shape) // fmt.block * fmt.nbytes
+    data: Any
+    if array is not None and array.dtype == np.uint8 and array.nbytes == nbytes:
+        data = np.ascontiguousarray(array).reshape(-1)
+    elif array is not None:
+        shape, data = array.shape, _bytes(spec.name, array, kind if is_matrix else "F32")
+    elif is_matrix:
+        data = RepeatedBlocks.of(fmt, 1 / math.sqrt(shape[1])).sized(nbytes)
+    else:
+        data = np.ones(shape, np.float32).view(np.uint8)
+    return Tensor(spec.name, fmt.ggml_type, shape, 0, nbytes, data)
+
+
+def _bytes(name: str, array: Array, kind: str) -> Array:
+    """Values, (rows, cols) or (n,), as the bytes of a GGUF type."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    try:
+        blocks = quantize(np.asarray(array, np.float32), GGMLQuantizationType[kind])
+    except NotImplementedError:
+        raise ConfigError(
+            f"tensor '{name}': values are not quantised to {kind} here: give its blocks, u8"
+        ) from None
+    return np.ascontiguousarray(blocks).view(np.uint8).reshape(-1)
