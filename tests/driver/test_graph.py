@@ -20,6 +20,7 @@ from urdir.driver.graph import Graph
 from urdir.driver.memory import Arena
 from urdir.driver.operation import Copy, Fill, Launch
 from urdir.driver.plan import Plan
+from urdir.ptxgen.ptx.architecture import number_of
 from urdir.ptxgen.spec import Access, LaunchShape, Param, Tolerance
 
 N = 37
@@ -72,9 +73,9 @@ class Shift:
         return f"{self}-{target}"
 
     def ptx(self, target: str) -> str:
-        waits = self.waits_for_dependencies and int(target[3:]) >= 90
+        waits = self.waits_for_dependencies and number_of(target) >= 90
         wait = "    griddepcontrol.launch_dependents;\n    griddepcontrol.wait;" if waits else ""
-        version = "7.8" if int(target[3:]) <= 90 else "8.7"
+        version = "7.8" if number_of(target) <= 90 else "8.7"
         head = (
             f".version {version}\n.target {target}\n.address_size 64\n"
             ".visible .entry shift(.param .u64 x, .param .u64 y, .param .s32 amount)\n"

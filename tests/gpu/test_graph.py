@@ -14,6 +14,7 @@ from urdir.driver.execute import record, run
 from urdir.driver.memory import Arena
 from urdir.driver.plan import Plan
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.ptx.architecture import number_of
 from urdir.ptxgen.spec import Access, LaunchShape, Param, Tolerance
 
 N = 4096
@@ -71,7 +72,7 @@ class SlowSum:
         return f"{self}-{target}"
 
     def ptx(self, target: str) -> str:
-        sm = int(target[3:])
+        sm = number_of(target)
         early = "    griddepcontrol.launch_dependents;\n    griddepcontrol.wait;"
         text = TEXT.replace("EARLY", early if self.waits_for_dependencies and sm >= 90 else "")
         return text.replace("VERSION", "7.8" if sm <= 90 else "8.8").replace("TARGET", target)
