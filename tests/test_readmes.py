@@ -105,6 +105,7 @@ def test_there_are_examples() -> None:
     assert list(FILES) == ["my_kernels/scale.py", "my_kernels/scale.ptx.j2", "test_scale.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_an_example_prints_what_the_readme_says(script: Script, folder: Path) -> None:
     text = script.text.replace('Device.open("auto")', 'Device.open("emulator")')
@@ -115,6 +116,7 @@ def test_an_example_prints_what_the_readme_says(script: Script, folder: Path) ->
     assert run(folder, "-c", text) == expected
 
 
+@pytest.mark.slow
 def test_the_kernel_of_the_readme_passes_its_suite(folder: Path) -> None:
     options = ("-p", "urdir.driver.pytest_plugin", "-p", "no:cacheprovider", "-m", "not urdir_gpu")
     report = run(folder, "-m", "pytest", "-q", *options, "test_scale.py")

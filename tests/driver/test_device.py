@@ -219,6 +219,7 @@ def test_close_ends_everything_and_may_be_repeated(device: Device) -> None:
     buffer.close()
 
 
+@pytest.mark.slow
 def test_dropped_device_gives_its_memory_back(emulator: Device) -> None:
     """Two openings share the primary context; each ends what it made."""
     free, _ = emulator.memory_info()

@@ -96,6 +96,7 @@ POISON = """
 """
 
 
+@pytest.mark.slow
 def test_poisoned_context_says_so_and_can_be_closed(device_name: str, request: Any) -> None:
     """In a process of its own: a GPU's context does not recover within one."""
     script = textwrap.dedent(POISON).format(name=device_name, folder=str(request.path.parent))

@@ -175,6 +175,7 @@ def test_injected_allocation_failure(emulator: Device) -> None:
         emulator.allocate(16, "third").close()
 
 
+@pytest.mark.slow
 def test_memory_comes_back(emulator: Device) -> None:
     before = emulator.memory_info()
     with emulator.allocate(1 << 20, "x"):

@@ -304,6 +304,7 @@ with Device.open(sys.argv[1], cache_folder=Path(sys.argv[2])) as device:
 """
 
 
+@pytest.mark.slow
 def test_processes_race_for_one_entry(
     device_name: str, tmp_path: Path, start_python: Start
 ) -> None:

@@ -478,6 +478,7 @@ def test_a_planted_bug_is_found_and_named(name: str) -> None:
         check_kernel(device, Mutant(spec, *edits))
 
 
+@pytest.mark.slow
 def test_the_kernels_are_right_without_the_bugs() -> None:
     for spec in {spec for spec, *_ in BUGS.values()}:
         with sanitized() as device:

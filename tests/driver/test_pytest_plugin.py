@@ -128,6 +128,7 @@ def test_a_gpu_that_fails_is_no_reason_to_skip(run: Run) -> None:
     result.stdout.fnmatch_lines(["*the GPU is ill*"])
 
 
+@pytest.mark.slow
 def test_the_header_names_the_gpu_where_it_is_asked_for(run: Run) -> None:
     test = "def test(): pass"
     run(test, conftest=FOUND).stdout.no_fnmatch_line("urdir: *")
@@ -137,6 +138,7 @@ def test_the_header_names_the_gpu_where_it_is_asked_for(run: Run) -> None:
     assert result.outlines.count("urdir: no GPU here") == 1
 
 
+@pytest.mark.slow
 def test_the_probe_is_looked_up_once(run: Run) -> None:
     result = run(
         MARKED + "\ndef test_device(urdir_device): ...",
@@ -184,6 +186,7 @@ def test_the_shared_gpu_is_opened_once_and_again_after_a_fault(
 # ---- the other fixtures ----
 
 
+@pytest.mark.slow
 def test_a_device_is_of_either_kind(run: Run) -> None:
     test = """
     def test_it(urdir_device, urdir_stream):
@@ -201,6 +204,7 @@ def test_a_device_is_of_either_kind(run: Run) -> None:
     run(test, "--urdir-require-gpu").assert_outcomes(passed=1, errors=1)
 
 
+@pytest.mark.slow
 def test_every_test_has_an_emulator_of_its_own(run: Run) -> None:
     result = run(
         """
@@ -216,6 +220,7 @@ def test_every_test_has_an_emulator_of_its_own(run: Run) -> None:
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.slow
 def test_the_sanitizer_is_on_where_asked_for(run: Run) -> None:
     result = run(
         """
@@ -227,6 +232,7 @@ def test_the_sanitizer_is_on_where_asked_for(run: Run) -> None:
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.slow
 def test_injected_faults(run: Run) -> None:
     result = run(
         """
@@ -251,6 +257,7 @@ def test_injected_faults(run: Run) -> None:
 # ---- registering ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("installed", [True, False])
 def test_our_own_conftest_registers_it_once(
     run: Run, installed: bool, monkeypatch: pytest.MonkeyPatch

@@ -131,6 +131,7 @@ PAGED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", PAGED)
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(data=st.data())

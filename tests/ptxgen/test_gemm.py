@@ -152,6 +152,7 @@ def test_what_f16_does_not_hold(device: Device) -> None:
     assert not y[:, 5].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", [Q4_K, F16], ids=lambda f: f.name)
 def test_a_batch_row_has_the_same_bits_in_every_batch_and_tile(device: Device, fmt: Format) -> None:
     """Whatever the other rows are: here one of them is not finite."""

@@ -161,6 +161,7 @@ def test_every_cut_gives_the_same_bits(
     np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [1, 2, 4])
 def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) -> None:
     more = {"others": ((Q6_K, 17), (Q8_0, 5)), "eps": 1e-5, "split": split}
@@ -200,6 +201,7 @@ def test_a_batch_gives_each_vector_the_bits_it_gets_alone(device: Device, spec: 
         np.testing.assert_array_equal(y[b], single[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cluster", "split"), [(1, 3), (2, 1)])
 def test_one_launch_for_several_matrices_gives_the_bits_of_several(
     device: Device, cluster: int, split: int

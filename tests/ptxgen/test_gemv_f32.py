@@ -197,6 +197,7 @@ def test_every_cut_gives_the_product(device: Device, spec: GemvF32) -> None:
         assert deviation.ok, deviation
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_its_neighbours(device: Device) -> None:
     """Rows of a tile together, in pairs, and one row alone, bit for bit."""
     spec = GemvF32(Q4_K, 20, 512, rows_each=4)

@@ -113,6 +113,7 @@ SPECS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())

@@ -149,6 +149,7 @@ def test_ctas_of_a_launch_see_different_numbers_of_keys(device: Device) -> None:
 # ---- equal bits ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("page_len", [16, 128])
 def test_paged_is_contiguous_bit_for_bit(device: Device, dtype: str, page_len: int) -> None:

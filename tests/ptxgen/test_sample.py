@@ -115,6 +115,7 @@ def test_an_even_distribution_shows_the_bits_of_the_draw(device):
 # ---- against numpy ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_vocab", "launches"), [(2048, 6), (509, 5), (40, 5)])
 @pytest.mark.parametrize("spread", [0.1, 3.0])
 def test_it_draws_the_same_as_numpy(n_vocab, launches, spread, device):
@@ -130,6 +131,7 @@ def test_it_draws_the_same_as_numpy(n_vocab, launches, spread, device):
     assert different <= 0.001 * spec.rows * launches  # none, unless a sum's rounding decided
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "filters",
     [

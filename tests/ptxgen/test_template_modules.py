@@ -76,6 +76,7 @@ def test_every_template_is_there_once(built: Path) -> None:
         exec(path.read_text(), {})
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_and_the_texts_are_the_same(
     folder: Path, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +278,7 @@ def test_processes_share_a_checkout(checkout: Path, expected: str) -> None:
 # ---- planted code ----
 
 
+@pytest.mark.slow
 def test_no_code_is_run_from_the_cache_folder(tmp_path: Path) -> None:
     """Whatever lies there by whatever name that Python or an earlier version looked for: modules,
     bytecode, the marshalled templates of version 0.1 with their unkeyed digest.

@@ -138,6 +138,7 @@ def test_explain_a_norm() -> None:
     assert found.active == 32
 
 
+@pytest.mark.slow
 def test_explain_says_the_same_every_time() -> None:
     spec = kernels()["flash_decode_chunk"].examples()["f32 rows"]
     assert explain(spec).as_dict() == explain(spec).as_dict()

@@ -70,6 +70,7 @@ def test_run_answers_with_the_demo_model(cli: Cli) -> None:
     assert "seed" in err
 
 
+@pytest.mark.slow
 def test_run_prints_json_and_repeats_with_a_seed(cli: Cli) -> None:
     argv = ("run", "-p", "Hello!", "-n", "6", "--seed", "7", "--json")
     first, second = json.loads(cli(*argv)[1]), json.loads(cli(*argv)[1])
@@ -78,6 +79,7 @@ def test_run_prints_json_and_repeats_with_a_seed(cli: Cli) -> None:
     assert first["statistics"]["finish"] in ("length", "end")
 
 
+@pytest.mark.slow
 def test_run_reads_the_prompt_from_a_file_and_from_stdin(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +89,7 @@ def test_run_reads_the_prompt_from_a_file_and_from_stdin(
     assert cli("run", "--temp", "0")[1] == "2 plus 3 is 5.\n"
 
 
+@pytest.mark.slow
 def test_stop_strings_and_raw_prompts(cli: Cli) -> None:
     assert cli("run", "--temp", "0", "-p", "What is 2 plus 3?", "--stop", " is")[1] == "2 plus 3\n"
     code, out, _ = cli("run", "--raw", "--temp", "0", "-n", "4", "-p", "Once upon a")
@@ -94,6 +97,7 @@ def test_stop_strings_and_raw_prompts(cli: Cli) -> None:
     assert out.startswith(" time")
 
 
+@pytest.mark.slow
 def test_a_full_cache_ends_the_answer_and_says_so(cli: Cli) -> None:
     argv = ("run", "--raw", "--temp", "0", "--ignore-eos", "-c", "8", "-p", "Once upon a")
     code, out, err = cli(*argv)
@@ -102,6 +106,7 @@ def test_a_full_cache_ends_the_answer_and_says_so(cli: Cli) -> None:
     assert "KV cache is full (8 tokens)" in err
 
 
+@pytest.mark.slow
 def test_chat_keeps_the_conversation(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = "What is 2 plus 3?\n/nonsense\nAnd plus 1?\n/clear\n/exit\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(turns))
@@ -112,6 +117,7 @@ def test_chat_keeps_the_conversation(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     assert "(0 cached)" not in err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_chat_chooses_on_the_host_in_correctness_mode(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +365,7 @@ def start_urdir() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "handler"), [(0.0, signal.default_int_handler), (0.73, signal.SIG_IGN)]
 )

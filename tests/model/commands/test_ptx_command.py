@@ -130,6 +130,7 @@ def test_stats_of_a_kernel(cli: Cli) -> None:
     assert {gpu["name"] for gpu in gpus} > {"h200", "t4"}
 
 
+@pytest.mark.slow
 @needs_assembler
 def test_stats_of_a_model_is_a_table_without_spills(cli: Cli, nano: Path) -> None:
     rows = json.loads(cli("ptx", "stats", "--model", nano, "-c", "64", "--json")[1])
@@ -178,6 +179,7 @@ def test_diff_and_check(cli: Cli, tmp_path: Path) -> None:
     assert any(line.startswith(">") for line in out.splitlines())
 
 
+@pytest.mark.slow
 def test_a_run_with_edited_ptx_says_so_and_uses_it(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +281,7 @@ def user_seconds(*words: str) -> float:
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before.ru_utime
 
 
+@pytest.mark.slow
 def test_the_demo_models_kernels_take_seconds(tmp_path: Path) -> None:
     """Machines differ: a unit is what a loop takes, some 0.5 s."""
     unit = user_seconds("-c", "sum(i * i % 7 for i in range(4_000_000))")

@@ -44,6 +44,7 @@ def _length(question: Question) -> int:
     return len(json.dumps(question["messages"])) + len(str(question["expected"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["q4_k_m", "q8_0"])
 def test_answers(kind: str, device_name: str, pytestconfig: pytest.Config) -> None:
     path = demo_model() if kind == "q4_k_m" else DATA / "demo" / "demo-q8_0.gguf"
@@ -63,6 +64,7 @@ def test_answers(kind: str, device_name: str, pytestconfig: pytest.Config) -> No
     assert missed.keys() <= MISSED, missed
 
 
+@pytest.mark.slow
 def test_200_greedy_tokens_are_the_same_replayed_and_eager(device_name: str) -> None:
     """A story, replayed as a graph, against the same launches made one by one."""
 

@@ -30,6 +30,7 @@ def specs(kv_dtype: KvDtype, exact: bool, context: int) -> list[KernelSpec]:
     return [kernel.spec for kernel in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", CACHES)
 def test_exact_steps_round_no_activations(kv_dtype: KvDtype) -> None:
     """With a long context too, where prompts take split attention."""
@@ -47,6 +48,7 @@ def test_the_cache_alone_does_not_make_steps_exact(kv_dtype: KvDtype) -> None:
     assert {spec.activations for spec in found if isinstance(spec, Gemv)} == {"i16"}
 
 
+@pytest.mark.slow
 def test_each_setting_has_its_own_error(data: Path, device_name: str) -> None:
     """Rounded activations and a rounded cache differ from neither, each in its own way."""
     found: dict[tuple[KvDtype, bool], Logits] = {}

@@ -130,6 +130,7 @@ def test_replay_equals_eager_bit_for_bit(
 QUANTISED = [name for name in LLAMA_CPP_ERROR if "-q" in name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUANTISED)
 def test_batched_steps_stay_within_the_allowance(name: str, device_name: str) -> None:
     """Three sequences in one step, each a token ahead of the one before it."""
@@ -155,6 +156,7 @@ def test_batched_steps_stay_within_the_allowance(name: str, device_name: str) ->
     assert kl <= max(1e-6, 1.2 * their_kl)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["demo-q4_k_m", "nano-qwen3-q4_k_m", "nano-llama-f32"])
 def test_prompt_steps_stay_within_the_allowance(name: str, device_name: str) -> None:
     """Logits after a whole prompt at once, whose products round activations to f16."""
@@ -171,6 +173,7 @@ def test_prompt_steps_stay_within_the_allowance(name: str, device_name: str) -> 
     assert error <= max(2e-3, 1.1 * LLAMA_CPP_ERROR[name][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nano-llama-q4_k_m", "demo-q8_0"])
 def test_error_of_the_cache_types(name: str, device_name: str) -> None:
     """What storing keys and values in fewer bits costs, against an f32 cache."""
@@ -184,6 +187,7 @@ def test_error_of_the_cache_types(name: str, device_name: str) -> None:
         assert 0 < error <= allowed
 
 
+@pytest.mark.slow
 def test_the_bias_of_the_output_is_added_once(tmp_path: Path, device_name: str) -> None:
     path = _gguf("nano-llama-f32")
     biased = tmp_path / "biased.gguf"

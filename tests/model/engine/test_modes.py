@@ -38,12 +38,14 @@ def _story(device_name: str, settings: SamplingSettings = GREEDY, **modes: Any) 
         return generation.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_the_host_chooses_the_same_tokens(device_name: str, temperature: float) -> None:
     settings = SamplingSettings(temperature=temperature, seed=3)
     assert _story(device_name, settings, host_sampling=True) == _story(device_name, settings)
 
 
+@pytest.mark.slow
 def test_a_timer_prints_the_phases_of_every_step(
     device_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,6 +60,7 @@ def test_a_timer_prints_the_phases_of_every_step(
     assert capsys.readouterr().err.count("total") == 0
 
 
+@pytest.mark.slow
 def test_summaries_show_every_layer(device_name: str, capsys: pytest.CaptureFixture[str]) -> None:
     plain = _story(device_name)
     assert _story(device_name, observer=TensorSummaries()) == plain
@@ -67,6 +70,7 @@ def test_summaries_show_every_layer(device_name: str, capsys: pytest.CaptureFixt
     assert "not finite 0" in err
 
 
+@pytest.mark.slow
 def test_an_engine_reads_no_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +93,7 @@ def test_an_engine_reads_no_variable(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_commands_read_what_they_pass_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {
         "URDIR_DEVICE": "emulator:sm_80",

@@ -48,6 +48,7 @@ def prepare_all(session: Session, shape: StepShape) -> int:
     return pieces
 
 
+@pytest.mark.slow
 def test_sequences_together_equal_each_alone(device: Device, weights: Weights) -> None:
     """Three of different lengths, until the longest is full; the others may go on."""
     prompts = ([3, 1, 4], [1, 5, 9, 2, 6], [5])
@@ -68,6 +69,7 @@ def test_sequences_together_equal_each_alone(device: Device, weights: Weights) -
         assert rest == alone[2][8:]
 
 
+@pytest.mark.slow
 def test_only_what_was_read_counts(device: Device, weights: Weights) -> None:
     with Session(device, weights, 24, sequences=2) as session:
         session.feed([3, 1, 4], 0)
@@ -86,6 +88,7 @@ def test_only_what_was_read_counts(device: Device, weights: Weights) -> None:
         assert again == [*first, second]
 
 
+@pytest.mark.slow
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("output", [Output.GREEDY, Output.SAMPLE])
 def test_several_steps_at_once_equal_single_ones(
@@ -148,6 +151,7 @@ def test_a_step_of_several_begins_when_the_one_before_is_complete(
         assert not any(edge.programmatic for edge in across)
 
 
+@pytest.mark.slow
 def test_no_step_runs_beyond_what_is_asked_for(device: Device, weights: Weights) -> None:
     with Session(device, weights, 24) as session:
         prepare_all(session, StepShape(1, 256, Output.GREEDY, AT_ONCE))
@@ -167,6 +171,7 @@ def test_no_step_runs_beyond_what_is_asked_for(device: Device, weights: Weights)
                 assert session.greedy_step() == expected[len(tokens)]
 
 
+@pytest.mark.slow
 def test_several_steps_stay_in_a_length_bucket(device: Device, weights: Weights) -> None:
     """As single ones do: around 512 tokens attention changes its way to work."""
     tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 505)]
@@ -180,6 +185,7 @@ def test_several_steps_stay_in_a_length_bucket(device: Device, weights: Weights)
         assert list(session.stream(Output.GREEDY, most=20)) == singly
 
 
+@pytest.mark.slow
 def test_several_steps_take_what_room_there_is_in_pages(device: Device, weights: Weights) -> None:
     """Where there is none for all of them, they come one by one, to the last page's end."""
     with Session(device, weights, 64, sequences=2, page_len=16, pages=3) as session:
@@ -196,6 +202,7 @@ def test_several_steps_take_what_room_there_is_in_pages(device: Device, weights:
         assert len(found) > 19 - 2 * AT_ONCE
 
 
+@pytest.mark.slow
 def test_the_next_bucket_is_ready_before_it_is_needed(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +228,7 @@ def test_the_next_bucket_is_ready_before_it_is_needed(
         assert at_once == [StepShape(1, 512, Output.GREEDY)]
 
 
+@pytest.mark.slow
 def test_nothing_is_prepared_far_from_the_end_of_a_bucket(device: Device, weights: Weights) -> None:
     with Session(device, weights, 1000) as session:
         session.feed([1] * 100)
@@ -251,6 +259,7 @@ def test_a_graph_prepared_in_pieces_is_the_same(device: Device, weights: Weights
         assert at_once.node_count == len(session.steps.bound(shape))
 
 
+@pytest.mark.slow
 def test_a_failed_preparation_may_be_tried_again(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +278,7 @@ def test_a_failed_preparation_may_be_tried_again(
         assert len(list(islice(session.stream(Output.GREEDY), 2 * AHEAD))) == 2 * AHEAD
 
 
+@pytest.mark.slow
 def test_waiting_is_counted(device: Device, weights: Weights) -> None:
     with Session(device, weights, 20) as session:
         session.feed([1, 2])

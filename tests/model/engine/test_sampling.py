@@ -89,6 +89,7 @@ def test_the_distribution(options: SamplingSettings) -> None:
         assert sorted(probabilities, reverse=True) == list(probabilities)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [OFF, SamplingSettings(), replace(OFF, top_k=9)], ids=str)
 def test_draws_follow_the_distribution(options: SamplingSettings) -> None:
     """Chi-square over 20,000 positions, at a significance of about 1e-4."""

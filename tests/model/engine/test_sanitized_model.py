@@ -12,6 +12,7 @@ from urdir.driver import bindings
 from urdir.model.engine.engine import Engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kv_dtype"), [("nano-llama-q8_0", "f16"), ("nano-qwen3-q4_k_m", "q8_0")]
 )

@@ -60,6 +60,7 @@ def feed_singly(session: Session, tokens: list[int], sequence: int = 0) -> None:
     session.feed(tokens[-1:], sequence)
 
 
+@pytest.mark.slow
 @pytest.mark.sanitizer
 def test_device_argmax_equals_host_argmax(session: Session) -> None:
     session.feed(PROMPT)
@@ -106,6 +107,7 @@ def test_replay_equals_eager_bit_for_bit(
     np.testing.assert_array_equal(results[0], results[1])
 
 
+@pytest.mark.slow
 def test_what_a_step_left_in_the_workspace_does_not_matter(session: Session) -> None:
     """As it must be after a step that failed: no counter, no flag lives from step to step."""
     results = []
@@ -129,6 +131,7 @@ def test_a_graph_has_a_node_for_every_launch(session: Session) -> None:
         assert session.steps.graph(shape).node_count == len(session.steps.bound(shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "q8_0", "f32"])
 def test_a_prompt_step_equals_single_tokens(
@@ -165,6 +168,7 @@ def test_device_positions_follow_the_host(session: Session) -> None:
 # ---- batches ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_len", [0, 16])
 def test_batched_rows_equal_single_sequences(
     device: Device, weights: Weights, page_len: int
@@ -183,6 +187,7 @@ def test_batched_rows_equal_single_sequences(
             assert alone == [tokens[sequence] for tokens in together]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_len", [0, 16])
 def test_a_fork_goes_its_own_way(device: Device, weights: Weights, page_len: int) -> None:
     with Session(device, weights, 48, sequences=2, page_len=page_len) as session:
@@ -221,6 +226,7 @@ def test_pages_are_shared_until_written_and_given_back(device: Device, weights: 
         assert session.lengths[0] == 47
 
 
+@pytest.mark.slow
 def test_a_batch_on_tensor_cores_equals_single_sequences_within_tolerance(
     device: Device,
     weights: Weights,
@@ -244,6 +250,7 @@ def test_a_batch_on_tensor_cores_equals_single_sequences_within_tolerance(
 # ---- length buckets ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_len", [0, 64])
 def test_crossing_a_bucket_is_invisible(device: Device, weights: Weights, page_len: int) -> None:
     """From incremental attention to flash decoding at 512 keys, replayed and eager, and back."""
@@ -276,6 +283,7 @@ def test_crossing_a_bucket_is_invisible(device: Device, weights: Weights, page_l
 # ---- running ahead ----
 
 
+@pytest.mark.slow
 def test_running_ahead_changes_nothing(session: Session) -> None:
     session.feed(PROMPT)
     singly = [session.greedy_step() for _ in range(24 - len(PROMPT) + 1)]
@@ -285,6 +293,7 @@ def test_running_ahead_changes_nothing(session: Session) -> None:
     assert session.is_full
 
 
+@pytest.mark.slow
 def test_steps_beyond_a_stop_are_undone(session: Session) -> None:
     session.feed(PROMPT)
     expected = [session.greedy_step() for _ in range(10)]
@@ -298,6 +307,7 @@ def test_steps_beyond_a_stop_are_undone(session: Session) -> None:
     assert [session.greedy_step() for _ in range(6)] == expected[4:]
 
 
+@pytest.mark.slow
 def test_sampling_on_the_device_equals_numpy(session: Session) -> None:
     settings = SamplingSettings(temperature=1.3, top_k=50, repeat_penalty=1.2, seed=11)
     session.set_sampling(settings)

@@ -95,6 +95,7 @@ def test_tied_weights_are_read_and_sequences_add_keys() -> None:
     assert bytes_per_step(model, config, layout, 10, 4) == whole + 40 * (32 << 10)
 
 
+@pytest.mark.slow
 def test_rows_agree_with_themselves(engine: Engine) -> None:
     case = BenchCase(prompt=3, generate=4, depth=2, repeats=2, sequences=(1, 3))
     rows = list(bench(engine.session, engine.gguf, 1e9, case))
@@ -133,6 +134,7 @@ def test_a_profile_accounts_for_every_launch(engine: Engine) -> None:
     assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.slow
 def test_a_profile_is_of_as_many_sequences_as_are_asked_for(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +188,7 @@ def test_products_beside_a_read_only_kernel(device_name: str) -> None:
         assert row.gb_per_s == pytest.approx(row.weight_bytes / row.best_us / 1e3)
 
 
+@pytest.mark.slow
 def test_the_kernels_section(cli: Cli) -> None:
     code, out, err = cli("bench", "--kernels", "-o", "jsonl")
     records = [json.loads(line) for line in out.splitlines()]
@@ -198,6 +201,7 @@ def test_the_kernels_section(cli: Cli) -> None:
 # ---- start-up ----
 
 
+@pytest.mark.slow
 def test_the_startup_section(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("URDIR_CACHE_DIR", str(tmp_path))
     code, out, err = cli("bench", "--startup", "-o", "json")
@@ -213,6 +217,7 @@ def test_the_startup_section(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     assert [path.name for path in tmp_path.iterdir()] == ["emulator"]  # cubins, no code of the host
 
 
+@pytest.mark.slow
 def test_startup_says_when_a_model_cannot_run(cli: Cli, nano: Path) -> None:
     code, _, err = cli("bench", nano, "--startup")
     assert code == 1
@@ -234,6 +239,7 @@ def report(cli: Cli, nano: Path) -> Callable[[str], str]:
     return run
 
 
+@pytest.mark.slow
 def test_json_is_one_object(report: Callable[[str], str]) -> None:
     found = json.loads(report("json"))
     assert set(found) == CONDITIONS | {"rows", "profile"}
@@ -243,6 +249,7 @@ def test_json_is_one_object(report: Callable[[str], str]) -> None:
     assert found["emulated"] is True
 
 
+@pytest.mark.slow
 def test_jsonl_and_csv_rows_are_complete(report: Callable[[str], str]) -> None:
     records: list[dict[str, Any]] = [json.loads(line) for line in report("jsonl").splitlines()]
     rows = [r for r in records if r["section"] == "rows"]
@@ -254,6 +261,7 @@ def test_jsonl_and_csv_rows_are_complete(report: Callable[[str], str]) -> None:
     assert len(table) == len(records)
 
 
+@pytest.mark.slow
 def test_markdown_has_a_table_a_section(report: Callable[[str], str]) -> None:
     lines = report("md").splitlines()
     assert any(line.startswith("| tg2 x 2 |") for line in lines)

@@ -237,6 +237,7 @@ def test_memory_is_limited(source: str) -> None:
         assert process.render("fine", {}) == "fine"
 
 
+@pytest.mark.slow
 def test_time_is_limited_and_the_next_rendering_works(process: TemplateProcess) -> None:
     process.render("", {})
     started = time.perf_counter()

@@ -33,6 +33,7 @@ def tokenizers(vocab_file: Callable[[str], Path], demo_file: Path) -> dict[str, 
 # ---- real vocabularies ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VOCABULARIES)
 @pytest.mark.parametrize("parse_special", [False, True])
 def test_published_cases(
@@ -144,6 +145,7 @@ def test_lone_surrogates_are_refused(tokenizers: dict[str, Tokenizer]) -> None:
             tokenizer.encode("ab\ud800")
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_builds_within_a_second_or_so(
     vocab_file: Callable[[str], Path],
 ) -> None:

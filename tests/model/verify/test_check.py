@@ -78,6 +78,7 @@ def test_json_has_every_example(cli: Cli) -> None:
     assert report["rows"][0]["microseconds"] is None
 
 
+@pytest.mark.slow
 def test_the_device_can_be_chosen(cli: Cli) -> None:
     code, out, _ = cli("check", "--kernel", "gemm", "--device", "emulator:sm_75", "--json")
     report = json.loads(out)
@@ -151,6 +152,7 @@ def test_a_folder_of_overrides_has_to_exist(
     assert "urdir: error: PTX override: there is no folder" in err
 
 
+@pytest.mark.slow
 def test_a_kernel_of_another_package_is_found(tmp_path: Path) -> None:
     """As pip leaves it: the package, and an entry point in its metadata."""
     info = tmp_path / "scaled_sum-0.1.0.dist-info"
@@ -228,6 +230,7 @@ def test_on_a_gpu_the_table_has_times(cli: Cli) -> None:
         assert moved == pytest.approx(spec.bytes_moved())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("posing_gpu")
 def test_a_gpu_is_compared_with_an_emulator_that_poses_as_it(
     monkeypatch: pytest.MonkeyPatch,
@@ -264,6 +267,7 @@ def test_kernels_are_selected_by_name() -> None:
 # ---- plans ----
 
 
+@pytest.mark.slow
 def test_plans_agree(device_name: str) -> None:
     rows = {row.name: row for row in check_plans(open_demo, device_name)}
     assert [row.failure for row in rows.values()] == ["", "", ""]
@@ -273,6 +277,7 @@ def test_plans_agree(device_name: str) -> None:
     assert emulator.skipped == ("there is no GPU" if device_name == "emulator" else "")
 
 
+@pytest.mark.slow
 def test_plans_run_edited_ptx(tmp_path: Path) -> None:
     with Gguf(demo_model()) as gguf:
         used = model_kernels(gguf, Config.from_gguf(gguf), check.CONTEXT, "sm_90", sm_count=4)
@@ -291,6 +296,7 @@ def test_plans_run_edited_ptx(tmp_path: Path) -> None:
         check._check_replay("replay", "emulator", partial(open_demo, files=files))
 
 
+@pytest.mark.slow
 def test_the_emulator_agrees_with_itself() -> None:
     row = check._check_emulator("twice", "emulator", open_demo)
     assert row == CheckRow("twice", error=0.0, tolerance=check.EMULATOR_TOLERANCE)
@@ -303,12 +309,14 @@ class Shortened:
         execute.run(bound, bound.device, stream, stop_after=len(bound) - 4)
 
 
+@pytest.mark.slow
 def test_a_replay_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "_Eager", Shortened)
     with pytest.raises(check.CheckError, match="replayed"):
         check._check_replay("replay", "emulator", open_demo)
 
 
+@pytest.mark.slow
 def test_a_launch_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Add.reference
 

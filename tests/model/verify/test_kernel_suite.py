@@ -239,6 +239,7 @@ def run_pytest(folder: Path, *options: str, path: tuple[Path, ...] = ()) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_example_package_passes(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "copy")
     report = run_pytest(tmp_path / "copy", "-m", "not urdir_gpu", path=(tmp_path / "copy",))
