@@ -210,6 +210,16 @@ def test_it_runs_where_it_exists() -> None:
             check(device, spec, spec.make_inputs(np.random.default_rng(3)))
 
 
+@pytest.mark.urdir_gpu
+@pytest.mark.sanitizer
+def test_it_runs_on_a_gpu_that_has_it(urdir_gpu: Device) -> None:
+    """The driver compiles it for the accelerated target, and other kernels as before."""
+    spec = Twice()
+    skip_where_missing(spec, urdir_gpu.native_target)
+    check(urdir_gpu, spec, spec.make_inputs(np.random.default_rng(3)))
+    assert urdir_gpu.target == "sm_90"
+
+
 def test_it_is_refused_where_it_does_not() -> None:
     with Device.open("emulator:sm_90") as device:
         inputs = Twice().make_inputs(np.random.default_rng(3))
