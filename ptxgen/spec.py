@@ -76,7 +76,7 @@ class LaunchShape:
     """Grid, block and cluster in CTAs / threads (x, y, z); dynamic shared memory in bytes.
 
     ``resident``: CTAs that an SM must have registers for at once; 0 leaves that to the assembler.
-    ``prefers_shared``: all of an SM's memory that can be is to be shared memory and not L1 cache.
+    ``prefers_shared``: as much as possible of an SM's memory is shared memory, not L1 cache.
     """
 
     grid: tuple[int, int, int]
@@ -110,9 +110,8 @@ class Tolerance:
 
         One rounding to ``dtype``, and one of every partial sum. Errors of either sign grow as the
         root of the number of terms; four times that covers any element of a large array (Higham
-        and Mary 2019). Integers allow nothing. It does not cover inputs that
-        cancel throughout, or functions that are only approximated. Raises PtxgenError for a type
-        without a rounding.
+        and Mary 2019). Integers must be equal. It does not cover inputs that cancel throughout, or
+        functions that are only approximated. Raises PtxgenError for a type without a rounding.
         """
         if dtype[0] in "us":
             return Tolerance()
@@ -124,7 +123,7 @@ class Tolerance:
 
 
 class KernelSpec:
-    """Base of all kernel specs; subclasses are ``@dataclass(frozen=True)``, a field a parameter of
+    """Base of all kernel specs. Subclasses are ``@dataclass(frozen=True)``; their fields are the
     specialisation.
 
     A subclass sets ``name`` (PTX entry name), ``template`` (package, file) and implements
@@ -134,18 +133,18 @@ class KernelSpec:
 
     name: ClassVar[str]
     template: ClassVar[tuple[str, str]]
-    #: The kernel executes ``griddepcontrol.wait`` (on sm_90 and newer) before it touches memory
-    #: that an earlier kernel writes or writes any itself, so that a programmatic graph edge may
-    #: lead to it. Rendering puts the instruction before the body, unless the template has its own
+    #: The kernel executes ``griddepcontrol.wait`` (on sm_90 and newer) before it writes memory, and
+    #: before it reads memory that an earlier kernel writes. Then a programmatic graph edge may lead
+    #: to it. Rendering puts the instruction before the body, unless the template has its own
     #: further down (after loads of constant memory such as weights).
     waits_for_dependencies: ClassVar[bool] = True
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """What the kernel is written for; the tests expect every one of them to work.
+        """The targets that the kernel is written for; the tests expect all of them to work.
 
         ``since(90)`` are the portable targets from sm_90 on, ("sm_90a",) is a kernel for Hopper
-        alone. It is no field: a key has the one target that the text is for.
+        alone. This is no field: a key has only the one target that its text is for.
         """
         return since(75)
 
@@ -246,10 +245,10 @@ class KernelSpec:
         return paragraph.split(". ")[0].rstrip(".")
 
     def target_on(self, device: str) -> str | None:
-        """Which of ``targets`` a device takes, None where the kernel does not exist there.
+        """The one of ``targets`` that a device runs; None where the kernel does not exist for it.
 
-        ``device`` is the device's native target: "sm_90a" takes what is written for it, and
-        otherwise what is written for "sm_90". Raises PtxgenError for an unknown one.
+        ``device`` is the device's native target. "sm_90a" runs what is written for sm_90a, else
+        what is written for sm_90. Raises PtxgenError for an unknown one.
         """
         target = Target.parse(device)
         return next((t for t in (target.name, target.portable) if t in self.targets), None)
@@ -278,7 +277,7 @@ class KernelSpec:
 
         See `target_on`. Raises PtxgenError where the kernel does not exist.
         """
-        from urdir.ptxgen.render.frame import render  # put off: a key does without Jinja
+        from urdir.ptxgen.render.frame import render  # late: a key needs no Jinja
 
         return render(self, Target.parse(self._target(device)))
 

@@ -76,8 +76,8 @@ class Format:
 
     @property
     def lift(self) -> int:
-        """By how many bits quants in the upper halves of bytes stay up when they are taken out: as
-        many as a byte has room for, 4 at most.
+        """How far left quants from upper halves of bytes stay when they are unpacked: as many bits
+        as a byte has room for, 4 at most.
         """
         return min(4, 8 - sum(part.source.width for _, part in self.parts("q")))
 
@@ -121,7 +121,7 @@ class Format:
         return any(True for _ in self.parts(number))
 
     def numbers(self, number: Number) -> GroupNumbers | None:
-        """Where the groups' scales or minimums are, if the type has such."""
+        """Where the groups' scales or minimums are, if the type has them."""
         return _group_numbers(self, number)
 
 
@@ -143,9 +143,9 @@ def _digits(count: int) -> int:
 def _quant_plane(name: str, shift: int, source: Field, group: int) -> Plane:
     """32 fields: weight 4j + b in byte b of a 32-bit word, 8 / width values of j to a word.
 
-    A shift and a mask then give four neighbouring weights, one a byte. Values of j in a word follow
-    each other; two of a unit with two groups are of both, so that the four lanes that share a row,
-    each with its quads of both, find them in a word of their own.
+    A shift and a mask then give four neighbouring weights, one a byte. The values of j in a word
+    follow each other. Where a word has two and a unit has two groups, they are of both groups: each
+    of the four lanes that share a row then finds its quads of both in a word of its own.
     """
     width, inside = source.width, _digits(8 // source.width)
     strides = [width << k for k in range(inside)] + [32 << k for k in range(3 - inside)]
@@ -213,7 +213,7 @@ _HALVES = (8, 16, 32, 64, 4)
 _BITS = (1, 2, 4, 8, 16)
 
 # Q4_K and Q5_K: twelve bytes at 4 hold eight scales and eight minimums of six bits each. A byte of
-# a unit gets its scale, and above it what its minimum has above four bits.
+# a unit gets its scale, and above it the two upper bits of its minimum.
 _K_NUMBERS = (
     (
         ("scale", 0, Field(4, _at(4), (8, 16, _at(8)))),

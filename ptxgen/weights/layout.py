@@ -4,9 +4,9 @@ A matrix (rows, cols) is cut into units of 32 consecutive weights of a row. Each
 format holds one item (quants, scales, factors) for every unit or every few units, and starts
 256-byte aligned; together they take as many bytes as the GGUF blocks.
 
-Units lie tile by tile: a tile is 16 rows x 8 units, the tiles of 16 rows (a band) follow each
-other, and in a tile its rows do; what a warp multiplies at a time is one run of bytes in each
-plane. The last tiles are padded with zeros.
+Units lie tile by tile. A tile is 16 rows x 8 units; the tiles of 16 rows (a band) follow each
+other, and so do the rows of a tile. A warp multiplies a tile at a time, which is one run of bytes
+in each plane. The last tiles are padded with zeros.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Layout:
         return self.bands * self.band_units
 
     def place(self, row: int, unit: int) -> int:
-        """The number of a unit in memory: of a row and of a unit of it, added up."""
+        """The number in memory of unit ``unit`` of row ``row``."""
         band, row = divmod(row, TILE_ROWS)
         tile, unit = divmod(unit, TILE_UNITS)
         return band * self.band_units + (tile * TILE_ROWS + row) * TILE_UNITS + unit

@@ -1,5 +1,5 @@
-"""How the scales or minimums of groups are taken out of the items of their planes: which bits of
-registers go up, and how far, so that numbers stand in the bytes of a word.
+"""How the scales or minimums of groups are unpacked from the items of their planes: which bits of
+a register are shifted left, and how far, so that each number gets a byte of a word.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Number = Literal["scale", "minimum"]
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Bits of a register with items of ``plane``: those of a mask go up by its distance."""
+    """Shifts of a register with items of ``plane``: (bits to the left, mask of what is shifted)."""
 
     plane: Plane
     by_distance: tuple[tuple[int, int], ...]
 
     @property
     def masks(self) -> tuple[tuple[int, int], ...]:
-        """(distance, mask of the bits once they have moved), the same in another way."""
+        """The same with masks for after the shift: (bits to the left, mask)."""
         return tuple((d, m << d if d > 0 else m >> -d) for d, m in self.by_distance)
 
     @property
@@ -35,10 +35,10 @@ class Moves:
 
 @dataclass(frozen=True, eq=False)
 class GroupNumbers:
-    """The "scale" or the "minimum" of groups: how a lane takes those out that it has loaded.
+    """The "scale" or the "minimum" of groups: how a lane unpacks those it has loaded.
 
-    ``parts`` make up the number; a unit has ``unit_groups`` groups; ``stored_offset`` is what a
-    stored number is too large by.
+    ``parts`` make up the number; a unit has ``unit_groups`` groups; stored numbers are too large
+    by ``stored_offset``.
     """
 
     parts: tuple[tuple[Plane, Part], ...]
@@ -47,13 +47,13 @@ class GroupNumbers:
 
     @cache  # noqa: B019  there are as many objects as types
     def of_group(self, group: int) -> tuple[Moves, ...]:
-        """That of a group of a unit, from its items, to byte 0."""
+        """The shifts that bring the number of a unit's group to byte 0."""
         return self._moves(lambda plane, part: [part.target.position(group)])
 
     @cached_property
     def of_rows(self) -> tuple[Moves, ...]:
-        """Those of two groups of two rows, from items in the two halves of a register: of a unit,
-        or of two units, a byte each, whose groups are as large."""
+        """The shifts for two groups of two rows, whose items are in the two halves of a register.
+        The groups are those of a unit, or of two units of one group and one byte each."""
 
         def places(_: Plane, part: Part) -> Iterable[int]:
             position = part.target.position
@@ -71,7 +71,7 @@ class GroupNumbers:
 
     @cached_property
     def lift(self) -> int:
-        """The least with which no bits have to go down."""
+        """The least with which no bits are shifted right."""
         moves = self._moves(self._in_units)
         return -min(0, *(distance for move in moves for distance, _ in move.by_distance))
 
@@ -82,7 +82,7 @@ class GroupNumbers:
 
     @cached_property
     def of_units(self) -> tuple[Moves, ...]:
-        """Those of both units, from their items side by side; a plane's parts move together."""
+        """The shifts for both units, items side by side; a plane's parts are shifted together."""
         found: dict[Plane, dict[int, int]] = {}
         for move in self._moves(self._in_units, self.lift):
             masks = found.setdefault(move.plane, {})
@@ -98,8 +98,8 @@ class GroupNumbers:
     def _moves(
         self, places: Callable[[Plane, Part], Iterable[int]], lift: int = 0
     ) -> tuple[Moves, ...]:
-        """Each part's. ``places``: the bits where numbers 0, 1, ... begin, which go to bytes 0, 1,
-        ... and ``lift`` bits further."""
+        """The shifts of each part. ``places``: the bits where numbers 0, 1, ... begin; they go to
+        bytes 0, 1, ..., ``lift`` bits further left."""
         moves = []
         for plane, part in self.parts:
             masks: dict[int, int] = {}

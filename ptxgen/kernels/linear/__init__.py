@@ -1,4 +1,4 @@
-"""Linear kernels: activations times weight matrices, with what comes before and after.
+"""Linear kernels: activations times weight matrices, with norm, gate and residual.
 
 `choice` takes a `LinearRequest` and gives one of four kernels:
 
@@ -7,7 +7,7 @@
     gemm_small  2 to 8 rows, quantised weights, integer tensor cores
     gemm        many rows, f16 tensor cores
 
-`spec` is what the first three share, `tiled` and `cut` what gemv and gemm_small do: how a launch is
-cut into CTAs, warps, passes and rings of tiles. Every kernel holds its cut as ``cut``. `balance`
-shares SMs among matrices; `summary` is what gemm_small leaves for the norm that follows.
+The first three share `spec`. `tiled` and `cut` are for gemv and gemm_small: how a launch is cut
+into CTAs, warps, passes and rings of tiles. Every kernel holds its cut as ``cut``. `balance` shares
+SMs among matrices. `summary` describes what gemm_small writes so that the next norm is half done.
 """

@@ -9,9 +9,9 @@ from urdir.ptxgen.spec import ceil_div
 
 def balanced(bands: Sequence[int], costs: Sequence[int], ctas: int) -> tuple[int, ...]:
     """How many tiles of each matrix a CTA takes, so that the last of ``ctas`` CTAs ends as early as
-    can be. ``bands``: tiles of 16 rows of each matrix; ``costs``: how long a tile takes.
+    possible. ``bands``: tiles of 16 rows of each matrix; ``costs``: how long a tile takes.
 
-    The same number of each, if there are fewer CTAs than matrices.
+    If there are fewer CTAs than matrices, the same number of each.
     """
 
     def suffice(tiles: Sequence[int]) -> bool:

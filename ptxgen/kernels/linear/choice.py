@@ -1,4 +1,4 @@
-"""Which kernel multiplies activations with weight matrices, and what it may take of an SM."""
+"""Which kernel multiplies activations with weight matrices, and how much of an SM it may use."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, LinearSpe
 from urdir.ptxgen.kernels.linear.summary import SUMMARY
 from urdir.ptxgen.weights.formats import Format
 
-#: See `cluster_for`. On an H200 an 8B model's gate and up, 14 tiles, are slower in clusters.
+#: Most tiles an SM of a launch in clusters: see `cluster_for`. On an H200 the gate and up matrices
+#: of an 8B model, 14 tiles, are slower in clusters.
 CLUSTERED_TILES = 6
 
 
 def takes_gemm(rows: int, exact: bool) -> bool:
-    """Whether so many rows of activations are for `Gemm`; others are for `choose_linear`.
+    """Whether `Gemm` multiplies this many rows; `choose_linear` serves the others.
 
-    `Gemm` rounds activations to f16: never where they are to stay ``exact``, else from the number
-    of rows on where its tensor cores win. Measured on an H200, Q4_K, 8 rows, microseconds of gemm:
-    51 (14336 x 4096), 62 (4096 x 14336), 21 (4096 x 4096); with `GemmSmall` a whole layer of an 8B
-    model takes 40.
+    `Gemm` rounds activations to f16, so it is never used where they stay ``exact``. Otherwise it is
+    used from the number of rows on at which it is faster. Measured on an H200, Q4_K, 8 rows: `Gemm`
+    takes 51 us (14336 x 4096), 62 us (4096 x 14336) and 21 us (4096 x 4096); with `GemmSmall` a
+    whole layer of an 8B model takes 40 us.
     """
     return not exact and rows > MAX_BATCH
 
 
 def fills_sms(keys: int) -> bool:
-    """Whether a launch after attention to that many keys has CTAs on SMs that it does not need.
+    """Whether the launch after attention over ``keys`` keys puts idle CTAs on SMs it does not need.
 
-    The next launch would put two CTAs on an SM without one. After split attention it does, and
-    then takes as long as these two: 397 tokens/s instead of 361 at 32,768 keys (8B Q4_K_M on an
-    H200). After the short kernel the idle CTAs only cost, 728 instead of 732.
+    On an SM without a CTA the launch after it would put two, and take as long as these. It does so
+    after split attention: 397 tokens/s with idle CTAs, 361 without, at 32,768 keys (8B Q4_K_M on
+    an H200). After incremental attention idle CTAs only cost time: 728 with, 732 without.
     """
     return keys > INCREMENTAL_KEYS
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device has: SMs, bytes of shared memory of an SM and at most of a CTA, and CTAs of a
-    cluster at most (1: it has none)."""
+    """Sizes of a device: SMs, bytes of shared memory of an SM, the most bytes of a CTA, and the
+    most CTAs of a cluster (1: no clusters)."""
 
     sms: int
     shared_per_sm: int
@@ -58,11 +59,11 @@ class Limits:
     def shared(self, larger: bool) -> tuple[int, int]:
         """Bytes of shared memory that a decode step's CTA takes at least and at most.
 
-        An SM should hold one CTA of a launch, and one of the next, which loads weights meanwhile.
-        So the ``larger`` ones take more than half of it, the others what is left: two of a kind
-        meet only where the SM is empty otherwise. Measured on an H200: 727 tokens/s instead of 614
-        with halves for all. Where half is too little, a CTA takes all. The driver keeps 1 KB of
-        each.
+        An SM should hold one CTA of a launch and one of the next, which loads weights meanwhile.
+        So CTAs of ``larger`` launches take more than half of the memory, the others the rest: two
+        CTAs of one launch share an SM only where no other CTA is. Measured on an H200: 727
+        tokens/s, 614 with halves for all. Where half is too little, a CTA takes all. The driver
+        keeps 1 KB of each.
         """
         if self.resident == 1:
             return 0, self.shared_per_cta
@@ -73,12 +74,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LinearRequest:
-    """What is asked of a launch for few rows, on a device of those ``limits``.
+    """What a launch for few rows has to compute, on a device with these ``limits``.
 
-    ``matrices``: (format, rows) of each, which have ``cols`` columns in common. ``bias``, ``eps``,
-    ``residual`` and ``gated`` as `LinearSpec` has them, ``fill`` as `CutOptions`. ``exact``:
-    activations stay f32. ``alone``: no launch overlaps it (`Gemv`). ``summarised``: x comes with
-    its summary; ``summarises``: y gets one where it can (`GemmSmall`); both of several rows only.
+    ``matrices``: (format, rows) of each; all have ``cols`` columns. ``bias``, ``eps``, ``residual``
+    and ``gated`` as in `LinearSpec`, ``fill`` as in `CutOptions`. ``exact``: activations stay f32.
+    ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
+    ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
     """
 
     limits: Limits
@@ -102,12 +103,13 @@ class LinearRequest:
 
     @property
     def options(self) -> CutOptions:
-        """What the cut may take of an SM.
+        """How much of an SM the launch may use.
 
-        In a layer launches with a residual and launches without one follow each other: one kind
-        takes the larger share of the shared memory, the other what is left. The larger ones have a
-        residual for one vector, none for several: on an H200 a step of 2 and 4 sequences of an 8B
-        Q4_K_M model takes 1.56 and 1.60 ms, the other way round 1.80 and 1.86.
+        In a layer, launches with a residual and launches without one alternate. One kind takes the
+        larger share of the shared memory, the other the rest. For one vector the larger share is
+        for launches with a residual, for several vectors for those without: on an H200 a step of 2
+        and 4 sequences of an 8B Q4_K_M model takes 1.56 and 1.60 ms, and 1.80 and 1.86 ms with the
+        shares exchanged.
         """
         least, most = self.limits.shared(larger=self.residual == (self.batch == 1))
         return CutOptions(
@@ -120,21 +122,23 @@ class LinearRequest:
 
 
 def cluster_for(limits: Limits, tiles: int, blocks: int) -> int:
-    """CTAs of a cluster, for several vectors times so many tiles an SM, and blocks a row.
+    """CTAs of a cluster, for several vectors, ``tiles`` an SM and ``blocks`` a row.
 
-    With few tiles to a block, rounding the block's activations is much of the work: two CTAs with
-    half of the columns and twice the tiles each have half of it. Measured on an H200, 8B Q4_K_M:
-    1.60 and 1.84 ms a step of 4 and 8 sequences in place of 1.63 and 2.01. With many tiles their
-    sums outgrow shared memory. Pairs of SMs always find room; of fours an H200 holds 30 at once,
-    and a launch that is cut for 33 takes twice as long.
+    With few tiles a block, rounding the block's activations is much of the work. Two CTAs with half
+    of the columns and twice the tiles each do half of it. Measured on an H200, 8B Q4_K_M: a step of
+    4 and 8 sequences takes 1.60 and 1.84 ms with pairs, 1.63 and 2.01 ms without. With many tiles
+    the sums do not fit in shared memory. Pairs of SMs always find room. Of clusters of four an H200
+    holds 30 at once, and a launch that is cut for 33 takes twice as long.
     """
     return 2 if limits.cluster > 1 and tiles <= CLUSTERED_TILES and blocks > 1 else 1
 
 
-@lru_cache(maxsize=256)  # one object for equal requests: layers share what is worked out for each
+@lru_cache(maxsize=256)  # one object for equal requests, with its cached properties
 def choose_linear(request: LinearRequest) -> LinearSpec:
-    """The kernel for a request, and its cut: `Gemv` for one vector; for several `GemmSmall`, which
-    rounds activations to 16 bits, where weights are quantised; `GemvF32` for what is left.
+    """The kernel for a request, with its cut.
+
+    One vector: `Gemv`, if its activations fit in shared memory. Several vectors: `GemmSmall`, which
+    rounds activations to 16 bits, if that is allowed and all weights are quantised. Else `GemvF32`.
     """
     options = request.options
     floats = request.exact or any(fmt.is_float for fmt in request.formats)
@@ -161,14 +165,14 @@ def _gemm_small(request: LinearRequest, options: CutOptions) -> GemmSmall:
     kernel = replace(whole, cluster=cluster)
     if kernel.cut.rows.passes == 1:
         return kernel
-    # With several passes it takes all: it is long enough that nothing is lost where it does not
-    # overlap its neighbours. On an H200 an 8B Q4_K_M model's output so takes 1.768 ms a step of 8
-    # sequences instead of 1.782.
+    # With several passes it takes all of the shared memory: it runs so long that overlapping its
+    # neighbours hardly matters. On an H200 a step of 8 sequences of an 8B Q4_K_M model takes 1.768
+    # ms if the output matrix does so, else 1.782.
     return replace(kernel, shared=request.limits.shared_per_cta, least_shared=0)
 
 
 def _fields(request: LinearRequest) -> dict[str, Any]:
-    """Those of `LinearSpec`."""
+    """The fields of `LinearSpec`."""
     (fmt, rows), *others = request.matrices
     return {
         "format": fmt,

@@ -10,15 +10,15 @@ from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
-#: Warps of a CTA, one CTA an SM: half of the SM's registers at 128 a thread, so that the next
-#: launch's CTA is there early.
+#: Warps of a CTA, one CTA an SM. At 128 registers a thread these are half of the SM's registers, so
+#: that a CTA of the next launch can start early.
 WARPS = 8
-#: Slots of a warp's ring, at least and at most: with four 8B Q4_K_M decodes at 756 tokens/s on an
-#: H200, with six at 762.
+#: The fewest and the most slots of a warp's ring. On an H200 8B Q4_K_M decodes at 756 tokens/s with
+#: four slots, at 762 with six.
 MIN_SLOTS, MAX_SLOTS = 2, 6
-#: Bytes of tiles of a CTA that are in flight before the wait, at most: later loads queue after
-#: them, those of the activations above all. On an H200 8B Q4_K_M decodes at 754 tokens/s with two
-#: tiles of a warp at a time, which are 37 KB, at 736 with three, 715 with four.
+#: The most bytes of tiles that a CTA has in flight before it waits for earlier launches. Later
+#: loads, above all those of activations, queue after these. On an H200 8B Q4_K_M decodes at 754
+#: tokens/s with two tiles of each warp in flight (37 KB), at 736 with three, at 715 with four.
 PACE_NBYTES = 40 * 1024
 #: Bytes of shared memory that are kept for partial sums.
 PARTIALS_NBYTES = 16 * 1024
@@ -26,19 +26,19 @@ PARTIALS_NBYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class CutOptions:
-    """What a spec asks of its cut; a 0 is chosen by shape.
+    """How a launch should be cut; 0 means chosen by shape.
 
-    ``split`` parts of the columns times ``groups`` of the rows are the warps of a CTA. It takes
-    ``tiles_each`` tiles of 16 rows, ``per_pass`` before the parts' sums meet; ``stages`` tiles are
-    in a warp's ring. A CTA may take ``shared`` bytes of shared memory, and takes ``least_shared``
-    even if it needs fewer; ``resident``: CTAs that an SM has registers for.
+    The warps of a CTA are ``split`` parts of the columns times ``groups`` of the rows. A CTA takes
+    ``tiles_each`` tiles of 16 rows, ``per_pass`` of them before the sums of the parts are added. A
+    warp's ring has ``stages`` slots. A CTA may take ``shared`` bytes of shared memory and takes at
+    least ``least_shared``. ``resident``: CTAs that an SM has registers for.
 
     There is one CTA for each of ``sms`` SMs. ``fill``: if few SMs are left over, CTAs without rows
     of their own keep them busy (see `fills_sms`).
 
-    The ``cluster`` CTAs (1, 2, 4 or 8) of a cluster share their rows, and each has a part of the
-    columns, so that each has fewer activations to stage. They add up their sums through each
-    other's shared memory, on sm_90 and newer. `Part` then counts clusters, not CTAs.
+    The ``cluster`` CTAs (1, 2, 4 or 8) of a cluster have the same rows, and each has a part of the
+    columns and of the activations. They add their sums through distributed shared memory (sm_90 and
+    newer). `Part` then counts clusters, not CTAs.
     """
 
     split: int = 0
@@ -55,7 +55,7 @@ class CutOptions:
 
     @property
     def clusters(self) -> int:
-        """Clusters (CTAs, where they are of one) for which the launch is cut."""
+        """Clusters (CTAs, if a cluster is one CTA) that the launch is cut for."""
         return max(1, self.sms // self.cluster)
 
 
@@ -65,7 +65,7 @@ class Footprint:
 
     ``tile``: a slot of a ring; ``sums``: a warp's sums of a tile; ``activations`` of the CTA and
     ``warp_activations`` of each warp; ``warp_squares``: a warp's sums of squares. ``partials``:
-    sums of all warps at most, None for all that two slots a warp leave.
+    the most for sums of all warps; None: all that is left beside two slots a warp.
     """
 
     tile: int
@@ -101,8 +101,8 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class ColumnCut:
-    """The columns: ``blocks`` of 8 units, the last perhaps of fewer; of each CTA of a ``cluster``
-    a part, cut into one for each of ``warps``. CTA r of C has blocks r, r + C, ..."""
+    """How columns are cut: ``blocks`` of 8 units, the last perhaps of fewer. CTA r of a ``cluster``
+    of C has blocks r, r + C, ...; ``warps`` share these."""
 
     blocks: int
     cluster: int
@@ -121,7 +121,7 @@ class ColumnCut:
 
 @dataclass(frozen=True, slots=True)
 class TilePart(Part):
-    """A part with its tiles: how many a CTA takes before the sums meet, and each of its warps."""
+    """A part with its tiles: how many a CTA, and each of its warps, takes in a pass."""
 
     tile: Tile
     pass_tiles: int
@@ -130,9 +130,9 @@ class TilePart(Part):
 
 @dataclass(frozen=True, slots=True)
 class RowCut:
-    """The rows: a CTA takes tiles of a matrix in ``passes`` of ``pass_tiles`` at most, after each
-    of which the sums meet; ``warps`` share the tiles of a pass. ``clusters`` of the grid, some
-    perhaps without rows: these work on the last tile instead."""
+    """How rows are cut. A CTA takes tiles of a matrix in ``passes`` of at most ``pass_tiles``;
+    after each pass the warps' sums are added. ``warps`` share the tiles of a pass. ``clusters`` are
+    those of the grid; the ones without rows of their own work on the last tile."""
 
     warps: int
     passes: int
@@ -165,8 +165,8 @@ class RowCut:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A warp's ring of ``slots`` for tiles of ``tile_nbytes``: ``filled`` of them before the wait
-    for earlier launches, with ``pace`` tiles in flight at most (see `PACE_NBYTES`)."""
+    """A warp's ring of ``slots`` for tiles of ``tile_nbytes``. ``filled`` slots are filled before
+    the wait for earlier launches, with at most ``pace`` tiles in flight (see `PACE_NBYTES`)."""
 
     tile_nbytes: int
     slots: int
@@ -176,8 +176,8 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """Where in a CTA's shared memory its activations, the warps' sums of squares and their partial
-    sums (parts of the columns, matrices, tiles of a pass, sums) begin, after the rings; the end."""
+    """Offsets in a CTA's shared memory, which begins with the rings, and its size. ``partials`` are
+    sums of the warps: (parts of the columns, matrices, tiles of a pass, sums)."""
 
     activations: int
     squares: int
@@ -187,8 +187,8 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a launch is cut. ``sharers`` warps have their last block together, each with a part of
-    its tiles."""
+    """How a launch is cut. ``sharers`` warps share their last block, each with a part of its
+    tiles."""
 
     columns: ColumnCut
     rows: RowCut
@@ -210,11 +210,11 @@ def cut_launch(
     pair: int,
     even: bool,
 ) -> Cut:
-    """The cut of a launch: of each matrix a CTA should take so many ``tiles``.
+    """The cut of a launch; ``tiles``: how many tiles of each matrix a CTA should take.
 
-    ``pair``: matrices whose tiles are taken in turn (two if gated). ``even``: warps have about the
-    same share of the columns, else they are as many as can be. It may break the options' limits:
-    the spec refuses it then.
+    ``pair``: matrices whose tiles are taken in turn (two if gated). ``even``: only as many warps as
+    have about the same share of the columns, else as many as possible. The cut may exceed the
+    options' limits; the spec then refuses it.
     """
     most_warps = footprint.most_warps(options.shared)
     columns = _cut_columns(options, layouts[0].row_tiles, most_warps, even)
@@ -260,7 +260,7 @@ def _cut_rows(
     most = max(1, min(options.per_pass or most_tiles, most_tiles) // warps)
     each = [ceil_div(count, warps) for count in tiles]
     passes = ceil_div(max(each), most)
-    if passes > 1:  # of which all matrices have as many
+    if passes > 1:  # the same number for every matrix
         each = [ceil_div(max(each), passes)] * len(each)
     cta_rows = [TILE_ROWS * passes * warps * n for n in each]
     parts = tuple(
@@ -274,7 +274,7 @@ def _cut_rows(
 
 
 def _lay_out(rings: int, activations: int, squares: int, partials: int) -> SharedMemory:
-    """The sizes of what lies side by side, in that order."""
+    """The offsets, from the sizes in bytes of what lies side by side in this order."""
     squares_at = rings + activations
     partials_at = squares_at + squares
     return SharedMemory(rings, squares_at, partials_at, partials_at + partials)

@@ -28,8 +28,8 @@ class CtaTile:
     ``units`` is the number of threads, each of which unpacks one unit a step. ``warps_batch``
     warps share the batch rows, the others the rows; a warp's part is a multiple of 16 x 8.
     Loads run ``depth`` steps ahead, in registers: small tiles wait for memory, not for the tensor
-    cores. A step of several units is then an even number of them: half-bytes that two units share
-    are told apart by a parity that must not change.
+    cores. If ``depth`` is more than 1, ``units`` is even: two units share bytes of half-bytes,
+    and which half a thread takes must be the same in every step.
     """
 
     batch: int
@@ -84,7 +84,7 @@ class CtaTile:
 
     @property
     def stride(self) -> int:
-        """Bytes of a row in shared memory: 16 more than its halves take, so that eight rows' 16
+        """Bytes of a row in shared memory: 16 more than its f16 values take, so that eight rows' 16
         bytes at the same column lie in different banks."""
         return 2 * UNIT * self.units + 16
 
@@ -104,7 +104,7 @@ class CtaTile:
         return 2 * self.stage_bytes
 
 
-#: The tiles to choose from, by falling use that is made of an unpacked weight and a load.
+#: The tiles to choose from; the first ones use an unpacked weight and a loaded value most often.
 TILES = (
     CtaTile(128, 128, 1, 2),
     CtaTile(64, 128, 1, 2),
@@ -114,7 +114,7 @@ TILES = (
     CtaTile(16, 64, 2, 1, depth=4),
     CtaTile(16, 32, 4, 1, depth=4),
 )
-#: Bytes of a plane that a thread may have in registers with the first of the tiles; and with any.
+#: The most bytes of a plane that a thread has registers for: with the first tile, with the others.
 MAX_RAW_LARGEST, MAX_RAW = 32, 128
 
 
@@ -124,8 +124,8 @@ def widest(fmt: Format) -> int:
 
 
 def choose_tile(fmt: Format, rows: int, batch: int) -> CtaTile:
-    """The first tile that is not twice as high as the batch and leaves enough CTAs; where none
-    does, the one that leaves the most. The largest has no registers left for unquantised weights.
+    """The first tile that is not twice as high as the batch and gives enough CTAs; where none
+    does, the one that gives the most. The largest has no registers left for unquantised weights.
     """
     tiles = TILES if widest(fmt) <= MAX_RAW_LARGEST else TILES[1:]
     fitting = [t for t in tiles if t.batch < 2 * max(batch, 9)]
@@ -141,11 +141,10 @@ class Gemm(KernelSpec):
     """Matrix product y[b] = W x[b] (+ bias) on tensor cores, W (rows, cols) of any type, repacked.
 
     Weights (unpacked in f32) and activations are rounded to f16, products and sums are f32. Values
-    above 65504 become infinite; those below 6e-5 keep a multiple of 6e-8, so that they are off by
-    3e-8 at most, which is nothing beside weights and activations of an ordinary size. Therefore
-    BF16 weights go to f16, too: bf16 products would round the activations to 8 bits.
-    y[b] has the same bits whatever the rest of the batch is. ``tile`` is None for the choice by
-    shape.
+    above 65504 become infinite. Those below 6e-5 become multiples of 6e-8, an error of at most
+    3e-8, which is nothing beside weights and activations of usual size. Therefore BF16 weights are
+    rounded to f16, too: bf16 products would round the activations to 8 bits.
+    y[b] has the same bits whatever the rest of the batch is. ``tile`` None: chosen by shape.
     """
 
     format: Format

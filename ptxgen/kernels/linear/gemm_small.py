@@ -20,9 +20,9 @@ from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
-#: Tiles of a warp, the last of a block, that it asks for after its next block's activations, which
-#: would else wait for them. On an H200 a step of 4 and of 8 sequences of an 8B Q4_K_M model takes
-#: 1.52 and 1.76 ms with none, 1.50 and 1.75 with one, 1.48 and 1.73 with two or three.
+#: How many of a block's last tiles a warp loads only after its next block's activations, which
+#: would otherwise wait for them. On an H200 a step of 4 and of 8 sequences of an 8B Q4_K_M model
+#: takes 1.52 and 1.76 ms with none, 1.50 and 1.75 with one, 1.48 and 1.73 with two or three.
 LATE_TILES = 2
 
 
@@ -38,13 +38,13 @@ class GemmSmall(TiledSpec):
     ``summarises``, with a residual: the launch begins the norm that follows. It leaves ``scaled``,
     y times the weights ``next_norm``, and a summary: of every 16 values the largest of these, and
     the sum of the squares of y (`_linear_summary.j2`). ``summarised``, with ``eps``: x is such a
-    ``scaled``, with its summary. Every CTA rounds x itself: that is then half the work.
+    ``scaled``, with its summary. Every CTA rounds all of x: with a summary that is half the work.
 
-    Raises PtxgenError for other batches, for unquantised types, for a summary of rows that are no
-    multiple of 16 or without a residual, and for one of activations that are not normalised.
+    Raises PtxgenError for other batches, for unquantised types, for ``summarises`` without a
+    residual or with rows that are no multiple of 16, and for ``summarised`` without ``eps``.
     """
 
-    resident: int = 1  # targets before sm_90 need the registers, and run no launch ahead
+    resident: int = 1  # before sm_90 no launch starts early, and the registers are needed
     batch: int = MAX_BATCH
     summarised: bool = False
     summarises: bool = False
@@ -106,9 +106,9 @@ class GemmSmall(TiledSpec):
 
     @cached_property
     def cut(self) -> Cut:
-        """With as many warps as there can be: rounding activations takes longer than loading their
-        tiles. All shared memory is for partial sums: with a pass more, activations may have to be
-        rounded again.
+        """With as many warps as possible: rounding activations takes longer than loading their
+        tiles. All shared memory that is left is for partial sums: in a further pass activations may
+        have to be rounded again.
         """
         footprint = Footprint(
             tile=self._slot_nbytes,
@@ -119,11 +119,11 @@ class GemmSmall(TiledSpec):
         )
         cut = cut_launch(self, self.layouts, footprint, self._tiles, self.pair, even=False)
         late = self.pair * _late_rounds(cut, self.pair)
-        # One tile at a time is in flight: the activations of several vectors would wait for more.
-        # With two, on an H200, four sequences of an 8B Q4_K_M model take 1.74 ms a step in place of
-        # 1.68, eight 1.88 in place of 1.85.
+        # One tile at a time is in flight: with more, the activations of several vectors would wait.
+        # On an H200 a step of 4 sequences of an 8B Q4_K_M model takes 1.68 ms with one tile, 1.74
+        # with two; a step of 8 sequences 1.85 and 1.88.
         ring = replace(cut.ring, pace=1, filled=cut.ring.slots - late)
-        # No sharers where x is normalised: each would add the squares of the block.
+        # No sharers where x is normalised: each would count the squares of the block.
         return replace(cut, ring=ring, sharers=1 if self.normed else _sharers(cut))
 
     @property
@@ -142,8 +142,8 @@ class GemmSmall(TiledSpec):
 
     @property
     def late_rounds(self) -> int:
-        """Rounds of tiles, one of each of a pair, that a warp asks for after each of its blocks'
-        activations: see `LATE_TILES`."""
+        """Rounds of a block's tiles (one of each matrix of a pair) that a warp loads after its next
+        block's activations: see `LATE_TILES`."""
         return (self.cut.ring.slots - self.cut.ring.filled) // self.pair
 
     @property
@@ -154,7 +154,7 @@ class GemmSmall(TiledSpec):
 
     @property
     def sum_lanes(self) -> int:
-        """Of the four lanes of a row, those whose vectors exist."""
+        """How many of a row's four lanes have vectors."""
         return ceil_div(self.batch, self.lane_vectors)
 
     @property
@@ -179,10 +179,11 @@ class GemmSmall(TiledSpec):
 
     @property
     def tolerance(self) -> Tolerance:
-        """A step is the largest of 256 / 32639: of standard normal activations 3.0, of products of
-        two (with ``norm``) 5.0. The RMS error, 1 / sqrt(12) of it, is 3e-5 or 5e-5 of theirs, and
-        the worst of many products is off by as much of the largest one; three times that where
-        there are few. Gated, the relative errors of both factors add up.
+        """Activations are rounded to multiples of the largest of 256 / 32639. The largest is about
+        3.0 if they are standard normal, 5.0 if they are products of two such (with ``norm``). The
+        RMS error, 1 / sqrt(12) of a multiple, is 3e-5 or 5e-5 of them. The worst of many products
+        is off by as much of the largest product, of few by three times that. Gated, the relative
+        errors of both factors add up.
         """
         return Tolerance(rtol=3e-4 if self.gated else 1.5e-4, atol=5e-4)
 
@@ -267,7 +268,7 @@ class GemmSmall(TiledSpec):
 
 
 def _late_rounds(cut: Cut, pair: int) -> int:
-    """None where a warp has but one block."""
+    """0 where a warp has only one block."""
     if cut.columns.warp_blocks == 1:
         return 0
     fewest = min(part.warp_tiles for part in cut.rows.parts)
@@ -275,11 +276,11 @@ def _late_rounds(cut: Cut, pair: int) -> int:
 
 
 def _sharers(cut: Cut) -> int:
-    """Warps that have their last block together, where there is one pass.
+    """How many warps share their last block; 1 unless there is one pass and the blocks fit.
 
-    In an 8B model's longest rows 8 warps have 28 blocks. On an H200 a step of 4 sequences takes
-    1.44 ms so and 1.48 otherwise (Q4_K_M); one of 8, where rounding a block twice outweighs it,
-    1.69 and 1.68.
+    In an 8B model's longest rows 8 warps have 28 blocks. On an H200 (Q4_K_M) a step of 4 sequences
+    takes 1.44 ms with sharers and 1.48 without. A step of 8 takes 1.69 and 1.68: rounding a block
+    twice costs more than sharing its tiles saves.
     """
     columns, rows = cut.columns, cut.rows
     over = columns.cta_blocks % columns.warps

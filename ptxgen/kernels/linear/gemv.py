@@ -16,7 +16,7 @@ from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
-#: With fewer warps `GemvF32` is faster: each warp would have many activations to round.
+#: With fewer warps `GemvF32` is faster: each warp has too many activations to round.
 LEAST_WARPS = 4
 #: Registers of a thread, at most: with more, older assemblers' code spills.
 MAX_REGISTERS = 170
@@ -32,8 +32,8 @@ class Gemv(TiledSpec):
 
     ``activations``: "f32", or "i16" for quantised weights: rounded to multiples of the largest in
     each 32 columns / 32639, relative error 2e-5, and multiplied with the quants exactly on tensor
-    cores. Sums are f32. ``alone``: for a launch that overlaps no earlier one: it loads activations
-    before weights.
+    cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads activations before
+    weights.
 
     Raises PtxgenError for "i16" with unquantised types.
     """
@@ -51,8 +51,8 @@ class Gemv(TiledSpec):
 
     @staticmethod
     def fits(formats: Iterable[Format], cols: int, activations: Activations, shared: int) -> bool:
-        """Whether so much shared memory has room for the activations and the tiles of enough warps,
-        and these have registers for the activations.
+        """Whether ``shared`` bytes of shared memory have room for the activations and the tiles of
+        enough warps, and these warps have registers for the activations.
         """
         warps = _footprint(formats, cols, 1, activations).most_warps(shared)
         return warps >= LEAST_WARPS and 8 * ceil_div(ceil_div(cols, TILE_COLS), warps) + 16 <= min(
@@ -66,7 +66,7 @@ class Gemv(TiledSpec):
 
     @property
     def lane_blocks(self) -> int:
-        """Blocks of which a warp prepares the activations, and each lane eight."""
+        """Blocks whose activations a warp prepares, eight of each block in a lane."""
         return ceil_div(self.cut.columns.cta_blocks, self.cut.warps)
 
     @property

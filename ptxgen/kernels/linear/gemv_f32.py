@@ -18,7 +18,7 @@ from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, UNIT
 from urdir.ptxgen.weights.layout import TILE_ROWS
 
-#: Sums that a thread may hold (rows of its own x batch rows): registers bind beyond that.
+#: Sums that a thread may hold (rows of its own x batch rows): more do not fit in registers.
 MAX_SUMS = 16
 #: Bytes of raw weights in a thread's registers, at most, unless a unit of one row takes more.
 MAX_RAW = 128
@@ -32,10 +32,10 @@ PANEL_NBYTES = 47 * 1024
 
 
 def choose_rows(total: int, choices: Sequence[int]) -> int:
-    """Rows of a warp at a time, of ``choices``.
+    """How many rows a warp takes at a time, one of ``choices``.
 
-    The more the better, as long as all warps of a big GPU have about the same share of the
-    ``total`` rows: within 5 % of what the best number does.
+    The most with which all warps of a big GPU have about the same share of the ``total`` rows:
+    within 5 % of the best number.
     """
     cost = {r: r * ceil_div(total, SMS * SM_WARPS * r) for r in choices}
     return max(r for r in cost if 20 * cost[r] <= 21 * min(cost.values()))
@@ -43,8 +43,8 @@ def choose_rows(total: int, choices: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """The activations that are in shared memory at a time: ``units`` of each vector, all or a power
-    of two; ``count`` of these are a row."""
+    """The activations that are in shared memory at a time: ``units`` of each vector (all, or a
+    power of two). ``count`` panels are a row."""
 
     units: int
     count: int
@@ -153,7 +153,7 @@ class GemvF32(LinearSpec):
         return max(1, min(4, raw, sums if self.batch > 1 else 4) // self.pair)
 
     def _rows_choices(self, most: int) -> list[int]:
-        """Numbers of rows that lie together in every matrix, so that no warp has others."""
+        """Numbers of rows that divide a tile and every matrix: no warp then has rows of two."""
         matrices = (self.rows, *(rows for _, rows in self.others))
         return [r for r in range(1, most + 1) if not any(n % r for n in (TILE_ROWS, *matrices))]
 
@@ -183,8 +183,8 @@ class GemvF32(LinearSpec):
     def tolerance(self) -> Tolerance:
         """Rounding of the sums, 2e-7 to 6e-7 of the largest output measured.
 
-        The sum of a single row may cancel: ``atol`` is one rounding of a term of about 30, what
-        random weights and activations make.
+        The sum of a single row may cancel: ``atol`` is one rounding of a term of about 30, the
+        size that random weights and activations give.
         """
         return Tolerance(rtol=5e-6 if self.gated else 2e-6, atol=2e-6)
 

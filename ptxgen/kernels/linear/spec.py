@@ -18,8 +18,7 @@ from urdir.ptxgen.weights.layout import Layout
 MAX_BATCH = 8
 #: SMs of a big GPU, for which a launch is cut.
 SMS = 132
-#: Bytes of shared memory that a CTA takes where nothing else is said: every GPU since sm_75 has
-#: as many.
+#: Bytes of shared memory that a CTA takes by default: every GPU since sm_75 has as many.
 SHARED_NBYTES = 64 * 1024
 
 
@@ -59,7 +58,7 @@ class Part:
 
 
 def side_by_side(layouts: Sequence[Layout], cta_rows: Sequence[int]) -> tuple[Part, ...]:
-    """The matrices as parts of a grid, one after the other; a CTA takes so many rows of each."""
+    """The matrices as parts of a grid, one after the other; a CTA takes ``cta_rows`` of each."""
     parts: list[Part] = []
     for number, (layout, rows) in enumerate(zip(layouts, cta_rows, strict=True)):
         first = parts[-1].first_cta + parts[-1].ctas if parts else 0
@@ -71,7 +70,7 @@ def side_by_side(layouts: Sequence[Layout], cta_rows: Sequence[int]) -> tuple[Pa
 class LinearSpec(KernelSpec):
     """y[b] = W x[b] (+ bias), W (rows, cols) repacked, for ``batch`` activation vectors.
 
-    ``eps``: x is RMS-normalised first and multiplied with ``norm``. ``residual``: is added to y.
+    ``eps``: x is RMS-normalised first and multiplied with ``norm``. ``residual`` is added to y.
     ``gated``: y = silu(W x) * (U x), U (``up``) like W. ``others``: (format, rows) of more matrices
     for the same x, each with its own y.
     """
@@ -173,7 +172,7 @@ class LinearSpec(KernelSpec):
         return tuple(params)
 
     def multiplied(self, **inputs: Any) -> Array:
-        """What is multiplied with the weights, f64: x, normalised where there is a norm."""
+        """The vectors that the weights multiply, f64: x, normalised where there is a norm."""
         x: Array = inputs["x"].astype(np.float64)
         if self.eps is not None:
             x *= inputs["norm"] / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.eps)

@@ -14,11 +14,11 @@ from urdir.ptxgen.target import since
 
 @dataclass(frozen=True)
 class TiledSpec(CutOptions, LinearSpec):
-    """A linear kernel with the options of its cut. Raises PtxgenError for a cut that cannot be."""
+    """A linear kernel with the options of its cut. Raises PtxgenError for an impossible cut."""
 
-    #: Tiles that a warp has yet to ask for when the next launch may start: its CTAs take a while to
-    #: be there, and earlier their loads would only delay this launch's. Measured on an H200, 8B
-    #: Q4_K_M.
+    #: Tiles that a warp has yet to load when it lets the next launch start. CTAs take a while to
+    #: start; if they started earlier, their loads would delay those of this launch. Measured on an
+    #: H200, 8B Q4_K_M.
     tiles_left = 1
 
     def __post_init__(self) -> None:
