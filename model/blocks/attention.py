@@ -1,10 +1,10 @@
 """Attention in a plan: queries and keys turned, keys and values appended, each row attends to its
 sequence.
 
-``incremental_attention_into`` is what a layer calls. Which kernel serves it is decided when the
-plan is built, by ``ptxgen.attention_choice`` from the shape, the length bucket and the device. In a
-decode step that kernel turns and appends the rows' own tokens itself; the rows of a prompt, which
-attend to each other, are appended before.
+A layer calls ``incremental_attention_into``. When the plan is built, the kernel is chosen from the
+shape, the length bucket and the device (``ptxgen.kernels.attention.choice``). In a decode step that
+kernel turns and appends the rows' own tokens itself; the rows of a prompt, which attend to each
+other, are appended before.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LayerAttention:
 
     @property
     def token(self) -> dict[str, Region]:
-        """What the rows bring along: k, v, and what k is turned by."""
+        """The rows' own k and v, and the frequencies that k is turned by."""
         assert self.frequencies is not None
         return {"k": self.work["k"], "v": self.work["v"], "frequencies": self.frequencies}
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from urdir.driver.plan import Plan
     from urdir.driver.properties import DeviceProperties
 
-# One object for equal kernels: layers share what is worked out for each.
+# One object for equal kernels, with its cached properties.
 _gemm = lru_cache(maxsize=256)(Gemm)
 _add = lru_cache(maxsize=64)(Add)
 _swiglu = lru_cache(maxsize=64)(SwiGLU)
@@ -48,7 +48,7 @@ class Activations:
     summary: Slice | None = None
 
     def has_begun(self, norm: Slice | None) -> bool:
-        """Whether that norm, if there is one, was begun."""
+        """Whether the launch that made the vectors has begun this norm."""
         return norm is not None and norm is self.norm
 
 
@@ -178,7 +178,7 @@ class Products:
         return takes_gemm(self.rows, self.exact)
 
     def _request(self, batch: int, *matrices: Matrix) -> LinearRequest:
-        """So many vectors times all of the matrices, and nothing else."""
+        """``batch`` vectors times all of the matrices, without norm or residual."""
         shapes = tuple((matrix.format, matrix.rows) for matrix in matrices)
         return LinearRequest(self.limits, shapes, matrices[0].cols, batch, self.exact)
 
@@ -213,7 +213,7 @@ class Products:
 
 
 def device_limits(properties: DeviceProperties) -> Limits:
-    """What the choice of a kernel has to know of a device."""
+    """The sizes of a device that the choice of a kernel depends on."""
     return Limits(
         properties.sm_count,
         properties.shared_per_sm,
@@ -234,7 +234,7 @@ def _given(**arguments: Slice | None) -> dict[str, Slice]:
 def _vectors(
     kernel: LinearSpec, x: Activations, norm: Slice | None, first: int
 ) -> dict[str, Slice]:
-    """What a launch takes in of the vectors from ``first`` on."""
+    """The arguments of a launch for the vectors from ``first`` on."""
     if kernel.summarised:
         return _given(x=x.scaled, x_summary=x.summary)
     return _given(x=_rows_of(x.x, first, kernel.batch, kernel.cols), norm=norm)

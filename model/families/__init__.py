@@ -1,1 +1,1 @@
-"""What a model is made of, as data."""
+"""Descriptions of models as data."""

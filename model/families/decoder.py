@@ -1,4 +1,4 @@
-"""The decoder that llama, qwen2 and qwen3 are: all layers alike, softmax attention and SwiGLU.
+"""The decoder of llama, qwen2 and qwen3: all layers alike, softmax attention and SwiGLU.
 
     x += O attention(rope(norm(Q x')), rope(norm(K x')), V x')        x' = RMSNorm(x)
     x += down(silu(gate x') * up x')                                  x' = RMSNorm(x)
@@ -13,9 +13,9 @@ al. 2023, arXiv 2305.13245). Metadata keys, under the architecture's name:
     rope.*                                                      see `rope.read_rope`
     expert_count                                                refused unless 0
 
-What a file may have or lack is seen by its tensors: an output matrix (else the embedding is used
+The tensors of a file show which optional parts it has: an output matrix (else the embedding is used
 again), its bias, RoPE factors, biases of Q, K and V, norms of queries and keys. The first layer
-speaks for all.
+stands for all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a model is made of, as plain data: a family writes it, everything else reads it.
+"""The description of a model as plain data: a family makes it, everything else reads it.
 
-A layer is a token mixer and a feed-forward network, each before it an RMSNorm and after it the
-residual. What differs from layer to layer stands in the layer's own description.
+A layer is a token mixer and a feed-forward network, each with an RMSNorm before it and a residual
+after it. Whatever may differ between layers is in the layer's own description.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Config:
 
     @classmethod
     def from_gguf(cls, gguf: ModelFile) -> Config:
-        """What a file says; see `registry.read_config`."""
+        """The description of a file; see `registry.read_config`."""
         from urdir.model.families.registry import read_config
 
         return read_config(gguf)

@@ -12,5 +12,5 @@ from urdir.model.families.reader import Reader
 
 
 def describe(file: Reader) -> Config:
-    """What the file says."""
+    """The description of a file of this architecture."""
     return read_decoder(file, "half")

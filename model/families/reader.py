@@ -38,8 +38,8 @@ class Reader:
     def of(cls, file: ModelFile) -> Self:
         """The reader of a file. Raises ConfigError where it names no architecture.
 
-        Every layer has tensors. With one layer more than the file has tensors, one is missing and
-        the file is refused for that; a claim of billions of layers costs nothing before.
+        Every layer has tensors. A file that claims more layers than it has tensors is read with one
+        layer more than tensors, and then refused: a claim of billions of layers costs nothing.
         """
         stored = {name: tensor.shape for name, tensor in file.tensors.items()}
         return cls(file.metadata, file.architecture, stored, len(stored) + 1)

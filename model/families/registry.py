@@ -37,7 +37,7 @@ def read_config(file: ModelFile) -> Config:
 
 
 def describe(file: Reader) -> Config:
-    """What the family of ``file`` makes of it; tensors are not checked yet."""
+    """The description that the family of ``file`` makes; tensors are not checked yet."""
     architecture = file.architecture
     if architecture not in FAMILIES:
         raise UnsupportedError(

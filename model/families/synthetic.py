@@ -50,8 +50,8 @@ SHAPES = {
     "qwen2.5-7b": Shape("qwen2", 28, 3584, 28, 4, 128, 18944, 152064, 1e6, False),
     "qwen3-8b": Shape("qwen3", 36, 4096, 32, 8, 128, 12288, 151936, 1e6, False),
 }
-#: What a tensor becomes whose rows are no multiple of its type's block, as llama.cpp's quantiser
-#: has it.
+#: The type of a tensor whose rows are no multiple of its type's block, as llama.cpp's quantiser
+#: chooses it.
 _FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "Q2_K": "Q4_0", "Q3_K": "Q4_0"}
 #: The role of a tensor that files of an architecture have, though llama's do not.
 _FIRST_LAYER = {"qwen2": "q_bias", "qwen3": "q_norm"}
@@ -91,12 +91,12 @@ class SyntheticModel(Owner):
             self.tensors[spec.name] = Tensor(spec.name, fmt.ggml_type, spec.shape, 0, nbytes, data)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing to close."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatedBlocks:
-    """Bytes of a tensor that repeats a pool of random blocks; slices are made when asked for."""
+    """Bytes of a tensor that repeats a pool of random blocks; a slice is made when it is read."""
 
     pool: Bytes
     nbytes: int = 0
@@ -147,7 +147,7 @@ def _metadata(shape: Shape, name: str) -> dict[str, Any]:
 
 
 def _reader(shape: Shape, metadata: Metadata) -> Reader:
-    """What a family reads: of the tensors those alone that say what such a file has."""
+    """The reader for a family; it lists only the tensors that show which optional parts exist."""
     stored: dict[str, tuple[int, ...]] = {tensor_name("embedding"): (shape.vocab, shape.hidden)}
     if not shape.tied:
         stored[tensor_name("output")] = (shape.vocab, shape.hidden)

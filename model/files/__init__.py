@@ -1,1 +1,1 @@
-"""What a model file is, wherever it comes from."""
+"""Model files and their metadata."""

@@ -1,4 +1,4 @@
-"""The GGUF reader: memory-mapped, versions 2 and 3, hostile input until proven good.
+"""The GGUF reader: memory-mapped, versions 2 and 3; it trusts no byte of the file.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Little endian:
 
@@ -93,8 +93,8 @@ class Gguf:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Map and read `path`.
 
-        Raises GgufError for what is no readable, well-formed file, UnsupportedError for a good
-        file that this reader does not take (big endian, split, an unknown tensor type).
+        Raises GgufError for a file that cannot be read or is not well formed, UnsupportedError for
+        a good file that this reader does not take (big endian, split, an unknown tensor type).
         """
         self.path = Path(path)
         mapping = _map(self.path)
@@ -268,7 +268,7 @@ def _read_array(cursor: _Cursor, depth: int) -> Value:
 
 
 def _read_strings(cursor: _Cursor, count: int) -> StringArray:
-    """Walk over the lengths of `count` strings: the one loop that a large vocabulary feels."""
+    """Walk over the lengths of `count` strings: the loop that is slow for a large vocabulary."""
     start = position = cursor.position
     buffer, length = cursor.buffer, _U64.unpack_from
     ends = array("Q")

@@ -17,7 +17,7 @@ _D = TypeVar("_D")
 
 
 class StringArray(Sequence[str]):
-    """Strings inside a GGUF file, decoded only when asked for.
+    """Strings inside a GGUF file, each decoded when it is read.
 
     A vocabulary holds some 300,000 strings and most commands look at none of them: the reader only
     walks their lengths. Bytes that are no UTF-8 become U+FFFD.

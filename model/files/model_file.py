@@ -1,4 +1,4 @@
-"""What the rest of the package needs of a model file, whether it is read or made up."""
+"""What the rest of the package needs of a model file, be it read or synthetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The read bandwidth that a device has at that moment: what every other speed is a share of."""
+"""The read bandwidth of a device at the moment: other speeds are given as shares of it."""
 
 from __future__ import annotations
 

@@ -52,16 +52,15 @@ class BenchRow:
     followed by the number of sequences where it is not one (``tg128 x 4``).
 
     ``tokens_per_second`` (mean of the runs) and its standard ``deviation`` count the tokens of all
-    sequences. ``ms_per_token`` is its inverse, ``ms_per_step`` what a step takes that makes one
+    sequences. ``ms_per_token`` is its inverse, ``ms_per_step`` the time of a step, which makes one
     token of each sequence. With several sequences, what follows is a token's share of a step.
 
-    Decoding only (None for prompts, whose tokens share one reading of the weights):
-    ``bytes_per_token`` that must be read (`bytes_per_step`), ``moved_per_token`` that the launches
-    of the plan say they move, ``gb_per_s`` and ``share`` of the read bandwidth that reading the
-    former takes, and ``host_us_per_token``: wall-clock time of the decoding loop minus the time
-    blocked in waiting for the device, so all that Python and the driver calls take to queue a step
-    and to fetch its token. As long as a step takes longer than that, the device does not
-    wait for the host.
+    The rest is for decoding only (None for prompts, whose tokens share one reading of the weights).
+    ``bytes_per_token`` must be read (`bytes_per_step`); ``gb_per_s`` is the rate of that, and
+    ``share`` its share of the read bandwidth. ``moved_per_token`` bytes are moved according to the
+    plan's launches. ``host_us_per_token`` is the wall-clock time of the decoding loop minus the
+    time spent waiting for the device: what Python and the driver calls take to queue a step and to
+    fetch its token. As long as a step takes longer than that, the device does not wait for the host.
     """
 
     test: str
@@ -113,7 +112,7 @@ def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
 def bench(
     session: Session, gguf: ModelFile, bandwidth: float, case: BenchCase
 ) -> Iterator[BenchRow]:
-    """Time what ``case`` asks for, on a session with as many sequences; ``bandwidth`` in bytes per
+    """Time ``case`` on a session with as many sequences; ``bandwidth`` in bytes per
     second.
 
     One untimed run of each comes first: modules are loaded and graphs recorded in it.

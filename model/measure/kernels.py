@@ -33,7 +33,7 @@ TYPES = ("Q4_K", "Q6_K", "Q8_0", "F16")
 #: (rows, cols): Q, K and V of an 8B Llama, gate and up, down, output.
 GPU_SHAPES = ((6144, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
 EMULATOR_SHAPES = ((48, 512), (8, 1024))
-#: Bytes of weights in turn: far more than any L2 cache holds.
+#: Bytes of weights that a chain reads in turn: far more than any L2 cache holds.
 GPU_TURN_BYTES, EMULATOR_TURN_BYTES = 500_000_000, 100_000
 _ALIGNMENT = 256
 _CHAINS = 7
@@ -67,9 +67,10 @@ def bench_matvecs(
     shapes: Sequence[tuple[int, int]] | None = None,
     turn_bytes: int | None = None,
 ) -> Iterator[MatvecRow]:
-    """Time the product of every type and shape, for launches that run ``alone``, else as decode
-    steps have it: 16-bit activations where weights are quantised, a residual where
-    there are fewer rows than columns (as in ffn_down), no norm.
+    """Time the product of every type and shape, in launches that run ``alone``.
+
+    Otherwise they are as in decode steps: 16-bit activations where weights are quantised, a
+    residual where there are fewer rows than columns (as in ffn_down). There is no norm.
 
     Shapes and ``turn_bytes`` default to those of an 8B model on a GPU, to tiny ones on the
     emulator. Raises OutOfMemoryError where a few copies of the largest matrix have no room.

@@ -88,7 +88,7 @@ def model_kernels(
     tokens use on a GPU of ``target`` with ``sm_count`` SMs, in order of first use.
 
     Only the metadata and the tensors' types and shapes of ``gguf`` are looked at. Raises ModelError
-    for a context or target that cannot be, PtxgenError for shapes that no kernel handles.
+    for an impossible context or target, PtxgenError for shapes that no kernel handles.
     """
     with paper_device(target, sm_count) as device:
         weights = Weights(gguf, config, device)

@@ -1,4 +1,4 @@
-"""What it takes until the first token: kernels, weights, and a process from its start."""
+"""The time to the first token: kernels, weights, and a whole process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def bench_startup(
     it with nothing cached, in threads; ``warm`` loads it from a folder of cubins. Loading is from
     the file in the page cache to weights that are ready on the device. The process is ``urdir run``
     from its start to its first byte of output, the second time in a row, so that file and kernels
-    are cached; none where ``source`` is made up. Raises ModelError when that run fails.
+    are cached; left out where ``source`` is synthetic. Raises ModelError when that run fails.
     """
     with Engine.open(
         source, device=device_name, cache_folder=cache_folder
@@ -84,7 +84,7 @@ def _specs(engine: Engine) -> Sequence[KernelSpec]:
 
 def _render(specs: Sequence[KernelSpec], target: str) -> tuple[list[StartupRow], Sequence[str]]:
     """All texts, and the time that a process takes to render them, and to compile templates."""
-    _render_afresh(specs, target)  # compiles what is not
+    _render_afresh(specs, target)  # compiles the templates that are not compiled yet
     seconds, texts = _render_afresh(specs, target)
     with tempfile.TemporaryDirectory() as folder:
         modules = Path(folder) / "compiled"

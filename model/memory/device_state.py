@@ -1,4 +1,4 @@
-"""What changes from token to token: device memory that kernels read and advance.
+"""The state that changes with every token, in device memory that kernels read and advance.
 
 A step processes *rows*, each the token at ``position[r]`` of sequence ``sequence[r]``; a position
 of ``IDLE`` marks a row without work.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Words = npt.NDArray[np.uint32]
 
 IDLE = 0xFFFFFFFF
-#: Tokens of a row that the host may be late in reading: a power of two.
+#: How many tokens of a row the host may be late in reading: a power of two.
 MAILBOX_SLOTS = 8
 
 

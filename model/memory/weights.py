@@ -41,12 +41,12 @@ class Matrix:
 
     @property
     def rows(self) -> int:
-        """Values of a product."""
+        """Values of the result."""
         return self.layout.rows
 
     @property
     def cols(self) -> int:
-        """Values that a product takes."""
+        """Values of the input."""
         return self.layout.cols
 
 

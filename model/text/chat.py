@@ -5,7 +5,7 @@ forges a turn by typing one. To tell the two apart in the rendered text, each ch
 message that begins the text of a control token (or a part of one at the message's end) is replaced
 by a stand-in from Unicode's private use area before rendering; afterwards the stand-ins are turned
 back and their places are what `Tokenizer.encode` takes as `opaque`. Whatever a template does to
-contents (trims, cuts, joins, compares), a stand-in goes along as an ordinary character, and the
+contents (trims, cuts, joins, compares), a stand-in is treated as an ordinary character, and the
 rest of the text is still encoded in one piece with the markup around it, as the model was trained.
 
 Limits: a template does not see control tokens that stand in contents (it cannot cut at them), and

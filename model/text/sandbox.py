@@ -22,8 +22,8 @@ _INHERITED = ("SYSTEMROOT", "LD_LIBRARY_PATH", "TZ")
 
 
 class TemplateProcess(Owner):
-    """Renders templates in a process with limits (2 s, 512 MB, 1 MB of output), which is given
-    nothing of this one's environment that may be secret.
+    """Renders templates in a process with limits (2 s, 512 MB, 1 MB of output). It gets none of
+    this process's environment variables but a few harmless ones.
 
     The process starts with the first rendering, stays for the next, and is replaced after it had
     to be killed. Not for use by two threads at once.
@@ -71,7 +71,7 @@ class TemplateProcess(Owner):
                     _close_quietly(pipe)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # By path, not -m: it must start even where only this process knows the way to urdir.
+        # By path, not -m: it must start even where only this process can find urdir.
         # -P: its own folder must not hide packages (gguf). A session of its own: no Ctrl-C.
         script = str(Path(__file__).with_name("sandbox_worker.py"))
         self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The process that renders chat templates, which come from strangers (run as a script by chat.py).
+"""The process that renders chat templates, which come from strangers (started by sandbox.py).
 
 Jinja's sandbox keeps a template from reaching Python, but bounds neither time nor memory: this
 process limits its own memory, and its parent kills it after a time. It imports nothing of urdir.

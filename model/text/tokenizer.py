@@ -1,6 +1,6 @@
 """Text to tokens and back, from a GGUF file's own vocabulary.
 
-Two families, both merged by the BPE of the `tokenizers` library: byte-level BPE ("gpt2") with the
+Two kinds, both merged by the BPE of the `tokenizers` library: byte-level BPE ("gpt2") with the
 file's merges, and SentencePiece's BPE ("llama"), whose merges follow from the scores.
 
 Tokens with a role ("<|im_end|>") are cut out of the text beforehand, where they may be: nowhere in
@@ -120,7 +120,7 @@ class Tokenizer:
         return [text for text, _ in self._control]
 
     def is_control(self, token_id: int) -> bool:
-        """True for what is never printed: control tokens, the unknown token, padding rows.
+        """True for tokens that are never printed: control tokens, the unknown token, padding rows.
 
         An embedding may have more rows than the vocabulary has tokens; those rows have no text.
         """

@@ -1,4 +1,4 @@
-"""The two families of tokenisers that GGUF files hold, over the `tokenizers` library's BPE."""
+"""The two kinds of tokenisers that GGUF files hold, over the `tokenizers` library's BPE."""
 
 from __future__ import annotations
 

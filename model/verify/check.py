@@ -146,10 +146,10 @@ class _Eager:
 
 
 def _check_launches(name: str, device_name: str, open_engine: OpenEngine) -> CheckRow:
-    """Every launch of a prompt step and of a decode step, given what it found in memory.
+    """Every launch of a prompt step and of a decode step, checked on the inputs that it found.
 
     Not fused: a key that is turned and rounded in one launch may be rounded the other way by its
-    reference, whose sines are others.
+    reference, whose sines differ a little.
     """
     tracing = _Tracing()
     with open_engine(device_name) as engine:

@@ -212,9 +212,9 @@ def targets(spec: KernelSpec) -> list[str]:
 
 @functools.cache
 def texts(spec: KernelSpec) -> dict[str, str]:
-    """Target -> PTX, of the targets for which the text is another one (but for its head).
+    """Target -> PTX: one target for every different text; its head does not count.
 
-    Of several with one text it is the newest: what it promises there, it promises on all.
+    Of several targets with one text it is the newest: what holds there holds for all.
     """
     found: dict[str, str] = {}
     seen = set()

@@ -1,7 +1,7 @@
 """Looking at a step launch by launch: time by phase, summaries of tensors layer by layer.
 
-Both run the very plan that is otherwise replayed as a graph, launch by launch; turned off, nothing
-of them is left.
+Both run the very plan that is otherwise replayed as a graph, launch by launch; turned off, they
+cost nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PHASES = (
 )
 
 
-# What adds to the residual stream: by itself, or in a launch after a product of many rows.
+# Launches that add to the residual stream: a product itself, or a launch after one of many rows.
 _SUMS = (".attn_output", ".ffn_down", ".residual")
 
 

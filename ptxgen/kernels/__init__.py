@@ -1,1 +1,1 @@
-"""The built-in kernels: one module a family, found by walking this package."""
+"""The built-in kernels, found by walking this package."""

@@ -31,7 +31,7 @@ class Advance(KernelSpec):
     ``slices`` (0 for none): the sampled token of a row, idle or not, is that of the highest of its
     ``ranks`` (rows, slices), as Argmax leaves them; ``sampled`` is then written. Position,
     sequence and known are read before ``griddepcontrol.wait``: earlier launches of the same graph
-    may write them only where a plain edge on the way makes sure that they are done.
+    may write them only if a plain edge in between makes sure that they are complete.
     """
 
     max_len: int
@@ -44,7 +44,7 @@ class Advance(KernelSpec):
     name = "advance"
     template = ("urdir.templates", "advance.ptx.j2")
 
-    #: Ranks of a row: a lane of its warp has 32 of them in flight.
+    #: The most ranks of a row: a lane of its warp has 32 of them in flight.
     most_slices = 1024
 
     def __post_init__(self) -> None:

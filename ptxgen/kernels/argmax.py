@@ -1,4 +1,4 @@
-"""The largest logits of each row, slice by slice: greedy sampling, but for the last comparison."""
+"""The largest logits of each row, slice by slice: greedy sampling without its last comparison."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Argmax(KernelSpec):
             "odd": cls(n=33),
             "few": cls(n=130),
             "one slice": cls(n=1003),
-            "short last slice": cls(n=20_001),  # a last slice that is short, and a last element
+            "short last slice": cls(n=20_001),  # the last slice is short, and so is its last access
             "large vocabulary": cls(n=128_256),
             "aligned rows": cls(n=4100, rows=3),
             "unaligned rows": cls(n=4099, rows=3),  # rows that are not aligned: one logit at a time
@@ -104,8 +104,8 @@ class Argmax(KernelSpec):
 def ranks(values: Array, indices: Array) -> Array:
     """u64 that order f32 ``values`` (no NaN), and of equal ones the lowest of ``indices`` highest.
 
-    The upper half is the value's bits, turned so that they compare as unsigned integers; the lower
-    one the complement of the index. None is 0.
+    The upper half is the value's bits, changed so that they compare as unsigned integers; the lower
+    half is the complement of the index. No rank is 0.
     """
     bits = (np.asarray(values, np.float32) + np.float32(0)).view(np.uint32)
     keys = bits ^ np.where(bits >> 31, np.uint32(0xFFFFFFFF), np.uint32(0x80000000))

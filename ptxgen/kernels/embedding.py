@@ -32,8 +32,9 @@ class Embedding(KernelSpec):
 
     name = "embedding"
     template = ("urdir.templates", "embedding.ptx.j2")
-    #: It begins a step. Others of the step look at positions before their own wait: where a graph
-    #: holds several steps, the plain edge to this one says that the step before is complete.
+    #: This kernel begins a step. Later kernels of the step read positions before they wait. Where a
+    #: graph holds several steps, the plain edge to this kernel makes sure that the step before is
+    #: complete.
     waits_for_dependencies = False
 
     def __post_init__(self) -> None:

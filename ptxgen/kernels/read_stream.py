@@ -12,7 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.ptx.architecture import MAX_THREADS
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
-#: Vectors in flight that a thread has registers for.
+#: The most vectors that a thread has registers for while they are in flight.
 MAX_UNROLL = 16
 
 

@@ -58,7 +58,7 @@ class Repack(KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         planes = (
-            # the padding was zeroed before, and stays
+            # INOUT: the padding was zeroed before, and stays
             Param(p.name, "u8", (self.layout.units // p.units, p.nbytes), Access.INOUT)
             for p in self.format.planes
         )

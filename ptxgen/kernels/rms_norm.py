@@ -11,7 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
-#: Columns of a row; the code for it is unrolled.
+#: The most columns of a row: its code is unrolled.
 MAX_COLS = 1 << 20
 
 

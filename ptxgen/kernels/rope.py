@@ -23,7 +23,7 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 class Rope(KernelSpec):
     """Rotates the first ``rotary_dim`` values of every row's query and key heads, in place.
 
-    Pair i, ("interleaved": values 2i and 2i + 1; "half": i and i + rotary_dim / 2), is turned by
+    Pair i ("interleaved": values 2i and 2i + 1; "half": i and i + rotary_dim / 2), is turned by
     position[r] * frequency[i] and multiplied by ``magnitude``. Other values stay untouched, and so
     do idle rows (position >= max_len). The frequencies are a ``turns_table`` of `rotation`;
     positions below 2^24 are exact, which is the limit of ``max_len``.

@@ -18,7 +18,7 @@ from urdir.ptxgen.errors import PtxgenError
 
 Float64s = npt.NDArray[np.float64]
 
-#: Positions below are exact as f32, and so are whole turns.
+#: Positions below this are exact as f32, and so are whole turns.
 MAX_POSITIONS = 1 << 24
 
 #: Which values of a head turn together: 2i and 2i + 1, or i and i + rotary_dim / 2.

@@ -18,7 +18,7 @@ class Sample(KernelSpec):
     """The next token of every row: repetition penalty, top-k, top-p, min-p, temperature, draw.
 
     Row r is the token at ``position[r]`` of sequence s = ``sequence[r]``; its ``logits[r]`` choose
-    the one after it by ``settings[s]`` (``ptxgen.sampling.pack_settings``) and ``seed[s]``, the
+    the one after it by ``settings[s]`` (`sampling.pack_settings`) and ``seed[s]``, the
     penalty looking back over ``tokens[s]`` up to and including ``position[r]``. The random number
     depends on (seed, sequence, place of the chosen token) alone. A temperature of 0 or less takes
     the most likely token, as does a highest logit that is infinite. NaN counts as -inf; the lowest
@@ -72,9 +72,9 @@ class Sample(KernelSpec):
 
     @property
     def rank(self) -> int:
-        """The head of the distribution begins at this rank among the threads' best logits.
+        """The head of the distribution ends with the logit of this number among the threads' best.
 
-        About 1.4 times as many logits are then in the head, which holds one a thread. 0: all are.
+        The head then has about 1.4 times as many logits, one a thread at most. 0: it has all.
         """
         if self.n_vocab <= self.threads:
             return 0

@@ -87,8 +87,8 @@ def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -
 
 
 def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
-    """With fewer query heads a CTA, as long as every CTA has an SM to itself: it then has less to
-    do for a key, and keys that are read again come from the L2."""
+    """The same with fewer query heads a CTA, as long as every CTA has an SM to itself: it then has
+    less work for a key, and keys that are read again come from the L2 cache."""
     for heads in (2, 1):
         fewer = replace(spec, most_heads=heads)
         if spec.layout.kv_heads * spec.rows * fewer.tiles > sm_count:

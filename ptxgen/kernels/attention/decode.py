@@ -1,5 +1,5 @@
-"""What the attention kernels of decoding have in common: tiling, tolerance, inputs, and the token
-that each row brings along.
+"""What the attention kernels of decoding have in common: tiling, tolerance, inputs, and the rows'
+own tokens.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ WARPS = 8
 MAX_TILE = 4
 #: Values of a head that one lane owns: 16 bytes of f16.
 LANE_DIMS = 8
-#: Random scores of a head whose queries are longer by this outgrow what a running maximum may lag
-#: behind, so that sums are rescaled on the way.
+#: Factor on the queries of one head of random inputs: its scores spread so far that the running
+#: maximum has to be updated and sums rescaled.
 STEEP = 4
-#: What the caches of inputs hold where nothing should be read: 2 or 3 in every float type.
+#: Bytes of the caches of inputs where nothing should be read: 2 or 3 in every float type.
 UNREAD_BYTE = 0x40
 
 
@@ -36,12 +36,12 @@ class DecodeAttention(AttentionSpec):
     share a KV head, at most ``most_heads`` (a power of two up to `MAX_TILE`): fewer make more CTAs,
     each of which reads K and V. The result is the same, bit for bit.
 
-    With a ``rope``, rows bring the token at their position along: q is turned as Rope would, and k
-    and v (rows, kv_heads, head_dim) are turned and written to the caches as Rope and KvAppend
-    would, but neither q nor k is written back. The output is theirs, too, bit for bit. Rows must
-    then be of different sequences, which share no page that a row writes to. Older tokens, the
-    block table, sequence and position are read before ``griddepcontrol.wait``: earlier launches of
-    the same graph may write them only where a plain edge on the way makes sure that they are done.
+    With a ``rope``, k and v (rows, kv_heads, head_dim) of the rows' own tokens are inputs. q and k
+    are turned as by Rope, k and v are written to the caches as by KvAppend; neither q nor k is
+    written back. The output is the same as theirs, bit for bit. Rows must then be of different
+    sequences, which share no page that a row writes to. Older tokens, the block table, sequence and
+    position are read before ``griddepcontrol.wait``: earlier launches of the same graph may write
+    them only if a plain edge in between makes sure that they are complete.
     """
 
     rope: Rotation | None = None
@@ -63,7 +63,7 @@ class DecodeAttention(AttentionSpec):
 
     @property
     def keys(self) -> int:
-        """Rows with a position below attend, those from ``max_len`` on are idle."""
+        """Rows attend if their position is below this; from ``max_len`` on they are idle."""
         return self.layout.max_len
 
     @property
@@ -120,8 +120,8 @@ class DecodeAttention(AttentionSpec):
         """Allowed deviation, relative to the largest output.
 
         The inputs are the cache's own values: what remains is f32 arithmetic and ex2.approx
-        (2^-22 relative). A soft-cap adds what tanh is off by (4e-7) times the cap. A rope adds what
-        sines are off by (2^-20.5), in every term of a score.
+        (2^-22 relative). A soft-cap adds the error of tanh (4e-7) times the cap. A rope adds the
+        error of sines (2^-20.5), in every term of a score.
         """
         turned = 3e-5 * max(1.0, self.rope.magnitude) ** 2 if self.rope else 0.0
         return 5e-6 + 4e-7 * self.softcap + turned
@@ -154,8 +154,8 @@ class DecodeAttention(AttentionSpec):
         """See AttentionSpec. With a rope, the caches hold what is older than the rows, and a table
         made here shares no page.
 
-        Keys are such that they are the cache's own values once they are turned: what a sine is off
-        by does not decide how they are rounded.
+        Keys are chosen so that the cache holds them exactly once they are turned: the error of a
+        sine then does not decide how they are rounded.
         """
         if self.rope is None:
             return super().inputs_at(rng, positions, sequences, block_table)
@@ -218,7 +218,7 @@ class DecodeCta:
     """How the threads of a CTA divide keys and dims, and what lies where in shared memory.
 
     Where the CTA is ``asynchronous``, keys and values pass through a ring of ``stages`` stages,
-    each of a step of the loop over the keys; what the warps have summed then takes its place. A
+    one for each step of the loop over the keys; after the loop the warps' sums take its place. A
     q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
     Sizes and offsets (``..._at``) are in bytes.
     """
@@ -246,7 +246,7 @@ class DecodeCta:
         self.piece_bytes = (32 if layout.dtype == "f32" else 16) * threads
         self.stage_bytes = 2 * self.ahead * self.piece_bytes
         self.ring_bytes = self.stages * self.stage_bytes
-        # of the warps: maxima and sums, then weighted values
+        # the warps' maxima and sums, then their weighted values
         self.values_at = 8 * self.warps * self.tile
         merged = self.values_at + 4 * self.warps * self.tile * self.head_dim
         self.scratch_bytes = max(self.ring_bytes, merged) if self.asynchronous else merged
@@ -254,7 +254,7 @@ class DecodeCta:
         # the row's own token, if the spec has a rope: pairs of a head that turn and other values
         self.pairs = spec.rope.pairs if spec.rope else 0
         self.rest = self.head_dim - 2 * self.pairs
-        # those of a thread, of the queries and the key
+        # pairs of a thread, in the queries and the key
         self.turn_rounds = ceil_div((self.tile + 1) * self.pairs, threads)
         self.copy_rounds = ceil_div((self.tile + 1) * self.rest, threads)
         self.rounds = self.turn_rounds + self.copy_rounds

@@ -1,9 +1,9 @@
 """Flash decoding: attention split over chunks of the keys (split KV), for long contexts.
 
-FlashDecodeChunk leaves each chunk's sums, FlashDecodeReduce merges them (Dao et al. 2023, "Flash-
-Decoding for long-context inference"). The grid is fixed by ``max_keys``, a length bucket; chunks
-beyond a row's position leave at once. A row's result depends on its own keys and ``chunk`` alone:
-not on ``max_keys``, not on other rows.
+FlashDecodeChunk writes each chunk's sums, FlashDecodeReduce merges them (Dao et al. 2023, "Flash-
+Decoding for long-context inference"). The grid is fixed by ``max_keys``, a length bucket; CTAs of
+chunks beyond a row's position end at once. A row's result depends on its own keys and ``chunk``
+alone: not on ``max_keys``, not on other rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
-#: Their maxima and sums pass through the reduction's shared memory.
+#: The most chunks of a row: their maxima and sums are in the reduction's shared memory.
 MAX_CHUNKS = 2048
 
 

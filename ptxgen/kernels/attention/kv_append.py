@@ -18,7 +18,7 @@ class KvAppend(KernelSpec):
     """Writes row r of k and v to token ``position[r]`` of sequence ``sequence[r]`` in the caches.
 
     Rounding is the layout's. A position from ``max_len`` on is an idle row, which writes nothing.
-    Rows must be different tokens; where sequences share a page, none of its tokens.
+    Rows must be different tokens, none of them in a page that sequences share.
     """
 
     layout: KvLayout

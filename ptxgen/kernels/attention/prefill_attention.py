@@ -26,8 +26,8 @@ class PrefillAttention(AttentionSpec):
     """Causal attention of a chunk of a prompt; the K and V of its rows are in the cache already.
 
     See AttentionSpec for what it computes. All rows belong to sequence ``sequence[0]``, usually at
-    consecutive positions; any are right, but a tile reads all keys between the first and the last
-    that some row of it sees.
+    consecutive positions. Any others work too, but a tile reads all keys between the first and the
+    last that some row of it sees.
 
     FlashAttention-2 (Dao 2023, arXiv 2307.08691). The queries of the heads that share a KV head lie
     in one tile, so that K and V are read once for all of them. q (scaled), the probabilities, K and
@@ -87,8 +87,8 @@ class PrefillAttention(AttentionSpec):
         return 64 if self.head_dim <= 128 else 32
 
     def stride(self, dims: int) -> int:
-        """Bytes of a staged row: 16 more than its halves take, so that eight rows' 16 bytes at the
-        same dims lie in different banks."""
+        """Bytes of a staged row: 16 more than its f16 values take, so that eight rows' 16 bytes at
+        the same dims lie in different banks."""
         return 2 * dims + 16
 
     @property
@@ -97,15 +97,15 @@ class PrefillAttention(AttentionSpec):
         return math.gcd(self.out_dims // PIECE, 8)
 
     def staged(self, dims: int) -> tuple[tuple[int, int], ...]:
-        """What a thread stages of a tile with rows of ``dims``: (key, first dim) of every piece,
-        from its first one on."""
+        """The pieces that a thread stages of a tile with rows of ``dims``: (key, first dim) of
+        each, relative to its first one."""
         keys = range(0, self.key_tile, 32 * self.warps // self.lanes)
         steps = range(0, dims, PIECE * self.lanes)
         return tuple((key, dim) for key in keys for dim in steps)
 
     @property
     def raw_registers(self) -> int:
-        """Registers that hold what a thread has loaded to stage it: what the sums leave."""
+        """Registers for values between their load and shared memory: those left by the sums."""
         return 32 if self.head_dim <= 128 else 8
 
     @property

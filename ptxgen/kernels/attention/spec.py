@@ -59,8 +59,8 @@ class AttentionSpec(KernelSpec):
 
     @property
     def query_scale(self) -> float:
-        """What queries are multiplied by; with a soft-cap, scores s then are 2 s / cap in units
-        of the exponent of 2, as its tanh wants them."""
+        """The factor of queries. With a soft-cap, scores s become 2 s / cap in units of the
+        exponent of 2, the argument of its tanh."""
         return self._exponent_scale * (2.0 / self.softcap if self.softcap else 1.0)
 
     @property
