@@ -60,7 +60,7 @@ class BenchRow:
     ``share`` its share of the read bandwidth. ``moved_per_token`` bytes are moved according to the
     plan's launches. ``host_us_per_token`` is the wall-clock time of the decoding loop minus the
     time spent waiting for the device: what Python and the driver calls take to queue a step and to
-    fetch its token. As long as a step takes longer than that, the device does not wait for the host.
+    fetch its token. As long as a step takes longer, the device does not wait for the host.
     """
 
     test: str

@@ -1,4 +1,4 @@
-"""What another user of the machine, or a bad folder, can do to the cubin cache: cost a warning."""
+"""The cubin cache against other users of the machine and bad folders: no worse than a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tiles of each matrix a CTA takes: against all other numbers."""
+"""How many tiles of each matrix a CTA takes: against a search of all numbers."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_it_equals_three_kernels_on_older_targets(target: str, spec: Spec) -> No
         assert_same_bits(older, spec, spec.make_inputs(np.random.default_rng(12)))
 
 
-# 128 dims: 16 keys a pass, two passes a step (one in f32), two steps on their way at first.
+# 128 dims: 16 keys a pass, two passes a step (one in f32), two steps in flight at first.
 @pytest.mark.parametrize("position", [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 130])
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_every_place_in_a_step(device: Device, position: int, dtype: Any) -> None:

@@ -1,4 +1,4 @@
-"""What every kernel of the catalog gets for free, and a few words on single ones.
+"""The kernel suite on every kernel of the catalog, and a few tests of single kernels.
 
 With ``-s`` the assembly tests print what each kernel costs on each target.
 """

@@ -1,4 +1,4 @@
-"""Launches cut for clusters of CTAs, which add up what each has of the columns."""
+"""Launches cut for clusters: each CTA has a part of the columns, and their sums are added."""
 
 from __future__ import annotations
 

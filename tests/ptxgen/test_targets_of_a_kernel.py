@@ -1,4 +1,4 @@
-"""Kernels that exist for some targets only: what is made of them, and where they are refused."""
+"""Kernels that exist for some targets only: their keys and PTX, and where they are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled templates beside their sources: run when they are good, compiled anew when they are not.
+"""Compiled templates beside their sources: used while they are valid, else compiled anew.
 A wheel keeps to what it was built with, a checkout adds what it lacks; nothing else is ever run.
 """
 

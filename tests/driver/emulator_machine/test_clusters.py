@@ -257,7 +257,7 @@ def test_atomics(machine: Any) -> None:
 
 
 def test_arrive_does_not_wait(machine: Any) -> None:
-    """Rank 0 goes on behind its arrival, for the others only arrive when it has set a flag."""
+    """Rank 0 goes on after it has arrived: the others only arrive once it has set a flag."""
     code = f"""sub.u64 %at, %to, %step;
         setp.eq.u32 %p, %rank, 0;
         st.shared.u32 [%slot], 0;

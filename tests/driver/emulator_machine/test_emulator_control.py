@@ -23,7 +23,7 @@ STORE = (
 
 
 def test_trip_counts_differ_by_thread(machine: Any, rng: Any) -> None:
-    """Collatz steps: every lane leaves the loop at another time, and all meet behind it."""
+    """Collatz steps: every lane leaves the loop at another time, and all meet after it."""
     a = rng.integers(1, 200, N).astype("u4")
 
     def steps(x: int) -> int:
@@ -167,7 +167,7 @@ def test_consumer_spins_on_a_later_producer(machine: Any) -> None:
 
 @pytest.mark.parametrize("relaxed", [False, True])
 def test_grid_barrier(machine: Any, relaxed: bool) -> None:
-    """Every CTA's sum is seen by all behind the barrier, three times over."""
+    """Every CTA's sum is seen by all after the barrier, three times over."""
     ctas = 8
     out = machine.upload(np.zeros(ctas * 64, "u4"))
     count, cells = machine.upload(np.zeros(1, "u4")), machine.upload(np.zeros(ctas, "u4"))

@@ -428,7 +428,7 @@ def test_what_is_ordered_is_no_race(machine: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", BARRIERS)
 def test_a_grid_barrier_orders_all_ctas(machine: Any, name: str) -> None:
-    """Each CTA's threads write their words of y; behind the barrier they read the next CTA's."""
+    """Each CTA's threads write their words of y; after the barrier they read the next CTA's."""
     code = f"""mad.lo.u32 %n, %cta, 64, %i;
         mul.wide.u32 %wide, %n, 4;
         add.u64 %own, %at, %wide;

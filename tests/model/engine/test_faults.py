@@ -1,4 +1,4 @@
-"""Injected faults: each ends in one typed error, and nothing stays allocated behind it."""
+"""Injected faults: each ends in one typed error, and nothing stays allocated after it."""
 
 from __future__ import annotations
 

@@ -140,8 +140,8 @@ def test_several_steps_at_once_equal_single_ones(
 def test_a_step_of_several_begins_when_the_one_before_is_complete(
     device: Device, weights: Weights
 ) -> None:
-    """Its kernels look at positions before they wait, so its first launch starts behind a plain
-    edge, and everything else of it behind that one."""
+    """Its kernels look at positions before they wait, so its first launch starts after a plain
+    edge, and everything else of it after that launch."""
     with Session(device, weights, 24) as session:
         one = len(session.steps.bound(StepShape(1, 256, Output.GREEDY)))
         graph = session.steps.graph(StepShape(1, 256, Output.GREEDY, 3))

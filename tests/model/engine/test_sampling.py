@@ -1,4 +1,4 @@
-"""Samplers against distributions worked out otherwise."""
+"""Samplers against distributions computed in another way."""
 
 from __future__ import annotations
 

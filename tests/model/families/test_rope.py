@@ -1,4 +1,4 @@
-"""RoPE settings as the metadata spells them; the mathematics is tested with ptxgen.rope."""
+"""RoPE settings as the metadata spells them; the mathematics is tested in tests/ptxgen."""
 
 from __future__ import annotations
 
