@@ -8,29 +8,39 @@ form of each operation is launched and recorded.
 """
 
 from urdir.model.engine.realizar.attention import (
-    flash_attention_multi_head as flash_attention_multi_head,
+    flash_attention_multi_head,
+    flash_decoding_graphed,
+    incremental_attention_async,
+    incremental_attention_into,
+    paged_attention_into,
 )
-from urdir.model.engine.realizar.attention import flash_decoding_graphed as flash_decoding_graphed
-from urdir.model.engine.realizar.attention import (
-    incremental_attention_async as incremental_attention_async,
-)
-from urdir.model.engine.realizar.attention import (
-    incremental_attention_into as incremental_attention_into,
-)
-from urdir.model.engine.realizar.attention import paged_attention_into as paged_attention_into
-from urdir.model.engine.realizar.cached import CachedAttention as CachedAttention
-from urdir.model.engine.realizar.forward import forward_gpu_resident as forward_gpu_resident
+from urdir.model.engine.realizar.cached import CachedAttention
 from urdir.model.engine.realizar.forward import (
-    forward_gpu_resident_to_token_id as forward_gpu_resident_to_token_id,
+    forward_gpu_resident,
+    forward_gpu_resident_to_token_id,
 )
-from urdir.model.engine.realizar.layers import Layers as Layers
+from urdir.model.engine.realizar.from_sizes import describe, make_weights
 from urdir.model.engine.realizar.layers import (
-    transformer_layer_indexed as transformer_layer_indexed,
+    Layers,
+    transformer_layer_indexed,
+    transformer_layer_workspace,
 )
-from urdir.model.engine.realizar.layers import (
-    transformer_layer_workspace as transformer_layer_workspace,
-)
-from urdir.model.engine.realizar.made import describe as describe
-from urdir.model.engine.realizar.made import make_weights as make_weights
-from urdir.model.engine.realizar.recording import RecordedStep as RecordedStep
-from urdir.model.engine.realizar.recording import record as record
+from urdir.model.engine.realizar.recording import RecordedStep, record
+
+__all__ = [
+    "CachedAttention",
+    "Layers",
+    "RecordedStep",
+    "describe",
+    "flash_attention_multi_head",
+    "flash_decoding_graphed",
+    "forward_gpu_resident",
+    "forward_gpu_resident_to_token_id",
+    "incremental_attention_async",
+    "incremental_attention_into",
+    "make_weights",
+    "paged_attention_into",
+    "record",
+    "transformer_layer_indexed",
+    "transformer_layer_workspace",
+]
