@@ -5,24 +5,49 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from urdir.model.engine.batch import Output, StepShape
-from urdir.model.engine.run_ahead import AT_ONCE
+from urdir.model.blocks.layer import StepParts
+from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
+from urdir.model.engine.run_ahead import AT_ONCE, RunAhead
+from urdir.model.engine.runner import Steps
+from urdir.model.engine.sequence import Sequence
 from urdir.model.errors import ContextFullError
-
-if TYPE_CHECKING:
-    from urdir.model.engine.session import Session
 
 #: Tokens before its end at which a stream begins to prepare for the next length bucket.
 LOOK_AHEAD = 128
+
+
+class Decoder(Protocol):
+    """What a stream needs of a session: its sequences, and how steps of them are queued."""
+
+    context: int
+    sequences: tuple[Sequence, ...]
+    parts: StepParts
+    shapes: ShapeBuckets
+    steps: Steps
+    ahead: RunAhead
+
+    def longest(self, sequences: abc.Sequence[int]) -> int:
+        """See Session."""
+
+    def shape_after(
+        self, output: Output, sequences: abc.Sequence[int], steps: int = 1
+    ) -> StepShape:
+        """See Session."""
+
+    def launch(self, shape: StepShape, sequences: abc.Sequence[int]) -> None:
+        """See Session."""
+
+    def undo_unread(self, sequence: int) -> None:
+        """See Session."""
 
 
 class DecodeStream:
     """The steps of some sequences together until one is full, or after ``most`` steps."""
 
     def __init__(
-        self, session: Session, output: Output, slots: abc.Sequence[int], most: int | None
+        self, session: Decoder, output: Output, slots: abc.Sequence[int], most: int | None
     ) -> None:
         self._session = session
         self._output = output
