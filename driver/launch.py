@@ -103,19 +103,15 @@ class PackedArguments:
                 )
 
 
-def check_arguments(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> None:
+def _check_arguments(
+    kernel: Kernel, declared: Signature, args: Mapping[str, Any], label: str
+) -> None:
     """Raise LaunchError unless ``args`` are what ``kernel`` takes, by parameter name.
 
     A pointer takes an open `Buffer`, `Slice` or `PinnedBuffer` of at least ``kernel.nbytes(param)``
     bytes whose address is a multiple of 16; a scalar an int or a float that its type can hold. The
     message names ``label``, kernel, parameter, and sizes or values.
     """
-    _check_arguments(kernel, signature(kernel), args, label)
-
-
-def _check_arguments(
-    kernel: Kernel, declared: Signature, args: Mapping[str, Any], label: str
-) -> None:
     where = f"{label}: kernel {kernel.name}" if label else f"kernel {kernel.name}"
     if args.keys() != declared.names:
         _refuse_names(declared, args, where)
@@ -127,7 +123,7 @@ def _check_arguments(
 
 
 def pack(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> PackedArguments:
-    """The arguments of ``kernel`` by parameter name, checked (`check_arguments`) and packed."""
+    """The arguments of ``kernel`` by parameter name, checked (`_check_arguments`) and packed."""
     declared = signature(kernel)
     layout = declared.layout
     _check_arguments(kernel, declared, args, label)

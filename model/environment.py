@@ -24,7 +24,7 @@ VARIABLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
+class Environment:
     """What the environment asks for."""
 
     device: str
@@ -36,9 +36,9 @@ class Knobs:
     gpu_debug: bool
 
 
-def read_knobs() -> Knobs:
-    """The knobs as the environment sets them now."""
-    return Knobs(
+def read_environment() -> Environment:
+    """What the environment asks for now."""
+    return Environment(
         device=os.environ.get("URDIR_DEVICE", "auto"),
         cache_dir=_cache_dir(),
         ptx_override=_folder("URDIR_PTX_OVERRIDE"),

@@ -7,7 +7,7 @@ import pytest
 from urdir.driver import pytest_plugin
 from urdir.driver.device import Device
 
-#: Test data, among it a package with tests of its own (tests/model/test_kernel_suite.py runs them).
+#: Test data, among it a package with tests of its own: model/verify/test_kernel_suite.py runs them.
 collect_ignore = ["data"]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.attention import LayerAttention, incremental_attention_into
-from urdir.model.blocks.linear import Activations, Products, device_limits
+from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
 from urdir.model.blocks.rows import Rows
 from urdir.model.families.description import Config
 from urdir.model.memory.device_state import DecodeState
@@ -53,10 +53,12 @@ class LayerParts:
             fused=self.fused,
         )
 
-    def products(self, plan: Plan, rows: Rows) -> Products:
-        """What appends this step's products to ``plan``."""
+    def linear(self, plan: Plan, rows: Rows) -> LinearLayers:
+        """What appends this step's linear layers to ``plan``."""
         limits = device_limits(self.device.properties)
-        return Products(plan, self.config, self.work, rows.count, self.exact, limits)
+        return LinearLayers(
+            plan, self.config, self.work, rows.count, exact=self.exact, limits=limits
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +76,15 @@ def transformer_layer_workspace(
 
     The first residual goes to ``work["residual"]``, because input and output share a buffer.
     """
-    w, next_norm = parts.weights.layers[index], parts.weights.norm_after(index)
     return transformer_layer_indexed(
-        plan, parts, rows, index, x, parts.work["hidden"], w, next_norm
+        plan,
+        parts,
+        rows,
+        index,
+        x,
+        parts.work["hidden"],
+        w=parts.weights.layers[index],
+        next_norm=parts.weights.norm_after(index),
     )
 
 
@@ -98,18 +106,31 @@ def transformer_layer_indexed(
     buffer that is null, closed or too small.
     """
     work = parts.work
-    at, products = f"blk.{index}.", parts.products(plan, rows)
+    at, linear = f"blk.{index}.", parts.linear(plan, rows)
     qkv = [(w.q, work["q"]), (w.k, work["k"]), (w.v, work["v"])]
-    products.append(at + "attn_qkv", qkv, x, w.attn_norm)
+    linear.append(at + "attn_qkv", qkv, x, w.attn_norm)
     _append_qk_norm(plan, parts, rows, index, w)
     incremental_attention_into(plan, parts.attention(rows, index), work["heads"])
     fill = fills_sms(rows.keys)
-    attended = products.append_residual(
-        at + "attn_output", w.o, work["heads"], x.x, work["residual"], w.ffn_norm, fill
+    attended = linear.append_residual(
+        at + "attn_output",
+        w.o,
+        work["heads"],
+        residual=x.x,
+        y=work["residual"],
+        next_norm=w.ffn_norm,
+        fill=fill,
     )
-    products.append_gated(at + "ffn_gate_up", w.gate, w.up, attended, w.ffn_norm, work["activated"])
-    return products.append_residual(
-        at + "ffn_down", w.down, work["activated"], work["residual"], y, next_norm
+    linear.append_gated(
+        at + "ffn_gate_up", w.gate, w.up, attended, norm=w.ffn_norm, y=work["activated"]
+    )
+    return linear.append_residual(
+        at + "ffn_down",
+        w.down,
+        work["activated"],
+        residual=work["residual"],
+        y=y,
+        next_norm=next_norm,
     )
 
 

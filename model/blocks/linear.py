@@ -53,8 +53,8 @@ class Activations:
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
-    """Appends products of ``rows`` activation vectors to a plan, with buffers of ``work``.
+class LinearLayers:
+    """Appends linear layers of ``rows`` activation vectors to a plan, with buffers of ``work``.
 
     ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers (where the weights
     are quantised), one row by groups of 32, several by groups of 256; many are rounded to f16.

@@ -114,28 +114,28 @@ def _run_model(args: argparse.Namespace) -> int:
 
 def _run_kernels(args: argparse.Namespace) -> int:
     from urdir.model.measure.bandwidth import read_bandwidth
-    from urdir.model.measure.kernels import bench_matvecs
+    from urdir.model.measure.kernels import bench_gemv
 
     with open_device(args) as device:
         bandwidth = read_bandwidth(device)
         _warn(device, bandwidth)
         rows = []
-        for row in bench_matvecs(device):
+        for row in bench_gemv(device):
             print(f"{row.type} {row.rows} x {row.cols}: {row.share:.1%}", file=sys.stderr)
             rows.append(row)
         conditions = _conditions(device, "matrix-vector products", bandwidth)
-    section = report.Section("matvecs", rows, report.MATVEC_COLUMNS)
+    section = report.Section("matvecs", rows, report.GEMV_COLUMNS)
     report.print_report(conditions, [section], args.output)
     return 0
 
 
 def _run_startup(args: argparse.Namespace) -> int:
-    from urdir.model.environment import read_knobs
+    from urdir.model.environment import read_environment
     from urdir.model.measure.bandwidth import read_bandwidth
     from urdir.model.measure.startup import bench_startup
 
-    knobs = read_knobs()
-    rows = bench_startup(_source(args), args.device or knobs.device, knobs.cache_dir)
+    environment = read_environment()
+    rows = bench_startup(_source(args), args.device or environment.device, environment.cache_dir)
     with open_device(args) as device:
         bandwidth = read_bandwidth(device)
         _warn(device, bandwidth)

@@ -76,7 +76,7 @@ PROFILE_COLUMNS: Mapping[str, Cell] = {
     "GB/s": _number("gb_per_s", ",.1f"),
     "of B": _number("share", ".1%"),
 }
-MATVEC_COLUMNS: Mapping[str, Cell] = {
+GEMV_COLUMNS: Mapping[str, Cell] = {
     "gemv_f32": lambda r: f"{r['type']} {r['rows']} x {r['cols']}",
     "MB": _number("weight_bytes", ".1f", 1e6),
     "us": _number("best_us", ".2f"),

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Check and print; 1 when anything failed."""
     from urdir.driver.device_owner import DeviceOwner
     from urdir.model.engine.engine import Engine
-    from urdir.model.environment import read_knobs
+    from urdir.model.environment import read_environment
     from urdir.model.verify.check import (
         CONTEXT,
         check_kernel_examples,
@@ -57,15 +57,15 @@ def run(args: argparse.Namespace) -> int:
     )
     from urdir.ptxgen.errors import PtxgenError
 
-    knobs = read_knobs()
+    environment = read_environment()
     try:
         selected = select_kernels(args.kernel)
     except PtxgenError as exc:
         raise options.UsageError(f"--kernel: {exc}") from exc
     rows: list[CheckRow] = []
-    with ptx_files(knobs) as files:
+    with ptx_files(environment) as files:
         with DeviceOwner(
-            args.device or knobs.device, cache_folder=knobs.cache_dir, ptx_files=files
+            args.device or environment.device, cache_folder=environment.cache_dir, ptx_files=files
         ) as owner:
             report = _describe(owner.device)
             for kind in selected:
@@ -76,7 +76,10 @@ def run(args: argparse.Namespace) -> int:
 
             def open_demo(device: str) -> Engine:
                 return Engine.open(
-                    device=device, context=CONTEXT, cache_folder=knobs.cache_dir, ptx_files=files
+                    device=device,
+                    context=CONTEXT,
+                    cache_folder=environment.cache_dir,
+                    ptx_files=files,
                 )
 
             for row in check_plans(open_demo, report["device"]):

@@ -29,12 +29,12 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Probe and print; finding no GPU is an answer, not a failure."""
-    from urdir.model.environment import read_knobs
+    from urdir.model.environment import read_environment
 
-    knobs = read_knobs()
-    if args.clear_cache and knobs.cache_dir is not None:
-        _delete(knobs.cache_dir)
-    report = _report(knobs.cache_dir)
+    environment = read_environment()
+    if args.clear_cache and environment.cache_dir is not None:
+        _delete(environment.cache_dir)
+    report = _report(environment.cache_dir)
     if args.json:
         print(json.dumps(report, indent=2))
         return 0

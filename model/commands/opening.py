@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from urdir.model.environment import Knobs, read_knobs
+from urdir.model.environment import Environment, read_environment
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -29,19 +29,19 @@ def open_engine(
     """`Engine.open` with what ``--device`` and the environment say about the rest."""
     from urdir.model.engine.engine import Engine
 
-    knobs = read_knobs()
+    environment = read_environment()
     return Engine.open(
         model,
-        device=args.device or knobs.device,
+        device=args.device or environment.device,
         context=context,
         kv_dtype=kv_dtype,
         exact=exact,
         sequences=sequences,
         text=text,
-        cache_folder=knobs.cache_dir,
-        ptx_files=ptx_files(knobs),
-        host_sampling=knobs.correctness_mode,
-        observer=observer(knobs),
+        cache_folder=environment.cache_dir,
+        ptx_files=ptx_files(environment),
+        host_sampling=environment.correctness_mode,
+        observer=observer(environment),
     )
 
 
@@ -49,21 +49,21 @@ def open_device(args: argparse.Namespace) -> Device:
     """`Device.open` with what ``--device`` and the environment say."""
     from urdir.driver.device import Device
 
-    knobs = read_knobs()
-    return Device.open(args.device or knobs.device, cache_folder=knobs.cache_dir)
+    environment = read_environment()
+    return Device.open(args.device or environment.device, cache_folder=environment.cache_dir)
 
 
-def ptx_files(knobs: Knobs) -> PtxFiles:
+def ptx_files(environment: Environment) -> PtxFiles:
     """The folders of edited PTX that the environment names."""
     from urdir.driver.ptx_files import PtxFiles
 
-    return PtxFiles(knobs.ptx_override, knobs.ptx_dump)
+    return PtxFiles(environment.ptx_override, environment.ptx_dump)
 
 
-def observer(knobs: Knobs) -> Observer | None:
+def observer(environment: Environment) -> Observer | None:
     """Who looks at every step, if the environment asks for it."""
     from urdir.model.verify.observers import PhaseTimer, TensorSummaries
 
-    if knobs.gpu_debug:
+    if environment.gpu_debug:
         return TensorSummaries()
-    return PhaseTimer() if knobs.decode_timing else None
+    return PhaseTimer() if environment.decode_timing else None

@@ -41,7 +41,7 @@ _NOISE_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
-class MatvecRow:
+class GemvRow:
     """One product y = W x, W (rows, cols); ``weight_bytes`` are those of W.
 
     Microseconds are those of a launch in its chain: the ``best`` chain and the ``median`` one.
@@ -61,12 +61,12 @@ class MatvecRow:
     share: float
 
 
-def bench_matvecs(
+def bench_gemv(
     device: Device,
     types: Sequence[str] = TYPES,
     shapes: Sequence[tuple[int, int]] | None = None,
     turn_bytes: int | None = None,
-) -> Iterator[MatvecRow]:
+) -> Iterator[GemvRow]:
     """Time the product of every type and shape, in launches that run ``alone``.
 
     Otherwise they are as in decode steps: 16-bit activations where weights are quantised, a
@@ -110,19 +110,19 @@ def bench_matvecs(
             yield _row(spec, count, times, read_us)
 
 
-def _row(spec: LinearSpec, count: int, times: Sequence[float], read_us: float) -> MatvecRow:
+def _row(spec: LinearSpec, count: int, times: Sequence[float], read_us: float) -> GemvRow:
     nbytes, best = spec.layout.nbytes, min(times)
-    return MatvecRow(
-        spec.format.name,
-        spec.rows,
-        spec.cols,
-        nbytes,
-        count,
-        best,
-        median(times),
-        nbytes / best / 1e3,
-        read_us,
-        read_us / best,
+    return GemvRow(
+        type=spec.format.name,
+        rows=spec.rows,
+        cols=spec.cols,
+        weight_bytes=nbytes,
+        launches=count,
+        best_us=best,
+        median_us=median(times),
+        gb_per_s=nbytes / best / 1e3,
+        read_us=read_us,
+        share=read_us / best,
     )
 
 

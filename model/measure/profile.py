@@ -64,7 +64,14 @@ def _row(
     flops = sum(launch.kernel.flops() for launch in launches)
     rate = nbytes / seconds if seconds else 0.0
     return ProfileRow(
-        sequences, role, len(group), seconds * 1e6, nbytes, flops, rate / 1e9, rate / bandwidth
+        sequences=sequences,
+        role=role,
+        calls=len(group),
+        microseconds=seconds * 1e6,
+        bytes_moved=nbytes,
+        flops=flops,
+        gb_per_s=rate / 1e9,
+        share=rate / bandwidth,
     )
 
 

@@ -47,7 +47,15 @@ def kv_layout(
     if page_len and pages is None:
         pages = sequences * (max_len // page_len)
     mixer = config.layers[0].mixer  # the caches of all layers have one shape
-    return KvLayout(sequences, mixer.kv_heads, max_len, mixer.key_dim, dtype, page_len, pages or 0)
+    return KvLayout(
+        sequences,
+        mixer.kv_heads,
+        max_len,
+        mixer.key_dim,
+        dtype=dtype,
+        page_len=page_len,
+        pages=pages or 0,
+    )
 
 
 def cache_sizes(layers: int, layout: KvLayout) -> dict[str, int]:

@@ -96,13 +96,13 @@ class _EntryParser:
         self.globals |= {p.name: p.name for p in parameters}
         self.process(statements)
         entry = Entry(
-            self.header[1],
-            parameters,
-            directives,
-            self.registers,
-            tuple(self.variables),
-            tuple(self.body),
-            self.source.line(self.header.start(1)),
+            name=self.header[1],
+            parameters=parameters,
+            directives=directives,
+            registers=self.registers,
+            variables=tuple(self.variables),
+            body=tuple(self.body),
+            line=self.source.line(self.header.start(1)),
         )
         return entry, end
 
@@ -122,11 +122,11 @@ class _EntryParser:
                 Parameter(
                     name,
                     type_,
-                    element * (1 if count is None else count),
-                    int(align) if align else element,
-                    count,
-                    (space or "generic") if is_pointer else None,
-                    int(pointer_align) if pointer_align else (4 if is_pointer else 0),
+                    size=element * (1 if count is None else count),
+                    align=int(align) if align else element,
+                    count=count,
+                    pointer_space=(space or "generic") if is_pointer else None,
+                    pointer_align=int(pointer_align) if pointer_align else (4 if is_pointer else 0),
                 )
             )
         return tuple(result)

@@ -54,7 +54,7 @@ def _frame(spec: Kernel, target: Target, body: str) -> str:
         "",
         *([".extern .shared .align 256 .b8 dynamic_shared[];", ""] if shape.shared_bytes else []),
         f".visible .entry {spec.name}(",
-        ",\n".join(_declare(spec, p) for p in spec.params),
+        ",\n".join(_declare(p) for p in spec.params),
         ")",
         f".maxntid {', '.join(map(str, shape.block))}",
         *([f".minnctapersm {shape.resident}"] if shape.resident else []),
@@ -91,7 +91,7 @@ def _split_contract(body: str) -> tuple[str, str]:
     return body[:end].rstrip("\n"), body[end:]
 
 
-def _declare(spec: Kernel, p: Param) -> str:
+def _declare(p: Param) -> str:
     if not p.is_pointer:
         return f"    .param .{p.dtype} {p.name}"
     return f"    .param .u64 .ptr .global .align 16 {p.name}"

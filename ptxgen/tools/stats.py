@@ -126,7 +126,17 @@ def measure(
         waves = ctas / (held.ctas * gpu.sm_count) if held.ctas else None
     code = code_bytes(assembly.cubin).get(spec.name) if assembly else None
     bound = roofline(spec, gpu, on_tensor_cores=mix["tensor"] > 0)
-    return KernelStats(spec, target, mix, bound, resources, code, shared, held, waves)
+    return KernelStats(
+        spec,
+        target,
+        mix,
+        bound,
+        resources=resources,
+        code_bytes=code,
+        shared=shared,
+        occupancy=held,
+        waves=waves,
+    )
 
 
 def roofline(spec: KernelSpec, gpu: Gpu, on_tensor_cores: bool) -> Bound:

@@ -92,7 +92,13 @@ class CachedAttention(Owner):
         if page_len and pages is None:
             pages = sequences * (max_len // page_len)
         layout = KvLayout(
-            sequences, kv_heads or heads, max_len, head_dim, kv_dtype, page_len, pages or 0
+            sequences,
+            kv_heads or heads,
+            max_len,
+            head_dim,
+            dtype=kv_dtype,
+            page_len=page_len,
+            pages=pages or 0,
         )
         self.device, self.heads, self.rope = device, heads, rope
         self.lengths = [[0] * sequences for _ in range(layers)]
@@ -237,15 +243,15 @@ class CachedAttention(Owner):
         checked where something is launched with them."""
         rope, given = self.rope, cast(Mapping[str, "Region"], buffers)
         return LayerAttention(
-            f"layer {layer}.attention",
-            self.cache,
-            layer,
-            self.heads,
-            rows,
-            {**self.work, **given},
-            None if rope is None else rope.rotation,
-            None if rope is None else self.work["frequencies"],
-            self.device.properties.sm_count,
+            label=f"layer {layer}.attention",
+            cache=self.cache,
+            layer=layer,
+            heads=self.heads,
+            rows=rows,
+            work={**self.work, **given},
+            rotation=None if rope is None else rope.rotation,
+            frequencies=None if rope is None else self.work["frequencies"],
+            sm_count=self.device.properties.sm_count,
         )
 
     def submit(self, operation: Operation) -> list[int]:

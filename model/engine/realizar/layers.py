@@ -115,7 +115,7 @@ def transformer_layer_indexed(
         _check_buffer(parts, f"blk.{layer}: argument {name!r}", buffer, nbytes)
     plan = Plan("layer")
     blocks.transformer_layer_indexed(
-        plan, parts, rows, layer, Activations(x.slice(0, nbytes)), y.slice(0, nbytes), w
+        plan, parts, rows, layer, Activations(x.slice(0, nbytes)), y.slice(0, nbytes), w=w
     )
     return to.submit(Operation(plan, layer, tuple(sequences), tokens))
 

@@ -59,7 +59,9 @@ def decode_attention(
     `FLASH_CTAS` CTAs an SM. With a ``rope`` the kernel turns and appends the rows' own tokens, too;
     the choice is the same. Raises PtxgenError for shapes that no kernel handles.
     """
-    incremental = IncrementalAttention(heads, layout, rows, scale, window, softcap, rope)
+    incremental = IncrementalAttention(
+        heads, layout, rows, scale=scale, window=window, softcap=softcap, rope=rope
+    )
     keys = min(window or max_keys, max_keys)
     ctas = layout.kv_heads * incremental.tiles * rows
     if keys <= INCREMENTAL_KEYS or ctas >= FULL * sm_count:
@@ -77,10 +79,10 @@ def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -
         whole.heads,
         whole.layout,
         whole.rows,
-        whole.scale,
-        whole.window,
-        whole.softcap,
-        whole.rope,
+        scale=whole.scale,
+        window=whole.window,
+        softcap=whole.softcap,
+        rope=whole.rope,
         max_keys=max_keys,
         chunk=chunk,
     )

@@ -264,7 +264,15 @@ def _cut_rows(
         each = [ceil_div(max(each), passes)] * len(each)
     cta_rows = [TILE_ROWS * passes * warps * n for n in each]
     parts = tuple(
-        TilePart(p.number, p.layout, p.first_cta, p.ctas, Tile(p.layout), warps * n, n)
+        TilePart(
+            p.number,
+            p.layout,
+            p.first_cta,
+            p.ctas,
+            tile=Tile(p.layout),
+            pass_tiles=warps * n,
+            warp_tiles=n,
+        )
         for p, n in zip(side_by_side(layouts, cta_rows), each, strict=True)
     )
     clusters = sum(part.ctas for part in parts)

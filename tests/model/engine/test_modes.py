@@ -17,7 +17,7 @@ from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.environment import read_knobs
+from urdir.model.environment import read_environment
 from urdir.model.verify.observers import PhaseTimer, TensorSummaries, phase_of
 
 GREEDY = SamplingSettings(temperature=0.0)
@@ -120,7 +120,7 @@ def test_a_variable_turns_on_an_observer(
     monkeypatch: pytest.MonkeyPatch, variable: str, kind: type
 ) -> None:
     monkeypatch.setenv(variable, "1")
-    assert type(opening.observer(read_knobs())) is kind
+    assert type(opening.observer(read_environment())) is kind
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure import bandwidth as bandwidth_module
 from urdir.model.measure.bandwidth import doubt, read_bandwidth
 from urdir.model.measure.bench import BenchCase, bench, bytes_per_step, moved_per_step, profile_step
-from urdir.model.measure.kernels import bench_matvecs
+from urdir.model.measure.kernels import bench_gemv
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.measure.profile import plot_roofline
 from urdir.model.memory.kv_cache import kv_layout
@@ -176,7 +176,7 @@ def test_a_doubtful_run_warns(cli: Cli, nano: Path, monkeypatch: pytest.MonkeyPa
 def test_products_beside_a_read_only_kernel(device_name: str) -> None:
     shapes = ((5, 256), (7, 512))
     with Device.open(device_name) as device:
-        rows = list(bench_matvecs(device, ("Q6_K", "F16"), shapes, turn_bytes=20_000))
+        rows = list(bench_gemv(device, ("Q6_K", "F16"), shapes, turn_bytes=20_000))
     assert [(r.type, r.rows, r.cols) for r in rows] == [
         (kind, *shape) for kind in ("Q6_K", "F16") for shape in shapes
     ]
