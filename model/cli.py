@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -52,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     args = build_parser().parse_args(argv)
+    warnings.formatwarning = _warning_line
     try:
         code: int = args.handler(args)
         sys.stdout.flush()
@@ -71,6 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"urdir: error: {exc}", file=sys.stderr)
         return 1
+
+
+def _warning_line(message: Warning | str, *where: object, **more: object) -> str:
+    """A warning as a user reads it: without the place in the source."""
+    return f"urdir: warning: {message}\n"
 
 
 def _reported_errors() -> tuple[type[Exception], ...]:

@@ -49,6 +49,11 @@ def read_environment() -> Environment:
     )
 
 
+def variables() -> dict[str, str]:
+    """Variable -> its value, or what it would mean."""
+    return {name: os.environ.get(name, f"not set ({VARIABLES[name]})") for name in VARIABLES}
+
+
 def _cache_dir() -> Path | None:
     """The user's cache folder where no other one is named; None where an empty one is."""
     if "URDIR_CACHE_DIR" not in os.environ:

@@ -57,10 +57,8 @@ def _delete(folder: Path) -> None:
 
 
 def _report(cache_dir: Path | None) -> dict[str, dict[str, Any]]:
-    import os
-
     from urdir.driver.device import probe
-    from urdir.model.environment import VARIABLES
+    from urdir.model.environment import variables
 
     found = probe()
     return {
@@ -78,10 +76,7 @@ def _report(cache_dir: Path | None) -> dict[str, dict[str, Any]]:
         },
         "device": {"status": found.status, "detail": found.detail},
         "cache": {"folder": str(cache_dir), "bytes": _folder_bytes(cache_dir)},
-        "environment": {
-            name: os.environ.get(name, f"not set ({meaning})")
-            for name, meaning in VARIABLES.items()
-        },
+        "environment": variables(),
     }
 
 

@@ -102,8 +102,9 @@ def _library() -> Any:
 
         nvjitlink.version()  # the wheel's library is found at the first call, not at import
     except (ImportError, RuntimeError) as exc:
+        why = " ".join(str(exc).split())  # the message has line ends of its own
         raise AssemblerMissingError(
-            f"assembling PTX offline needs nvJitLink: pip install 'urdir[assemble]' ({exc})"
+            f"assembling PTX offline needs nvJitLink: pip install 'urdir[assemble]' ({why})"
         ) from exc
     return nvjitlink
 

@@ -84,6 +84,17 @@ def test_without_the_wheel_the_error_names_the_extra(monkeypatch):
         assemble(PTX, "sm_80")
 
 
+def test_a_library_that_is_missing_is_told_in_one_line(monkeypatch):
+    def missing():
+        raise RuntimeError("Failure finding libnvJitLink.so:\n\tNo such file\n")
+
+    nvjitlink = pytest.importorskip("cuda.bindings.nvjitlink")
+    monkeypatch.setattr(nvjitlink, "version", missing)
+    with pytest.raises(AssemblerMissingError) as caught:
+        assemble(PTX, "sm_80")
+    assert str(caught.value).endswith("(Failure finding libnvJitLink.so: No such file)")
+
+
 def test_annotation_keeps_the_log_and_joins_neighbouring_lines():
     text = "\n".join(f"line{i}" for i in range(1, 21))
     shown = annotate(text, "line 3: bad\nline 5: worse\nline 15; error\nline 99: nowhere", around=1)

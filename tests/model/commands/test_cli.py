@@ -212,6 +212,21 @@ def test_env_of_a_cache_that_is_a_file(
         assert json.loads(out)["cache"]["bytes"] == 0
 
 
+def test_a_cache_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    """A warning without the place in the source."""
+    (tmp_path / "file").write_text("not a folder")
+    done = subprocess.run(
+        [sys.executable, "-m", "urdir.model", "check", "--kernel", "add"],
+        env={**_environment(), "URDIR_CACHE_DIR": str(tmp_path / "file" / "cache")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = [line for line in done.stderr.splitlines() if "cache" in line]
+    assert line.startswith("urdir: warning: kernels are compiled without the cache ")
+    assert "warn" not in done.stderr.replace(line, "")
+
+
 def test_env_reports_and_clears_the_cache(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
