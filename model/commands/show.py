@@ -90,14 +90,15 @@ def _memory(gguf: Gguf, context: int | None) -> dict[str, Any]:
     from urdir.model.engine.engine import default_context
     from urdir.model.errors import ConfigError, UnsupportedError
     from urdir.model.families.description import Config
-    from urdir.model.memory.budget import TYPICAL_SM_COUNT, MemoryPlan, SessionBudget
+    from urdir.model.memory.budget import MemoryPlan, SessionBudget
+    from urdir.ptxgen.tools.gpus import DEFAULT_GPU, GPUS
 
     try:
         config = Config.from_gguf(gguf)
     except (ConfigError, UnsupportedError) as exc:
         return {"unsupported": str(exc)}
     tokens = context or default_context(config)
-    budget = SessionBudget.of(config, tokens, TYPICAL_SM_COUNT)
+    budget = SessionBudget.of(config, tokens, GPUS[DEFAULT_GPU].sm_count)
     return {"context": tokens, **MemoryPlan.of(gguf, config, budget).as_dict()}
 
 

@@ -30,8 +30,6 @@ CHUNKS = (16, 64, 256, 512)
 EXACT_CHUNKS = (MAX_BATCH,)
 #: What modules, graphs and the driver's own bookkeeping may take beside our allocations.
 RESERVE_BYTES = 64 << 20
-#: SMs of a large GPU, for telling what a model needs where no device is open.
-TYPICAL_SM_COUNT = 132
 
 
 def chunks_of(exact: bool) -> tuple[int, ...]:

@@ -15,13 +15,16 @@ import pytest
 from urdir.ptxgen.kernels.linear.choice import Limits, LinearRequest, choose_linear
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
 from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.tools.gpus import GPUS
 from urdir.ptxgen.tools.sass import DisassemblerError, disassemble, find_disassembler
 from urdir.ptxgen.weights.formats import FORMATS
 
 Q4_K, Q6_K, Q8_0, F16 = (FORMATS[name] for name in ("Q4_K", "Q6_K", "Q8_0", "F16"))
-H200 = Limits(132, 233472, 232448)
-IN_CLUSTERS = replace(H200, cluster=8)
+SM = ARCHITECTURES[90]
+H200 = Limits(GPUS["h200"].sm_count, SM.shared, SM.shared_per_cta)
+IN_CLUSTERS = replace(H200, cluster=PORTABLE_CLUSTER)
 
 #: Copies of an H200's decode steps: a loop, several matrices, two matrices row by row.
 ATTENTION = LinearRequest(H200, ((Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)), 4096, eps=1e-5)

@@ -17,14 +17,29 @@ from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
+from urdir.ptxgen.ptx.architecture import (
+    ARCHITECTURES,
+    CLUSTERS_SINCE,
+    PORTABLE_CLUSTER,
+    number_of,
+)
 from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.tools.gpus import GPUS, Gpu
 from urdir.ptxgen.weights.formats import FORMATS, Format
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 Q8_0, Q4_K, Q6_K, F16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
-H200 = Limits(132, 228 << 10, 227 << 10, 8)
-RTX5090 = Limits(170, 100 << 10, 99 << 10, 8)
-T4 = Limits(40, 64 << 10, 64 << 10)
+
+
+def limits_of(gpu: Gpu) -> Limits:
+    """What a GPU has."""
+    sm = number_of(gpu.target)
+    cluster = PORTABLE_CLUSTER if sm >= CLUSTERS_SINCE else 1
+    held = ARCHITECTURES[sm]
+    return Limits(gpu.sm_count, held.shared, held.shared_per_cta, cluster)
+
+
+H200, RTX5090, T4 = (limits_of(GPUS[name]) for name in ("h200", "rtx5090", "t4"))
 
 #: Launches of an 8B and a 1B model.
 SHAPES = {
@@ -84,9 +99,10 @@ def test_what_a_cta_takes_of_an_sm() -> None:
     assert H200.shared(larger=False) == (0, 102_741)
     assert 2 * (least + 1024) > H200.shared_per_sm
     assert most + 102_741 + 2 * 1024 <= H200.shared_per_sm
-    for per_sm, per_cta in ((64, 64), (100, 99), (164, 163)):
-        limits = Limits(40, per_sm * 1024, per_cta * 1024)
-        assert limits.shared(larger=True) == limits.shared(larger=False) == (0, per_cta * 1024)
+    for gpu in (GPUS["t4"], GPUS["l4"], GPUS["a100"]):
+        limits = limits_of(gpu)
+        assert limits.shared(larger=True) == limits.shared(larger=False)
+        assert limits.shared(larger=True) == (0, limits.shared_per_cta)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -164,7 +180,7 @@ def test_what_gets_no_cluster() -> None:
     assert cluster_for(H200, tiles=6, blocks=2) == 2
     assert cluster_for(H200, tiles=7, blocks=2) == 1
     assert cluster_for(H200, tiles=1, blocks=1) == 1
-    default = Limits(132, 228 << 10, 227 << 10)
+    default = replace(H200, cluster=1)
     for limits in (default, T4):
         assert cluster_for(limits, tiles=1, blocks=16) == 1
     for request in SHAPES.values():

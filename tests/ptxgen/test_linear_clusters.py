@@ -18,11 +18,14 @@ from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
+from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
 from urdir.ptxgen.target import since
+from urdir.ptxgen.tools.gpus import GPUS
 from urdir.ptxgen.weights.formats import FORMATS
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
-H200 = Limits(132, 228 << 10, 227 << 10, 8)
+SM = ARCHITECTURES[90]
+H200 = Limits(GPUS["h200"].sm_count, SM.shared, SM.shared_per_cta, PORTABLE_CLUSTER)
 
 #: What is multiplied on tensor cores.
 i16 = functools.partial(Gemv, activations="i16")

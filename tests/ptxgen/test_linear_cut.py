@@ -15,27 +15,23 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS
 from urdir.ptxgen.kernels.linear.gemv import RECORD_NBYTES, Gemv
+from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER, number_of
 from urdir.ptxgen.target import TESTED
 from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.tools.gpus import GPUS
 from urdir.ptxgen.weights.formats import FORMATS, Format
 
 Q8_0, Q4_K, Q6_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
-#: Shared memory of an H200's SM, and what a CTA may have of it.
-PER_SM, PER_CTA = 228 * 1024, 227 * 1024
-H200 = Limits(132, PER_SM, PER_CTA, 8)
 
-#: Shared memory of an SM and of a CTA of it, bytes (CUDA C++ Programming Guide, "Technical
-#: Specifications per Compute Capability").
-SHARED_OF = {
-    "sm_75": (64 * 1024, 64 * 1024),
-    "sm_80": (164 * 1024, 163 * 1024),
-    "sm_86": (100 * 1024, 99 * 1024),
-    "sm_89": (100 * 1024, 99 * 1024),
-    "sm_90": (PER_SM, PER_CTA),
-    "sm_100": (PER_SM, PER_CTA),
-    "sm_120": (100 * 1024, 99 * 1024),
-}
+
+def limits_of(target: str) -> Limits:
+    """What a big GPU of that architecture has."""
+    sm = ARCHITECTURES[number_of(target)]
+    return Limits(GPUS["h200"].sm_count, sm.shared, sm.shared_per_cta)
+
+
+H200 = dataclasses.replace(limits_of("sm_90"), cluster=PORTABLE_CLUSTER)
 
 #: What is multiplied on tensor cores.
 i16 = functools.partial(Gemv, activations="i16")
@@ -110,7 +106,9 @@ def test_shared_memory_is_what_a_cta_may_have(fmt: Format, cols: int, cluster: i
             assert memory.partials % 16 == 0
             sums = 4 * columns.warps * (2 if gated else 1) * spec.cut.rows.pass_rows
             assert memory.partials + sums == memory.nbytes
-            assert least <= spec.launch_shape.shared_bytes <= max(least, most) <= PER_CTA
+            assert (
+                least <= spec.launch_shape.shared_bytes <= max(least, most) <= H200.shared_per_cta
+            )
             assert memory.nbytes <= spec.launch_shape.shared_bytes
             assert 2 <= ring.slots <= MAX_SLOTS
 
@@ -119,12 +117,13 @@ def test_shared_memory_is_what_a_cta_may_have(fmt: Format, cols: int, cluster: i
 @pytest.mark.parametrize("target", TESTED)
 def test_rows_for_which_there_is_room_get_at_least_four_warps(fmt: Format, target: str) -> None:
     """Where activations leave less of the shared memory, the kernel is not taken."""
-    _, shared = Limits(132, *SHARED_OF[target]).shared(larger=True)
+    limits = limits_of(target)
+    _, shared = limits.shared(larger=True)
     for cols in range(4096, 65536, 2048):
         if Gemv.fits((fmt,), cols, "i16", shared):
             spec = i16(fmt, 4096, cols, shared=shared)
             assert spec.cut.warps >= 4
-            assert spec.launch_shape.shared_bytes <= SHARED_OF[target][1]
+            assert spec.launch_shape.shared_bytes <= limits.shared_per_cta
     assert Gemv.fits((fmt,), 4096, "i16", shared)
     assert not Gemv.fits((fmt,), 65536, "i16", shared)
 
@@ -199,7 +198,7 @@ def test_large_launches_assemble_for_every_target(target: str) -> None:
     """Without spills, with the shared memory that SMs of that kind have; the longest row is one
     for which there is room there.
     """
-    limits = Limits(132, *SHARED_OF[target])
+    limits = limits_of(target)
     (_, small), (_, large) = limits.shared(larger=False), limits.shared(larger=True)
     longest = max(
         cols for cols in range(4096, 65536, 256) if Gemv.fits((Q6_K,), cols, "i16", large)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.ptx.architecture import ARCHITECTURES
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
@@ -18,8 +19,8 @@ from urdir.ptxgen.weights.layout import Layout
 MAX_BATCH = 8
 #: SMs of a big GPU, for which a launch is cut.
 SMS = 132
-#: Bytes of shared memory that a CTA takes by default: every GPU since sm_75 has as many.
-SHARED_NBYTES = 64 * 1024
+#: Bytes of shared memory that a CTA takes by default: every GPU has as many.
+SHARED_NBYTES = min(architecture.shared_per_cta for architecture in ARCHITECTURES.values())
 
 
 @dataclass(frozen=True, slots=True)

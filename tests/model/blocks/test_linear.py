@@ -22,6 +22,7 @@ from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
+from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
 from urdir.ptxgen.target import TESTED
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
@@ -172,7 +173,8 @@ def test_products_know_the_clusters_that_a_device_has(target: str, cluster: int)
 
 def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> None:
     """In a step of several sequences, where tiles are few; never in one of a single sequence."""
-    limits = Limits(132, 228 << 10, 227 << 10, 8)
+    sm = ARCHITECTURES[90]
+    limits = Limits(132, sm.shared, sm.shared_per_cta, PORTABLE_CLUSTER)
     for rows, wanted in ((1, [1, 1, 1, 1]), (4, [1, 2, 2, 1])):
         plan = Plan("clusters")
         with engine.device.arena({"weights": 1 << 25, "x": 1 << 17, "y": 1 << 19}, "one") as memory:
