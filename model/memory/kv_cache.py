@@ -8,6 +8,7 @@ take what is valid from positions in device memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,19 +44,19 @@ def kv_layout(
 
     ``page_len`` 0 is contiguous; else ``pages`` pages (None: enough for all sequences at once).
     """
-    max_len = rounded_capacity(context)
-    if page_len and pages is None:
-        pages = sequences * (max_len // page_len)
     mixer = config.layers[0].mixer  # the caches of all layers have one shape
-    return KvLayout(
-        sequences,
-        mixer.kv_heads,
-        max_len,
-        mixer.key_dim,
-        dtype=dtype,
-        page_len=page_len,
-        pages=pages or 0,
+    shape = KvLayout(
+        sequences, mixer.kv_heads, rounded_capacity(context), mixer.key_dim, dtype=dtype
     )
+    return in_pages(shape, page_len, pages)
+
+
+def in_pages(shape: KvLayout, page_len: int, pages: int | None) -> KvLayout:
+    """A contiguous layout, in pages where ``page_len`` is not 0; both numbers as `kv_layout` takes
+    them."""
+    if page_len and pages is None:
+        pages = shape.sequences * (shape.max_len // page_len)
+    return replace(shape, page_len=page_len, pages=pages or 0)
 
 
 def cache_sizes(layers: int, layout: KvLayout) -> dict[str, int]:

@@ -16,7 +16,7 @@ from urdir.model.blocks.attention import LayerAttention
 from urdir.model.blocks.rows import Rows
 from urdir.model.errors import ModelError
 from urdir.model.families.rope import RopeConfig
-from urdir.model.memory.kv_cache import create_cache
+from urdir.model.memory.kv_cache import create_cache, in_pages
 from urdir.model.memory.workspace import most_partial
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import Advance
@@ -89,17 +89,8 @@ class CachedAttention(Owner):
         pages: int | None = None,
         rope: RopeConfig | None = None,
     ) -> None:
-        if page_len and pages is None:
-            pages = sequences * (max_len // page_len)
-        layout = KvLayout(
-            sequences,
-            kv_heads or heads,
-            max_len,
-            head_dim,
-            dtype=kv_dtype,
-            page_len=page_len,
-            pages=pages or 0,
-        )
+        shape = KvLayout(sequences, kv_heads or heads, max_len, head_dim, dtype=kv_dtype)
+        layout = in_pages(shape, page_len, pages)
         self.device, self.heads, self.rope = device, heads, rope
         self.lengths = [[0] * sequences for _ in range(layers)]
         # Layer -> the (sequence, position) pairs in device memory; what is missing is not known.
