@@ -27,10 +27,8 @@ from urdir.driver.module import LoadedKernel, ModuleCache
 from urdir.driver.properties import driver_version, read_properties
 from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Event, Stream
-from urdir.ptxgen.ptx.architecture import FIRST_VERSION, number_of
+from urdir.ptxgen.ptx.architecture import FIRST_VERSION, OPENED, number_of
 
-#: Architectures that kernels are written for, as (major, minor).
-ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))
 DEFAULT_EMULATED = "sm_90"
 
 
@@ -111,7 +109,7 @@ class DeviceName:
     def parse(text: str) -> DeviceName:
         """Read ``auto``, ``cuda[:i]`` or ``emulator[:sm_NN]``; raises DeviceNameError."""
         found = re.fullmatch(r"(auto)|(cuda)(?::(\d+))?|(emulator)(?::(sm_\d+a?))?", text)
-        targets = [t for t in FIRST_VERSION if divmod(number_of(t), 10) in ARCHITECTURES]
+        targets = [t for t in FIRST_VERSION if number_of(t) in OPENED]
         if not found:
             raise DeviceNameError(
                 f"unknown device {text!r}: give auto, cuda, cuda:INDEX, emulator or emulator:sm_NN"
@@ -280,12 +278,13 @@ def target_for(capability: tuple[int, int], name: str) -> str:
 
     Raises DriverError where there is none: PTX for it is not written by these kernels.
     """
-    usable = [a for a in ARCHITECTURES if a[0] == capability[0] and a <= capability]
+    known = [divmod(number, 10) for number in OPENED]
+    usable = [a for a in known if a[0] == capability[0] and a <= capability]
     if not usable:
-        known = ", ".join(f"{major}.{minor}" for major, minor in ARCHITECTURES)
+        supported = ", ".join(f"{major}.{minor}" for major, minor in known)
         raise DriverError(
             f"device {name} has compute capability {capability[0]}.{capability[1]}, which is not "
-            f"supported (supported: {known} and newer ones of the same major version)"
+            f"supported (supported: {supported} and newer ones of the same major version)"
         )
     major, minor = usable[-1]
     return f"sm_{major}{minor}"

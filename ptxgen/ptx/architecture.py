@@ -105,6 +105,10 @@ ARCHITECTURES: Mapping[int, Architecture] = {
     121: Architecture(48, 24, 100 << 10),
 }
 
+#: Those whose devices are opened, real or emulated. A device of another one is taken for the newest
+#: of these that is no newer and of the same generation (87 for 88).
+OPENED = (75, 80, 86, 87, 89, 90, 100, 103, 120)
+
 
 def number_of(target: str) -> int:
     """90 for "sm_90" and "sm_90a"; raises ValueError for what is no target at all."""

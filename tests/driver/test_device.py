@@ -25,6 +25,7 @@ from urdir.driver.errors import (
     NoDeviceError,
     NoDriverError,
 )
+from urdir.ptxgen.ptx.architecture import OPENED
 
 OK = cuda.CUresult.CUDA_SUCCESS
 
@@ -308,6 +309,12 @@ def test_interpreter_exit_with_everything_open_is_silent(device_name: str) -> No
         [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=120
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("number", OPENED)
+def test_the_emulator_poses_as_every_device_that_is_opened(number: int) -> None:
+    with Device.open(f"emulator:sm_{number}") as device:
+        assert device.properties.compute_capability == divmod(number, 10)
 
 
 def test_failed_opening_leaves_nothing_retained() -> None:
