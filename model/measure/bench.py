@@ -135,7 +135,7 @@ def bench(
         _decode(session, first, case)
         runs = [_decode(session, first, case) for _ in range(case.repeats)]
         name = f"tg{case.generate}" + (f" x {count}" if count > 1 else "") + at_depth
-        yield _decode_row(session, gguf, bandwidth, case, name, count, runs)
+        yield _decode_row(session, gguf, bandwidth, case, test=name, count=count, runs=runs)
 
 
 def _row(test: str, tokens: int, sequences: int, seconds: Sequence[float]) -> BenchRow:

@@ -104,7 +104,7 @@ def bench_gemv(
             count = _copies(spec, turn_bytes)
             times = _chain_us(device, stream, spec, _arguments(spec, pool, vectors), count)
             read_us = min(
-                _read_us(device, stream, spec, reader, pool, seen, count)
+                _read_us(device, stream, spec, reader, pool=pool, seen=seen, count=count)
                 for reader in readers[spec]
             )
             yield _row(spec, count, times, read_us)

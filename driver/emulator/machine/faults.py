@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 ILLEGAL_ADDRESS = "CUDA_ERROR_ILLEGAL_ADDRESS"
 MISALIGNED_ADDRESS = "CUDA_ERROR_MISALIGNED_ADDRESS"
 ILLEGAL_INSTRUCTION = "CUDA_ERROR_ILLEGAL_INSTRUCTION"
@@ -40,3 +42,9 @@ class AccessFault(Exception):  # noqa: N818 - a signal
         self.position = position
         self.code = code
         self.message = message
+
+    @classmethod
+    def of(cls, position: int, what: str, nbytes: int, place: str) -> Self:
+        """``what`` ("misaligned load") in an access of ``nbytes`` bytes at a ``place``."""
+        code = MISALIGNED_ADDRESS if what.startswith("misaligned") else ILLEGAL_ADDRESS
+        return cls(position, code, f"{what}, {nbytes} bytes at {place}")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, AccessFault
+from urdir.driver.emulator.machine.faults import AccessFault
 
 Array = npt.NDArray[Any]
 
@@ -355,12 +355,8 @@ class Memory:
 
     def _fault(self, addresses: Array, position: int, shift: int, what: str) -> AccessFault:
         address = int(addresses[position])
-        misaligned = what.startswith("misaligned")
-        return AccessFault(
-            position,
-            MISALIGNED_ADDRESS if misaligned else ILLEGAL_ADDRESS,
-            f"{what}, {1 << shift} bytes at 0x{address:x}, {self.describe(address)}",
-        )
+        place = f"0x{address:x}, {self.describe(address)}"
+        return AccessFault.of(position, what, 1 << shift, place)
 
 
 _SHIFTS = tuple(np.array(k, np.uint64) for k in range(5))

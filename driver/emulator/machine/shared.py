@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, AccessFault
+from urdir.driver.emulator.machine.faults import AccessFault
 from urdir.driver.emulator.machine.layout import SharedVariable
 from urdir.driver.emulator.machine.memory import (
     ALL_WRITTEN,
@@ -101,12 +101,8 @@ class SharedMemory:
 
     def _fault(self, addresses: Array, position: int, shift: int, what: str) -> AccessFault:
         address = int(addresses[position])
-        misaligned = what.startswith("misaligned")
-        return AccessFault(
-            position,
-            MISALIGNED_ADDRESS if misaligned else ILLEGAL_ADDRESS,
-            f"{what}, {1 << shift} bytes at shared address 0x{address:x}, {self.describe(address)}",
-        )
+        place = f"shared address 0x{address:x}, {self.describe(address)}"
+        return AccessFault.of(position, what, 1 << shift, place)
 
     def describe(self, address: int) -> str:
         """Which variable an address lies in."""

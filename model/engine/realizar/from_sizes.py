@@ -53,7 +53,15 @@ def describe(
     if heads % kv_heads:
         raise ConfigError(f"{heads} query heads are no multiple of {kv_heads} KV heads")
     rope = rope or RopeConfig(head_dim, rope_style, 10000.0, RopeScaling.none())
-    mixer = Attention(heads, kv_heads, head_dim, head_dim, rope, qkv_bias, qk_norm)
+    mixer = Attention(
+        heads,
+        kv_heads,
+        key_dim=head_dim,
+        value_dim=head_dim,
+        rope=rope,
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
+    )
     return Config(
         architecture="decoder",
         layers=(LayerConfig(mixer, Dense(ffn)),) * layers,
