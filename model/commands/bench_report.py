@@ -77,7 +77,7 @@ PROFILE_COLUMNS: Mapping[str, Cell] = {
     "of B": _number("share", ".1%"),
 }
 GEMV_COLUMNS: Mapping[str, Cell] = {
-    "gemv_f32": lambda r: f"{r['type']} {r['rows']} x {r['cols']}",
+    "gemv": lambda r: f"{r['type']} {r['rows']} x {r['cols']}",
     "MB": _number("weight_bytes", ".1f", 1e6),
     "us": _number("best_us", ".2f"),
     "median us": _number("median_us", ".2f"),

@@ -75,7 +75,7 @@ class Shift:
     def ptx(self, target: str) -> str:
         waits = self.waits_for_dependencies and number_of(target) >= 90
         wait = "    griddepcontrol.launch_dependents;\n    griddepcontrol.wait;" if waits else ""
-        version = "7.8" if number_of(target) <= 90 else "8.7"
+        version = "8.0" if number_of(target) <= 90 else "8.7"
         head = (
             f".version {version}\n.target {target}\n.address_size 64\n"
             ".visible .entry shift(.param .u64 x, .param .u64 y, .param .s32 amount)\n"

@@ -75,7 +75,7 @@ class SlowSum:
         sm = number_of(target)
         early = "    griddepcontrol.launch_dependents;\n    griddepcontrol.wait;"
         text = TEXT.replace("EARLY", early if self.waits_for_dependencies and sm >= 90 else "")
-        return text.replace("VERSION", "7.8" if sm <= 90 else "8.8").replace("TARGET", target)
+        return text.replace("VERSION", "8.0" if sm <= 90 else "8.8").replace("TARGET", target)
 
     def shape_of(self, param: Param) -> tuple[int, ...]:
         return (N,)
