@@ -71,6 +71,7 @@ def test_a_run_that_does_not_use_it_pays_nothing(run: Run) -> None:
     result.stdout.no_fnmatch_line("*urdir:*")
 
 
+@pytest.mark.slow
 def test_all_its_names_are_prefixed(run: Run) -> None:
     run.pytester.makepyfile("def test(): pass")
     arguments = ("-p", "urdir.driver.pytest_plugin", "--fixtures", "-v")
@@ -116,12 +117,14 @@ def test_no_gpu_skips_and_says_so(run: Run) -> None:
     result.stdout.fnmatch_lines(["urdir: no GPU here", "SKIPPED*no GPU here"])
 
 
+@pytest.mark.slow
 def test_no_gpu_fails_where_one_is_required(run: Run) -> None:
     result = run(MARKED, "--urdir-require-gpu")
     result.assert_outcomes(passed=1, failed=0, errors=2)
     result.stdout.fnmatch_lines(["urdir: no GPU here", "no GPU here"])
 
 
+@pytest.mark.slow
 def test_a_gpu_that_fails_is_no_reason_to_skip(run: Run) -> None:
     result = run(MARKED, conftest=BROKEN)
     result.assert_outcomes(passed=1, errors=2)

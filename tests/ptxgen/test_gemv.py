@@ -458,7 +458,7 @@ def test_a_gated_pair_gates_the_bits_of_two(device: Device) -> None:
     [
         (name, target)
         for name, spec in Gemv.examples().items()
-        for target in ("sm_75", "sm_80", "sm_90")
+        for target in ("sm_75", "sm_80")  # sm_90: test_races has every kernel's examples
         if target in spec.targets
     ],
 )

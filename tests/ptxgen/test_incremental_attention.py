@@ -254,6 +254,7 @@ def gathered(spec: IncrementalAttention, twin: IncrementalAttention, inputs: Inp
     return contiguous
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "pages"), TWINS)
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(data=st.data())

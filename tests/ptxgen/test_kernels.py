@@ -113,6 +113,7 @@ def elsewhere() -> dict[str, str]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 @every_example
 def test_rendering_gives_the_same_bytes_in_every_process(spec, elsewhere):
     text = spec.ptx("sm_90")

@@ -181,6 +181,7 @@ def model_launches(shape: str) -> Iterator[Gemv]:
     yield launch(output, eps=1e-5)
 
 
+@pytest.mark.slow
 @needs_assembler
 @pytest.mark.parametrize("shape", SHAPES)
 def test_real_models_launches_spill_nothing(shape: str) -> None:
@@ -192,6 +193,7 @@ def test_real_models_launches_spill_nothing(shape: str) -> None:
         assert spec.cut.warps < 8 or cost.registers <= 128, spec
 
 
+@pytest.mark.slow
 @needs_assembler
 @pytest.mark.parametrize("target", TESTED)
 def test_large_launches_assemble_for_every_target(target: str) -> None:

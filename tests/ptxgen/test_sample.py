@@ -276,6 +276,7 @@ def test_a_penalty_counts_once_however_often_a_token_was_seen(device):
     assert both(device, spec, inputs) == [3]
 
 
+@pytest.mark.slow
 def test_a_row_is_the_same_alone_and_in_a_batch(device):
     spec = Sample(n_vocab=1200, max_len=50, rows=6, sequences=6)
     inputs = spec.make_inputs(np.random.default_rng(11))

@@ -119,6 +119,7 @@ def test_an_edited_template_is_compiled(
     assert compiled == [TEMPLATE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "value"),
     [
@@ -264,6 +265,7 @@ print(RmsNorm(rows=2, cols=70, eps=1e-5).ptx("sm_90"), end="")
 """
 
 
+@pytest.mark.slow
 def test_processes_share_a_checkout(checkout: Path, expected: str) -> None:
     command = [sys.executable, "-c", _RENDER, str(checkout)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -212,6 +212,7 @@ def test_env_of_a_cache_that_is_a_file(
         assert json.loads(out)["cache"]["bytes"] == 0
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     """A warning without the place in the source."""
     (tmp_path / "file").write_text("not a folder")
@@ -296,6 +297,7 @@ def test_unsupported_files_are_refused_by_name(cli: Cli, tmp_path: Path) -> None
         assert len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_prompts_and_tokens_that_cannot_be(cli: Cli, nano: Path, tmp_path: Path) -> None:
     output = tmp_path / "x.npy"
     for argv, message in (

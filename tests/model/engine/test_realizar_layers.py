@@ -264,6 +264,7 @@ def test_a_layer_of_several_sequences(made: Made) -> None:
             check(layers.hidden.download(np.float32, (3, 192)), np.stack(wanted), tolerance)
 
 
+@pytest.mark.slow
 def test_a_prompt_on_tensor_cores(qwen2: Made) -> None:
     reference = qwen2.reference()
     with qwen2.layers(max_len=40, tokens=20) as layers:
@@ -455,6 +456,7 @@ def test_buffers_and_weights_are_refused_by_name(qwen2: Made, device_name: str, 
             np.testing.assert_array_equal(memory.download(np.uint8), old)
 
 
+@pytest.mark.slow
 def test_a_layer_refuses_what_does_not_fit(qwen2: Made) -> None:
     with qwen2.layers(max_len=2, tokens=2, sequences=2) as layers:
         w = qwen2.weights.layers[0]

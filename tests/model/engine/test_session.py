@@ -74,6 +74,7 @@ def test_device_argmax_equals_host_argmax(session: Session) -> None:
     assert on_device == on_host
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv_dtype", "exact"), [("f16", False), ("f32", True), ("f32", False), ("q8_0", True)]
 )
@@ -206,6 +207,7 @@ def test_a_fork_goes_its_own_way(device: Device, weights: Weights, page_len: int
             np.testing.assert_array_equal(logits, both[1])
 
 
+@pytest.mark.slow
 def test_pages_are_shared_until_written_and_given_back(device: Device, weights: Weights) -> None:
     with Session(device, weights, 64, sequences=2, page_len=16, pages=4) as session:
         cache = session.parts.cache

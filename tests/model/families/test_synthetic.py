@@ -48,6 +48,7 @@ def test_repeated_blocks_are_cut_anywhere() -> None:
         np.testing.assert_array_equal(data[begin:end], whole[begin:end])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_small_one_decodes(kind: str, device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "tiny", Shape("qwen3", 1, 256, 4, 2, 64, 256, 77, 1e6, False))

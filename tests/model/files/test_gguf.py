@@ -315,6 +315,7 @@ def test_every_truncation_is_noticed(data: Path, tmp_path: Path) -> None:
         _refused(path)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     changes=st.lists(st.tuples(st.integers(4, 1700), st.integers(0, 255)), min_size=1, max_size=4)

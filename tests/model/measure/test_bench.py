@@ -64,6 +64,7 @@ def engine(nano: Path, device_name: str) -> Iterator[Engine]:
 # ---- what is counted ----
 
 
+@pytest.mark.slow
 def test_bytes_of_an_8b_step() -> None:
     """All weights but the embedding table, which is looked up, and 128 KiB of keys and values for
     each token of context."""

@@ -106,6 +106,7 @@ def test_counts_are_those_of_the_plans(nano: Path) -> None:
                 assert {k.spec: k.launches[shape] for k in found if shape in k.launches} == expected
 
 
+@pytest.mark.slow
 def test_a_large_model_needs_its_metadata_only() -> None:
     gguf, config = _shape_8b()
     found = model_kernels(gguf, config, 4096, "sm_90", 132)

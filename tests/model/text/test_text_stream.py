@@ -94,6 +94,7 @@ def test_an_empty_stop_string_is_refused(tokenizer: Tokenizer) -> None:
         TextStream(tokenizer, ("a", ""))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     text=st.text("ab€", max_size=30),
