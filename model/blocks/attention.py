@@ -1,9 +1,9 @@
-"""Attention in a plan: queries and keys turned, keys and values appended, each row attends to its
+"""Attention in a plan: queries and keys rotated, keys and values appended, each row attends to its
 sequence.
 
 A layer calls ``incremental_attention_into``. When the plan is built, the kernel is chosen from the
 shape, the length bucket and the device (``ptxgen.kernels.attention.choice``). In a decode step that
-kernel turns and appends the rows' own tokens itself; the rows of a prompt, which attend to each
+kernel rotates and appends the rows' own tokens itself; the rows of a prompt, which attend to each
 other, are appended before.
 """
 
@@ -33,9 +33,9 @@ class LayerAttention:
     """The attention of one layer in one step: what it reads and writes, and how.
 
     ``work`` holds q (rows, heads, head_dim), k and v (rows, kv_heads, head_dim), all f32, not yet
-    turned by ``rotation`` with ``frequencies`` (a ``turns_table``; without a rotation nothing
-    turns), and room for partial results (`workspace.partial_sizes`). ``exact`` keeps activations
-    f32. Without ``fused``, the tokens of decode rows are turned and appended by launches of their
+    rotated by ``rotation`` with ``frequencies`` (a ``turns_table``; without a rotation nothing
+    rotates), and room for partial results (`workspace.partial_sizes`). ``exact`` keeps activations
+    f32. Without ``fused``, the tokens of decode rows are rotated and appended by launches of their
     own, with the same result.
     """
 
@@ -58,12 +58,12 @@ class LayerAttention:
 
     @property
     def token(self) -> dict[str, Region]:
-        """The rows' own k and v, and the frequencies that k is turned by."""
+        """The rows' own k and v, and the frequencies that k is rotated by."""
         assert self.frequencies is not None
         return {"k": self.work["k"], "v": self.work["v"], "frequencies": self.frequencies}
 
     def decode_kernel(self, rotation: Rotation | None) -> IncrementalAttention | FlashDecodeChunk:
-        """The kernel of decoding, which turns and appends where a rotation is given."""
+        """The kernel of decoding, which rotates and appends where a rotation is given."""
         return decode_attention(
             self.heads,
             self.cache.layout,
@@ -109,7 +109,7 @@ def flash_attention_multi_head(plan: Plan, at: LayerAttention, out: Region) -> N
     """Causal attention of consecutive tokens of one sequence (a prompt or a chunk of one), whose
     keys and values are in the cache: tiled, on tensor cores, without a matrix of scores.
 
-    Queries are turned already; ``out`` is (rows, heads, head_dim) f32.
+    Queries are rotated already; ``out`` is (rows, heads, head_dim) f32.
     """
     kernel = PrefillAttention(at.heads, at.cache.layout, at.rows.count)
     plan.launch(kernel, at.label, q=at.work["q"], **at.arguments, out=out)

@@ -91,8 +91,8 @@ def flash_decoding_graphed(
     """Attention split over chunks of keys, whatever the length: one launch for the chunks, one that
     merges them.
 
-    With k and v these are appended before, and q and k turned in place where the cache has a rope.
-    Without them q, turned already, attends to what is stored.
+    With k and v these are appended before, and q and k rotated in place where the cache has a rope.
+    Without them q, rotated already, attends to what is stored.
     """
     at = to.attention
     rows = at.rows(layer, sequences)
@@ -121,7 +121,7 @@ def flash_attention_multi_head(
     """Causal attention of the next ``tokens`` tokens of one sequence (a prompt or a part of one),
     which are appended first: tiled, on tensor cores, without a matrix of scores.
 
-    q and k are turned in place where the cache has a rope. Queries and probabilities are rounded to
+    q and k are rotated in place where the cache has a rope. Queries and probabilities are rounded to
     f16.
     """
     at = to.attention

@@ -145,7 +145,7 @@ class CachedAttention(Owner):
         self, layer: int, keys: npt.ArrayLike, values: npt.ArrayLike, *, sequence: int = 0
     ) -> None:
         """Make ``keys`` and ``values`` (tokens, kv_heads, head_dim) f32, of the host, all that a
-        layer has of a sequence. Keys are stored as they are, not turned.
+        layer has of a sequence. Keys are stored as they are, not rotated.
 
         Raises ContextFullError when they do not fit; nothing is changed then.
         """
