@@ -121,8 +121,8 @@ def flash_attention_multi_head(
     """Causal attention of the next ``tokens`` tokens of one sequence (a prompt or a part of one),
     which are appended first: tiled, on tensor cores, without a matrix of scores.
 
-    q and k are rotated in place where the cache has a rope. Queries and probabilities are rounded to
-    f16.
+    q and k are rotated in place where the cache has a rope. Queries and probabilities are rounded
+    to f16.
     """
     at = to.attention
     work = at.layer(layer, at.rows(layer, (sequence,), tokens), q=q, k=k, v=v)
