@@ -118,8 +118,8 @@ class Dense:
 
     up: Linear
     down: Linear
-    gate: Linear | None = None
-    activation: Activation = Activation()
+    gate: Linear | None
+    activation: Activation
     divisors: StoredVector | None = None
 
     @property
@@ -174,8 +174,8 @@ class Mixture:
     router: Router
     up: Linear
     down: Linear
-    gate: Linear | None = None
-    activation: Activation = Activation()
+    gate: Linear | None
+    activation: Activation
     weigh_input: bool = False
     shared: Dense | None = None
     shared_gate: Linear | None = None
