@@ -13,7 +13,8 @@ from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.weights import LayerWeights, Weights
 from urdir.ptxgen.kernels.linear.choice import fills_sms
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -140,6 +141,6 @@ def _append_qk_norm(plan: Plan, parts: LayerParts, rows: Rows, index: int, w: La
     work, eps = parts.work, parts.config.rms_eps
     for name, weight, heads in (("q", w.q_norm, mixer.heads), ("k", w.k_norm, mixer.kv_heads)):
         if weight is not None:
-            kernel = RmsNorm(rows=rows.count * heads, cols=mixer.key_dim, eps=eps)
+            kernel = Normalise(rows=rows.count * heads, cols=mixer.key_dim, norm=Norm("rms", eps))
             label = f"blk.{index}.attn_{name}_norm"
             plan.launch(kernel, label, x=work[name], weight=weight, y=work[name])
