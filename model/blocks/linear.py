@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from urdir.model.families.description import Config
 from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.activate import Activate
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.linear.choice import (
     Limits,
@@ -22,8 +24,8 @@ from urdir.ptxgen.kernels.linear.choice import (
 )
 from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
-from urdir.ptxgen.kernels.swiglu import SwiGLU
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 # One object for equal kernels, with its cached properties.
 _gemm = lru_cache(maxsize=256)(Gemm)
 _add = lru_cache(maxsize=64)(Add)
-_swiglu = lru_cache(maxsize=64)(SwiGLU)
+_activate = lru_cache(maxsize=64)(Activate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class LinearLayers:
             request = replace(
                 self._request(count, *(matrix for matrix, _ in matrices)),
                 bias=first.bias is not None,
-                eps=None if norm is None else self.config.rms_eps,
+                norm=None if norm is None else Norm("rms", self.config.rms_eps),
                 summarised=x.has_begun(norm),
             )
             kernel = choose_linear(request)
@@ -153,13 +155,13 @@ class LinearLayers:
         if self._many_rows or not _alike(gate, up):
             gated, plain = self.work["gate"], self.work["up"]
             self.append(label, [(gate, gated), (up, plain)], x, norm)
-            swiglu = _swiglu(n=self.rows * gate.rows)
-            self.plan.launch(swiglu, f"{label}.swiglu", gate=gated, up=plain, y=y)
+            activate = _activate(self.rows * gate.rows, Activation(), gated=True)
+            self.plan.launch(activate, f"{label}.activation", gate=gated, up=plain, y=y)
             return
         for at, count, suffix in self._slices():
             request = replace(
                 self._request(count, gate),
-                eps=self.config.rms_eps,
+                norm=Norm("rms", self.config.rms_eps),
                 gated=True,
                 summarised=x.has_begun(norm),
             )
@@ -191,7 +193,7 @@ class LinearLayers:
         ]
 
     def _append_norm(self, label: str, cols: int, x: Slice, norm: Slice) -> Slice:
-        kernel = RmsNorm(rows=self.rows, cols=cols, eps=self.config.rms_eps)
+        kernel = Normalise(rows=self.rows, cols=cols, norm=Norm("rms", self.config.rms_eps))
         self.plan.launch(kernel, label, x=x, weight=norm, y=self.work["normed"])
         return self.work["normed"]
 

@@ -109,7 +109,7 @@ def test_norms_begin_where_their_vectors_are_made(engine: Engine, rows: int, beg
         if kernel.residual:
             assert kernel.summarises is begun
             made.append(launch.args.get("next_norm"))
-        elif kernel.eps is not None:
+        elif kernel.norm is not None:
             assert kernel.summarised is (begun and len(made) > 1)
             assert ("norm" in launch.args) is not kernel.summarised
         if kernel.summarised:
@@ -190,8 +190,8 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
 def test_a_prompt_step_normalises_once_for_several_matrices(engine: Engine) -> None:
     plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE))
     assert [kernel for _, kernel in layer(plan, 0)] == [
-        *("rms_norm", "gemm", "gemm", "gemm", "rope", "kv_append", "prefill_attention"),
-        *("gemm", "add", "rms_norm", "gemm", "gemm", "swiglu", "gemm", "add"),
+        *("normalise", "gemm", "gemm", "gemm", "rope", "kv_append", "prefill_attention"),
+        *("gemm", "add", "normalise", "gemm", "gemm", "activate", "gemm", "add"),
     ]
 
 
