@@ -144,10 +144,10 @@ def test_long_rows_are_left_to_f32_where_they_leave_no_room(engine: Engine, targ
         for cols in (4096, 8192, 14336, 28672, 53248):
             layout = Layout(FORMATS["Q8_0"], 32, cols)
             matrix = Matrix(layout, memory["weights"].slice(0, layout.nbytes), None)
-            wide = LinearLayers(plan, engine.config, memory, 1, exact=False, limits=limits)
+            wide = LinearLayers(plan, memory, 1, exact=False, limits=limits)
             wide.append(f"{cols}", [(matrix, memory["y"].slice(0, 128))], x)
             y = memory["y"].slice(0, 128)
-            wide.append_residual(f"{cols} more", matrix, x.x, x.x, y, x.x)
+            wide.append_residual(f"{cols} more", matrix, x.x, x.x, y, None)
         for kernel in products(plan):
             if isinstance(kernel, Gemv):
                 assert kernel.cut.warps >= 4
@@ -178,7 +178,7 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
     for rows, wanted in ((1, [1, 1, 1, 1]), (4, [1, 2, 2, 1])):
         plan = Plan("clusters")
         with engine.device.arena({"weights": 1 << 25, "x": 1 << 17, "y": 1 << 19}, "one") as memory:
-            made = LinearLayers(plan, engine.config, memory, rows, exact=False, limits=limits)
+            made = LinearLayers(plan, memory, rows, exact=False, limits=limits)
             for tiles, cols in ((1, 256), (1, 2048), (6, 2048), (7, 2048)):
                 layout = Layout(FORMATS["Q4_K"], 16 * 132 * tiles, cols)
                 matrix = Matrix(layout, memory["weights"].slice(0, layout.nbytes), None)
