@@ -1,4 +1,4 @@
-"""What the products of a few rows with their experts share: tiles pass through rings as in `Gemv`."""
+"""What products of a few rows with experts share: tiles pass through rings as in `Gemv`."""
 
 from __future__ import annotations
 
