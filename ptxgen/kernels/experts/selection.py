@@ -1,4 +1,4 @@
-"""How a router's logits become a choice of experts: the description that kernels and models share."""
+"""How a router chooses experts by logits: the description that kernels and models share."""
 
 from __future__ import annotations
 
