@@ -85,7 +85,7 @@ class Layout:
     @property
     def source_nbytes(self) -> int:
         """Bytes of the GGUF tensor."""
-        return self.rows * self.cols // self.format.block * self.format.nbytes
+        return self.rows * self.source_row_nbytes
 
     def plane_nbytes(self, plane: Plane) -> int:
         """Bytes of a plane, without the padding to the next one."""
@@ -177,7 +177,10 @@ class Layout:
         if self.format.has("scale"):
             scale = self._numbers(packed, "scale", groups).astype(np.float32)
             factor = factor * (scale - np.float32(self.format.scale_offset))
+        factor = factor * np.float32(2.0**-self.format.halvings)
         q = self._numbers(packed, "q", UNIT).astype(np.float32) - np.float32(self.format.offset)
+        if self.format.table:
+            q = np.array(self.format.table, np.float32)[q.astype(np.uint8)]
         values = factor[:, :, None] * q.reshape(len(q), groups, -1)
         if self.format.has_minimums:
             minimum = self._factors(packed, "m")
@@ -196,8 +199,10 @@ class Layout:
         return values.reshape(self.rows, -1)[:, : self.cols]
 
     def _factors(self, packed: Bytes, number: str) -> npt.NDArray[np.float32]:
-        """The f16 number of each unit's block, (units, 1) f32."""
+        """The f16 number, or the power of two, of each unit's block, (units, 1) f32."""
         plane, part = next(self.format.parts(number))
+        if self.format.has_exponents:
+            return powers_of_two(self._items_of(packed, plane))
         halves = np.ascontiguousarray(self._items_of(packed, plane)).view(np.float16)
         column = halves[:, part.target.start // 16].astype(np.float32)
         return np.repeat(column, plane.units)[:, None]
@@ -213,6 +218,11 @@ class Layout:
                 field = (items[:, byte] >> shift) & part.target.mask
                 by_item[:, index] |= field << part.shift
         return numbers
+
+
+def powers_of_two(exponents: Bytes) -> npt.NDArray[np.float32]:
+    """2 ** (e - 128): OCP's E8M0, and half of it, since the values of MXFP4's table are doubled."""
+    return np.ldexp(np.float32(1), exponents.astype(np.int32) - 128)
 
 
 def pack_plane(fmt: Format, plane: Plane, blocks: Bytes) -> Bytes:

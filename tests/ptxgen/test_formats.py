@@ -11,6 +11,8 @@ from urdir.ptxgen.weights.formats import FORMATS, UNIT, Bytes, Format, format_of
 from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
+#: Bits of a weight on the device, where they are more than in GGUF.
+LARGER = {"IQ4_XS": 4.3125}
 SIZES = [
     (rows, cols)
     for cols in (1, 37, 256, 288, 352, 896, 4864)
@@ -32,8 +34,9 @@ def test_type_number_block_and_bytes_are_ggufs(fmt: Format) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_repacking_adds_no_bytes(fmt: Format) -> None:
-    per_unit = sum(p.nbytes / p.units for p in fmt.planes)
-    assert per_unit * fmt.block == fmt.nbytes * UNIT
+    """But to types that say so."""
+    bits = sum(8 * p.nbytes / p.units for p in fmt.planes) / UNIT
+    assert bits == LARGER.get(fmt.name, 8 * fmt.nbytes / fmt.block)
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
@@ -51,7 +54,9 @@ def test_every_bit_of_a_block_is_moved_to_a_bit_of_its_own(fmt: Format) -> None:
                     sources += range(source, source + part.source.width)
                     targets += range(target, target + part.target.width)
             if plane.parts:
-                assert sorted(targets) == list(range(8 * plane.nbytes))
+                assert len(set(targets)) == len(targets)
+                assert set(targets) <= set(range(8 * plane.nbytes))
+                assert len(targets) == 8 * plane.nbytes or fmt.name in LARGER
     if not fmt.is_float:
         assert sorted(sources) == list(range(8 * fmt.nbytes))
 

@@ -54,15 +54,25 @@ def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes,
     count, groups = rows * cols // fmt.block, fmt.block // fmt.group
     blocks = np.zeros((count, fmt.nbytes), np.uint8)
     quants = rng.integers(0, 4, (count, fmt.block)) - (2 if fmt.offset else 0)
-    write_numbers(fmt, blocks, "q", quants + fmt.offset)
+    most = 3
+    if fmt.table:
+        entries = np.array(fmt.table) >> fmt.halvings
+        codes = rng.choice(np.argsort(abs(entries), stable=True)[:3], quants.shape)
+        write_numbers(fmt, blocks, "q", codes)
+        quants, most = entries[codes], 3 if abs(entries[codes]).max() < 4 else 1
+    else:
+        write_numbers(fmt, blocks, "q", quants + fmt.offset)
     terms = {"d": rng.choice([-2, -1, 1, 2], (count, 1)), "m": rng.choice([-2, 1, 2], (count, 1))}
-    for number, values in terms.items():
+    if fmt.has_exponents:
+        terms["d"] = abs(terms["d"])
+        blocks[:, :1] = terms["d"] + 127  # 2 ** 0 and 2 ** 1
+    for number, values in terms.items() if not fmt.has_exponents else ():
         for _, part in fmt.parts(number):
             at = part.source.start // 8
             blocks[:, at : at + 2] = values.astype(np.float16).view(np.uint8)
     scale, minimum = terms["d"], fmt.min_sign * terms["m"]
     if fmt.has("scale"):
-        scales = rng.integers(1, 4, (count, groups))
+        scales = rng.integers(1, most + 1, (count, groups))
         write_numbers(fmt, blocks, "scale", scales + fmt.scale_offset)
         scale = scale * scales
     if fmt.has("minimum"):
