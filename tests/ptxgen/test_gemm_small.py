@@ -55,6 +55,8 @@ def test_a_block_s_sums_are_integers_of_32_bits(fmt: Format) -> None:
     """256 columns of the largest quants and scales, and of bytes of activations up to 255."""
 
     def largest(number: str) -> int:
+        if number == "q" and fmt.table:
+            return max(map(abs, fmt.table))
         return sum(part.source.mask << part.shift for _, part in fmt.parts(number))
 
     scale = max(largest("scale") - fmt.scale_offset, fmt.scale_offset)
