@@ -170,9 +170,9 @@ class _Merges:
 
 
 def _read_merges(metadata: Metadata) -> _Merges:
-    lines = list(metadata.require("tokenizer.ggml.merges", StringArray))
+    lines = metadata.require("tokenizer.ggml.merges", StringArray).decoded()
     for line in lines:
-        if " " not in line[1:-1]:
+        if " " not in line:
             raise TokenizerError(f"tokenizer.ggml.merges: {line!r} is no pair of tokens")
     return _Merges(lines)
 

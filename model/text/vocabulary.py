@@ -68,7 +68,7 @@ def read_vocabulary(
     Tokens known as markup are made control tokens whatever the file says, unless `is_word`.
     Raises ConfigError or TokenizerError, naming the key that is missing or wrong.
     """
-    tokens = list(metadata.require(_PREFIX + "tokens", StringArray))
+    tokens = metadata.require(_PREFIX + "tokens", StringArray).decoded()
     if not tokens:
         raise TokenizerError(f"{_PREFIX}tokens is empty")
     id_of = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
