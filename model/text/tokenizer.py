@@ -36,7 +36,8 @@ class Tokenizer:
         self.eot_id = vocabulary.eot_id
         self.eom_id = vocabulary.eom_id
         self.end_ids = vocabulary.end_ids
-        self.adds_bos = model.adds_bos and self.bos_id is not None
+        self.adds_bos = vocabulary.adds_bos
+        self.adds_eos = vocabulary.adds_eos
         self._shown = vocabulary.shown_ids
         self._specials = _longest_first(vocabulary)
 

@@ -28,6 +28,18 @@ class TokenType(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Defaults:
+    """What holds where a file does not say; ids beyond the vocabulary do not."""
+
+    bos: int | None = None
+    eos: int | None = None
+    unknown: int | None = None
+    adds_bos: bool = False
+    adds_eos: bool = False
+    always_adds_bos: bool = False  # whatever the file says
+
+
+@dataclass(frozen=True, slots=True)
 class Vocabulary:
     """Tokens by id; see `read_vocabulary`."""
 
@@ -41,6 +53,8 @@ class Vocabulary:
     unknown_id: int | None
     end_ids: frozenset[int]  # an answer is over after one of these
     shown_ids: frozenset[int]  # printed although their type may be CONTROL
+    adds_bos: bool  # a prompt begins with BOS, which there is
+    adds_eos: bool  # a text that is complete ends with EOS, which there is
 
     def ids(self, *types: TokenType) -> list[int]:
         """The tokens of the given types."""
@@ -60,10 +74,10 @@ class Vocabulary:
 
 def read_vocabulary(
     metadata: Metadata,
-    default_ids: Mapping[str, int],
+    defaults: Defaults,
     is_word: Callable[[str], bool] = lambda token: False,
 ) -> Vocabulary:
-    """Read `tokenizer.ggml.{tokens,token_type,*_token_id}`; `default_ids` by role ("bos").
+    """Read `tokenizer.ggml.{tokens,token_type,*_token_id,add_*_token}`.
 
     Tokens known as markup are made control tokens whatever the file says, unless `is_word`.
     Raises ConfigError or TokenizerError, naming the key that is missing or wrong.
@@ -74,30 +88,33 @@ def read_vocabulary(
     id_of = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
     id_of.pop("", None)
 
-    def role(name: str) -> int | None:
+    def role(name: str, default: int | None = None) -> int | None:
         key = f"{_PREFIX}{name}_token_id"
         token_id = metadata.optional(key, int, None)
         if token_id is None:
-            default = default_ids.get(name, len(tokens))
-            return default if default < len(tokens) else None
+            return default if default is not None and default < len(tokens) else None
         if not 0 <= token_id < len(tokens):
             raise TokenizerError(f"{key} is {token_id}, the vocabulary has {len(tokens)} tokens")
         return token_id
 
-    ends = [role(name) for name in ("eos", "eot", "eom")]
+    bos, eos = role("bos", defaults.bos), role("eos", defaults.eos)
+    eot, eom = role("eot"), role("eom")
+    adds_bos = metadata.optional(_PREFIX + "add_bos_token", bool, defaults.adds_bos)
+    adds_eos = metadata.optional(_PREFIX + "add_eos_token", bool, defaults.adds_eos)
+    given = [i for i in (eos, eot, eom) if i is not None]
     return Vocabulary(
         tokens=tokens,
         types=_read_types(metadata, tokens, id_of, is_word),
         id_of=id_of,
-        bos_id=role("bos"),
-        eos_id=ends[0],
-        eot_id=ends[1],
-        eom_id=ends[2],
-        unknown_id=role("unknown"),
-        end_ids=find_end_ids(
-            id_of, (i for i in ends if i is not None), {name: role(name) for name in FILL_ROLES}
-        ),
+        bos_id=bos,
+        eos_id=eos,
+        eot_id=eot,
+        eom_id=eom,
+        unknown_id=role("unknown", defaults.unknown),
+        end_ids=find_end_ids(id_of, given, {name: role(name) for name in FILL_ROLES}),
         shown_ids=find_shown_ids(id_of),
+        adds_bos=(adds_bos or defaults.always_adds_bos) and bos is not None,
+        adds_eos=adds_eos and eos is not None,
     )
 
 
