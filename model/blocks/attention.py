@@ -66,7 +66,7 @@ class LayerAttention:
         """The kernel of decoding, which rotates and appends where a rotation is given."""
         return decode_attention(
             self.heads,
-            self.cache.layout,
+            self.cache.layout(self.layer),
             self.rows.keys,
             self.sm_count,
             rows=self.rows.count,
@@ -111,7 +111,7 @@ def flash_attention_multi_head(plan: Plan, at: LayerAttention, out: Region) -> N
 
     Queries are rotated already; ``out`` is (rows, heads, head_dim) f32.
     """
-    kernel = PrefillAttention(at.heads, at.cache.layout, at.rows.count)
+    kernel = PrefillAttention(at.heads, at.cache.layout(at.layer), at.rows.count)
     plan.launch(kernel, at.label, q=at.work["q"], **at.arguments, out=out)
 
 
@@ -127,7 +127,7 @@ def _decode(
 
 def append_tokens(plan: Plan, at: LayerAttention) -> None:
     """Turn ``at.work``'s q and k in place, where there is a rotation; append k and v."""
-    layout, rotation, rows = at.cache.layout, at.rotation, at.rows
+    layout, rotation, rows = at.cache.layout(at.layer), at.rotation, at.rows
     q, k, v = (at.work[name] for name in "qkv")
     if rotation is not None:
         assert at.frequencies is not None

@@ -18,10 +18,10 @@ from urdir.model.families.stored import (
     StoredVector,
     stored_in,
 )
+from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.upload import STAGING_BYTES, Uploader
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
-from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import turns_table
 from urdir.ptxgen.weights.formats import Format, format_of
 from urdir.ptxgen.weights.layout import Layout
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
 
-__all__ = ["STAGING_BYTES", "Matrix", "NormWeights", "Weights", "weight_sizes"]
+__all__ = ["STAGING_BYTES", "Matrix", "Weights", "weight_sizes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,6 @@ class Matrix:
     def cols(self) -> int:
         """Values of the input."""
         return self.layout.cols
-
-
-@dataclass(frozen=True, slots=True)
-class NormWeights:
-    """A norm and its weights on the device, (n,) f32 each."""
-
-    norm: Norm
-    weight: Slice | None = None
-    bias: Slice | None = None
 
 
 class Weights(Owner):
@@ -111,10 +102,10 @@ class Weights(Owner):
         """A vector of the description, (size,) f32."""
         return self._arena[_label(of)]
 
-    def norm(self, of: Normalization) -> NormWeights:
+    def norm(self, of: Normalization) -> NormLayer:
         """A norm of the description."""
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
-        return NormWeights(of.norm, weight, bias)
+        return NormLayer(of.norm, weight, bias)
 
     def _upload(self, gguf: ModelFile, device: Device) -> None:
         kept = list(_kept(self.config))
