@@ -12,6 +12,7 @@ from urdir.model.families.description import Config
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.weights import LayerWeights, Weights
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.linear.choice import fills_sms
 from urdir.ptxgen.kernels.rms_norm import RmsNorm
 
@@ -41,13 +42,13 @@ class LayerParts:
         mixer = self.config.layers[index].mixer
         return LayerAttention(
             label=f"blk.{index}.attention",
-            cache=self.cache,
-            layer=index,
+            layout=self.cache.layout,
+            caches=self.cache.arguments(index),
             heads=mixer.heads,
             rows=rows,
             work=self.work,
-            rotation=mixer.rope.rotation,
-            frequencies=self.weights.rope_tables[mixer.rope],
+            token=OwnToken(mixer.rope.rotation),
+            constants={"frequencies": self.weights.rope_tables[mixer.rope]},
             sm_count=self.device.properties.sm_count,
             exact=self.exact,
             fused=self.fused,
