@@ -131,7 +131,7 @@ def test_impossible_specs_are_refused() -> None:
         GemvF32(Q8_0, 64, 64, rows_each=32)
     with pytest.raises(PtxgenError, match="without residual"):
         GemvF32(Q4_K, 3, 256, gated=True, residual=True)
-    with pytest.raises(PtxgenError, match="bias is .* of 2 matrices"):
+    with pytest.raises(PtxgenError, match=r"bias is .* of 2 matrices"):
         GemvF32(Q4_K, 3, 256, bias=(True,), others=((Q4_K, 3),))
     with pytest.raises(PtxgenError, match="softcap -1"):
         GemvF32(Q4_K, 3, 256, softcap=-1.0)
