@@ -11,9 +11,11 @@ from urdir.model.blocks.rows import Rows
 from urdir.model.families.description import Config
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.kv_cache import KvCache
+from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import LayerWeights, Weights
 from urdir.ptxgen.kernels.linear.choice import fills_sms
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -56,9 +58,11 @@ class LayerParts:
     def linear(self, plan: Plan, rows: Rows) -> LinearLayers:
         """What appends this step's linear layers to ``plan``."""
         limits = device_limits(self.device.properties)
-        return LinearLayers(
-            plan, self.config, self.work, rows.count, exact=self.exact, limits=limits
-        )
+        return LinearLayers(plan, self.work, rows.count, exact=self.exact, limits=limits)
+
+    def norm(self, weight: Slice) -> NormLayer:
+        """An RMSNorm of the model with these weights."""
+        return NormLayer(Norm("rms", self.config.rms_eps), weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,7 @@ def transformer_layer_workspace(
         x,
         parts.work["hidden"],
         w=parts.weights.layers[index],
-        next_norm=parts.weights.norm_after(index),
+        next_norm=parts.norm(parts.weights.norm_after(index)),
     )
 
 
@@ -96,7 +100,7 @@ def transformer_layer_indexed(
     x: Activations,
     y: Slice,
     w: LayerWeights,
-    next_norm: Slice | None = None,
+    next_norm: NormLayer | None = None,
 ) -> Activations:
     """Append layer ``index`` with weights ``w``: x (rows, hidden) f32 -> y (rows, hidden) f32; y
     may be x's buffer. The norm after it, if it is known, is begun.
@@ -105,10 +109,10 @@ def transformer_layer_indexed(
     -> norm -> SwiGLU -> residual. Raises LaunchError, naming launch and parameter, for a
     buffer that is null, closed or too small.
     """
-    work = parts.work
+    work, ffn_norm = parts.work, parts.norm(w.ffn_norm)
     at, linear = f"blk.{index}.", parts.linear(plan, rows)
     qkv = [(w.q, work["q"]), (w.k, work["k"]), (w.v, work["v"])]
-    linear.append(at + "attn_qkv", qkv, x, w.attn_norm)
+    linear.append(at + "attn_qkv", qkv, x, parts.norm(w.attn_norm))
     _append_qk_norm(plan, parts, rows, index, w)
     incremental_attention_into(plan, parts.attention(rows, index), work["heads"])
     fill = fills_sms(rows.keys)
@@ -118,11 +122,11 @@ def transformer_layer_indexed(
         work["heads"],
         residual=x.x,
         y=work["residual"],
-        next_norm=w.ffn_norm,
+        next_norm=ffn_norm,
         fill=fill,
     )
     linear.append_gated(
-        at + "ffn_gate_up", w.gate, w.up, attended, norm=w.ffn_norm, y=work["activated"]
+        at + "ffn_gate_up", w.gate, w.up, attended, norm=ffn_norm, y=work["activated"]
     )
     return linear.append_residual(
         at + "ffn_down",
@@ -140,6 +144,6 @@ def _append_qk_norm(plan: Plan, parts: LayerParts, rows: Rows, index: int, w: La
     work, eps = parts.work, parts.config.rms_eps
     for name, weight, heads in (("q", w.q_norm, mixer.heads), ("k", w.k_norm, mixer.kv_heads)):
         if weight is not None:
-            kernel = RmsNorm(rows=rows.count * heads, cols=mixer.key_dim, eps=eps)
+            kernel = Normalise(rows=rows.count * heads, cols=mixer.key_dim, norm=Norm("rms", eps))
             label = f"blk.{index}.attn_{name}_norm"
             plan.launch(kernel, label, x=work[name], weight=weight, y=work[name])

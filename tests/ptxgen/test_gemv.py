@@ -18,7 +18,11 @@ from urdir.driver.harness import check_kernel, run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS
 from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format
+
+RMS = Norm("rms", 1e-5)
+FINE_RMS = Norm("rms", 1e-6)
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
@@ -225,7 +229,7 @@ def test_a_small_unit_beside_large_ones_keeps_its_own_precision(device: Device) 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_the_norm_holds_at_every_size(device: Device, scale: float) -> None:
     """The root of the mean square comes after the sums: nothing is rounded twice."""
-    spec = i16(Q6_K, 40, 768, eps=1e-30, split=3)
+    spec = i16(Q6_K, 40, 768, norm=Norm("rms", 1e-30), split=3)
     inputs = spec.make_inputs(np.random.default_rng(14))
     inputs["x"] *= np.float32(scale)
     y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
@@ -234,7 +238,14 @@ def test_the_norm_holds_at_every_size(device: Device, scale: float) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
-    "fields", [{}, {"eps": 1e-5}, {"gated": True, "eps": 1e-5}, {"residual": True}], ids=str
+    "fields",
+    [
+        {},
+        {"norm": RMS},
+        {"gated": True, "norm": RMS},
+        {"residual": True},
+    ],
+    ids=str,
 )
 def test_what_is_not_finite_is_not_hidden(
     device: Device, value: float, fields: dict[str, Any]
@@ -269,14 +280,14 @@ def test_an_infinite_weight_shows_in_its_row_alone(device: Device) -> None:
         i16(Q8_0, 3, 4864),
         i16(Q4_K, 6, 4096, split=5, groups=1, stages=4),
         i16(Q4_K, 90, 1024, split=2, groups=2, tiles_each=6, per_pass=2, stages=3),
-        i16(Q4_K, 50, 2304, eps=1e-5, tiles_each=4, per_pass=2, gated=True),
+        i16(Q4_K, 50, 2304, norm=RMS, tiles_each=4, per_pass=2, gated=True),
         i16(Q6_K, 11, 1024, split=1, groups=1, residual=True, bias=True),
-        i16(Q3_K, 21, 768, bias=True, eps=1e-6, split=3, groups=2),
-        i16(Q8_0, 18, 12288, eps=1e-5, residual=True),
-        i16(Q6_K, 9, 512, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5))),
-        i16(Q4_K, 9, 512, eps=1e-5, bias=True, others=((Q3_K, 40),), sms=6),
+        i16(Q3_K, 21, 768, bias=True, norm=FINE_RMS, split=3, groups=2),
+        i16(Q8_0, 18, 12288, norm=RMS, residual=True),
+        i16(Q6_K, 9, 512, norm=RMS, others=((Q4_K, 17), (Q8_0, 5))),
+        i16(Q4_K, 9, 512, norm=RMS, bias=True, others=((Q3_K, 40),), sms=6),
         i16(Q8_0, 9, 96, gated=True, split=1, groups=4),
-        i16(Q4_K, 300, 512, sms=2, eps=1e-5),  # ten tiles a CTA, groups of four
+        i16(Q4_K, 300, 512, sms=2, norm=RMS),  # ten tiles a CTA, groups of four
         i16(Q4_K, 17, 512, shared=20_000),
         i16(Q4_K, 17, 512, shared=200_000, least_shared=117_760),
         i16(Q6_K, 20, 256, split=1, groups=8),
@@ -291,13 +302,13 @@ def test_every_cut_gives_the_product(device: Device, spec: Gemv) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        i16(Q4_K, 40, 768, bias=True, eps=1e-5),
+        i16(Q4_K, 40, 768, bias=True, norm=RMS),
         i16(Q8_0, 33, 352, residual=True, sms=5, fill=True),
-        i16(Q6_K, 50, 2304, gated=True, eps=1e-5, tiles_each=4, per_pass=2),
-        i16(Q4_K, 9, 512, eps=1e-5, others=((Q3_K, 40), (Q8_0, 5))),
+        i16(Q6_K, 50, 2304, gated=True, norm=RMS, tiles_each=4, per_pass=2),
+        i16(Q4_K, 9, 512, norm=RMS, others=((Q3_K, 40), (Q8_0, 5))),
         i16(Q4_K, 48, 4096, groups=1, tiles_each=3, shared=120_000),
         i16(Q4_K, 23, 2304, residual=True, cluster=2),
-        Gemv(FORMATS["F16"], 35, 1120, eps=1e-5),
+        Gemv(FORMATS["F16"], 35, 1120, norm=RMS),
     ],
     ids=str,
 )
@@ -358,7 +369,7 @@ def test_a_ring_deeper_than_its_tiles(device: Device, fmt: Format) -> None:
 @pytest.mark.parametrize("fmt", [Q8_0, Q4_K, Q6_K, Q3_K], ids=lambda f: f.name)
 def test_older_targets_give_the_same_bits(fmt: Format, target: str) -> None:
     """Other copies, other tensor cores, the same integers and the same order of sums."""
-    spec = i16(fmt, 35, 768, split=3, groups=1, tiles_each=2, eps=1e-5)
+    spec = i16(fmt, 35, 768, split=3, groups=1, tiles_each=2, norm=RMS)
     inputs = spec.make_inputs(np.random.default_rng(13))
     outputs = []
     for name in (target, "sm_90"):
@@ -419,7 +430,12 @@ def test_a_row_alone_has_the_bits_that_it_has_among_others(device: Device) -> No
 def test_one_launch_for_several_matrices_gives_the_bits_of_several(
     device: Device, cluster: int, split: int
 ) -> None:
-    fields: dict[str, Any] = {"eps": 1e-5, "split": split, "groups": 1, "cluster": cluster}
+    fields: dict[str, Any] = {
+        "norm": RMS,
+        "split": split,
+        "groups": 1,
+        "cluster": cluster,
+    }
     spec = i16(Q4_K, 40, 768, others=((Q6_K, 20), (Q4_K, 3)), **fields, sms=8)
     skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(10))
@@ -433,7 +449,7 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
 
 def test_a_gated_pair_gates_the_bits_of_two(device: Device) -> None:
     """Both products as they are by themselves, before silu(gate) * up."""
-    fields: dict[str, Any] = {"eps": 1e-5, "split": 2, "groups": 1}
+    fields: dict[str, Any] = {"norm": RMS, "split": 2, "groups": 1}
     spec = i16(Q4_K, 37, 512, gated=True, **fields)
     inputs = spec.make_inputs(np.random.default_rng(11))
     inputs["x"] *= 0.1
