@@ -52,7 +52,11 @@ SHAPES = {
 }
 #: The type of a tensor whose rows are no multiple of its type's block, as llama.cpp's quantiser
 #: chooses it.
-_FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "Q2_K": "Q4_0", "Q3_K": "Q4_0"}
+_FALLBACK = {
+    **{"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
+    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
+    **{name: "IQ4_NL" for name in FORMATS if name.startswith("IQ") and name != "IQ4_NL"},
+}
 #: The role of a tensor that files of an architecture have, though llama's do not.
 _FIRST_LAYER = {"qwen2": "q_bias", "qwen3": "q_norm"}
 TYPES = ("q4_k_m", *(name.lower() for name in FORMATS))
