@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -70,10 +70,20 @@ class Reader:
         self._asked.add(self.key(name))
         return self.key(name) in self._metadata
 
+    def is_array(self, name: str) -> bool:
+        """Whether a key holds an array."""
+        self._asked.add(self.key(name))
+        return isinstance(self._metadata.get(self.key(name), None), np.ndarray)
+
     def optional(self, name: str, kind: type[_T], default: _D) -> _T | _D:
         """The value of a key, or ``default`` where it is absent; ConfigError for another type."""
         self._asked.add(self.key(name))
         return self._metadata.optional(self.key(name), kind, default)
+
+    def required(self, name: str, kind: type[_T]) -> _T:
+        """The value of a key; ConfigError where it is absent or of another type."""
+        self._asked.add(self.key(name))
+        return self._metadata.require(self.key(name), kind)
 
     def size(self, name: str, default: int | None = None) -> int:
         """A positive integer; ConfigError where it is neither there nor has a default."""
@@ -95,7 +105,14 @@ class Reader:
 
         ConfigError where it is neither there nor has a default, or has another length or type.
         """
-        key, layers = self.key(name), self.layer_count()
+        return self._by_layer(self.key(name), kind, default)
+
+    def global_by_layer(self, key: str, kind: type[_T]) -> list[_T]:
+        """The same of a key that does not begin with the architecture's name."""
+        return self._by_layer(key, kind, None)
+
+    def _by_layer(self, key: str, kind: type[_T], default: _T | None) -> list[_T]:
+        layers = self.layer_count()
         self._asked.add(key)
         value = self._metadata.get(key, default)
         if not isinstance(value, np.ndarray):
@@ -106,16 +123,25 @@ class Reader:
             raise ConfigError(f"metadata key '{key}' has {len(value)} values for {layers} layers")
         return [self._element(key, item, kind) for item in value[:layers].tolist()]
 
-    def positive_by_layer(self, name: str, default: int | None = None) -> list[int]:
-        """The same for positive integers."""
-        values = self.by_layer(name, int, default)
-        for layer, value in enumerate(values):
-            if value <= 0:
-                raise ConfigError(
-                    f"metadata key '{self.key(name)}' is {value} for layer {layer}, expected a "
-                    "positive number"
-                )
-        return values
+    def size_at(self, name: str, layer: int, default: int | None = None) -> int:
+        """A positive integer for one layer."""
+        value = self.by_layer(name, int, default)[layer]
+        if value <= 0:
+            raise ConfigError(
+                f"metadata key '{self.key(name)}' is {value} for layer {layer}, "
+                "expected a positive number"
+            )
+        return value
+
+    def integers(self, name: str) -> list[int]:
+        """The integers of an array; none where the key is absent, ConfigError for another type."""
+        key = self.key(name)
+        self._asked.add(key)
+        value = self._metadata.get(key, ())
+        items = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(items, (list, tuple)):
+            raise ConfigError(f"metadata key '{key}' must be an array")
+        return [self._element(key, item, int) for item in items]
 
     @property
     def ignored_keys(self) -> tuple[str, ...]:
@@ -152,6 +178,14 @@ class Reader:
     def anywhere(self, name: str) -> bool:
         """Whether any layer has a tensor of that name: all layers of its kind must, then."""
         return name in self._kinds
+
+    def of_kinds(self, kinds: Collection[str]) -> tuple[str, ...]:
+        """All tensors of those names, whatever their layer."""
+        return tuple(name for name in self.stored if _LAYER.sub("", name) in kinds)
+
+    def of_layer(self, layer: int) -> tuple[str, ...]:
+        """All tensors of a layer."""
+        return tuple(name for name in self.stored if name.startswith(f"blk.{layer}."))
 
     def matrix(self, name: str, layer: int | None, *shape: int) -> StoredMatrix:
         """The whole matrix ``name``.weight of that shape, rows first."""

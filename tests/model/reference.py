@@ -34,11 +34,11 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Reference:
-    """A model file's description, run in numpy."""
+    """A model file's description, run in numpy, for sequences of up to ``context`` tokens."""
 
-    def __init__(self, file: Any, config: Config) -> None:
+    def __init__(self, file: Any, config: Config, context: int | None = None) -> None:
         self.file = file
-        self.config = config.at_context(config.context_length)
+        self.config = config.at_context(context or config.context_length)
         self.tensor = cache(self._tensor)
         self._saved: dict[str, Floats] = {}
 
@@ -95,10 +95,8 @@ class Reference:
         if of is None:
             return x
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
-        if weight is not None and weight.size > x.shape[-1]:  # (heads, head_dim)
-            weight = weight.reshape(-1, x.shape[-1])
-        elif weight is not None and weight.size < x.shape[-1]:  # (heads,) for whole heads
-            weight = weight[:, None]
+        if weight is not None and of.weight is not None and len(of.weight.shape) > 1:
+            weight = weight.reshape(of.weight.shape)  # (heads, head_dim) or (heads, 1)
         return of.norm(x, weight, bias)
 
     # ---- layers ----
@@ -150,6 +148,8 @@ class Reference:
                 return self._dense(of, x)
             case Mixture():
                 return self._mixture(of, x, stream, start)
+            case Linear():
+                return self.linear(of, x)
 
     def _dense(self, of: Dense, x: Floats) -> Floats:
         up = self.linear(of.up, x)
