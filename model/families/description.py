@@ -186,7 +186,7 @@ class Mixture:
         return self.up.rows // self.router.experts
 
 
-Network = Attention | Dense | Mixture
+Network = Attention | Dense | Mixture | Activation  # the last: f(x) alone, without any matrix
 
 
 @dataclass(frozen=True, slots=True)

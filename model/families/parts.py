@@ -104,6 +104,12 @@ def head_norms(file: Reader, layer: int, norm: Norm, dim: int, **options: Any) -
     return QkNorm(q, k, **options) if q and k else None
 
 
+def required_head_norms(file: Reader, layer: int, norm: Norm, dim: int, **options: Any) -> QkNorm:
+    """The same in families whose files must have them."""
+    q = file.norm("attn_q_norm", layer, norm, dim)
+    return QkNorm(q, file.norm("attn_k_norm", layer, norm, dim), **options)
+
+
 def attention(
     file: Reader,
     layer: int,

@@ -70,6 +70,11 @@ class Reader:
         self._asked.add(self.key(name))
         return self.key(name) in self._metadata
 
+    def is_array(self, name: str) -> bool:
+        """Whether a key holds an array."""
+        self._asked.add(self.key(name))
+        return isinstance(self._metadata.get(self.key(name), None), np.ndarray)
+
     def optional(self, name: str, kind: type[_T], default: _D) -> _T | _D:
         """The value of a key, or ``default`` where it is absent; ConfigError for another type."""
         self._asked.add(self.key(name))
@@ -116,6 +121,16 @@ class Reader:
                     "positive number"
                 )
         return values
+
+    def integers(self, name: str) -> list[int]:
+        """The integers of an array; none where the key is absent, ConfigError for another type."""
+        key = self.key(name)
+        self._asked.add(key)
+        value = self._metadata.get(key, ())
+        items = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(items, (list, tuple)):
+            raise ConfigError(f"metadata key '{key}' must be an array")
+        return [self._element(key, item, int) for item in items]
 
     @property
     def ignored_keys(self) -> tuple[str, ...]:
