@@ -186,7 +186,8 @@ class Mixture:
         return self.up.rows // self.router.experts
 
 
-Network = Attention | Dense | Mixture | Activation  # the last: f(x) alone, without any matrix
+#: The last two: a matrix alone (Deci), f(x) without any matrix (Refact).
+Network = Attention | Dense | Mixture | Linear | Activation
 
 
 @dataclass(frozen=True, slots=True)

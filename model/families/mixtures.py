@@ -16,14 +16,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import Config, Dense, Mixture, Network, Router
-from urdir.model.families.parts import SILU, dense
+from urdir.model.families.dense import decoder
+from urdir.model.families.description import (
+    Attention,
+    Config,
+    Dense,
+    Mixture,
+    Network,
+    Router,
+)
+from urdir.model.families.parts import (
+    SILU,
+    attention,
+    dense,
+    head_dims,
+    required_head_norms,
+    rms_norm,
+)
 from urdir.model.families.reader import Presence, Reader
+from urdir.model.families.rope import RopeConfig, read_rope
 from urdir.model.families.stored import Linear
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.rotation import RopeStyle
 
 Scoring = Literal["softmax", "sigmoid", "softmax_selected"]
 #: Tensors of a dense network, and of one with experts.
@@ -51,14 +68,14 @@ def leading_dense(file: Reader) -> int:
 
 def dense_width(file: Reader, layer: int) -> int:
     """feed_forward_length of a layer."""
-    return _length(file, "feed_forward_length", layer)
+    return file.size_at("feed_forward_length", layer)
 
 
 def expert_width(file: Reader, layer: int, default: int = 0) -> int:
     """expert_feed_forward_length of a layer, or ``default`` unless that is 0."""
     if default and not file.by_layer("expert_feed_forward_length", int, 0)[layer]:
         return default
-    return _length(file, "expert_feed_forward_length", layer)
+    return file.size_at("expert_feed_forward_length", layer)
 
 
 def divided_width(file: Reader, layer: int) -> int:
@@ -71,16 +88,6 @@ def divided_width(file: Reader, layer: int) -> int:
 def shared_width(file: Reader, default: int) -> int:
     """expert_shared_feed_forward_length, or ``default``."""
     return file.count("expert_shared_feed_forward_length") or default
-
-
-def _length(file: Reader, name: str, layer: int) -> int:
-    value = file.by_layer(name, int)[layer]
-    if value <= 0:
-        raise ConfigError(
-            f"metadata key '{file.key(name)}' is {value} for layer {layer}, expected a positive "
-            "number"
-        )
-    return value
 
 
 def shared_count(file: Reader) -> int:
@@ -172,6 +179,30 @@ def _groups(file: Reader, experts: int) -> tuple[int, int]:
     return groups, used
 
 
+# ---- attention ----
+
+
+def turning(file: Reader, style: RopeStyle, *, factors: bool = False) -> RopeConfig:
+    """The rotation that all layers share."""
+    return read_rope(file, style, head_dims(file)[0], factors=factors)
+
+
+def mixer(
+    file: Reader, rope: RopeConfig | None, *, head_norm: bool = False, **options: Any
+) -> Callable[[int], Attention]:
+    """Attention that is alike in all layers, without a bias of its output unless ``options`` (of
+    `parts.attention`) say so; ``head_norm``: each head of queries and keys is normalised."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+
+    def build(index: int) -> Attention:
+        fields: dict[str, Any] = {"output_bias": "absent"}
+        if head_norm:
+            fields["qk_norm"] = required_head_norms(file, index, norm, key_dim)
+        return attention(file, index, rope, **fields | options)
+
+    return build
+
+
 # ---- networks ----
 
 
@@ -248,6 +279,16 @@ def optional_mixture(file: Reader, layer: int, shared: int = 0) -> Dense | Mixtu
 # ---- whole models ----
 
 
+def rms_decoder(
+    file: Reader,
+    attends: Callable[[int], Attention],
+    network: Callable[[int], Network],
+    **options: Any,
+) -> Config:
+    """`dense.decoder` with RMSNorm."""
+    return decoder(file, rms_norm(file), attends, network, **options)
+
+
 def without(config: Config, file: Reader, kind: type[Network], names: Iterable[str]) -> Config:
     """The same where layers with a network of that ``kind`` store tensors of these names for
     nothing: llama.cpp loads and ignores them."""
@@ -259,9 +300,3 @@ def without(config: Config, file: Reader, kind: type[Network], names: Iterable[s
     ]
     stored = tuple(name for name in unused if name in file.stored)
     return replace(config, unused_tensors=config.unused_tensors + stored)
-
-
-def require_output(file: Reader) -> None:
-    """ConfigError where a family that never ties its embedding has no output matrix."""
-    if not file.has("output.weight"):
-        raise ConfigError("tensor 'output.weight' is missing")

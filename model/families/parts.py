@@ -12,7 +12,7 @@ Keys of all of them, under the architecture's name:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from urdir.model.errors import ConfigError, UnsupportedError
@@ -50,20 +50,20 @@ def layer_norm(file: Reader) -> Norm:
 
 def heads(file: Reader, layer: int) -> tuple[int, int]:
     """Heads of queries and of keys and values in a layer."""
-    queries = file.positive_by_layer("attention.head_count")
-    keys = file.positive_by_layer("attention.head_count_kv", queries[layer])
-    if queries[layer] % keys[layer]:
+    queries = file.size_at("attention.head_count", layer)
+    keys = file.size_at("attention.head_count_kv", layer, queries)
+    if queries % keys:
         raise ConfigError(
-            f"{queries[layer]} query heads are no multiple of {keys[layer]} KV heads "
+            f"{queries} query heads are no multiple of {keys} KV heads "
             f"({file.key('attention.head_count')}, head_count_kv)"
         )
-    return queries[layer], keys[layer]
+    return queries, keys
 
 
 def head_dims(file: Reader, windowed: bool = False) -> tuple[int, int]:
     """Values of a head of keys and of one of values; ``windowed`` layers may have others
     (attention.key_length_swa, value_length_swa)."""
-    default = file.hidden // file.positive_by_layer("attention.head_count")[0]
+    default = file.hidden // file.size_at("attention.head_count", 0)
     dims = [file.size(f"attention.{kind}_length", default) for kind in ("key", "value")]
     if windowed:
         keys, values = ("attention.key_length_swa", "attention.value_length_swa")
@@ -158,7 +158,7 @@ def dense(
     """The feed-forward network ffn_gate, ffn_up, ffn_down with ``suffix`` ("_shexp": the shared
     expert). Without a tensor of gates, those are the first half of the rows of ffn_up."""
     hidden = file.hidden
-    width = width or file.positive_by_layer("feed_forward_length")[layer]
+    width = width or file.size_at("feed_forward_length", layer)
     up, down = f"ffn_up{suffix}", f"ffn_down{suffix}"
     last = file.linear(down, layer, hidden, width, bias=bias)
     if not gated:
@@ -205,44 +205,52 @@ def parallel(
 
 def model(
     file: Reader,
-    layer: Callable[[int], LayerConfig],
+    layer: Callable[[int], LayerConfig] | Iterable[LayerConfig],
     output_norm: Normalization | None,
+    *,
+    output: Presence = "optional",
+    embedding: str = "token_embd",
+    unused: Collection[str] = (),
     **options: Any,
 ) -> Config:
-    """The model of these layers, with token_embd and output (where it has one, else the embedding
-    is used again); ``options`` are fields of `Config`."""
+    """The model of these layers, with the matrices ``embedding`` and output (where it is "absent",
+    or "optional" and not stored, the embedding is used again).
+
+    ``unused`` are tensors, without the number of a layer, that llama.cpp loads for nothing;
+    ``options`` are fields of `Config`.
+    """
     if not file.optional("attention.causal", bool, True):
         raise UnsupportedError(f"{file.key('attention.causal')} is false: no text decoder")
-    hidden, vocab = file.hidden, _vocab_size(file)
-    embedding = file.matrix("token_embd", None, vocab, hidden)
-    own_output = file.has("output.weight")
+    hidden, vocab = file.hidden, _vocab_size(file, f"{embedding}.weight")
+    table = file.matrix(embedding, None, vocab, hidden)
+    is_own = output == "required" or (output == "optional" and file.has("output.weight"))
+    layers = map(layer, range(file.layer_count())) if callable(layer) else layer
     fields = {
         "architecture": file.architecture,
-        "layers": tuple(layer(index) for index in range(file.layer_count())),
+        "layers": tuple(layers),
         "hidden": hidden,
         "vocab_size": vocab,
         "context_length": file.size("context_length"),
-        "embedding": embedding,
+        "embedding": table,
         "output": Linear(
-            file.matrix("output", None, vocab, hidden) if own_output else embedding,
+            file.matrix("output", None, vocab, hidden) if is_own else table,
             file.optional_vector("output.bias", None, vocab),
         ),
         "output_norm": output_norm,
-        "unused_tensors": tuple(_unused(file)),
+        "unused_tensors": (*_of_further_layers(file), *file.of_kinds(unused)),
     }
     # what is ignored is known once everything has been read
     return Config(**{**fields, **options, "ignored_keys": file.ignored_keys})
 
 
-def _vocab_size(file: Reader) -> int:
+def _vocab_size(file: Reader, name: str) -> int:
     """The embedding's rows: the metadata may lack the number, and a vocabulary may be shorter."""
-    name = "token_embd.weight"
     if not file.has(name):
         raise ConfigError(f"tensor '{name}' is missing")
     return file.stored[name][0]
 
 
-def _unused(file: Reader) -> Iterable[str]:
+def _of_further_layers(file: Reader) -> Iterable[str]:
     """Tensors of the layers for predicting several tokens."""
     if not file.count("nextn_predict_layers"):
         return

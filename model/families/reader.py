@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -111,16 +111,15 @@ class Reader:
             raise ConfigError(f"metadata key '{key}' has {len(value)} values for {layers} layers")
         return [self._element(key, item, kind) for item in value[:layers].tolist()]
 
-    def positive_by_layer(self, name: str, default: int | None = None) -> list[int]:
-        """The same for positive integers."""
-        values = self.by_layer(name, int, default)
-        for layer, value in enumerate(values):
-            if value <= 0:
-                raise ConfigError(
-                    f"metadata key '{self.key(name)}' is {value} for layer {layer}, expected a "
-                    "positive number"
-                )
-        return values
+    def size_at(self, name: str, layer: int, default: int | None = None) -> int:
+        """A positive integer for one layer."""
+        value = self.by_layer(name, int, default)[layer]
+        if value <= 0:
+            raise ConfigError(
+                f"metadata key '{self.key(name)}' is {value} for layer {layer}, expected a positive "
+                "number"
+            )
+        return value
 
     def integers(self, name: str) -> list[int]:
         """The integers of an array; none where the key is absent, ConfigError for another type."""
@@ -167,6 +166,10 @@ class Reader:
     def anywhere(self, name: str) -> bool:
         """Whether any layer has a tensor of that name: all layers of its kind must, then."""
         return name in self._kinds
+
+    def of_kinds(self, kinds: Collection[str]) -> tuple[str, ...]:
+        """All tensors of those names, whatever their layer."""
+        return tuple(name for name in self.stored if _LAYER.sub("", name) in kinds)
 
     def matrix(self, name: str, layer: int | None, *shape: int) -> StoredMatrix:
         """The whole matrix ``name``.weight of that shape, rows first."""

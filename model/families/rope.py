@@ -23,7 +23,8 @@ class RopeConfig:
     """One way to rotate heads; layers that rotate alike have equal ones.
 
     ``factors`` (dim / 2,) of the file divide the frequencies; ``long_factors`` do so instead where
-    sequences may be longer than the original context of ``scaling``.
+    sequences may be longer than the original context of ``scaling``. The pairs ``still`` do not
+    turn.
     """
 
     dim: int  # leading elements of a head that turn; even
@@ -32,6 +33,7 @@ class RopeConfig:
     scaling: RopeScaling
     factors: StoredVector | None = None
     long_factors: StoredVector | None = None
+    still: tuple[int, ...] = ()
 
     @property
     def rotation(self) -> Rotation:
@@ -55,7 +57,9 @@ class RopeConfig:
         if factors is not None and not np.all(np.isfinite(factors) & (factors > 0)):
             name = self.factors.name if self.factors else "RoPE factors"
             raise ConfigError(f"tensor '{name}' must hold positive numbers only")
-        return frequencies(self.dim, self.freq_base, self.scaling, factors)[0]
+        radians = frequencies(self.dim, self.freq_base, self.scaling, factors)[0]
+        radians[list(self.still)] = 0.0
+        return radians
 
 
 def read_rope(
@@ -65,17 +69,20 @@ def read_rope(
     *,
     dim: int | None = None,
     base: float | None = None,
+    factors: bool = True,
 ) -> RopeConfig:
     """Read and check ``rope.*``. Raises ConfigError, UnsupportedError naming the key.
 
     Keys: rope.dimension_count (default ``dim``, or the whole head), rope.freq_base (default
     ``base``, or 10000), rope.scale_linear, rope.scaling.{type, factor, attn_factor,
     original_context_length, yarn_ext_factor, yarn_log_multiplier, yarn_beta_fast, yarn_beta_slow}.
-    Tensors: rope_freqs, or rope_factors_short and rope_factors_long.
+    Tensors, in families with ``factors``: rope_freqs, or rope_factors_short and rope_factors_long.
     """
     dim = file.optional("rope.dimension_count", int, dim or head_dim)
     check_dim(file, "rope.dimension_count", dim, head_dim)
     rope = RopeConfig(dim, style, read_base(file, "rope.freq_base", base or 1e4), _scaling(file))
+    if not factors:
+        return rope
     if file.anywhere("rope_freqs.weight"):
         return replace(rope, factors=file.vector("rope_freqs.weight", None, dim // 2))
     if file.anywhere("rope_factors_short.weight"):
@@ -87,15 +94,42 @@ def read_rope(
     return rope
 
 
-def windowed_rope(file: Reader, rope: RopeConfig, head_dim: int, *, scaled: bool) -> RopeConfig:
-    """The rotation of layers with a window: ``rope`` with rope.freq_base_swa and
-    rope.dimension_count_swa, without the context extension unless ``scaled``."""
+def windowed_rope(
+    file: Reader, rope: RopeConfig, head_dim: int, *, scaled: bool, base: float | None = None
+) -> RopeConfig:
+    """The rotation of layers with a window: ``rope`` with rope.freq_base_swa (default: ``base``, or
+    that of ``rope``) and rope.dimension_count_swa, without the context extension unless
+    ``scaled``."""
     dim = file.optional("rope.dimension_count_swa", int, rope.dim)
     check_dim(file, "rope.dimension_count_swa", dim, head_dim)
-    base = read_base(file, "rope.freq_base_swa", rope.freq_base)
-    return replace(
-        rope, dim=dim, freq_base=base, scaling=rope.scaling if scaled else RopeScaling.none()
-    )
+    base = read_base(file, "rope.freq_base_swa", base or rope.freq_base)
+    scaling = rope.scaling if scaled else RopeScaling.none(rope.scaling.attn_factor)
+    return replace(rope, dim=dim, freq_base=base, scaling=scaling)
+
+
+def with_sections(
+    file: Reader, rope: RopeConfig, *, interleaved: bool = False, required: bool = True
+) -> RopeConfig:
+    """The rotation by positions of several axes (M-RoPE, arXiv 2409.12191) as it is for text.
+
+    Key: rope.dimension_sections, how many pairs turn by each of four axes, one axis after the other
+    or by turns (``interleaved``). A token of text has the same position on three of them, and 0 on
+    the fourth (llama.cpp: `llm_graph_input_pos`): its pairs stand still. Unless ``required``, files
+    whose first two sizes are not positive have one axis.
+    """
+    name = "rope.dimension_sections"
+    sizes = file.integers(name) if file.is_array(name) or not file.has_key(name) else []
+    if not required and (len(sizes) < 2 or min(sizes[:2]) <= 0):
+        return rope
+    if len(sizes) != 4 or min(sizes) < 0 or not sum(sizes):
+        raise ConfigError(f"metadata key '{file.key(name)}' is {sizes}, expected four sizes")
+
+    def turns(pair: int) -> bool:
+        place = pair % sum(sizes)
+        return place < (3 * sizes[place % 3] if interleaved else sum(sizes[:3]))
+
+    still = tuple(pair for pair in range(rope.dim // 2) if not turns(pair))
+    return replace(rope, still=still)
 
 
 def check_dim(file: Reader, name: str, dim: int, head_dim: int) -> None:

@@ -151,6 +151,8 @@ class Reference:
                 return self._dense(of, x)
             case Mixture():
                 return self._mixture(of, x, stream, start)
+            case Linear():
+                return self.linear(of, x)
             case Activation():
                 return np.asarray(of(x), np.float64)
 

@@ -9,8 +9,9 @@ glm4-moe.cpp, hy-v3.cpp.
 
 Keys: those of `parts`, `rope` and `mixtures`: expert_feed_forward_length, expert_shared_count (so
 many times the width of an expert; Ling 2 and ERNIE: expert_shared_feed_forward_length),
-leading_dense_block_count and, where a function below asks for them, expert_gating_func, expert_weights_norm,
-expert_weights_scale; interleave_moe_layer_step (Ernie), rope.dimension_sections (GLM).
+leading_dense_block_count and, where a function below asks for them, expert_gating_func,
+expert_weights_norm, expert_weights_scale; interleave_moe_layer_step (ERNIE),
+rope.dimension_sections (GLM).
 """
 
 from __future__ import annotations
@@ -18,42 +19,48 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from urdir.model.families.decoder import decoder, mixer
-from urdir.model.families.description import Attention, Config, Dense, Mixture, Network
+from urdir.model.families.description import Config, Dense, Mixture, Network
 from urdir.model.families.mixtures import (
     DENSE,
     EXPERTS,
     divided_width,
     expert_width,
     leading_dense,
+    mixer,
     mixture,
     plain_dense,
+    rms_decoder,
     router,
     scoring,
     shared_count,
     shared_expert,
     shared_width,
+    turning,
     unless_dense,
     weights_norm,
     weights_scale,
     without,
 )
-from urdir.model.families.parts import SILU, head_dims
+from urdir.model.families.parts import SILU
 from urdir.model.families.reader import Reader
-from urdir.model.families.sections import check_sections
+from urdir.model.families.rope import with_sections
 from urdir.ptxgen.kernels.activation import Activation
 
 
 def deepseek(file: Reader) -> Config:
     """DeepSeekMoE 16B: weights as the softmax of all experts gives them."""
     network = _fine_grained(file, normalize=False)
-    return decoder(file, mixer(file, "interleaved"), unless_dense(file, network))
+    return decoder(
+        file, rms_norm(file), mixer(file, turning(file, "interleaved")), unless_dense(file, network)
+    )
 
 
 def bailingmoe(file: Reader) -> Config:
     """Ling-lite and Ling-plus (arXiv 2503.05139). leading_dense_block_count changes nothing."""
     network = _fine_grained(file, normalize=weights_norm(file))
-    return decoder(file, mixer(file, "interleaved"), network, tied=False)
+    return decoder(
+        file, rms_norm(file), mixer(file, turning(file, "interleaved")), network, output="required"
+    )
 
 
 def bailingmoe2(file: Reader) -> Config:
@@ -62,28 +69,30 @@ def bailingmoe2(file: Reader) -> Config:
     network = _fine_grained(
         file, normalize=weights_norm(file), shared=shared_width(file, 0), **options
     )
-    attends = mixer(file, "half", head_norm=True, qkv_bias="absent")
-    return decoder(file, attends, unless_dense(file, network), tied=False)
+    attends = mixer(file, turning(file, "half"), head_norm=True, qkv_bias="absent")
+    return rms_decoder(file, attends, unless_dense(file, network), output="required")
 
 
 def dots1(file: Reader) -> Config:
     """dots.llm1 (arXiv 2506.05767)."""
     options = {"scores": scoring(file), "choice_bias": "optional"}
     network = _fine_grained(file, normalize=weights_norm(file), **options)
-    attends = mixer(file, "half", head_norm=True)
-    return decoder(file, attends, unless_dense(file, network), tied=False)
+    attends = mixer(file, turning(file, "half"), head_norm=True)
+    return rms_decoder(file, attends, unless_dense(file, network), output="required")
 
 
 def glm4moe(file: Reader) -> Config:
     """GLM 4.5 (arXiv 2508.06471): its norm before the experts is called post_attention_norm."""
-    check_sections(file, file.size("rope.dimension_count", head_dims(file)[0]))
+    rope = with_sections(file, turning(file, "half"), required=False)
     options = {"scores": scoring(file, "sigmoid"), "choice_bias": "required"}
     network = _fine_grained(
         file, normalize=weights_norm(file), width=lambda i: divided_width(file, i), **options
     )
-    attends = mixer(file, "half", head_norm=file.anywhere("attn_q_norm.weight"))
+    attends = mixer(file, rope, head_norm=file.anywhere("attn_q_norm.weight"))
     second = "post_attention_norm"
-    return decoder(file, attends, unless_dense(file, network), second_norm=second)
+    return decoder(
+        file, rms_norm(file), attends, unless_dense(file, network), norms=("attn_norm", second)
+    )
 
 
 def hy_v3(file: Reader) -> Config:
@@ -106,7 +115,9 @@ def hy_v3(file: Reader) -> Config:
         shared = shared_expert(file, index, shared_width(file, width))
         return mixture(file, index, route, width, shared=shared)
 
-    config = decoder(file, mixer(file, "half", head_norm=True), network)
+    config = decoder(
+        file, rms_norm(file), mixer(file, turning(file, "half"), head_norm=True), network
+    )
     return without(config, file, Mixture, DENSE)
 
 
@@ -127,8 +138,8 @@ def ernie(file: Reader) -> Config:
         width = expert_width(file, index)
         return mixture(file, index, route, width, shared=shared, gate="optional")
 
-    config = decoder(file, mixer(file, "interleaved"), network)
-    config = without(config, file, Attention, ["attn_output.bias"])
+    attends = mixer(file, turning(file, "interleaved"))
+    config = rms_decoder(file, attends, network, unused=["attn_output.bias"])
     return without(config, file, Activation, EXPERTS)
 
 
@@ -140,7 +151,8 @@ def _fine_grained(
     shared: int = 0,
     **options: Any,
 ) -> Callable[[int], Mixture]:
-    """Experts with expert_shared_count times their width (or ``shared``) beside them; ``options`` of `router`."""
+    """Experts with expert_shared_count times their width (or ``shared``) beside them;
+    ``options`` of `router`."""
     count, scale = shared_count(file), weights_scale(file)
 
     def build(index: int) -> Mixture:

@@ -12,22 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from urdir.model.families.decoder import decoder, mixer
 from urdir.model.families.description import Attention, Config, Mixture, QkNorm
 from urdir.model.families.mixtures import (
     dense_width,
     divided_width,
+    mixer,
     mixture,
+    rms_decoder,
     router,
     scoring,
     shared_expert,
     shared_width,
+    turning,
 )
 from urdir.model.families.parts import attention, head_dims, heads, rms_norm
 from urdir.model.families.parts import required_head_norms as head_norms
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope
-from urdir.model.families.sections import check_sections
+from urdir.model.families.rope import RopeConfig, with_sections
 from urdir.model.families.stored import Linear
 
 
@@ -45,23 +46,26 @@ def qwen2moe(file: Reader) -> Config:
             shared_gate=Linear(file.matrix("ffn_gate_inp_shexp", index, file.hidden)),
         )
 
-    return decoder(file, mixer(file, "half"), network, tied=False)
+    return decoder(
+        file, rms_norm(file), mixer(file, turning(file, "half")), network, output="required"
+    )
 
 
 def qwen3moe(file: Reader) -> Config:
     """Qwen 3 (arXiv 2505.09388): normalised heads, weights that sum to 1."""
-
-    def network(index: int) -> Mixture:
-        return mixture(file, index, router(file, index, normalize=True), divided_width(file, index))
-
-    return decoder(file, mixer(file, "half", head_norm=True), network)
+    return _qwen3(file, turning(file, "half"))
 
 
 def qwen3vlmoe(file: Reader) -> Config:
     """The text decoder of Qwen 3 VL (arXiv 2511.21631)."""
-    dim = file.size("rope.dimension_count", head_dims(file)[0])
-    check_sections(file, dim, interleaved=True)
-    return qwen3moe(file)
+    return _qwen3(file, with_sections(file, turning(file, "half"), interleaved=True))
+
+
+def _qwen3(file: Reader, rope: RopeConfig) -> Config:
+    def network(index: int) -> Mixture:
+        return mixture(file, index, router(file, index, normalize=True), divided_width(file, index))
+
+    return rms_decoder(file, mixer(file, rope, head_norm=True), network)
 
 
 def olmoe(file: Reader) -> Config:
@@ -70,7 +74,7 @@ def olmoe(file: Reader) -> Config:
     def network(index: int) -> Mixture:
         return mixture(file, index, router(file, index), dense_width(file, index))
 
-    return decoder(file, _row_normed(file), network, tied=False)
+    return rms_decoder(file, _row_normed(file), network, output="required")
 
 
 def minimax_m2(file: Reader) -> Config:
@@ -81,12 +85,12 @@ def minimax_m2(file: Reader) -> Config:
         route = router(file, index, scores, normalize=True, choice_bias="required")
         return mixture(file, index, route, dense_width(file, index))
 
-    return decoder(file, _row_normed(file), network, tied=False)
+    return rms_decoder(file, _row_normed(file), network, output="required")
 
 
 def _row_normed(file: Reader) -> Callable[[int], Attention]:
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = read_rope(file, "half", key_dim)
+    rope = turning(file, "half")
 
     def build(index: int) -> Attention:
         queries, keys = heads(file, index)
@@ -100,7 +104,7 @@ def _row_normed(file: Reader) -> Callable[[int], Attention]:
 def hunyuan_moe(file: Reader) -> Config:
     """Hunyuan-A13B: a shared expert; heads are normalised after they have turned."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = read_rope(file, "half", key_dim)
+    rope = turning(file, "half")
 
     def attends(index: int) -> Attention:
         norms = head_norms(file, index, norm, key_dim, after_rope=True)
@@ -116,7 +120,7 @@ def hunyuan_moe(file: Reader) -> Config:
             shared=shared_expert(file, index, shared_width(file, width)),
         )
 
-    return decoder(file, attends, network)
+    return rms_decoder(file, attends, network)
 
 
 ARCHITECTURES = {
