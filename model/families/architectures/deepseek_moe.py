@@ -50,17 +50,13 @@ from urdir.ptxgen.kernels.activation import Activation
 def deepseek(file: Reader) -> Config:
     """DeepSeekMoE 16B: weights as the softmax of all experts gives them."""
     network = _fine_grained(file, normalize=False)
-    return decoder(
-        file, rms_norm(file), mixer(file, turning(file, "interleaved")), unless_dense(file, network)
-    )
+    return rms_decoder(file, mixer(file, turning(file, "interleaved")), unless_dense(file, network))
 
 
 def bailingmoe(file: Reader) -> Config:
     """Ling-lite and Ling-plus (arXiv 2503.05139). leading_dense_block_count changes nothing."""
     network = _fine_grained(file, normalize=weights_norm(file))
-    return decoder(
-        file, rms_norm(file), mixer(file, turning(file, "interleaved")), network, output="required"
-    )
+    return rms_decoder(file, mixer(file, turning(file, "interleaved")), network, output="required")
 
 
 def bailingmoe2(file: Reader) -> Config:
@@ -90,9 +86,7 @@ def glm4moe(file: Reader) -> Config:
     )
     attends = mixer(file, rope, head_norm=file.anywhere("attn_q_norm.weight"))
     second = "post_attention_norm"
-    return decoder(
-        file, rms_norm(file), attends, unless_dense(file, network), norms=("attn_norm", second)
-    )
+    return rms_decoder(file, attends, unless_dense(file, network), norms=("attn_norm", second))
 
 
 def hy_v3(file: Reader) -> Config:
@@ -115,9 +109,7 @@ def hy_v3(file: Reader) -> Config:
         shared = shared_expert(file, index, shared_width(file, width))
         return mixture(file, index, route, width, shared=shared)
 
-    config = decoder(
-        file, rms_norm(file), mixer(file, turning(file, "half"), head_norm=True), network
-    )
+    config = rms_decoder(file, mixer(file, turning(file, "half"), head_norm=True), network)
     return without(config, file, Mixture, DENSE)
 
 

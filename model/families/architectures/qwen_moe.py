@@ -46,9 +46,7 @@ def qwen2moe(file: Reader) -> Config:
             shared_gate=Linear(file.matrix("ffn_gate_inp_shexp", index, file.hidden)),
         )
 
-    return decoder(
-        file, rms_norm(file), mixer(file, turning(file, "half")), network, output="required"
-    )
+    return rms_decoder(file, mixer(file, turning(file, "half")), network, output="required")
 
 
 def qwen3moe(file: Reader) -> Config:
