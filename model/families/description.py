@@ -37,7 +37,7 @@ class Temperature:
 class QkNorm:
     """RMSNorm (or LayerNorm) of queries and keys: of each head, or of all heads as one row.
 
-    Weights are (head_dim,), (heads, head_dim) or (heads * head_dim,).
+    Weights are (head_dim,), (heads, head_dim), (heads, 1) or (heads * head_dim,).
     """
 
     q: Normalization

@@ -92,8 +92,7 @@ def shared_width(file: Reader, default: int) -> int:
 
 def shared_count(file: Reader) -> int:
     """expert_shared_count, which must be there."""
-    if not file.has_key("expert_shared_count"):
-        raise ConfigError(f"metadata key '{file.key('expert_shared_count')}' is missing")
+    file.required("expert_shared_count", int)
     return file.count("expert_shared_count")
 
 
@@ -192,12 +191,12 @@ def mixer(
 ) -> Callable[[int], Attention]:
     """Attention that is alike in all layers, without a bias of its output unless ``options`` (of
     `parts.attention`) say so; ``head_norm``: each head of queries and keys is normalised."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
 
     def build(index: int) -> Attention:
         fields: dict[str, Any] = {"output_bias": "absent"}
         if head_norm:
-            fields["qk_norm"] = required_head_norms(file, index, norm, key_dim)
+            norm, dim = rms_norm(file), head_dims(file)[0]
+            fields["qk_norm"] = required_head_norms(file, index, norm, dim)
         return attention(file, index, rope, **fields | options)
 
     return build

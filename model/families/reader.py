@@ -80,6 +80,11 @@ class Reader:
         self._asked.add(self.key(name))
         return self._metadata.optional(self.key(name), kind, default)
 
+    def required(self, name: str, kind: type[_T]) -> _T:
+        """The value of a key; ConfigError where it is absent or of another type."""
+        self._asked.add(self.key(name))
+        return self._metadata.require(self.key(name), kind)
+
     def size(self, name: str, default: int | None = None) -> int:
         """A positive integer; ConfigError where it is neither there nor has a default."""
         return self._positive(name, int, default)
@@ -100,7 +105,14 @@ class Reader:
 
         ConfigError where it is neither there nor has a default, or has another length or type.
         """
-        key, layers = self.key(name), self.layer_count()
+        return self._by_layer(self.key(name), kind, default)
+
+    def global_by_layer(self, key: str, kind: type[_T]) -> list[_T]:
+        """The same of a key that does not begin with the architecture's name."""
+        return self._by_layer(key, kind, None)
+
+    def _by_layer(self, key: str, kind: type[_T], default: _T | None) -> list[_T]:
+        layers = self.layer_count()
         self._asked.add(key)
         value = self._metadata.get(key, default)
         if not isinstance(value, np.ndarray):
@@ -170,6 +182,10 @@ class Reader:
     def of_kinds(self, kinds: Collection[str]) -> tuple[str, ...]:
         """All tensors of those names, whatever their layer."""
         return tuple(name for name in self.stored if _LAYER.sub("", name) in kinds)
+
+    def of_layer(self, layer: int) -> tuple[str, ...]:
+        """All tensors of a layer."""
+        return tuple(name for name in self.stored if name.startswith(f"blk.{layer}."))
 
     def matrix(self, name: str, layer: int | None, *shape: int) -> StoredMatrix:
         """The whole matrix ``name``.weight of that shape, rows first."""

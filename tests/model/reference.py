@@ -96,10 +96,8 @@ class Reference:
         if of is None:
             return x
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
-        if weight is not None and weight.size > x.shape[-1]:  # (heads, head_dim)
-            weight = weight.reshape(-1, x.shape[-1])
-        elif weight is not None and weight.size < x.shape[-1]:  # (heads,) for whole heads
-            weight = weight[:, None]
+        if weight is not None and of.weight is not None and len(of.weight.shape) > 1:
+            weight = weight.reshape(of.weight.shape)  # (heads, head_dim) or (heads, 1)
         return of.norm(x, weight, bias)
 
     # ---- layers ----

@@ -57,9 +57,7 @@ def arctic(file: Reader) -> Config:
 
 def dbrx(file: Reader) -> Config:
     """DBRX: LayerNorm without biases; queries, keys and values are clamped."""
-    clamp = file.optional("attention.clamp_kqv", float, None)
-    if clamp is None:
-        raise ConfigError(f"metadata key '{file.key('attention.clamp_kqv')}' is missing")
+    clamp = file.required("attention.clamp_kqv", float)
     return decoder(
         file,
         layer_norm(file),

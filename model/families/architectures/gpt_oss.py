@@ -1,5 +1,5 @@
-"""gpt-oss (arXiv 2508.10925): windows in every second layer, a sink for each head, biases everywhere,
-and experts whose SwiGLU is limited to 7 and has up + 1.
+"""gpt-oss (arXiv 2508.10925): windows in every second layer, a sink for each head, biases
+everywhere, and experts whose SwiGLU is limited to 7 and has up + 1.
 
     experts: down(gate' sigmoid(1.702 gate') (up' + 1))     gate' = min(gate, 7), |up'| <= 7
 

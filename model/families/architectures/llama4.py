@@ -1,5 +1,5 @@
-"""Llama 4 (Meta 2025): chunks of 8192 positions in three of four layers; every fourth layer does not
-turn, and its queries are scaled by their position; every n-th layer has experts.
+"""Llama 4 (Meta 2025): chunks of 8192 positions in three of four layers; every fourth layer does
+not turn, and its queries are scaled by their position; every n-th layer has experts.
 
     x += O attention(norm(rope(Q x')), norm(rope(K x')), V x')       norms without weights
     x += sum of expert_e(score_e x') + shared(x')           score = sigmoid(logit), the best chosen
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.errors import UnsupportedError
 from urdir.model.families.dense import plain
 from urdir.model.families.description import (
     Attention,
@@ -46,8 +46,7 @@ def llama4(file: Reader) -> Config:
     if not file.count(window, _CHUNK):
         # llama.cpp stops at its first token, for want of a temperature
         raise UnsupportedError(f"{file.key(window)} is 0: a Llama 4 without chunks")
-    if not file.has_key("interleave_moe_layer_step"):
-        raise ConfigError(f"metadata key '{file.key('interleave_moe_layer_step')}' is missing")
+    file.required("interleave_moe_layer_step", int)
     step, chunked = file.count("interleave_moe_layer_step"), windowed_layers(file, 4)
     full = turning(file, "interleaved", factors=True)
     local = windowed_rope(file, full, head_dims(file)[0], scaled=True)

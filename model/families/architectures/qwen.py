@@ -1,0 +1,75 @@
+"""The first Qwen (arXiv 2309.16609), and the text decoders of Qwen 2 VL (arXiv 2409.12191) and
+Qwen 3 VL (arXiv 2511.21631).
+
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon, rope.dimension_sections (VL).
+llama.cpp: `src/models/` qwen.cpp, qwen2vl.cpp, qwen3vl.cpp.
+"""
+
+from __future__ import annotations
+
+from urdir.model.families.dense import decoder
+from urdir.model.families.description import Attention, Config
+from urdir.model.families.parts import (
+    attention,
+    dense,
+    head_dims,
+    required_head_norms,
+    rms_norm,
+)
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import read_rope, with_sections
+from urdir.ptxgen.kernels.norm import Norm
+
+
+def qwen(file: Reader) -> Config:
+    """Qwen 1: feed_forward_length counts both halves of the gated network."""
+    rope = read_rope(file, "half", head_dims(file)[0], factors=False)
+
+    def mixer(layer: int) -> Attention:
+        return attention(file, layer, rope, qkv_bias="required", output_bias="absent")
+
+    return decoder(
+        file,
+        rms_norm(file),
+        mixer,
+        lambda layer: dense(
+            file, layer, width=file.size_at("feed_forward_length", layer) // 2, bias="absent"
+        ),
+        output="required",
+    )
+
+
+def qwen2vl(file: Reader) -> Config:
+    """Qwen 2 VL. llama.cpp takes the norms' epsilon for 0, whatever the file says; so do we where
+    the file says nothing."""
+    eps = file.optional("attention.layer_norm_rms_epsilon", float, 0.0)
+    rope = with_sections(file, read_rope(file, "half", head_dims(file)[0], factors=False))
+    return decoder(
+        file,
+        Norm("rms", eps),
+        lambda layer: attention(file, layer, rope, output_bias="absent"),
+        lambda layer: dense(file, layer, bias="absent"),
+    )
+
+
+def qwen3vl(file: Reader) -> Config:
+    """Qwen 3 VL: normalised heads, axes by turns. What images add to the first layers (deepstack)
+    is none of the text."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = read_rope(file, "half", key_dim, factors=False)
+    rope = with_sections(file, rope, interleaved=True)
+
+    def mixer(layer: int) -> Attention:
+        norms = required_head_norms(file, layer, norm, key_dim)
+        return attention(file, layer, rope, qk_norm=norms, output_bias="absent")
+
+    return decoder(
+        file,
+        norm,
+        mixer,
+        lambda layer: dense(file, layer, bias="absent"),
+        unused=("cls.output.weight",),
+    )
+
+
+ARCHITECTURES = {"qwen": qwen, "qwen2vl": qwen2vl, "qwen3vl": qwen3vl}
