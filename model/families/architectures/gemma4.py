@@ -40,7 +40,7 @@ def gemma4(file: Reader) -> Config:
     for kind in ("key", "value"):
         file.required(f"attention.{kind}_length_swa", int)
     own = file.layer_count() - file.count("attention.shared_kv_layers")
-    if not 0 < own or own < min(2, len(windowed)):
+    if not own > 0 or own < min(2, len(windowed)):
         raise ConfigError(f"{file.key('attention.shared_kv_layers')} leaves {own} layers")
     sources = [_source(file, windowed, own, layer) for layer in range(len(windowed))]
     width = file.count("embedding_length_per_layer_input")
