@@ -65,7 +65,7 @@ def _append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> Activations:
 def _append_head(plan: Plan, parts: StepParts, rows: Rows, x: Activations) -> None:
     weights = parts.weights
     logits = [(weights.output, parts.work["logits"])]
-    parts.linear(plan, rows).append("output", logits, x, weights.output_norm)
+    parts.linear(plan, rows).append("output", logits, x, parts.norm(weights.output_norm))
 
 
 def _append_choice(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> None:

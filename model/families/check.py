@@ -34,7 +34,7 @@ def _check(reference: Stored, file: ModelFile) -> None:
     name, tensor = reference.name, file.tensors.get(reference.name)
     if tensor is None:
         raise ConfigError(f"tensor '{name}' {_text(reference.shape)} is missing")
-    if tensor.shape != reference.shape:
+    if _kept(tensor.shape) != _kept(reference.shape):
         raise ConfigError(
             f"tensor '{name}' has shape {_text(tensor.shape)}, "
             f"the metadata asks for {_text(reference.shape)}"
@@ -45,6 +45,12 @@ def _check(reference: Stored, file: ModelFile) -> None:
             f"tensor '{name}' has type {tensor.type_name}; supported there: "
             f"{', '.join(sorted(types))}"
         )
+
+
+def _kept(shape: Shape) -> Shape:
+    """Without leading ones: a GGUF file does not keep them."""
+    first = next((index for index, size in enumerate(shape) if size != 1), len(shape) - 1)
+    return shape[first:]
 
 
 def _text(shape: Shape) -> str:

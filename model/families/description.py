@@ -89,6 +89,11 @@ class Attention:
     shares_cache_of: int | None = None
 
     @property
+    def span(self) -> int:
+        """The most keys that a row attends to; 0: all up to its own."""
+        return min(filter(None, (self.window, self.chunk)), default=0)
+
+    @property
     def query_width(self) -> int:
         """Values of all heads of queries."""
         return self.heads * self.key_dim
@@ -243,6 +248,12 @@ class LayerConfig:
         return tuple(branch.network for block in self.blocks for branch in block.branches)
 
     @property
+    def dense_networks(self) -> tuple[Dense, ...]:
+        """Its dense networks, the shared ones of mixtures among them."""
+        mixtures = (n.shared for n in self.networks if isinstance(n, Mixture))
+        return tuple(n for n in (*self.networks, *mixtures) if isinstance(n, Dense))
+
+    @property
     def attention(self) -> Attention | None:
         """Its attention, if it has any."""
         return next((n for n in self.networks if isinstance(n, Attention)), None)
@@ -312,6 +323,12 @@ class Config:
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The different ways in which layers rotate, in order of first use."""
         return tuple(dict.fromkeys(a.rope for a in self.attentions if a.rope is not None))
+
+    @property
+    def saved_streams(self) -> tuple[str, ...]:
+        """The names under which the stream is kept."""
+        names = (self.saves, *(layer.saves for layer in self.layers))
+        return tuple(dict.fromkeys(name for name in names if name is not None))
 
     @classmethod
     def from_gguf(cls, gguf: ModelFile) -> Config:

@@ -167,11 +167,7 @@ def dense(
         gate = file.linear(f"ffn_gate{suffix}", layer, width, hidden, bias=bias)
         return Dense(file.linear(up, layer, width, hidden, bias=bias), last, gate, activation)
     both = file.linear(up, layer, 2 * width, hidden, bias=bias)
-    first, second = (
-        Linear(both.matrix.part(at, width), both.bias and both.bias.part(at, width))
-        for at in (0, width)
-    )
-    return Dense(second, last, first, activation)
+    return Dense(both.part(width, width), last, both.part(0, width), activation)
 
 
 def sequential(
@@ -209,6 +205,7 @@ def model(
     output_norm: Normalization | None,
     *,
     output: Presence = "optional",
+    output_bias: Presence = "optional",
     embedding: str = "token_embd",
     unused: Collection[str] = (),
     **options: Any,
@@ -224,6 +221,7 @@ def model(
     hidden, vocab = file.hidden, _vocab_size(file, f"{embedding}.weight")
     table = file.matrix(embedding, None, vocab, hidden)
     is_own = output == "required" or (output == "optional" and file.has("output.weight"))
+    has_bias = output_bias == "required" or (output_bias == "optional" and file.has("output.bias"))
     layers = map(layer, range(file.layer_count())) if callable(layer) else layer
     fields = {
         "architecture": file.architecture,
@@ -234,7 +232,7 @@ def model(
         "embedding": table,
         "output": Linear(
             file.matrix("output", None, vocab, hidden) if is_own else table,
-            file.optional_vector("output.bias", None, vocab),
+            file.vector("output.bias", None, vocab) if has_bias else None,
         ),
         "output_norm": output_norm,
         "unused_tensors": (*_of_further_layers(file), *file.of_kinds(unused)),

@@ -128,8 +128,8 @@ class Reader:
         value = self.by_layer(name, int, default)[layer]
         if value <= 0:
             raise ConfigError(
-                f"metadata key '{self.key(name)}' is {value} for layer {layer}, expected a positive "
-                "number"
+                f"metadata key '{self.key(name)}' is {value} for layer {layer}, "
+                "expected a positive number"
             )
         return value
 

@@ -82,6 +82,10 @@ class Linear:
     matrix: StoredMatrix
     bias: StoredVector | None = None
 
+    def part(self, first: int, each: int) -> Linear:
+        """Some rows of it, of a whole tensor."""
+        return Linear(self.matrix.part(first, each), self.bias and self.bias.part(first, each))
+
     @property
     def rows(self) -> int:
         """Values of the result."""

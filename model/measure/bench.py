@@ -77,18 +77,35 @@ class BenchRow:
 
 
 def bytes_per_step(
-    gguf: ModelFile, config: Config, layout: KvLayout, length: int, sequences: int = 1
+    gguf: ModelFile, config: Config, cache: CacheShape, length: int, sequences: int = 1
 ) -> int:
     """Bytes a decode step must read: every weight once as stored in the file (the embedding table
-    only where it is the output matrix), and the keys and values of ``length`` positions of each
-    sequence once.
+    only where it is the output matrix, of a mixture's experts as many as a token uses), and the
+    keys and values that a token of each sequence attends to at ``length``, once.
     """
-    weights = sum(
-        gguf.tensors[spec.name].nbytes
-        for spec in tensors(config)
-        if spec.role != "embedding" or config.tied
-    )
-    return weights + 2 * config.n_layers * length * layout.token_nbytes * sequences
+    return weight_bytes(gguf, config) + cache.read_nbytes(length) * sequences
+
+
+def weight_bytes(gguf: ModelFile, config: Config) -> int:
+    """Bytes of the weights that a token needs, as stored in the file."""
+    tables = {config.embedding, config.positions} - {config.output.matrix}
+    if config.layer_embeddings is not None:
+        tables.add(config.layer_embeddings.table)
+    shares = {
+        stored: mixture.router.used / mixture.router.experts
+        for layer in config.layers
+        for mixture in layer.networks
+        if isinstance(mixture, Mixture)
+        for part in (mixture.gate, mixture.up, mixture.down)
+        for stored in stored_in(part)
+    }
+    total = 0.0
+    for stored in stored_in(config):
+        if stored not in tables:
+            whole, values = gguf.tensors[stored.name].nbytes, math.prod(stored.shape)
+            share = stored.rows * stored.cols if isinstance(stored, StoredMatrix) else stored.size
+            total += whole * share / values * shares.get(stored, 1.0)
+    return round(total)
 
 
 def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:

@@ -1,7 +1,6 @@
 """Text to tokens and back, from a GGUF file's own vocabulary.
 
-Two kinds, both merged by the BPE of the `tokenizers` library: byte-level BPE ("gpt2") with the
-file's merges, and SentencePiece's BPE ("llama"), whose merges follow from the scores.
+The kinds are in `tokenizer_models`: byte-level BPE, SentencePiece's BPE and others.
 
 Tokens with a role ("<|im_end|>") are cut out of the text beforehand, where they may be: nowhere in
 what a user wrote (`opaque` spans), so that no message can forge a turn.
@@ -37,9 +36,10 @@ class Tokenizer:
         self.eot_id = vocabulary.eot_id
         self.eom_id = vocabulary.eom_id
         self.end_ids = vocabulary.end_ids
-        self.adds_bos = model.adds_bos and self.bos_id is not None
-        self._control = _longest_first(vocabulary, TokenType.CONTROL, TokenType.UNKNOWN)
-        self._user_defined = _longest_first(vocabulary, TokenType.USER_DEFINED)
+        self.adds_bos = vocabulary.adds_bos
+        self.adds_eos = vocabulary.adds_eos
+        self._shown = vocabulary.shown_ids
+        self._specials = _longest_first(vocabulary)
 
     @classmethod
     def from_gguf(cls, gguf: ModelFile) -> Tokenizer:
@@ -83,9 +83,12 @@ class Tokenizer:
         """
         _check_unicode(text)
         fragments: list[Span | int] = [(0, len(text))] if text else []
-        if parse_special:
-            fragments = _cut(text, fragments, self._control, opaque)
-        fragments = _cut(text, fragments, self._user_defined, ())
+        for special, token_id in self._specials:
+            if special in text:
+                user_defined = self._types[token_id] == TokenType.USER_DEFINED
+                if user_defined or parse_special:
+                    hidden = () if user_defined else opaque
+                    fragments = _cut(text, fragments, special, token_id, hidden)
         ids: list[int] = []
         after_special = True  # SentencePiece: the start counts as well
         for fragment in fragments:
@@ -117,16 +120,18 @@ class Tokenizer:
 
     def control_texts(self) -> list[str]:
         """The texts that `parse_special` turns into control tokens."""
-        return [text for text, _ in self._control]
+        return [text for text, i in self._specials if self._types[i] != TokenType.USER_DEFINED]
 
     def is_control(self, token_id: int) -> bool:
         """True for tokens that are never printed: control tokens, the unknown token, padding rows.
 
         An embedding may have more rows than the vocabulary has tokens; those rows have no text.
+        Control tokens that part the messages of one answer (gpt-oss) are printed.
         """
         if token_id >= self.vocab_size:
             return True
-        return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
+        hidden = self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
+        return hidden and token_id not in self._shown
 
     def _pieces(self, ids: Iterable[int], keep_control: bool) -> Iterator[bytes]:
         after_special = True
@@ -148,37 +153,34 @@ class Tokenizer:
 _SPECIAL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 
 
-def _longest_first(vocabulary: Vocabulary, *types: TokenType) -> list[tuple[str, int]]:
-    """(text, id) of the tokens of these types, in the order in which they are looked for."""
-    pairs = [(vocabulary.tokens[i], i) for i in vocabulary.ids(*types) if vocabulary.tokens[i]]
-    return sorted(pairs, key=lambda pair: -len(pair[0].encode()))
+def _longest_first(vocabulary: Vocabulary) -> list[tuple[str, int]]:
+    """(text, id) of the special tokens, in the order in which they are looked for."""
+    pairs = [(vocabulary.tokens[i], i) for i in vocabulary.ids(*_SPECIAL_TYPES)]
+    return sorted((p for p in pairs if p[0]), key=lambda pair: -len(pair[0].encode()))
 
 
 def _cut(
     text: str,
     fragments: list[Span | int],
-    specials: Iterable[tuple[str, int]],
+    special: str,
+    token_id: int,
     opaque: Sequence[Span],
 ) -> list[Span | int]:
-    """Replace occurrences of `specials` within the spans by their ids, one special at a time."""
-    for special, token_id in specials:
-        if special not in text:
+    """Replace the occurrences of `special` within the spans by its id."""
+    result: list[Span | int] = []
+    for fragment in fragments:
+        if isinstance(fragment, int):
+            result.append(fragment)
             continue
-        result: list[Span | int] = []
-        for fragment in fragments:
-            if isinstance(fragment, int):
-                result.append(fragment)
-                continue
-            start, end = fragment
-            for found in _occurrences(text, special, start, end, opaque):
-                if start < found:
-                    result.append((start, found))
-                result.append(token_id)
-                start = found + len(special)
-            if start < end:
-                result.append((start, end))
-        fragments = result
-    return fragments
+        start, end = fragment
+        for found in _occurrences(text, special, start, end, opaque):
+            if start < found:
+                result.append((start, found))
+            result.append(token_id)
+            start = found + len(special)
+        if start < end:
+            result.append((start, end))
+    return result
 
 
 def _occurrences(

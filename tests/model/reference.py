@@ -35,11 +35,11 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Reference:
-    """A model file's description, run in numpy."""
+    """A model file's description, run in numpy, for sequences of up to ``context`` tokens."""
 
-    def __init__(self, file: Any, config: Config) -> None:
+    def __init__(self, file: Any, config: Config, context: int | None = None) -> None:
         self.file = file
-        self.config = config.at_context(config.context_length)
+        self.config = config.at_context(context or config.context_length)
         self.tensor = cache(self._tensor)
         self._saved: dict[str, Floats] = {}
 

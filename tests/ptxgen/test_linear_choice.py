@@ -17,6 +17,7 @@ from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import (
     ARCHITECTURES,
     CLUSTERS_SINCE,
@@ -26,6 +27,8 @@ from urdir.ptxgen.ptx.architecture import (
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.tools.gpus import GPUS, Gpu
 from urdir.ptxgen.weights.formats import FORMATS, Format
+
+RMS = Norm("rms", 1e-5)
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 Q8_0, Q4_K, Q6_K, F16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
@@ -43,10 +46,10 @@ H200, RTX5090, T4 = (limits_of(GPUS[name]) for name in ("h200", "rtx5090", "t4")
 
 #: Launches of an 8B and a 1B model.
 SHAPES = {
-    "8B qkv": LinearRequest(H200, ((Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)), 4096, eps=1e-5),
-    "8B gate_up": LinearRequest(H200, ((Q4_K, 14336),), 4096, eps=1e-5, gated=True),
+    "8B qkv": LinearRequest(H200, ((Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)), 4096, norm=RMS),
+    "8B gate_up": LinearRequest(H200, ((Q4_K, 14336),), 4096, norm=RMS, gated=True),
     "8B down": LinearRequest(H200, ((Q4_K, 4096),), 14336, residual=True),
-    "8B out": LinearRequest(H200, ((Q4_K, 128256),), 4096, eps=1e-5),
+    "8B out": LinearRequest(H200, ((Q4_K, 128256),), 4096, norm=RMS),
     "1B down": LinearRequest(H200, ((Q4_K, 2048),), 8192, residual=True),
 }
 SMALL = LinearRequest(H200, ((Q4_K, 64),), 512)
@@ -216,7 +219,7 @@ def test_warps_share_the_blocks_that_are_left_over() -> None:
     shared = GemmSmall(Q4_K, 64, 1536, split=4, groups=1, tiles_each=4)
     assert shared.cut.sharers == 2
     for changes in (
-        {"eps": 1e-5},
+        {"norm": RMS},
         {"tiles_each": 3},
         {"per_pass": 2},
         {"cols": 2048},

@@ -6,20 +6,17 @@ attention.layer_norm_rms_epsilon (Phi 3). llama.cpp: `src/models/` phi2.cpp, phi
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from urdir.model.families.dense import decoder
 from urdir.model.families.description import Config
 from urdir.model.families.parts import GELU, attention, dense, head_dims, layer_norm, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
-from urdir.model.families.stored import StoredVector
 
 
 def phi2(file: Reader) -> Config:
     """Phi 1, 1.5 and 2: attention beside a network, both of one LayerNorm; biases everywhere."""
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
-    config = decoder(
+    return decoder(
         file,
         layer_norm(file),
         lambda layer: attention(file, layer, rope, output_bias="required"),
@@ -28,9 +25,8 @@ def phi2(file: Reader) -> Config:
         norms=("attn_norm", "attn_norm"),
         side_by_side=True,
         output="required",
+        output_bias="required",
     )
-    bias = StoredVector.whole("output.bias", config.vocab_size)
-    return replace(config, output=replace(config.output, bias=bias))
 
 
 def phi3(file: Reader) -> Config:

@@ -13,6 +13,7 @@ from urdir.model.families.parts import (
     attention,
     dense,
     head_dims,
+    heads,
     required_head_norms,
     rms_norm,
 )
@@ -22,11 +23,20 @@ from urdir.ptxgen.kernels.norm import Norm
 
 
 def qwen(file: Reader) -> Config:
-    """Qwen 1: feed_forward_length counts both halves of the gated network."""
-    rope = read_rope(file, "half", head_dims(file)[0], factors=False)
+    """Qwen 1: feed_forward_length counts both halves of the gated network. Of the 3 * hidden rows
+    of attn_qkv llama.cpp uses the first ones, where there are fewer KV heads than heads."""
+    key_dim, _ = head_dims(file)
+    rope = read_rope(file, "half", key_dim, factors=False)
 
     def mixer(layer: int) -> Attention:
-        return attention(file, layer, rope, qkv_bias="required", output_bias="absent")
+        queries, keys = heads(file, layer)
+        fused = file.linear("attn_qkv", layer, 3 * file.hidden, file.hidden, bias="required")
+        wide, narrow = queries * key_dim, keys * key_dim
+        q, k, v = (
+            fused.part(first, rows)
+            for first, rows in ((0, wide), (wide, narrow), (wide + narrow, narrow))
+        )
+        return attention(file, layer, rope, output_bias="absent", q=q, k=k, v=v)
 
     return decoder(
         file,
@@ -40,8 +50,8 @@ def qwen(file: Reader) -> Config:
 
 
 def qwen2vl(file: Reader) -> Config:
-    """Qwen 2 VL. llama.cpp takes the norms' epsilon for 0, whatever the file says; so do we where
-    the file says nothing."""
+    """Qwen 2 VL. Where the file has no epsilon of norms, or 0, it is 0: llama.cpp does not read it.
+    Nor does it use the bias of the output that it loads."""
     eps = file.optional("attention.layer_norm_rms_epsilon", float, 0.0)
     rope = with_sections(file, read_rope(file, "half", head_dims(file)[0], factors=False))
     return decoder(
@@ -49,6 +59,8 @@ def qwen2vl(file: Reader) -> Config:
         Norm("rms", eps),
         lambda layer: attention(file, layer, rope, output_bias="absent"),
         lambda layer: dense(file, layer, bias="absent"),
+        output_bias="absent",
+        unused=("output.bias",),
     )
 
 

@@ -33,6 +33,7 @@ from urdir.ptxgen.kernels.rotation import RopeStyle
 
 #: Tensors of llama.cpp's common layer that some families load and do not use.
 _BIASES = ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
+_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def _rope(file: Reader, style: RopeStyle, *, factors: bool = False) -> RopeConfig:
@@ -184,8 +185,7 @@ def mistral3(file: Reader) -> Config:
 
 def pangu(file: Reader) -> Config:
     """openPangu-Embedded: a bias of attention's output. Factors of frequencies are not used."""
-    unused = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-    return _decoder(file, _rope(file, "half"), output_bias="required", unused=unused)
+    return _decoder(file, _rope(file, "half"), output_bias="required", unused=_FACTORS)
 
 
 def refact(file: Reader) -> Config:

@@ -21,7 +21,7 @@ from urdir.model.text.vocabulary import TokenType
 
 Maker = Callable[..., Path]
 VOCABULARIES = ["llama-bpe", "llama-spm", "qwen2"]
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = map(int, TokenType)
+_, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = map(int, TokenType)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,8 @@ def test_ids_with_a_role(tokenizers: dict[str, Tokenizer]) -> None:
     assert (llama3.bos_id, llama3.eos_id, llama3.adds_bos) == (128000, 128001, True)
     assert llama3.end_ids == {128001, 128009}  # <|end_of_text|> is eos, <|eot_id|> by name
     assert (spm.bos_id, spm.eos_id, spm.adds_bos, spm.end_ids) == (1, 2, True, {2})
-    assert (qwen2.adds_bos, qwen2.end_ids) == (False, {151643, 151645})
+    # 128247 is </s>, which ends an answer by its name
+    assert (qwen2.adds_bos, qwen2.end_ids) == (False, {128247, 151643, 151645})
     assert (demo.adds_bos, demo.end_ids, demo.vocab_size) == (False, {0, 2}, 2048)
 
 
@@ -300,7 +301,9 @@ def test_characters_without_a_piece_become_bytes(make_gguf: Maker) -> None:
     assert texts(build(make_gguf, sentencepiece()), "aé") == ["▁a", "<0xC3>", "<0xA9>"]
 
 
-@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
+@pytest.mark.parametrize(
+    "pre", sorted(name for name, entry in PRE_TOKENIZERS.items() if entry.byte_level)
+)
 def test_every_pre_tokenizer_keeps_the_text(make_gguf: Maker, pre: str) -> None:
     tokenizer = build(make_gguf, byte_level(pre=pre))
     for text in (
@@ -357,7 +360,6 @@ def test_a_file_without_a_vocabulary(make_gguf: Maker, data: Path) -> None:
         ({"tokens": 3}, ConfigError, "tokenizer.ggml.tokens' is int '3'"),
         ({"token_type": np.ones(7, np.int32)}, TokenizerError, "token_type has 7 entries for 262"),
         ({"merges": ["h e", "hello"]}, TokenizerError, "merges: 'hello' is no pair"),
-        ({"merges": ["h q9"]}, TokenizerError, "does not fit its merges"),
         ({"eos_token_id": 262}, TokenizerError, "eos_token_id is 262, the vocabulary has 262"),
         ({"bos_token_id": -1}, TokenizerError, "bos_token_id is -1"),
         ({"bos_token_id": "a"}, ConfigError, "bos_token_id"),

@@ -1,0 +1,107 @@
+"""Nonlinearities of feed-forward blocks, and gates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.elementwise import Elementwise
+from urdir.ptxgen.spec import Access, Array, Param, Tolerance
+
+#: Gates at the ends of what f32 holds, and at those of exp.
+ENDS = (0, -0.0, 100, -100, 1e4, -1e4, 88.8, -88.8)
+
+
+@dataclass(frozen=True)
+class Activate(Elementwise):
+    """A nonlinearity, y = f(x), or gated, y = f(gate) * up.
+
+    ``group``: a gate serves so many neighbouring values (a head of attention). Like a limit, it is
+    for gated ones only. silu and gelu: -0 where exp(-x) overflows, NaN at x = -inf.
+    """
+
+    activation: Activation
+    gated: bool = False
+    group: int = 1
+
+    name = "activate"
+    template = ("urdir.templates", "activate.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.group < 1 or self.n % self.group:
+            raise PtxgenError(f"activate: {self.n} values in groups of {self.group}")
+        kind = self.activation.kind
+        if not self.gated and (self.group > 1 or self.activation.limit or kind == "swiglu_oai"):
+            raise PtxgenError(f"activate: {kind} without a gate has no group and no limit")
+
+    @property
+    def gates(self) -> int:
+        """Values of the gate."""
+        return self.n // self.group
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        y = Param("y", "f32", ("n",), Access.OUT)
+        if not self.gated:
+            return (Param("x", "f32", ("n",), Access.IN), y)
+        return (
+            Param("gate", "f32", ("gates",), Access.IN),
+            Param("up", "f32", ("n",), Access.IN),
+            y,
+        )
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return Tolerance(rtol=1e-6)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        if not self.gated:
+            return {"y": self.activation(inputs["x"]).astype(np.float32)}
+        gate = np.repeat(inputs["gate"], self.group)
+        return {"y": self.activation.gated(gate, inputs["up"]).astype(np.float32)}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, Activate]:
+        silu, sigmoid, softplus = (Activation(k) for k in ("silu", "sigmoid", "softplus"))
+        xielu = Activation("xielu", parameters=(0.8, 0.7, 0.5, -1e-6))
+        plain = {
+            f.kind: cls(259 + i, f)
+            for i, f in enumerate(
+                (silu, Activation("gelu"), Activation("relu"), Activation("relu2"), sigmoid,
+                 softplus, xielu)
+            )
+        }  # fmt: skip
+        gated = (
+            Activation("gelu"),
+            Activation("relu2"),
+            Activation("swiglu_oai", limit=7.0),
+            Activation("silu", limit=1.5, clamp="activated"),
+        )
+        return {
+            **{f"{n} values": cls(n, silu, gated=True) for n in (5, 128, 1037, 14336)},
+            **plain,
+            **{f"gated {f.kind}{' limit' * (f.limit > 0)}": cls(70, f, gated=True) for f in gated},
+            "gates of heads": cls(6 * 64, sigmoid, gated=True, group=64),
+            "gates of odd heads": cls(7 * 9, softplus, gated=True, group=9),
+        }
+
+    def flops(self) -> int:
+        return 6 * self.n
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Values from the middle and from the flat ends of f."""
+        inputs = super().make_inputs(rng)
+        x = inputs["gate" if self.gated else "x"]
+        x *= 4
+        ends = np.array(ENDS, np.float32)
+        if self.activation.kind in ("relu2", "xielu"):  # a square would hide the others' errors
+            ends = ends[:2]
+        some = min(x.size // 4, ends.size)
+        x[:some] = ends[:some]
+        return inputs
