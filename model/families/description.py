@@ -191,7 +191,8 @@ class Mixture:
         return self.up.rows // self.router.experts
 
 
-Network = Attention | Dense | Mixture | Linear  # a matrix alone: Deci
+#: The last two: a matrix alone (Deci), f(x) without any matrix (Refact).
+Network = Attention | Dense | Mixture | Linear | Activation
 
 
 @dataclass(frozen=True, slots=True)
