@@ -60,13 +60,13 @@ def _partial_sizes(config: Config, cache: CacheShape, rows: int, sm_count: int) 
     """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows
     (a power of two) needs in any length bucket."""
     shapes = {
-        (mixer.heads, cache.layout(index))
+        (mixer.heads, mixer.scores, cache.layout(index))
         for index, layer in enumerate(config.layers)
         if (mixer := layer.attention) is not None
     }
     return most_partial(
-        decode_attention(heads, layout, bucket, sm_count, rows=count)
-        for heads, layout in shapes
+        decode_attention(heads, layout, bucket, sm_count, rows=count, scores=scores)
+        for heads, scores, layout in shapes
         for bucket in length_buckets(layout.max_len)
         for count in (1 << power for power in range(rows.bit_length()))
     )
