@@ -30,6 +30,8 @@ def append_dense(
         at.linear.append(
             at.name(f"ffn_up{suffix}"), [(up, activated)], x, norm, network.activation
         )
+    if network.divisors is not None:
+        raise NotImplementedError
     return at.finish(f"ffn_down{suffix}", at.matrix(network.down), activated, to)
 
 

@@ -53,6 +53,9 @@ def _widths(config: Config) -> dict[str, int]:
         "attention gate": max(gates, default=0),
     }
     widths |= dict.fromkeys(("gate", "up", "activated"), max(dense, default=0))
+    if (extra := config.layer_embeddings) is not None:
+        widths |= dict.fromkeys(("layer embeddings", "layer projections"), extra.proj.rows)
+        widths["layer gate"] = extra.width
     return {name: width for name, width in widths.items() if width}
 
 
