@@ -86,11 +86,14 @@ def read_rope(
     if file.anywhere("rope_freqs.weight"):
         return replace(rope, factors=file.vector("rope_freqs.weight", None, dim // 2))
     if file.anywhere("rope_factors_short.weight"):
-        return replace(
-            rope,
-            factors=file.vector("rope_factors_short.weight", None, dim // 2),
-            long_factors=file.vector("rope_factors_long.weight", None, dim // 2),
+        short, long = (
+            file.vector(f"rope_factors_{kind}.weight", None, dim // 2) for kind in ("short", "long")
         )
+        # Where the model's own context is not above the original one, the short factors would
+        # never give way. llama.cpp's contexts, of 512 tokens at least, may be longer: long there.
+        if rope.scaling.original_context >= file.size("context_length"):
+            short = long
+        return replace(rope, factors=short, long_factors=long)
     return rope
 
 
