@@ -20,7 +20,7 @@ from urdir.model.memory.weights import Weights
 Maker = Callable[..., Path]
 Files = tuple[dict[str, Any], dict[str, Any]]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, LAYERS = 64, 4, 2, 16, 96, 50, 2
-F32, F16, Q8_0, Q8_1, IQ4_NL, I32 = 0, 1, 8, 9, 20, 26
+F32, F16, Q8_0, Q8_1, I8, I32 = 0, 1, 8, 9, 24, 26
 
 
 def small_model() -> Files:
@@ -333,7 +333,7 @@ def test_every_wrong_shape_is_named_with_both_shapes(make_gguf: Maker) -> None:
 @pytest.mark.parametrize(
     ("name", "type_id", "type_name"),
     [
-        ("blk.1.ffn_down.weight", IQ4_NL, "IQ4_NL"),
+        ("blk.1.ffn_down.weight", I8, "I8"),
         ("token_embd.weight", Q8_1, "Q8_1"),
         ("output.weight", I32, "I32"),
         ("output_norm.weight", F16, "F16"),
