@@ -43,8 +43,8 @@ class ExpertsGemm(KernelSpec):
     ``pair`` and ``tile_of`` are those of `GroupExperts` for ``batch`` rows, with tiles of
     ``height``. Going up, x (batch, cols) has the rows' activations, and y (pairs, rows) is in the
     order of ``pair``. ``down``: x (pairs, cols) is in the order of ``pair``, y (pairs, rows) in
-    that of rows and slots. ``weighted``: products are multiplied with the pair's weight, going down with
-    the bias, going up without. Weights and activations are rounded as in `Gemm`.
+    that of rows and slots. ``weighted``: products are multiplied with the pair's weight, going down
+    with the bias, going up without. Weights and activations are rounded as in `Gemm`.
     """
 
     format: Format
