@@ -6,8 +6,9 @@ from collections.abc import Generator
 
 from urdir.driver.execute import completed
 from urdir.driver.plan import Plan
-from urdir.model.blocks.layer import StepParts, transformer_layer_workspace
+from urdir.model.blocks.layer import append_layer
 from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.parts import StepParts
 from urdir.model.blocks.rows import Rows
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS
@@ -29,7 +30,7 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     rows = Rows.of(parts.state, shape.rows, shape.keys, is_prompt=shape.is_prompt)
     x = _append_embedding(plan, parts, rows)
     for index in range(parts.config.n_layers):
-        x = transformer_layer_workspace(plan, parts, rows, index, x)
+        x = append_layer(plan, parts, rows, index, x)
         yield
     if shape.output is Output.NONE:
         return plan
@@ -42,7 +43,7 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
 
 
 def _append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> Activations:
-    matrix, state = parts.weights.embedding, parts.state
+    matrix, state = parts.weights.matrix(parts.config.embedding), parts.state
     kernel = Embedding(
         matrix.format,
         parts.config.vocab_size,
@@ -63,9 +64,12 @@ def _append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> Activations:
 
 
 def _append_head(plan: Plan, parts: StepParts, rows: Rows, x: Activations) -> None:
-    weights = parts.weights
-    logits = [(weights.output, parts.work["logits"])]
-    parts.linear(plan, rows).append("output", logits, x, parts.norm(weights.output_norm))
+    config, weights = parts.config, parts.weights
+    logits = [(weights.matrix(config.output), parts.work["logits"])]
+    norm = None if config.output_norm is None else weights.norm(config.output_norm)
+    parts.linear(plan, rows).append(
+        "output", logits, x, norm, scale=config.logit_scale, softcap=config.softcap
+    )
 
 
 def _append_choice(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> None:

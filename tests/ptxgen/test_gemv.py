@@ -39,7 +39,7 @@ every_format = pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
 
 
 def write_numbers(fmt: Format, blocks: Bytes, number: str, values: Ints) -> None:
-    """Writes unsigned numbers (blocks, count of a block) into GGUF blocks (blocks, bytes)."""
+    """Writes unsigned numbers (blocks, count of a block) into blocks (blocks, bytes)."""
     for plane, part in fmt.parts(number):
         items = fmt.block_units // plane.units
         flip = 1 << (part.source.width - 1) if part.source.signed else 0
@@ -49,24 +49,49 @@ def write_numbers(fmt: Format, blocks: Bytes, number: str, values: Ints) -> None
             blocks[:, byte] |= (field << shift).astype(np.uint8)
 
 
+def small_entries(fmt: Format) -> tuple[Ints, Ints, int]:
+    """Codes of a few small integers, these integers, and what `d` has to be a multiple of."""
+    values, parts = np.array(fmt.table, np.int64), 2**fmt.halvings
+    step = 1 if any(v and v % parts == 0 for v in fmt.table) else parts
+    values = np.where(values * step % parts, 0, values * step // parts)
+    codes = np.argsort(np.where(values, abs(values), 99), kind="stable")[:4]
+    codes = codes[(values[codes] != 0) & (abs(values[codes]) < 14)]
+    return codes, values[codes], step
+
+
 def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes, Ints, Ints]:
-    """A matrix of small integers: GGUF bytes, weights, and magnitudes of a weight's terms.
+    """A matrix of small integers: bytes (as `expand` leaves them), weights, and magnitudes of a
+    weight's terms.
 
     Every group has a scale and a minimum, every block factors of its own.
     """
     rng = np.random.default_rng(seed)
     count, groups = rows * cols // fmt.block, fmt.block // fmt.group
-    blocks = np.zeros((count, fmt.nbytes), np.uint8)
-    quants = rng.integers(0, 4, (count, fmt.block)) - (2 if fmt.offset else 0)
-    write_numbers(fmt, blocks, "q", quants + fmt.offset)
+    blocks = np.zeros((count, fmt.stored_nbytes), np.uint8)
+    most, step = 4, 1
+    if fmt.table:
+        codes, entries, step = small_entries(fmt)
+        chosen = rng.integers(0, len(codes), (count, fmt.block))
+        write_numbers(fmt, blocks, "q", codes[chosen])
+        quants, most = entries[chosen], 4 if abs(entries).max() < 4 else 2
+    else:
+        quants = rng.integers(0, 4, (count, fmt.block)) - min(2, fmt.offset)
+        write_numbers(fmt, blocks, "q", quants + fmt.offset)
     terms = {"d": rng.choice([-2, -1, 1, 2], (count, 1)), "m": rng.choice([-2, 1, 2], (count, 1))}
-    for number, values in terms.items():
+    if fmt.has_group_factors:
+        terms["d"] = rng.choice([-2, -1, 1, 2], (count, groups))
+    if fmt.has_exponents:
+        terms["d"] = abs(terms["d"])
+        blocks[:, :1] = terms["d"] + 127  # 2 ** 0 and 2 ** 1
+    for number, values in terms.items() if not fmt.has_exponents else ():
         for _, part in fmt.parts(number):
             at = part.source.start // 8
-            blocks[:, at : at + 2] = values.astype(np.float16).view(np.uint8)
+            times = step if number == "d" else 1
+            halves = (times * values).astype(np.float16).view(np.uint8)
+            blocks[:, at : at + halves.shape[1]] = halves
     scale, minimum = terms["d"], fmt.min_sign * terms["m"]
     if fmt.has("scale"):
-        scales = rng.integers(1, 4, (count, groups))
+        scales = rng.integers(1, most, (count, groups))
         write_numbers(fmt, blocks, "scale", scales + fmt.scale_offset)
         scale = scale * scales
     if fmt.has("minimum"):
@@ -77,8 +102,9 @@ def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes,
         np.repeat(v, fmt.block // v.shape[1], axis=1).astype(np.int64) for v in (scale, minimum)
     )
     weights, sizes = scale * quants + minimum, abs(scale) * abs(quants) + abs(minimum)
-    kind = gguf.GGMLQuantizationType[fmt.name]
-    np.testing.assert_array_equal(gguf.quants.dequantize(blocks, kind), weights)
+    if not fmt.expanded:
+        kind = gguf.GGMLQuantizationType[fmt.name]
+        np.testing.assert_array_equal(gguf.quants.dequantize(blocks, kind), weights)
     return blocks.reshape(-1), weights.reshape(rows, cols), sizes.reshape(rows, cols)
 
 
@@ -116,7 +142,7 @@ def test_products_of_integers_are_exact(device: Device, fmt: Format, cut: dict[s
     blocks, weights, sizes = integer_matrix(fmt, 35, cols, seed=1)
     x = integer_vector(cols, seed=2)
     assert (sizes @ abs(x)).max() < 2**24
-    inputs = {"weights": spec.layout.pack(blocks), "x": x.astype(np.float32)[None]}
+    inputs = {"weights": spec.layout.pack_expanded(blocks), "x": x.astype(np.float32)[None]}
     y = run_kernel(device, spec, inputs)["y"]
     np.testing.assert_array_equal(y[0].astype(np.int64), weights @ x)
 
