@@ -28,6 +28,7 @@ from urdir.model.families.stored import (
     StoredMatrix,
     StoredVector,
 )
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.rotation import turns_table
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -150,6 +151,8 @@ class Reference:
                 return self._mixture(of, x, stream, start)
             case Linear():
                 return self.linear(of, x)
+            case Activation():
+                return np.asarray(of(x), np.float64)
 
     def _dense(self, of: Dense, x: Floats) -> Floats:
         up = self.linear(of.up, x)

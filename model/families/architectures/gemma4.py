@@ -6,7 +6,7 @@ Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon, attention.s
 attention.sliding_window_pattern (a flag for each layer), attention.key_length_swa and
 value_length_swa, attention.shared_kv_layers, rope.freq_base_swa (default 10000),
 rope.dimension_count_swa, embedding_length_per_layer_input (0: none), final_logit_softcapping
-(default 30; 0: none). llama.cpp: `src/models/` gemma4.cpp.
+(default 30; 0: none), expert_feed_forward_length. llama.cpp: `src/models/` gemma4.cpp.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from urdir.model.families.description import (
     LayerEmbedding,
     LayerEmbeddings,
     QkNorm,
+    Router,
 )
+from urdir.model.families.mixtures import expert_width, mixture, router
 from urdir.model.families.parts import GELU, dense, head_dims, heads, model, qkv, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig, read_rope, windowed_rope
-from urdir.model.families.stored import Linear
+from urdir.model.families.stored import Linear, Normalization
 from urdir.model.families.windows import flagged_layers
 from urdir.ptxgen.kernels.norm import Norm
 
 
 def gemma4(file: Reader) -> Config:
-    """Gemma 4, dense."""
+    """Gemma 4, dense or with experts beside the dense networks."""
     norm, windowed = rms_norm(file), flagged_layers(file)
     for kind in ("key", "value"):
         file.required(f"attention.{kind}_length_swa", int)
@@ -144,9 +146,37 @@ def _attention(
 
 
 def _network(file: Reader, layer: int, norm: Norm) -> Block:
+    """A dense network, and experts beside it where the layer has a router: each with norms of its
+    own."""
     network = dense(file, layer, GELU, bias="absent")
-    after = file.norm("post_ffw_norm", layer, norm)
-    return Block((Branch(network, file.norm("ffn_norm", layer, norm)),), after)
+    before, after = (file.norm(name, layer, norm) for name in ("ffn_norm", "post_ffw_norm"))
+    if not file.has("ffn_gate_inp.weight", layer):
+        return Block((Branch(network, before),), after)
+    branches = (
+        Branch(network, before, file.norm("post_ffw_norm_1", layer, norm)),
+        Branch(
+            mixture(file, layer, _router(file, layer, norm), expert_width(file, layer), GELU),
+            file.norm("pre_ffw_norm_2", layer, norm),
+            file.norm("post_ffw_norm_2", layer, norm),
+        ),
+    )
+    return Block(branches, after)
+
+
+def _router(file: Reader, layer: int, norm: Norm) -> Router:
+    """It reads a norm of its own of the stream; each expert's result has a scale."""
+    weight = file.vector("ffn_gate_inp.scale", layer, file.hidden)
+    route = router(file, layer, normalize=True)
+    scale = None
+    if file.has("ffn_down_exps.scale", layer):
+        scale = file.vector("ffn_down_exps.scale", layer, route.experts)
+    return replace(
+        route,
+        reads="norm",
+        norm=Normalization(norm, weight),
+        norm_scale=1.0 / math.sqrt(file.hidden),
+        expert_scale=scale,
+    )
 
 
 def _layer_embedding(file: Reader, layer: int, norm: Norm, width: int) -> LayerEmbedding:

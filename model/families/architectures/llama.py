@@ -5,13 +5,17 @@ SwiGLU.
     x += O attention(rope(Q x'), rope(K x'), V x')        x' = RMSNorm(x)
     x += down(silu(gate x') * up x')                      x' = RMSNorm(x)
 
-Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon. llama.cpp: `src/models/`
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; for "llama" expert_count,
+expert_used_count and groups (`mixtures`). llama.cpp: `src/models/`
 llama.cpp, qwen2.cpp, qwen3.cpp.
 """
 
 from __future__ import annotations
 
-from urdir.model.families.description import Config, LayerConfig
+from collections.abc import Callable
+
+from urdir.model.families.description import Config, Dense, LayerConfig, Mixture
+from urdir.model.families.mixtures import optional_mixture
 from urdir.model.families.parts import (
     attention,
     dense,
@@ -27,11 +31,11 @@ from urdir.ptxgen.kernels.rotation import RopeStyle
 
 
 def llama(file: Reader) -> Config:
-    """Llama 1 to 3, Mistral, TinyLlama, SmolLM and others that GGUF calls "llama".
+    """Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM and others that GGUF calls "llama".
 
     The converter permutes the rows of Q and K, so that neighbours turn together.
     """
-    return _decoder(file, "interleaved")
+    return _decoder(file, "interleaved", optional_mixture)
 
 
 def qwen2(file: Reader) -> Config:
@@ -45,7 +49,13 @@ def qwen3(file: Reader) -> Config:
     return _decoder(file, "half", head_norm=True)
 
 
-def _decoder(file: Reader, style: RopeStyle, *, head_norm: bool = False) -> Config:
+def _decoder(
+    file: Reader,
+    style: RopeStyle,
+    network: Callable[[Reader, int], Dense | Mixture] = dense,
+    *,
+    head_norm: bool = False,
+) -> Config:
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = read_rope(file, style, key_dim)
 
@@ -53,7 +63,7 @@ def _decoder(file: Reader, style: RopeStyle, *, head_norm: bool = False) -> Conf
         norms = head_norms(file, index, norm, key_dim) if head_norm else None
         return sequential(
             attention(file, index, rope, qk_norm=norms),
-            dense(file, index),
+            network(file, index),
             (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
         )
 

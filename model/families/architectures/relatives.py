@@ -9,14 +9,17 @@ seed-oss.cpp, smollm3.cpp, xverse.cpp.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from urdir.model.families.dense import decoder, without_experts
-from urdir.model.families.description import Attention, Config, Temperature
+from urdir.model.families.description import Attention, Config, Network, Temperature
+from urdir.model.families.mixtures import EXPERTS, has_experts, optional_mixture
 from urdir.model.families.parts import (
     RELU2,
+    SILU,
     attention,
     dense,
     head_dims,
@@ -44,15 +47,17 @@ def _decoder(
     output_bias: Presence = "absent",
     bias: Presence = "absent",
     attends: dict[str, Any] | None = None,
+    network: Callable[[int], Network] | None = None,
     **options: Any,
 ) -> Config:
-    """The same attention and SwiGLU in all layers; ``attends``: further fields of `Attention`."""
+    """The same attention and ``network`` (SwiGLU) in all layers; ``attends``: further fields of
+    `Attention`."""
     fields = attends or {}
     return decoder(
         file,
         rms_norm(file),
         lambda layer: attention(file, layer, rope, output_bias=output_bias, **fields),
-        lambda layer: dense(file, layer, bias=bias),
+        network or (lambda layer: dense(file, layer, bias=bias)),
         **options,
     )
 
@@ -166,7 +171,6 @@ def mistral3(file: Reader) -> Config:
 
     Key: attention.temperature_scale; the step is the original context length.
     """
-    without_experts(file)
     rope = _rope(file, "interleaved", factors=True)
     scale = file.optional("attention.temperature_scale", float, 0.0)
     temperature = Temperature(scale, rope.scaling.original_context) if scale else None
@@ -174,7 +178,7 @@ def mistral3(file: Reader) -> Config:
         file,
         rope,
         output_bias="optional",
-        bias="optional",
+        network=lambda layer: optional_mixture(file, layer),
         attends={"temperature": temperature},
     )
 
@@ -185,15 +189,20 @@ def pangu(file: Reader) -> Config:
 
 
 def refact(file: Reader) -> Config:
-    """Refact: ALiBi. Biases (but those of Q, K and V) are not used."""
-    without_experts(file)
+    """Refact: ALiBi. Biases (but those of Q, K and V) are not used.
+
+    llama.cpp loads experts where there are any, but computes only silu(x') in their place.
+    """
+    has_any = has_experts(file)
     unused = (
+        *(EXPERTS if has_any else ()),
         *_BIASES,
         "rope_freqs.weight",
         "rope_factors_long.weight",
         "rope_factors_short.weight",
     )
-    return _decoder(file, None, attends={"max_bias": 8.0}, unused=unused)
+    network = (lambda layer: SILU) if has_any else None
+    return _decoder(file, None, attends={"max_bias": 8.0}, network=network, unused=unused)
 
 
 def seed_oss(file: Reader) -> Config:
