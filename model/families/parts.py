@@ -89,11 +89,10 @@ def qkv(
     parts = []
     for number, (name, width) in enumerate(zip("qkv", widths, strict=True)):
         first = sum(widths[:number])
-        if fused.bias is not None:
-            own = fused.bias.part(first, width)
-        else:
-            own = file.optional_vector(f"attn_{name}.bias", layer, width)
-        parts.append(Linear(fused.matrix.part(first, width), own))
+        part = fused.part(first, width)
+        if part.bias is None and bias != "absent":
+            part = Linear(part.matrix, file.optional_vector(f"attn_{name}.bias", layer, width))
+        parts.append(part)
     return parts[0], parts[1], parts[2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import lzma
 import struct
@@ -22,6 +23,18 @@ DATA = Path(__file__).parent.parent / "data"
 def data() -> Path:
     """The folder of test data."""
     return DATA
+
+
+@pytest.fixture(scope="session")
+def reference_model() -> Any:
+    """The class of `reference.py`: a forward pass of any description in numpy."""
+    path = Path(__file__).with_name("reference.py")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Reference
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from urdir.model.families.dense import decoder
-from urdir.model.families.description import Attention, Block, Branch, Config, LayerConfig
+from urdir.model.families.description import Attention, Block, Branch, Config, LayerConfig, Network
 from urdir.model.families.parts import (
     attention,
     dense,
@@ -39,6 +39,7 @@ def deci(file: Reader) -> Config:
 
     def blocks(index: int) -> Iterator[Block]:
         if queries[index]:
+            mixer: Network
             if keys[index]:
                 mixer = attention(file, index, rope)
             else:
