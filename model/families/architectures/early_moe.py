@@ -15,7 +15,7 @@ import math
 from dataclasses import replace
 
 from urdir.model.errors import ConfigError
-from urdir.model.families.dense import decoder
+from urdir.model.families.dense import decoder, mixer, rms_decoder, turning
 from urdir.model.families.description import (
     Block,
     Branch,
@@ -23,15 +23,7 @@ from urdir.model.families.description import (
     LayerConfig,
     Mixture,
 )
-from urdir.model.families.mixtures import (
-    dense_width,
-    expert_width,
-    mixer,
-    mixture,
-    rms_decoder,
-    router,
-    turning,
-)
+from urdir.model.families.mixtures import dense_width, expert_width, mixture, router
 from urdir.model.families.parts import GELU, dense, layer_norm, model, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.ptxgen.kernels.rotation import RopeScaling

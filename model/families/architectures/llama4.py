@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from urdir.model.errors import UnsupportedError
-from urdir.model.families.dense import plain
+from urdir.model.families.dense import plain, rms_decoder, turning
 from urdir.model.families.description import (
     Attention,
     Config,
@@ -23,15 +23,7 @@ from urdir.model.families.description import (
     QkNorm,
     Temperature,
 )
-from urdir.model.families.mixtures import (
-    expert_width,
-    mixture,
-    plain_dense,
-    rms_decoder,
-    router,
-    shared_expert,
-    turning,
-)
+from urdir.model.families.mixtures import expert_width, mixture, plain_dense, router, shared_expert
 from urdir.model.families.parts import attention, head_dims, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import windowed_rope
