@@ -3,12 +3,7 @@ numbers cannot be."""
 
 from __future__ import annotations
 
-import lzma
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,76 +16,19 @@ from urdir.model.families.description import (
     Dense,
     Mixture,
     Network,
-    Router,
 )
 from urdir.model.families.registry import read_config
-from urdir.model.families.stored import Linear, StoredMatrix, StoredVector
-from urdir.model.files.gguf import Gguf, Tensor
-from urdir.model.files.metadata import Metadata
+from urdir.model.families.stored import StoredMatrix
 from urdir.ptxgen.kernels.activation import Activation
 
-FAMILIES = Path(__file__).parents[2] / "data" / "families"
-HIDDEN = 128  # of all goldens here
+HIDDEN = 128  # of most goldens
 
-Logits = Callable[["Model"], np.ndarray[Any, Any]]
-
-
-@dataclass(frozen=True)
-class Model:
-    """What a file would hold."""
-
-    path: Path
-    architecture: str
-    metadata: Metadata
-    tensors: dict[str, Tensor]
+Changed = Callable[..., Any]
+Logits = Callable[[Any], np.ndarray[Any, Any]]
 
 
-@cache
-def golden(name: str) -> Model:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / f"{name}.gguf"
-        path.write_bytes(lzma.decompress((FAMILIES / f"{name}.gguf.xz").read_bytes()))
-        with Gguf(path) as file:
-            return Model(Path(name), file.architecture, file.metadata, file.tensors)
-
-
-def changed(
-    name: str,
-    keys: Mapping[str, Any] | None = None,
-    tensors: Mapping[str, np.ndarray[Any, Any] | None] | None = None,
-    layers: Sequence[int] | None = None,
-) -> Model:
-    """A golden with other values of its architecture's keys (None: without them), other F32 tensors
-    (None: without them), and ``layers`` that are copies of its own."""
-    model = golden(name)
-    metadata = dict(model.metadata)
-    for key, value in ({"block_count": len(layers)} if layers else {}).items():
-        metadata[f"{model.architecture}.{key}"] = value
-    for key, value in (keys or {}).items():
-        metadata[f"{model.architecture}.{key}"] = value
-    stored = dict(model.tensors)
-    if layers is not None:
-        stored = {n: t for n, t in stored.items() if not n.startswith("blk.")}
-        for layer, source in enumerate(layers):
-            for n, t in model.tensors.items():
-                if n.startswith(f"blk.{source}."):
-                    own = n.replace(f"blk.{source}.", f"blk.{layer}.", 1)
-                    stored[own] = replace(t, name=own)
-    for n, values in (tensors or {}).items():
-        stored.pop(n, None)
-        if values is not None:
-            stored[n] = tensor(n, values)
-    kept = {k: v for k, v in metadata.items() if v is not None}
-    return Model(model.path, model.architecture, Metadata(kept, name), stored)
-
-
-def tensor(name: str, values: np.ndarray[Any, Any]) -> Tensor:
-    data = np.ascontiguousarray(values, np.float32)
-    return Tensor(name, 0, data.shape, 0, data.nbytes, data.reshape(-1).view(np.uint8))
-
-
-def read(model: Model) -> Config:
-    return read_config(model)  # type: ignore[arg-type]
+def read(model: Any) -> Config:
+    return read_config(model)
 
 
 def second(config: Config, layer: int) -> Network:
@@ -126,7 +64,9 @@ def logits(reference_model: Any) -> Logits:
 # ---- routers ----
 
 
-def with_experts(experts: int, keys: Mapping[str, Any], name: str = "dots1-moe") -> Model:
+def with_experts(
+    changed: Changed, experts: int, keys: Mapping[str, Any], name: str = "dots1-moe"
+) -> Any:
     """dots1 with so many small experts in its second layer."""
     width = 24
     shapes = {
@@ -143,7 +83,7 @@ def with_experts(experts: int, keys: Mapping[str, Any], name: str = "dots1-moe")
     return changed(name, own, {f"blk.1.{n}": random(*s) for n, s in shapes.items()})
 
 
-def test_groups_of_experts(reference_model: Any) -> None:
+def test_groups_of_experts(changed: Changed, reference_model: Any) -> None:
     keys = {
         "expert_used_count": 3,
         "expert_group_count": 5,
@@ -151,7 +91,7 @@ def test_groups_of_experts(reference_model: Any) -> None:
         "expert_weights_norm": True,
         "expert_weights_scale": 2.5,
     }
-    model = with_experts(15, keys)
+    model = with_experts(changed, 15, keys)
     config = read(model)
     route = mixture_of(config, 1).router
     assert (route.experts, route.used, route.groups, route.groups_used) == (15, 3, 5, 2)
@@ -180,22 +120,22 @@ def chosen_by_hand(given: np.ndarray[Any, Any], bias: np.ndarray[Any, Any]) -> d
     return {expert: 2.5 * float(scores[expert] / total) for expert in used}
 
 
-def test_one_group_is_none_and_a_scale_of_zero_is_one() -> None:
+def test_one_group_is_none_and_a_scale_of_zero_is_one(changed: Changed) -> None:
     keys = {"expert_group_count": 1, "expert_group_used_count": 1, "expert_weights_scale": 0.0}
-    route = mixture_of(read(with_experts(6, keys)), 1).router
+    route = mixture_of(read(with_experts(changed, 6, keys)), 1).router
     assert (route.groups, route.groups_used, route.scale) == (1, 1, 1.0)
 
 
 @pytest.mark.parametrize(
     ("number", "expected"), [(1, "softmax"), (2, "sigmoid"), (3, "softmax_selected")]
 )
-def test_scorings(number: int, expected: str) -> None:
+def test_scorings(changed: Changed, number: int, expected: str) -> None:
     config = read(changed("bailingmoe2-moe", {"expert_gating_func": number}))
     assert mixture_of(config, 1).router.scoring == expected
 
 
 @pytest.mark.parametrize("name", ["afmoe-moe", "laguna-moe", "glm4moe-moe", "hy_v3-moe"])
-def test_scores_are_sigmoids_by_default(name: str) -> None:
+def test_scores_are_sigmoids_by_default(changed: Changed, name: str) -> None:
     config = read(changed(name, {"expert_gating_func": None}))
     assert mixture_of(config, 1).router.scoring == "sigmoid"
 
@@ -233,20 +173,20 @@ HOSTILE: list[tuple[str, dict[str, Any], type[ModelError], str]] = [
 
 @pytest.mark.parametrize(("name", "keys", "error", "named"), HOSTILE)
 def test_numbers_that_cannot_be(
-    name: str, keys: dict[str, Any], error: type[ModelError], named: str
+    changed: Changed, name: str, keys: dict[str, Any], error: type[ModelError], named: str
 ) -> None:
     with pytest.raises(error, match=named.replace(".", r"\.")):
         read(changed(name, keys))
 
 
 @pytest.mark.parametrize(("groups", "used"), [(7, 2), (5, 0), (5, 5), (15, 2), (30, 2)])
-def test_groups_that_cannot_be(groups: int, used: int) -> None:
+def test_groups_that_cannot_be(changed: Changed, groups: int, used: int) -> None:
     keys = {"expert_group_count": groups, "expert_group_used_count": used}
     with pytest.raises(ConfigError, match="expert_group_count"):
-        read(with_experts(15, keys))
+        read(with_experts(changed, 15, keys))
 
 
-def test_used_experts_by_layer() -> None:
+def test_used_experts_by_layer(changed: Changed) -> None:
     used = "expert_used_count"
     config = read(changed("qwen3moe-moe", {used: np.array([3, 3], np.uint32)}))
     assert mixture_of(config, 1).router.used == 3
@@ -270,12 +210,12 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("name", "missing"), MISSING)
-def test_tensors_that_must_be_there(name: str, missing: str) -> None:
+def test_tensors_that_must_be_there(changed: Changed, name: str, missing: str) -> None:
     with pytest.raises(ConfigError, match=missing.replace(".", r"\.")):
         read(changed(name, tensors={missing: None}))
 
 
-def test_a_tensor_that_would_be_left_out() -> None:
+def test_a_tensor_that_would_be_left_out(changed: Changed) -> None:
     more = {"blk.1.ffn_up_exps.scale": random(4)}
     with pytest.raises(UnsupportedError, match=r"ffn_up_exps\.scale"):
         read(changed("qwen3moe-moe", tensors=more))
@@ -284,7 +224,7 @@ def test_a_tensor_that_would_be_left_out() -> None:
 # ---- experts ----
 
 
-def test_fused_gates_of_an_odd_width(logits: Logits) -> None:
+def test_fused_gates_of_an_odd_width(changed: Changed, logits: Logits) -> None:
     width, name = 37, "blk.{}.ffn_{}_exps.weight"
     gates, ups = random(4, width, HIDDEN), random(4, width, HIDDEN, seed=9)
     downs = random(4, HIDDEN, width)
@@ -307,17 +247,17 @@ def test_fused_gates_of_an_odd_width(logits: Logits) -> None:
     assert np.array_equal(logits(first), logits(other))
 
 
-def test_experts_without_gates() -> None:
+def test_experts_without_gates(changed: Changed) -> None:
     keys = {f"blk.{layer}.ffn_gate_exps.weight": None for layer in (0, 1)}
     assert mixture_of(read(changed("llama-moe", tensors=keys)), 0).gate is None
 
 
-def test_width_of_experts_that_share_the_dense_one() -> None:
+def test_width_of_experts_that_share_the_dense_one(changed: Changed) -> None:
     keys = {"expert_feed_forward_length": None, "feed_forward_length": 2 * 192}
     assert mixture_of(read(changed("qwen3moe-moe", keys)), 1).width == 192
 
 
-def test_leading_dense_layers() -> None:
+def test_leading_dense_layers(changed: Changed) -> None:
     keys = {"leading_dense_block_count": 3}
     config = read(changed("deepseek-moe", keys, layers=[0, 0, 0, 1, 1, 1]))
     assert kinds(config) == [Dense] * 3 + [Mixture] * 3
@@ -328,7 +268,7 @@ def test_leading_dense_layers() -> None:
     assert kinds(all_dense) == [Dense, Dense]
 
 
-def test_shared_experts_are_so_many_times_as_wide() -> None:
+def test_shared_experts_are_so_many_times_as_wide(changed: Changed) -> None:
     shared = {
         "blk.1.ffn_gate_shexp.weight": random(3 * 192, HIDDEN),
         "blk.1.ffn_up_shexp.weight": random(3 * 192, HIDDEN),
@@ -343,7 +283,7 @@ def test_shared_experts_are_so_many_times_as_wide() -> None:
     assert [block.scale for block in config.layers[1].blocks] == [1.0, 1.0]
 
 
-def test_every_second_layer_after_the_dense_one() -> None:
+def test_every_second_layer_after_the_dense_one(changed: Changed) -> None:
     config = read(changed("ernie4_5-moe-moe", layers=[0, 1, 1, 1, 1]))
     assert kinds(config) == [Dense, Mixture, Activation, Mixture, Activation]
     unused = [name for name in config.unused_tensors if name.startswith("blk.2.ffn")]
@@ -351,7 +291,7 @@ def test_every_second_layer_after_the_dense_one() -> None:
     assert not any(name.startswith("blk.1.ffn") for name in config.unused_tensors)
 
 
-def test_every_third_layer_of_llama_4() -> None:
+def test_every_third_layer_of_llama_4(changed: Changed) -> None:
     # layers 1 and 3 of the golden have experts
     layers = [0, 0, 1, 0, 0, 1, 0, 0]
     keys = {
@@ -370,7 +310,7 @@ def test_every_third_layer_of_llama_4() -> None:
     assert {a.rope.freq_base for a in found if a.rope is not None} == {5000.0}
 
 
-def test_128_experts_of_llama_4_have_queries_as_they_are() -> None:
+def test_128_experts_of_llama_4_have_queries_as_they_are(changed: Changed) -> None:
     shapes = {"gate_inp.weight": (128, HIDDEN)}
     shapes |= {f"{name}_exps.weight": (128, 8, HIDDEN) for name in ("gate", "up")}
     shapes |= {"down_exps.weight": (128, HIDDEN, 8), "down_shexp.weight": (HIDDEN, 8)}
@@ -380,227 +320,3 @@ def test_128_experts_of_llama_4_have_queries_as_they_are() -> None:
     config = read(changed("llama4-moe", keys, tensors))
     assert all(a.qk_norm is None for a in config.attentions)
     assert mixture_of(config, 3).router.by_logits
-
-
-# ---- windows and rotation ----
-
-
-def windows(config: Config) -> list[int]:
-    return [a.window for a in config.attentions]
-
-
-def turns(config: Config) -> list[bool]:
-    return [a.rope is not None for a in config.attentions]
-
-
-PATTERN = "attention.sliding_window_pattern"
-
-
-@pytest.mark.parametrize(
-    ("name", "layer", "pattern", "expected"),
-    [
-        ("gpt-oss-moe", 1, None, [1, 0, 1, 0, 1]),
-        ("gpt-oss-moe", 1, 3, [1, 1, 0, 1, 1]),
-        ("gpt-oss-moe", 1, 0, [1, 1, 1, 1, 1]),
-        ("gpt-oss-moe", 1, 1, [0, 0, 0, 0, 0]),
-        ("gpt-oss-moe", 1, np.array([0, 0, 1, 1, 0]), [0, 0, 1, 1, 0]),
-        ("exaone-moe-moe", 1, None, [1, 1, 1, 0, 1]),
-        ("cohere2moe-moe", 1, None, [0, 1, 1, 1, 0]),
-        ("laguna-moe", 1, 2, [0, 1, 0, 1, 0]),
-    ],
-)
-def test_which_layers_have_windows(name: str, layer: int, pattern: Any, expected: Any) -> None:
-    keys = {PATTERN: pattern, "leading_dense_block_count": 0}
-    config = read(changed(name, keys, layers=[layer] * 5))
-    assert windows(config) == [20 * flag for flag in expected]
-
-
-@pytest.mark.parametrize("name", ["afmoe-moe", "laguna-moe", "mellum-moe", "smallthinker-moe"])
-def test_files_without_windows(name: str) -> None:
-    assert windows(read(changed(name, {"attention.sliding_window": 0}))) == [0, 0]
-
-
-def test_which_layers_turn() -> None:
-    keys = {PATTERN: None, "leading_dense_block_count": 0}
-
-    def of(name: str, layers: Iterable[int], **more: Any) -> list[bool]:
-        return turns(read(changed(name, keys | more, layers=list(layers))))
-
-    assert of("afmoe-moe", [1] * 5) == [True, True, True, False, True]
-    assert of("exaone-moe-moe", [1] * 5) == [True, True, True, False, True]
-    assert of("cohere2moe-moe", [1] * 5) == [False, True, True, True, False]
-    assert of("cohere2moe-moe", [0, 1, 1, 1, 1], leading_dense_block_count=1) == [
-        *[True] * 4,
-        False,
-    ]
-    assert of("smallthinker-moe", [1] * 6) == [False, True, True, True, False, True]
-    assert of("smallthinker-moe", [1] * 4) == [True] * 4
-    small = changed("smallthinker-moe", {"attention.sliding_window": 0}, layers=[1] * 6)
-    assert turns(read(small)) == [True] * 6
-
-
-def test_windows_that_turn_otherwise() -> None:
-    scaled = {
-        "rope.freq_base": 40000.0,
-        "rope.freq_base_swa": None,
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": 8.0,
-    }
-    bases = {}
-    for name in ("gpt-oss-moe", "mellum-moe", "laguna-moe", "mimo2-moe"):
-        config = read(changed(name, scaled))
-        local, full = sorted(config.attentions, key=lambda a: -a.window)
-        assert local.rope is not None
-        assert full.rope is not None
-        assert (full.rope.freq_base, full.rope.scaling.factor) == (40000.0, 8.0)
-        bases[name] = local.rope.freq_base, local.rope.scaling.factor
-    assert bases == {
-        "gpt-oss-moe": (40000.0, 8.0),
-        "mellum-moe": (40000.0, 1.0),
-        "laguna-moe": (40000.0, 1.0),
-        "mimo2-moe": (10000.0, 1.0),
-    }
-
-
-def test_sinks_in_some_layers() -> None:
-    config = read(changed("mimo2-moe", tensors={"blk.0.attn_sinks.weight": None}))
-    assert [a.sinks is not None for a in config.attentions] == [False, True]
-
-
-def test_gates_by_head_or_by_value() -> None:
-    by_head = read(changed("laguna-moe"))
-    gates = {f"blk.{i}.attn_gate.weight": random(160, 160) for i in (0, 1)}
-    by_value = read(changed("laguna-moe", tensors=gates))
-    rows = [c.attentions[0].gate.linear.rows for c in (by_head, by_value) if c.attentions[0].gate]
-    assert rows == [2, 160]
-    odd = {"blk.1.attn_gate.weight": random(7, 160)}
-    with pytest.raises(ConfigError, match=r"blk\.1\.attn_gate\.weight"):
-        read(changed("laguna-moe", tensors=odd))
-
-
-# ---- Step 3.5, which has no golden ----
-
-
-def step35(**more: Any) -> Model:
-    """Three layers, the first dense and without a window: 3 and 6 heads of 20 values."""
-    dim, kv, widths = 20, 3, {"ffn": 40, "exp": 24, "shexp": 16}
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (50, 48),
-        "output.weight": (50, 48),
-        "output_norm.weight": (48,),
-        "rope_freqs.weight": (dim // 2,),
-    }
-    for layer, heads in enumerate((3, 6, 6)):
-        own: dict[str, tuple[int, ...]] = {
-            "attn_norm.weight": (48,),
-            "ffn_norm.weight": (48,),
-            "attn_q.weight": (heads * dim, 48),
-            "attn_k.weight": (kv * dim, 48),
-            "attn_v.weight": (kv * dim, 48),
-            "attn_q_norm.weight": (dim,),
-            "attn_k_norm.weight": (dim,),
-            "attn_gate.weight": (heads, 48),
-            "attn_output.weight": (48, heads * dim),
-        }
-        dense_or_shared, width = ("", widths["ffn"]) if not layer else ("_shexp", widths["shexp"])
-        own |= {f"ffn_{n}{dense_or_shared}.weight": (width, 48) for n in ("gate", "up")}
-        own[f"ffn_down{dense_or_shared}.weight"] = (48, width)
-        if layer:
-            own |= {f"ffn_{n}_exps.weight": (5, widths["exp"], 48) for n in ("gate", "up")}
-            own |= {"ffn_down_exps.weight": (5, 48, widths["exp"]), "exp_probs_b.bias": (5,)}
-            own["ffn_gate_inp.weight"] = (5, 48)
-        shapes |= {f"blk.{layer}.{name}": shape for name, shape in own.items()}
-    keys = {
-        "block_count": 3,
-        "context_length": 64,
-        "embedding_length": 48,
-        "feed_forward_length": widths["ffn"],
-        "expert_feed_forward_length": widths["exp"],
-        "expert_shared_feed_forward_length": widths["shexp"],
-        "expert_count": 5,
-        "expert_used_count": 2,
-        "expert_weights_norm": True,
-        "expert_weights_scale": 3.0,
-        "attention.head_count": np.array([3, 6, 6], np.uint32),
-        "attention.head_count_kv": kv,
-        "attention.key_length": dim,
-        "attention.value_length": dim,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "attention.sliding_window": 4,
-        PATTERN: np.array([0, 1, 1]),
-        "rope.freq_base": 5e6,
-        "rope.freq_base_swa": 1e4,
-        "swiglu_clamp_exp": np.array([0.0, 0.0, 7.0], np.float32),
-        "swiglu_clamp_shexp": np.array([2.0, 0.0, 16.0], np.float32),
-        **more,
-    }
-    metadata = {f"step35.{key}": value for key, value in keys.items()}
-    metadata["general.architecture"] = "step35"
-    tensors = {name: tensor(name, np.abs(random(*s)) + 0.5) for name, s in shapes.items()}
-    return Model(Path("step35"), "step35", Metadata(metadata, "step35"), tensors)
-
-
-def test_step_35(logits: Logits) -> None:
-    model = step35()
-    config = read(model)
-    full, local, _ = config.attentions
-    assert full.rope is not None
-    assert local.rope is not None
-    assert (full.rope.dim, full.rope.freq_base) == (10, 5e6)
-    assert full.rope.factors == StoredVector("rope_freqs.weight", (10,), 0, 5)
-    assert (local.rope.dim, local.rope.freq_base, local.rope.factors) == (20, 1e4, None)
-    assert windows(config) == [0, 4, 4]
-    assert [a.gate.linear.rows for a in config.attentions if a.gate] == [3, 6, 6]
-    first, middle, last = (second(config, layer) for layer in range(3))
-    assert isinstance(first, Dense)
-    assert first.activation == Activation("silu", 2.0, "activated")
-    assert isinstance(middle, Mixture)
-    assert isinstance(last, Mixture)
-    assert middle.activation == Activation("silu")
-    assert last.activation == Activation("silu", 7.0, "activated")
-    assert last.shared is not None
-    assert last.shared.activation == Activation("silu", 16.0, "activated")
-    assert last.router == Router(
-        Linear(StoredMatrix.whole("blk.2.ffn_gate_inp.weight", 5, 48)),
-        2,
-        "sigmoid",
-        StoredVector.whole("blk.2.exp_probs_b.bias", 5),
-        normalize=True,
-        scale=3.0,
-    )
-    assert np.isfinite(logits(model)).all()
-
-
-def test_half_of_the_turning_values_of_step_35_must_be_even() -> None:
-    with pytest.raises(ConfigError, match=r"rope\.dimension_count"):
-        read(step35(**{"rope.dimension_count": 14}))
-
-
-# ---- tensors that are stored for nothing ----
-
-
-@pytest.mark.parametrize("name", ["hy_v3-moe", "mimo2-moe"])
-def test_dense_matrices_beside_experts_are_not_used(name: str) -> None:
-    config = read(changed(name))
-    assert "blk.1.ffn_up.weight" in config.unused_tensors
-    routers: dict[str, Any] = {
-        f"blk.0.{n.removeprefix('blk.1.')}": None
-        for n in golden(name).tensors
-        if n.startswith("blk.1.ffn_") and ("exps" in n or "shexp" in n or "gate_inp" in n)
-    }
-    bias = "blk.0.exp_probs_b" + (".bias" if name == "mimo2-moe" else "")
-    config = read(changed(name, tensors=routers | {bias: None}))
-    assert kinds(config) == [Dense, Mixture]
-    assert "blk.0.ffn_up.weight" not in config.unused_tensors
-
-
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("qwen3vlmoe-moe", {"rope.dimension_sections": None}),
-        ("qwen3vlmoe-moe", {"rope.dimension_sections": 3}),
-    ],
-)
-def test_sections_that_must_be_there(name: str, keys: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"rope\.dimension_sections"):
-        read(changed(name, keys))
