@@ -2,37 +2,88 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.attention import LayerAttention, incremental_attention_into
 from urdir.model.blocks.linear import Activations
-from urdir.model.blocks.norms import append_head_norm
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.families.description import Attention, QkNorm
-from urdir.model.memory.weights import Matrix, NormWeights
-from urdir.ptxgen.kernels.attention.own_token import OwnToken, Temperature
-from urdir.ptxgen.kernels.attention.scores import Scores
+from urdir.model.families.description import Attention, OutputGate, QkNorm
+from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.activate import Activate
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.linear.choice import fills_sms
+from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.kernels.rope import Rope
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
 
 def append_attention(
-    at: LayerStep, mixer: Attention, x: Activations, norm: NormWeights | None, to: Destination
+    at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None, to: Destination
 ) -> Activations:
     """O (attention of the norm of x), gated where there is a gate."""
-    at.linear.append(at.name("attn_qkv"), _products(at, mixer), x, norm)
-    if mixer.clamp:
-        for name, width in _widths(mixer).items():
-            at.clamp(f"attn_{name}.clamp", at.work[name], width, mixer.clamp)
+    at.linear.append(at.name("attn_qkv"), _products(at, mixer), x, norm, clamp=mixer.clamp)
     token = own_token(mixer)
-    attention = layer_attention(at, mixer, token)
     if mixer.qk_norm is not None and token.qk_norm is None:
-        _append_norms_apart(at, mixer, mixer.qk_norm, attention)
-    incremental_attention_into(at.plan, attention, at.work["heads"])
+        _append_rows_apart(at, mixer, mixer.qk_norm)
+    incremental_attention_into(at.plan, layer_attention(at, mixer, token), at.work["heads"])
     if mixer.gate is not None:
-        at.gate(mixer.gate.activation, mixer.gate.linear.rows, mixer.output_width)
-    return at.finish("attn_output", at.matrix(mixer.o), at.work["heads"], to, mixer.value_scale)
+        _append_gate(at, mixer, mixer.gate)
+    if mixer.value_scale != 1.0:
+        assert mixer.o.bias is None
+        to = replace(to, scale=to.scale * mixer.value_scale)
+    fill = fills_sms(at.rows.keys)
+    return at.finish("attn_output", at.matrix(mixer.o), at.work["heads"], to, fill=fill)
+
+
+def _append_rows_apart(at: LayerStep, mixer: Attention, norm: QkNorm) -> None:
+    """Norms of whole rows, or with weights of every head, before attention rotates; or the rotation
+    first, where they come after it. In place."""
+    if norm.after_rope and mixer.rope is not None:
+        rotation = mixer.rope.rotation
+        kernel = Rope(
+            q_heads=mixer.heads,
+            kv_heads=mixer.kv_heads,
+            head_dim=mixer.key_dim,
+            rotary_dim=rotation.rotary_dim,
+            style=rotation.style,
+            magnitude=rotation.magnitude,
+            rows=at.rows.count,
+            max_len=at.parts.cache.shape.max_len,
+        )
+        at.plan.launch(
+            kernel,
+            at.name("attention.rope"),
+            q=at.work["q"],
+            k=at.work["k"],
+            frequencies=at.parts.weights.rope_tables[mixer.rope],
+            position=at.rows.position,
+        )
+    for name, of, heads in (("q", norm.q, mixer.heads), ("k", norm.k, mixer.kv_heads)):
+        rows, cols = (heads, mixer.key_dim) if norm.over == "head" else (1, heads * mixer.key_dim)
+        sets = 1 if of.weight is None else of.weight.size // cols
+        weights = {"weight": of.weight, "bias": of.bias}
+        at.plan.launch(
+            Normalise(at.rows.count * rows, cols, of.norm, weight_rows=sets),
+            at.name(f"attn_{name}_norm"),
+            x=at.work[name],
+            y=at.work[name],
+            **{key: at.vector(value) for key, value in weights.items() if value is not None},
+        )
+
+
+def _append_gate(at: LayerStep, mixer: Attention, gate: OutputGate) -> None:
+    """heads *= f(gate), by value or by head, in place."""
+    values = at.rows.count * mixer.output_width
+    group = mixer.output_width // gate.linear.rows
+    kernel = Activate(values, Activation(gate.activation), gated=True, group=group)
+    heads = at.work["heads"]
+    label = at.name("attn_gate")
+    at.plan.launch(kernel, label, gate=at.work["attention gate"], up=heads, y=heads)
 
 
 def own_token(mixer: Attention) -> OwnToken:
@@ -43,25 +94,14 @@ def own_token(mixer: Attention) -> OwnToken:
     """
     norm = mixer.qk_norm
     fused = norm is not None and _is_fused(mixer, norm)
-    rope, t = mixer.rope, mixer.temperature
+    rope = mixer.rope
+    is_apart = norm is not None and not fused and norm.after_rope
     return OwnToken(
-        rope=None if rope is None else rope.rotation,
+        rope=None if rope is None or is_apart else rope.rotation,
         qk_norm=norm.q.norm if norm is not None and fused else None,
         v_norm=mixer.v_norm,
-        temperature=None if t is None else Temperature(t.scale, t.floor, int(t.offset)),
+        temperature=mixer.temperature,
         appends=mixer.k is not None,
-    )
-
-
-def scores_of(mixer: Attention) -> Scores:
-    """What happens between q . k and the softmax."""
-    return Scores(
-        scale=mixer.scale,
-        softcap=mixer.softcap,
-        window=mixer.window,
-        chunk=mixer.chunk,
-        sinks=mixer.sinks is not None,
-        max_bias=mixer.max_bias,
     )
 
 
@@ -83,20 +123,19 @@ def layer_attention(at: LayerStep, mixer: Attention, token: OwnToken) -> LayerAt
         constants["frequencies"] = parts.weights.rope_tables[mixer.rope]
     if mixer.sinks is not None:
         constants["sinks"] = at.vector(mixer.sinks)
-    norm = mixer.qk_norm
-    if token.qk_norm is not None and norm is not None:
-        for name, of in (("q_norm", norm.q), ("k_norm", norm.k)):
+    if token.qk_norm is not None and mixer.qk_norm is not None:
+        for name, of in (("q_norm", mixer.qk_norm.q), ("k_norm", mixer.qk_norm.k)):
             if of.weight is not None:
                 constants[name] = at.vector(of.weight)
     return LayerAttention(
         label=at.name("attention"),
-        cache=parts.cache,
-        layer=at.index,
+        layout=parts.cache.layout(at.index),
+        caches=parts.cache.arguments(at.index),
         heads=mixer.heads,
         rows=at.rows,
         work=at.work,
         token=token,
-        scores=scores_of(mixer),
+        scores=mixer.scores,
         constants=constants,
         sm_count=parts.device.properties.sm_count,
         exact=parts.exact,
@@ -111,13 +150,3 @@ def _products(at: LayerStep, mixer: Attention) -> list[tuple[Matrix, Slice]]:
     if mixer.gate is not None:
         wanted.append(("attention gate", mixer.gate.linear))
     return [(at.matrix(of), at.work[name]) for name, of in wanted if of is not None]
-
-
-def _widths(mixer: Attention) -> dict[str, int]:
-    return {"q": mixer.query_width, "k": mixer.key_width, "v": mixer.value_width}
-
-
-def _append_norms_apart(
-    at: LayerStep, mixer: Attention, norm: QkNorm, attention: LayerAttention
-) -> None:
-    raise NotImplementedError

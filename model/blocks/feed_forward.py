@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.families.description import Dense, Mixture
-from urdir.model.memory.weights import NormWeights
+from urdir.model.memory.norms import NormLayer
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -17,7 +17,7 @@ def append_dense(
     at: LayerStep,
     network: Dense,
     x: Activations,
-    norm: NormWeights | None,
+    norm: NormLayer | None,
     to: Destination,
     suffix: str = "",
 ) -> Activations:
@@ -31,7 +31,7 @@ def append_dense(
             at.name(f"ffn_up{suffix}"), [(up, activated)], x, norm, network.activation
         )
     if network.divisors is not None:
-        at.divide(f"ffn_act{suffix}", activated, at.vector(network.divisors), up.rows)
+        raise NotImplementedError
     return at.finish(f"ffn_down{suffix}", at.matrix(network.down), activated, to)
 
 
@@ -39,7 +39,7 @@ def append_mixture(
     at: LayerStep,
     network: Mixture,
     x: Activations,
-    norm: NormWeights | None,
+    norm: NormLayer | None,
     start: Slice,
     to: Destination,
 ) -> Activations:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from urdir.model.blocks.activations import Activations
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
@@ -31,33 +32,14 @@ if TYPE_CHECKING:
     from urdir.driver.plan import Plan
     from urdir.driver.properties import DeviceProperties
 
+__all__ = ["Activations", "LinearLayers", "NormLayer", "device_limits"]
+
 # One object for equal kernels, with its cached properties.
 _gemm = lru_cache(maxsize=256)(Gemm)
 _add = lru_cache(maxsize=64)(Add)
 _activate = lru_cache(maxsize=64)(Activate)
 _normalise = lru_cache(maxsize=64)(Normalise)
 SILU = Activation("silu")
-
-
-@dataclass(frozen=True, slots=True)
-class Activations:
-    """Vectors ``x`` (rows, n) f32. The launch that made them may have begun the ``norm`` that
-    follows: x times its weights is in ``scaled``, and a ``summary`` of both (`GemmSmall`); or
-    completed it, in ``normed``."""
-
-    x: Slice
-    norm: NormLayer | None = None
-    scaled: Slice | None = None
-    summary: Slice | None = None
-    normed: Slice | None = None
-
-    def has_begun(self, norm: NormLayer | None) -> bool:
-        """Whether the launch that made the vectors has begun this norm."""
-        return norm is not None and self.scaled is not None and norm == self.norm
-
-    def has_completed(self, norm: NormLayer | None) -> bool:
-        """Whether ``normed`` is what this norm gives."""
-        return norm is not None and self.normed is not None and norm == self.norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +167,8 @@ class LinearLayers:
         if self._many_rows or not _alike(gate, up):
             gated, plain = self.work["gate"], self.work["up"]
             self.append(label, [(gate, gated), (up, plain)], x, norm)
-            kernel = _activate(self.rows * gate.rows, activation, gated=True)
-            self.plan.launch(kernel, f"{label}.activation", gate=gated, up=plain, y=y)
+            activate = _activate(self.rows * gate.rows, activation, gated=True)
+            self.plan.launch(activate, f"{label}.activation", gate=gated, up=plain, y=y)
             return
         # silu is what a gated product has anyway
         ends = Ends(None if activation == SILU else activation)

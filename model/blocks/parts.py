@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.linear import LinearLayers, device_limits
+from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
 from urdir.model.blocks.rows import Rows
 from urdir.model.families.description import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.weights import Matrix, NormWeights, Weights
+from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.weights import Matrix, Weights
 from urdir.model.memory.workspace import STREAMS
+from urdir.ptxgen.kernels.rescale import Rescale
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -55,7 +57,7 @@ class Destination:
 
     y: Slice
     residual: Slice | None
-    next_norm: NormWeights | None
+    next_norm: NormLayer | None
     scale: float = 1.0
 
 
@@ -90,10 +92,33 @@ class LayerStep:
         """A vector of the description, on the device."""
         return self.parts.weights.vector(of)
 
-    def norm(self, of: Normalization | None) -> NormWeights | None:
+    def norm(self, of: Normalization | None) -> NormLayer | None:
         """A norm of the description, on the device."""
         return None if of is None else self.parts.weights.norm(of)
 
     def free(self, *used: Slice) -> Slice:
         """A buffer for the stream that is none of those."""
         return next(self.work[name] for name in STREAMS if self.work[name] not in used)
+
+    def finish(
+        self, label: str, matrix: Matrix, x: Slice, to: Destination, *, fill: bool = False
+    ) -> Activations:
+        """The last product of a network, to its destination."""
+        label, linear = self.name(label), self.linear
+        if to.residual is None:
+            linear.append(label, [(matrix, to.y)], Activations(x), scale=to.scale)
+            return Activations(to.y)
+        return linear.append_residual(
+            label, matrix, x, to.residual, to.y, to.next_norm, fill=fill, scale=to.scale
+        )
+
+    def scale(self, label: str, x: Slice, y: Slice, scale: float) -> None:
+        """y = scale * x, of the stream."""
+        kernel = Rescale(self.rows.count * self.parts.config.hidden, scale=scale)
+        self.plan.launch(kernel, self.name(label), x=x, y=y)
+
+    def multiply(self, label: str, x: Slice, factor: Slice, y: Slice) -> Slice:
+        """y = factor * x, of the stream; ``factor`` (1,) is a weight. Returns y."""
+        kernel = Rescale(self.rows.count * self.parts.config.hidden, scaled=True)
+        self.plan.launch(kernel, self.name(label), x=x, s=factor, y=y)
+        return y

@@ -18,19 +18,12 @@ from typing import TYPE_CHECKING, Literal
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.attention.own_token import Temperature
+from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.norm import Norm
 
 if TYPE_CHECKING:
     from urdir.model.files.model_file import ModelFile
-
-
-@dataclass(frozen=True, slots=True)
-class Temperature:
-    """Queries at position p times 1 + scale * log(floor((p + offset) / floor) + 1)."""
-
-    scale: float
-    floor: int
-    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +80,18 @@ class Attention:
     gate: OutputGate | None = None
     value_scale: float = 1.0  # of the result
     shares_cache_of: int | None = None
+
+    @property
+    def scores(self) -> Scores:
+        """What happens between q . k and the softmax."""
+        return Scores(
+            scale=self.scale,
+            softcap=self.softcap,
+            window=self.window,
+            chunk=self.chunk,
+            sinks=self.sinks is not None,
+            max_bias=self.max_bias,
+        )
 
     @property
     def span(self) -> int:

@@ -52,7 +52,11 @@ SHAPES = {
 }
 #: The type of a tensor whose rows are no multiple of its type's block, as llama.cpp's quantiser
 #: chooses it.
-_FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "Q2_K": "Q4_0", "Q3_K": "Q4_0"}
+_FALLBACK = {
+    **{"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
+    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
+    **{name: "IQ4_NL" for name in FORMATS if name.startswith("IQ") and name != "IQ4_NL"},
+}
 #: A tensor that files of an architecture have in every layer, though llama's do not.
 _OPTIONAL = {
     "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),

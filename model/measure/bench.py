@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -16,10 +17,11 @@ from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output
 from urdir.model.engine.session import Session
-from urdir.model.families.tensors import tensors
+from urdir.model.families.description import Mixture
+from urdir.model.families.stored import StoredMatrix, stored_in
+from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.measure.profile import ProfileRow, summarise
 from urdir.ptxgen.kernels.attention.decode import DecodeAttention
-from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
 if TYPE_CHECKING:
     from urdir.model.families.description import Config
@@ -120,7 +122,7 @@ def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
         if isinstance(kernel, DecodeAttention):
             others = (u for u in operation.uses() if u.name not in ("k_cache", "v_cache"))
             total += sum(use.stop - use.start for use in others)
-            total += 2 * length * kernel.layout.token_nbytes * sequences
+            total += length * kernel.layout.pair_nbytes * sequences
         else:
             total += operation.bytes_moved()
     return total
@@ -171,9 +173,9 @@ def _decode_row(
     runs: Sequence[tuple[float, float]],
 ) -> BenchRow:
     row = _row(test, count * case.generate, count, [seconds for seconds, _ in runs])
-    config, layout = session.parts.config, session.parts.cache.layout
+    config, cache = session.parts.config, session.parts.cache.shape
     length = case.depth + case.generate // 2  # on average
-    needed = bytes_per_step(gguf, config, layout, length, count)
+    needed = bytes_per_step(gguf, config, cache, length, count)
     bound = session.steps.bound(session.shapes.decode(count, max(length, 1), Output.GREEDY))
     rate = needed / count * row.tokens_per_second
     return replace(

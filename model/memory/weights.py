@@ -18,10 +18,11 @@ from urdir.model.families.stored import (
     StoredVector,
     stored_in,
 )
+from urdir.model.memory.cache_shape import rounded_capacity
+from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.upload import STAGING_BYTES, Uploader
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
-from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import turns_table
 from urdir.ptxgen.weights.formats import Format, format_of
 from urdir.ptxgen.weights.layout import Layout
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
 
-__all__ = ["STAGING_BYTES", "Matrix", "NormWeights", "Weights", "weight_sizes"]
+__all__ = ["STAGING_BYTES", "Matrix", "Weights", "weight_sizes"]
+
+
+_POSITIONS = "learned positions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +65,6 @@ class Matrix:
         return self.layout.cols
 
 
-@dataclass(frozen=True, slots=True)
-class NormWeights:
-    """A norm and its weights on the device, (n,) f32 each."""
-
-    norm: Norm
-    weight: Slice | None = None
-    bias: Slice | None = None
-
-
 class Weights(Owner):
     """All weights of a model in one allocation, found by their references in the description;
     ``rope_tables`` by what they rotate."""
@@ -80,6 +75,8 @@ class Weights(Owner):
         self._layouts = {
             of: _layout(of, gguf) for of in _kept(config) if isinstance(of, StoredMatrix)
         }
+        #: Learned positions (at least the largest cache's, hidden) f32; None where there are none.
+        self.positions = self._arena.get(_POSITIONS)
         self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
 
     @classmethod
@@ -92,6 +89,7 @@ class Weights(Owner):
         weights = cls(gguf, config, device)
         try:
             weights._upload_rope_tables(gguf)
+            weights._upload_positions(gguf)
             weights._upload(gguf, device)
         except BaseException:
             weights.close()
@@ -111,10 +109,10 @@ class Weights(Owner):
         """A vector of the description, (size,) f32."""
         return self._arena[_label(of)]
 
-    def norm(self, of: Normalization) -> NormWeights:
+    def norm(self, of: Normalization) -> NormLayer:
         """A norm of the description."""
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
-        return NormWeights(of.norm, weight, bias)
+        return NormLayer(of.norm, weight, bias)
 
     def _upload(self, gguf: ModelFile, device: Device) -> None:
         kept = list(_kept(self.config))
@@ -135,6 +133,15 @@ class Weights(Owner):
                 factors = vector_values(rope.factors, gguf.tensors[rope.factors.name])
             table.upload(turns_table(rope.frequencies(factors)))
 
+    def _upload_positions(self, gguf: ModelFile) -> None:
+        stored = self.config.positions
+        if stored is None or self.positions is None:
+            return
+        layout, tensor = _layout(stored, gguf), gguf.tensors[stored.name]
+        self.positions.fill(0)
+        blocks = np.ascontiguousarray(tensor.data[: len(tensor.data)])
+        self.positions.upload(layout.unpack(layout.pack(blocks)).astype(np.float32))
+
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
@@ -151,6 +158,9 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
         _label(of): _layout(of, gguf).nbytes if isinstance(of, StoredMatrix) else 4 * of.size
         for of in _kept(config)
     }
+    if config.positions is not None:
+        rows = max(config.positions.rows, rounded_capacity(config.context_length))
+        sizes[_POSITIONS] = 4 * rows * config.hidden
     return sizes | {_table_name(rope): 4 * rope.dim for rope in config.ropes}
 
 
@@ -196,9 +206,9 @@ def _rows(of: StoredMatrix, tensor: Tensor) -> Any:
 
 
 def _kept(config: Config) -> Iterator[Stored]:
-    """What is kept as it is: all but the factors that go into RoPE tables."""
-    factors = {stored for rope in config.ropes for stored in stored_in(rope)}
-    return (of for of in stored_in(config) if of not in factors)
+    """What is kept as it is: all but the factors that go into RoPE tables, and learned positions."""
+    others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
+    return (of for of in stored_in(config) if of not in others)
 
 
 def _source_nbytes(of: Stored, gguf: ModelFile) -> int:

@@ -15,7 +15,7 @@ from urdir.ptxgen.kernels.linear.summary import SUMMARY
 from urdir.ptxgen.spec import ceil_div
 
 #: Buffers for the stream: what a block reads, what it makes, and what a parallel block adds up.
-STREAMS = ("hidden", "residual", "sum")
+STREAMS = ("hidden", "residual", "sum", "spare")
 
 
 def workspace_sizes(
@@ -43,7 +43,7 @@ def _widths(config: Config) -> dict[str, int]:
     hidden, mixers = config.hidden, config.attentions
     gates = [mixer.gate.linear.rows for mixer in mixers if mixer.gate is not None]
     dense = [d.width for layer in config.layers for d in layer.dense_networks]
-    widths = dict.fromkeys((*STREAMS, "normed", "delta"), hidden)
+    widths = dict.fromkeys((*STREAMS, "normed", "delta", "branch"), hidden)
     widths |= {f"saved {name}": hidden for name in config.saved_streams}
     widths |= {
         "q": max((mixer.query_width for mixer in mixers), default=0),
@@ -53,6 +53,9 @@ def _widths(config: Config) -> dict[str, int]:
         "attention gate": max(gates, default=0),
     }
     widths |= dict.fromkeys(("gate", "up", "activated"), max(dense, default=0))
+    if (extra := config.layer_embeddings) is not None:
+        widths |= dict.fromkeys(("layer embeddings", "layer projections"), extra.proj.rows)
+        widths["layer gate"] = extra.width
     return {name: width for name, width in widths.items() if width}
 
 
@@ -60,7 +63,7 @@ def _partial_sizes(config: Config, cache: CacheShape, rows: int, sm_count: int) 
     """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows
     (a power of two) needs in any length bucket."""
     shapes = {
-        (mixer.heads, scores_of(mixer), cache.layout(index))
+        (mixer.heads, mixer.scores, cache.layout(index))
         for index, layer in enumerate(config.layers)
         if (mixer := layer.attention) is not None
     }

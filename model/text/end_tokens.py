@@ -6,7 +6,7 @@ Files say it in keys only in part. The names and the exceptions are those of lla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 _END_NAMES = frozenset(
     {
@@ -43,8 +43,11 @@ _FILL_END_NAMES = {
 }
 FILL_ROLES = tuple(_FILL_END_NAMES)
 
+# They part the messages of one answer of gpt-oss.
+_CHANNEL_NAMES = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
+
 # Old files list these as ordinary text; typed by a user they must not become markup.
-MARKUP_NAMES = (
+_MARKUP_NAMES = (
     _END_NAMES.union(*_FILL_END_NAMES.values())
     | {"<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"}
     | {"<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>"}
@@ -53,9 +56,8 @@ MARKUP_NAMES = (
     | {"<|prefix|>", "<|suffix|>", "<|middle|>"}
     | {"<|im_start|>", "<|begin_of_text|>", "<start_of_turn>"}
     | {"<|start_header_id|>", "<|end_header_id|>"}
+    | _CHANNEL_NAMES
 )
-
-_CHANNEL_NAMES = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
 
 
 def find_end_ids(
@@ -81,6 +83,14 @@ def find_end_ids(
     if has("<|tool_response>", "<|plamo:eos|>"):  # HTML's </s>, an ordinary word there
         ends.discard(id_of.get("</s>", -1))
     return frozenset(ends)
+
+
+def find_markup(id_of: Mapping[str, int], end_ids: Collection[int]) -> dict[str, int]:
+    """The tokens that are control tokens whatever type a file gives them."""
+    found = {name: id_of[name] for name in _MARKUP_NAMES if name in id_of}
+    if "</s>" in found and found["</s>"] not in end_ids:
+        del found["</s>"]
+    return found
 
 
 def find_shown_ids(id_of: Mapping[str, int]) -> frozenset[int]:

@@ -8,6 +8,7 @@ what a user wrote (`opaque` spans), so that no message can forge a turn.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -26,7 +27,8 @@ Span = tuple[int, int]
 class Tokenizer:
     """Encodes and decodes; immutable once built (`Tokenizer.from_gguf`)."""
 
-    def __init__(self, model: TokenModel) -> None:
+    def __init__(self, model: TokenModel, name: str = "") -> None:
+        """`name` is general.name, by which Phi-3 is known: its markup takes the spaces after it."""
         vocabulary = model.vocabulary
         self._model = model
         self._types = vocabulary.types
@@ -40,6 +42,7 @@ class Tokenizer:
         self.adds_eos = vocabulary.adds_eos
         self._shown = vocabulary.shown_ids
         self._specials = _longest_first(vocabulary)
+        self._strips = re.search("phi-?3", name.lower()) is not None
 
     @classmethod
     def from_gguf(cls, gguf: ModelFile) -> Tokenizer:
@@ -62,7 +65,8 @@ class Tokenizer:
                     f"tokeniser {kind!r} (tokenizer.ggml.model) is not supported "
                     f"(supported: {', '.join(TOKEN_MODELS)})"
                 )
-            return cls(TOKEN_MODELS[kind](gguf.metadata))
+            name = gguf.metadata.optional("general.name", str, "")
+            return cls(TOKEN_MODELS[kind](gguf.metadata), name)
         except (TokenizerError, UnsupportedError) as error:
             raise type(error)(f"{gguf.path}: {error}") from None
 
@@ -72,13 +76,14 @@ class Tokenizer:
         *,
         parse_special: bool = False,
         add_bos: bool = False,
+        add_eos: bool = False,
         opaque: Sequence[Span] = (),
     ) -> list[int]:
         """Token ids of `text`.
 
         `parse_special` takes the texts of control tokens for these tokens, except within the
         `opaque` spans (sorted, none overlapping). `add_bos` begins with BOS if the model wants one
-        and `text` brings none.
+        and `text` brings none; `add_eos` ends with EOS in the same way.
         Raises TokenizerError for text that is no valid Unicode.
         """
         _check_unicode(text)
@@ -88,7 +93,8 @@ class Tokenizer:
                 user_defined = self._types[token_id] == TokenType.USER_DEFINED
                 if user_defined or parse_special:
                     hidden = () if user_defined else opaque
-                    fragments = _cut(text, fragments, special, token_id, hidden)
+                    strip = self._strips and special not in _NEVER_STRIP
+                    fragments = _cut(text, fragments, special, token_id, hidden, strip)
         ids: list[int] = []
         after_special = True  # SentencePiece: the start counts as well
         for fragment in fragments:
@@ -99,6 +105,8 @@ class Tokenizer:
             after_special = isinstance(fragment, int)
         if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
+        if add_eos and self.adds_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
+            ids.append(self.eos_id)
         return ids
 
     def decode(self, ids: Iterable[int], *, keep_control: bool = False) -> str:
@@ -141,7 +149,8 @@ class Tokenizer:
                 piece = piece.removeprefix(b" ")
             if keep_control or not self.is_control(token_id):
                 yield piece
-            after_special = self._types[token_id] in _SPECIAL_TYPES
+            # an unknown character is part of the text
+            after_special = self._types[token_id] in (TokenType.CONTROL, TokenType.USER_DEFINED)
 
     def _check_id(self, token_id: int) -> None:
         if not 0 <= token_id < self.vocab_size:
@@ -151,6 +160,8 @@ class Tokenizer:
 
 
 _SPECIAL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+_ASCII_SPACES = " \t\n\v\f\r"
+_NEVER_STRIP = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def _longest_first(vocabulary: Vocabulary) -> list[tuple[str, int]]:
@@ -165,8 +176,9 @@ def _cut(
     special: str,
     token_id: int,
     opaque: Sequence[Span],
+    strip: bool,
 ) -> list[Span | int]:
-    """Replace the occurrences of `special` within the spans by its id."""
+    """Replace `special` within the spans by its id; with `strip` the spaces after it go too."""
     result: list[Span | int] = []
     for fragment in fragments:
         if isinstance(fragment, int):
@@ -178,6 +190,8 @@ def _cut(
                 result.append((start, found))
             result.append(token_id)
             start = found + len(special)
+            while strip and start < end and text[start] in _ASCII_SPACES:
+                start += 1
         if start < end:
             result.append((start, end))
     return result

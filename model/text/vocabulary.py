@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from urdir.model.errors import TokenizerError
 from urdir.model.files.metadata import Metadata, StringArray
-from urdir.model.text.end_tokens import FILL_ROLES, MARKUP_NAMES, find_end_ids, find_shown_ids
+from urdir.model.text.end_tokens import FILL_ROLES, find_end_ids, find_markup, find_shown_ids
 
 _PREFIX = "tokenizer.ggml."
 
@@ -102,38 +103,33 @@ def read_vocabulary(
     adds_bos = metadata.optional(_PREFIX + "add_bos_token", bool, defaults.adds_bos)
     adds_eos = metadata.optional(_PREFIX + "add_eos_token", bool, defaults.adds_eos)
     given = [i for i in (eos, eot, eom) if i is not None]
+    end_ids = find_end_ids(id_of, given, {name: role(name) for name in FILL_ROLES})
+    types = _read_types(metadata, len(tokens))
+    for name, token_id in find_markup(id_of, end_ids).items():
+        if not is_word(name):
+            types[token_id] = TokenType.CONTROL
     return Vocabulary(
         tokens=tokens,
-        types=_read_types(metadata, tokens, id_of, is_word),
+        types=types.tobytes(),
         id_of=id_of,
         bos_id=bos,
         eos_id=eos,
         eot_id=eot,
         eom_id=eom,
         unknown_id=role("unknown", defaults.unknown),
-        end_ids=find_end_ids(id_of, given, {name: role(name) for name in FILL_ROLES}),
+        end_ids=end_ids,
         shown_ids=find_shown_ids(id_of),
         adds_bos=(adds_bos or defaults.always_adds_bos) and bos is not None,
         adds_eos=adds_eos and eos is not None,
     )
 
 
-def _read_types(
-    metadata: Metadata,
-    tokens: Sequence[str],
-    id_of: Mapping[str, int],
-    is_word: Callable[[str], bool],
-) -> bytes:
+def _read_types(metadata: Metadata, n_tokens: int) -> NDArray[np.uint8]:
     key = _PREFIX + "token_type"
     array = metadata.optional(key, np.ndarray, None)
     if array is None:
-        array = np.full(len(tokens), TokenType.NORMAL)
-    if len(array) != len(tokens):
-        raise TokenizerError(f"{key} has {len(array)} entries for {len(tokens)} tokens")
+        return np.full(n_tokens, TokenType.NORMAL, np.uint8)
+    if len(array) != n_tokens:
+        raise TokenizerError(f"{key} has {len(array)} entries for {n_tokens} tokens")
     known = (array >= 0) & (array <= max(TokenType))
-    types = np.where(known, array, TokenType.UNDEFINED).astype(np.uint8)
-    for name in MARKUP_NAMES:
-        token_id = id_of.get(name)
-        if token_id is not None and types[token_id] != TokenType.CONTROL and not is_word(name):
-            types[token_id] = TokenType.CONTROL
-    return types.tobytes()
+    return np.where(known, array, TokenType.UNDEFINED).astype(np.uint8)

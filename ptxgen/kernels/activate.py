@@ -22,12 +22,15 @@ class Activate(Elementwise):
     """A nonlinearity, y = f(x), or gated, y = f(gate) * up.
 
     ``group``: a gate serves so many neighbouring values (a head of attention). Like a limit, it is
-    for gated ones only. silu and gelu: -0 where exp(-x) overflows, NaN at x = -inf.
+    for gated ones only. ``stride``: rows of ``width`` values of up are so far apart, each the part of
+    a longer row (n is a multiple of the width, both of 4); 0: they follow one another. silu and gelu: -0 where exp(-x) overflows, NaN at x = -inf.
     """
 
     activation: Activation
     gated: bool = False
     group: int = 1
+    width: int = 0
+    stride: int = 0
 
     name = "activate"
     template = ("urdir.templates", "activate.ptx.j2")
@@ -36,6 +39,13 @@ class Activate(Elementwise):
         super().__post_init__()
         if self.group < 1 or self.n % self.group:
             raise PtxgenError(f"activate: {self.n} values in groups of {self.group}")
+        if self.stride and (
+            not self.gated or self.width < 4 or self.width % 4 or self.stride % 4
+            or self.stride < self.width or self.n % self.width or self.group > 1
+        ):  # fmt: skip
+            raise PtxgenError(
+                f"activate: rows of {self.width} of {self.stride} values, {self.n} in all"
+            )
         kind = self.activation.kind
         if not self.gated and (self.group > 1 or self.activation.limit or kind == "swiglu_oai"):
             raise PtxgenError(f"activate: {kind} without a gate has no group and no limit")
@@ -46,13 +56,18 @@ class Activate(Elementwise):
         return self.n // self.group
 
     @property
+    def ups(self) -> int:
+        """Values from the first of up to the last."""
+        return (self.n // self.width - 1) * self.stride + self.width if self.stride else self.n
+
+    @property
     def params(self) -> tuple[Param, ...]:
         y = Param("y", "f32", ("n",), Access.OUT)
         if not self.gated:
             return (Param("x", "f32", ("n",), Access.IN), y)
         return (
             Param("gate", "f32", ("gates",), Access.IN),
-            Param("up", "f32", ("n",), Access.IN),
+            Param("up", "f32", ("ups",), Access.IN),
             y,
         )
 
@@ -63,8 +78,11 @@ class Activate(Elementwise):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         if not self.gated:
             return {"y": self.activation(inputs["x"]).astype(np.float32)}
-        gate = np.repeat(inputs["gate"], self.group)
-        return {"y": self.activation.gated(gate, inputs["up"]).astype(np.float32)}
+        gate, up = np.repeat(inputs["gate"], self.group), inputs["up"]
+        if self.stride:
+            rows = np.arange(self.n // self.width)[:, None] * self.stride
+            up = up[rows + np.arange(self.width)].ravel()
+        return {"y": self.activation.gated(gate, up).astype(np.float32)}
 
     @classmethod
     def examples(cls) -> Mapping[str, Activate]:
@@ -88,6 +106,8 @@ class Activate(Elementwise):
             **plain,
             **{f"gated {f.kind}{' limit' * (f.limit > 0)}": cls(70, f, gated=True) for f in gated},
             "gates of heads": cls(6 * 64, sigmoid, gated=True, group=64),
+            "parts of rows": cls(3 * 20, silu, gated=True, width=20, stride=52),
+            "parts of many rows": cls(70 * 12, silu, gated=True, width=12, stride=24),
             "gates of odd heads": cls(7 * 9, softplus, gated=True, group=9),
         }
 

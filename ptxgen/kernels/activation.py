@@ -57,12 +57,13 @@ class Activation:
         """f(x) in float64."""
         x = np.asarray(x, np.float64)
         with np.errstate(over="ignore"):
-            sigmoid = 1.0 / (1.0 + np.exp(-1.702 * x if self.kind == "swiglu_oai" else -x))
+            sigmoid: Array = 1.0 / (1.0 + np.exp(-1.702 * x if self.kind == "swiglu_oai" else -x))
         match self.kind:
             case "silu" | "swiglu_oai":
                 return x * sigmoid
             case "gelu":
-                return 0.5 * x * (1.0 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+                tanh: Array = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+                return 0.5 * x * (1.0 + tanh)
             case "relu":
                 return np.maximum(x, 0.0)
             case "relu2":

@@ -1,4 +1,4 @@
-"""An array scaled, capped or clamped: logits, embeddings, queries and keys of some families."""
+"""An array scaled, capped or clamped: logits, embeddings, layers of some families."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
 @dataclass(frozen=True)
 class Rescale(Elementwise):
-    """An array times a number, perhaps bounded: y = scale * x.
+    """An array times a number, perhaps bounded: y = scale * x, times s[0] if ``scaled``: a weight
+    (1,) f32 of the model.
 
     A ``softcap`` above 0 bounds smoothly, y = softcap * tanh(scale * x / softcap) (Gemma 2, arXiv
     2408.00118, 2.1); a ``clamp`` above 0 cuts off what is beyond +- clamp.
@@ -24,6 +25,7 @@ class Rescale(Elementwise):
     scale: float = 1.0
     softcap: float = 0.0
     clamp: float = 0.0
+    scaled: bool = False
 
     name = "rescale"
     template = ("urdir.templates", "rescale.ptx.j2")
@@ -37,14 +39,21 @@ class Rescale(Elementwise):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        return (Param("x", "f32", ("n",), Access.IN), Param("y", "f32", ("n",), Access.OUT))
+        return (
+            Param("x", "f32", ("n",), Access.IN),
+            *((Param("s", "f32", (1,), Access.IN),) if self.scaled else ()),
+            Param("y", "f32", ("n",), Access.OUT),
+        )
 
     @property
     def tolerance(self) -> Tolerance:
         return Tolerance(rtol=1e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        y = bounded(self.scale * inputs["x"].astype(np.float64), self.softcap, self.clamp)
+        y = self.scale * inputs["x"].astype(np.float64)
+        if self.scaled:
+            y = y * inputs["s"]
+        y = bounded(y, self.softcap, self.clamp)
         return {"y": y.astype(np.float32)}
 
     @classmethod
@@ -54,6 +63,7 @@ class Rescale(Elementwise):
             "capped": cls(1037, softcap=2.5),
             "scaled and capped": cls(515, scale=3.0, softcap=30.0),
             "clamped": cls(258, clamp=0.75),
+            "by a weight": cls(130, scaled=True),
         }
 
     def flops(self) -> int:

@@ -7,6 +7,7 @@ it. That takes more memory; bits of a weight:
 
 | type | GGUF | here |
 |---|---|---|
+| NVFP4 | 4.5 | 5 |
 | TQ1_0 | 1.6875 | 2.0625 |
 | IQ1_S | 1.5625 | 3.3125 |
 | IQ1_M | 1.75 | 3.5625 |
@@ -17,8 +18,9 @@ it. That takes more memory; bits of a weight:
 | IQ3_S | 3.4375 | 4.3125 |
 
 An expanded block of 256 weights: codes in order (two bits of each, then the third, or four bits),
-scales, ``d``; TQ1_0 becomes a block of TQ2_0. Source: ggml's blocks, as the ``gguf`` package's
-``quants`` decodes them; its grids are used.
+scales, ``d``. A block of 64 weights of NVFP4: its four factors as f16, codes. TQ1_0 becomes a block
+of TQ2_0. Source: ggml's blocks, as the ``gguf`` package's ``quants`` decodes them; its grids are
+used.
 """
 
 from __future__ import annotations
@@ -46,8 +48,14 @@ def expand(fmt: Format, blocks: Bytes) -> Bytes:
 
 
 def write_factors(fmt: Format, blocks: Bytes, d: npt.NDArray[np.float16]) -> None:
-    """Set ``d`` (count,) of GGUF blocks (count, bytes) of such a type."""
+    """Set ``d`` (count,) of GGUF blocks (count, bytes) of such a type; NVFP4's to some multiples of
+    its size, about.
+    """
     bits = d.view(np.uint16)
+    if fmt.name == "NVFP4":
+        sizes = abs(d.astype(np.float32))[:, None] * np.array([1, 0.5, 2, 0.75], np.float32)
+        blocks[:, :4] = np.minimum(np.searchsorted(_e4m3()[:127], sizes), 126)
+        return
     if fmt.name != "IQ1_M":
         at = 52 if fmt.name == "TQ1_0" else 0
         blocks[:, at : at + 2] = bits.view(np.uint8).reshape(-1, 2)
@@ -105,6 +113,22 @@ def _half_bytes(packed: Bytes) -> Bytes:
 def _four_bits(levels: Halves, signs: Bytes) -> Halves:
     """Codes of four weights each: three bits of their levels, and above them their signs."""
     return levels | _spread()[_half_bytes(signs)]
+
+
+@functools.cache
+def _e4m3() -> npt.NDArray[np.float16]:
+    """Half of what each byte is as a float of four bits of exponent and three of mantissa, without
+    a sign (halves: the values of the type's table are doubled); 0x7F is 0.
+    """
+    byte = np.arange(256)
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    whole = np.where(exponent, 8 + mantissa, mantissa)
+    values = np.ldexp(whole.astype(np.float16), np.maximum(exponent, 1) - 11)
+    return np.where(byte == 0x7F, np.float16(0), values)
+
+
+def _nvfp4(blocks: Bytes) -> Bytes:
+    return _bytes(_e4m3()[blocks[:, :4]], blocks[:, 4:])
 
 
 def _tq1_0(blocks: Bytes) -> Bytes:
@@ -178,6 +202,7 @@ def _iq1_m(blocks: Bytes) -> Bytes:
 
 
 _EXPANSIONS: Mapping[str, Callable[[Bytes], Bytes]] = {
+    "NVFP4": _nvfp4,
     "TQ1_0": _tq1_0,
     "IQ1_S": _iq1_s,
     "IQ1_M": _iq1_m,

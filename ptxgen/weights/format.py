@@ -69,6 +69,11 @@ class Format:
         return any(plane.name == "exponents" for plane in self.planes)
 
     @property
+    def has_group_factors(self) -> bool:
+        """Whether every group has a ``d`` of its own, and no scale."""
+        return any(len(part.target.strides) > 1 for _, part in self.parts("d"))
+
+    @property
     def stored_nbytes(self) -> int:
         """Bytes of a block as it is repacked."""
         return self.expanded or self.nbytes

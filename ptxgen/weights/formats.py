@@ -9,7 +9,8 @@ Everything else follows from these descriptions: the planes of the repacked matr
 The value of a weight is ``d * (scale - scale_offset) * (q - offset) + min_sign * m * minimum``,
 ``d`` and ``m`` (f16) per block, ``scale`` and ``minimum`` per group of 16 or 32 weights; a type
 without group scales has ``scale = minimum = 1``. Types with a ``table`` have ``table[q]`` in place
-of ``q - offset``. MXFP4's ``d`` is a power of two, of which the block has the exponent.
+of ``q - offset``. MXFP4's ``d`` is a power of two, of which the block has the exponent; NVFP4 has a
+``d`` for each group, of eight bits in GGUF.
 
 Source of the block layouts: ggml's ``block_q4_K`` and its relatives, as the ``gguf`` package's
 ``quants`` module decodes them; type numbers: ``gguf.GGMLQuantizationType``.
@@ -45,11 +46,13 @@ def _quantised(
     d: int | None = None,
     m: int | None = None,
     exponent: int | None = None,
+    group_factors: bool = False,
     numbers: Sequence[Sequence[Numbers]] = (),
     **values: Any,
 ) -> Format:
     """A quantised type; ``d`` and ``m`` are byte offsets of f16 numbers in the block, ``exponent``
     that of a byte in their place, ``numbers`` the planes of its groups' scales and minimums.
+    ``group_factors``: at ``d`` there is one for each group of 16.
     """
     planes, shift, group = [], 0, values.get("group", UNIT)
     for plane_name, source in zip(("low", "high"), quants, strict=False):
@@ -62,6 +65,10 @@ def _quantised(
         assert exponent is not None, name
         part = Part("d", 0, Field(8, 8 * exponent), Field(8, 0))
         planes.append(Plane("exponents", 1, 1, (part,)))
+        return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
+    if group_factors:
+        part = Part("d", 0, Field(8, 8 * d, (8, 16, 32)), Field(8, 0, (8, 16)))
+        planes.append(Plane("factors", 1, 4, (part,)))
         return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
     halves = [("d", d)] + ([("m", m)] if m is not None else [])
     parts = tuple(
@@ -188,6 +195,10 @@ _ALL = (
     _quantised(
         "MXFP4", 39, 32, 17, exponent=0, table=_E2M1,
         quants=[Field(4, _at(1), _HALVES)],
+    ),
+    _quantised(
+        "NVFP4", 40, 64, 36, expanded=40, d=0, group_factors=True, group=16, table=_E2M1,
+        quants=[Field(4, _at(8), (8, 16, 32, 4, _at(8), _at(16)))],
     ),
     _quantised(
         "IQ4_NL", 20, 32, 18, d=0, table=_IQ4,

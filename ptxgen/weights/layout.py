@@ -208,11 +208,15 @@ class Layout:
         return values.reshape(self.rows, -1)[:, : self.cols]
 
     def _factors(self, packed: Bytes, number: str) -> npt.NDArray[np.float32]:
-        """The f16 number, or the power of two, of each unit's block, (units, 1) f32."""
+        """The f16 number, or the power of two, of each unit's block, (units, 1) f32; or those of
+        its groups, (units, groups).
+        """
         plane, part = next(self.format.parts(number))
         if self.format.has_exponents:
             return powers_of_two(self._items_of(packed, plane))
         halves = np.ascontiguousarray(self._items_of(packed, plane)).view(np.float16)
+        if self.format.has_group_factors:
+            return halves.astype(np.float32)
         column = halves[:, part.target.start // 16].astype(np.float32)
         return np.repeat(column, plane.units)[:, None]
 

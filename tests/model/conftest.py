@@ -122,7 +122,7 @@ def make_gguf(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def vocab_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Unpacks one of the vocabularies ("llama-bpe", "llama-spm", "qwen2"), returns its path."""
+    """Unpacks one of the vocabularies of `data/vocab` ("qwen2"), returns its path."""
     folder = tmp_path_factory.mktemp("vocab")
 
     @functools.cache

@@ -14,6 +14,7 @@ from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 #: Bits of a weight on the device, where they are more than in GGUF.
 LARGER = {
+    "NVFP4": 5,
     "TQ1_0": 2.0625,
     "IQ1_S": 3.3125,
     "IQ1_M": 3.5625,

@@ -36,8 +36,14 @@ def test_impossible_specs_are_refused() -> None:
         GemmSmall(Q8_0, 32, 64, others=((F16, 32),))
     with pytest.raises(PtxgenError, match="multiple of 256"):
         GemmSmall(Q4_K, 32, 896)
-    with pytest.raises(PtxgenError, match="without bias"):
-        GemmSmall(Q4_K, 32, 256, gated=True, bias=True)
+    with pytest.raises(PtxgenError, match="without residual"):
+        GemmSmall(Q4_K, 32, 256, gated=True, residual=True)
+    layer, biased = Norm("layer", 1e-5), Norm("rms", 1e-5, bias=True)
+    for norm in (layer, biased):
+        with pytest.raises(PtxgenError, match="must be a launch of its own"):
+            GemmSmall(Q8_0, 32, 64, norm=norm)
+    with pytest.raises(PtxgenError, match="must be a launch of its own"):
+        GemmSmall(Q8_0, 32, 64, norm=Norm("rms", 1e-5, weight=False), summarised=True)
     with pytest.raises(PtxgenError, match="split is 3 of 2 blocks"):
         GemmSmall(Q4_K, 32, 512, split=3)
     with pytest.raises(PtxgenError, match="bytes of shared memory"):

@@ -78,6 +78,8 @@ def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes,
         quants = rng.integers(0, 4, (count, fmt.block)) - min(2, fmt.offset)
         write_numbers(fmt, blocks, "q", quants + fmt.offset)
     terms = {"d": rng.choice([-2, -1, 1, 2], (count, 1)), "m": rng.choice([-2, 1, 2], (count, 1))}
+    if fmt.has_group_factors:
+        terms["d"] = rng.choice([-2, -1, 1, 2], (count, groups))
     if fmt.has_exponents:
         terms["d"] = abs(terms["d"])
         blocks[:, :1] = terms["d"] + 127  # 2 ** 0 and 2 ** 1
@@ -85,7 +87,8 @@ def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes,
         for _, part in fmt.parts(number):
             at = part.source.start // 8
             times = step if number == "d" else 1
-            blocks[:, at : at + 2] = (times * values).astype(np.float16).view(np.uint8)
+            halves = (times * values).astype(np.float16).view(np.uint8)
+            blocks[:, at : at + halves.shape[1]] = halves
     scale, minimum = terms["d"], fmt.min_sign * terms["m"]
     if fmt.has("scale"):
         scales = rng.integers(1, most, (count, groups))

@@ -11,6 +11,7 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.gemv_f32 import (
     MAX_RAW,
     PANEL_NBYTES,
@@ -128,8 +129,15 @@ def test_impossible_specs_are_refused() -> None:
         GemvF32(Q4_K, 3, 896)
     with pytest.raises(PtxgenError, match=r"32 of 64 rows: it must divide them, and 16"):
         GemvF32(Q8_0, 64, 64, rows_each=32)
-    with pytest.raises(PtxgenError, match="without bias"):
-        GemvF32(Q4_K, 3, 256, gated=True, bias=True)
+    with pytest.raises(PtxgenError, match="without residual"):
+        GemvF32(Q4_K, 3, 256, gated=True, residual=True)
+    with pytest.raises(PtxgenError, match=r"bias is .* of 2 matrices"):
+        GemvF32(Q4_K, 3, 256, bias=(True,), others=((Q4_K, 3),))
+    with pytest.raises(PtxgenError, match="softcap -1"):
+        GemvF32(Q4_K, 3, 256, softcap=-1.0)
+    for activation in (Activation("swiglu_oai"), Activation("silu", limit=3.0)):
+        with pytest.raises(PtxgenError, match="for gated products"):
+            GemvF32(Q4_K, 3, 256, activation=activation)
     with pytest.raises(PtxgenError, match="others without both"):
         GemvF32(Q4_K, 3, 256, residual=True, others=((Q4_K, 3),))
     with pytest.raises(PtxgenError, match="passes is 2"):

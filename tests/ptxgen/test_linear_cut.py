@@ -147,8 +147,10 @@ def test_impossible_specs_are_refused() -> None:
         i16(Q4_K, 3, 896)
     with pytest.raises(PtxgenError, match="multiple of 256"):
         i16(Q8_0, 3, 896, others=((Q6_K, 3),))
-    with pytest.raises(PtxgenError, match="without bias"):
-        i16(Q4_K, 3, 256, gated=True, bias=True)
+    with pytest.raises(PtxgenError, match="without residual"):
+        i16(Q4_K, 3, 256, gated=True, residual=True)
+    with pytest.raises(PtxgenError, match="cluster is 1"):
+        i16(Q4_K, 3, 512, norm=Norm("layer", 1e-5), cluster=2)
     with pytest.raises(PtxgenError, match="others without both"):
         i16(Q4_K, 3, 256, residual=True, others=((Q4_K, 3),))
     with pytest.raises(PtxgenError, match="tiles_each is -1"):

@@ -50,8 +50,8 @@ def test_records_are_set_part_by_part_and_all_at_once() -> None:
     assert tiled.tile is not None
     assert tiled.tile.units == 4
     assert specialise(Gemm, ["tile=none"]).tile is None
-    assert specialise(IncrementalAttention, ["scale=none"]).scale is None
-    assert specialise(IncrementalAttention, ["scale=0.5"]).scale == 0.5
+    assert specialise(IncrementalAttention, ["scale=none"]).scores.scale is None
+    assert specialise(IncrementalAttention, ["scale=0.5"]).scores.scale == 0.5
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.select import SELECTIONS, selection_params
 from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.linear.spec import norm_text
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
@@ -24,7 +26,7 @@ MOST_VECTORS = 6
 class RouteExperts(KernelSpec):
     """The experts of each row and their weights, from x and the router's weights (experts, cols).
 
-    The weights are F32, repacked. ``eps``: x is RMS-normalised first and multiplied with ``norm``.
+    The weights are F32, repacked. ``norm``: x is RMS-normalised first.
     ``bias`` (experts,) is added to the logits, which are ``logits`` (rows, experts). A CTA has one
     expert of a row; the last one to arrive selects. ``arrived`` (rows,) is 0 before and after.
     """
@@ -32,7 +34,7 @@ class RouteExperts(KernelSpec):
     rows: int
     cols: int
     selection: Selection
-    eps: float | None = None
+    norm: Norm | None = None
     bias: bool = False
 
     name = "route_experts"
@@ -41,21 +43,28 @@ class RouteExperts(KernelSpec):
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= 65535:
             raise PtxgenError(f"route_experts: {self.rows} rows: 1 to 65535")
-        if not self.takes(self.cols):
+        if not self.takes(self.cols, self.norm):
             raise PtxgenError(
-                f"route_experts: {self.cols} columns: a multiple of 4 and {MOST_VECTORS * 4096} "
-                f"at most"
+                f"route_experts: {self.cols} columns, {self.norm}: a multiple of 4 and "
+                f"{MOST_VECTORS * 4096} at most, and no norm but of the root mean square, unbiased"
             )
 
     @staticmethod
-    def takes(cols: int) -> bool:
-        """Whether the threads of a CTA have registers for a row."""
-        return cols % 4 == 0 and 4 <= cols <= MOST_VECTORS * 4096
+    def takes(cols: int, norm: Norm | None) -> bool:
+        """Whether the threads of a CTA have registers for a row, and the norm is one of those that
+        may follow the product."""
+        fits = cols % 4 == 0 and 4 <= cols <= MOST_VECTORS * 4096
+        return fits and (norm is None or (norm.kind == "rms" and not norm.bias))
 
     @cached_property
     def layout(self) -> Layout:
         """How the weights lie in memory."""
         return Layout(FORMATS["F32"], self.selection.experts, self.cols)
+
+    @property
+    def norm_text(self) -> str:
+        """What x' is, for the template's contract."""
+        return norm_text(self.norm)
 
     @property
     def threads(self) -> int:
@@ -75,7 +84,7 @@ class RouteExperts(KernelSpec):
             Param("weights", "u8", (self.layout.nbytes,), Access.IN),
             Param("x", "f32", ("rows", "cols"), Access.IN),
         ]
-        if self.eps is not None:
+        if self.norm is not None and self.norm.weight:
             params.append(Param("norm", "f32", ("cols",), Access.IN))
         if self.bias:
             params.append(Param("bias", "f32", (experts,), Access.IN))
@@ -95,8 +104,8 @@ class RouteExperts(KernelSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x = inputs["x"].astype(np.float64)
-        if self.eps is not None:
-            x *= inputs["norm"] / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.eps)
+        if self.norm is not None:
+            x = self.norm(x, inputs.get("norm"))
         logits = x @ self.layout.unpack(inputs["weights"]).astype(np.float64).T
         if self.bias:
             logits += inputs["bias"]
@@ -129,11 +138,13 @@ class RouteExperts(KernelSpec):
         llama4, biased = SELECTIONS["llama 4"][1], SELECTIONS["sqrt of softplus"][1]
         return {
             "smallest": cls(1, 4, Selection(2, 1)),
-            "one row": cls(1, 260, softmax, eps=1e-6),
-            "gpt-oss": cls(2, 2880, Selection(33, 4, "softmax_selected"), eps=1e-5, bias=True),
+            "one row": cls(1, 260, softmax, norm=Norm("rms", 1e-6)),
+            "gpt-oss": cls(
+                2, 2880, Selection(33, 4, "softmax_selected"), norm=Norm("rms", 1e-5), bias=True
+            ),
             "groups": cls(3, 36, groups),
-            "llama 4": cls(2, 3076, llama4, eps=1e-5),
-            "wide": cls(1, 12292, Selection(5, 2), eps=1e-5),
+            "llama 4": cls(2, 3076, llama4, norm=Norm("rms", 1e-5, weight=False)),
+            "wide": cls(1, 12292, Selection(5, 2), norm=Norm("rms", 1e-5)),
             "choice bias": cls(2, 68, biased, bias=True),
         }
 

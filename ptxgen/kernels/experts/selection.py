@@ -136,8 +136,9 @@ class Selection:
 
 
 def _softmax(x: Array) -> Array:
-    e = np.exp(x - x.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
+    e: Array = np.exp(x - x.max(axis=1, keepdims=True))
+    total: Array = e.sum(axis=1, keepdims=True)
+    return e / total
 
 
 def _eighths(rng: np.random.Generator, deviation: float, shape: tuple[int, ...]) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,15 +20,18 @@ from urdir.ptxgen.kernels.linear.cut import (
 )
 from urdir.ptxgen.kernels.linear.gemv import (
     LEAST_WARPS,
-    MAX_REGISTERS,
     RECORD_NBYTES,
     Activations,
 )
+from urdir.ptxgen.kernels.linear.spec import norm_text
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import Format, random_blocks
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
+#: Registers of a thread that may be needed for activations, at most.
+MAX_REGISTERS = 232
 #: Experts of a row, at most: a lane of a warp has the number of one.
 MAX_USED = 32
 
@@ -73,8 +76,8 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     others = ()
     tiles_left = 1
     gated = False
-    normed = False
     alone = True
+    norm: ClassVar[Norm | None] = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= min(self.experts, MAX_USED) or self.batch < 1:
@@ -115,6 +118,26 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         return 2 if self.gated else 1
 
     @property
+    def normed(self) -> bool:
+        """Whether x is normalised first."""
+        return self.norm is not None
+
+    @property
+    def scales_x(self) -> bool:
+        """Whether x is to be multiplied with the norm's weights."""
+        return self.norm is not None and self.norm.weight
+
+    @property
+    def norm_first(self) -> bool:
+        """Whether the norm must be complete before the product, as in `LinearSpec`."""
+        return self.norm is not None and (self.norm.kind == "layer" or self.norm.bias)
+
+    @property
+    def norm_text(self) -> str:
+        """What x' is, for a template's contract."""
+        return norm_text(self.norm)
+
+    @property
     def grid_rows(self) -> int:
         """Products that have CTAs of their own."""
         raise NotImplementedError
@@ -150,7 +173,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         return Footprint(
             tile=Tile(self.whole).nbytes,
             sums=4 * TILE_ROWS,
-            warp_squares=4,
+            warp_squares=8 if self.norm_first else 4,
             activations=self.record_nbytes * TILE_UNITS * self.blocks,
         )
 
@@ -158,7 +181,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     def fits(self) -> bool:
         """Whether enough warps have room, and registers for the activations, as `Gemv.fits`."""
         warps = self.footprint.most_warps(self.shared)
-        most = min(MAX_REGISTERS, 1024 // warps)
+        most = min(MAX_REGISTERS, 2048 // (warps * max(1, self.resident)))
         return warps >= LEAST_WARPS and 8 * ceil_div(self.blocks, warps) + 24 <= most
 
     @cached_property

@@ -11,25 +11,23 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, Param
 from urdir.ptxgen.weights.formats import FORMATS
-
-#: What templates/_expert_activation.j2 has.
-ACTIVATIONS = ("silu", "gelu", "relu", "relu2", "sigmoid", "swiglu_oai")
 
 
 @dataclass(frozen=True)
 class ExpertsUp(ExpertsSpec):
     """y[b, s] = f(G x[b]) * (U x[b]) with the matrices G, U of the expert that row b has in slot s.
 
-    ``gated`` off: y = f(G x). ``activation`` None: y = G x, not gated. ``eps``: x is RMS-normalised
-    first and multiplied with ``norm``. ``weighted``: the products are multiplied with the weight of
-    the expert. ``bias``: each expert has one for each of its matrices, added last before f.
+    ``gated`` off: y = f(G x). ``activation`` None: y = G x, not gated. ``norm``: x is normalised
+    first. ``weighted``: the products are multiplied with the weight of the expert. ``bias``: each
+    expert has one for each of its matrices, added last before f.
     """
 
     gated: bool = True
     activation: Activation | None = field(default_factory=Activation)
-    eps: float | None = None
+    norm: Norm | None = None  # type: ignore[misc]
     weighted: bool = False
     bias: bool = False
 
@@ -38,11 +36,11 @@ class ExpertsUp(ExpertsSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        kind = None if self.activation is None else self.activation.kind
-        if kind not in (*ACTIVATIONS, None) or (self.gated and kind is None):
-            raise PtxgenError(f"experts_up: activation {kind}: one of {', '.join(ACTIVATIONS)}")
-        if kind == "swiglu_oai" and not self.gated:
-            raise PtxgenError("experts_up: swiglu_oai is gated")
+        f = self.activation
+        if self.gated and f is None:
+            raise PtxgenError("experts_up: gated without an activation")
+        if f is not None and not self.gated and (f.limit or f.kind == "swiglu_oai"):
+            raise PtxgenError(f"experts_up: {f.kind} without a gate has no limit")
 
     @property
     def grid_rows(self) -> int:
@@ -53,11 +51,6 @@ class ExpertsUp(ExpertsSpec):
         return self.whole.row_tiles
 
     @property
-    def normed(self) -> bool:  # type: ignore[override]
-        """Whether x is normalised first."""
-        return self.eps is not None
-
-    @property
     def params(self) -> tuple[Param, ...]:
         params = [self._matrix("weights")]
         if self.gated:
@@ -66,8 +59,10 @@ class ExpertsUp(ExpertsSpec):
         if self.weighted:
             params.append(Param("weight", "f32", ("batch", "used"), Access.IN))
         params.append(Param("x", "f32", ("batch", "cols"), Access.IN))
-        if self.eps is not None:
+        if self.scales_x:
             params.append(Param("norm", "f32", ("cols",), Access.IN))
+        if self.norm is not None and self.norm.bias:
+            params.append(Param("norm_bias", "f32", ("cols",), Access.IN))
         for name in ("bias", "up_bias") if self.gated else ("bias",):
             if self.bias:
                 params.append(Param(name, "f32", ("experts", "rows"), Access.IN))
@@ -76,8 +71,8 @@ class ExpertsUp(ExpertsSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x, chosen = inputs["x"].astype(np.float64), inputs["expert"]
-        if self.eps is not None:
-            x *= inputs["norm"] / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.eps)
+        if self.norm is not None:
+            x = self.norm(x, inputs.get("norm"), inputs.get("norm_bias"))
 
         def product(matrix: str, bias: str) -> Array:
             y: Array = np.einsum("bsrc,bc->bsr", self.weights_of(inputs[matrix])[chosen], x)
@@ -99,10 +94,13 @@ class ExpertsUp(ExpertsSpec):
         oai = Activation("swiglu_oai", limit=7.0)
         return {
             "smallest": cls(q8, 2, 1, 16, 32, gated=False, activation=None),
-            "gated norm i16": cls(q4_k, 5, 3, 48, 512, activations="i16", eps=1e-6),
+            "gated norm i16": cls(q4_k, 5, 3, 48, 512, activations="i16", norm=Norm("rms", 1e-6)),
             "biases": cls(q8, 4, 2, 32, 288, activation=oai, bias=True, activations="i16"),
-            "weighted": cls(q6_k, 3, 1, 32, 256, weighted=True, bias=True, eps=1e-5),
-            "rows": cls(q4_k, 6, 2, 16, 768, batch=3, activations="i16", eps=1e-5),
+            "weighted": cls(q6_k, 3, 1, 32, 256, weighted=True, bias=True, norm=Norm("rms", 1e-5)),
+            "rows": cls(
+                q4_k, 6, 2, 16, 768, batch=3, activations="i16", norm=Norm("rms", 1e-5, False)
+            ),
+            "layer norm": cls(q8, 3, 2, 16, 544, norm=Norm("layer", 1e-5, bias=True)),
             "ungated relu2": cls(
                 f16, 3, 2, 32, 70, batch=2, gated=False, activation=Activation("relu2")
             ),
@@ -112,7 +110,7 @@ class ExpertsUp(ExpertsSpec):
                 activation=Activation("silu", limit=2.5, clamp="activated"),
             ),
             "clamped inputs": cls(
-                q8, 3, 2, 48, 1088, sms=4, per_pass=1, eps=1e-5,
+                q8, 3, 2, 48, 1088, sms=4, per_pass=1, norm=Norm("rms", 1e-5),
                 activation=Activation("relu", limit=1.5),
             ),
         }  # fmt: skip

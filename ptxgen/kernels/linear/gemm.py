@@ -11,7 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.spec import check_ends, end_text
+from urdir.ptxgen.kernels.linear.ends import check_ends, end_text
 from urdir.ptxgen.kernels.rescale import bounded
 from urdir.ptxgen.ptx.architecture import STATIC_SHARED_LIMIT
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div

@@ -222,53 +222,23 @@ class GemmSmall(TiledSpec):
                 q5_0, 17, 1376, gated=True, norm=fine, batch=7, stages=3, tiles_each=2
             ),
             "norm, three matrices": cls(
-                q4_k,
-                64,
-                1024,
-                norm=rms,
-                others=((q6_k, 17), (q8, 5)),
-                batch=5,
-                tiles_each=2,
+                q4_k, 64, 1024, norm=rms, others=((q6_k, 17), (q8, 5)), batch=5, tiles_each=2
             ),
             "residual long rows": cls(q4_k, 9, 4864, residual=True, batch=8, stages=4),
             "norm Q6_K": cls(q6_k, 20, 1280, norm=fine, batch=3, split=1, groups=2),
             "split Q5_0": cls(q5_0, 40, 1376, batch=5, split=2, groups=1, tiles_each=2),
             "cluster residual": cls(q4_k, 40, 2304, residual=True, batch=8, cluster=2),
             "cluster of 4 norm in passes": cls(
-                q4_k,
-                40,
-                4352,
-                bias=True,
-                norm=rms,
-                batch=5,
-                cluster=4,
-                tiles_each=4,
-                per_pass=2,
+                q4_k, 40, 4352, bias=True, norm=rms, batch=5, cluster=4, tiles_each=4, per_pass=2
             ),
             "cluster gated norm": cls(
-                q6_k,
-                50,
-                1280,
-                gated=True,
-                norm=fine,
-                batch=3,
-                cluster=2,
-                split=1,
-                groups=2,
+                q6_k, 50, 1280, gated=True, norm=fine, batch=3, cluster=2, split=1, groups=2
             ),
             "cluster norm, two matrices": cls(
                 q4_k, 35, 768, norm=rms, others=((q8, 17),), batch=2, cluster=2
             ),
             "gated norm in passes": cls(
-                q4_k,
-                70,
-                1280,
-                gated=True,
-                norm=rms,
-                split=2,
-                groups=1,
-                tiles_each=5,
-                per_pass=3,
+                q4_k, 70, 1280, gated=True, norm=rms, split=2, groups=1, tiles_each=5, per_pass=3
             ),
             "residual split Q6_K": cls(
                 q6_k, 70, 1280, residual=True, batch=4, split=2, groups=1, tiles_each=5
@@ -280,14 +250,7 @@ class GemmSmall(TiledSpec):
                 q6_k, 80, 1280, residual=True, batch=3, cluster=2, summarises=True, tiles_each=2
             ),
             "cluster summarised": cls(
-                q4_k,
-                40,
-                768,
-                norm=rms,
-                others=((q8, 17),),
-                batch=4,
-                cluster=2,
-                summarised=True,
+                q4_k, 40, 768, norm=rms, others=((q8, 17),), batch=4, cluster=2, summarised=True
             ),
             "summarised Q5_0": cls(
                 q5_0, 48, 1376, norm=fine, batch=2, split=2, groups=1, summarised=True
@@ -327,13 +290,7 @@ class GemmSmall(TiledSpec):
             ),
             "activation": cls(q5_0, 20, 96, batch=2, bias=True, activation=Activation("relu2")),
             "balanced matrices": cls(
-                q4_k,
-                160,
-                1024,
-                norm=rms,
-                others=((q6_k, 32), (q8, 50)),
-                batch=3,
-                sms=9,
+                q4_k, 160, 1024, norm=rms, others=((q6_k, 32), (q8, 50)), batch=3, sms=9
             ),
         }
 

@@ -121,14 +121,7 @@ class Gemv(TiledSpec):
                 q3_k, 33, 1280, split=2, groups=1, tiles_each=3, residual=True, activations="i16"
             ),
             "gated norm": cls(
-                q4_k,
-                35,
-                512,
-                gated=True,
-                norm=fine,
-                tiles_each=3,
-                per_pass=1,
-                activations="i16",
+                q4_k, 35, 512, gated=True, norm=fine, tiles_each=3, per_pass=1, activations="i16"
             ),
             "gated split": cls(q8, 21, 1088, gated=True, split=3, groups=1, activations="i16"),
             "filled": cls(q8, 40, 288, residual=True, activations="i16", sms=4, fill=True),
@@ -142,25 +135,10 @@ class Gemv(TiledSpec):
             "alone": cls(q4_k, 40, 768, bias=True, norm=rms, activations="i16", alone=True),
             "cluster of 2": cls(q4_k, 40, 2304, residual=True, activations="i16", cluster=2),
             "cluster of 4 norm": cls(
-                q6_k,
-                50,
-                4352,
-                bias=True,
-                norm=rms,
-                cluster=4,
-                split=2,
-                groups=2,
-                tiles_each=4,
+                q6_k, 50, 4352, bias=True, norm=rms, cluster=4, split=2, groups=2, tiles_each=4
             ),
             "gated cluster": cls(
-                q8,
-                35,
-                1088,
-                gated=True,
-                norm=fine,
-                tiles_each=3,
-                per_pass=1,
-                cluster=2,
+                q8, 35, 1088, gated=True, norm=fine, tiles_each=3, per_pass=1, cluster=2
             ),
             "F16 cluster, other types": cls(
                 f16, 19, 1120, others=((q8, 5),), cluster=4, sms=12, fill=True

@@ -8,13 +8,7 @@ from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.spec import (
-    SMS,
-    LinearSpec,
-    Part,
-    odd_cols,
-    side_by_side,
-)
+from urdir.ptxgen.kernels.linear.spec import SMS, LinearSpec, Part, odd_cols, side_by_side
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, UNIT
@@ -211,14 +205,7 @@ class GemvF32(LinearSpec):
             "gated passes": cls(q6_k, 22, 2048, gated=True, warps=2, passes=2),
             "three matrices": cls(q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7))),
             "three matrices, mixed types": cls(
-                f16,
-                6,
-                96,
-                norm=rms,
-                others=((q8, 3), (f16, 9)),
-                warps=2,
-                passes=2,
-                batch=2,
+                f16, 6, 96, norm=rms, others=((q8, 3), (f16, 9)), warps=2, passes=2, batch=2
             ),
             "layer norm": cls(q8, 9, 4864, batch=3, norm=Norm("layer", 1e-5, bias=True)),
             "F32 layer norm without weight": cls(

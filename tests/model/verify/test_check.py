@@ -92,7 +92,7 @@ def test_the_device_can_be_chosen(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        (("--kernel", "ad"), 2, "--kernel: no kernel 'ad': one of add, "),
+        (("--kernel", "ad"), 2, "--kernel: no kernel 'ad': one of activate, add, "),
         (("--device", "gpu"), 2, "unknown device 'gpu'"),
         (("--device", "cuda:99", "--kernel", "add"), 1, "urdir: error: "),
         (("--kernel",), 2, "expected one argument"),
@@ -115,12 +115,12 @@ def test_a_failure_is_named_and_gives_exit_code_1(
     assert code == 1
     assert "| rescale | 4 |" in out
     assert "| add | 7 |  |  |  |  | FAILED |" in out
-    assert "FAILED Add(n=3): kernel add: y[" in out
+    assert "FAILED Add(n=3, scale=1.0, scaled=False): kernel add: y[" in out
     assert "4 ok, 7 failed, 0 skipped" in out
-    assert "add (7 examples): FAILED\n  Add(n=3): kernel add: y[" in err
+    assert "add (7 examples): FAILED\n  Add(n=3, scale=1.0, scaled=False): kernel add: y[" in err
     code, out, _ = cli("check", "--kernel", "add", "--json")
     report = json.loads(out)
-    assert (code, report["failed"]) == (1, 4)
+    assert (code, report["failed"]) == (1, 7)
     assert {row["error"] for row in report["rows"]} == {None}
 
 
@@ -136,7 +136,7 @@ def test_an_override_takes_effect_and_the_report_says_so(
     assert code == 1
     assert f"with edited PTX: {path.name}\n" in out
     assert f"FAILED {spec}: kernel add: y[" in out
-    assert "3 ok, 1 failed, 0 skipped" in out
+    assert "6 ok, 1 failed, 0 skipped" in out
     assert f"{path} is used instead" in err
     assert err.count("were not used, such as add-sm_90-0000.ptx") == 1
     _, out, _ = cli("check", "--kernel", "add", "--json")
@@ -183,7 +183,7 @@ def test_a_kernel_of_another_package_is_found(tmp_path: Path) -> None:
 def test_after_a_fault_the_others_are_still_checked(owner: DeviceOwner) -> None:
     owner.device.api.inject("launch", nth=2)
     rows = list(check_kernel_examples(owner, Add))
-    assert [row.status for row in rows] == ["ok", "FAILED", "ok", "ok"]
+    assert [row.status for row in rows] == ["ok", "FAILED", *["ok"] * 5]
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in rows[1].failure
 
 
