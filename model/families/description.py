@@ -20,6 +20,7 @@ from urdir.model.families.stored import Linear, Normalization, StoredMatrix, Sto
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.attention.own_token import Temperature
 from urdir.ptxgen.kernels.attention.scores import Scores
+from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.norm import Norm
 
 if TYPE_CHECKING:
@@ -170,6 +171,22 @@ class Router:
         """Number of experts."""
         return self.linear.rows
 
+    @property
+    def selection(self) -> Selection:
+        """How logits choose."""
+        return Selection(
+            self.experts,
+            self.used,
+            self.scoring,
+            normalised=self.normalize,
+            scale=self.scale,
+            bias=self.choice_bias is not None,
+            by_logits=self.by_logits,
+            groups=self.groups,
+            groups_used=self.groups_used,
+            expert_scale=self.expert_scale is not None,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
@@ -257,6 +274,11 @@ class LayerConfig:
         """Its dense networks, the shared ones of mixtures among them."""
         mixtures = (n.shared for n in self.networks if isinstance(n, Mixture))
         return tuple(n for n in (*self.networks, *mixtures) if isinstance(n, Dense))
+
+    @property
+    def mixtures(self) -> tuple[Mixture, ...]:
+        """Its mixtures of experts."""
+        return tuple(n for n in self.networks if isinstance(n, Mixture))
 
     @property
     def attention(self) -> Attention | None:

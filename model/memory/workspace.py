@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from urdir.model.families.description import Config
 from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
@@ -16,6 +17,9 @@ from urdir.ptxgen.spec import ceil_div
 
 #: Buffers for the stream: what a block reads, what it makes, and what a parallel block adds up.
 STREAMS = ("hidden", "residual", "sum", "spare")
+
+#: Buffers that are zeros at first: kernels leave them so.
+ZEROED = frozenset({"experts arrived"})
 
 
 def workspace_sizes(
@@ -35,7 +39,18 @@ def workspace_sizes(
     sizes["summary"] = 4 * 2 * ceil_div(config.hidden, SUMMARY) * few
     sizes["logits"] = 4 * config.vocab_size * rows
     sizes["ranks"] = 8 * Argmax(n=config.vocab_size).slices * rows
+    sizes |= _mixture_sizes(config, most, exact)
     return sizes | _partial_sizes(config, cache, most if exact else rows, sm_count)
+
+
+def _mixture_sizes(config: Config, rows: int, exact: bool) -> dict[str, int]:
+    """Bytes of what mixtures need: the most of any."""
+    mixtures = [mixture for layer in config.layers for mixture in layer.mixtures]
+    shapes = {(m.router.selection, m.width, config.hidden) for m in mixtures}
+    sizes = most_workspace(mixture_workspace(*shape, rows, exact) for shape in shapes)
+    if any(mixture.shared_gate is not None for mixture in mixtures):
+        sizes["shared gate"] = 4 * rows
+    return sizes
 
 
 def _widths(config: Config) -> dict[str, int]:
