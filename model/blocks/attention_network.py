@@ -99,7 +99,7 @@ def own_token(mixer: Attention) -> OwnToken:
     return OwnToken(
         rope=None if rope is None or is_apart else rope.rotation,
         qk_norm=norm.q.norm if norm is not None and fused else None,
-        v_norm=mixer.v_norm,
+        v_norm=mixer.v_norm if mixer.k is not None else None,
         temperature=mixer.temperature,
         appends=mixer.k is not None,
     )

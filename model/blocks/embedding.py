@@ -85,9 +85,7 @@ def _append_layer_embeddings(
     _append_rows_of(plan, parts, rows, "per_layer_token_embd", table, own, scale)
     linear = parts.linear(plan, rows)
     proj = weights.matrix(of.proj)
-    linear.append(
-        "per_layer_model_proj", [(proj, projected)], Activations(x), scale=of.proj_scale
-    )
+    linear.append("per_layer_model_proj", [(proj, projected)], Activations(x), scale=of.proj_scale)
     norm = weights.norm(of.norm)
     kernel = Normalise(
         rows.count * proj.rows // of.width,

@@ -8,6 +8,7 @@ from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.families.description import Dense, Mixture
 from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.kernels.activate import Activate
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -27,11 +28,13 @@ def append_dense(
         gate, label = at.matrix(network.gate), at.name(f"ffn_gate_up{suffix}")
         at.linear.append_gated(label, gate, up, x, norm, activated, network.activation)
     else:
-        at.linear.append(
-            at.name(f"ffn_up{suffix}"), [(up, activated)], x, norm, network.activation
-        )
-    if network.divisors is not None:
-        raise NotImplementedError
+        label, f = at.name(f"ffn_up{suffix}"), network.activation
+        by = network.divisors
+        at.linear.append(label, [(up, activated)], x, norm, f if by is None else None)
+        if by is not None:
+            kernel = Activate(at.rows.count * up.rows, f, width=up.rows)
+            label = f"{label}.activation"
+            at.plan.launch(kernel, label, x=activated, by=at.vector(by), y=activated)
     return at.finish(f"ffn_down{suffix}", at.matrix(network.down), activated, to)
 
 

@@ -171,7 +171,8 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
         values = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     else:
         values = data.view(np.float16 if tensor.type_name == "F16" else np.float32)
-    return values[of.first : of.first + of.size].astype(np.float32)
+    taken = values[of.first : of.first + of.size // of.repeat].astype(np.float32)
+    return np.repeat(taken, of.repeat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,10 @@ def _label(of: Stored) -> str:
     if isinstance(of, StoredMatrix):
         return of.name if of.is_whole else f"{of.name}[{of.first}:{of.first + of.each}]"
     whole = StoredVector.whole(of.name, *of.shape)
-    return of.name if of == whole else f"{of.name}[{of.first}:{of.first + of.size}]"
+    if of == whole:
+        return of.name
+    times = f" x {of.repeat}" if of.repeat > 1 else ""
+    return f"{of.name}[{of.first}:{of.first + of.size // of.repeat}]{times}"
 
 
 def _table_name(rope: RopeConfig) -> str:

@@ -84,7 +84,8 @@ class Reference:
 
     def vector(self, stored: StoredVector) -> Floats:
         """(size,)."""
-        return self.tensor(stored.name).ravel()[stored.first : stored.first + stored.size]
+        last = stored.first + stored.size // stored.repeat
+        return np.repeat(self.tensor(stored.name).ravel()[stored.first : last], stored.repeat)
 
     def linear(self, linear: Linear, x: Floats) -> Floats:
         """x W^T (+ bias)."""

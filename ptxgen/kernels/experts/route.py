@@ -12,7 +12,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.select import SELECTIONS, selection_params
 from urdir.ptxgen.kernels.experts.selection import Selection
-from urdir.ptxgen.kernels.linear.spec import norm_text
+from urdir.ptxgen.kernels.linear.ends import norm_text
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
@@ -26,9 +26,9 @@ MOST_VECTORS = 6
 class RouteExperts(KernelSpec):
     """The experts of each row and their weights, from x and the router's weights (experts, cols).
 
-    The weights are F32, repacked. ``norm``: x is RMS-normalised first.
-    ``bias`` (experts,) is added to the logits, which are ``logits`` (rows, experts). A CTA has one
-    expert of a row; the last one to arrive selects. ``arrived`` (rows,) is 0 before and after.
+    The weights are F32, repacked. ``norm``: x is RMS-normalised first. The products, times
+    ``scale``, plus ``bias`` (experts,), are ``logits`` (rows, experts). A CTA has one expert of a
+    row; the last one to arrive selects. ``arrived`` (rows,) is 0 before and after.
     """
 
     rows: int
@@ -36,6 +36,7 @@ class RouteExperts(KernelSpec):
     selection: Selection
     norm: Norm | None = None
     bias: bool = False
+    scale: float = 1.0
 
     name = "route_experts"
     template = ("urdir.templates", "route_experts.ptx.j2")
@@ -106,7 +107,7 @@ class RouteExperts(KernelSpec):
         x = inputs["x"].astype(np.float64)
         if self.norm is not None:
             x = self.norm(x, inputs.get("norm"))
-        logits = x @ self.layout.unpack(inputs["weights"]).astype(np.float64).T
+        logits = self.scale * (x @ self.layout.unpack(inputs["weights"]).astype(np.float64).T)
         if self.bias:
             logits += inputs["bias"]
         extra = (inputs.get("choice_bias"), inputs.get("expert_scale"))
@@ -143,7 +144,7 @@ class RouteExperts(KernelSpec):
                 2, 2880, Selection(33, 4, "softmax_selected"), norm=Norm("rms", 1e-5), bias=True
             ),
             "groups": cls(3, 36, groups),
-            "llama 4": cls(2, 3076, llama4, norm=Norm("rms", 1e-5, weight=False)),
+            "llama 4": cls(2, 3076, llama4, norm=Norm("rms", 1e-5, weight=False), scale=0.5),
             "wide": cls(1, 12292, Selection(5, 2), norm=Norm("rms", 1e-5)),
             "choice bias": cls(2, 68, biased, bias=True),
         }

@@ -18,12 +18,12 @@ from urdir.ptxgen.kernels.linear.cut import (
     TilePart,
     cut_launch,
 )
+from urdir.ptxgen.kernels.linear.ends import norm_text
 from urdir.ptxgen.kernels.linear.gemv import (
     LEAST_WARPS,
     RECORD_NBYTES,
     Activations,
 )
-from urdir.ptxgen.kernels.linear.spec import norm_text
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import Format, random_blocks
