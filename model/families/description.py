@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class QkNorm:
     """RMSNorm (or LayerNorm) of queries and keys: of each head, or of all heads as one row.
 
-    Weights are (head_dim,), (heads, head_dim), (heads, 1) or (heads * head_dim,).
+    Weights are (head_dim,), (heads, head_dim) or (heads * head_dim,).
     """
 
     q: Normalization
