@@ -102,15 +102,33 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
+MODEL_HELP = "GGUF file, any part of a split one, or a folder with config.json and safetensors"
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """-m / --model, -c / --ctx-size."""
-    parser.add_argument("-m", "--model", metavar="FILE", help="GGUF file (default: the demo model)")
+    """-m / --model, --quantize, -c / --ctx-size."""
+    parser.add_argument(
+        "-m", "--model", metavar="FILE", help=f"{MODEL_HELP} (default: the demo model)"
+    )
+    add_quantize(parser)
     parser.add_argument(
         "-c",
         "--ctx-size",
         type=whole_number(1),
         metavar="N",
         help="context in tokens (default: the smaller of the model's and 4096)",
+    )
+
+
+def add_quantize(parser: argparse.ArgumentParser) -> None:
+    """--quantize."""
+    from urdir.model.files.quantised import QUANTISED
+
+    parser.add_argument(
+        "--quantize",
+        choices=QUANTISED,
+        metavar="TYPE",
+        help=f"of a folder: the type of its matrices, {', '.join(QUANTISED)} (default: as stored)",
     )
 
 

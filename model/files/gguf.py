@@ -13,9 +13,7 @@ vocabulary.
 
 from __future__ import annotations
 
-import mmap
 import os
-import stat
 import struct
 from array import array
 from collections.abc import Callable
@@ -28,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import GgufError, UnsupportedError
+from urdir.model.files.mapping import map_file
 from urdir.model.files.metadata import Metadata, StringArray, Value
 from urdir.model.files.split import join, part_paths
 
@@ -126,6 +125,11 @@ class Gguf:
         self.metadata = Metadata({}, str(self.path))
 
     @property
+    def format(self) -> str:
+        """What kind of file it is."""
+        return f"GGUF version {self.version}"
+
+    @property
     def architecture(self) -> str:
         """general.architecture; ConfigError where it is missing."""
         return self.metadata.require("general.architecture", str)
@@ -144,7 +148,7 @@ class _File:
 
 
 def _read_file(path: Path) -> _File:
-    mapping = _map(path)
+    mapping = map_file(path, "a GGUF file", GgufError)
     cursor = _Cursor(mapping, str(path))
     version = _read_version(cursor)
     n_tensors = cursor.count("tensors", min_size=8 + 4 + 4 + 8)
@@ -153,25 +157,6 @@ def _read_file(path: Path) -> _File:
     alignment = _read_alignment(metadata, cursor)
     tensors = _read_tensors(cursor, n_tensors, alignment)
     return _File(path, version, alignment, len(mapping), metadata, tensors)
-
-
-def _map(path: Path) -> memoryview:
-    """The bytes of a regular, non-empty file."""
-    try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise GgufError(f"{path}: not a regular file")
-            if status.st_size == 0:
-                raise GgufError(f"{path}: the file is empty, not a GGUF file")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except IsADirectoryError:
-        raise GgufError(f"{path}: a directory, not a GGUF file") from None
-    except FileNotFoundError:
-        raise GgufError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        reason = getattr(error, "strerror", None) or str(error)
-        raise GgufError(f"{path}: cannot be read: {reason}") from None
 
 
 class _Cursor:

@@ -1,7 +1,8 @@
 """Text to tokens and back, from a GGUF file's own vocabulary.
 
 Two kinds, both merged by the BPE of the `tokenizers` library: byte-level BPE ("gpt2") with the
-file's merges, and SentencePiece's BPE ("llama"), whose merges follow from the scores.
+file's merges, and SentencePiece's BPE ("llama"), whose merges follow from the scores. A third is
+whatever a tokenizer.json says.
 
 Tokens with a role ("<|im_end|>") are cut out of the text beforehand, where they may be: nowhere in
 what a user wrote (`opaque` spans), so that no message can forge a turn.
@@ -88,15 +89,26 @@ class Tokenizer:
         fragments = _cut(text, fragments, self._user_defined, ())
         ids: list[int] = []
         after_special = True  # SentencePiece: the start counts as well
-        for fragment in fragments:
+        for index, fragment in enumerate(fragments):
             if isinstance(fragment, int):
                 ids.append(fragment)
             else:
-                ids += self._model.encode(text[slice(*fragment)], after_special)
+                piece = self._strip(text[slice(*fragment)], fragments, index)
+                ids += self._model.encode(piece, after_special, index == 0)
             after_special = isinstance(fragment, int)
         if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
+
+    def _strip(self, piece: str, fragments: Sequence[Span | int], index: int) -> str:
+        """``piece``, which is fragment ``index``, without white space that its neighbours take."""
+        if index and fragments[index - 1] in self._model.vocabulary.strips_after:
+            piece = piece.lstrip()
+        if fragments[index + 1 : index + 2] and (
+            fragments[index + 1] in self._model.vocabulary.strips_before
+        ):
+            piece = piece.rstrip()
+        return piece
 
     def decode(self, ids: Iterable[int], *, keep_control: bool = False) -> str:
         """The text of `ids`, the inverse of `encode`; bytes that are no UTF-8 become U+FFFD."""

@@ -1,4 +1,6 @@
-"""The two kinds of tokenisers that GGUF files hold, over the `tokenizers` library's BPE."""
+"""The kinds of tokenisers: two that GGUF files hold, over the `tokenizers` library's BPE, and
+`huggingface`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ from tokenizers import Tokenizer as Engine
 
 from urdir.model.errors import TokenizerError
 from urdir.model.files.metadata import Metadata, StringArray
+from urdir.model.text.byte_alphabet import BYTES
+from urdir.model.text.huggingface import HuggingFaceTokens
 from urdir.model.text.pretokenizers import pre_tokenizer
 from urdir.model.text.vocabulary import TokenType, Vocabulary, read_vocabulary
 
@@ -25,8 +29,8 @@ class TokenModel(Protocol):
     adds_bos: bool
     adds_space: bool  # before the text and after each special token
 
-    def encode(self, text: str, after_special: bool) -> list[int]:
-        """Token ids of text without special tokens."""
+    def encode(self, text: str, after_special: bool, at_start: bool) -> list[int]:
+        """Token ids of text without special tokens; the start of a text is ``after_special``."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for."""
@@ -56,7 +60,7 @@ class ByteLevelBpe:
             ]
         )
 
-    def encode(self, text: str, after_special: bool) -> list[int]:
+    def encode(self, text: str, after_special: bool, at_start: bool) -> list[int]:
         """Token ids of text without special tokens."""
         return list(self._engine.encode(text, add_special_tokens=False).ids)
 
@@ -65,7 +69,7 @@ class ByteLevelBpe:
         token = self.vocabulary.tokens[token_id]
         if self.vocabulary.types[token_id] in (TokenType.CONTROL, TokenType.USER_DEFINED):
             return token.encode()
-        return b"".join(_BYTES.get(char) or char.encode() for char in token)
+        return b"".join(BYTES.get(char) or char.encode() for char in token)
 
 
 class SentencePieceBpe:
@@ -98,7 +102,7 @@ class SentencePieceBpe:
             pieces[tokens[unknown]] = unknown
         self._engine = _engine(pieces, merges, **options)
 
-    def encode(self, text: str, after_special: bool) -> list[int]:
+    def encode(self, text: str, after_special: bool, at_start: bool) -> list[int]:
         """Token ids of text without special tokens."""
         if self.adds_space and after_special:
             text = " " + text
@@ -119,6 +123,7 @@ class SentencePieceBpe:
 TOKEN_MODELS: dict[str, Callable[[Metadata], TokenModel]] = {
     "gpt2": ByteLevelBpe,
     "llama": SentencePieceBpe,
+    "huggingface": HuggingFaceTokens,
 }
 
 
@@ -157,14 +162,3 @@ def _check_bytes(vocabulary: Vocabulary) -> None:
         token = vocabulary.tokens[token_id]
         if not re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", token):
             raise TokenizerError(f"token {token_id} {token!r} is no byte token such as <0x0A>")
-
-
-def _byte_alphabet() -> dict[str, bytes]:
-    """The printable characters that GPT-2's encoder.py writes bytes as."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    chars = {chr(byte): bytes([byte]) for byte in printable}
-    return chars | {chr(0x100 + i): bytes([byte]) for i, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()

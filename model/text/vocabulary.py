@@ -18,7 +18,7 @@ END_NAMES = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"}
 )
 # Old files list these as ordinary text; typed by a user they must not become markup.
-_CONTROL_NAMES = END_NAMES | {
+CONTROL_NAMES = END_NAMES | {
     "<|im_start|>",
     "<|begin_of_text|>",
     "<|end_of_text|>",
@@ -50,13 +50,16 @@ class Vocabulary:
     eot_id: int | None  # end of turn
     eom_id: int | None  # end of message, before a tool's answer
     unknown_id: int | None
+    more_end_ids: frozenset[int] = frozenset()
+    strips_after: frozenset[int] = frozenset()  # tokens that take the white space after them
+    strips_before: frozenset[int] = frozenset()
 
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens after which an answer is over."""
         known = {i for i, token in enumerate(self.tokens) if token in END_NAMES}
         given = {self.eos_id, self.eot_id, self.eom_id}
-        return frozenset(known | {i for i in given if i is not None})
+        return self.more_end_ids | known | {i for i in given if i is not None}
 
     def ids(self, *types: TokenType) -> list[int]:
         """The tokens of the given types."""
@@ -100,6 +103,6 @@ def _read_types(metadata: Metadata, tokens: Sequence[str]) -> list[int]:
     if len(types) != len(tokens):
         raise TokenizerError(f"{key} has {len(types)} entries for {len(tokens)} tokens")
     for token_id, token in enumerate(tokens):
-        if token in _CONTROL_NAMES:
+        if token in CONTROL_NAMES:
             types[token_id] = TokenType.CONTROL
     return types
