@@ -24,6 +24,7 @@ class Family:
     ignored: frozenset[str] = frozenset()
     permuted: bool = False  # rows of Q and K, see `tensors`
     norm_shift: float = 0.0  # added to norms
+    tied: bool = False  # GGUF's architecture has no output matrix of its own
     #: Every nth layer sees all tokens, the others a window; 0: all layers do.
     full_every: int = 0
     #: GGUF's architecture has no window: contexts up to the model's are the same without it.
@@ -44,12 +45,12 @@ _ATTENTION = {
     "self_attn.o_proj": "attn_output",
 }
 _QK_NORM = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
-_DENSE = {
-    "post_attention_layernorm": "ffn_norm",
+_GATED = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_DENSE = {"post_attention_layernorm": "ffn_norm"} | _GATED
 _QWEN_EXPERTS = {
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate": "ffn_gate_inp",
@@ -87,6 +88,7 @@ _GELU_TANH = {
     "hidden_act": ("gelu_pytorch_tanh",),
     "hidden_activation": ("gelu_pytorch_tanh",),
 }
+_TIED = {"tie_word_embeddings": (True,)}
 _NO_WINDOW = {"use_sliding_window": (False,)}
 # That there are biases is seen from the tensors.
 _BIASES = frozenset({"attention_bias", "mlp_bias", "use_bias"})
@@ -157,7 +159,7 @@ FAMILIES: Mapping[str, Family] = {
         _ENDS
         | _layer(
             _ATTENTION
-            | _DENSE
+            | _GATED
             | {
                 "post_attention_layernorm": "post_attention_norm",
                 "pre_feedforward_layernorm": "ffn_norm",
@@ -170,9 +172,10 @@ FAMILIES: Mapping[str, Family] = {
             "final_logit_softcapping": ("final_logit_softcapping",),
             "sliding_window": ("attention.sliding_window",),
         },
-        _GELU_TANH | {"use_bidirectional_attention": (False,)},
+        _GELU_TANH | _TIED | {"use_bidirectional_attention": (False,)},
         _BIASES,
         norm_shift=1.0,
+        tied=True,
         full_every=2,
         sqrt_head_scale=True,
     ),
@@ -182,7 +185,7 @@ FAMILIES: Mapping[str, Family] = {
         | _layer(
             _ATTENTION
             | _QK_NORM
-            | _DENSE
+            | _GATED
             | {
                 "post_attention_layernorm": "post_attention_norm",
                 "pre_feedforward_layernorm": "ffn_norm",
@@ -224,7 +227,7 @@ FAMILIES: Mapping[str, Family] = {
         | _layer(
             {name: to for name, to in _ATTENTION.items() if name != "input_layernorm"}
             | _QK_NORM
-            | _DENSE
+            | _GATED
             | {
                 "post_attention_layernorm": "post_attention_norm",
                 "post_feedforward_layernorm": "post_ffw_norm",
@@ -252,13 +255,14 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "cohere": Family(
         "command-r",
-        _LLAMA_NAMES,
+        _ENDS | _layer(_ATTENTION | _GATED),
         _SIZES
         | {
             "layer_norm_eps": ("attention.layer_norm_epsilon",),
             "logit_scale": ("logit_scale",),
         },
-        _SILU | {"use_qk_norm": (False,)},
+        _SILU | _TIED | {"use_qk_norm": (False,)},
         _BIASES,
+        tied=True,
     ),
 }

@@ -50,7 +50,7 @@ class SafetensorsModel(Owner):
             family,
             heads=heads,
             kv_heads=_size(config, "num_key_value_heads", heads, config_file),
-            tied=config.get("tie_word_embeddings") is True,
+            tied=family.tied or config.get("tie_word_embeddings") is True,
             quantize=quantize,
             path=self.path,
         )

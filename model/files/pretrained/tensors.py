@@ -118,6 +118,11 @@ def _stack(name: str, group: Group, path: Path) -> tuple[StoredTensor, ...]:
                 f"{path}: tensor '{tensor.name}' has dtype {tensor.dtype}; supported: "
                 f"{', '.join(GGML_TYPES)}"
             )
+        if len(tensor.shape) not in (1, 2):
+            raise UnsupportedError(
+                f"{path}: tensor '{tensor.name}' has {len(tensor.shape)} dimensions; 1 and 2 are "
+                "supported"
+            )
         if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
             raise SafetensorsError(
                 f"{path}: tensor '{tensor.name}' is {tensor.dtype} {tensor.shape}, '{first.name}' "
