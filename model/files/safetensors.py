@@ -30,6 +30,7 @@ ITEM_NBYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
+INDEX_NAME = "model.safetensors.index.json"
 _MAX_HEADER = 100_000_000  # as the format's own library has it
 _MAX_DIMS = 8
 
@@ -151,7 +152,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     only *.safetensors file. Raises SafetensorsError for a file or tensor that is missing, for one
     that the index does not know, and for a name that leads out of the folder.
     """
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX_NAME
     if index.exists():
         return _read_indexed(folder, index)
     single = folder / "model.safetensors"

@@ -23,12 +23,15 @@ class SafetensorsModel(Owner):
     """config.json, tokenizer.json and *.safetensors as a ``ModelFile``: GGUF's keys, names, types.
 
     The files are mapped, and matrices are converted row by row while they are read. ``quantize``
-    ("q8_0", "q4_0", ...; None: as stored) is the type that matrices get.
+    ("q8_0", "q4_0", ...; None: as stored) is the type that matrices get; ``name`` what the model is
+    called (None: as its folder).
     """
 
     format = "safetensors"
 
-    def __init__(self, path: str | os.PathLike[str], quantize: str | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], quantize: str | None = None, name: str | None = None
+    ) -> None:
         """Map and check the folder ``path``.
 
         Raises SafetensorsError for files that are missing or not well formed, UnsupportedError for
@@ -55,11 +58,11 @@ class SafetensorsModel(Owner):
             path=self.path,
         )
         _check_vocabulary(config, self.tensors, config_file)
-        for name in [key for key in values if key.startswith("rope_")]:
-            self.tensors[name] = vector(name, np.asarray(values.pop(name)))
+        for factors in [key for key in values if key.startswith("rope_")]:
+            self.tensors[factors] = vector(factors, np.asarray(values.pop(factors)))
         general: dict[str, Value] = {
             "general.architecture": family.architecture,
-            "general.name": self.path.absolute().name,
+            "general.name": name or self.path.absolute().name,
         }
         text = text_metadata(self.path, config)
         self.metadata = Metadata(general | values | text, str(self.path))

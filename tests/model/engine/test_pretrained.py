@@ -94,9 +94,8 @@ def test_commands(data: Path, tmp_path: Path, cli: Callable[..., tuple[int, str,
     assert "qwen2.rope.freq_base" in out
     code, out, _ = cli("show", folder, "--template")
     assert (code, out) == (0, (folder / "chat_template.jinja").read_text() + "\n")
-    code, out, err = cli(
-        "run", "-m", folder, "--quantize", "q8_0", "-p", "a", "-n", "2", "--temp", 0
-    )
+    asked = ("run", "-m", folder, "-p", "a", "-n", "2", "--temp", "0")
+    code, out, err = cli(*asked, "--quantize", "q8_0")
     assert code == 0, err
     code, _, err = cli(*asked, "--quantize", "q4_k")
     assert code == 2
