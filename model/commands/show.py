@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   urdir show model.gguf              metadata, tensors by type and role, memory plan
   urdir show model.gguf --template   the chat template as it stands in the file
+  urdir show hf:org/repo:Q8_0        a file on the Hugging Face hub
 """
 
 _SHOWN_CHARACTERS = 60
@@ -30,6 +31,7 @@ def add_parser(commands: options.Subparsers) -> None:
         commands, "show", run, "show a model file and the memory it needs", EXAMPLES
     )
     parser.add_argument("model", metavar="FILE", help=options.MODEL_HELP)
+    options.add_quantize(parser)
     parser.add_argument("-c", "--ctx-size", type=options.whole_number(1), metavar="N")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--template", action="store_true", help="print the chat template only")
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from urdir.model.errors import ModelError
     from urdir.model.files.source import open_model
 
-    with open_model(args.model) as gguf:
+    with open_model(args.model, quantize=args.quantize) as gguf:
         if args.template:
             template = gguf.metadata.optional("tokenizer.chat_template", str, None)
             if template is None:

@@ -146,12 +146,12 @@ class _Repository:
         self._offline = False
         try:
             import huggingface_hub
-            from huggingface_hub import errors
+            from huggingface_hub import constants, errors
         except ImportError:
             raise HubError(
                 f"{PREFIX}{name} needs the package huggingface_hub: pip install 'urdir[hub]'"
             ) from None
-        self._hub, self._errors = huggingface_hub, errors
+        self._hub, self._constants, self._errors = huggingface_hub, constants, errors
         try:
             info = self._ask(lambda: self._hub.HfApi().model_info(name))
             self._revision: str | None = info.sha
@@ -173,7 +173,7 @@ class _Repository:
     def _cached(self) -> tuple[str | None, list[str]]:
         """The commit in the cache that was changed last, and its files."""
         try:
-            cache = self._hub.scan_cache_dir()
+            cache = self._hub.scan_cache_dir(self._constants.HF_HUB_CACHE)
         except self._errors.CacheNotFound:
             return None, []
         revisions = [
