@@ -123,7 +123,7 @@ def _download_folder(repository: _Repository) -> Path:
     """config.json, what belongs to the text, and the safetensors that make up the model."""
     if INDEX_NAME in repository.files:
         weight_map = read_json(repository.download(INDEX_NAME)).get("weight_map")
-        named = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+        named = list(weight_map.values()) if isinstance(weight_map, dict) else []
         weights = sorted(file for file in repository.files if file in named)
     else:
         found = [file for file in repository.files if re.fullmatch(r"[^/]+\.safetensors", file)]

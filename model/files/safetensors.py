@@ -172,10 +172,11 @@ def _read_indexed(folder: Path, index: Path) -> dict[str, StoredTensor]:
     weight_map = parse_json(text, f"{index}: the file").get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise SafetensorsError(f"{index}: there is no weight_map")
-    names = dict.fromkeys(weight_map.values())
-    for name in names:
+    names: dict[str, None] = {}
+    for name in weight_map.values():
         if not _is_plain_name(name):
             raise SafetensorsError(f"{index}: {str(name)[:80]!r} is no name of a file in {folder}")
+        names[name] = None
     tensors: dict[str, StoredTensor] = {}
     for name in names:
         for tensor in read_safetensors(folder / name).values():

@@ -53,6 +53,8 @@ class Fields:
     def take(self, name: str, kind: type[_T]) -> _T | None:
         """The value of a field, or None; ConfigError for another type."""
         value = self._rest.pop(name, None)
+        if type(value) is int and abs(value) >= 1 << 63:
+            raise self.wrong(name, "an absurd number")
         if kind is float and type(value) is int:
             value = float(value)
         if value is not None and (
@@ -77,7 +79,7 @@ class Fields:
 
     def wrong(self, name: str, value: object) -> ConfigError:
         """The error for a value that means nothing."""
-        return ConfigError(f"{self.path}: '{name}' is {str(value)[:60]}")
+        return ConfigError(f"{self.path}: '{name}' is {_shown(value)}")
 
     def fix(self, name: str, values: tuple[Any, ...]) -> None:
         """Raises UnsupportedError where a field has another value than one of ``values``."""
@@ -96,8 +98,16 @@ class Fields:
         """Raises UnsupportedError where a field is left that nobody has taken."""
         for name in self._rest:
             if not name.startswith(_IGNORED_PREFIXES):
-                value = str(self._rest[name])[:60]
-                raise UnsupportedError(f"{self.path}: the field '{name}' ({value}) is not known")
+                value = _shown(self._rest[name])
+                raise UnsupportedError(
+                    f"{self.path}: the field '{_shown(name)}' ({value}) is not known"
+                )
+
+
+def _shown(value: object) -> str:
+    """A value in a message, which may go to a terminal."""
+    text = str(value)[:60]
+    return text if text.isprintable() else ascii(text)
 
 
 def family_of(config: Mapping[str, Any], path: Path) -> Family:
@@ -119,10 +129,9 @@ def read_metadata(config: Mapping[str, Any], family: Family, path: Path) -> dict
     """
     fields = Fields(config, path)
     found: dict[str, Value] = {}
-    if "quantization_config" in config:
-        method = config["quantization_config"]
+    if (method := config.get("quantization_config")) is not None:
         method = method.get("quant_method") if isinstance(method, dict) else method
-        raise UnsupportedError(f"{path}: quantization_config: {str(method)[:40]} is not supported")
+        raise UnsupportedError(f"{path}: quantization_config: {_shown(method)} is not supported")
     head_dim = _check_layers(fields, config, family)
     found |= _rope(fields, config, family, head_dim)
     for name, keys in family.keys.items():
@@ -223,11 +232,13 @@ def _rope(
     local = fields.take("rope_local_base_freq", float)
     if "full_attention" in rope or "sliding_attention" in rope:
         # layers with a window rotate by a base of their own
-        windows = Fields(rope.get("sliding_attention") or {}, fields.path)
+        by_kind = Fields(rope, fields.path)
+        rope = by_kind.take("full_attention", dict) or {}
+        windows = Fields(by_kind.take("sliding_attention", dict) or {}, fields.path)
         windows.fix("rope_type", ("default",))
         local = windows.take("rope_theta", float) or local
         windows.finish()
-        rope = rope.get("full_attention") or {}
+        by_kind.finish()
     inner = Fields(rope, fields.path)
     original = fields.take("original_max_position_embeddings", int)
     theta = inner.take("rope_theta", float) or fields.take("rope_theta", float)
@@ -241,6 +252,8 @@ def _rope(
         found["rope.freq_base"] = theta
     if local is not None:
         found["rope.freq_base_swa"] = local
+    if share is not None and not 0 < share <= 1:
+        raise inner.wrong("partial_rotary_factor", share)
     if share is not None or family.architecture == "llama":
         found["rope.dimension_count"] = int((1.0 if share is None else share) * head_dim)
     found |= _scaling(kind, inner, config, head_dim, theta or 10000.0, original)
@@ -276,7 +289,7 @@ def _scaling(
         return found
     if kind in ("longrope", "su"):
         return _longrope(rope, config, original)
-    raise UnsupportedError(f"{rope.path}: RoPE scaling '{kind[:40]}' is not supported")
+    raise UnsupportedError(f"{rope.path}: RoPE scaling '{_shown(kind)}' is not supported")
 
 
 def _llama3_factors(rope: Fields, head_dim: int, theta: float) -> Value:
@@ -297,8 +310,10 @@ def _longrope(rope: Fields, config: Mapping[str, Any], original: int | None) -> 
     """Phi3's two sets of factors (`conversion/phi.py`)."""
     context = config.get("max_position_embeddings")
     original = rope.take("original_max_position_embeddings", int) or original
-    if type(context) is not int or original is None or original < 2 or context < 1:
-        raise ConfigError(f"{rope.path}: 'original_max_position_embeddings' is missing")
+    if type(context) is not int or not 0 < context < 1 << 63:
+        raise rope.wrong("max_position_embeddings", context)
+    if original is None or original < 2:
+        raise rope.wrong("original_max_position_embeddings", original)
     ratio = context / original
     rope.take("factor", float)  # the ratio again
     given = rope.take("attention_factor", float)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,8 @@ Floats = NDArray[np.float32]
 
 #: Types of stored tensors that can be converted, with ggml's numbers for them.
 GGML_TYPES = {"F32": 0, "F16": 1, "BF16": 30}
-_CHUNK_VALUES = 1 << 22  # converted at once: 16 MiB as f32
+_CHUNK_VALUES = 1 << 20  # converted at once: 4 MiB as f32
+_THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,17 @@ class RowBytes:
             return np.empty(0, np.uint8)
         first, last = begin // self.row_nbytes, -(-end // self.row_nbytes)
         made = np.empty((last - first, self.row_nbytes), np.uint8)
-        for at in range(first, last, self.rows_at_once):
+
+        def fill(at: int) -> None:
             to = min(at + self.rows_at_once, last)
             made[at - first : to - first] = self.make(at, to)
+
+        chunks = range(first, last, self.rows_at_once)
+        if len(chunks) == 1:
+            fill(first)
+        else:  # numpy converts without the GIL
+            with ThreadPoolExecutor(_THREADS, "rows") as threads:
+                list(threads.map(fill, chunks))
         skip = first * self.row_nbytes
         return made.reshape(-1)[begin - skip : end - skip : step]
 

@@ -361,6 +361,7 @@ def test_longrope_has_two_sets_of_factors() -> None:
     [
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: gptq is not"),
         ({"new_field": 3}, r"the field 'new_field' \(3\) is not known"),
+        ({"new\nfield": "\x1b[1m"}, r"the field ''new\\nfield'' \('\\x1b\[1m'\) is not known"),
         ({"hidden_act": "relu"}, "'hidden_act' is 'relu'; 'silu' or 'swish' is supported"),
         ({"is_encoder_decoder": True}, "'is_encoder_decoder' is 'True'; False is supported"),
         ({"sliding_window": 16}, "the field 'sliding_window'"),
@@ -399,6 +400,47 @@ def test_longrope_has_two_sets_of_factors() -> None:
 def test_fields_that_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, UnsupportedError), match=message):
         _metadata(**fields)
+
+
+_ODD = (
+    None, True, -1, 0, 3, 2**31, 2**63, 10**400, 0.5, -1e308, 1e308, math.nan, math.inf, "", "silu",
+    [], [[]], ["full_attention"], [1], {}, {"a": []}, {"rope_type": []}, {"rope_type": "llama3"},
+    {"factor": 10**400, "type": "yarn"}, {"rope_type": "longrope", "long_factor": [{}]},
+    {"full_attention": 3}, {"full_attention": {}, "sliding_attention": []},
+)  # fmt: skip
+_SCALINGS = (
+    {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8},
+    {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 8},
+    {"rope_type": "longrope", "long_factor": [1.0], "short_factor": [1.0],
+     "original_max_position_embeddings": 8},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_odd_values_are_refused_or_read(model_type: str) -> None:
+    """Whatever stands in a field: metadata, or an error that a user is told."""
+    family = FAMILIES[model_type]
+    names = {*CONFIG, *family.keys, *family.fixed, "rope_scaling", "rope_parameters", "layer_types"}
+    names |= {"no_rope_layers", "query_pre_attn_scalar", "sliding_window", "partial_rotary_factor"}
+    names |= {"original_max_position_embeddings", "quantization_config", "rope_local_base_freq"}
+    base = {"model_type": model_type, "hidden_act": "absent"}
+    cases = [{name: odd} for name in sorted(names - {"model_type"}) for odd in _ODD]
+    for scaling in _SCALINGS:
+        scaled = [{"rope_scaling": scaling | {key: odd}} for key in scaling for odd in _ODD]
+        cases += [
+            *scaled,
+            *({"rope_scaling": scaling, name: odd} for name in CONFIG for odd in _ODD),
+        ]
+    outcomes = set()
+    for case in cases:
+        try:
+            _metadata(**{**base, **case, "model_type": model_type})
+            outcomes.add("read")
+        except (ConfigError, UnsupportedError):
+            outcomes.add("refused")
+    assert outcomes == {"read", "refused"}
 
 
 # ---- what does not fit -------------------------------------------------------------------------

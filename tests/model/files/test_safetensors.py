@@ -144,6 +144,7 @@ def test_an_index_of_two_files(tmp_path: Path) -> None:
         ({"a": "..\\x.safetensors"}, "is no name of a file"),
         ({"a": "x.bin"}, "'x.bin' is no name of a file"),
         ({"a": 3}, "'3' is no name of a file"),
+        ({"a": ["x.safetensors"]}, "is no name of a file"),
         ({"a": "z.safetensors"}, "z.safetensors: no such file"),
         ({"a": "x.safetensors"}, "tensor 'b' of x.safetensors is not listed"),
         ({"a": "x.safetensors", "b": "y.safetensors"}, "tensor 'b' of x.safetensors is not listed"),
