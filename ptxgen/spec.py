@@ -258,7 +258,7 @@ class KernelSpec:
 
         Kernel name, every field, the target (see `target_on`), and digests of the sources
         (template, the spec's module, all of ptxgen), as a readable stem and a hash:
-        ``rms_norm-sm_90-5f0c...``. Raises PtxgenError where the kernel does not exist.
+        ``normalise-sm_90-5f0c...``. Raises PtxgenError where the kernel does not exist.
         """
         from urdir.ptxgen.render.sources import generator_digest, module_digest, source_digest
 

@@ -1,148 +1,147 @@
-"""Attention in a plan: queries and keys rotated, keys and values appended, each row attends to its
+"""Attention in a plan: queries and keys prepared, keys and values appended, each row attends to its
 sequence.
 
 A layer calls ``incremental_attention_into``. When the plan is built, the kernel is chosen from the
 shape, the length bucket and the device (``ptxgen.kernels.attention.choice``). In a decode step that
-kernel rotates and appends the rows' own tokens itself; the rows of a prompt, which attend to each
+kernel prepares and appends the rows' own tokens itself; the rows of a prompt, which attend to each
 other, are appended before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.rows import Rows
-from urdir.model.memory.kv_cache import KvCache
 from urdir.ptxgen.kernels.attention.choice import decode_attention
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
+from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.kernels.rope import Rope
-from urdir.ptxgen.kernels.rotation import Rotation
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Region
     from urdir.driver.plan import Plan
     from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
+    from urdir.ptxgen.spec import KernelSpec
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAttention:
     """The attention of one layer in one step: what it reads and writes, and how.
 
-    ``work`` holds q (rows, heads, head_dim), k and v (rows, kv_heads, head_dim), all f32, not yet
-    rotated by ``rotation`` with ``frequencies`` (a ``turns_table``; without a rotation nothing
-    rotates), and room for partial results (`workspace.partial_sizes`). ``exact`` keeps activations
-    f32. Without ``fused``, the tokens of decode rows are rotated and appended by launches of their
-    own, with the same result.
+    ``layout`` is that of ``caches``, the layer's own or those of the layer whose cache it shares:
+    ``k_cache``, ``v_cache`` and, where they are paged, ``block_table``. ``work`` holds q (rows,
+    heads, head_dim), k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim), all f32, as
+    the products leave them (without k and v where ``token`` does not append), and room for partial
+    results (`workspace.partial_sizes`).
+
+    ``token`` says what happens to q, k and v before, ``scores`` what happens to q . k. What they
+    ask for is in ``constants`` by the names of the kernels' parameters: ``frequencies`` (a
+    ``turns_table``), ``q_norm`` and ``k_norm`` (head_dim,), ``sinks`` (heads,), all f32.
+
+    ``exact`` keeps activations f32. Without ``fused``, the tokens of decode rows are prepared and
+    appended by launches of their own, with the same result.
     """
 
     label: str
-    cache: KvCache
-    layer: int
+    layout: KvLayout
+    caches: Mapping[str, Region]
     heads: int
     rows: Rows
     work: Mapping[str, Region]
-    rotation: Rotation | None
-    frequencies: Region | None
     sm_count: int
+    scores: Scores = PLAIN
+    token: OwnToken = PLAIN_TOKEN
+    constants: Mapping[str, Region] = field(default_factory=dict)
     exact: bool = False
     fused: bool = True
 
-    @property
-    def arguments(self) -> dict[str, Region]:
-        """What kernels over this layer's cache and these rows take, by parameter name."""
-        return {**self.cache.arguments(self.layer), **self.rows.arguments}
-
-    @property
-    def token(self) -> dict[str, Region]:
-        """The rows' own k and v, and the frequencies that k is rotated by."""
-        assert self.frequencies is not None
-        return {"k": self.work["k"], "v": self.work["v"], "frequencies": self.frequencies}
-
-    def decode_kernel(self, rotation: Rotation | None) -> IncrementalAttention | FlashDecodeChunk:
-        """The kernel of decoding, which rotates and appends where a rotation is given."""
+    def decode_kernel(self, token: OwnToken | None) -> IncrementalAttention | FlashDecodeChunk:
+        """The kernel of decoding, which prepares and appends where a token is given."""
         return decode_attention(
             self.heads,
-            self.cache.layout,
+            self.layout,
             self.rows.keys,
             self.sm_count,
             rows=self.rows.count,
-            rope=rotation,
+            scores=self.scores,
+            token=token,
         )
+
+    def launch(self, plan: Plan, kernel: KernelSpec, label: str, **outputs: Region) -> None:
+        """Append a launch of ``kernel``, which takes what it needs of all that is here by name."""
+        given = {**self.work, **self.caches, **self.rows.arguments, **self.constants, **outputs}
+        plan.launch(kernel, label, **{p.name: given[p.name] for p in kernel.params})
 
 
 def incremental_attention_into(plan: Plan, at: LayerAttention, out: Region) -> None:
-    """Turn ``at.work``'s q and k, append k and v to the cache and attend into ``out`` (rows, heads,
-    head_dim) f32.
+    """Prepare ``at.work``'s q, k and v, append k and v to the cache and attend into ``out`` (rows,
+    heads, value_dim) f32. q and k may be overwritten.
 
-    A row at position p attends to positions 0 ... p of its sequence. Works for every length, batch
-    and cache; a paged cache is gathered through its block table.
+    A row at position p attends to positions up to p of its sequence, as ``at.scores`` says. Works
+    for every length, batch and cache; a paged cache is gathered through its block table.
     """
-    is_fused = at.fused and at.rotation is not None and not at.rows.is_prompt
+    is_fused = at.fused and not at.rows.is_prompt
     if not is_fused:
         append_tokens(plan, at)
     if at.rows.is_prompt and not at.exact:
         flash_attention_multi_head(plan, at, out)
+        return
+    kernel = at.decode_kernel(at.token if is_fused else None)
+    if isinstance(kernel, FlashDecodeChunk):
+        flash_decoding_graphed(plan, at, kernel, out)
     else:
-        _decode(plan, at, at.decode_kernel(at.rotation if is_fused else None), out)
+        at.launch(plan, kernel, at.label, out=out)
 
 
 def flash_decoding_graphed(
     plan: Plan, at: LayerAttention, kernel: FlashDecodeChunk, out: Region
 ) -> None:
     """Attention of decode rows, split over chunks of keys: two launches, ``kernel``'s and their
-    merge. Turns and appends the rows' tokens where ``kernel`` has a rope.
+    merge. Prepares and appends the rows' tokens where ``kernel`` has a token.
 
     Partial results go to ``at.work["partial"]`` and ``at.work["softmax"]`` (see
     `workspace.partial_sizes`).
     """
-    partial = {name: at.work[name] for name in ("partial", "softmax")}
-    token = at.token if kernel.rope else {}
-    plan.launch(kernel, f"{at.label}.chunks", q=at.work["q"], **token, **at.arguments, **partial)
-    plan.launch(kernel.reduce, at.label, **partial, out=out)
+    at.launch(plan, kernel, f"{at.label}.chunks")
+    at.launch(plan, kernel.reduce, at.label, out=out)
 
 
 def flash_attention_multi_head(plan: Plan, at: LayerAttention, out: Region) -> None:
     """Causal attention of consecutive tokens of one sequence (a prompt or a chunk of one), whose
     keys and values are in the cache: tiled, on tensor cores, without a matrix of scores.
 
-    Queries are rotated already; ``out`` is (rows, heads, head_dim) f32.
+    Queries are prepared already; ``out`` is (rows, heads, value_dim) f32.
     """
-    kernel = PrefillAttention(at.heads, at.cache.layout, at.rows.count)
-    plan.launch(kernel, at.label, q=at.work["q"], **at.arguments, out=out)
-
-
-def _decode(
-    plan: Plan, at: LayerAttention, kernel: IncrementalAttention | FlashDecodeChunk, out: Region
-) -> None:
-    if isinstance(kernel, FlashDecodeChunk):
-        flash_decoding_graphed(plan, at, kernel, out)
-        return
-    token = at.token if kernel.rope else {}
-    plan.launch(kernel, at.label, q=at.work["q"], **token, **at.arguments, out=out)
+    kernel = PrefillAttention(at.heads, at.layout, at.rows.count, at.scores)
+    at.launch(plan, kernel, at.label, out=out)
 
 
 def append_tokens(plan: Plan, at: LayerAttention) -> None:
-    """Turn ``at.work``'s q and k in place, where there is a rotation; append k and v."""
-    layout, rotation, rows = at.cache.layout, at.rotation, at.rows
-    q, k, v = (at.work[name] for name in "qkv")
-    if rotation is not None:
-        assert at.frequencies is not None
-        rope = Rope(
+    """Prepare ``at.work``'s q and k in place, where there is something to do; append k and v, where
+    the layer has a cache of its own."""
+    layout, token, rows = at.layout, at.token, at.rows
+    rope = token.rope
+    if rope or token.qk_norm or token.temperature:
+        kernel = Rope(
             q_heads=at.heads,
-            kv_heads=layout.kv_heads,
+            kv_heads=layout.kv_heads if token.appends else 0,
             head_dim=layout.head_dim,
-            rotary_dim=rotation.rotary_dim,
-            style=rotation.style,
-            magnitude=rotation.magnitude,
+            rotary_dim=rope.rotary_dim if rope else 0,
+            style=rope.style if rope else "half",
+            magnitude=rope.magnitude if rope else 1.0,
             rows=rows.count,
             max_len=layout.max_len,
+            qk_norm=token.qk_norm,
+            temperature=token.temperature,
+            rope_first=token.rope_first,
         )
-        plan.launch(
-            rope, f"{at.label}.rope", q=q, k=k, frequencies=at.frequencies, position=rows.position
-        )
-    append = KvAppend(layout, rows.count)
-    plan.launch(append, f"{at.label}.kv_append", k=k, v=v, **at.arguments)
+        at.launch(plan, kernel, f"{at.label}.rope")
+    if token.appends:
+        append = KvAppend(layout, rows.count, token.v_norm)
+        at.launch(plan, append, f"{at.label}.kv_append")

@@ -1,145 +1,133 @@
-"""A transformer layer of the llama family, as launches appended to a plan."""
+"""The layers of a model, as launches appended to a plan.
+
+A layer is what its description says (`families.description`): blocks of networks, each with norms
+around it, whose results are added to the stream.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.attention import LayerAttention, incremental_attention_into
-from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
-from urdir.model.blocks.rows import Rows
-from urdir.model.families.description import Config
-from urdir.model.memory.device_state import DecodeState
-from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.weights import LayerWeights, Weights
-from urdir.ptxgen.kernels.linear.choice import fills_sms
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.model.blocks.attention_network import append_attention
+from urdir.model.blocks.feed_forward import append_dense, append_mixture
+from urdir.model.blocks.layer_end import append_end, has_end
+from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
+from urdir.model.families.description import Attention, Block, Branch, Dense, Mixture
+from urdir.model.memory.norms import NormLayer
 
 if TYPE_CHECKING:
-    from urdir.driver.device import Device
-    from urdir.driver.memory import Arena, Slice
+    from urdir.driver.memory import Slice
     from urdir.driver.plan import Plan
+    from urdir.model.blocks.rows import Rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerParts:
-    """The device, and the owners of everything on it that layers read and write.
-
-    ``exact`` keeps activations f32; without ``fused``, decode attention is launched in parts.
-    """
-
-    device: Device
-    config: Config
-    weights: Weights
-    cache: KvCache
-    work: Arena
-    exact: bool
-    fused: bool = True
-
-    def attention(self, rows: Rows, index: int) -> LayerAttention:
-        """The attention of layer ``index``."""
-        mixer = self.config.layers[index].mixer
-        return LayerAttention(
-            label=f"blk.{index}.attention",
-            cache=self.cache,
-            layer=index,
-            heads=mixer.heads,
-            rows=rows,
-            work=self.work,
-            rotation=mixer.rope.rotation,
-            frequencies=self.weights.rope_tables[mixer.rope],
-            sm_count=self.device.properties.sm_count,
-            exact=self.exact,
-            fused=self.fused,
-        )
-
-    def linear(self, plan: Plan, rows: Rows) -> LinearLayers:
-        """What appends this step's linear layers to ``plan``."""
-        limits = device_limits(self.device.properties)
-        return LinearLayers(
-            plan, self.config, self.work, rows.count, exact=self.exact, limits=limits
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepParts(LayerParts):
-    """What a step reads and writes: that of its layers, and the rows' tokens and positions."""
-
-    state: DecodeState
-
-
-def transformer_layer_workspace(
-    plan: Plan, parts: LayerParts, rows: Rows, index: int, x: Activations
-) -> Activations:
-    """Append layer ``index`` on the workspace: ``work["hidden"]`` (rows, hidden) in and out; ``x``
-    is what is known of it before, the result what is known after.
-
-    The first residual goes to ``work["residual"]``, because input and output share a buffer.
-    """
-    return transformer_layer_indexed(
-        plan,
-        parts,
-        rows,
-        index,
-        x,
-        parts.work["hidden"],
-        w=parts.weights.layers[index],
-        next_norm=parts.weights.norm_after(index),
-    )
-
-
-def transformer_layer_indexed(
+def append_layer(
     plan: Plan,
     parts: LayerParts,
     rows: Rows,
     index: int,
     x: Activations,
-    y: Slice,
-    w: LayerWeights,
-    next_norm: Slice | None = None,
+    y: Slice | None = None,
 ) -> Activations:
-    """Append layer ``index`` with weights ``w``: x (rows, hidden) f32 -> y (rows, hidden) f32; y
-    may be x's buffer. The norm after it, if it is known, is begun.
+    """Append layer ``index``: the stream x (rows, hidden) f32 before it, and the stream after it,
+    in ``y`` (which may be x's buffer) or in a buffer of the workspace. The norm after it, if it is
+    known, is begun.
 
-    norm -> Q, K, V (+ biases) -> QK-norm -> RoPE, append to the cache, attention -> O -> residual
-    -> norm -> SwiGLU -> residual. Raises LaunchError, naming launch and parameter, for a
-    buffer that is null, closed or too small.
+    Raises LaunchError, naming launch and parameter, for a buffer that is null, closed or too small.
     """
-    work = parts.work
-    at, linear = f"blk.{index}.", parts.linear(plan, rows)
-    qkv = [(w.q, work["q"]), (w.k, work["k"]), (w.v, work["v"])]
-    linear.append(at + "attn_qkv", qkv, x, w.attn_norm)
-    _append_qk_norm(plan, parts, rows, index, w)
-    incremental_attention_into(plan, parts.attention(rows, index), work["heads"])
-    fill = fills_sms(rows.keys)
-    attended = linear.append_residual(
-        at + "attn_output",
-        w.o,
-        work["heads"],
-        residual=x.x,
-        y=work["residual"],
-        next_norm=w.ffn_norm,
-        fill=fill,
-    )
-    linear.append_gated(
-        at + "ffn_gate_up", w.gate, w.up, attended, norm=w.ffn_norm, y=work["activated"]
-    )
-    return linear.append_residual(
-        at + "ffn_down",
-        w.down,
-        work["activated"],
-        residual=work["residual"],
-        y=y,
-        next_norm=next_norm,
+    at = LayerStep(plan, parts, rows, index)
+    layer, start = parts.config.layers[index], x.x
+    ends = has_end(layer)
+    for number, block in enumerate(layer.blocks):
+        if number + 1 < len(layer.blocks):
+            following, target = at.norm(layer.blocks[number + 1].branches[0].norm), None
+        else:
+            following, target = (None, None) if ends else (_norm_after(at), y)
+        x = _append_block(at, block, x, start, target, following)
+    return append_end(at, layer, x.x, y) if ends else x
+
+
+def _norm_after(at: LayerStep) -> NormLayer | None:
+    """The first norm after a layer: the next one's, or the output's."""
+    config, following = at.parts.config, at.index + 1
+    if following == config.n_layers:
+        return at.norm(config.output_norm)
+    return at.norm(config.layers[following].blocks[0].branches[0].norm)
+
+
+def _append_block(
+    at: LayerStep,
+    block: Block,
+    x: Activations,
+    start: Slice,
+    y: Slice | None,
+    following: NormLayer | None,
+) -> Activations:
+    """x += scale * the networks' results, one after the other, or x += norm(their sum)."""
+    if block.post_norm is not None:
+        return _append_normed_block(at, block, x, start, y, following)
+    total = x
+    for number, branch in enumerate(block.branches):
+        is_last = number + 1 == len(block.branches)
+        target = (y if is_last else None) or at.free(x.x, start, total.x)
+        to = Destination(target, total.x, following if is_last else None, block.scale)
+        total = _append_branch(at, branch, x, start, to)
+    return total
+
+
+def _append_normed_block(
+    at: LayerStep,
+    block: Block,
+    x: Activations,
+    start: Slice,
+    y: Slice | None,
+    following: NormLayer | None,
+) -> Activations:
+    """A block with a norm after it: what the networks make is no part of the stream before."""
+    total: Slice | None = None
+    for branch in block.branches:
+        used = (x.x, start) if total is None else (x.x, start, total)
+        total = _append_branch(at, branch, x, start, Destination(at.free(*used), total, None)).x
+    norm = at.norm(block.post_norm)
+    assert total is not None and norm is not None
+    if block.scale != 1.0:
+        at.scale("scale", total, total, block.scale)
+    target = y or at.free(x.x, start, total)
+    hidden = at.parts.config.hidden
+    return at.linear.append_norm_after(
+        at.name("post_norm"), hidden, total, norm, x.x, target, following
     )
 
 
-def _append_qk_norm(plan: Plan, parts: LayerParts, rows: Rows, index: int, w: LayerWeights) -> None:
-    """RMSNorm of every head of Q and K (Qwen3), in place."""
-    mixer = parts.config.layers[index].mixer
-    work, eps = parts.work, parts.config.rms_eps
-    for name, weight, heads in (("q", w.q_norm, mixer.heads), ("k", w.k_norm, mixer.kv_heads)):
-        if weight is not None:
-            kernel = RmsNorm(rows=rows.count * heads, cols=mixer.key_dim, eps=eps)
-            label = f"blk.{index}.attn_{name}_norm"
-            plan.launch(kernel, label, x=work[name], weight=weight, y=work[name])
+def _append_branch(
+    at: LayerStep, branch: Branch, x: Activations, start: Slice, to: Destination
+) -> Activations:
+    """A network and the norm after it."""
+    source = Activations(start) if branch.reads_layer_input else x
+    if branch.post_norm is None:
+        return _append_network(at, branch, source, start, to)
+    product = Destination(at.work["branch"], None, None)
+    made = _append_network(at, branch, source, start, product).x
+    norm = at.norm(branch.post_norm)
+    assert norm is not None
+    hidden, label = at.parts.config.hidden, at.name("branch_norm")
+    if to.residual is None:
+        at.linear.append_norm(label, hidden, Activations(made), norm, to.y)
+        return Activations(to.y)
+    return at.linear.append_norm_after(
+        label, hidden, made, norm, to.residual, to.y, to.next_norm, to.scale
+    )
+
+
+def _append_network(
+    at: LayerStep, branch: Branch, x: Activations, start: Slice, to: Destination
+) -> Activations:
+    norm = at.norm(branch.norm)
+    match branch.network:
+        case Attention():
+            return append_attention(at, branch.network, x, norm, to)
+        case Dense():
+            return append_dense(at, branch.network, x, norm, to)
+        case Mixture():
+            return append_mixture(at, branch.network, x, norm, start, to)

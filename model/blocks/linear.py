@@ -1,7 +1,7 @@
 """Linear layers: activations times weight matrices, with the norm before and the residual after.
 
-For few rows one launch normalises, multiplies with all matrices and adds; for many rows
-(``takes_gemm``) these are launches of their own.
+For few rows one launch normalises, multiplies with all matrices, applies the nonlinearity and adds;
+for many rows (``takes_gemm``) most of these are launches of their own.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from urdir.model.families.description import Config
+from urdir.model.blocks.activations import Activations
+from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.activate import Activate
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.linear.choice import (
     Limits,
@@ -22,34 +25,31 @@ from urdir.ptxgen.kernels.linear.choice import (
 )
 from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
-from urdir.ptxgen.kernels.swiglu import SwiGLU
+from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
     from urdir.driver.plan import Plan
     from urdir.driver.properties import DeviceProperties
 
+__all__ = ["Activations", "LinearLayers", "NormLayer", "device_limits"]
+
 # One object for equal kernels, with its cached properties.
 _gemm = lru_cache(maxsize=256)(Gemm)
 _add = lru_cache(maxsize=64)(Add)
-_swiglu = lru_cache(maxsize=64)(SwiGLU)
+_activate = lru_cache(maxsize=64)(Activate)
+_normalise = lru_cache(maxsize=64)(Normalise)
+SILU = Activation("silu")
 
 
 @dataclass(frozen=True, slots=True)
-class Activations:
-    """Vectors ``x`` (rows, n) f32. The launch that made them may have begun the norm that follows,
-    whose weights are ``norm`` (n,): x times these is in ``scaled``, and a ``summary`` of both
-    (`GemmSmall`)."""
+class Ends:
+    """What follows a product, in this order (`LinearSpec`)."""
 
-    x: Slice
-    norm: Slice | None = None
-    scaled: Slice | None = None
-    summary: Slice | None = None
-
-    def has_begun(self, norm: Slice | None) -> bool:
-        """Whether the launch that made the vectors has begun this norm."""
-        return norm is not None and norm is self.norm
+    activation: Activation | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
+    clamp: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,6 @@ class LinearLayers:
     """
 
     plan: Plan
-    config: Config
     work: Arena
     rows: int
     exact: bool
@@ -72,21 +71,25 @@ class LinearLayers:
         label: str,
         matrices: Sequence[tuple[Matrix, Slice]],
         x: Activations,
-        norm: Slice | None = None,
+        norm: NormLayer | None = None,
+        activation: Activation | None = None,
+        *,
+        scale: float = 1.0,
+        softcap: float = 0.0,
+        clamp: float = 0.0,
     ) -> None:
-        """y (rows, out) = x (rows, in) times the matrix (out, in), plus its bias, for each matrix.
+        """y (rows, out) = f(x (rows, in) times the matrix (out, in), plus its bias), for each.
 
-        x is RMS-normalised first where there is a ``norm`` (in,); ``work["normed"]`` may be used.
+        x is normalised first where there is a ``norm``; ``work["normed"]`` may be used. Of the
+        ``activation`` f, y is multiplied with ``scale`` and bounded as `LinearSpec` says.
         """
-        biased = {matrix.bias is not None for matrix, _ in matrices}
-        if self._many_rows or len(biased) > 1:
-            if norm is not None and self._many_rows:
-                normed = self._append_norm(f"{label}.norm", matrices[0][0].cols, x.x, norm)
-                x, norm = Activations(normed), None
+        ends = Ends(activation, scale, softcap, clamp)
+        request = self._request(*(matrix for matrix, _ in matrices), ends=ends)
+        x, norm = self._normed(label, request, x, norm)
+        if self._many_rows:
             for number, (matrix, y) in enumerate(matrices):
-                self._append_one(f"{label}.{number}" if number else label, matrix, x, y, norm)
+                self._append_gemm(f"{label}.{number}" if number else label, matrix, x.x, y, ends)
             return
-        first, _ = matrices[0]
         for at, count, suffix in self._slices():
             launch: dict[str, Slice] = {}
             for number, (matrix, out) in enumerate(matrices):
@@ -95,13 +98,7 @@ class LinearLayers:
                 launch[f"y{tag}"] = _rows_of(out, at, count, matrix.rows)
                 if matrix.bias is not None:
                     launch[f"bias{tag}"] = matrix.bias
-            request = replace(
-                self._request(count, *(matrix for matrix, _ in matrices)),
-                bias=first.bias is not None,
-                eps=None if norm is None else self.config.rms_eps,
-                summarised=x.has_begun(norm),
-            )
-            kernel = choose_linear(request)
+            kernel = choose_linear(_normalising(replace(request, batch=count), x, norm))
             self.plan.launch(kernel, label + suffix, **launch, **_vectors(kernel, x, norm, at))
 
     def append_residual(
@@ -111,27 +108,36 @@ class LinearLayers:
         x: Slice,
         residual: Slice,
         y: Slice,
-        next_norm: Slice | None,
+        next_norm: NormLayer | None,
         fill: bool = False,
+        scale: float = 1.0,
     ) -> Activations:
-        """y = residual + x times the matrix; y is another buffer. Returns it, perhaps with the norm
-        begun whose weights are ``next_norm`` (out,), None where there is none.
+        """y = residual + scale * (x times the matrix, plus its bias); y is another buffer. Returns
+        it, perhaps with the ``next_norm`` begun, None where there is none.
 
         ``work["delta"]``, ``work["scaled"]`` and ``work["summary"]`` may be used. ``fill``: see
         `CutOptions`.
         """
-        if self._many_rows or matrix.bias is not None:
-            self.append(label, [(matrix, self.work["delta"])], Activations(x))
-            add = _add(n=self.rows * matrix.rows)
-            self.plan.launch(add, f"{label}.residual", a=residual, b=self.work["delta"], y=y)
-            return Activations(y)
+        if self._many_rows:
+            delta = self.work["delta"]
+            self._append_gemm(label, matrix, x, delta, Ends())
+            return self.append_sum(f"{label}.residual", matrix.rows, residual, delta, y, scale)
         made = Activations(y)
+        begins = next_norm is not None and next_norm.is_scaled_rms
+        request = replace(
+            self._request(matrix, ends=Ends(scale=scale)),
+            residual=True,
+            fill=fill,
+            summarises=begins,
+        )
         for at, count, suffix in self._slices():
-            begins = next_norm is not None
-            request = self._request(count, matrix)
-            kernel = choose_linear(replace(request, residual=True, fill=fill, summarises=begins))
-            if kernel.summarises:
+            kernel = choose_linear(replace(request, batch=count))
+            begun = {}
+            if kernel.summarises and next_norm is not None:
                 made = Activations(y, next_norm, self.work["scaled"], self.work["summary"])
+                begun = _given(
+                    next_norm=next_norm.weight, scaled=made.scaled, y_summary=made.summary
+                )
             self.plan.launch(
                 kernel,
                 label + suffix,
@@ -139,48 +145,107 @@ class LinearLayers:
                 residual=_rows_of(residual, at, count, matrix.rows),
                 y=_rows_of(y, at, count, matrix.rows),
                 x=_rows_of(x, at, count, matrix.cols),
-                **_given(next_norm=made.norm, scaled=made.scaled, y_summary=made.summary),
+                **_given(bias=matrix.bias),
+                **begun,
             )
         return made
 
     def append_gated(
-        self, label: str, gate: Matrix, up: Matrix, x: Activations, norm: Slice, y: Slice
+        self,
+        label: str,
+        gate: Matrix,
+        up: Matrix,
+        x: Activations,
+        norm: NormLayer | None,
+        y: Slice,
+        activation: Activation = SILU,
     ) -> None:
-        """y = silu(gate x') * (up x'), x' being x RMS-normalised.
+        """y = f(gate x') * (up x'), x' being x after the ``norm``, each product plus its bias.
 
-        ``work["gate"]`` and ``work["up"]`` may be used.
+        ``work["gate"]``, ``work["up"]`` and ``work["normed"]`` may be used.
         """
         if self._many_rows or not _alike(gate, up):
             gated, plain = self.work["gate"], self.work["up"]
             self.append(label, [(gate, gated), (up, plain)], x, norm)
-            swiglu = _swiglu(n=self.rows * gate.rows)
-            self.plan.launch(swiglu, f"{label}.swiglu", gate=gated, up=plain, y=y)
+            activate = _activate(self.rows * gate.rows, activation, gated=True)
+            self.plan.launch(activate, f"{label}.activation", gate=gated, up=plain, y=y)
             return
+        # silu is what a gated product has anyway
+        ends = Ends(None if activation == SILU else activation)
+        request = replace(self._request(gate, ends=ends), gated=True)
+        x, norm = self._normed(label, request, x, norm)
         for at, count, suffix in self._slices():
-            request = replace(
-                self._request(count, gate),
-                eps=self.config.rms_eps,
-                gated=True,
-                summarised=x.has_begun(norm),
-            )
-            kernel = choose_linear(request)
+            kernel = choose_linear(_normalising(replace(request, batch=count), x, norm))
             self.plan.launch(
                 kernel,
                 label + suffix,
                 weights=gate.data,
                 up=up.data,
                 y=_rows_of(y, at, count, gate.rows),
+                **_given(bias=gate.bias, up_bias=up.bias),
                 **_vectors(kernel, x, norm, at),
             )
+
+    def append_sum(
+        self, label: str, cols: int, residual: Slice, delta: Slice, y: Slice, scale: float = 1.0
+    ) -> Activations:
+        """y = residual + scale * delta, all (rows, cols) f32; y may be either."""
+        add = _add(self.rows * cols, scale)
+        self.plan.launch(add, label, a=residual, b=delta, y=y)
+        return Activations(y)
+
+    def append_norm(
+        self, label: str, cols: int, x: Activations, norm: NormLayer, y: Slice
+    ) -> Activations:
+        """x with the ``norm`` completed, in y (rows, cols): for layers that share it."""
+        kernel = _normalise(self.rows, cols, norm.norm)
+        self.plan.launch(kernel, label, x=x.x, y=y, **_given(weight=norm.weight, bias=norm.bias))
+        return Activations(x.x, norm, normed=y)
+
+    def append_norm_after(
+        self,
+        label: str,
+        cols: int,
+        delta: Slice,
+        norm: NormLayer,
+        residual: Slice,
+        y: Slice,
+        next_norm: NormLayer | None,
+        scale: float = 1.0,
+    ) -> Activations:
+        """y = residual + scale * norm(delta), all (rows, cols) f32; y may be ``delta`` or
+        ``residual``. Returns it with the ``next_norm`` completed in ``work["normed"]``.
+        """
+        then = None if next_norm is None else next_norm.norm
+        kernel = _normalise(self.rows, cols, norm.norm, residual=True, scale=scale, then=then)
+        launch = _given(weight=norm.weight, bias=norm.bias)
+        made = Activations(y)
+        if next_norm is not None:
+            made = Activations(y, next_norm, normed=self.work["normed"])
+            launch |= _given(next_weight=next_norm.weight, next_bias=next_norm.bias, z=made.normed)
+        self.plan.launch(kernel, label, x=delta, residual=residual, y=y, **launch)
+        return made
 
     @property
     def _many_rows(self) -> bool:
         return takes_gemm(self.rows, self.exact)
 
-    def _request(self, batch: int, *matrices: Matrix) -> LinearRequest:
-        """``batch`` vectors times all of the matrices, without norm or residual."""
+    def _request(self, *matrices: Matrix, ends: Ends) -> LinearRequest:
+        """The vectors of a launch times all of the matrices, without norm or residual."""
         shapes = tuple((matrix.format, matrix.rows) for matrix in matrices)
-        return LinearRequest(self.limits, shapes, matrices[0].cols, batch, self.exact)
+        biased = tuple(matrix.bias is not None for matrix in matrices)
+        return LinearRequest(
+            self.limits,
+            shapes,
+            matrices[0].cols,
+            min(self.rows, MAX_BATCH),
+            self.exact,
+            bias=biased[0] if len(set(biased)) == 1 else biased,
+            activation=ends.activation,
+            scale=ends.scale,
+            softcap=ends.softcap,
+            clamp=ends.clamp,
+        )
 
     def _slices(self) -> list[tuple[int, int, str]]:
         """First row, rows and a suffix for the label of each launch."""
@@ -190,26 +255,34 @@ class LinearLayers:
             for at in firsts
         ]
 
-    def _append_norm(self, label: str, cols: int, x: Slice, norm: Slice) -> Slice:
-        kernel = RmsNorm(rows=self.rows, cols=cols, eps=self.config.rms_eps)
-        self.plan.launch(kernel, label, x=x, weight=norm, y=self.work["normed"])
-        return self.work["normed"]
+    def _normed(
+        self, label: str, request: LinearRequest, x: Activations, norm: NormLayer | None
+    ) -> tuple[Activations, NormLayer | None]:
+        """The vectors of a product, and the norm that its launch has yet to compute."""
+        if norm is None:
+            return x, None
+        if x.has_completed(norm):
+            assert x.normed is not None
+            return Activations(x.normed), None
+        if not self._many_rows and replace(request, norm=norm.norm).fuses_norm:
+            return x, norm
+        made = self.append_norm(f"{label}.norm", request.cols, x, norm, self.work["normed"])
+        assert made.normed is not None
+        return Activations(made.normed), None
 
-    def _append_one(
-        self, label: str, matrix: Matrix, x: Activations, y: Slice, norm: Slice | None
-    ) -> None:
-        if not self._many_rows:
-            self.append(label, [(matrix, y)], x, norm)
-            return
-        has_bias = matrix.bias is not None
-        self.plan.launch(
-            _gemm(matrix.format, matrix.rows, matrix.cols, self.rows, has_bias),
-            label,
-            weights=matrix.data,
-            x=x.x,
-            **_given(bias=matrix.bias),
-            y=y,
+    def _append_gemm(self, label: str, matrix: Matrix, x: Slice, y: Slice, ends: Ends) -> None:
+        kernel = _gemm(
+            matrix.format,
+            matrix.rows,
+            matrix.cols,
+            self.rows,
+            matrix.bias is not None,
+            activation=ends.activation,
+            scale=ends.scale,
+            softcap=ends.softcap,
+            clamp=ends.clamp,
         )
+        self.plan.launch(kernel, label, weights=matrix.data, x=x, **_given(bias=matrix.bias), y=y)
 
 
 def device_limits(properties: DeviceProperties) -> Limits:
@@ -223,8 +296,15 @@ def device_limits(properties: DeviceProperties) -> Limits:
 
 
 def _alike(gate: Matrix, up: Matrix) -> bool:
-    """Whether one launch can take both: same type and shape, no biases."""
-    return gate.layout == up.layout and gate.bias is up.bias is None
+    """Whether one launch can take both: same type and shape, both with a bias or none."""
+    return gate.layout == up.layout and (gate.bias is None) == (up.bias is None)
+
+
+def _normalising(request: LinearRequest, x: Activations, norm: NormLayer | None) -> LinearRequest:
+    """The request of a launch that computes the norm, or what is left of it."""
+    if norm is None:
+        return request
+    return replace(request, norm=norm.norm, summarised=x.has_begun(norm))
 
 
 def _given(**arguments: Slice | None) -> dict[str, Slice]:
@@ -232,12 +312,13 @@ def _given(**arguments: Slice | None) -> dict[str, Slice]:
 
 
 def _vectors(
-    kernel: LinearSpec, x: Activations, norm: Slice | None, first: int
+    kernel: LinearSpec, x: Activations, norm: NormLayer | None, first: int
 ) -> dict[str, Slice]:
     """The arguments of a launch for the vectors from ``first`` on."""
     if kernel.summarised:
         return _given(x=x.scaled, x_summary=x.summary)
-    return _given(x=_rows_of(x.x, first, kernel.batch, kernel.cols), norm=norm)
+    weights = {} if norm is None else _given(norm=norm.weight, norm_bias=norm.bias)
+    return {"x": _rows_of(x.x, first, kernel.batch, kernel.cols), **weights}
 
 
 def _rows_of(matrix: Slice, first: int, count: int, width: int) -> Slice:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   urdir check                          what to run first on a new GPU, driver or machine
   urdir check --device emulator        the same without a GPU
-  urdir check --kernel rms_norm        one kernel (repeatable), no plans
+  urdir check --kernel normalise        one kernel (repeatable), no plans
   urdir check --json > report.json     every example, as JSON
 
 Times are of single launches of the small examples: mostly what a launch costs to start. GB/s is

@@ -126,6 +126,6 @@ def _describe(engine: Engine) -> None:
         f"loaded in {engine.load_seconds:.2f} s\n"
         f"device {device.name}: {device.properties.name}, kernels for {device.target}\n"
         f"context {session.context} tokens, KV cache {session.parts.cache.nbytes:,} bytes "
-        f"({session.parts.cache.layout.dtype})",
+        f"({session.parts.cache.layout(0).dtype})",
         file=sys.stderr,
     )

@@ -115,6 +115,7 @@ class Engine(Owner):
             config = Config.from_gguf(gguf)
             context = context or default_context(config)
             check_context(config, context)
+            config = config.at_context(context)
             reading = _read_tokenizer(gguf, owners) if text else None
             opened = owners.enter_context(
                 Device.open(device, cache_folder=folder, ptx_files=ptx_files)

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from urdir.driver import execute
-from urdir.model.blocks.layer import StepParts
+from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.batch import StepShape
 from urdir.model.engine.step import building
 from urdir.model.owner import Owner

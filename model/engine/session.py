@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from urdir.model.blocks.layer import StepParts
+from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
 from urdir.model.engine.run_ahead import RunAhead
 from urdir.model.engine.runner import Observer, Steps
@@ -20,7 +20,7 @@ from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
 from urdir.model.memory.budget import SessionBudget, check_context
 from urdir.model.memory.device_state import DecodeState
-from urdir.model.memory.kv_cache import create_cache
+from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
@@ -70,11 +70,11 @@ class Session(Owner):
         self.context = context
         self.weights = weights
         self.sequences = tuple(Sequence(slot, context) for slot in range(sequences))
-        self.shapes = ShapeBuckets.of(budget.chunks, budget.layout.max_len)
+        self.shapes = ShapeBuckets.of(budget.chunks, budget.cache.max_len)
         self._rows: tuple[tuple[int, int], ...] = ()  # of the next decode step, on the device
         with ExitStack() as owners:
             self._stream = owners.enter_context(device.create_stream())
-            cache = owners.enter_context(create_cache(device, config.n_layers, budget.layout))
+            cache = owners.enter_context(KvCache(device, budget.cache))
             state = owners.enter_context(DecodeState(device, budget.state))
             work = owners.enter_context(device.arena(budget.workspace, "workspace"))
             self.parts = StepParts(

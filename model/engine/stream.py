@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import suppress
 from typing import Protocol
 
-from urdir.model.blocks.layer import StepParts
+from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
 from urdir.model.engine.run_ahead import AT_ONCE, RunAhead
 from urdir.model.engine.runner import Steps

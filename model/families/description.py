@@ -1,31 +1,102 @@
 """The description of a model as plain data: a family makes it, everything else reads it.
 
-A layer is a token mixer and a feed-forward network, each with an RMSNorm before it and a residual
-after it. Whatever may differ between layers is in the layer's own description.
+The values of a token run through the layers as one vector, the stream x. A layer is a few blocks;
+each adds to the stream what its networks make of it:
+
+    x += scale * post_norm( sum over branches of post_norm(network(norm(x))) )
+
+Two blocks, attention and then a feed-forward network, are the usual layer; one block with both is a
+parallel one. Whatever may differ between layers is in the layer's own description, and so are the
+places of its weights (`stored`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from urdir.model.families.rope import RopeConfig
+from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.attention.own_token import Temperature
+from urdir.ptxgen.kernels.attention.scores import Scores
+from urdir.ptxgen.kernels.norm import Norm
 
 if TYPE_CHECKING:
     from urdir.model.files.model_file import ModelFile
 
 
 @dataclass(frozen=True, slots=True)
+class QkNorm:
+    """RMSNorm (or LayerNorm) of queries and keys: of each head, or of all heads as one row.
+
+    Weights are (head_dim,), (heads, head_dim), (heads, 1) or (heads * head_dim,).
+    """
+
+    q: Normalization
+    k: Normalization
+    over: Literal["head", "row"] = "head"
+    after_rope: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputGate:
+    """The result of attention times activation(linear x'), by value or by head."""
+
+    linear: Linear
+    activation: Literal["sigmoid", "softplus"]
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal softmax attention (GQA) over all tokens before, scaled by 1 / sqrt(key_dim)."""
+    """Causal softmax attention (GQA), scores scale * q . k.
+
+    A row at position p attends to positions above p - ``window``, or from the beginning of its
+    ``chunk`` on (0: none). ``softcap`` c > 0 turns scores s into c * tanh(s / c). ``sinks``
+    (heads,) are one more logit each, without a value. ``max_bias`` > 0 adds ALiBi (Press et al.
+    2021, arXiv 2108.12409). Without ``v`` the product of ``k`` is K and V; without both, the cache
+    of layer ``shares_cache_of`` is used. Products are kept within +- ``clamp``.
+    """
 
     heads: int  # of queries
     kv_heads: int  # heads is a multiple
     key_dim: int  # of a head of queries and keys
     value_dim: int  # of a head of values
-    rope: RopeConfig
-    qkv_bias: bool = False  # on the products Q, K and V
-    qk_norm: bool = False  # RMSNorm of each head of queries and keys, weights (key_dim,)
+    scale: float
+    q: Linear
+    k: Linear | None
+    v: Linear | None
+    o: Linear
+    rope: RopeConfig | None = None
+    qk_norm: QkNorm | None = None
+    v_norm: Norm | None = None  # of each head of values, without weights
+    window: int = 0
+    chunk: int = 0
+    softcap: float = 0.0
+    sinks: StoredVector | None = None
+    max_bias: float = 0.0
+    clamp: float = 0.0
+    temperature: Temperature | None = None
+    gate: OutputGate | None = None
+    value_scale: float = 1.0  # of the result
+    shares_cache_of: int | None = None
+
+    @property
+    def scores(self) -> Scores:
+        """What happens between q . k and the softmax."""
+        return Scores(
+            scale=self.scale,
+            softcap=self.softcap,
+            window=self.window,
+            chunk=self.chunk,
+            sinks=self.sinks is not None,
+            max_bias=self.max_bias,
+        )
+
+    @property
+    def span(self) -> int:
+        """The most keys that a row attends to; 0: all up to its own."""
+        return min(filter(None, (self.window, self.chunk)), default=0)
 
     @property
     def query_width(self) -> int:
@@ -50,31 +121,193 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """SwiGLU (Shazeer 2020, arXiv 2002.05202): down(silu(gate x) * up x)."""
+    """down(f(gate x) * up x), or down(f(up x)) without a gate; see `Activation`.
 
-    width: int  # rows of gate and up
+    ``divisors`` (width,) divide the activated values (MPT).
+    """
+
+    up: Linear
+    down: Linear
+    gate: Linear | None
+    activation: Activation
+    divisors: StoredVector | None = None
+
+    @property
+    def width(self) -> int:
+        """Rows of up."""
+        return self.up.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Which experts a token goes to, and with which weights.
+
+    Scores of the experts' logits: "softmax", "sigmoid", or the logits themselves, whose softmax
+    over the chosen ones is taken ("softmax_selected"). Chosen are the ``used`` highest scores (with
+    ``choice_bias`` (experts,) added for the choice only; from the ``groups_used`` best of
+    ``groups`` groups, by the sum of a group's two best). Their scores are the weights: divided by
+    their sum (``normalize``), times ``scale``, times the expert's own ``expert_scale`` (experts,).
+    ``by_logits`` chooses by logits. ``reads``: what the logits are made of: the network's input,
+    the layer's input as it is, or a norm of its own (``norm``).
+    """
+
+    linear: Linear
+    used: int
+    scoring: Literal["softmax", "sigmoid", "softmax_selected"] = "softmax"
+    choice_bias: StoredVector | None = None
+    groups: int = 1
+    groups_used: int = 1
+    normalize: bool = False
+    scale: float = 1.0
+    expert_scale: StoredVector | None = None
+    by_logits: bool = False
+    reads: Literal["input", "layer", "norm"] = "input"
+    norm: Normalization | None = None
+    norm_scale: float = 1.0  # of the router's own norm
+
+    @property
+    def experts(self) -> int:
+        """Number of experts."""
+        return self.linear.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A mixture of experts: the weighted sum of some experts, and a ``shared`` network of all
+    tokens, times sigmoid(``shared_gate`` x) where it has one.
+
+    Matrices of experts have the rows of all experts, one after the other; their biases likewise.
+    ``weigh_input`` multiplies an expert's gate and up products with its weight instead of its
+    result (Llama 4).
+    """
+
+    router: Router
+    up: Linear
+    down: Linear
+    gate: Linear | None
+    activation: Activation
+    weigh_input: bool = False
+    shared: Dense | None = None
+    shared_gate: Linear | None = None
+
+    @property
+    def width(self) -> int:
+        """Rows of up of one expert."""
+        return self.up.rows // self.router.experts
+
+
+#: The last two: a matrix alone (Deci), f(x) without any matrix (Refact).
+Network = Attention | Dense | Mixture | Linear | Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A network of a block, with norms of its own. ``reads_layer_input``: not the stream as it is
+    at the block, but as it was at the layer's beginning."""
+
+    network: Network
+    norm: Normalization | None = None
+    post_norm: Normalization | None = None
+    reads_layer_input: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """x += post_norm(scale * sum of the branches)."""
+
+    branches: tuple[Branch, ...]
+    post_norm: Normalization | None = None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEmbedding:
+    """x += norm(proj(gelu(gate x) * e)), e being the token's embedding for this layer (Gemma 4)."""
+
+    gate: Linear
+    proj: Linear
+    norm: Normalization
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """One layer."""
+    """One layer: its blocks, and what happens to the stream after them, in this order.
 
-    mixer: Attention
-    ffn: Dense
+    ``embedding`` adds a per-layer embedding; ``output_scale`` (1,) multiplies; ``output_norm``
+    replaces the stream; ``saves`` keeps it under a name; ``adds`` adds a stream kept before, times
+    ``adds_scale`` (1,) where there is one.
+    """
+
+    blocks: tuple[Block, ...]
+    embedding: LayerEmbedding | None = None
+    output_scale: StoredVector | None = None
+    output_norm: Normalization | None = None
+    saves: str | None = None
+    adds: str | None = None
+    adds_scale: StoredVector | None = None
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """All of its networks."""
+        return tuple(branch.network for block in self.blocks for branch in block.branches)
+
+    @property
+    def dense_networks(self) -> tuple[Dense, ...]:
+        """Its dense networks, the shared ones of mixtures among them."""
+        mixtures = (n.shared for n in self.networks if isinstance(n, Mixture))
+        return tuple(n for n in (*self.networks, *mixtures) if isinstance(n, Dense))
+
+    @property
+    def attention(self) -> Attention | None:
+        """Its attention, if it has any."""
+        return next((n for n in self.networks if isinstance(n, Attention)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEmbeddings:
+    """The per-layer embeddings of a token, (layers, width):
+
+    input_scale * (norm(proj x * proj_scale) + table[token] * scale), each layer's part normalised.
+    """
+
+    table: StoredMatrix  # (vocab, layers * width)
+    scale: float
+    proj: Linear
+    proj_scale: float
+    norm: Normalization
+    input_scale: float
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A whole model; see `Config.from_gguf`."""
+    """A whole model; see `Config.from_gguf`.
+
+    The stream begins as the token's row of ``embedding``, times ``embedding_scale``, plus its row
+    of ``positions``, normalised by ``embedding_norm``; it is kept as ``saves``, and ``adds``
+    (hidden,) is added. Logits are ``output`` of ``output_norm`` of it, times ``logit_scale``, and c
+    * tanh(. / c) for a ``softcap`` c > 0.
+    """
 
     architecture: str
     layers: tuple[LayerConfig, ...]
     hidden: int
     vocab_size: int  # rows of the embedding; a tokeniser may know fewer
     context_length: int  # trained for
-    rms_eps: float
-    tied: bool  # the embedding is the output matrix too
-    output_bias: bool = False
+    embedding: StoredMatrix
+    output: Linear
+    output_norm: Normalization | None
+    embedding_scale: float = 1.0
+    positions: StoredMatrix | None = None
+    embedding_norm: Normalization | None = None
+    saves: str | None = None
+    adds: StoredVector | None = None
+    layer_embeddings: LayerEmbeddings | None = None
+    logit_scale: float = 1.0
+    softcap: float = 0.0
+    ignored_keys: tuple[str, ...] = ()  # of the file, which the architecture does not know
+    unused_tensors: tuple[str, ...] = ()  # of the file, for other uses than plain decoding
 
     @property
     def n_layers(self) -> int:
@@ -82,9 +315,25 @@ class Config:
         return len(self.layers)
 
     @property
+    def tied(self) -> bool:
+        """Whether the embedding is the output matrix, too."""
+        return self.output.matrix == self.embedding
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention of every layer that has one."""
+        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The different ways in which layers rotate, in order of first use."""
-        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers))
+        return tuple(dict.fromkeys(a.rope for a in self.attentions if a.rope is not None))
+
+    @property
+    def saved_streams(self) -> tuple[str, ...]:
+        """The names under which the stream is kept."""
+        names = (self.saves, *(layer.saves for layer in self.layers))
+        return tuple(dict.fromkeys(name for name in names if name is not None))
 
     @classmethod
     def from_gguf(cls, gguf: ModelFile) -> Config:
@@ -92,3 +341,23 @@ class Config:
         from urdir.model.families.registry import read_config
 
         return read_config(gguf)
+
+    def at_context(self, context: int) -> Config:
+        """The model as it is for sequences of up to ``context`` tokens: LongRoPE has factors for
+        short and for long ones."""
+        if not any(rope.long_factors for rope in self.ropes):
+            return self
+        return replace(self, layers=tuple(_at_context(layer, context) for layer in self.layers))
+
+
+def _at_context(layer: LayerConfig, context: int) -> LayerConfig:
+    def branch(of: Branch) -> Branch:
+        network = of.network
+        if isinstance(network, Attention) and network.rope is not None:
+            return replace(of, network=replace(network, rope=network.rope.at_context(context)))
+        return of
+
+    blocks = tuple(
+        replace(block, branches=tuple(map(branch, block.branches))) for block in layer.blocks
+    )
+    return replace(layer, blocks=blocks)

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Self, TypeVar
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, Self, TypeVar
+
+import numpy as np
 
 from urdir.model.errors import ConfigError
+from urdir.model.families.stored import (
+    Linear,
+    Normalization,
+    Shape,
+    StoredMatrix,
+    StoredVector,
+)
 from urdir.model.files.metadata import Metadata
 from urdir.model.files.model_file import ModelFile
-
-Shape = tuple[int, ...]
+from urdir.ptxgen.kernels.norm import Norm
 
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 
+#: Whether a bias must be there, or is taken where it is stored.
+Presence = Literal["required", "optional", "absent"]
+_LAYER = re.compile(r"^blk\.\d+\.")
+
 
 class Reader:
-    """Metadata of ``architecture`` by key without its prefix; shapes of stored tensors by name.
+    """Metadata of ``architecture`` by key without its prefix; references to stored tensors by name.
 
     At most ``max_layers`` layers are described, whatever the metadata claims. Every error names
-    the whole key.
+    the whole key. What was asked for is remembered: ``ignored_keys`` are the rest.
     """
 
     def __init__(
@@ -33,6 +46,8 @@ class Reader:
         self.stored = stored
         self._metadata = metadata
         self._max_layers = max_layers
+        self._asked: set[str] = set()
+        self._kinds = {_LAYER.sub("", name) for name in stored}
 
     @classmethod
     def of(cls, file: ModelFile) -> Self:
@@ -44,13 +59,31 @@ class Reader:
         stored = {name: tensor.shape for name, tensor in file.tensors.items()}
         return cls(file.metadata, file.architecture, stored, len(stored) + 1)
 
+    # ---- metadata ----
+
     def key(self, name: str) -> str:
         """The whole metadata key."""
         return f"{self.architecture}.{name}"
 
+    def has_key(self, name: str) -> bool:
+        """Whether the file has that key."""
+        self._asked.add(self.key(name))
+        return self.key(name) in self._metadata
+
+    def is_array(self, name: str) -> bool:
+        """Whether a key holds an array."""
+        self._asked.add(self.key(name))
+        return isinstance(self._metadata.get(self.key(name), None), np.ndarray)
+
     def optional(self, name: str, kind: type[_T], default: _D) -> _T | _D:
         """The value of a key, or ``default`` where it is absent; ConfigError for another type."""
+        self._asked.add(self.key(name))
         return self._metadata.optional(self.key(name), kind, default)
+
+    def required(self, name: str, kind: type[_T]) -> _T:
+        """The value of a key; ConfigError where it is absent or of another type."""
+        self._asked.add(self.key(name))
+        return self._metadata.require(self.key(name), kind)
 
     def size(self, name: str, default: int | None = None) -> int:
         """A positive integer; ConfigError where it is neither there nor has a default."""
@@ -60,12 +93,152 @@ class Reader:
         """A positive number; ConfigError where it is neither there nor has a default."""
         return self._positive(name, float, default)
 
+    def count(self, name: str, default: int = 0) -> int:
+        """An integer from 0 on."""
+        value = self.optional(name, int, default)
+        if value < 0:
+            raise ConfigError(f"metadata key '{self.key(name)}' is {value}, expected 0 or more")
+        return value
+
+    def by_layer(self, name: str, kind: type[_T], default: _T | None = None) -> list[_T]:
+        """A value for every layer: of a key that holds one for all, or an array of one for each.
+
+        ConfigError where it is neither there nor has a default, or has another length or type.
+        """
+        return self._by_layer(self.key(name), kind, default)
+
+    def global_by_layer(self, key: str, kind: type[_T]) -> list[_T]:
+        """The same of a key that does not begin with the architecture's name."""
+        return self._by_layer(key, kind, None)
+
+    def _by_layer(self, key: str, kind: type[_T], default: _T | None) -> list[_T]:
+        layers = self.layer_count()
+        self._asked.add(key)
+        value = self._metadata.get(key, default)
+        if not isinstance(value, np.ndarray):
+            if default is None or key in self._metadata:
+                return [self._metadata.require(key, kind)] * layers
+            return [default] * layers
+        if len(value) < layers:
+            raise ConfigError(f"metadata key '{key}' has {len(value)} values for {layers} layers")
+        return [self._element(key, item, kind) for item in value[:layers].tolist()]
+
+    def size_at(self, name: str, layer: int, default: int | None = None) -> int:
+        """A positive integer for one layer."""
+        value = self.by_layer(name, int, default)[layer]
+        if value <= 0:
+            raise ConfigError(
+                f"metadata key '{self.key(name)}' is {value} for layer {layer}, "
+                "expected a positive number"
+            )
+        return value
+
+    def integers(self, name: str) -> list[int]:
+        """The integers of an array; none where the key is absent, ConfigError for another type."""
+        key = self.key(name)
+        self._asked.add(key)
+        value = self._metadata.get(key, ())
+        items = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(items, (list, tuple)):
+            raise ConfigError(f"metadata key '{key}' must be an array")
+        return [self._element(key, item, int) for item in items]
+
+    @property
+    def ignored_keys(self) -> tuple[str, ...]:
+        """Keys of the architecture that nothing has asked for."""
+        prefix = f"{self.architecture}."
+        return tuple(k for k in self._metadata if k.startswith(prefix) and k not in self._asked)
+
+    # ---- sizes that every architecture has ----
+
     def layer_count(self) -> int:
-        """``block_count``, up to ``max_layers``."""
-        return min(self.size("block_count"), self._max_layers)
+        """``block_count`` without the layers for predicting several tokens, up to the most."""
+        blocks, extra = self.size("block_count"), self.count("nextn_predict_layers")
+        if extra >= blocks:
+            raise ConfigError(
+                f"metadata key '{self.key('nextn_predict_layers')}' is {extra} of {blocks} layers"
+            )
+        return min(blocks - extra, self._max_layers)
+
+    @property
+    def hidden(self) -> int:
+        """Values of the stream."""
+        return self.size("embedding_length")
+
+    def rms(self, default: float | None = None) -> float:
+        """The epsilon of RMS norms."""
+        return self.number("attention.layer_norm_rms_epsilon", default)
+
+    # ---- tensors ----
+
+    def has(self, name: str, layer: int | None = None) -> bool:
+        """Whether a tensor is stored; ``name`` with its ".weight" or ".bias"."""
+        return _full(name, layer) in self.stored
+
+    def anywhere(self, name: str) -> bool:
+        """Whether any layer has a tensor of that name: all layers of its kind must, then."""
+        return name in self._kinds
+
+    def of_kinds(self, kinds: Collection[str]) -> tuple[str, ...]:
+        """All tensors of those names, whatever their layer."""
+        return tuple(name for name in self.stored if _LAYER.sub("", name) in kinds)
+
+    def of_layer(self, layer: int) -> tuple[str, ...]:
+        """All tensors of a layer."""
+        return tuple(name for name in self.stored if name.startswith(f"blk.{layer}."))
+
+    def matrix(self, name: str, layer: int | None, *shape: int) -> StoredMatrix:
+        """The whole matrix ``name``.weight of that shape, rows first."""
+        return StoredMatrix.whole(_full(f"{name}.weight", layer), *shape)
+
+    def vector(self, name: str, layer: int | None, *shape: int) -> StoredVector:
+        """The tensor ``name`` (with its ".weight" or ".bias", if it has one)."""
+        return StoredVector.whole(_full(name, layer), *shape)
+
+    def optional_vector(self, name: str, layer: int | None, *shape: int) -> StoredVector | None:
+        """The same where any layer has it."""
+        return self.vector(name, layer, *shape) if self.anywhere(name) else None
+
+    def linear(
+        self, name: str, layer: int | None, *shape: int, bias: Presence = "optional"
+    ) -> Linear:
+        """The matrix ``name``.weight of that shape, rows first, and ``name``.bias (rows,)."""
+        has_bias = bias == "required" or (bias == "optional" and self.anywhere(f"{name}.bias"))
+        return Linear(
+            self.matrix(name, layer, *shape),
+            self.vector(f"{name}.bias", layer, *shape[:-1]) if has_bias else None,
+        )
+
+    def norm(
+        self,
+        name: str,
+        layer: int | None,
+        norm: Norm,
+        *shape: int,
+        bias: Presence = "absent",
+    ) -> Normalization:
+        """``norm`` with the weights ``name``.weight of that shape (default: the hidden size)."""
+        shape = shape or (self.hidden,)
+        has_bias = bias == "required" or (bias == "optional" and self.anywhere(f"{name}.bias"))
+        return Normalization(
+            Norm(norm.kind, norm.eps, weight=True, bias=has_bias),
+            self.vector(f"{name}.weight", layer, *shape),
+            self.vector(f"{name}.bias", layer, *shape) if has_bias else None,
+        )
+
+    def optional_norm(
+        self, name: str, layer: int | None, norm: Norm, *shape: int, bias: Presence = "absent"
+    ) -> Normalization | None:
+        """The same where any layer has its weights."""
+        if not self.anywhere(f"{name}.weight"):
+            return None
+        return self.norm(name, layer, norm, *shape, bias=bias)
+
+    # ---- helpers ----
 
     def _positive(self, name: str, kind: type[_Number], default: _Number | None) -> _Number:
         key = self.key(name)
+        self._asked.add(key)
         if default is None:
             value = self._metadata.require(key, kind)
         else:
@@ -74,5 +247,15 @@ class Reader:
             raise ConfigError(f"metadata key '{key}' is {value}, expected a positive number")
         return value
 
+    def _element(self, key: str, item: Any, kind: type[_T]) -> _T:
+        # Booleans of a pattern may be stored as integers, and sizes never as fractions.
+        if kind is bool and item in (0, 1):
+            item = bool(item)
+        return Metadata({key: item}).require(key, kind)
+
 
 _Number = TypeVar("_Number", int, float)
+
+
+def _full(name: str, layer: int | None) -> str:
+    return name if layer is None else f"blk.{layer}.{name}"

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families import llama, qwen2, qwen3
+from urdir.model.families import architectures
+from urdir.model.families.check import check_tensors
 from urdir.model.families.description import Config
 from urdir.model.families.reader import Reader
-from urdir.model.families.tensors import check_tensors
 from urdir.model.files.model_file import ModelFile
 
-#: How the metadata of an architecture becomes a description. A new one needs its line here.
-FAMILIES: Mapping[str, Callable[[Reader], Config]] = {
-    "llama": llama.describe,
-    "qwen2": qwen2.describe,
-    "qwen3": qwen3.describe,
-}
+Describe = Callable[[Reader], Config]
+
+
+@cache
+def families() -> Mapping[str, Describe]:
+    """How the metadata of each architecture becomes a description, sorted by name."""
+    found: dict[str, Describe] = {}
+    for module in iter_modules(architectures.__path__, f"{architectures.__name__}."):
+        found |= import_module(module.name).ARCHITECTURES
+    return dict(sorted(found.items()))
 
 
 def read_config(file: ModelFile) -> Config:
     """Read the metadata and check all tensors; needs no tokeniser.
 
-    Raises UnsupportedError (architecture, experts, tensor types, tensors we would have to
-    ignore) or ConfigError (a key or tensor missing or inconsistent), naming the key or tensor.
+    Raises UnsupportedError (architecture, tensor types, tensors we would have to ignore) or
+    ConfigError (a key or tensor missing or inconsistent), naming the key or tensor.
     """
     try:
         config = describe(Reader.of(file))
@@ -39,8 +46,9 @@ def read_config(file: ModelFile) -> Config:
 def describe(file: Reader) -> Config:
     """The description that the family of ``file`` makes; tensors are not checked yet."""
     architecture = file.architecture
-    if architecture not in FAMILIES:
+    known = families()
+    if architecture not in known:
         raise UnsupportedError(
-            f"architecture {architecture!r} is not supported (supported: {', '.join(FAMILIES)})"
+            f"architecture {architecture!r} is not supported (supported: {', '.join(known)})"
         )
-    return FAMILIES[architecture](file)
+    return known[architecture](file)

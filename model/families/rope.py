@@ -6,94 +6,190 @@ are in ptxgen.kernels.rotation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.reader import Reader
+from urdir.model.families.stored import StoredVector
 from urdir.ptxgen.kernels.rotation import RopeScaling, RopeStyle, Rotation, frequencies
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """One way to rotate heads; layers that rotate alike have equal ones."""
+    """One way to rotate heads; layers that rotate alike have equal ones.
+
+    ``factors`` (dim / 2,) of the file divide the frequencies; ``long_factors`` do so instead where
+    sequences may be longer than ``long_above``. The pairs ``still`` do not
+    turn.
+    """
 
     dim: int  # leading elements of a head that turn; even
     style: RopeStyle
     freq_base: float
     scaling: RopeScaling
-    has_factors: bool = False  # the file's factors (dim / 2,) divide the frequencies
+    factors: StoredVector | None = None
+    long_factors: StoredVector | None = None
+    long_above: int = 0
+    still: tuple[int, ...] = ()
 
     @property
     def rotation(self) -> Rotation:
         """What is done to a head of queries or keys."""
         return Rotation(self.dim, self.style, self.scaling.magnitude)
 
-    def frequencies(self, factors: NDArray[np.float32] | None = None) -> NDArray[np.float64]:
-        """Radians per position, (dim / 2,) f64.
+    def at_context(self, context: int) -> RopeConfig:
+        """The rotation of sequences of up to ``context`` tokens."""
+        if self.long_factors is None:
+            return self
+        chosen = self.long_factors if context > self.long_above else self.factors
+        return replace(self, factors=chosen, long_factors=None, long_above=0)
 
-        ``factors`` is the file's rope_freqs.weight, (dim / 2,): each frequency is divided by its
-        own. Raises ConfigError for a factor that is not a positive number.
+    def frequencies(self, factors: NDArray[np.float32] | None = None) -> NDArray[np.float64]:
+        """Radians per position, (dim / 2,) f64, with the values of ``factors``.
+
+        Raises ConfigError for a factor that is not a positive number.
         """
         if factors is not None and not np.all(np.isfinite(factors) & (factors > 0)):
-            raise ConfigError("rope_freqs.weight must hold positive numbers only")
-        return frequencies(self.dim, self.freq_base, self.scaling, factors)[0]
+            name = self.factors.name if self.factors else "RoPE factors"
+            raise ConfigError(f"tensor '{name}' must hold positive numbers only")
+        radians = frequencies(self.dim, self.freq_base, self.scaling, factors)[0]
+        radians[list(self.still)] = 0.0
+        return radians
 
 
 def read_rope(
-    file: Reader, style: RopeStyle, head_dim: int, context_length: int, *, has_factors: bool
+    file: Reader,
+    style: RopeStyle,
+    head_dim: int,
+    *,
+    dim: int | None = None,
+    base: float | None = None,
+    factors: bool = True,
 ) -> RopeConfig:
     """Read and check ``rope.*``. Raises ConfigError, UnsupportedError naming the key.
 
-    Keys: rope.dimension_count, rope.freq_base, rope.scale_linear, rope.scaling.{type, factor,
-    attn_factor, original_context_length, yarn_ext_factor, yarn_attn_factor, yarn_beta_fast,
-    yarn_beta_slow}.
+    Keys: rope.dimension_count (default ``dim``, or the whole head), rope.freq_base (default
+    ``base``, or 10000), rope.scale_linear, rope.scaling.{type, factor, attn_factor,
+    original_context_length, yarn_ext_factor, yarn_log_multiplier, yarn_beta_fast, yarn_beta_slow}.
+    Tensors, in families with ``factors``: rope_freqs, or rope_factors_short and rope_factors_long.
     """
-    dim = file.optional("rope.dimension_count", int, head_dim)
-    if not 0 < dim <= head_dim or dim % 2:
-        raise ConfigError(
-            f"{file.key('rope.dimension_count')} is {dim}, expected an even number up to {head_dim}"
+    dim = file.optional("rope.dimension_count", int, dim or head_dim)
+    check_dim(file, "rope.dimension_count", dim, head_dim)
+    rope = RopeConfig(dim, style, read_base(file, "rope.freq_base", base or 1e4), _scaling(file))
+    if not factors:
+        return rope
+    if file.anywhere("rope_freqs.weight"):
+        return replace(rope, factors=file.vector("rope_freqs.weight", None, dim // 2))
+    if file.anywhere("rope_factors_short.weight"):
+        short, long = (
+            file.vector(f"rope_factors_{kind}.weight", None, dim // 2) for kind in ("short", "long")
         )
-    base = file.optional("rope.freq_base", float, 10000.0)
+        # Where the model's own context is not above the original one, the short factors would
+        # never give way. llama.cpp's contexts, of 512 tokens by default, may be longer.
+        original = rope.scaling.original_context
+        above = original if original < file.size("context_length") else 0
+        return replace(rope, factors=short, long_factors=long, long_above=above)
+    return rope
+
+
+def windowed_rope(
+    file: Reader, rope: RopeConfig, head_dim: int, *, scaled: bool, base: float | None = None
+) -> RopeConfig:
+    """The rotation of layers with a window: ``rope`` with rope.freq_base_swa (default: ``base``, or
+    that of ``rope``) and rope.dimension_count_swa, without the context extension unless
+    ``scaled``."""
+    dim = file.optional("rope.dimension_count_swa", int, rope.dim)
+    check_dim(file, "rope.dimension_count_swa", dim, head_dim)
+    base = read_base(file, "rope.freq_base_swa", base or rope.freq_base)
+    scaling = rope.scaling if scaled else RopeScaling.none(rope.scaling.attn_factor)
+    return replace(rope, dim=dim, freq_base=base, scaling=scaling)
+
+
+def with_sections(
+    file: Reader, rope: RopeConfig, *, interleaved: bool = False, required: bool = True
+) -> RopeConfig:
+    """The rotation by positions of several axes (M-RoPE, arXiv 2409.12191) as it is for text.
+
+    Key: rope.dimension_sections, how many pairs turn by each of four axes, one axis after the other
+    or by turns (``interleaved``). A token of text has the same position on three of them, and 0 on
+    the fourth (llama.cpp: `llm_graph_input_pos`): its pairs stand still. Unless ``required``, files
+    whose first two sizes are not positive have one axis.
+    """
+    name = "rope.dimension_sections"
+    sizes = file.integers(name) if file.is_array(name) or not file.has_key(name) else []
+    if not required and (len(sizes) < 2 or min(sizes[:2]) <= 0):
+        return rope
+    if len(sizes) != 4 or min(sizes) < 0 or not sum(sizes):
+        raise ConfigError(f"metadata key '{file.key(name)}' is {sizes}, expected four sizes")
+
+    def turns(pair: int) -> bool:
+        place = pair % sum(sizes)
+        return place < (3 * sizes[place % 3] if interleaved else sum(sizes[:3]))
+
+    still = tuple(pair for pair in range(rope.dim // 2) if not turns(pair))
+    return replace(rope, still=still)
+
+
+def check_dim(file: Reader, name: str, dim: int, head_dim: int) -> None:
+    """Raise ConfigError unless ``dim`` values of a head can turn in pairs."""
+    if not 0 < dim <= head_dim or dim % 2:
+        raise ConfigError(f"{file.key(name)} is {dim}, expected an even number up to {head_dim}")
+
+
+def read_base(file: Reader, name: str, default: float) -> float:
+    """A base of frequencies; ConfigError unless it is above 1."""
+    base = file.optional(name, float, default)
     if base <= 1.0:
-        raise ConfigError(f"{file.key('rope.freq_base')} is {base}, expected more than 1")
-    return RopeConfig(dim, style, base, _read_scaling(file, context_length), has_factors)
+        raise ConfigError(f"{file.key(name)} is {base}, expected more than 1")
+    return base
 
 
-def _read_scaling(file: Reader, context_length: int) -> RopeScaling:
+def _scaling(file: Reader) -> RopeScaling:
     # ggml's default is "linear", with a factor that defaults to 1; a factor of 0 means unscaled
     kind = file.optional("rope.scaling.type", str, "linear")
-    if kind not in ("none", "linear", "yarn"):
+    if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedError(
-            f"{file.key('rope.scaling.type')} is '{kind}'; none, linear and yarn are supported"
+            f"{file.key('rope.scaling.type')} is '{kind}'; none, linear, yarn and longrope are "
+            "supported"
         )
     old_factor = file.optional("rope.scale_linear", float, 1.0)
     factor = file.optional("rope.scaling.factor", float, old_factor)
-    attn_factor = file.optional("rope.scaling.attn_factor", float, 1.0)
     ext_factor = file.optional("rope.scaling.yarn_ext_factor", float, -1.0)
     if ext_factor < 0.0:
         ext_factor = 1.0 if kind == "yarn" else 0.0
-    scaling = {
-        "factor": 1.0 if kind == "none" or factor == 0.0 else factor,
-        "attn_factor": attn_factor * file.optional("rope.scaling.yarn_attn_factor", float, 1.0),
+    values = {
+        "factor": 1.0 if factor == 0.0 else factor,
+        "attn_factor": file.optional("rope.scaling.attn_factor", float, 1.0),
         "original_context": file.optional(
-            "rope.scaling.original_context_length", int, context_length
+            "rope.scaling.original_context_length", int, file.size("context_length")
         ),
         "beta_fast": file.optional("rope.scaling.yarn_beta_fast", float, 32.0),
         "beta_slow": file.optional("rope.scaling.yarn_beta_slow", float, 1.0),
     }
-    for name, value in scaling.items():
+    for name, value in values.items():
         if not value > 0:
             raise ConfigError(
                 f"{file.key('rope.scaling')}: {name} is {value}, expected a positive number"
             )
+    if kind == "none":
+        values["factor"] = 1.0
     return RopeScaling(
-        factor=scaling["factor"],
-        attn_factor=scaling["attn_factor"],
+        factor=values["factor"],
+        attn_factor=values["attn_factor"] * _log_multiplier(file, ext_factor, values["factor"]),
         ext_factor=ext_factor,
-        original_context=int(scaling["original_context"]),
-        beta_fast=scaling["beta_fast"],
-        beta_slow=scaling["beta_slow"],
+        original_context=int(values["original_context"]),
+        beta_fast=values["beta_fast"],
+        beta_slow=values["beta_slow"],
     )
+
+
+def _log_multiplier(file: Reader, ext_factor: float, factor: float) -> float:
+    """What yarn_log_multiplier divides the magnitude of YaRN by (llama-context.cpp)."""
+    multiplier = file.optional("rope.scaling.yarn_log_multiplier", float, 0.0)
+    if not ext_factor or not multiplier or factor <= 1.0:
+        return 1.0
+    return 1.0 / (0.1 * multiplier * math.log(factor) + 1.0)

@@ -14,7 +14,7 @@ import numpy as np
 from urdir.model.errors import SettingsError
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
-from urdir.model.families.tensors import TensorSpec, tensor_name, tensors
+from urdir.model.families.stored import Stored, StoredMatrix, stored_in
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
 from urdir.model.owner import Owner
@@ -52,9 +52,16 @@ SHAPES = {
 }
 #: The type of a tensor whose rows are no multiple of its type's block, as llama.cpp's quantiser
 #: chooses it.
-_FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "Q2_K": "Q4_0", "Q3_K": "Q4_0"}
-#: The role of a tensor that files of an architecture have, though llama's do not.
-_FIRST_LAYER = {"qwen2": "q_bias", "qwen3": "q_norm"}
+_FALLBACK = {
+    **{"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
+    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
+    **{name: "IQ4_NL" for name in FORMATS if name.startswith("IQ") and name != "IQ4_NL"},
+}
+#: A tensor that files of an architecture have in every layer, though llama's do not.
+_OPTIONAL = {
+    "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
+    "qwen3": ("attn_q_norm.weight", "attn_k_norm.weight"),
+}
 TYPES = ("q4_k_m", *(name.lower() for name in FORMATS))
 
 
@@ -78,17 +85,18 @@ class SyntheticModel(Owner):
         config = describe(_reader(shape, self.metadata))
         pools: dict[str, RepeatedBlocks] = {}
         self.tensors: dict[str, Tensor] = {}
-        for spec in tensors(config):
-            fmt = _format_of(spec, shape, kind)
-            nbytes = math.prod(spec.shape) // fmt.block * fmt.nbytes
+        for stored in stored_in(config):
+            fmt = _format_of(stored, shape, kind)
+            nbytes = math.prod(stored.shape) // fmt.block * fmt.nbytes
             data: Any
-            if spec.kind == "matrix":
+            if isinstance(stored, StoredMatrix):
                 if fmt.name not in pools:
                     pools[fmt.name] = RepeatedBlocks.of(fmt, 0.7 / math.sqrt(shape.hidden))
                 data = pools[fmt.name].sized(nbytes)
             else:
-                data = np.ones(spec.shape, np.float32).view(np.uint8)
-            self.tensors[spec.name] = Tensor(spec.name, fmt.ggml_type, spec.shape, 0, nbytes, data)
+                data = np.ones(stored.shape, np.float32).view(np.uint8)
+            name = stored.name
+            self.tensors[name] = Tensor(name, fmt.ggml_type, stored.shape, 0, nbytes, data)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -148,30 +156,31 @@ def _metadata(shape: Shape, name: str) -> dict[str, Any]:
 
 def _reader(shape: Shape, metadata: Metadata) -> Reader:
     """The reader for a family; it lists only the tensors that show which optional parts exist."""
-    stored: dict[str, tuple[int, ...]] = {tensor_name("embedding"): (shape.vocab, shape.hidden)}
+    stored: dict[str, tuple[int, ...]] = {"token_embd.weight": (shape.vocab, shape.hidden)}
     if not shape.tied:
-        stored[tensor_name("output")] = (shape.vocab, shape.hidden)
-    if shape.arch in _FIRST_LAYER:
-        stored[tensor_name(_FIRST_LAYER[shape.arch], 0)] = ()
+        stored["output.weight"] = (shape.vocab, shape.hidden)
+    stored |= {f"blk.0.{name}": () for name in _OPTIONAL.get(shape.arch, ())}
+    stored["blk.0.ffn_gate.weight"] = ()
     return Reader(metadata, shape.arch, stored, shape.layers)
 
 
-def _format_of(spec: TensorSpec, shape: Shape, kind: str) -> Format:
+def _format_of(stored: Stored, shape: Shape, kind: str) -> Format:
     """The type of a tensor: F32 for vectors, else what the recipe says and its rows allow."""
-    if spec.kind != "matrix":
+    if not isinstance(stored, StoredMatrix):
         return FORMATS["F32"]
-    wanted = "Q6_K" if kind == "q4_k_m" and _is_larger(spec, shape) else kind.upper()
+    wanted = "Q6_K" if kind == "q4_k_m" and _is_larger(stored.name, shape) else kind.upper()
     fmt = FORMATS["Q4_K" if wanted == "Q4_K_M" else wanted]
-    while spec.shape[1] % fmt.block:
+    while stored.cols % fmt.block:
         fmt = FORMATS[_FALLBACK.get(fmt.name, "F16")]
     return fmt
 
 
-def _is_larger(spec: TensorSpec, shape: Shape) -> bool:
+def _is_larger(name: str, shape: Shape) -> bool:
     """Whether llama.cpp's Q4_K_M recipe stores a matrix as Q6_K."""
-    if spec.role == ("embedding" if shape.tied else "output"):
-        return True
-    if spec.layer is None or spec.role not in ("v", "down"):
+    if name in ("token_embd.weight", "output.weight"):
+        return name.startswith("token_embd" if shape.tied else "output")
+    _, number, role, _ = name.split(".")
+    if role not in ("attn_v", "ffn_down"):
         return False
-    layer, eighth = spec.layer, shape.layers // 8
+    layer, eighth = int(number), shape.layers // 8
     return layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2

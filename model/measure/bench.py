@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -16,10 +17,11 @@ from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output
 from urdir.model.engine.session import Session
-from urdir.model.families.tensors import tensors
+from urdir.model.families.description import Mixture
+from urdir.model.families.stored import StoredMatrix, stored_in
 from urdir.model.measure.profile import ProfileRow, summarise
+from urdir.model.memory.cache_shape import CacheShape
 from urdir.ptxgen.kernels.attention.decode import DecodeAttention
-from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
 if TYPE_CHECKING:
     from urdir.model.families.description import Config
@@ -77,18 +79,35 @@ class BenchRow:
 
 
 def bytes_per_step(
-    gguf: ModelFile, config: Config, layout: KvLayout, length: int, sequences: int = 1
+    gguf: ModelFile, config: Config, cache: CacheShape, length: int, sequences: int = 1
 ) -> int:
     """Bytes a decode step must read: every weight once as stored in the file (the embedding table
-    only where it is the output matrix), and the keys and values of ``length`` positions of each
-    sequence once.
+    only where it is the output matrix, of a mixture's experts as many as a token uses), and the
+    keys and values that a token of each sequence attends to at ``length``, once.
     """
-    weights = sum(
-        gguf.tensors[spec.name].nbytes
-        for spec in tensors(config)
-        if spec.role != "embedding" or config.tied
-    )
-    return weights + 2 * config.n_layers * length * layout.token_nbytes * sequences
+    return weight_bytes(gguf, config) + cache.read_nbytes(length) * sequences
+
+
+def weight_bytes(gguf: ModelFile, config: Config) -> int:
+    """Bytes of the weights that a token needs, as stored in the file."""
+    tables = {config.embedding, config.positions} - {config.output.matrix}
+    if config.layer_embeddings is not None:
+        tables.add(config.layer_embeddings.table)
+    shares = {
+        stored: mixture.router.used / mixture.router.experts
+        for layer in config.layers
+        for mixture in layer.networks
+        if isinstance(mixture, Mixture)
+        for part in (mixture.gate, mixture.up, mixture.down)
+        for stored in stored_in(part)
+    }
+    total = 0.0
+    for stored in stored_in(config):
+        if stored not in tables:
+            whole, values = gguf.tensors[stored.name].nbytes, math.prod(stored.shape)
+            share = stored.rows * stored.cols if isinstance(stored, StoredMatrix) else stored.size
+            total += whole * share / values * shares.get(stored, 1.0)
+    return round(total)
 
 
 def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
@@ -103,7 +122,7 @@ def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
         if isinstance(kernel, DecodeAttention):
             others = (u for u in operation.uses() if u.name not in ("k_cache", "v_cache"))
             total += sum(use.stop - use.start for use in others)
-            total += 2 * length * kernel.layout.token_nbytes * sequences
+            total += length * kernel.layout.pair_nbytes * sequences
         else:
             total += operation.bytes_moved()
     return total
@@ -154,9 +173,9 @@ def _decode_row(
     runs: Sequence[tuple[float, float]],
 ) -> BenchRow:
     row = _row(test, count * case.generate, count, [seconds for seconds, _ in runs])
-    config, layout = session.parts.config, session.parts.cache.layout
+    config, cache = session.parts.config, session.parts.cache.shape
     length = case.depth + case.generate // 2  # on average
-    needed = bytes_per_step(gguf, config, layout, length, count)
+    needed = bytes_per_step(gguf, config, cache, length, count)
     bound = session.steps.bound(session.shapes.decode(count, max(length, 1), Output.GREEDY))
     rate = needed / count * row.tokens_per_second
     return replace(

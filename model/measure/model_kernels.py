@@ -93,7 +93,7 @@ def model_kernels(
     with paper_device(target, sm_count) as device:
         weights = Weights(gguf, config, device)
         with Session(device, weights, context, kv_dtype, exact=exact) as session:
-            shapes = step_shapes(session.parts.cache.layout.max_len, exact)
+            shapes = step_shapes(session.parts.cache.shape.max_len, exact)
             counts = {shape: _count(session, shape) for shape in shapes}
     specs = dict.fromkeys(spec for count in counts.values() for spec in count)
     return tuple(_model_kernel(spec, counts) for spec in specs)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Self
 
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
-from urdir.model.memory.device_state import StateShape
-from urdir.model.memory.kv_cache import cache_sizes, kv_layout
+from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.device_state import MAILBOX_SLOTS, StateShape
 from urdir.model.memory.weights import STAGING_BYTES, weight_sizes
 from urdir.model.memory.workspace import workspace_sizes
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -54,14 +54,13 @@ def check_context(config: Config, context: int) -> None:
 class SessionBudget:
     """What a session allocates.
 
-    ``cache`` and ``workspace`` are bytes by name. ``layout`` is that of one layer's keys (or
-    values), ``state`` what the decode state is made for, ``chunks`` the rows of prompt steps.
+    ``cache`` is what the layers' caches look like, ``workspace`` bytes by name, ``state`` what the
+    decode state is made for, ``chunks`` the rows of prompt steps.
     """
 
-    layout: KvLayout
+    cache: CacheShape
     chunks: tuple[int, ...]
     state: StateShape
-    cache: Mapping[str, int]
     workspace: Mapping[str, int]
 
     @classmethod
@@ -79,18 +78,23 @@ class SessionBudget:
     ) -> Self:
         """The budget for ``sequences`` of up to ``context`` tokens on a device of ``sm_count`` SMs.
 
-        ``page_len`` and ``pages`` as `kv_layout` takes them.
+        ``page_len`` and ``pages`` as `in_pages` takes them.
         """
-        layout = kv_layout(
-            config, context, kv_dtype, sequences=sequences, page_len=page_len, pages=pages
-        )
         rows, chunks = row_bucket(sequences), chunks_of(exact)
+        cache = CacheShape.of(
+            config,
+            context,
+            kv_dtype,
+            rows=max(chunks[-1], MAILBOX_SLOTS),  # steps ahead of the reader may be undone
+            sequences=sequences,
+            page_len=page_len,
+            pages=pages,
+        )
         return cls(
-            layout=layout,
+            cache=cache,
             chunks=chunks,
-            state=StateShape(sequences, layout.max_len, rows, chunks[-1]),
-            cache=cache_sizes(config.n_layers, layout),
-            workspace=workspace_sizes(config, layout, rows, chunks[-1], sm_count, exact),
+            state=StateShape(sequences, cache.max_len, rows, chunks[-1]),
+            workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
         )
 
 
@@ -109,7 +113,7 @@ class MemoryPlan:
         """The plan for a model with one session."""
         return cls(
             weights=sum(weight_sizes(gguf, config).values()),
-            kv_cache=sum(session.cache.values()),
+            kv_cache=sum(session.cache.sizes().values()),
             workspace=sum(session.workspace.values()),
             state=sum(session.state.sizes().values()),
             staging=STAGING_BYTES,

@@ -1,101 +1,56 @@
-"""The key/value cache on the device: contiguous or paged, with one interface.
+"""The key/value caches of all layers on the device: contiguous or paged, with one interface.
 
 Storage belongs to *sequences*, numbered from 0. ``reserve`` makes sure that positions may be
 written, ``truncate`` gives storage back (to length 0: all of it), and ``fork`` makes one sequence a
 copy of another's beginning. All three are refused or done whole. Kernels see the arrays only, and
 take what is valid from positions in device memory.
+
+Layers whose tokens look back on few keys keep the last of them only, in a ring (`KvLayout`).
+Layers with equal slots share the bookkeeping: they are a *group*.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from urdir.model.errors import ContextFullError, ModelError
-from urdir.model.families.description import Config
+from urdir.model.memory.cache_shape import CachedLayer, CacheShape, table_name
 from urdir.model.owner import Owner
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.memory import Slice
-
-
-def rounded_capacity(context: int) -> int:
-    """Positions to allocate for a context: the next power of two, at least 256.
-
-    Kernels are specialised by this number, so that few values of it should exist.
-    """
-    return max(256, 1 << (context - 1).bit_length())
-
-
-def kv_layout(
-    config: Config,
-    context: int,
-    dtype: KvDtype,
-    *,
-    sequences: int = 1,
-    page_len: int = 0,
-    pages: int | None = None,
-) -> KvLayout:
-    """The layout of one layer's keys (or values) for ``sequences`` of up to ``context`` tokens.
-
-    ``page_len`` 0 is contiguous; else ``pages`` pages (None: enough for all sequences at once).
-    """
-    mixer = config.layers[0].mixer  # the caches of all layers have one shape
-    shape = KvLayout(
-        sequences, mixer.kv_heads, rounded_capacity(context), mixer.key_dim, dtype=dtype
-    )
-    return in_pages(shape, page_len, pages)
-
-
-def in_pages(shape: KvLayout, page_len: int, pages: int | None) -> KvLayout:
-    """A contiguous layout, in pages where ``page_len`` is not 0; both numbers as `kv_layout` takes
-    them."""
-    if page_len and pages is None:
-        pages = shape.sequences * (shape.max_len // page_len)
-    return replace(shape, page_len=page_len, pages=pages or 0)
-
-
-def cache_sizes(layers: int, layout: KvLayout) -> dict[str, int]:
-    """Bytes by name: keys and values of ``layers`` layers, and the block table of a paged cache."""
-    sizes = {
-        f"{kind}.{layer}": layout.nbytes for layer in range(layers) for kind in ("keys", "values")
-    }
-    if layout.is_paged:
-        sizes["block table"] = 4 * layout.sequences * layout.blocks
-    return sizes
-
-
-def create_cache(device: Device, layers: int, layout: KvLayout) -> KvCache:
-    """The cache that ``layout`` describes, for ``layers`` layers. Raises OutOfMemoryError."""
-    kind = PagedKvCache if layout.is_paged else ContiguousKvCache
-    return kind(device, layers, layout)
+    from urdir.driver.memory import Arena, Slice
 
 
 class KvCache(Owner):
-    """Keys and values of every layer, laid out as ``layout`` says; nothing is stored at first."""
+    """Keys and values of every layer, laid out as ``shape`` says; nothing is stored at first."""
 
-    def __init__(self, device: Device, layers: int, layout: KvLayout) -> None:
-        self.layout = layout
-        self.n_layers = layers
-        self._arena = device.arena(cache_sizes(layers, layout), "KV cache")
+    def __init__(self, device: Device, shape: CacheShape) -> None:
+        self.shape = shape
+        self._arena = device.arena(shape.sizes(), "KV cache")
+        self._groups: list[Group] = []
+        for number, indices in enumerate(shape.groups):
+            layers = {index: shape.layers[index] for index in indices}
+            is_paged = shape.layers[indices[0]].layout.is_paged
+            kind = PagedGroup if is_paged else Group
+            self._groups.append(kind(self._arena, layers, table_name(number)))
 
-    def keys(self, layer: int) -> Slice:
-        """Keys of a layer."""
-        return self._arena[f"keys.{layer}"]
-
-    def values(self, layer: int) -> Slice:
-        """Values of a layer."""
-        return self._arena[f"values.{layer}"]
+    def layout(self, layer: int) -> KvLayout:
+        """How the keys and values lie that a layer uses."""
+        return self.shape.layout(layer)
 
     def arguments(self, layer: int) -> dict[str, Slice]:
-        """What kernels over this layer's cache take, by parameter name."""
-        caches = {"k_cache": self.keys(layer), "v_cache": self.values(layer)}
-        if self.layout.is_paged:
-            caches["block_table"] = self._arena["block table"]
+        """What kernels over the cache of a layer take, by parameter name."""
+        owner = self.shape.owners[layer]
+        caches = {
+            "k_cache": self._arena[f"keys.{owner}"],
+            "v_cache": self._arena[f"values.{owner}"],
+        }
+        if self.layout(layer).is_paged:
+            caches["block_table"] = self._arena[table_name(self.shape.group_of(layer))]
         return caches
 
     @property
@@ -109,92 +64,157 @@ class KvCache(Owner):
 
         Raises ContextFullError when there is no room; nothing has changed then.
         """
-        raise NotImplementedError
+        self._check_length(sequence, end)
+        for group in self._groups:
+            group.check_room(sequence, start, end)
+        for group in self._groups:
+            group.reserve(sequence, start, end, start if stored is None else stored)
+
+    def kept(self, sequence: int, length: int) -> int:
+        """How many of the first ``length`` tokens `truncate` may leave: all, or none where a ring
+        has lost keys that the next token looks back on."""
+        self._check_sequence(sequence)
+        return length if all(group.keeps(sequence, length) for group in self._groups) else 0
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Give back what lies past the first ``length`` tokens."""
-        raise NotImplementedError
+        """Give back what lies past the first ``length`` tokens. Raises ModelError, nothing changed,
+        where these are not `kept`."""
+        if self.kept(sequence, length) != length:
+            raise ModelError(
+                f"sequence {sequence} cannot be cut to {length} tokens: layers with a window hold "
+                "later ones only"
+            )
+        for group in self._groups:
+            group.truncate(sequence, length)
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Make ``target`` hold the first ``length`` tokens of ``source``; what it held is gone."""
-        raise NotImplementedError
+        self._check_length(source, length)
+        self._check_sequence(target)
+        for group in self._groups:
+            group.fork(source, target, length)
+
+    def pages(self, sequence: int, layer: int = 0) -> tuple[int, ...]:
+        """The pages of a sequence in a layer, in order of position; none in a contiguous cache."""
+        return self._groups[self.shape.group_of(layer)].pages(sequence)
+
+    @property
+    def free_tokens(self) -> int:
+        """Tokens that unused pages have room for, in the fullest group of layers."""
+        return min(group.free_tokens for group in self._groups)
 
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
         self._arena.close()
 
-    def _copy_slots(self, source: int, target: int) -> None:
-        """Copy a whole sequence (contiguous) or page (paged) within every layer."""
-        layout = self.layout
-        _, heads, length = layout.slot_shape
-        planes = [(0, heads * length * layout.row_nbytes)]
-        if layout.scale_row_nbytes:
-            planes.append((layout.scales_offset, heads * length * layout.scale_row_nbytes))
-        for layer in range(self.n_layers):
-            for cache in (self.keys(layer), self.values(layer)):
-                for offset, nbytes in planes:
-                    place = cache.slice(offset + target * nbytes, nbytes)
-                    place.copy_from(cache.slice(offset + source * nbytes, nbytes))
-
     def _check_sequence(self, sequence: int) -> None:
-        if not 0 <= sequence < self.layout.sequences:
-            raise ModelError(f"sequence {sequence}: the cache has {self.layout.sequences}")
+        sequences = self.shape.sequences
+        if not 0 <= sequence < sequences:
+            raise ModelError(f"sequence {sequence}: the cache has {sequences}")
 
     def _check_length(self, sequence: int, end: int) -> None:
         self._check_sequence(sequence)
-        if end > self.layout.max_len:
+        if end > self.shape.max_len:
             raise ContextFullError(
-                f"sequence {sequence}: {end} tokens exceed the cache's {self.layout.max_len}"
+                f"sequence {sequence}: {end} tokens exceed the cache's {self.shape.max_len}"
             )
 
 
-class ContiguousKvCache(KvCache):
-    """Every sequence has room for ``max_len`` tokens; a fork copies."""
+class Group:
+    """Layers with equal slots, in a contiguous cache: every sequence has its own; a fork copies."""
 
-    def reserve(self, sequence: int, start: int, end: int, *, stored: int | None = None) -> None:
-        """See KvCache."""
-        self._check_length(sequence, end)
-
-    def truncate(self, sequence: int, length: int) -> None:
-        """See KvCache."""
-        self._check_sequence(sequence)
-
-    def fork(self, source: int, target: int, length: int) -> None:
-        """See KvCache."""
-        self._check_length(source, length)
-        self._check_sequence(target)
-        self._copy_slots(source, target)
-
-
-class PagedKvCache(KvCache):
-    """Sequences take pages as they grow; a fork shares them until one of the two writes."""
-
-    def __init__(self, device: Device, layers: int, layout: KvLayout) -> None:
-        super().__init__(device, layers, layout)
-        self._pages: list[list[int]] = [[] for _ in range(layout.sequences)]
-        self._users = [0] * layout.pages
-        self._table = np.zeros((layout.sequences, layout.blocks), np.uint32)
-        self._arena["block table"].upload(self._table)
+    def __init__(self, arena: Arena, layers: dict[int, CachedLayer], table: str) -> None:
+        self._arena = arena
+        self._layers = layers
+        self._table_name = table
+        self.layout = next(iter(layers.values())).layout
+        # How far each sequence was written since it was empty: a ring keeps the end of that.
+        self._written = [0] * self.layout.sequences
 
     @property
     def free_tokens(self) -> int:
         """Tokens that unused pages have room for."""
+        return 0
+
+    def pages(self, sequence: int) -> tuple[int, ...]:
+        """See KvCache."""
+        return ()
+
+    def check_room(self, sequence: int, start: int, end: int) -> None:
+        """Raise ContextFullError unless positions ``start`` to ``end`` can be reserved."""
+
+    def reserve(self, sequence: int, start: int, end: int, stored: int) -> None:
+        """See KvCache; there is room."""
+        self._written[sequence] = max(self._written[sequence], end)
+
+    def keeps(self, sequence: int, length: int) -> bool:
+        """Whether what a token at position ``length`` looks back on is still there."""
+        oldest = max(0, self._written[sequence] - self.layout.places)
+        return length == 0 or all(
+            oldest <= (max(0, length + 1 - layer.span) if layer.span else 0)
+            for layer in self._layers.values()
+        )
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """See KvCache; what is left is kept."""
+        if length == 0:
+            self._written[sequence] = 0
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """See KvCache."""
+        self._copy_slots(source, target)
+        self._written[target] = self._written[source]
+
+    def _copy_slots(self, source: int, target: int) -> None:
+        """Copy a whole sequence (contiguous) or page (paged) within every layer."""
+        for index, layer in self._layers.items():
+            for name, layout in (("keys", layer.layout), ("values", layer.layout.values)):
+                _, heads, length = layout.slot_shape
+                cache = self._arena[f"{name}.{index}"]
+                planes = [(0, heads * length * layout.row_nbytes)]
+                if layout.scale_row_nbytes:
+                    planes.append((layout.scales_offset, heads * length * layout.scale_row_nbytes))
+                for offset, nbytes in planes:
+                    place = cache.slice(offset + target * nbytes, nbytes)
+                    place.copy_from(cache.slice(offset + source * nbytes, nbytes))
+
+
+class PagedGroup(Group):
+    """Layers with equal slots, in pages: sequences take them as they grow; a fork shares them until
+    one of the two writes. In a ring a sequence uses its pages again and again."""
+
+    def __init__(self, arena: Arena, layers: dict[int, CachedLayer], table: str) -> None:
+        super().__init__(arena, layers, table)
+        layout = self.layout
+        self._pages: list[list[int]] = [[] for _ in range(layout.sequences)]
+        self._users = [0] * layout.pages
+        self._table = np.zeros((layout.sequences, layout.blocks), np.uint32)
+        self._arena[table].upload(self._table)
+
+    @property
+    def free_tokens(self) -> int:
         return self._users.count(0) * self.layout.page_len
 
     def pages(self, sequence: int) -> tuple[int, ...]:
-        """The pages of a sequence, in order of position."""
         return tuple(self._pages[sequence])
 
-    def reserve(self, sequence: int, start: int, end: int, *, stored: int | None = None) -> None:
-        """See KvCache."""
-        self._check_length(sequence, end)
-        held, page_len = self._pages[sequence], self.layout.page_len
-        blocks = range(start // page_len, -(-end // page_len))
-        shared = [b for b in blocks if b < len(held) and self._users[held[b]] > 1]
-        missing = [b for b in blocks if b >= len(held)]
+    def check_room(self, sequence: int, start: int, end: int) -> None:
+        shared, missing = self._wanted(sequence, start, end)
+        count, free = len(shared) + len(missing), self._users.count(0)
+        if count > free:
+            raise ContextFullError(
+                f"the KV cache is full: {count} pages of {self.layout.page_len} tokens are needed, "
+                f"{free} of {self.layout.pages} are free"
+            )
+
+    def reserve(self, sequence: int, start: int, end: int, stored: int) -> None:
+        super().reserve(sequence, start, end, stored)
+        held, layout = self._pages[sequence], self.layout
+        shared, missing = self._wanted(sequence, start, end)
         fresh = self._take(len(shared) + len(missing))
         for block, page in zip(shared, fresh, strict=False):
-            if block * page_len < (start if stored is None else stored):
+            # of a ring any page may hold tokens that are still looked back on
+            if layout.capacity or block * layout.page_len < stored:
                 self._copy_slots(held[block], page)
             self._users[held[block]] -= 1
             held[block] = page
@@ -203,33 +223,39 @@ class PagedKvCache(KvCache):
             self._upload(sequence)
 
     def truncate(self, sequence: int, length: int) -> None:
-        """See KvCache."""
-        self._check_sequence(sequence)
+        super().truncate(sequence, length)
         held = self._pages[sequence]
+        if self.layout.capacity and length:
+            return  # later positions may lie in any page
         keep = -(-length // self.layout.page_len)
         for page in held[keep:]:
             self._users[page] -= 1
         del held[keep:]
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """See KvCache."""
-        self._check_length(source, length)
-        self._check_sequence(target)
-        shared = self._pages[source][: -(-length // self.layout.page_len)]
-        for page in shared:
+        held = self._pages[source]
+        if not self.layout.capacity:
+            held = held[: -(-length // self.layout.page_len)]
+        for page in held:
             self._users[page] += 1
         self.truncate(target, 0)
-        self._pages[target] = shared
+        self._pages[target] = list(held)
+        self._written[target] = self._written[source]
         self._upload(target)
 
+    def _wanted(self, sequence: int, start: int, end: int) -> tuple[list[int], list[int]]:
+        """Blocks of positions ``start`` to ``end``: those whose pages others use, those without."""
+        held, layout = self._pages[sequence], self.layout
+        blocks = dict.fromkeys(
+            block % layout.blocks
+            for block in range(start // layout.page_len, -(-end // layout.page_len))
+        )
+        shared = [b for b in blocks if b < len(held) and self._users[held[b]] > 1]
+        return shared, sorted(b for b in blocks if b >= len(held))
+
     def _take(self, count: int) -> list[int]:
-        """``count`` unused pages, lowest first, marked as used; all or none."""
+        """``count`` unused pages, lowest first, marked as used."""
         free = [page for page, users in enumerate(self._users) if not users][:count]
-        if len(free) < count:
-            raise ContextFullError(
-                f"the KV cache is full: {count} pages of {self.layout.page_len} tokens are needed, "
-                f"{len(free)} of {self.layout.pages} are free"
-            )
         for page in free:
             self._users[page] = 1
         return free
@@ -237,4 +263,4 @@ class PagedKvCache(KvCache):
     def _upload(self, sequence: int) -> None:
         held, row = self._pages[sequence], self._table[sequence]
         row[: len(held)] = held
-        self._arena["block table"].upload(row, offset=sequence * row.nbytes)
+        self._arena[self._table_name].upload(row, offset=sequence * row.nbytes)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.kernels.repack import Repack
+from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.layout import Layout
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Uploader:
                 name: destination.slice(*span)
                 for name, span in kernel.regions(layout, first).items()
             }
-            with self._stage(source[first * row_nbytes : (first + rows) * row_nbytes]) as staged:
+            chunk = expand(layout.format, source[first * row_nbytes : (first + rows) * row_nbytes])
+            with self._stage(chunk) as staged:
                 args = pack(kernel, {"source": staged, **planes})
                 launch(self._device.load(kernel), args, self._stream)
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from urdir.model.families.description import Config
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.tensors import tensor_name, tensors
+from urdir.model.families.stored import (
+    Linear,
+    Normalization,
+    Stored,
+    StoredMatrix,
+    StoredVector,
+    stored_in,
+)
+from urdir.model.memory.cache_shape import rounded_capacity
+from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.upload import STAGING_BYTES, Uploader
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
@@ -18,12 +28,17 @@ from urdir.ptxgen.weights.formats import Format, format_of
 from urdir.ptxgen.weights.layout import Layout
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from urdir.driver.device import Device
     from urdir.driver.memory import Arena, Slice
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
 
-__all__ = ["STAGING_BYTES", "LayerWeights", "Matrix", "Weights", "weight_sizes"]
+__all__ = ["STAGING_BYTES", "Matrix", "Weights", "weight_sizes"]
+
+
+_POSITIONS = "learned positions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +65,19 @@ class Matrix:
         return self.layout.cols
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One transformer layer: matrices (out, in), norms (hidden,) f32; ``q_norm`` and ``k_norm``
-    (key_dim,) f32 where queries and keys are normalised.
-    """
-
-    attn_norm: Slice
-    q: Matrix
-    k: Matrix
-    v: Matrix
-    o: Matrix
-    ffn_norm: Slice
-    gate: Matrix
-    up: Matrix
-    down: Matrix
-    q_norm: Slice | None
-    k_norm: Slice | None
-
-
 class Weights(Owner):
-    """All weights of a model in one allocation, by role; ``rope_tables`` by what they rotate."""
+    """All weights of a model in one allocation, found by their references in the description;
+    ``rope_tables`` by what they rotate."""
 
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
         self._arena: Arena = device.arena(weight_sizes(gguf, config), "weights")
         self._layouts = {
-            spec.name: _layout(gguf.tensors[spec.name])
-            for spec in tensors(config)
-            if spec.kind == "matrix"
+            of: _layout(of, gguf) for of in _kept(config) if isinstance(of, StoredMatrix)
         }
-        self.embedding = self._matrix("embedding")
-        bias = self._find("output_bias")
-        self.output = replace(self.embedding, bias=bias) if config.tied else self._matrix("output")
-        self.output_norm = self._vector("output_norm")
+        #: Learned positions (at least the largest cache's, hidden) f32; None where there are none.
+        self.positions = self._arena.get(_POSITIONS)
         self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
-        self.layers = tuple(self._layer(i) for i in range(config.n_layers))
 
     @classmethod
     def load(cls, gguf: ModelFile, config: Config, device: Device) -> Self:
@@ -97,60 +89,58 @@ class Weights(Owner):
         weights = cls(gguf, config, device)
         try:
             weights._upload_rope_tables(gguf)
+            weights._upload_positions(gguf)
             weights._upload(gguf, device)
         except BaseException:
             weights.close()
             raise
         return weights
 
+    def matrix(self, of: Linear | StoredMatrix) -> Matrix:
+        """A matrix of the description, with its bias."""
+        stored, bias = (of.matrix, of.bias) if isinstance(of, Linear) else (of, None)
+        return Matrix(
+            self._layouts[stored],
+            self._arena[_label(stored)],
+            None if bias is None else self.vector(bias),
+        )
+
+    def vector(self, of: StoredVector) -> Slice:
+        """A vector of the description, (size,) f32."""
+        return self._arena[_label(of)]
+
+    def norm(self, of: Normalization) -> NormLayer:
+        """A norm of the description."""
+        weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
+        return NormLayer(of.norm, weight, bias)
+
     def _upload(self, gguf: ModelFile, device: Device) -> None:
-        total = sum(t.nbytes for t in gguf.tensors.values())
+        kept = list(_kept(self.config))
+        total = sum(_source_nbytes(of, gguf) for of in kept)
         with Uploader(device) as uploader, Progress("loading", total) as progress:
-            for spec in tensors(self.config):
-                tensor = gguf.tensors[spec.name]
-                if spec.kind == "matrix":
-                    layout = self._layouts[spec.name]
-                    uploader.matrix(layout, tensor.data, self._arena[spec.name])
-                elif spec.kind == "vector":
-                    uploader.vector(tensor.data, self._arena[spec.name])
-                progress.advance(tensor.nbytes)
+            for of in kept:
+                tensor, place = gguf.tensors[of.name], self._arena[_label(of)]
+                if isinstance(of, StoredMatrix):
+                    uploader.matrix(self._layouts[of], _rows(of, tensor), place)
+                else:
+                    uploader.vector(vector_values(of, tensor).view(np.uint8), place)
+                progress.advance(_source_nbytes(of, gguf))
 
     def _upload_rope_tables(self, gguf: ModelFile) -> None:
         for rope, table in self.rope_tables.items():
             factors = None
-            if rope.has_factors:
-                factors = gguf.tensors[tensor_name("rope_factors")].data.view(np.float32)
+            if rope.factors is not None:
+                factors = vector_values(rope.factors, gguf.tensors[rope.factors.name])
             table.upload(turns_table(rope.frequencies(factors)))
 
-    def _matrix(self, role: str, layer: int | None = None) -> Matrix:
-        name = tensor_name(role, layer)
-        return Matrix(self._layouts[name], self._arena[name], self._find(f"{role}_bias", layer))
-
-    def _vector(self, role: str, layer: int | None = None) -> Slice:
-        return self._arena[tensor_name(role, layer)]
-
-    def _find(self, role: str, layer: int | None = None) -> Slice | None:
-        return self._arena.get(tensor_name(role, layer))
-
-    def _layer(self, index: int) -> LayerWeights:
-        return LayerWeights(
-            attn_norm=self._vector("attn_norm", index),
-            q=self._matrix("q", index),
-            k=self._matrix("k", index),
-            v=self._matrix("v", index),
-            o=self._matrix("o", index),
-            ffn_norm=self._vector("ffn_norm", index),
-            gate=self._matrix("gate", index),
-            up=self._matrix("up", index),
-            down=self._matrix("down", index),
-            q_norm=self._find("q_norm", index),
-            k_norm=self._find("k_norm", index),
-        )
-
-    def norm_after(self, index: int) -> Slice:
-        """The weights (hidden,) of the first norm after layer ``index``."""
-        more = index + 1 < len(self.layers)
-        return self.layers[index + 1].attn_norm if more else self.output_norm
+    def _upload_positions(self, gguf: ModelFile) -> None:
+        stored = self.config.positions
+        if stored is None or self.positions is None:
+            return
+        layout, tensor = _layout(stored, gguf), gguf.tensors[stored.name]
+        self.positions.fill(0)
+        blocks = np.ascontiguousarray(tensor.data[: len(tensor.data)])
+        self.positions.upload(layout.unpack(layout.pack(blocks)).astype(np.float32))
 
     @property
     def nbytes(self) -> int:
@@ -163,20 +153,84 @@ class Weights(Owner):
 
 
 def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
-    """Bytes of everything ``Weights`` keeps on the device, by tensor name."""
-    sizes = {}
-    for spec in tensors(config):
-        tensor = gguf.tensors[spec.name]
-        if spec.kind == "matrix":
-            sizes[spec.name] = _layout(tensor).nbytes
-        elif spec.kind == "vector":
-            sizes[spec.name] = tensor.nbytes
+    """Bytes of everything ``Weights`` keeps on the device, by name."""
+    sizes = {
+        _label(of): _layout(of, gguf).nbytes if isinstance(of, StoredMatrix) else 4 * of.size
+        for of in _kept(config)
+    }
+    if config.positions is not None:
+        rows = max(config.positions.rows, rounded_capacity(config.context_length))
+        sizes[_POSITIONS] = 4 * rows * config.hidden
     return sizes | {_table_name(rope): 4 * rope.dim for rope in config.ropes}
 
 
-def _layout(tensor: Tensor) -> Layout:
-    rows, cols = tensor.shape
-    return Layout(format_of(tensor.type_id), rows, cols)
+def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
+    """The values of a vector, (size,), from a tensor of type F32, F16 or BF16."""
+    data = np.ascontiguousarray(tensor.data)
+    if tensor.type_name == "BF16":
+        values = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = data.view(np.float16 if tensor.type_name == "F16" else np.float32)
+    taken = values[of.first : of.first + of.size // of.repeat].astype(np.float32)
+    return np.repeat(taken, of.repeat)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The bytes of some rows of every period of a tensor, put together as they are read."""
+
+    data: Any
+    of: StoredMatrix
+    row_nbytes: int
+
+    def __len__(self) -> int:
+        return self.of.rows * self.row_nbytes
+
+    def __getitem__(self, part: slice) -> npt.NDArray[np.uint8]:
+        begin, end, _ = part.indices(len(self))
+        of, pieces = self.of, []
+        row, last = begin // self.row_nbytes, end // self.row_nbytes
+        while row < last:
+            period, within = divmod(row, of.each)
+            count = min(of.each - within, last - row)
+            first = period * of.period + of.first + within
+            pieces.append(self.data[first * self.row_nbytes : (first + count) * self.row_nbytes])
+            row += count
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _rows(of: StoredMatrix, tensor: Tensor) -> Any:
+    """The bytes of a matrix, in whole rows."""
+    if of.is_whole:
+        return tensor.data
+    return _Rows(tensor.data, of, Layout(format_of(tensor.type_id), 1, of.cols).source_row_nbytes)
+
+
+def _kept(config: Config) -> Iterator[Stored]:
+    """What is kept as it is: all but the factors that go into RoPE tables, and learned positions."""
+    others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
+    return (of for of in stored_in(config) if of not in others)
+
+
+def _source_nbytes(of: Stored, gguf: ModelFile) -> int:
+    if isinstance(of, StoredMatrix):
+        return of.rows * _layout(of, gguf).source_row_nbytes
+    return 4 * of.size
+
+
+def _layout(of: StoredMatrix, gguf: ModelFile) -> Layout:
+    return Layout(format_of(gguf.tensors[of.name].type_id), of.rows, of.cols)
+
+
+def _label(of: Stored) -> str:
+    """The name of a reference in the arena: its tensor's, and the part where it is not all."""
+    if isinstance(of, StoredMatrix):
+        return of.name if of.is_whole else f"{of.name}[{of.first}:{of.first + of.each}]"
+    whole = StoredVector.whole(of.name, *of.shape)
+    if of == whole:
+        return of.name
+    times = f" x {of.repeat}" if of.repeat > 1 else ""
+    return f"{of.name}[{of.first}:{of.first + of.size // of.repeat}]{times}"
 
 
 def _table_name(rope: RopeConfig) -> str:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from urdir.model.families.description import Config
+from urdir.model.memory.cache_shape import CacheShape
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
-from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.summary import SUMMARY
 from urdir.ptxgen.spec import ceil_div
 
+#: Buffers for the stream: what a block reads, what it makes, and what a parallel block adds up.
+STREAMS = ("hidden", "residual", "sum", "spare")
+
 
 def workspace_sizes(
-    config: Config, layout: KvLayout, rows: int, chunk: int, sm_count: int, exact: bool
+    config: Config, cache: CacheShape, rows: int, chunk: int, sm_count: int, exact: bool
 ) -> dict[str, int]:
     """Bytes of every intermediate, for decode steps of ``rows`` and prompts of ``chunk``.
 
@@ -25,38 +28,48 @@ def workspace_sizes(
     results of split attention, which depend on how many SMs the device has; with ``exact``
     arithmetic that attention serves prompts, too.
     """
-    c, most = config, max(rows, chunk)
-    mixers = [layer.mixer for layer in c.layers]
-    ffn = max(layer.ffn.width for layer in c.layers)
-    widths = {
-        "hidden": c.hidden,
-        "residual": c.hidden,
-        "normed": c.hidden,
-        "q": max(mixer.query_width for mixer in mixers),
-        "k": max(mixer.key_width for mixer in mixers),
-        "v": max(mixer.value_width for mixer in mixers),
-        "heads": max(mixer.output_width for mixer in mixers),
-        "delta": c.hidden,
-        "gate": ffn,
-        "up": ffn,
-        "activated": ffn,
-    }
-    sizes = {name: 4 * width * most for name, width in widths.items()}
+    most = max(rows, chunk)
+    sizes = {name: 4 * width * most for name, width in _widths(config).items()}
     few = min(rows, MAX_BATCH)
-    sizes["scaled"] = 4 * c.hidden * few
-    sizes["summary"] = 4 * 2 * ceil_div(c.hidden, SUMMARY) * few
-    sizes["logits"] = 4 * c.vocab_size * rows
-    sizes["ranks"] = 8 * Argmax(n=c.vocab_size).slices * rows
-    heads = max(mixer.heads for mixer in mixers)
-    return sizes | partial_sizes(heads, layout, most if exact else rows, sm_count)
+    sizes["scaled"] = 4 * config.hidden * few
+    sizes["summary"] = 4 * 2 * ceil_div(config.hidden, SUMMARY) * few
+    sizes["logits"] = 4 * config.vocab_size * rows
+    sizes["ranks"] = 8 * Argmax(n=config.vocab_size).slices * rows
+    return sizes | _partial_sizes(config, cache, most if exact else rows, sm_count)
 
 
-def partial_sizes(heads: int, layout: KvLayout, rows: int, sm_count: int) -> dict[str, int]:
+def _widths(config: Config) -> dict[str, int]:
+    """Values a row of every buffer that all layers share."""
+    hidden, mixers = config.hidden, config.attentions
+    gates = [mixer.gate.linear.rows for mixer in mixers if mixer.gate is not None]
+    dense = [d.width for layer in config.layers for d in layer.dense_networks]
+    widths = dict.fromkeys((*STREAMS, "normed", "delta", "branch"), hidden)
+    widths |= {f"saved {name}": hidden for name in config.saved_streams}
+    widths |= {
+        "q": max((mixer.query_width for mixer in mixers), default=0),
+        "k": max((mixer.key_width for mixer in mixers), default=0),
+        "v": max((mixer.value_width for mixer in mixers), default=0),
+        "heads": max((mixer.output_width for mixer in mixers), default=0),
+        "attention gate": max(gates, default=0),
+    }
+    widths |= dict.fromkeys(("gate", "up", "activated"), max(dense, default=0))
+    if (extra := config.layer_embeddings) is not None:
+        widths |= dict.fromkeys(("layer embeddings", "layer projections"), extra.proj.rows)
+        widths["layer gate"] = extra.width
+    return {name: width for name, width in widths.items() if width}
+
+
+def _partial_sizes(config: Config, cache: CacheShape, rows: int, sm_count: int) -> dict[str, int]:
     """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows
-    (a power of two) needs in any length bucket.
-    """
+    (a power of two) needs in any length bucket."""
+    shapes = {
+        (mixer.heads, mixer.scores, cache.layout(index))
+        for index, layer in enumerate(config.layers)
+        if (mixer := layer.attention) is not None
+    }
     return most_partial(
-        decode_attention(heads, layout, bucket, sm_count, rows=count)
+        decode_attention(heads, layout, bucket, sm_count, rows=count, scores=scores)
+        for heads, scores, layout in shapes
         for bucket in length_buckets(layout.max_len)
         for count in (1 << power for power in range(rows.bit_length()))
     )

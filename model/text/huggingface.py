@@ -14,8 +14,9 @@ from tokenizers import Tokenizer as Engine
 
 from urdir.model.errors import TokenizerError, UnsupportedError
 from urdir.model.files.metadata import Metadata
-from urdir.model.text.byte_alphabet import BYTES
-from urdir.model.text.vocabulary import CONTROL_NAMES, TokenType, Vocabulary
+from urdir.model.text.end_tokens import find_end_ids, find_markup, find_shown_ids
+from urdir.model.text.spelling import BYTE_ALPHABET
+from urdir.model.text.vocabulary import TokenType, Vocabulary
 
 _PREFIX = "tokenizer.huggingface."
 _ESCAPED_SPACE = "▁"  # U+2581
@@ -37,14 +38,14 @@ class HuggingFaceTokens:
         self.adds_space = _strips_a_space(description)
         self._added = self._engine.get_added_tokens_decoder()
         self.vocabulary = self._read_vocabulary(metadata)
-        self.adds_bos = metadata.optional(
-            "tokenizer.ggml.add_bos_token", bool, self._adds_bos(self.vocabulary.bos_id)
-        )
 
-    def encode(self, text: str, after_special: bool, at_start: bool) -> list[int]:
-        """Token ids of text without special tokens."""
-        engine = self._engine if at_start else self._inner
-        return list(engine.encode(text, add_special_tokens=False).ids)
+    def encode(self, text: str, after_special: bool) -> list[int]:
+        """Token ids of text without special tokens, with which a text begins."""
+        return list(self._engine.encode(text, add_special_tokens=False).ids)
+
+    def encode_inside(self, text: str, after_special: bool) -> list[int]:
+        """Token ids of text without special tokens that others stand before."""
+        return list(self._inner.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; added tokens are spelled as they are."""
@@ -52,7 +53,7 @@ class HuggingFaceTokens:
         if token_id in self._added:
             return token.encode()
         if self._is_byte_level:
-            return b"".join(BYTES.get(char) or char.encode() for char in token)
+            return b"".join(BYTE_ALPHABET.get(char) or char.encode() for char in token)
         if self.vocabulary.types[token_id] == TokenType.BYTE:
             return bytes([int(token[3:-1], 16)])
         return token.replace(_ESCAPED_SPACE, " ").encode()
@@ -66,10 +67,10 @@ class HuggingFaceTokens:
         if not ids or max(ids.values()) >= _MAX_TOKENS:
             raise TokenizerError(f"tokenizer.json has {len(ids)} tokens, or too large an id")
         tokens = [""] * (max(ids.values()) + 1)
-        types = [int(TokenType.UNUSED)] * len(tokens)
+        types = bytearray([TokenType.UNUSED]) * len(tokens)
         for token, token_id in ids.items():
             tokens[token_id] = token
-            types[token_id] = int(self._type(token_id, token))
+            types[token_id] = self._type(token_id, token)
         ends = metadata.optional(_PREFIX + "end_token_ids", np.ndarray, None)
         end_ids = [] if ends is None else [end for end in ends.tolist() if end < len(tokens)]
 
@@ -79,16 +80,22 @@ class HuggingFaceTokens:
             found = named if named is not None else found
             return found if found is not None and 0 <= found < len(tokens) else None
 
-        eos = role("eos")
+        bos, eos = role("bos"), role("eos")
+        eos = end_ids[0] if eos is None and end_ids else eos
+        adds_bos = metadata.optional("tokenizer.ggml.add_bos_token", bool, self._adds_bos(bos))
         return Vocabulary(
             tokens=tokens,
-            types=types,
-            bos_id=role("bos"),
-            eos_id=end_ids[0] if eos is None and end_ids else eos,
+            types=bytes(types),
+            id_of=ids,
+            bos_id=bos,
+            eos_id=eos,
             eot_id=None,
             eom_id=None,
             unknown_id=None,
-            more_end_ids=frozenset(end_ids),
+            end_ids=find_end_ids(ids, end_ids if eos is None else [eos, *end_ids], {}),
+            shown_ids=find_shown_ids(ids),
+            adds_bos=adds_bos and bos is not None,
+            adds_eos=False,
             strips_after=self._flagged("rstrip"),
             strips_before=self._flagged("lstrip"),
         )
@@ -114,11 +121,13 @@ def _engine(description: dict[str, Any]) -> Engine:
     engine.no_padding()
     engine.no_truncation()
     # markup that a file lists as text must not be forged by typing it
+    added = {token.content: token for token in engine.get_added_tokens_decoder().values()}
+    markup = find_markup(engine.get_vocab(with_added_tokens=True), ())
     engine.add_special_tokens(
         [
-            AddedToken(token.content, special=True, normalized=False)
-            for token in engine.get_added_tokens_decoder().values()
-            if token.content in CONTROL_NAMES and not token.special
+            AddedToken(name, special=True, normalized=False)
+            for name in markup
+            if name in added and not added[name].special
         ]
     )
     engine.encode_special_tokens = True

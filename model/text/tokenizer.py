@@ -1,8 +1,6 @@
 """Text to tokens and back, from a GGUF file's own vocabulary.
 
-Two kinds, both merged by the BPE of the `tokenizers` library: byte-level BPE ("gpt2") with the
-file's merges, and SentencePiece's BPE ("llama"), whose merges follow from the scores. A third is
-whatever a tokenizer.json says.
+The kinds are in `tokenizer_models`: byte-level BPE, SentencePiece's BPE and others.
 
 Tokens with a role ("<|im_end|>") are cut out of the text beforehand, where they may be: nowhere in
 what a user wrote (`opaque` spans), so that no message can forge a turn.
@@ -10,6 +8,7 @@ what a user wrote (`opaque` spans), so that no message can forge a turn.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -28,9 +27,12 @@ Span = tuple[int, int]
 class Tokenizer:
     """Encodes and decodes; immutable once built (`Tokenizer.from_gguf`)."""
 
-    def __init__(self, model: TokenModel) -> None:
+    def __init__(self, model: TokenModel, name: str = "") -> None:
+        """`name` is general.name, by which Phi-3 is known: its markup takes the spaces after it."""
         vocabulary = model.vocabulary
         self._model = model
+        # only tokenizer.json tells the start of a text from the text after a special token
+        self._encode_inside = getattr(model, "encode_inside", model.encode)
         self._types = vocabulary.types
         self.vocab_size = len(vocabulary.tokens)
         self.bos_id = vocabulary.bos_id
@@ -38,9 +40,11 @@ class Tokenizer:
         self.eot_id = vocabulary.eot_id
         self.eom_id = vocabulary.eom_id
         self.end_ids = vocabulary.end_ids
-        self.adds_bos = model.adds_bos and self.bos_id is not None
-        self._control = _longest_first(vocabulary, TokenType.CONTROL, TokenType.UNKNOWN)
-        self._user_defined = _longest_first(vocabulary, TokenType.USER_DEFINED)
+        self.adds_bos = vocabulary.adds_bos
+        self.adds_eos = vocabulary.adds_eos
+        self._shown = vocabulary.shown_ids
+        self._specials = _longest_first(vocabulary)
+        self._strips = re.search("phi-?3", name.lower()) is not None
 
     @classmethod
     def from_gguf(cls, gguf: ModelFile) -> Tokenizer:
@@ -63,7 +67,15 @@ class Tokenizer:
                     f"tokeniser {kind!r} (tokenizer.ggml.model) is not supported "
                     f"(supported: {', '.join(TOKEN_MODELS)})"
                 )
-            return cls(TOKEN_MODELS[kind](gguf.metadata))
+            name = gguf.metadata.optional("general.name", str, "")
+            tokenizer = cls(TOKEN_MODELS[kind](gguf.metadata), name)
+            embedding = gguf.tensors.get(_EMBEDDING)
+            if embedding is not None and embedding.shape[0] < tokenizer.vocab_size:
+                raise TokenizerError(
+                    f"the vocabulary has {tokenizer.vocab_size} tokens, "
+                    f"more than the {embedding.shape[0]} rows of {_EMBEDDING}"
+                )
+            return tokenizer
         except (TokenizerError, UnsupportedError) as error:
             raise type(error)(f"{gguf.path}: {error}") from None
 
@@ -73,20 +85,25 @@ class Tokenizer:
         *,
         parse_special: bool = False,
         add_bos: bool = False,
+        add_eos: bool = False,
         opaque: Sequence[Span] = (),
     ) -> list[int]:
         """Token ids of `text`.
 
         `parse_special` takes the texts of control tokens for these tokens, except within the
         `opaque` spans (sorted, none overlapping). `add_bos` begins with BOS if the model wants one
-        and `text` brings none.
+        and `text` brings none; `add_eos` ends with EOS in the same way.
         Raises TokenizerError for text that is no valid Unicode.
         """
         _check_unicode(text)
         fragments: list[Span | int] = [(0, len(text))] if text else []
-        if parse_special:
-            fragments = _cut(text, fragments, self._control, opaque)
-        fragments = _cut(text, fragments, self._user_defined, ())
+        for special, token_id in self._specials:
+            if special in text:
+                user_defined = self._types[token_id] == TokenType.USER_DEFINED
+                if user_defined or parse_special:
+                    hidden = () if user_defined else opaque
+                    strip = self._strips and special not in _NEVER_STRIP
+                    fragments = _cut(text, fragments, special, token_id, hidden, strip)
         ids: list[int] = []
         after_special = True  # SentencePiece: the start counts as well
         for index, fragment in enumerate(fragments):
@@ -94,19 +111,21 @@ class Tokenizer:
                 ids.append(fragment)
             else:
                 piece = self._strip(text[slice(*fragment)], fragments, index)
-                ids += self._model.encode(piece, after_special, index == 0)
+                encode = self._encode_inside if index else self._model.encode
+                ids += encode(piece, after_special)
             after_special = isinstance(fragment, int)
         if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
+        if add_eos and self.adds_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
+            ids.append(self.eos_id)
         return ids
 
     def _strip(self, piece: str, fragments: Sequence[Span | int], index: int) -> str:
         """``piece``, which is fragment ``index``, without white space that its neighbours take."""
-        if index and fragments[index - 1] in self._model.vocabulary.strips_after:
+        vocabulary = self._model.vocabulary
+        if index and fragments[index - 1] in vocabulary.strips_after:
             piece = piece.lstrip()
-        if fragments[index + 1 : index + 2] and (
-            fragments[index + 1] in self._model.vocabulary.strips_before
-        ):
+        if index + 1 < len(fragments) and fragments[index + 1] in vocabulary.strips_before:
             piece = piece.rstrip()
         return piece
 
@@ -129,16 +148,18 @@ class Tokenizer:
 
     def control_texts(self) -> list[str]:
         """The texts that `parse_special` turns into control tokens."""
-        return [text for text, _ in self._control]
+        return [text for text, i in self._specials if self._types[i] != TokenType.USER_DEFINED]
 
     def is_control(self, token_id: int) -> bool:
         """True for tokens that are never printed: control tokens, the unknown token, padding rows.
 
         An embedding may have more rows than the vocabulary has tokens; those rows have no text.
+        Control tokens that part the messages of one answer (gpt-oss) are printed.
         """
         if token_id >= self.vocab_size:
             return True
-        return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
+        hidden = self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
+        return hidden and token_id not in self._shown
 
     def _pieces(self, ids: Iterable[int], keep_control: bool) -> Iterator[bytes]:
         after_special = True
@@ -148,7 +169,8 @@ class Tokenizer:
                 piece = piece.removeprefix(b" ")
             if keep_control or not self.is_control(token_id):
                 yield piece
-            after_special = self._types[token_id] in _SPECIAL_TYPES
+            # an unknown character is part of the text
+            after_special = self._types[token_id] in (TokenType.CONTROL, TokenType.USER_DEFINED)
 
     def _check_id(self, token_id: int) -> None:
         if not 0 <= token_id < self.vocab_size:
@@ -157,40 +179,43 @@ class Tokenizer:
             )
 
 
+_EMBEDDING = "token_embd.weight"
 _SPECIAL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+_ASCII_SPACES = " \t\n\v\f\r"
+_NEVER_STRIP = ("<unk>", "<s>", "<|endoftext|>")
 
 
-def _longest_first(vocabulary: Vocabulary, *types: TokenType) -> list[tuple[str, int]]:
-    """(text, id) of the tokens of these types, in the order in which they are looked for."""
-    pairs = [(vocabulary.tokens[i], i) for i in vocabulary.ids(*types) if vocabulary.tokens[i]]
-    return sorted(pairs, key=lambda pair: -len(pair[0].encode()))
+def _longest_first(vocabulary: Vocabulary) -> list[tuple[str, int]]:
+    """(text, id) of the special tokens, in the order in which they are looked for."""
+    pairs = [(vocabulary.tokens[i], i) for i in vocabulary.ids(*_SPECIAL_TYPES)]
+    return sorted((p for p in pairs if p[0]), key=lambda pair: -len(pair[0].encode()))
 
 
 def _cut(
     text: str,
     fragments: list[Span | int],
-    specials: Iterable[tuple[str, int]],
+    special: str,
+    token_id: int,
     opaque: Sequence[Span],
+    strip: bool,
 ) -> list[Span | int]:
-    """Replace occurrences of `specials` within the spans by their ids, one special at a time."""
-    for special, token_id in specials:
-        if special not in text:
+    """Replace `special` within the spans by its id; with `strip` the spaces after it go too."""
+    result: list[Span | int] = []
+    for fragment in fragments:
+        if isinstance(fragment, int):
+            result.append(fragment)
             continue
-        result: list[Span | int] = []
-        for fragment in fragments:
-            if isinstance(fragment, int):
-                result.append(fragment)
-                continue
-            start, end = fragment
-            for found in _occurrences(text, special, start, end, opaque):
-                if start < found:
-                    result.append((start, found))
-                result.append(token_id)
-                start = found + len(special)
-            if start < end:
-                result.append((start, end))
-        fragments = result
-    return fragments
+        start, end = fragment
+        for found in _occurrences(text, special, start, end, opaque):
+            if start < found:
+                result.append((start, found))
+            result.append(token_id)
+            start = found + len(special)
+            while strip and start < end and text[start] in _ASCII_SPACES:
+                start += 1
+        if start < end:
+            result.append((start, end))
+    return result
 
 
 def _occurrences(

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from urdir.model.errors import TokenizerError
 from urdir.model.files.metadata import Metadata, StringArray
+from urdir.model.text.end_tokens import FILL_ROLES, find_end_ids, find_markup, find_shown_ids
 
 _PREFIX = "tokenizer.ggml."
 
-# Control tokens that end an answer whatever the metadata says, as llama.cpp treats them.
-END_NAMES = frozenset(
-    {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"}
-)
-# Old files list these as ordinary text; typed by a user they must not become markup.
-CONTROL_NAMES = END_NAMES | {
-    "<|im_start|>",
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<start_of_turn>",
-}
-
 
 class TokenType(IntEnum):
-    """tokenizer.ggml.token_type."""
+    """tokenizer.ggml.token_type; a number that is none of these is kept as `UNDEFINED`."""
 
+    UNDEFINED = 0
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 3
@@ -40,69 +29,109 @@ class TokenType(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Defaults:
+    """What holds where a file does not say; ids beyond the vocabulary do not."""
+
+    bos: int | None = None
+    eos: int | None = None
+    unknown: int | None = None
+    adds_bos: bool = False
+    adds_eos: bool = False
+    always_adds_bos: bool = False  # whatever the file says
+
+
+@dataclass(frozen=True, slots=True)
 class Vocabulary:
     """Tokens by id; see `read_vocabulary`."""
 
     tokens: list[str]  # as stored: byte-level or SentencePiece alphabet
-    types: list[int]  # TokenType of each
+    types: bytes  # TokenType of each
+    id_of: dict[str, int]  # by text, the first of duplicates; empty texts are left out
     bos_id: int | None
     eos_id: int | None
     eot_id: int | None  # end of turn
     eom_id: int | None  # end of message, before a tool's answer
     unknown_id: int | None
-    more_end_ids: frozenset[int] = frozenset()
+    end_ids: frozenset[int]  # an answer is over after one of these
+    shown_ids: frozenset[int]  # printed although their type may be CONTROL
+    adds_bos: bool  # a prompt begins with BOS, which there is
+    adds_eos: bool  # a text that is complete ends with EOS, which there is
     strips_after: frozenset[int] = frozenset()  # tokens that take the white space after them
     strips_before: frozenset[int] = frozenset()
 
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """Tokens after which an answer is over."""
-        known = {i for i, token in enumerate(self.tokens) if token in END_NAMES}
-        given = {self.eos_id, self.eot_id, self.eom_id}
-        return self.more_end_ids | known | {i for i in given if i is not None}
-
     def ids(self, *types: TokenType) -> list[int]:
         """The tokens of the given types."""
-        return [i for i, token_type in enumerate(self.types) if token_type in types]
+        stored = np.frombuffer(self.types, np.uint8)
+        found: list[int] = np.flatnonzero(np.isin(stored, types)).tolist()
+        return found
+
+    def words(self) -> dict[str, int]:
+        """Ids of the tokens that ordinary text can become: all but control and unknown."""
+        words = self.id_of.copy()
+        for token_id in self.ids(TokenType.CONTROL, TokenType.UNKNOWN):
+            token = self.tokens[token_id]
+            if words.get(token) == token_id:
+                del words[token]
+        return words
 
 
-def read_vocabulary(metadata: Metadata, default_ids: Mapping[str, int]) -> Vocabulary:
-    """Read `tokenizer.ggml.{tokens,token_type,*_token_id}`; `default_ids` by role ("bos").
+def read_vocabulary(
+    metadata: Metadata,
+    defaults: Defaults,
+    is_word: Callable[[str], bool] = lambda token: False,
+) -> Vocabulary:
+    """Read `tokenizer.ggml.{tokens,token_type,*_token_id,add_*_token}`.
 
+    Tokens known as markup are made control tokens whatever the file says, unless `is_word`.
     Raises ConfigError or TokenizerError, naming the key that is missing or wrong.
     """
-    tokens = list(metadata.require(_PREFIX + "tokens", StringArray))
+    tokens = metadata.require(_PREFIX + "tokens", StringArray).decoded()
     if not tokens:
         raise TokenizerError(f"{_PREFIX}tokens is empty")
+    id_of = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
+    id_of.pop("", None)
 
-    def role(name: str) -> int | None:
+    def role(name: str, default: int | None = None) -> int | None:
         key = f"{_PREFIX}{name}_token_id"
         token_id = metadata.optional(key, int, None)
         if token_id is None:
-            default = default_ids.get(name, len(tokens))
-            return default if default < len(tokens) else None
+            return default if default is not None and default < len(tokens) else None
         if not 0 <= token_id < len(tokens):
             raise TokenizerError(f"{key} is {token_id}, the vocabulary has {len(tokens)} tokens")
         return token_id
 
+    bos, eos = role("bos", defaults.bos), role("eos", defaults.eos)
+    eot, eom = role("eot"), role("eom")
+    adds_bos = metadata.optional(_PREFIX + "add_bos_token", bool, defaults.adds_bos)
+    adds_eos = metadata.optional(_PREFIX + "add_eos_token", bool, defaults.adds_eos)
+    given = [i for i in (eos, eot, eom) if i is not None]
+    end_ids = find_end_ids(id_of, given, {name: role(name) for name in FILL_ROLES})
+    types = _read_types(metadata, len(tokens))
+    for name, token_id in find_markup(id_of, end_ids).items():
+        if not is_word(name):
+            types[token_id] = TokenType.CONTROL
     return Vocabulary(
         tokens=tokens,
-        types=_read_types(metadata, tokens),
-        bos_id=role("bos"),
-        eos_id=role("eos"),
-        eot_id=role("eot"),
-        eom_id=role("eom"),
-        unknown_id=role("unknown"),
+        types=types.tobytes(),
+        id_of=id_of,
+        bos_id=bos,
+        eos_id=eos,
+        eot_id=eot,
+        eom_id=eom,
+        unknown_id=role("unknown", defaults.unknown),
+        end_ids=end_ids,
+        shown_ids=find_shown_ids(id_of),
+        adds_bos=(adds_bos or defaults.always_adds_bos) and bos is not None,
+        adds_eos=adds_eos and eos is not None,
     )
 
 
-def _read_types(metadata: Metadata, tokens: Sequence[str]) -> list[int]:
+def _read_types(metadata: Metadata, n_tokens: int) -> NDArray[np.uint8]:
     key = _PREFIX + "token_type"
     array = metadata.optional(key, np.ndarray, None)
-    types = [int(TokenType.NORMAL)] * len(tokens) if array is None else array.tolist()
-    if len(types) != len(tokens):
-        raise TokenizerError(f"{key} has {len(types)} entries for {len(tokens)} tokens")
-    for token_id, token in enumerate(tokens):
-        if token in CONTROL_NAMES:
-            types[token_id] = TokenType.CONTROL
-    return types
+    if array is None:
+        return np.full(n_tokens, TokenType.NORMAL, np.uint8)
+    if len(array) != n_tokens:
+        raise TokenizerError(f"{key} has {len(array)} entries for {n_tokens} tokens")
+    known = (array >= 0) & (array <= max(TokenType))
+    return np.where(known, array, TokenType.UNDEFINED).astype(np.uint8)

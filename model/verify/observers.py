@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PHASES = (
     (re.compile(r"token_embd"), "embedding"),
     (re.compile(r"blk\.\d+\.(attn|rope|kv_append|attention)"), "attention"),
-    (re.compile(r"blk\.\d+\.(ffn|swiglu)"), "feed-forward"),
+    (re.compile(r"blk\.\d+\.ffn"), "feed-forward"),
     (re.compile(r"output"), "head"),
     (re.compile(r""), "choice"),
 )

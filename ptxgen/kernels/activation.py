@@ -48,16 +48,22 @@ class Activation:
         if len(self.parameters) != (4 if self.kind == "xielu" else 0):
             raise PtxgenError(f"{self.kind} with {len(self.parameters)} parameters")
 
+    @property
+    def is_silu(self) -> bool:
+        """Whether f(x) is x times a sigmoid; the other kinds need no scratch register."""
+        return self.kind in ("silu", "swiglu_oai")
+
     def __call__(self, x: Array) -> Array:
         """f(x) in float64."""
         x = np.asarray(x, np.float64)
         with np.errstate(over="ignore"):
-            sigmoid = 1.0 / (1.0 + np.exp(-x))
+            sigmoid: Array = 1.0 / (1.0 + np.exp(-1.702 * x if self.kind == "swiglu_oai" else -x))
         match self.kind:
-            case "silu":
+            case "silu" | "swiglu_oai":
                 return x * sigmoid
             case "gelu":
-                return 0.5 * x * (1.0 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+                tanh: Array = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+                return 0.5 * x * (1.0 + tanh)
             case "relu":
                 return np.maximum(x, 0.0)
             case "relu2":
@@ -70,8 +76,6 @@ class Activation:
                 alpha_n, alpha_p, beta, eps = self.parameters
                 negative = (np.expm1(np.minimum(x, eps)) - x) * alpha_n
                 return np.where(x > 0, alpha_p * x * x, negative) + beta * x
-            case "swiglu_oai":
-                return x / (1.0 + np.exp(-1.702 * x))
 
     def gated(self, gate: Array, up: Array) -> Array:
         """f(gate) * up in float64, with the limit."""

@@ -6,13 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from urdir.ptxgen.kernels.elementwise import Elementwise
-from urdir.ptxgen.spec import Access, Array, Param
+from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
 
 @dataclass(frozen=True)
 class Add(Elementwise):
-    """The sum of two arrays, element by element: y = a + b."""
+    """The sum of two arrays, element by element: y = a + scale * b, times s if ``scaled``.
+
+    ``s`` (1,) f32 is a number in device memory: a weight of the model.
+    """
+
+    scale: float = 1.0
+    scaled: bool = False
 
     name = "add"
     template = ("urdir.templates", "add.ptx.j2")
@@ -22,15 +30,30 @@ class Add(Elementwise):
         return (
             Param("a", "f32", ("n",), Access.IN),
             Param("b", "f32", ("n",), Access.IN),
+            *((Param("s", "f32", (1,), Access.IN),) if self.scaled else ()),
             Param("y", "f32", ("n",), Access.OUT),
         )
 
+    @property
+    def tolerance(self) -> Tolerance:
+        """One rounding, as add.f32: bit for bit. Two or more where there is a factor."""
+        plain = self.scale == 1 and not self.scaled
+        return Tolerance() if plain else Tolerance(rtol=3e-7)
+
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        return {"y": inputs["a"] + inputs["b"]}  # one rounding, as add.f32: bit for bit
+        if self.scale == 1 and not self.scaled:
+            return {"y": inputs["a"] + inputs["b"]}
+        y = inputs["a"] + self.scale * inputs["b"].astype(np.float64)
+        return {"y": (y * inputs["s"] if self.scaled else y).astype(np.float32)}
 
     @classmethod
     def examples(cls) -> Mapping[str, Add]:
-        return {f"{n} values": cls(n) for n in (3, 64, 515, 4096)}
+        return {
+            **{f"{n} values": cls(n) for n in (3, 64, 515, 4096)},
+            "scaled addend": cls(70, scale=0.22),
+            "scaled sum": cls(67, scaled=True),
+            "both scaled": cls(5, scale=-1.5, scaled=True),
+        }
 
     def flops(self) -> int:
         return self.n

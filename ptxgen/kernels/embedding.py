@@ -19,6 +19,9 @@ from urdir.ptxgen.weights.layout import Layout
 class Embedding(KernelSpec):
     """Rows tokens[sequence[r], position[r]] of an embedding table, as f32, to the bit.
 
+    They are multiplied with ``scale``. With ``positions`` row position[r] of ``position_table``
+    (positions, cols), learned for that place in a sequence, is added.
+
     A row whose position is ``max_len`` or more is idle: zeros. A token or a sequence that is out of
     range reads nothing and gives NaNs: the host checks tokens where it takes them.
     """
@@ -29,6 +32,8 @@ class Embedding(KernelSpec):
     max_len: int
     rows: int = 1
     sequences: int = 1
+    scale: float = 1.0
+    positions: int = 0
 
     name = "embedding"
     template = ("urdir.templates", "embedding.ptx.j2")
@@ -45,6 +50,11 @@ class Embedding(KernelSpec):
                 "tokens: rows are 1 to 65535, the others at least 1"
             )
 
+        if self.positions and self.positions < self.max_len:
+            raise PtxgenError(
+                f"embedding: {self.positions} learned positions, sequences of up to {self.max_len}"
+            )
+
     @cached_property
     def layout(self) -> Layout:
         """How the table lies in memory: as any weight matrix, so that it can be tied."""
@@ -57,6 +67,11 @@ class Embedding(KernelSpec):
             Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
+            *(
+                (Param("position_table", "f32", ("positions", "cols"), Access.IN),)
+                if self.positions
+                else ()
+            ),
             Param("y", "f32", ("rows", "cols"), Access.OUT),
         )
 
@@ -81,16 +96,24 @@ class Embedding(KernelSpec):
                 token = inputs["tokens"][sequence, position]
                 if token < self.vocab:
                     y[row] = table[token]
+                    if self.scale != 1:
+                        y[row] *= np.float32(self.scale)
+                    if self.positions:
+                        y[row] += inputs["position_table"][position]
         return {"y": y}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         blocks = random_blocks(self.format, self.vocab * self.cols // self.format.block, rng)
-        return {
+        inputs = {
             "weights": self.layout.pack(blocks),
             "tokens": rng.integers(0, self.vocab, (self.sequences, self.max_len), np.uint32),
             "sequence": rng.integers(0, self.sequences, self.rows, np.uint32),
             "position": self._positions(rng),
         }
+        if self.positions:
+            table = rng.standard_normal((self.positions, self.cols))
+            inputs["position_table"] = table.astype(np.float32)
+        return inputs
 
     def _positions(self, rng: np.random.Generator) -> Array:
         """A position for every row, the last of several idle; (rows,) u32."""
@@ -110,6 +133,13 @@ class Embedding(KernelSpec):
                 FORMATS["Q6_K"], vocab=9, cols=512, max_len=4, rows=6, sequences=3
             ),
             "F16 rows": cls(FORMATS["F16"], vocab=9, cols=37, max_len=4, rows=5, sequences=2),
+            "scaled": cls(FORMATS["Q8_0"], vocab=5, cols=96, max_len=3, rows=2, scale=96**0.5),
+            "learned positions": cls(
+                FORMATS["Q4_0"], vocab=5, cols=64, max_len=3, rows=3, sequences=2, positions=4
+            ),
+            "odd learned positions": cls(
+                FORMATS["F32"], vocab=5, cols=37, max_len=3, rows=3, scale=0.3, positions=3
+            ),
         }
 
     def flops(self) -> int:
@@ -117,4 +147,4 @@ class Embedding(KernelSpec):
 
     def bytes_moved(self) -> int:
         row = self.cols // self.format.block * self.format.nbytes
-        return self.rows * (row + 12 + 4 * self.cols)
+        return self.rows * (row + 12 + (8 if self.positions else 4) * self.cols)

@@ -28,7 +28,7 @@ class Norm:
         x = np.asarray(x, np.float64)
         if self.kind == "layer":
             x = x - x.mean(axis=-1, keepdims=True)
-        y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
+        y: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
         if weight is not None:
             y = y * weight
         return y if bias is None else y + bias

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
@@ -17,7 +18,8 @@ CTA_THREADS = 128
 
 @dataclass(frozen=True)
 class Repack(KernelSpec):
-    """Repack ``rows`` rows of a GGUF tensor of ``cols`` columns, a chunk of ``Layout.chunks``."""
+    """Repack ``rows`` rows of a GGUF tensor of ``cols`` columns, a chunk of ``Layout.chunks``, once
+    `expand` has been at it."""
 
     format: Format
     rows: int
@@ -47,8 +49,8 @@ class Repack(KernelSpec):
 
     @property
     def source_nbytes(self) -> int:
-        """Bytes of the chunk in GGUF."""
-        return self.layout.source_nbytes
+        """Bytes of the chunk, expanded."""
+        return self.rows * self.layout.stored_row_nbytes
 
     @property
     def source_units(self) -> int:
@@ -74,15 +76,16 @@ class Repack(KernelSpec):
         return self.source_nbytes + self.layout.nbytes
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        packed = self.layout.pack(inputs["source"])
+        packed = self.layout.pack_expanded(inputs["source"])
         return {p.name: self.layout.plane_of(packed, p) for p in self.format.planes}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        blocks = random_blocks(self.format, self.source_nbytes // self.format.nbytes, rng)
+        count = self.source_nbytes // self.format.stored_nbytes
+        blocks = expand(self.format, random_blocks(self.format, count, rng))
         planes = {
             p.name: np.zeros(self.shape_of(p), np.uint8) for p in self.params if p.name != "source"
         }
-        return {"source": blocks.reshape(-1), **planes}
+        return {"source": blocks, **planes}
 
     @classmethod
     def examples(cls) -> Mapping[str, Repack]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.spec import Access, Param
 
 Float64s = npt.NDArray[np.float64]
 
@@ -45,6 +46,11 @@ class Rotation:
     def pairs(self) -> int:
         """Pairs of a head."""
         return self.rotary_dim // 2
+
+    @property
+    def param(self) -> Param:
+        """The parameter of kernels that turn: a `turns_table`."""
+        return Param("frequencies", "f32", (self.pairs, 2), Access.IN)
 
     def turn(
         self, x: npt.ArrayLike, positions: npt.ArrayLike, table: npt.ArrayLike, sign: int = 1

@@ -19,7 +19,7 @@ from urdir.ptxgen.tools.dump import body_of
 from urdir.ptxgen.tools.stats import code_bytes, instruction_mix
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
-#: The line in which the generator writes a kernel's fields: ``// RmsNorm(rows=3, ...)``.
+#: The line in which the generator writes a kernel's fields: ``// Normalise(rows=3, ...)``.
 _FIELDS = re.compile(r"^// ([A-Z]\w*\(.*\))$", re.MULTILINE)
 
 

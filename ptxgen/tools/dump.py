@@ -4,11 +4,11 @@ Files are named by the spec key; under the same name an edited PTX file replaces
 (``URDIR_PTX_OVERRIDE``). A dumped PTX text is the generated one (contract, fields, launch shape,
 code) with its first empty line filled in, so that line numbers stay the same::
 
-    // rms_norm: y = x / sqrt(mean(x^2) + eps) * weight, per row
+    // normalise: y[r] = (residual[r] +) scale * norm(x[r]), norm(v) =
     // ...
-    // RmsNorm(rows=3, cols=257, eps=1e-05)
+    // Normalise(rows=3, cols=257, norm=Norm(...), ...)
     // grid (3, 1, 1)  block (64, 1, 1)  cluster (1, 1, 1)  dynamic shared 0 bytes
-    // dump rms_norm-sm_90-...; fields ...; sha256 of the text with this line empty: 5f0c...
+    // dump normalise-sm_90-...; fields ...; sha256 of the text with this line empty: 5f0c...
 """
 
 from __future__ import annotations

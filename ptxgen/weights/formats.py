@@ -8,7 +8,9 @@ Everything else follows from these descriptions: the planes of the repacked matr
 
 The value of a weight is ``d * (scale - scale_offset) * (q - offset) + min_sign * m * minimum``,
 ``d`` and ``m`` (f16) per block, ``scale`` and ``minimum`` per group of 16 or 32 weights; a type
-without group scales has ``scale = minimum = 1``.
+without group scales has ``scale = minimum = 1``. Types with a ``table`` have ``table[q]`` in place
+of ``q - offset``. MXFP4's ``d`` is a power of two, of which the block has the exponent; NVFP4 has a
+``d`` for each group, of eight bits in GGUF.
 
 Source of the block layouts: ggml's ``block_q4_K`` and its relatives, as the ``gguf`` package's
 ``quants`` module decodes them; type numbers: ``gguf.GGMLQuantizationType``.
@@ -16,156 +18,22 @@ Source of the block layouts: ggml's ``block_q4_K`` and its relatives, as the ``g
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.weights.expansion import write_factors
 from urdir.ptxgen.weights.fields import Field, Part, Plane
-from urdir.ptxgen.weights.numbers import GroupNumbers, Number
+from urdir.ptxgen.weights.format import UNIT, Format
+from urdir.ptxgen.weights.planes import Numbers, code_plane, quant_plane, scale_plane
+
+__all__ = ["FORMATS", "UNIT", "Bytes", "Format", "format_of", "random_blocks"]
 
 Bytes = npt.NDArray[np.uint8]
-
-#: Weights of a *unit*: consecutive weights of a row that one thread handles at a time.
-UNIT = 32
-
-
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Format:
-    """A GGUF tensor type: ``block`` weights in ``nbytes`` bytes, and its planes once repacked."""
-
-    name: str
-    ggml_type: int
-    block: int
-    nbytes: int
-    planes: tuple[Plane, ...]
-    offset: int = 0
-    group: int = UNIT
-    scale_offset: int = 0
-    min_sign: int = 0
-    #: PTX type of an unquantised weight ("f16", "bf16", "f32"), else None.
-    element: str | None = None
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-    def __repr__(self) -> str:
-        """Name and digest of the description, so that a spec key changes when a layout does."""
-        fields = [getattr(self, f.name) for f in dataclasses.fields(self)]
-        return f"{self.name}#{hashlib.sha256(repr(fields).encode()).hexdigest()[:8]}"
-
-    @property
-    def is_float(self) -> bool:
-        """True for F32, F16 and BF16: one plane of values, rows of any width."""
-        return self.element is not None
-
-    @property
-    def has_minimums(self) -> bool:
-        """True where a group of weights has an additive term."""
-        return self.min_sign != 0
-
-    @property
-    def is_bytes(self) -> bool:
-        """True where a weight's quant is a byte."""
-        return [part.source.width for _, part in self.parts("q")] == [8]
-
-    @property
-    def lift(self) -> int:
-        """How far left quants from upper halves of bytes stay when they are unpacked: as many bits
-        as a byte has room for, 4 at most.
-        """
-        return min(4, 8 - sum(part.source.width for _, part in self.parts("q")))
-
-    def quads(self, group: int, lifted: bool) -> list[int]:
-        """A group's quads (quad j: quants 4j ... 4j + 3 of the unit) that lie in the upper halves
-        of bytes, if ``lifted``, or the others: even ones first.
-        """
-        _, lowest = next(self.parts("q"))
-        count = self.group // 4
-        quads = range(count * group, count * (group + 1))
-        return [
-            j
-            for j in sorted(quads, key=lambda j: j % 2)
-            if lifted == (lowest.target.position(4 * j) % 8 >= 4)
-        ]
-
-    @property
-    def mixes_lifts(self) -> bool:
-        """Whether quads of both kinds are in a group."""
-        return self.lift > 0 and all(self.quads(0, lifted) for lifted in (False, True))
-
-    @property
-    def block_units(self) -> int:
-        """Units of a block; an unquantised type counts in units."""
-        return max(1, self.block // UNIT)
-
-    @property
-    def unit_groups(self) -> int:
-        """Groups of a unit, each with its scale: 1 or 2."""
-        return UNIT // self.group
-
-    def parts(self, number: str) -> Iterator[tuple[Plane, Part]]:
-        """The parts that make up a number, each with its plane; none for a number it lacks."""
-        for plane in self.planes:
-            for part in plane.parts:
-                if part.number == number:
-                    yield plane, part
-
-    def has(self, number: str) -> bool:
-        """Whether the type stores this number."""
-        return any(True for _ in self.parts(number))
-
-    def numbers(self, number: Number) -> GroupNumbers | None:
-        """Where the groups' scales or minimums are, if the type has them."""
-        return _group_numbers(self, number)
-
-
-@functools.cache
-def _group_numbers(fmt: Format, number: Number) -> GroupNumbers | None:
-    parts = tuple(fmt.parts(number))
-    offset = fmt.scale_offset if number == "scale" else 0
-    return GroupNumbers(parts, fmt.unit_groups, offset) if parts else None
-
-
-#: Bits ``shift`` and up of the groups' "scale" or "minimum", and where a block has them.
-_Numbers = tuple[str, int, Field]
-
-
-def _digits(count: int) -> int:
-    return count.bit_length() - 1
-
-
-def _quant_plane(name: str, shift: int, source: Field, group: int) -> Plane:
-    """32 fields: weight 4j + b in byte b of a 32-bit word, 8 / width values of j to a word.
-
-    A shift and a mask then give four neighbouring weights, one a byte. The values of j in a word
-    follow each other. Where a word has two and a unit has two groups, they are of both groups: each
-    of the four lanes that share a row then finds its quads of both in a word of its own.
-    """
-    width, inside = source.width, _digits(8 // source.width)
-    strides = [width << k for k in range(inside)] + [32 << k for k in range(3 - inside)]
-    if inside == 1 and group < UNIT:
-        strides = [*strides[1:], strides[0]]
-    target = Field(width, 0, (8, 16, *strides))
-    return Plane(name, 1, 4 * width, (Part("q", shift, source, target),))
-
-
-def _scale_plane(name: str, group: int, fields: Sequence[_Numbers]) -> Plane:
-    """Fields of each group side by side; half-bytes of two units share a byte."""
-    group_bits = sum(source.width for _, _, source in fields)
-    unit_bits = group_bits * (UNIT // group)
-    units = max(1, 8 // unit_bits)
-    strides = tuple(group_bits << k for k in range(_digits(units * UNIT // group)))
-    parts, at = [], 0
-    for number, shift, source in fields:
-        parts.append(Part(number, shift, source, Field(source.width, at, strides)))
-        at += source.width
-    return Plane(name, units, max(1, unit_bits // 8), tuple(parts))
 
 
 def _quantised(
@@ -175,20 +43,33 @@ def _quantised(
     nbytes: int,
     *,
     quants: Sequence[Field],
-    d: int,
+    d: int | None = None,
     m: int | None = None,
-    numbers: Sequence[Sequence[_Numbers]] = (),
+    exponent: int | None = None,
+    group_factors: bool = False,
+    numbers: Sequence[Sequence[Numbers]] = (),
     **values: Any,
 ) -> Format:
-    """A quantised type; ``d`` and ``m`` are byte offsets of f16 numbers in the block, ``numbers``
-    the planes of its groups' scales and minimums.
+    """A quantised type; ``d`` and ``m`` are byte offsets of f16 numbers in the block, ``exponent``
+    that of a byte in their place, ``numbers`` the planes of its groups' scales and minimums.
+    ``group_factors``: at ``d`` there is one for each group of 16.
     """
-    planes, shift = [], 0
+    planes, shift, group = [], 0, values.get("group", UNIT)
     for plane_name, source in zip(("low", "high"), quants, strict=False):
-        planes.append(_quant_plane(plane_name, shift, source, values.get("group", UNIT)))
+        plane_of = code_plane if "table" in values else quant_plane
+        planes.append(plane_of(plane_name, shift, source, group))
         shift += source.width
     for plane_name, fields in zip(("scales", "scales_high"), numbers, strict=False):
-        planes.append(_scale_plane(plane_name, values.get("group", UNIT), fields))
+        planes.append(scale_plane(plane_name, group, fields))
+    if d is None:
+        assert exponent is not None, name
+        part = Part("d", 0, Field(8, 8 * exponent), Field(8, 0))
+        planes.append(Plane("exponents", 1, 1, (part,)))
+        return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
+    if group_factors:
+        part = Part("d", 0, Field(8, 8 * d, (8, 16, 32)), Field(8, 0, (8, 16)))
+        planes.append(Plane("factors", 1, 4, (part,)))
+        return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
     halves = [("d", d)] + ([("m", m)] if m is not None else [])
     parts = tuple(
         Part(number, 0, Field(8, 8 * at, (8,)), Field(8, 16 * place, (8,)))
@@ -196,6 +77,29 @@ def _quantised(
     )
     planes.append(Plane("factors", block // UNIT, 2 * len(halves), parts))
     return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
+
+
+def _expanded(
+    name: str,
+    ggml_type: int,
+    nbytes: int,
+    table: tuple[int, ...],
+    *,
+    group: int = UNIT,
+    halvings: int = 0,
+) -> Format:
+    """A type with 256 weights a block that is expanded at load: see `expansion`."""
+    widths = (4,) if len(table) == 16 else (2, 1)
+    quants, at = [], 0
+    for width in widths:
+        quants.append(Field(width, 8 * at, tuple(width << k for k in range(8))))
+        at += 32 * width
+    scale = Field(8, 8 * at, (8, 16, 32, 64)[: 3 if group == UNIT else 4])
+    d = at + 256 // group
+    return _quantised(
+        name, ggml_type, 256, nbytes, quants=quants, d=d, numbers=[[("scale", 0, scale)]],
+        group=group, table=table, halvings=halvings, expanded=d + 2,
+    )  # fmt: skip
 
 
 def _float(name: str, ggml_type: int, nbytes: int, element: str) -> Format:
@@ -222,6 +126,14 @@ _K_NUMBERS = (
     ),
     (("minimum", 0, Field(4, _at(8), (8, 16, _at(4, 4)))),),
 )
+
+# Floats of four bits (OCP's E2M1), twice their value, and the steps of IQ4_NL and IQ4_XS.
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+# Levels of the grids of IQ2 and IQ3; -1, 0 and 1 of IQ1's, eight times, one more or one less.
+_IQ2 = (8, 25, 43, 0, -8, -25, -43, 0)
+_IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62)
+_IQ1 = (-7, 1, 9, 0, -9, -1, 7, 0)
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 _ALL = (
     _float("F32", 0, 4, "f32"),
@@ -280,6 +192,44 @@ _ALL = (
         ],
         numbers=[[("scale", 0, Field(8, _at(192), (8, 16, 32, 64), signed=True))]],
     ),
+    _quantised(
+        "MXFP4", 39, 32, 17, exponent=0, table=_E2M1,
+        quants=[Field(4, _at(1), _HALVES)],
+    ),
+    _quantised(
+        "NVFP4", 40, 64, 36, expanded=40, d=0, group_factors=True, group=16, table=_E2M1,
+        quants=[Field(4, _at(8), (8, 16, 32, 4, _at(8), _at(16)))],
+    ),
+    _quantised(
+        "IQ4_NL", 20, 32, 18, d=0, table=_IQ4,
+        quants=[Field(4, _at(2), _HALVES)],
+    ),
+    # A byte in place of six bits for a group's scale: 4.3125 bits a weight, 4.25 in GGUF.
+    _quantised(
+        "IQ4_XS", 23, 256, 136, d=0, scale_offset=32, table=_IQ4,
+        quants=[Field(4, _at(8), (*_HALVES, _at(16), _at(32), _at(64)))],
+        numbers=[
+            [
+                ("scale", 0, Field(4, _at(4), (4, 8, 16))),
+                ("scale", 4, Field(2, _at(2), (2, 4, 8))),
+            ]
+        ],
+    ),
+    _quantised(
+        "TQ2_0", 35, 256, 66, d=64, offset=1,
+        quants=[Field(2, 0, (*_BYTES, 2, 4, _at(32)))],
+    ),
+    _quantised(
+        "TQ1_0", 34, 256, 54, expanded=66, d=64, offset=1,
+        quants=[Field(2, 0, (*_BYTES, 2, 4, _at(32)))],
+    ),
+    _expanded("IQ2_XXS", 16, 66, _IQ2, halvings=3),
+    _expanded("IQ2_XS", 17, 74, _IQ2, group=16, halvings=3),
+    _expanded("IQ2_S", 22, 82, _IQ2, group=16, halvings=3),
+    _expanded("IQ3_XXS", 18, 98, (*_IQ3_XXS, *(-v for v in _IQ3_XXS)), halvings=2),
+    _expanded("IQ3_S", 21, 110, (*range(1, 16, 2), *range(-1, -16, -2))),
+    _expanded("IQ1_S", 19, 50, _IQ1, halvings=3),
+    _expanded("IQ1_M", 29, 56, _IQ1, group=16, halvings=3),
 )  # fmt: skip
 
 #: Every supported type by its GGUF name.
@@ -298,7 +248,7 @@ def format_of(ggml_type: int) -> Format:
 
 
 def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: float = 1.0) -> Bytes:
-    """Random valid GGUF blocks, (count, nbytes) u8: any quants and scales, finite f16 factors.
+    """Random valid GGUF blocks, (count, nbytes) u8: any quants and scales, finite factors.
 
     Weights come out with magnitudes of about 0.1 to 10, unquantised ones standard normal, all of
     them times ``scale``.
@@ -310,9 +260,17 @@ def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: floa
         dtype = np.float16 if fmt.element == "f16" else np.float32
         return values.astype(dtype).view(np.uint8).reshape(count, fmt.nbytes)
     blocks = rng.integers(0, 256, (count, fmt.nbytes), dtype=np.uint8)
+    if fmt.expanded:
+        factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
+        write_factors(fmt, blocks, factors.astype(np.float16))
+        return blocks
     for number in ("d", "m"):
         for _, part in fmt.parts(number):
-            factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
             at = part.source.start // 8
+            if fmt.has_exponents:
+                middle = 125 + round(math.log2(scale))
+                blocks[:, at] = np.clip(rng.integers(middle - 2, middle + 2, count), 0, 254)
+                continue
+            factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
             blocks[:, at : at + 2] = factors.astype(np.float16).view(np.uint8).reshape(-1, 2)
     return blocks

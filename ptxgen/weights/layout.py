@@ -2,7 +2,8 @@
 
 A matrix (rows, cols) is cut into units of 32 consecutive weights of a row. Each plane of the
 format holds one item (quants, scales, factors) for every unit or every few units, and starts
-256-byte aligned; together they take as many bytes as the GGUF blocks.
+256-byte aligned; together they take as many bytes as the GGUF blocks, but those of types that
+`expansion` lists, and of IQ4_XS.
 
 Units lie tile by tile. A tile is 16 rows x 8 units; the tiles of 16 rows (a band) follow each
 other, and so do the rows of a tile. A warp multiplies a tile at a time, which is one run of bytes
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.formats import UNIT, Bytes, Format
 
@@ -85,7 +87,7 @@ class Layout:
     @property
     def source_nbytes(self) -> int:
         """Bytes of the GGUF tensor."""
-        return self.rows * self.cols // self.format.block * self.format.nbytes
+        return self.rows * self.source_row_nbytes
 
     def plane_nbytes(self, plane: Plane) -> int:
         """Bytes of a plane, without the padding to the next one."""
@@ -107,11 +109,10 @@ class Layout:
         return self.offsets[last.name] + self.plane_nbytes(last)
 
     def chunks(self, max_nbytes: int) -> Iterator[tuple[int, int]]:
-        """The matrix in whole bands: (first row, rows) of pieces of at most ``max_nbytes`` in GGUF.
-
-        A piece is never smaller than a band.
+        """The matrix in whole bands: (first row, rows) of pieces of at most ``max_nbytes``, in GGUF
+        and as they are repacked. A piece is never smaller than a band.
         """
-        step = TILE_ROWS * max(1, max_nbytes // (TILE_ROWS * self.source_row_nbytes))
+        step = TILE_ROWS * max(1, max_nbytes // (TILE_ROWS * self.stored_row_nbytes))
         for first in range(0, self.rows, step):
             yield first, min(step, self.rows - first)
 
@@ -119,6 +120,11 @@ class Layout:
     def source_row_nbytes(self) -> int:
         """Bytes of a row of the GGUF tensor."""
         return self.cols // self.format.block * self.format.nbytes
+
+    @property
+    def stored_row_nbytes(self) -> int:
+        """The same, once its blocks are expanded."""
+        return self.cols // self.format.block * self.format.stored_nbytes
 
     # ---- numpy ----
 
@@ -130,6 +136,10 @@ class Layout:
                 f"{self.format.name} {self.rows} x {self.cols} takes {self.source_nbytes} bytes, "
                 f"got {raw.size}"
             )
+        return self.pack_expanded(expand(self.format, raw))
+
+    def pack_expanded(self, raw: Bytes) -> Bytes:
+        """Blocks as `expand` leaves them, (bytes,) u8 -> the repacked matrix, (nbytes,) u8."""
         packed = np.zeros(self.nbytes, np.uint8)
         for plane in self.format.planes:
             items = (
@@ -177,7 +187,10 @@ class Layout:
         if self.format.has("scale"):
             scale = self._numbers(packed, "scale", groups).astype(np.float32)
             factor = factor * (scale - np.float32(self.format.scale_offset))
+        factor = factor * np.float32(2.0**-self.format.halvings)
         q = self._numbers(packed, "q", UNIT).astype(np.float32) - np.float32(self.format.offset)
+        if self.format.table:
+            q = np.array(self.format.table, np.float32)[q.astype(np.uint8)]
         values = factor[:, :, None] * q.reshape(len(q), groups, -1)
         if self.format.has_minimums:
             minimum = self._factors(packed, "m")
@@ -196,9 +209,15 @@ class Layout:
         return values.reshape(self.rows, -1)[:, : self.cols]
 
     def _factors(self, packed: Bytes, number: str) -> npt.NDArray[np.float32]:
-        """The f16 number of each unit's block, (units, 1) f32."""
+        """The f16 number, or the power of two, of each unit's block, (units, 1) f32; or those of
+        its groups, (units, groups).
+        """
         plane, part = next(self.format.parts(number))
+        if self.format.has_exponents:
+            return powers_of_two(self._items_of(packed, plane))
         halves = np.ascontiguousarray(self._items_of(packed, plane)).view(np.float16)
+        if self.format.has_group_factors:
+            return halves.astype(np.float32)
         column = halves[:, part.target.start // 16].astype(np.float32)
         return np.repeat(column, plane.units)[:, None]
 
@@ -215,9 +234,14 @@ class Layout:
         return numbers
 
 
+def powers_of_two(exponents: Bytes) -> npt.NDArray[np.float32]:
+    """2 ** (e - 128): OCP's E8M0, and half of it, since the values of MXFP4's table are doubled."""
+    return np.ldexp(np.float32(1), exponents.astype(np.int32) - 128)
+
+
 def pack_plane(fmt: Format, plane: Plane, blocks: Bytes) -> Bytes:
-    """One plane of a run of GGUF blocks (bytes, any shape) -> (items, bytes of an item) u8."""
-    blocks = blocks.reshape(-1, fmt.nbytes)
+    """One plane of a run of blocks (bytes, any shape, expanded) -> (items, bytes of an item) u8."""
+    blocks = blocks.reshape(-1, fmt.stored_nbytes)
     block_items = fmt.block_units // plane.units
     items = np.zeros((len(blocks), block_items, plane.nbytes), np.uint8)
     for part in plane.parts:

@@ -13,7 +13,8 @@ import pytest
 
 from urdir.driver.cache import CacheWarning, CubinCache
 from urdir.driver.device import Device
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="POSIX users and permissions")
 needs_root = pytest.mark.skipif(
@@ -21,7 +22,7 @@ needs_root = pytest.mark.skipif(
 )
 
 SOMEBODY = 12345  # a user without a name, a home and rights
-KERNEL = RmsNorm(rows=1, cols=64, eps=1e-5)
+KERNEL = Normalise(rows=1, cols=64, norm=Norm("rms", 1e-5))
 
 
 def mode(path: Path) -> int:
@@ -160,7 +161,7 @@ def test_a_folder_that_is_read_only_serves_what_it_has(powerless: Path) -> None:
     for name in ("specs", "cubins"):
         (powerless / "emulator" / name).chmod(0o500)
     used(powerless)
-    others = [RmsNorm(rows=1, cols=cols, eps=1e-5) for cols in (65, 66, 67)]
+    others = [Normalise(rows=1, cols=cols, norm=Norm("rms", 1e-5)) for cols in (65, 66, 67)]
     with (
         pytest.warns(CacheWarning, match="cannot write .*Permission denied") as caught,
         Device.open("emulator", cache_folder=powerless) as device,

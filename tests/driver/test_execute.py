@@ -15,20 +15,21 @@ from urdir.driver.errors import DriverError, LaunchError
 from urdir.driver.execute import bind, evaluate, profile, record, run
 from urdir.driver.memory import Arena
 from urdir.driver.plan import Plan
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import Array
 
 ROWS, COLS = 2, 70
-NORM = RmsNorm(rows=ROWS, cols=COLS, eps=1e-5)
+NORM = Normalise(rows=ROWS, cols=COLS, norm=Norm("rms", 1e-5))
 NBYTES = ROWS * COLS * 4
 
 
 @dataclass(frozen=True)
-class WrongNorm(RmsNorm):
+class WrongNorm(Normalise):
     """RMSNorm whose reference has another epsilon than its PTX."""
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        return RmsNorm(self.rows, self.cols, 1e-2).reference(**inputs)
+        return Normalise(self.rows, self.cols, Norm("rms", 1e-2)).reference(**inputs)
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def plan(memory: Arena) -> Plan:
 
 def rms_norm(x: Any, weight: Any) -> Any:
     x = x.astype(np.float64)
-    return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + NORM.eps) * weight
+    return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + NORM.norm.eps) * weight
 
 
 def test_run_computes_what_the_plan_says(device: Device, memory: Arena, plan: Plan) -> None:
@@ -146,16 +147,16 @@ def test_a_plan_is_bound_once(device: Device, memory: Arena, plan: Plan) -> None
 
 def test_what_does_not_fit_the_device_is_refused_when_bound(device: Device, memory: Arena) -> None:
     @dataclass(frozen=True)
-    class Huge(RmsNorm):
+    class Huge(Normalise):
         @property
         def launch_shape(self) -> Any:
             shape = super().launch_shape
             return type(shape)(grid=shape.grid, block=(2048, 1, 1))
 
     plan = Plan("huge")
-    huge = Huge(ROWS, COLS, 1e-5)
+    huge = Huge(ROWS, COLS, NORM.norm)
     plan.launch(huge, "huge", x=memory["x"], weight=memory["weight"], y=memory["a"])
-    with pytest.raises(LaunchError, match=r"rms_norm.*2,048"):
+    with pytest.raises(LaunchError, match=r"normalise.*2,048"):
         bind(plan, device)
 
 
@@ -166,11 +167,11 @@ def test_profile_times_every_operation(device: Device, memory: Arena, plan: Plan
         with pytest.raises(LaunchError, match="0 repeats"):
             profile(plan, device, stream, repeats=0)
     assert [(r.index, r.label, r.what) for r in rows] == [
-        (0, "first", "rms_norm"),
+        (0, "first", "normalise"),
         (1, "keep", "copy"),
-        (2, "second", "rms_norm"),
+        (2, "second", "normalise"),
         (3, "clear", "fill"),
-        (4, "last", "rms_norm"),
+        (4, "last", "normalise"),
     ]
     assert [r.bytes_moved for r in rows[:2]] == [NORM.bytes_moved(), 2 * NBYTES]
     for row in rows:
@@ -197,7 +198,7 @@ def test_trace_judges_each_launch_alone(device: Device, memory: Arena, plan: Pla
 def test_diff_names_the_first_launch_that_is_wrong(
     device: Device, memory: Arena, plan: Plan
 ) -> None:
-    wrong = WrongNorm(ROWS, COLS, 1e-5)
+    wrong = WrongNorm(ROWS, COLS, NORM.norm)
     plan.launch(wrong, "wrong", x=memory["a"], weight=memory["weight"], y=memory["b"])
     plan.launch(wrong, "wrong too", x=memory["b"], weight=memory["weight"], y=memory["out"])
     fill_inputs(memory, 6)
@@ -207,16 +208,16 @@ def test_diff_names_the_first_launch_that_is_wrong(
     assert found is not None
     assert (found.index, found.label) == (5, "wrong")
     assert found.deviation.wrong > 0
-    assert "operation 5 wrong (rms_norm): y[" in str(found)
+    assert "operation 5 wrong (normalise): y[" in str(found)
 
 
 def test_a_reference_must_return_what_the_kernel_writes(memory: Arena) -> None:
-    class Silent(RmsNorm):
+    class Silent(Normalise):
         def reference(self, **inputs: Any) -> dict[str, Array]:
             return {}
 
     plan = Plan("silent")
-    silent = Silent(ROWS, COLS, 1e-5)
+    silent = Silent(ROWS, COLS, NORM.norm)
     plan.launch(silent, "s", x=memory["x"], weight=memory["weight"], y=memory["a"])
-    with pytest.raises(DriverError, match="s: the reference of rms_norm gives nothing for y"):
+    with pytest.raises(DriverError, match="s: the reference of normalise gives nothing for y"):
         evaluate(plan)

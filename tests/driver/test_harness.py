@@ -15,10 +15,12 @@ from urdir.driver.guarded import GuardedBuffer, poison
 from urdir.driver.harness import check_kernel, run_kernel, time_kernel
 from urdir.driver.launch import launch
 from urdir.ptxgen.kernels.advance import Advance
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import Access, LaunchShape, Param, Tolerance
 
 N = 40
+NORM = Norm("rms", 1e-5)
 
 HEAD = """\
 .version 6.3
@@ -86,8 +88,8 @@ class Probe:
         return 0
 
 
-@pytest.mark.parametrize("spec", [RmsNorm(2, 70, 1e-5), RmsNorm(1, 7, 1e-6)])
-def test_a_right_kernel_passes(device: Device, spec: RmsNorm) -> None:
+@pytest.mark.parametrize("spec", [Normalise(2, 70, NORM), Normalise(1, 7, NORM)])
+def test_a_right_kernel_passes(device: Device, spec: Normalise) -> None:
     (found,) = check_kernel(device, spec, seed=3)
     assert found.param == "y"
     assert found.size == spec.rows * spec.cols

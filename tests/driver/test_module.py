@@ -14,7 +14,8 @@ from urdir.driver.cache import CacheWarning
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, LifetimeError, PtxLoadError, check
 from urdir.driver.launch import launch, pack
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import Access, LaunchShape, Param
 
 Make = Callable[..., Any]
@@ -55,8 +56,8 @@ def test_a_kernel_takes_the_most_shared_memory_where_it_prefers_that(
     assert int(percent) == (100 if prefers_shared else -1)
 
 
-@pytest.mark.parametrize("spec", RmsNorm.examples().values(), ids=str)
-def test_a_spec_loads_and_computes(device: Device, spec: RmsNorm) -> None:
+@pytest.mark.parametrize("spec", Normalise.examples().values(), ids=str)
+def test_a_spec_loads_and_computes(device: Device, spec: Normalise) -> None:
     inputs = spec.make_inputs(np.random.default_rng(3))
     sizes = {p.name: spec.nbytes(p) for p in spec.params}
     with device.arena(sizes, "args") as arena, device.create_stream() as stream:
@@ -297,10 +298,11 @@ _RACE = """
 import sys
 from pathlib import Path
 from urdir.driver.device import Device
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 
 with Device.open(sys.argv[1], cache_folder=Path(sys.argv[2])) as device:
-    device.load(RmsNorm(rows=1, cols=64, eps=1e-5))
+    device.load(Normalise(rows=1, cols=64, norm=Norm("rms", 1e-5)))
 """
 
 
@@ -312,4 +314,4 @@ def test_processes_race_for_one_entry(
     assert [worker.wait() for worker in workers] == [0, 0]
     assert len(list(tmp_path.glob("*/cubins/*"))) == 1
     with Device.open(device_name, cache_folder=tmp_path) as device:
-        device.load(RmsNorm(rows=1, cols=64, eps=1e-5))
+        device.load(Normalise(rows=1, cols=64, norm=Norm("rms", 1e-5)))

@@ -12,10 +12,11 @@ from urdir.driver.dependencies import Hazard
 from urdir.driver.errors import LaunchError, LifetimeError
 from urdir.driver.memory import Region
 from urdir.driver.plan import Plan
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
 
-NORM = RmsNorm(rows=3, cols=64, eps=1e-6)
+NORM = Normalise(rows=3, cols=64, norm=Norm("rms", 1e-6))
 ROWS = 3 * 64 * 4
 
 
@@ -69,7 +70,7 @@ def test_a_plan_is_a_list_of_operations(memory: SimpleNamespace) -> None:
     plan.launch(NORM, "blk.0.attn_norm", y=y, x=memory.x, weight=memory.weight)
     plan.copy(memory.x, y, "back")
     assert len(plan) == 3
-    assert [op.what for op in plan] == ["fill", "rms_norm", "copy"]
+    assert [op.what for op in plan] == ["fill", "normalise", "copy"]
     assert plan[1].label == "blk.0.attn_norm"
     assert [op.label for op in plan[1:]] == ["blk.0.attn_norm", "back"]
     assert plan.kernels() == (NORM,)
@@ -94,11 +95,11 @@ def test_printing_shows_every_argument_with_its_bytes(memory: SimpleNamespace) -
     plan.fill(memory.x, 7, "clear")
     assert str(plan).splitlines() == [
         "plan decode: 2 launches, 1 fills",
-        "   0  norm    rms_norm  (3) x (32)     in x=x[0:768]  in weight=weight[0:256]"
+        "   0  norm    normalise  (3) x (32)     in x=x[0:768]  in weight=weight[0:256]"
         "  out y=work.y[256:1024]",
-        "   1  scaled  scale     (1, 2) x (16)  in x=x[0:64]  out y=work.a[64:128]"
+        "   1  scaled  scale      (1, 2) x (16)  in x=x[0:64]  out y=work.a[64:128]"
         "  out z=work.b[0:64]  a=0.5",
-        "   2  clear   fill                     out dst=x[0:768]  byte=7",
+        "   2  clear   fill                      out dst=x[0:768]  byte=7",
     ]
     table = json.loads(json.dumps(plan.table()))
     assert table[0]["bytes_moved"] == NORM.bytes_moved()
@@ -122,7 +123,7 @@ def test_stop_after_by_index_and_by_label(memory: SimpleNamespace) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"y": None}, "blk.3.norm: kernel rms_norm, argument 'y': .* not null"),
+        ({"y": None}, "blk.3.norm: kernel normalise, argument 'y': .* not null"),
         ({"y": 12.5}, "argument 'y': a buffer or slice is needed, not float"),
         ({"weight": FakeBuffer(0x9000, 252, "short")}, "needs 256 bytes, 'short' has 252"),
         ({"eps": 1.0}, "unexpected eps"),
@@ -139,7 +140,7 @@ def test_wrong_arguments_are_refused(
 
 
 def test_a_missing_argument_is_refused(memory: SimpleNamespace) -> None:
-    with pytest.raises(LaunchError, match=r"norm: kernel rms_norm .* missing weight, y"):
+    with pytest.raises(LaunchError, match=r"norm: kernel normalise .* missing weight, y"):
         Plan("p").launch(NORM, "norm", x=memory.x)
 
 

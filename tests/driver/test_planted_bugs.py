@@ -24,7 +24,8 @@ from urdir.driver.plan import Plan
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.linear.gemv import Gemv
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import Access, LaunchShape, Param, Tolerance
 from urdir.ptxgen.tools.lint import lint
 from urdir.ptxgen.weights.formats import FORMATS
@@ -62,7 +63,10 @@ def sanitized() -> Device:
 
 PUBLISH = "fence.release.sync_restrict::shared::cta.cluster;"
 ARRIVE, WAIT = "barrier.cluster.arrive.relaxed.aligned;", "barrier.cluster.wait.acquire.aligned;"
-NORM, WIDE_NORM = RmsNorm(rows=3, cols=64, eps=1e-6), RmsNorm(rows=2, cols=257, eps=1e-5)
+NORM, WIDE_NORM = (
+    Normalise(rows=3, cols=64, norm=Norm("rms", 1e-6)),
+    Normalise(rows=2, cols=257, norm=Norm("rms", 1e-5)),
+)
 
 # Name -> kernel, edits, error, what its message says.
 BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
@@ -71,7 +75,7 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         WIDE_NORM,
         [("bar.sync 0;", "")],
         CudaError,
-        r"kernel rms_norm: race: PTX line \d+ \(@%first_lane st.shared.f32 .*\) of thread .* and "
+        r"kernel normalise: race: PTX line \d+ \(@%first_lane st.shared.f32 .*\) of thread .* and "
         r"PTX line \d+ \(ld.shared.f32 .*\) of thread .* touch shared address .* of partial",
     ),
     "no barrier between warps": (
@@ -261,10 +265,10 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"\(ld.global.f32 %v4.* out-of-bounds load, 4 bytes .* 0 bytes behind the end",
     ),
     "a tail's store that is not guarded": (
-        RmsNorm(rows=1, cols=7, eps=1e-5),
+        Normalise(rows=1, cols=7, norm=Norm("rms", 1e-5)),
         [("@%inside st.global", "st.global")],
         MismatchError,
-        r"kernel rms_norm wrote beside its output y \(1, 7\): at byte 28 of 28",
+        r"kernel normalise wrote beside its output y \(1, 7\): at byte 28 of 28",
     ),
     "a tail that is not stored": (
         Add(n=515),
@@ -316,7 +320,7 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         [("add.u64 %x, %x, %offset;", "mul.wide.u32 %offset, %thread, 16;\n"
           "add.u64 %x, %x, %offset;\nmad.wide.u32 %offset, %row, 256, %offset;")],
         MismatchError,
-        r"kernel rms_norm: y\[\d, \d+\] is .*128 of 192 wrong",
+        r"kernel normalise: y\[\d, \d+\] is .*128 of 192 wrong",
     ),
     "row 0's activations for another row of a batch": (
         example("gemv_f32", "batch of 8"),
@@ -466,7 +470,7 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         [("shfl.sync.bfly.b32 %other, %scale, 16, 31, 0xFFFFFFFF;",
           "mov.f32 %other, 0f00000000;")],
         MismatchError,
-        r"kernel rms_norm: y\[\d, \d+\] is .*wrong\)",
+        r"kernel normalise: y\[\d, \d+\] is .*wrong\)",
     ),
 }  # fmt: skip
 

@@ -13,7 +13,8 @@ from urdir.driver.device import Device
 from urdir.driver.execute import record, run
 from urdir.driver.memory import Arena
 from urdir.driver.plan import Plan
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.ptx.architecture import number_of
 from urdir.ptxgen.spec import Access, LaunchShape, Param, Tolerance
 
@@ -150,7 +151,7 @@ def test_branches_that_run_at_once_are_joined(gpu_device: Device, memory: Arena)
 
 def test_replay_equals_eager_bit_for_bit(gpu_device: Device) -> None:
     rows, cols = 7, 4096
-    norm = RmsNorm(rows, cols, 1e-5)
+    norm = Normalise(rows, cols, Norm("rms", 1e-5))
     sizes = {"w": 4 * cols, "a": norm.nbytes(norm.param("x")), "b": norm.nbytes(norm.param("x"))}
     rng = np.random.default_rng(1)
     x = rng.standard_normal((rows, cols)).astype(np.float32)

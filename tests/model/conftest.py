@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import json
 import lzma
@@ -23,6 +24,18 @@ DATA = Path(__file__).parent.parent / "data"
 def data() -> Path:
     """The folder of test data."""
     return DATA
+
+
+@pytest.fixture(scope="session")
+def reference_model() -> Any:
+    """The class of `reference.py`: a forward pass of any description in numpy."""
+    path = Path(__file__).with_name("reference.py")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Reference
 
 
 @pytest.fixture
@@ -139,7 +152,7 @@ def make_folder(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def vocab_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Unpacks one of the vocabularies ("llama-bpe", "llama-spm", "qwen2"), returns its path."""
+    """Unpacks one of the vocabularies of `data/vocab` ("qwen2"), returns its path."""
     folder = tmp_path_factory.mktemp("vocab")
 
     @functools.cache

@@ -27,11 +27,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def edited(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Called, it edits the template of `RmsNorm`: "ret" becomes "exit"."""
+    """Called, it edits the template of `Normalise`: "ret" becomes "exit"."""
     really = template_environment.read_template
 
     def read(name: tuple[str, str]) -> str:
         text = really(name)
-        return text.replace("ret;", "exit;") if name[1] == "rms_norm.ptx.j2" else text
+        return text.replace("ret;", "exit;") if name[1] == "normalise.ptx.j2" else text
 
     return lambda: monkeypatch.setattr(template_environment, "read_template", read)

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.tools.assemble import (
     AssembleError,
     AssemblerMissingError,
@@ -15,7 +16,7 @@ from urdir.ptxgen.tools.assemble import (
     parse_resources,
 )
 
-PTX = RmsNorm(rows=3, cols=257, eps=1e-5).ptx("sm_80")
+PTX = Normalise(rows=3, cols=257, norm=Norm("rms", 1e-5)).ptx("sm_80")
 
 needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
 
@@ -49,7 +50,7 @@ def test_the_log_gives_the_cost_of_every_entry():
 def test_assembling_gives_an_elf_image_and_its_cost():
     done = assemble(PTX, "sm_80")
     assert done.cubin.startswith(b"\x7fELF")
-    cost = done.entries["rms_norm"]
+    cost = done.entries["normalise"]
     assert 8 < cost.registers < 64
     assert (cost.stack, cost.spill_stores, cost.spill_loads) == (0, 0, 0)
     assert cost.barriers == 1

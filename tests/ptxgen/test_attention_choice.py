@@ -8,6 +8,8 @@ from urdir.ptxgen.kernels.attention.choice import decode_attention, length_bucke
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
 
 
@@ -52,8 +54,10 @@ def test_choice(
     heads: int, kv_heads: int, rows: int, max_keys: int, window: int, sm_count: int, chunk: int
 ) -> None:
     layout = KvLayout(rows, kv_heads, 131072, 128, "f16")
-    spec = decode_attention(heads, layout, max_keys, sm_count, rows=rows, window=window)
-    assert (spec.heads, spec.layout, spec.rows, spec.window) == (heads, layout, rows, window)
+    spec = decode_attention(
+        heads, layout, max_keys, sm_count, rows=rows, scores=Scores(window=window)
+    )
+    assert (spec.heads, spec.layout, spec.rows, spec.scores.window) == (heads, layout, rows, window)
     if chunk:
         assert isinstance(spec, FlashDecodeChunk)
         assert (spec.keys, spec.chunk) == (max_keys, chunk)
@@ -65,9 +69,19 @@ def test_the_options_reach_the_kernel() -> None:
     layout, rope = KvLayout(1, 2, 4096, 64, "q8_0"), Rotation(64, "half")
     for max_keys in (512, 4096):
         spec = decode_attention(
-            4, layout, max_keys, 132, scale=0.5, window=4000, softcap=30.0, rope=rope
+            4,
+            layout,
+            max_keys,
+            132,
+            scores=Scores(scale=0.5, window=4000, softcap=30.0),
+            token=OwnToken(rope),
         )
-        assert (spec.scale, spec.window, spec.softcap, spec.rope) == (0.5, 4000, 30.0, rope)
+        assert (spec.scores.scale, spec.scores.window, spec.scores.softcap, spec.rope) == (
+            0.5,
+            4000,
+            30.0,
+            rope,
+        )
 
 
 @pytest.mark.parametrize(

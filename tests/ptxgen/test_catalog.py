@@ -8,7 +8,7 @@ import pytest
 from urdir.ptxgen import catalog
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.normalise import Normalise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,8 @@ def resolve(monkeypatch, **names: object) -> None:
 def test_the_built_in_kernels_are_found():
     found = catalog.kernels()
     assert found["add"] is Add
-    assert found["rms_norm"] is RmsNorm
-    assert {"swiglu", "argmax", "advance"} <= set(found)
+    assert found["normalise"] is Normalise
+    assert {"activate", "argmax", "advance"} <= set(found)
     assert list(found) == sorted(found)
 
 
@@ -58,7 +58,7 @@ def test_bases_of_several_kernels_are_none():
 
 def test_one_kernel_by_name():
     assert catalog.kernel("add") is Add
-    with pytest.raises(PtxgenError, match="no kernel 'ad': one of add, advance, argmax"):
+    with pytest.raises(PtxgenError, match="no kernel 'ad': one of activate, add, advance, argmax"):
         catalog.kernel("ad")
 
 

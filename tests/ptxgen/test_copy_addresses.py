@@ -15,11 +15,14 @@ import pytest
 from urdir.ptxgen.kernels.linear.choice import Limits, LinearRequest, choose_linear
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.tools.gpus import GPUS
 from urdir.ptxgen.tools.sass import DisassemblerError, disassemble, find_disassembler
 from urdir.ptxgen.weights.formats import FORMATS
+
+RMS = Norm("rms", 1e-5)
 
 Q4_K, Q6_K, Q8_0, F16 = (FORMATS[name] for name in ("Q4_K", "Q6_K", "Q8_0", "F16"))
 SM = ARCHITECTURES[90]
@@ -27,15 +30,15 @@ H200 = Limits(GPUS["h200"].sm_count, SM.shared, SM.shared_per_cta)
 IN_CLUSTERS = replace(H200, cluster=PORTABLE_CLUSTER)
 
 #: Copies of an H200's decode steps: a loop, several matrices, two matrices row by row.
-ATTENTION = LinearRequest(H200, ((Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)), 4096, eps=1e-5)
-FEED_FORWARD = LinearRequest(H200, ((Q4_K, 14336),), 4096, eps=1e-5, gated=True)
+ATTENTION = LinearRequest(H200, ((Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)), 4096, norm=RMS)
+FEED_FORWARD = LinearRequest(H200, ((Q4_K, 14336),), 4096, norm=RMS, gated=True)
 SPECS = {
     name: choose_linear(request)
     for name, request in {
         "one tile after another": LinearRequest(H200, ((Q4_K, 4096),), 4096, residual=True),
         "gated": replace(FEED_FORWARD, matrices=((Q6_K, 14336),)),
         "others": replace(ATTENTION, matrices=((Q4_K, 2048), (Q4_K, 512), (Q6_K, 512)), cols=2048),
-        "several passes": LinearRequest(H200, ((Q8_0, 128256),), 4096, eps=1e-5),
+        "several passes": LinearRequest(H200, ((Q8_0, 128256),), 4096, norm=RMS),
         "exact": replace(FEED_FORWARD, matrices=((F16, 14336),), exact=True),
         "batch": replace(FEED_FORWARD, batch=8),
         "batch of several": replace(ATTENTION, batch=4),

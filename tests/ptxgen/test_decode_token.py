@@ -20,6 +20,8 @@ from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, KvLayout
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rope import Rope
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.tools.assemble import assemble
@@ -31,7 +33,7 @@ SPECS = [
     spec
     for kind in (IncrementalAttention, FlashDecodeChunk)
     for spec in kind.examples().values()
-    if spec.rope
+    if spec.token
 ]
 WHOLE, PART = Rotation(128, "half"), Rotation(48, "interleaved", magnitude=1.3)
 
@@ -44,8 +46,8 @@ def name_of(spec: Spec) -> str:
 
 def one_after_another(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
     """What the three kernels write."""
-    layout, rope = spec.layout, spec.rope
-    assert rope is not None
+    layout, token = spec.layout, spec.token
+    assert token is not None
 
     def run(kernel: Any, **more: Any) -> Inputs:
         given = inputs | more
@@ -53,14 +55,21 @@ def one_after_another(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
             device, kernel, {p.name: given[p.name] for p in kernel.params if p.name in given}
         )
 
-    turned = run(
-        Rope(
-            spec.heads, layout.kv_heads, layout.head_dim, rope.rotary_dim, rope.style,
-            rope.magnitude, spec.rows, layout.max_len,
-        )
-    )  # fmt: skip
-    caches = run(KvAppend(layout, spec.rows), k=turned["k"])
-    return caches | run(dataclasses.replace(spec, rope=None), q=turned["q"], **caches)
+    rope = token.rope or Rotation(2, "half")
+    prepared = inputs
+    if token.rope or token.qk_norm or token.temperature:
+        prepared = run(
+            Rope(
+                spec.heads, layout.kv_heads if token.appends else 0, layout.head_dim,
+                rope.rotary_dim if token.rope else 0, rope.style, rope.magnitude, spec.rows,
+                layout.max_len, token.qk_norm, token.temperature,
+                token.rope_first,
+            )
+        )  # fmt: skip
+    caches: Inputs = {}
+    if token.appends:
+        caches = run(KvAppend(layout, spec.rows, token.v_norm), k=prepared["k"])
+    return caches | run(dataclasses.replace(spec, token=None), q=prepared["q"], **caches)
 
 
 def assert_same_bits(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
@@ -87,7 +96,7 @@ def test_it_equals_three_kernels_on_older_targets(target: str, spec: Spec) -> No
 @pytest.mark.parametrize("position", [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 130])
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_every_place_in_a_step(device: Device, position: int, dtype: Any) -> None:
-    spec = IncrementalAttention(4, KvLayout(2, 1, 131, 128, dtype), rope=WHOLE)
+    spec = IncrementalAttention(4, KvLayout(2, 1, 131, 128, dtype), token=OwnToken(WHOLE))
     inputs = spec.inputs_at(np.random.default_rng(position), [position], [1])
     fused = assert_same_bits(device, spec, inputs)
     for name in ("k_cache", "v_cache"):  # nothing but the token's place has changed
@@ -105,7 +114,9 @@ def test_every_place_in_a_step(device: Device, position: int, dtype: Any) -> Non
 def test_one_chunk_has_the_token(device: Device, position: int, window: int, dtype: Any) -> None:
     """Chunks end within a step, at a step's end, and where the token is the first of its chunk."""
     layout = KvLayout(1, 1, 128, 64, dtype)
-    spec = FlashDecodeChunk(3, layout, window=window, max_keys=100, chunk=16, rope=PART)
+    spec = FlashDecodeChunk(
+        3, layout, scores=Scores(window=window), max_keys=100, chunk=16, token=OwnToken(PART)
+    )
     inputs = spec.inputs_at(np.random.default_rng(position), [position], [0])
     assert_same_bits(device, spec, inputs)
 
@@ -114,7 +125,8 @@ def test_one_chunk_has_the_token(device: Device, position: int, window: int, dty
 def test_fewer_heads_a_cta_change_no_bit(device: Device, group: int) -> None:
     layout = KvLayout(1, 2, 70, 128, "f16")
     specs = [
-        IncrementalAttention(2 * group, layout, rope=WHOLE, most_heads=most) for most in (4, 2, 1)
+        IncrementalAttention(2 * group, layout, token=OwnToken(WHOLE), most_heads=most)
+        for most in (4, 2, 1)
     ]
     inputs = specs[0].inputs_at(np.random.default_rng(group), [66], [0])
     first, *others = (run_kernel(device, spec, inputs) for spec in specs)
@@ -125,7 +137,7 @@ def test_fewer_heads_a_cta_change_no_bit(device: Device, group: int) -> None:
 @pytest.mark.parametrize("position", [40, 2**31, 2**32 - 1])
 @pytest.mark.parametrize("kind", [IncrementalAttention, FlashDecodeChunk])
 def test_an_idle_row_writes_nothing(device: Device, position: int, kind: type[Spec]) -> None:
-    spec = kind(4, KvLayout(2, 2, 40, 64, "q8_0"), rows=2, rope=PART)
+    spec = kind(4, KvLayout(2, 2, 40, 64, "q8_0"), rows=2, token=OwnToken(PART))
     inputs = spec.inputs_at(np.random.default_rng(1), [position, position], [0, 2**31])
     outputs = run_kernel(device, spec, inputs)
     for name in ("k_cache", "v_cache"):
@@ -134,7 +146,9 @@ def test_an_idle_row_writes_nothing(device: Device, position: int, kind: type[Sp
 
 
 def test_a_row_beyond_the_bucket_writes_nothing(device: Device) -> None:
-    spec = FlashDecodeChunk(2, KvLayout(1, 1, 64, 64, "f16"), max_keys=32, chunk=16, rope=PART)
+    spec = FlashDecodeChunk(
+        2, KvLayout(1, 1, 64, 64, "f16"), max_keys=32, chunk=16, token=OwnToken(PART)
+    )
     inputs = spec.inputs_at(np.random.default_rng(1), [32], [0])
     outputs = run_kernel(device, spec, inputs)
     assert outputs["k_cache"].tobytes() == inputs["k_cache"].tobytes()
@@ -142,7 +156,7 @@ def test_a_row_beyond_the_bucket_writes_nothing(device: Device) -> None:
 
 
 def test_infinities_in_the_token_stay_in_its_head(device: Device) -> None:
-    spec = IncrementalAttention(4, KvLayout(1, 2, 40, 128, "f16"), rope=WHOLE)
+    spec = IncrementalAttention(4, KvLayout(1, 2, 40, 128, "f16"), token=OwnToken(WHOLE))
     inputs = spec.inputs_at(np.random.default_rng(2), [35], [0])
     inputs["v"][0, 0, 3] = 1e9
     out = assert_same_bits(device, spec, inputs)["out"]
@@ -154,7 +168,7 @@ def test_infinities_in_the_token_stay_in_its_head(device: Device) -> None:
 def test_a_cache_that_the_launch_before_writes_is_too_young(emulator: Device) -> None:
     """Older keys are read before the wait: the emulator sees that in a graph."""
     layout = KvLayout(1, 1, 32, 64, "f16")
-    spec, append = IncrementalAttention(2, layout, rope=PART), KvAppend(layout)
+    spec, append = IncrementalAttention(2, layout, token=OwnToken(PART)), KvAppend(layout)
     inputs = spec.inputs_at(np.random.default_rng(3), [5], [0])
     sizes = {p.name: spec.nbytes(p) for p in spec.params} | {"older": 4}
     plan = Plan("too young")
@@ -179,7 +193,9 @@ def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
     pages = (64, 99) if is_paged else (0, 0)
     layout = KvLayout(64, 2, 1 << 17, 128, dtype, *pages)
     rope = Rotation(122, "half", magnitude=1.5)
-    spec = IncrementalAttention(14, layout, rows=8, window=4096, softcap=50.0, rope=rope)
+    spec = IncrementalAttention(
+        14, layout, rows=8, scores=Scores(window=4096, softcap=50.0), token=OwnToken(rope)
+    )
     cost = assemble(spec.ptx(target), target).entries["incremental_attention"]
     assert not cost.spills
     if int(target[3:]) >= 90:
@@ -189,10 +205,10 @@ def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rope": Rotation(66, "half")}, "rotary_dim 66 of a head_dim of 64"),
+        ({"token": OwnToken(Rotation(66, "half"))}, "rotary_dim 66 of a head_dim of 64"),
         ({"most_heads": 3}, "most_heads 3: 1, 2 or 4"),
         (
-            {"rope": PART, "layout": KvLayout(1, 2, 1 << 25, 64, "f16")},
+            {"token": OwnToken(PART), "layout": KvLayout(1, 2, 1 << 25, 64, "f16")},
             r"exact below 2\^24: max_len 33554432",
         ),
     ],

@@ -8,13 +8,16 @@ import pytest
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.tools import assemble as assembler
 from urdir.ptxgen.tools.assemble import AssemblerMissingError, is_available
 from urdir.ptxgen.tools.check import check
 from urdir.ptxgen.tools.diff import compare, side_by_side
 from urdir.ptxgen.tools.dump import Dump, write
+
+RMS = Norm("rms", 1e-5)
 
 needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
 
@@ -29,7 +32,7 @@ def _no_library() -> None:
 
 @needs_assembler
 def test_two_files_line_by_line_and_number_by_number(tmp_path: Path) -> None:
-    (left,) = _dump(tmp_path / "a", RmsNorm(1, 256, 1e-5))
+    (left,) = _dump(tmp_path / "a", Normalise(1, 256, RMS))
     right = tmp_path / "b.ptx"
     right.write_text(left.read_text().replace("    ret;", "    bar.sync 3;\n    ret;"))
     found = compare(left, right)
@@ -56,23 +59,30 @@ def test_equal_files_are_equal_whatever_their_dumps_say(tmp_path: Path) -> None:
 @needs_assembler
 def test_folders_are_paired_by_fields_over_targets_and_versions(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
-    _dump(a, Add(n=5), Add(n=700), RmsNorm(1, 256, 1e-5), RmsNorm(2, 9, 1e-5))
-    _dump(b, Add(n=700), Add(n=5), RmsNorm(1, 512, 1e-5), target="sm_80")
+    _dump(
+        a,
+        Add(n=5),
+        Add(n=700),
+        Normalise(1, 256, RMS),
+        Normalise(2, 9, RMS),
+    )
+    _dump(b, Add(n=700), Add(n=5), Normalise(1, 512, RMS), target="sm_80")
     found = compare(a, b)
     pairs = {(d.left.fields, d.right.fields) for d in found.differences}
-    assert pairs == {("Add(n=5)", "Add(n=5)"), ("Add(n=700)", "Add(n=700)")}
-    assert [file.fields for file in found.only_right] == ["RmsNorm(rows=1, cols=512, eps=1e-05)"]
+    assert pairs == {(f"Add(n={n}, scale=1.0, scaled=False)",) * 2 for n in (5, 700)}
+    (right,) = (file.fields for file in found.only_right)
+    assert right.startswith("Normalise(rows=1, cols=512, norm=Norm(kind='rms', eps=1e-05, ")
     assert len(found.only_left) == 2  # two of that name: which of them belongs to it is not clear
     assert all("-.target sm_90" in d.lines for d in found.differences)
 
 
 def test_the_only_kernel_of_a_name_belongs_to_the_other_only_one(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
-    _dump(a, RmsNorm(1, 256, 1e-5), Add(n=5))
-    _dump(b, RmsNorm(1, 512, 1e-5), Add(n=5))
+    _dump(a, Normalise(1, 256, RMS), Add(n=5))
+    _dump(b, Normalise(1, 512, RMS), Add(n=5))
     found = compare(a, b)
     assert found.equal == 1
-    assert [d.left.entry for d in found.differences] == ["rms_norm"]
+    assert [d.left.entry for d in found.differences] == ["normalise"]
 
 
 def test_without_an_assembler_the_text_and_the_mix_remain(

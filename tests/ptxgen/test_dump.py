@@ -11,13 +11,14 @@ import pytest
 from urdir.ptxgen import ptx
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.tools import sass
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.tools.dump import EMITTERS, Dump, body_of, is_edited, parse_emit, write
 
 needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
-SPEC = RmsNorm(rows=3, cols=257, eps=1e-5)
+SPEC = Normalise(rows=3, cols=257, norm=Norm("rms", 1e-5))
 DUMP = Dump(SPEC, "sm_80", "as the test has them")
 
 
@@ -35,10 +36,10 @@ def test_dumped_ptx_explains_itself() -> None:
         SPEC.key("sm_80"),
         "as the test has them",
         hashlib.sha256(body.encode()).hexdigest(),
-        "RmsNorm(rows=3, cols=257, eps=1e-05)",
+        "Normalise(rows=3, cols=257, norm=Norm(kind='rms', eps=1e-05, ",
         f"grid {SPEC.launch_shape.grid}",
         f"block {SPEC.launch_shape.block}",
-        "// rms_norm:",
+        "// normalise:",
     ):
         assert part in head
     assert body_of(text) == body
@@ -50,7 +51,7 @@ def test_a_dump_knows_whether_it_was_edited() -> None:
     text = _text("ptx")
     assert is_edited(text) is False
     assert is_edited(text.replace("ret;", "exit;")) is True
-    assert is_edited(text.replace("// rms_norm", "// my rms_norm")) is True
+    assert is_edited(text.replace("// normalise", "// my normalise")) is True
     assert is_edited(SPEC.ptx("sm_80")) is None
     assert body_of(SPEC.ptx("sm_80")) == SPEC.ptx("sm_80")
 
@@ -112,7 +113,7 @@ def test_a_missing_disassembler_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 def test_files_are_named_by_key(tmp_path: Path) -> None:
-    other = Dump(RmsNorm(1, 5, 1e-5), "sm_80", "x")
+    other = Dump(Normalise(1, 5, Norm("rms", 1e-5)), "sm_80", "x")
     files = write([DUMP, other], tmp_path / "new" / "folder", ("ptx", "json"))
     assert {f.name for f in files} == {
         f"{dump.key}.{form}" for dump in (DUMP, other) for form in ("ptx", "json")

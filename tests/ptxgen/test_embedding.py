@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 
@@ -22,6 +23,22 @@ def test_rows_are_the_weights_to_the_bit(device: Device, fmt: Format) -> None:
         inputs["position"][0] = position
         y = run_kernel(device, spec, inputs)["y"]
         np.testing.assert_array_equal(y[0].view(np.uint32), weights[token].view(np.uint32))
+
+
+def test_every_exponent_of_a_factor(device: Device) -> None:
+    """Each row has another one, from 2^-128 on; results below 2^-126 are exact as well."""
+    exponents = np.arange(252, dtype=np.uint8)
+    blocks = np.hstack([exponents[:, None], exponents[:, None] + np.arange(16, dtype=np.uint8)])
+    spec = Embedding(FORMATS["MXFP4"], vocab=252, cols=32, max_len=252, rows=252)
+    inputs = {
+        "weights": spec.layout.pack(blocks),
+        "tokens": np.arange(252, dtype=np.uint32)[None],
+        "sequence": np.zeros(252, np.uint32),
+        "position": np.arange(252, dtype=np.uint32),
+    }
+    y = run_kernel(device, spec, inputs)["y"]
+    weights = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.MXFP4)
+    np.testing.assert_array_equal(y.view(np.uint32), weights.view(np.uint32))
 
 
 @pytest.mark.parametrize("cols", [256, 45])

@@ -15,13 +15,11 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.flash_decode import (
-    MAX_CHUNKS,
-    FlashDecodeChunk,
-    FlashDecodeReduce,
-)
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.flash_decode_reduce import MAX_CHUNKS, FlashDecodeReduce
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.tools.assemble import assemble
 
 Inputs = dict[str, Any]
@@ -35,9 +33,7 @@ def flash_decode(device: Device, spec: FlashDecodeChunk, inputs: Inputs) -> Any:
 
 
 def incremental(spec: FlashDecodeChunk) -> IncrementalAttention:
-    return IncrementalAttention(
-        spec.heads, spec.layout, spec.rows, spec.scale, spec.window, spec.softcap
-    )
+    return IncrementalAttention(spec.heads, spec.layout, spec.rows, spec.scores)
 
 
 def assert_close(spec: FlashDecodeChunk, out: Any, wanted: Any) -> None:
@@ -49,9 +45,11 @@ LAYOUT = KvLayout(1, 2, 200, 64, "f16")
 BORDERS = (0, 1, 30, 31, 32, 33, 49, 50, 51, 63, 64, 65, 81, 82, 95, 96, 97, 98, 99)
 SPECS = {
     "plain": FlashDecodeChunk(4, LAYOUT, max_keys=100, chunk=32),
-    "window": FlashDecodeChunk(4, LAYOUT, window=50, max_keys=100, chunk=32),
-    "window of chunks": FlashDecodeChunk(4, LAYOUT, window=33, max_keys=100, chunk=32),
-    "softcap": FlashDecodeChunk(4, LAYOUT, softcap=20.0, max_keys=100, chunk=32),
+    "window": FlashDecodeChunk(4, LAYOUT, scores=Scores(window=50), max_keys=100, chunk=32),
+    "window of chunks": FlashDecodeChunk(
+        4, LAYOUT, scores=Scores(window=33), max_keys=100, chunk=32
+    ),
+    "softcap": FlashDecodeChunk(4, LAYOUT, scores=Scores(softcap=20.0), max_keys=100, chunk=32),
 }
 
 
@@ -99,12 +97,16 @@ def test_idle_rows_are_zero_and_rows_beyond_the_bucket_nan(device: Device) -> No
 
 def test_a_windowed_row_launches_only_the_chunks_it_touches() -> None:
     def chunks(window: int) -> int:
-        return FlashDecodeChunk(4, KvLayout(1, 2, 4096, 64, "f16"), window=window, chunk=32).chunks
+        return FlashDecodeChunk(
+            4, KvLayout(1, 2, 4096, 64, "f16"), scores=Scores(window=window), chunk=32
+        ).chunks
 
     counts = [chunks(window) for window in (1, 2, 33, 34, 65, 66, 5000)]
     assert counts == [1, 2, 2, 3, 3, 4, 128]
     for window in (1, 2, 33, 34):
-        spec = FlashDecodeChunk(4, KvLayout(1, 2, 200, 64, "f16"), window=window, chunk=32)
+        spec = FlashDecodeChunk(
+            4, KvLayout(1, 2, 200, 64, "f16"), scores=Scores(window=window), chunk=32
+        )
         for position in range(200):
             keys = [k for i in range(spec.chunks) for k in spec.chunk_keys(position, i)]
             assert keys == list(range(max(0, position - window + 1), position + 1))
@@ -126,7 +128,9 @@ def test_huge_and_tiny_chunks_merge(device: Device) -> None:
 
 PAGED = (
     FlashDecodeChunk(4, KvLayout(3, 2, 96, 64, "f16", 16, 20), rows=3, chunk=32),
-    FlashDecodeChunk(2, KvLayout(3, 1, 96, 96, "q8_0", 16, 13), rows=3, window=40, chunk=16),
+    FlashDecodeChunk(
+        2, KvLayout(3, 1, 96, 96, "q8_0", 16, 13), rows=3, scores=Scores(window=40), chunk=16
+    ),
     FlashDecodeChunk(3, KvLayout(2, 1, 64, 128, "bf16", 32, 3), rows=3, max_keys=50, chunk=16),
 )
 
@@ -185,7 +189,7 @@ def test_nothing_that_was_never_written_is_read(target: str, dtype: Any) -> None
     """The emulator faults at such a read: keys outside the window and the position, their table
     entries, partial sums of empty chunks, idle rows."""
     layout = KvLayout(2, 2, 128, 64, dtype, 16, 9)
-    spec = FlashDecodeChunk(4, layout, rows=2, window=40, max_keys=120, chunk=16)
+    spec = FlashDecodeChunk(4, layout, rows=2, scores=Scores(window=40), max_keys=120, chunk=16)
     inputs = spec.inputs_at(np.random.default_rng(5), [70, 128], [0, 1])
     table, seen = inputs["block_table"], np.arange(31, 71)
     slots = np.unique(layout.slots_of(0, seen, table))
@@ -218,7 +222,9 @@ def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
     """And from sm_90 on, two CTAs fit an SM."""
     pages = (64, 99) if is_paged else (0, 0)
     layout = KvLayout(64, 8, 1 << 17, 128, dtype, *pages)
-    spec = FlashDecodeChunk(56, layout, rows=8, window=1 << 14, softcap=30.0, max_keys=1 << 15)
+    spec = FlashDecodeChunk(
+        56, layout, rows=8, scores=Scores(window=1 << 14, softcap=30.0), max_keys=1 << 15
+    )
     cost = assemble(spec.ptx(target), target).entries["flash_decode_chunk"]
     assert not cost.spills
     if int(target[3:]) >= 90:
@@ -246,7 +252,7 @@ def test_shapes_it_does_not_handle_are_refused(fields: dict[str, Any], message: 
     [
         ({"chunks": 0}, "0 chunks"),
         ({"chunks": MAX_CHUNKS + 1}, f"{MAX_CHUNKS + 1} chunks"),
-        ({"head_dim": 264}, "head_dim 264"),
+        ({"head_dim": 520}, "head_dim 520"),
         ({"rows": 0}, "0 rows"),
     ],
 )

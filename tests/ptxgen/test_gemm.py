@@ -128,6 +128,8 @@ def test_operands_that_f16_holds_give_exact_products(device: Device, fmt: Format
         values = rng.integers(-9, 9, (40, 256)).astype(np.float32)
         halves = {"f16": values.astype(np.float16), "bf16": values.view(np.uint16)[:, 1::2]}
         inputs["weights"] = spec.layout.pack(halves.get(str(fmt.element), values))
+    elif fmt.has_exponents:
+        spec.layout.plane_of(inputs["weights"], fmt.planes[-1])[:] = 120
     else:
         spec.layout.plane_of(inputs["weights"], fmt.planes[-1]).view(np.float16)[:] = 2.0**-8
     inputs["x"] = rng.integers(-3, 4, inputs["x"].shape).astype(np.float32)

@@ -13,7 +13,10 @@ from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, Format
+
+RMS = Norm("rms", 1e-5)
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 Q8_0, Q4_K, Q6_K, F16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
@@ -33,8 +36,14 @@ def test_impossible_specs_are_refused() -> None:
         GemmSmall(Q8_0, 32, 64, others=((F16, 32),))
     with pytest.raises(PtxgenError, match="multiple of 256"):
         GemmSmall(Q4_K, 32, 896)
-    with pytest.raises(PtxgenError, match="without bias"):
-        GemmSmall(Q4_K, 32, 256, gated=True, bias=True)
+    with pytest.raises(PtxgenError, match="without residual"):
+        GemmSmall(Q4_K, 32, 256, gated=True, residual=True)
+    layer, biased = Norm("layer", 1e-5), Norm("rms", 1e-5, bias=True)
+    for norm in (layer, biased):
+        with pytest.raises(PtxgenError, match="must be a launch of its own"):
+            GemmSmall(Q8_0, 32, 64, norm=norm)
+    with pytest.raises(PtxgenError, match="must be a launch of its own"):
+        GemmSmall(Q8_0, 32, 64, norm=Norm("rms", 1e-5, weight=False), summarised=True)
     with pytest.raises(PtxgenError, match="split is 3 of 2 blocks"):
         GemmSmall(Q4_K, 32, 512, split=3)
     with pytest.raises(PtxgenError, match="bytes of shared memory"):
@@ -52,6 +61,8 @@ def test_a_block_s_sums_are_integers_of_32_bits(fmt: Format) -> None:
     """256 columns of the largest quants and scales, and of bytes of activations up to 255."""
 
     def largest(number: str) -> int:
+        if number == "q" and fmt.table:
+            return max(map(abs, fmt.table))
         return sum(part.source.mask << part.shift for _, part in fmt.parts(number))
 
     scale = max(largest("scale") - fmt.scale_offset, fmt.scale_offset)
@@ -117,11 +128,11 @@ def test_activations_keep_their_precision_at_every_size(device: Device, largest:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("eps", [None, 1e-5])
+@pytest.mark.parametrize("norm", [None, RMS])
 def test_what_is_not_finite_stays_in_its_vector(
-    device: Device, value: float, eps: float | None
+    device: Device, value: float, norm: Norm | None
 ) -> None:
-    spec = GemmSmall(Q8_0, 21, 352, batch=3, eps=eps)
+    spec = GemmSmall(Q8_0, 21, 352, batch=3, norm=norm)
     inputs = spec.make_inputs(np.random.default_rng(4))
     inputs["x"][1, 77] = value
     y = run_kernel(device, spec, inputs)["y"]
@@ -142,10 +153,10 @@ def test_what_is_not_finite_stays_in_its_vector(
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall(Q4_K, 85, 1536, batch=4, split=2, groups=1, bias=True, eps=1e-5),
-        GemmSmall(Q6_K, 50, 768, batch=8, gated=True, eps=1e-5, split=3, groups=1),
+        GemmSmall(Q4_K, 85, 1536, batch=4, split=2, groups=1, bias=True, norm=RMS),
+        GemmSmall(Q6_K, 50, 768, batch=8, gated=True, norm=RMS, split=3, groups=1),
         GemmSmall(FORMATS["Q5_1"], 40, 1888, batch=5, residual=True, split=4, groups=1),
-        GemmSmall(Q4_K, 85, 2304, batch=4, split=2, groups=1, bias=True, eps=1e-5, cluster=4),
+        GemmSmall(Q4_K, 85, 2304, batch=4, split=2, groups=1, bias=True, norm=RMS, cluster=4),
         GemmSmall(Q6_K, 50, 1280, batch=3, gated=True, split=2, groups=1, cluster=2),
     ],
     ids=str,
@@ -164,7 +175,7 @@ def test_every_cut_gives_the_same_bits(
 @pytest.mark.slow
 @pytest.mark.parametrize("split", [1, 2, 4])
 def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) -> None:
-    more = {"others": ((Q6_K, 17), (Q8_0, 5)), "eps": 1e-5, "split": split}
+    more = {"others": ((Q6_K, 17), (Q8_0, 5)), "norm": RMS, "split": split}
     for deviation in check_kernel(device, GemmSmall(Q4_K, 49, 1024, **more), seed=9):
         assert deviation.ok, deviation
 
@@ -173,16 +184,16 @@ def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) 
     "spec",
     [
         GemmSmall(Q4_K, 39, 1280, bias=True, batch=5),
-        GemmSmall(Q6_K, 20, 768, batch=8, eps=1e-5, tiles_each=2),
+        GemmSmall(Q6_K, 20, 768, batch=8, norm=RMS, tiles_each=2),
         GemmSmall(Q8_0, 33, 4864, batch=2, residual=True),
-        GemmSmall(Q6_K, 22, 512, batch=3, gated=True, eps=1e-5),
+        GemmSmall(Q6_K, 22, 512, batch=3, gated=True, norm=RMS),
         GemmSmall(FORMATS["Q5_0"], 32, 1504, batch=7),
-        GemmSmall(Q4_K, 39, 2304, bias=True, eps=1e-5, batch=8, cluster=2),
-        GemmSmall(Q6_K, 22, 1280, batch=3, gated=True, eps=1e-5, cluster=4),
+        GemmSmall(Q4_K, 39, 2304, bias=True, norm=RMS, batch=8, cluster=2),
+        GemmSmall(Q6_K, 22, 1280, batch=3, gated=True, norm=RMS, cluster=4),
         GemmSmall(Q8_0, 33, 2080, batch=5, residual=True, tiles_each=4, per_pass=2, cluster=2),
         GemmSmall(Q4_K, 39, 1536, batch=5, split=4, groups=1, tiles_each=2),
-        GemmSmall(Q4_K, 39, 768, batch=3, eps=1e-5, summarised=True),
-        GemmSmall(Q8_0, 48, 480, batch=7, eps=1e-5, gated=True, summarised=True),
+        GemmSmall(Q4_K, 39, 768, batch=3, norm=RMS, summarised=True),
+        GemmSmall(Q8_0, 48, 480, batch=7, norm=RMS, gated=True, summarised=True),
     ],
     ids=str,
 )
@@ -207,7 +218,7 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
     device: Device, cluster: int, split: int
 ) -> None:
     others = ((Q6_K, 24), (Q4_K, 16))
-    spec = GemmSmall(Q4_K, 49, 768, eps=1e-5, others=others, split=split, cluster=cluster)
+    spec = GemmSmall(Q4_K, 49, 768, norm=RMS, others=others, split=split, cluster=cluster)
     skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)

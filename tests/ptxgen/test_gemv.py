@@ -18,7 +18,11 @@ from urdir.driver.harness import check_kernel, run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS
 from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format
+
+RMS = Norm("rms", 1e-5)
+FINE_RMS = Norm("rms", 1e-6)
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
@@ -35,7 +39,7 @@ every_format = pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
 
 
 def write_numbers(fmt: Format, blocks: Bytes, number: str, values: Ints) -> None:
-    """Writes unsigned numbers (blocks, count of a block) into GGUF blocks (blocks, bytes)."""
+    """Writes unsigned numbers (blocks, count of a block) into blocks (blocks, bytes)."""
     for plane, part in fmt.parts(number):
         items = fmt.block_units // plane.units
         flip = 1 << (part.source.width - 1) if part.source.signed else 0
@@ -45,24 +49,49 @@ def write_numbers(fmt: Format, blocks: Bytes, number: str, values: Ints) -> None
             blocks[:, byte] |= (field << shift).astype(np.uint8)
 
 
+def small_entries(fmt: Format) -> tuple[Ints, Ints, int]:
+    """Codes of a few small integers, these integers, and what `d` has to be a multiple of."""
+    values, parts = np.array(fmt.table, np.int64), 2**fmt.halvings
+    step = 1 if any(v and v % parts == 0 for v in fmt.table) else parts
+    values = np.where(values * step % parts, 0, values * step // parts)
+    codes = np.argsort(np.where(values, abs(values), 99), kind="stable")[:4]
+    codes = codes[(values[codes] != 0) & (abs(values[codes]) < 14)]
+    return codes, values[codes], step
+
+
 def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes, Ints, Ints]:
-    """A matrix of small integers: GGUF bytes, weights, and magnitudes of a weight's terms.
+    """A matrix of small integers: bytes (as `expand` leaves them), weights, and magnitudes of a
+    weight's terms.
 
     Every group has a scale and a minimum, every block factors of its own.
     """
     rng = np.random.default_rng(seed)
     count, groups = rows * cols // fmt.block, fmt.block // fmt.group
-    blocks = np.zeros((count, fmt.nbytes), np.uint8)
-    quants = rng.integers(0, 4, (count, fmt.block)) - (2 if fmt.offset else 0)
-    write_numbers(fmt, blocks, "q", quants + fmt.offset)
+    blocks = np.zeros((count, fmt.stored_nbytes), np.uint8)
+    most, step = 4, 1
+    if fmt.table:
+        codes, entries, step = small_entries(fmt)
+        chosen = rng.integers(0, len(codes), (count, fmt.block))
+        write_numbers(fmt, blocks, "q", codes[chosen])
+        quants, most = entries[chosen], 4 if abs(entries).max() < 4 else 2
+    else:
+        quants = rng.integers(0, 4, (count, fmt.block)) - min(2, fmt.offset)
+        write_numbers(fmt, blocks, "q", quants + fmt.offset)
     terms = {"d": rng.choice([-2, -1, 1, 2], (count, 1)), "m": rng.choice([-2, 1, 2], (count, 1))}
-    for number, values in terms.items():
+    if fmt.has_group_factors:
+        terms["d"] = rng.choice([-2, -1, 1, 2], (count, groups))
+    if fmt.has_exponents:
+        terms["d"] = abs(terms["d"])
+        blocks[:, :1] = terms["d"] + 127  # 2 ** 0 and 2 ** 1
+    for number, values in terms.items() if not fmt.has_exponents else ():
         for _, part in fmt.parts(number):
             at = part.source.start // 8
-            blocks[:, at : at + 2] = values.astype(np.float16).view(np.uint8)
+            times = step if number == "d" else 1
+            halves = (times * values).astype(np.float16).view(np.uint8)
+            blocks[:, at : at + halves.shape[1]] = halves
     scale, minimum = terms["d"], fmt.min_sign * terms["m"]
     if fmt.has("scale"):
-        scales = rng.integers(1, 4, (count, groups))
+        scales = rng.integers(1, most, (count, groups))
         write_numbers(fmt, blocks, "scale", scales + fmt.scale_offset)
         scale = scale * scales
     if fmt.has("minimum"):
@@ -73,8 +102,9 @@ def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes,
         np.repeat(v, fmt.block // v.shape[1], axis=1).astype(np.int64) for v in (scale, minimum)
     )
     weights, sizes = scale * quants + minimum, abs(scale) * abs(quants) + abs(minimum)
-    kind = gguf.GGMLQuantizationType[fmt.name]
-    np.testing.assert_array_equal(gguf.quants.dequantize(blocks, kind), weights)
+    if not fmt.expanded:
+        kind = gguf.GGMLQuantizationType[fmt.name]
+        np.testing.assert_array_equal(gguf.quants.dequantize(blocks, kind), weights)
     return blocks.reshape(-1), weights.reshape(rows, cols), sizes.reshape(rows, cols)
 
 
@@ -112,7 +142,7 @@ def test_products_of_integers_are_exact(device: Device, fmt: Format, cut: dict[s
     blocks, weights, sizes = integer_matrix(fmt, 35, cols, seed=1)
     x = integer_vector(cols, seed=2)
     assert (sizes @ abs(x)).max() < 2**24
-    inputs = {"weights": spec.layout.pack(blocks), "x": x.astype(np.float32)[None]}
+    inputs = {"weights": spec.layout.pack_expanded(blocks), "x": x.astype(np.float32)[None]}
     y = run_kernel(device, spec, inputs)["y"]
     np.testing.assert_array_equal(y[0].astype(np.int64), weights @ x)
 
@@ -225,7 +255,7 @@ def test_a_small_unit_beside_large_ones_keeps_its_own_precision(device: Device) 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_the_norm_holds_at_every_size(device: Device, scale: float) -> None:
     """The root of the mean square comes after the sums: nothing is rounded twice."""
-    spec = i16(Q6_K, 40, 768, eps=1e-30, split=3)
+    spec = i16(Q6_K, 40, 768, norm=Norm("rms", 1e-30), split=3)
     inputs = spec.make_inputs(np.random.default_rng(14))
     inputs["x"] *= np.float32(scale)
     y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
@@ -234,7 +264,14 @@ def test_the_norm_holds_at_every_size(device: Device, scale: float) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
-    "fields", [{}, {"eps": 1e-5}, {"gated": True, "eps": 1e-5}, {"residual": True}], ids=str
+    "fields",
+    [
+        {},
+        {"norm": RMS},
+        {"gated": True, "norm": RMS},
+        {"residual": True},
+    ],
+    ids=str,
 )
 def test_what_is_not_finite_is_not_hidden(
     device: Device, value: float, fields: dict[str, Any]
@@ -269,14 +306,14 @@ def test_an_infinite_weight_shows_in_its_row_alone(device: Device) -> None:
         i16(Q8_0, 3, 4864),
         i16(Q4_K, 6, 4096, split=5, groups=1, stages=4),
         i16(Q4_K, 90, 1024, split=2, groups=2, tiles_each=6, per_pass=2, stages=3),
-        i16(Q4_K, 50, 2304, eps=1e-5, tiles_each=4, per_pass=2, gated=True),
+        i16(Q4_K, 50, 2304, norm=RMS, tiles_each=4, per_pass=2, gated=True),
         i16(Q6_K, 11, 1024, split=1, groups=1, residual=True, bias=True),
-        i16(Q3_K, 21, 768, bias=True, eps=1e-6, split=3, groups=2),
-        i16(Q8_0, 18, 12288, eps=1e-5, residual=True),
-        i16(Q6_K, 9, 512, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5))),
-        i16(Q4_K, 9, 512, eps=1e-5, bias=True, others=((Q3_K, 40),), sms=6),
+        i16(Q3_K, 21, 768, bias=True, norm=FINE_RMS, split=3, groups=2),
+        i16(Q8_0, 18, 12288, norm=RMS, residual=True),
+        i16(Q6_K, 9, 512, norm=RMS, others=((Q4_K, 17), (Q8_0, 5))),
+        i16(Q4_K, 9, 512, norm=RMS, bias=True, others=((Q3_K, 40),), sms=6),
         i16(Q8_0, 9, 96, gated=True, split=1, groups=4),
-        i16(Q4_K, 300, 512, sms=2, eps=1e-5),  # ten tiles a CTA, groups of four
+        i16(Q4_K, 300, 512, sms=2, norm=RMS),  # ten tiles a CTA, groups of four
         i16(Q4_K, 17, 512, shared=20_000),
         i16(Q4_K, 17, 512, shared=200_000, least_shared=117_760),
         i16(Q6_K, 20, 256, split=1, groups=8),
@@ -291,13 +328,13 @@ def test_every_cut_gives_the_product(device: Device, spec: Gemv) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        i16(Q4_K, 40, 768, bias=True, eps=1e-5),
+        i16(Q4_K, 40, 768, bias=True, norm=RMS),
         i16(Q8_0, 33, 352, residual=True, sms=5, fill=True),
-        i16(Q6_K, 50, 2304, gated=True, eps=1e-5, tiles_each=4, per_pass=2),
-        i16(Q4_K, 9, 512, eps=1e-5, others=((Q3_K, 40), (Q8_0, 5))),
+        i16(Q6_K, 50, 2304, gated=True, norm=RMS, tiles_each=4, per_pass=2),
+        i16(Q4_K, 9, 512, norm=RMS, others=((Q3_K, 40), (Q8_0, 5))),
         i16(Q4_K, 48, 4096, groups=1, tiles_each=3, shared=120_000),
         i16(Q4_K, 23, 2304, residual=True, cluster=2),
-        Gemv(FORMATS["F16"], 35, 1120, eps=1e-5),
+        Gemv(FORMATS["F16"], 35, 1120, norm=RMS),
     ],
     ids=str,
 )
@@ -358,7 +395,7 @@ def test_a_ring_deeper_than_its_tiles(device: Device, fmt: Format) -> None:
 @pytest.mark.parametrize("fmt", [Q8_0, Q4_K, Q6_K, Q3_K], ids=lambda f: f.name)
 def test_older_targets_give_the_same_bits(fmt: Format, target: str) -> None:
     """Other copies, other tensor cores, the same integers and the same order of sums."""
-    spec = i16(fmt, 35, 768, split=3, groups=1, tiles_each=2, eps=1e-5)
+    spec = i16(fmt, 35, 768, split=3, groups=1, tiles_each=2, norm=RMS)
     inputs = spec.make_inputs(np.random.default_rng(13))
     outputs = []
     for name in (target, "sm_90"):
@@ -419,7 +456,12 @@ def test_a_row_alone_has_the_bits_that_it_has_among_others(device: Device) -> No
 def test_one_launch_for_several_matrices_gives_the_bits_of_several(
     device: Device, cluster: int, split: int
 ) -> None:
-    fields: dict[str, Any] = {"eps": 1e-5, "split": split, "groups": 1, "cluster": cluster}
+    fields: dict[str, Any] = {
+        "norm": RMS,
+        "split": split,
+        "groups": 1,
+        "cluster": cluster,
+    }
     spec = i16(Q4_K, 40, 768, others=((Q6_K, 20), (Q4_K, 3)), **fields, sms=8)
     skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(10))
@@ -433,7 +475,7 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
 
 def test_a_gated_pair_gates_the_bits_of_two(device: Device) -> None:
     """Both products as they are by themselves, before silu(gate) * up."""
-    fields: dict[str, Any] = {"eps": 1e-5, "split": 2, "groups": 1}
+    fields: dict[str, Any] = {"norm": RMS, "split": 2, "groups": 1}
     spec = i16(Q4_K, 37, 512, gated=True, **fields)
     inputs = spec.make_inputs(np.random.default_rng(11))
     inputs["x"] *= 0.1

@@ -17,6 +17,7 @@ from urdir.driver.launch import launch, pack
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.tools.assemble import assemble
 
 Inputs = dict[str, Any]
@@ -34,19 +35,19 @@ def inputs_at(spec: IncrementalAttention, position: int, seed: int = 0) -> Input
 def plain_attention(spec: IncrementalAttention, inputs: Inputs, row: int = 0) -> Any:
     """One query head after another, softmax by its definition, from the unscaled queries."""
     position, sequence = int(inputs["position"][row]), int(inputs["sequence"][row])
-    first = max(0, position - spec.window + 1) if spec.window else 0
+    first = max(0, position - spec.scores.window + 1) if spec.scores.window else 0
     keys, values = (
         spec.layout.read(
             inputs[name], sequence, range(first, position + 1), inputs.get("block_table")
         ).astype(np.float64)
         for name in ("k_cache", "v_cache")
     )
-    scale = spec.scale or 1 / np.sqrt(spec.head_dim)
+    scale = spec.scores.scale or 1 / np.sqrt(spec.head_dim)
     out = np.empty((spec.heads, spec.head_dim))
     for head in range(spec.heads):
         scores = keys[head // spec.group] @ inputs["q"][row, head].astype(np.float64) * scale
-        if spec.softcap:
-            scores = spec.softcap * np.tanh(scores / spec.softcap)
+        if spec.scores.softcap:
+            scores = spec.scores.softcap * np.tanh(scores / spec.scores.softcap)
         weights = np.exp(scores)
         out[head] = weights @ values[head // spec.group] / weights.sum()
     return out
@@ -71,7 +72,7 @@ def test_edge_positions(device: Device, position: int, heads: int, dtype: Any) -
     check(device, spec, inputs_at(spec, position, seed=position))
 
 
-@pytest.mark.parametrize("head_dim", [8, 24, 64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("head_dim", [8, 24, 64, 72, 80, 96, 112, 128, 192, 256, 264, 512])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
 def test_head_dims(device: Device, head_dim: int, dtype: Any) -> None:
     if dtype == "q8_0" and head_dim % 32:
@@ -126,7 +127,7 @@ def test_maxima_that_keep_growing(device: Device, growth: float) -> None:
 
     The scale makes exponents q . k, which are exact: growth times the key's number.
     """
-    spec = one(4, 1, 64, 400, "f32", scale=math.log(2))
+    spec = one(4, 1, 64, 400, "f32", scores=Scores(scale=math.log(2)))
     inputs = inputs_at(spec, 399)
     inputs["q"][0] = np.array([[1], [-1], [0.5], [0.25]])
     inputs["k_cache"][0, 0] = growth / 64 * np.arange(400, dtype=np.float32)[:, None]
@@ -147,7 +148,7 @@ def test_very_negative_scores_still_average(device: Device) -> None:
 
 def test_infinities_out_of_reach_do_not_matter(device: Device) -> None:
     """0 * infinity must not appear: keys out of reach, other heads, sequences and idle lanes."""
-    spec = IncrementalAttention(2, KvLayout(2, 2, 33, 96, "f16"), window=3)
+    spec = IncrementalAttention(2, KvLayout(2, 2, 33, 96, "f16"), scores=Scores(window=3))
     clean = spec.inputs_at(np.random.default_rng(0), [5], [1])
     dirty = dict(clean)
     for name in ("k_cache", "v_cache"):
@@ -171,7 +172,7 @@ def test_a_position_outside_is_an_idle_row(device: Device, position: int) -> Non
 
 
 def test_scale_replaces_the_default(device: Device) -> None:
-    default, doubled = one(2, 1, 64, 10, "f32"), one(2, 1, 64, 10, "f32", scale=0.25)
+    default, doubled = one(2, 1, 64, 10, "f32"), one(2, 1, 64, 10, "f32", scores=Scores(scale=0.25))
     inputs = inputs_at(default, 9)
     expected = run_kernel(device, default, inputs | {"q": inputs["q"] * 2})
     np.testing.assert_array_equal(run_kernel(device, doubled, inputs)["out"], expected["out"])
@@ -180,7 +181,7 @@ def test_scale_replaces_the_default(device: Device) -> None:
 @pytest.mark.parametrize("window", [1, 32, 33, 100, 1000])
 @pytest.mark.parametrize("position", [0, 32, 99, 100, 131])
 def test_windows(device: Device, window: int, position: int) -> None:
-    spec = one(4, 2, 64, 132, "f16", window=window)
+    spec = one(4, 2, 64, 132, "f16", scores=Scores(window=window))
     inputs = inputs_at(spec, position)
     hidden = list(range(max(0, position - window + 1)))
     for name in ("k_cache", "v_cache"):
@@ -191,7 +192,7 @@ def test_windows(device: Device, window: int, position: int) -> None:
 @pytest.mark.parametrize("size", [0.01, 1.0, 30.0])
 def test_softcap(device: Device, size: float) -> None:
     """Small scores are hardly changed, large ones end at the cap on both sides."""
-    spec = one(4, 1, 128, 60, "f32", softcap=20.0)
+    spec = one(4, 1, 128, 60, "f32", scores=Scores(softcap=20.0))
     inputs = inputs_at(spec, 59)
     inputs["q"] *= np.float32(size)
     check(device, spec, inputs)
@@ -224,16 +225,17 @@ def test_rows_never_written_are_never_read(emulator: Device) -> None:
 TWINS = (
     (IncrementalAttention(4, KvLayout(3, 2, 64, 64, "f16"), rows=4), 14),
     (IncrementalAttention(3, KvLayout(3, 1, 48, 96, "q8_0"), rows=4), 9),
-    (IncrementalAttention(4, KvLayout(3, 1, 96, 128, "bf16"), rows=4, window=20), 20),
+    (
+        IncrementalAttention(4, KvLayout(3, 1, 96, 128, "bf16"), rows=4, scores=Scores(window=20)),
+        20,
+    ),
 )
 
 
 def paged(spec: IncrementalAttention, pages: int) -> IncrementalAttention:
     c = spec.layout
     layout = KvLayout(c.sequences, c.kv_heads, c.max_len, c.head_dim, c.dtype, 16, pages)
-    return IncrementalAttention(
-        spec.heads, layout, spec.rows, spec.scale, spec.window, spec.softcap
-    )
+    return IncrementalAttention(spec.heads, layout, spec.rows, spec.scores)
 
 
 def gathered(spec: IncrementalAttention, twin: IncrementalAttention, inputs: Inputs) -> Inputs:
@@ -263,7 +265,7 @@ def test_paged_equals_contiguous_and_rows_equal_single_rows(
 ) -> None:
     """Any table: permuted, with shared pages; rows of any lengths, the same sequence twice."""
     twin, layout = paged(spec, pages), spec.layout
-    single = IncrementalAttention(spec.heads, layout, 1, spec.scale, spec.window, spec.softcap)
+    single = IncrementalAttention(spec.heads, layout, 1, spec.scores)
     positions = data.draw(
         st.lists(st.integers(0, layout.max_len), min_size=spec.rows, max_size=spec.rows)
     )
@@ -298,7 +300,7 @@ def test_no_spills(target: str, dtype: Any, head_dim: int, is_paged: bool) -> No
     """At the widest tiles and heads, also where shuffles are calls that clobber registers."""
     pages = (64, 99) if is_paged else (0, 0)
     layout = KvLayout(64, 2, 1 << 17, head_dim, dtype, *pages)
-    spec = IncrementalAttention(14, layout, rows=8, window=4096, softcap=50.0)
+    spec = IncrementalAttention(14, layout, rows=8, scores=Scores(window=4096, softcap=50.0))
     cost = assemble(spec.ptx(target), target).entries["incremental_attention"]
     assert not cost.spills
     if int(target[3:]) >= 90 and (dtype != "q8_0" or head_dim % 64 == 0):
@@ -310,10 +312,12 @@ def test_no_spills(target: str, dtype: Any, head_dim: int, is_paged: bool) -> No
     [
         ({"heads": 3}, "3 query heads are not a multiple of 2"),
         ({"heads": 0}, "0 query heads"),
-        ({"layout": KvLayout(1, 2, 4, 264, "f16")}, "head_dim up to 256: 264"),
+        ({"layout": KvLayout(1, 2, 4, 520, "f16")}, "up to 512 values: head_dim 520"),
         ({"rows": 0}, "attention of 0 rows"),
-        ({"window": -1}, "window -1"),
-        ({"softcap": float("nan")}, "softcap nan"),
+        (
+            {"layout": KvLayout(1, 2, 64, 64, "f16", capacity=16)},
+            "back on all keys, in a ring of 16",
+        ),
     ],
 )
 def test_shapes_it_does_not_handle_are_refused(fields: dict[str, Any], message: str) -> None:

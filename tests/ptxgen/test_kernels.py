@@ -21,14 +21,18 @@ from urdir.driver.launch import launch, pack
 from urdir.model.verify.kernel_suite import EmulatorSuite, TextSuite, check, targets
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activate import Activate
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax, indices
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
-from urdir.ptxgen.kernels.swiglu import SwiGLU
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.kernels.rescale import Rescale
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.target import TESTED
 
+SILU = Activation("silu")
 EXAMPLES = [
     pytest.param(spec, id=f"{kind.name}-{name}")
     for kind in kernels().values()
@@ -197,10 +201,10 @@ def test_argmax_takes_the_lowest_index_of_equals_in_several_slices(width, emulat
     [
         (Add(n=515), "y", "a"),
         (Add(n=515), "y", "b"),
-        (SwiGLU(n=515), "y", "gate"),
-        (SwiGLU(n=515), "y", "up"),
-        (RmsNorm(rows=3, cols=516, eps=1e-5), "y", "x"),
-        (RmsNorm(rows=1, cols=20484, eps=1e-5), "y", "x"),
+        (Activate(515, SILU, gated=True), "y", "gate"),
+        (Activate(515, SILU, gated=True), "y", "up"),
+        (Normalise(rows=3, cols=516, norm=Norm("rms", 1e-5)), "y", "x"),
+        (Normalise(rows=1, cols=20484, norm=Norm("rms", 1e-5)), "y", "x"),
     ],
     ids=lambda value: value.name if isinstance(value, KernelSpec) else value,
 )
@@ -224,7 +228,7 @@ def test_an_output_may_lie_over_an_input(spec, output, over, emulator):
 def test_silu_at_its_ends(emulator):
     gate = np.array([0, -0.0, 100, -100, 1e4, -1e4, 3e38, -3e38, np.inf, np.nan], np.float32)
     up = np.full(gate.size, 1.0, np.float32)
-    y = run_kernel(emulator, SwiGLU(n=gate.size), {"gate": gate, "up": up})["y"]
+    y = run_kernel(emulator, Activate(gate.size, SILU, gated=True), {"gate": gate, "up": up})["y"]
     assert y[:2].tolist() == [0, 0]
     np.testing.assert_array_equal(y[[2, 4, 6, 8]], gate[[2, 4, 6, 8]])
     np.testing.assert_allclose(y[[3, 5, 7]], 0, atol=1e-41)
@@ -234,15 +238,48 @@ def test_silu_at_its_ends(emulator):
 def test_silu_is_accurate_relative_to_each_value(emulator):
     gate = np.linspace(-20, 20, 4001, dtype=np.float32)
     up = np.ones_like(gate)
-    y = run_kernel(emulator, SwiGLU(n=gate.size), {"gate": gate, "up": up})["y"]
+    y = run_kernel(emulator, Activate(gate.size, SILU, gated=True), {"gate": gate, "up": up})["y"]
     exact = gate.astype(np.float64)
     exact = exact / (1 + np.exp(-exact))
     np.testing.assert_allclose(y, exact, rtol=3e-6)
 
 
+@pytest.mark.parametrize("kind", ["gelu", "sigmoid", "softplus", "silu"])
+def test_activations_are_accurate_relative_to_each_value(kind, emulator):
+    small = np.geomspace(1e-7, 1, 700, dtype=np.float32)
+    x = np.concatenate([-small, small, np.linspace(-5, 12, 2001, dtype=np.float32)])
+    spec = Activate(x.size, Activation(kind))
+    y = run_kernel(emulator, spec, {"x": x})["y"]
+    np.testing.assert_allclose(y, spec.activation(x), rtol=1e-5 if kind == "gelu" else 2e-6)
+
+
+def test_xielu_is_continuous_and_its_parts_are_accurate(emulator):
+    x = np.linspace(-9, 3, 3001, dtype=np.float32)
+    spec = Activate(x.size, Activation("xielu", parameters=(0.8, 0.7, 0.5, -1e-6)))
+    y = run_kernel(emulator, spec, {"x": x})["y"]
+    np.testing.assert_allclose(y, spec.activation(x), rtol=2e-6, atol=5e-7)
+
+
+def test_a_nan_stays_one(emulator):
+    x = np.full(4, np.nan, np.float32)
+    for kind in ("silu", "gelu", "relu", "relu2", "sigmoid", "softplus"):
+        assert np.isnan(run_kernel(emulator, Activate(4, Activation(kind)), {"x": x})["y"]).all()
+    limited = Activate(4, Activation("silu", limit=1.0), gated=True)
+    assert np.isnan(run_kernel(emulator, limited, {"gate": x, "up": x})["y"]).all()
+    assert np.isnan(run_kernel(emulator, Rescale(4, softcap=3.0, clamp=1.0), {"x": x})["y"]).all()
+
+
+def test_a_soft_cap_is_accurate_and_never_exceeded(emulator):
+    x = np.concatenate([np.geomspace(1e-9, 1e9, 2000), -np.geomspace(1e-9, 1e9, 2000), [0, np.inf]])
+    x = x.astype(np.float32)
+    y = run_kernel(emulator, Rescale(x.size, softcap=30.0), {"x": x})["y"]
+    np.testing.assert_allclose(y, 30 * np.tanh(x.astype(np.float64) / 30), rtol=1e-6)
+    assert np.abs(y).max() == 30
+
+
 @pytest.mark.parametrize("scale", [1e-18, 1e-3, 1e3, 1e17])
-def test_rms_norm_over_the_range_of_values(scale, emulator):
-    spec = RmsNorm(rows=2, cols=300, eps=1e-30)
+def test_norms_over_the_range_of_values(scale, emulator):
+    spec = Normalise(rows=2, cols=300, norm=Norm("rms", 1e-30))
     inputs = inputs_of(spec)
     inputs["x"] = (inputs["x"] * scale).astype(np.float32)
     check(emulator, spec, inputs)
@@ -250,9 +287,16 @@ def test_rms_norm_over_the_range_of_values(scale, emulator):
 
 def test_shapes_that_make_no_sense_are_refused():
     for make in (
-        lambda: RmsNorm(rows=0, cols=4, eps=1e-5),
-        lambda: RmsNorm(rows=1, cols=0, eps=1e-5),
-        lambda: SwiGLU(n=0),
+        lambda: Normalise(rows=0, cols=4, norm=Norm("rms", 1e-5)),
+        lambda: Normalise(rows=1, cols=0, norm=Norm("rms", 1e-5)),
+        lambda: Activate(0, SILU),
+        lambda: Activate(4, SILU, group=2),
+        lambda: Activate(4, Activation("swiglu_oai")),
+        lambda: Activate(4, Activation("silu", limit=1.0)),
+        lambda: Activate(5, SILU, gated=True, group=2),
+        lambda: Rescale(4, softcap=-1.0),
+        lambda: Normalise(rows=1, cols=4, norm=Norm("rms", 1e-5), weight_rows=0),
+        lambda: Normalise(2, 4, Norm("rms", 1e-5, weight=False), weight_rows=2),
         lambda: Argmax(n=0),
         lambda: Argmax(n=2**30),
         lambda: Argmax(n=4, rows=0),

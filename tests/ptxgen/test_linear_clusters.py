@@ -18,10 +18,13 @@ from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
 from urdir.ptxgen.target import since
 from urdir.ptxgen.tools.gpus import GPUS
 from urdir.ptxgen.weights.formats import FORMATS
+
+RMS = Norm("rms", 1e-5)
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
 SM = ARCHITECTURES[90]
@@ -49,9 +52,9 @@ def test_sms_that_a_launch_of_clusters_leaves_over_get_clusters_without_rows() -
     [
         (4096, 14336, {"residual": True}),
         (4096, 4096, {"residual": True}),
-        (14336, 4096, {"eps": 1e-5, "gated": True}),
+        (14336, 4096, {"norm": RMS, "gated": True}),
         (2048, 8192, {"residual": True}),
-        (128256, 4096, {"eps": 1e-5}),
+        (128256, 4096, {"norm": RMS}),
     ],
 )
 def test_real_shapes_in_clusters_have_all_rows_and_a_cta_an_sm(
@@ -78,7 +81,7 @@ def test_several_matrices_in_clusters_follow_each_other() -> None:
     least, most = H200.shared(larger=False)
     others = ((Q4_K, 1024), (Q6_K, 1024))
     cut = {"shared": most, "least_shared": least, "sms": 132, "cluster": 2}
-    spec = i16(Q4_K, 4096, 4096, eps=1e-5, others=others, **cut)
+    spec = i16(Q4_K, 4096, 4096, norm=RMS, others=others, **cut)
     assert [(p.first_cta, p.ctas) for p in spec.parts] == [(0, 43), (43, 11), (54, 11)]
     assert (spec.cut.rows.tiles, spec.launch_shape.grid) == (6, (130, 1, 1))
 
@@ -114,27 +117,37 @@ def test_a_target_without_clusters_is_refused(kernel: type[TiledSpec]) -> None:
 
 CLUSTERED: list[TiledSpec] = [
     i16(Q4_K, 40, 4352, cluster=2),
-    i16(Q4_K, 23, 4352, bias=True, eps=1e-5, cluster=4),
-    i16(Q8_0, 33, 4192, bias=True, eps=1e-5, cluster=4),  # the last block has three units
-    i16(Q8_0, 18, 2080, eps=1e-5, residual=True, cluster=8),
+    i16(Q4_K, 23, 4352, bias=True, norm=RMS, cluster=4),
+    i16(Q8_0, 33, 4192, bias=True, norm=RMS, cluster=4),  # the last block has three units
+    i16(Q8_0, 18, 2080, norm=RMS, residual=True, cluster=8),
     i16(Q4_K, 90, 1280, split=2, groups=2, tiles_each=6, per_pass=2, stages=3, cluster=2),
-    i16(Q6_K, 70, 2304, eps=1e-5, gated=True, split=2, tiles_each=4, per_pass=2, cluster=4),
+    i16(
+        Q6_K,
+        70,
+        2304,
+        norm=RMS,
+        gated=True,
+        split=2,
+        tiles_each=4,
+        per_pass=2,
+        cluster=4,
+    ),
     i16(Q3_K, 21, 2816, bias=True, residual=True, split=1, groups=3, cluster=8),
-    i16(Q6_K, 9, 2304, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5)), cluster=4),
+    i16(Q6_K, 9, 2304, norm=RMS, others=((Q4_K, 17), (Q8_0, 5)), cluster=4),
     i16(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), tiles_each=1, sms=12, cluster=2),
     i16(Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, cluster=2),
     Gemv(Q4_K, 19, 4352, residual=True, groups=2, cluster=4),
-    Gemv(FORMATS["F32"], 18, 1061, gated=True, eps=1e-5, cluster=2),
+    Gemv(FORMATS["F32"], 18, 1061, gated=True, norm=RMS, cluster=2),
     GemmSmall(Q4_K, 40, 4352, batch=4, cluster=2),
-    GemmSmall(Q8_0, 33, 4192, bias=True, eps=1e-5, batch=7, cluster=4),  # three units remain
-    GemmSmall(Q8_0, 18, 2080, eps=1e-5, residual=True, batch=2, cluster=8),
+    GemmSmall(Q8_0, 33, 4192, bias=True, norm=RMS, batch=7, cluster=4),  # three units remain
+    GemmSmall(Q8_0, 18, 2080, norm=RMS, residual=True, batch=2, cluster=8),
     GemmSmall(
         *(Q4_K, 90, 1280),
         **{"split": 2, "groups": 2, "tiles_each": 6, "per_pass": 2, "stages": 3},
         **{"batch": 8, "cluster": 2},
     ),
-    GemmSmall(Q6_K, 70, 2304, eps=1e-5, gated=True, batch=5, per_pass=2, cluster=4, sms=8),
-    GemmSmall(Q6_K, 9, 2304, eps=1e-5, others=((Q4_K, 17), (Q8_0, 5)), batch=3, cluster=4),
+    GemmSmall(Q6_K, 70, 2304, norm=RMS, gated=True, batch=5, per_pass=2, cluster=4, sms=8),
+    GemmSmall(Q6_K, 9, 2304, norm=RMS, others=((Q4_K, 17), (Q8_0, 5)), batch=3, cluster=4),
     GemmSmall(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), sms=12, batch=6, cluster=2),
     GemmSmall(
         Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, batch=4, cluster=2

@@ -15,11 +15,14 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS
 from urdir.ptxgen.kernels.linear.gemv import RECORD_NBYTES, Gemv
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER, number_of
 from urdir.ptxgen.target import TESTED
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.tools.gpus import GPUS
 from urdir.ptxgen.weights.formats import FORMATS, Format
+
+RMS = Norm("rms", 1e-5)
 
 Q8_0, Q4_K, Q6_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
@@ -144,8 +147,10 @@ def test_impossible_specs_are_refused() -> None:
         i16(Q4_K, 3, 896)
     with pytest.raises(PtxgenError, match="multiple of 256"):
         i16(Q8_0, 3, 896, others=((Q6_K, 3),))
-    with pytest.raises(PtxgenError, match="without bias"):
-        i16(Q4_K, 3, 256, gated=True, bias=True)
+    with pytest.raises(PtxgenError, match="without residual"):
+        i16(Q4_K, 3, 256, gated=True, residual=True)
+    with pytest.raises(PtxgenError, match="cluster is 1"):
+        i16(Q4_K, 3, 512, norm=Norm("layer", 1e-5), cluster=2)
     with pytest.raises(PtxgenError, match="others without both"):
         i16(Q4_K, 3, 256, residual=True, others=((Q4_K, 3),))
     with pytest.raises(PtxgenError, match="tiles_each is -1"):
@@ -173,12 +178,12 @@ def model_launches(shape: str) -> Iterator[Gemv]:
         of = f"blk.{number}."
         bias = f"{of}attn_q.bias" in model.tensors
         key_value = (f"{of}attn_k.weight", f"{of}attn_v.weight")
-        yield launch(f"{of}attn_q.weight", key_value, eps=1e-5, bias=bias)
+        yield launch(f"{of}attn_q.weight", key_value, norm=RMS, bias=bias)
         yield launch(f"{of}attn_output.weight", residual=True)
-        yield launch(f"{of}ffn_gate.weight", gated=True, eps=1e-5)
+        yield launch(f"{of}ffn_gate.weight", gated=True, norm=RMS)
         yield launch(f"{of}ffn_down.weight", residual=True)
     output = "token_embd.weight" if SHAPES[shape].tied else "output.weight"
-    yield launch(output, eps=1e-5)
+    yield launch(output, norm=RMS)
 
 
 @pytest.mark.slow
@@ -207,13 +212,13 @@ def test_large_launches_assemble_for_every_target(target: str) -> None:
     )
     assert longest >= 8192
     for spec in (
-        i16(Q4_K, 14336, 4096, gated=True, eps=1e-5, shared=small),
+        i16(Q4_K, 14336, 4096, gated=True, norm=RMS, shared=small),
         i16(Q6_K, 4096, longest, residual=True, shared=large),
-        i16(Q6_K, 4096, 8192, eps=1e-5, shared=small),
+        i16(Q6_K, 4096, 8192, norm=RMS, shared=small),
         i16(
             *(Q4_K, 4096, 4096),
             bias=True,
-            eps=1e-5,
+            norm=RMS,
             others=((Q4_K, 1024), (Q6_K, 1024)),
             shared=small,
         ),

@@ -16,6 +16,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
+from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.tools.assemble import assemble, is_available
 
 Inputs = dict[str, Any]
@@ -23,13 +24,13 @@ IDLE = 0xFFFFFFFF
 
 
 def prefill(heads: int = 2, rows: int = 20, **fields: Any) -> PrefillAttention:
-    """A small spec; ``fields`` are the layout's or the spec's."""
+    """A small spec; ``fields`` are the layout's or the scores'."""
     layout: dict[str, Any] = {
         "sequences": 1, "kv_heads": 1, "max_len": 200, "head_dim": 32, "dtype": "f16",
-        "page_len": 0, "pages": 0,
+        "page_len": 0, "pages": 0, "value_dim": 0, "capacity": 0,
     }  # fmt: skip
     layout.update({name: fields.pop(name) for name in list(fields) if name in layout})
-    return PrefillAttention(heads, KvLayout(**layout), rows, **fields)
+    return PrefillAttention(heads, KvLayout(**layout), rows, Scores(**fields))
 
 
 def chunk(spec: PrefillAttention, start: int, seed: int = 0, live: int | None = None) -> Inputs:
@@ -42,11 +43,11 @@ def chunk(spec: PrefillAttention, start: int, seed: int = 0, live: int | None = 
 def by_definition(spec: PrefillAttention, inputs: Inputs) -> Any:
     """One row and head after another, the softmax by its definition."""
     out = np.zeros((spec.rows, spec.heads, spec.head_dim))
-    scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
+    scale = spec.head_dim**-0.5 if spec.scores.scale is None else spec.scores.scale
     for row, position in enumerate(inputs["position"].tolist()):
         if position >= spec.layout.max_len:
             continue
-        first = max(0, position + 1 - (spec.window or position + 1))
+        first = max(0, position + 1 - (spec.scores.window or position + 1))
         sequence, seen = int(inputs["sequence"][0]), np.arange(first, position + 1)
         keys, values = (
             spec.layout.read(inputs[n], sequence, seen, inputs.get("block_table")).astype(float)
@@ -54,8 +55,8 @@ def by_definition(spec: PrefillAttention, inputs: Inputs) -> Any:
         )
         for head in range(spec.heads):
             scores = keys[head // spec.group] @ inputs["q"][row, head].astype(float) * scale
-            if spec.softcap:
-                scores = spec.softcap * np.tanh(scores / spec.softcap)
+            if spec.scores.softcap:
+                scores = spec.scores.softcap * np.tanh(scores / spec.scores.softcap)
             weights = np.exp(scores - scores.max())
             out[row, head] = weights @ values[head // spec.group] / weights.sum()
     return out
@@ -86,7 +87,7 @@ def test_rows_around_the_borders_of_query_tiles(device: Device, rows: int) -> No
     run(device, spec, chunk(spec, 37))
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [8, 16, 40, 64, 72, 80, 96, 112, 128, 136, 192, 256, 320, 512])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
 def test_head_dims_and_types(device: Device, head_dim: int, dtype: str) -> None:
     if dtype == "q8_0" and head_dim % 32:
@@ -219,7 +220,7 @@ def test_a_row_has_the_same_bits_in_every_chunk(device: Device, fields: dict[str
 def test_it_agrees_with_incremental_attention(device: Device, dtype: str) -> None:
     spec = prefill(heads=6, kv_heads=2, head_dim=64, dtype=dtype, rows=30, window=90, softcap=20.0)
     inputs = chunk(spec, 110, live=28)
-    one_by_one = IncrementalAttention(6, spec.layout, rows=30, window=90, softcap=20.0)
+    one_by_one = IncrementalAttention(6, spec.layout, 30, spec.scores)
     expected = run_kernel(device, one_by_one, inputs)
     compare(spec, {"out": run(device, spec, inputs)}, expected)
 
@@ -312,7 +313,7 @@ def test_rows_never_written_are_never_read(target: str, window: int) -> None:
 def test_no_spills_and_two_ctas_an_sm(target: str, head_dim: int, dtype: Any) -> None:
     """With everything that takes registers, at the widest heads of either kind."""
     layout = KvLayout(4, 8, 1 << 17, head_dim, dtype, page_len=16, pages=1 << 15)
-    spec = PrefillAttention(32, layout, rows=512, window=4096, softcap=30.0)
+    spec = PrefillAttention(32, layout, 512, Scores(window=4096, softcap=30.0))
     cost = assemble(spec.ptx(target), target).entries["prefill_attention"]
     assert not cost.spills
     assert 2 * 128 * cost.registers <= 65536
@@ -327,9 +328,14 @@ def test_no_spills_and_two_ctas_an_sm(target: str, head_dim: int, dtype: Any) ->
     [
         ({"heads": 3, "kv_heads": 2}, "3 query heads are not a multiple of 2"),
         ({"heads": 0}, "0 query heads"),
-        ({"head_dim": 72}, "head_dim that is a multiple of 16 up to 128.*: 72"),
-        ({"head_dim": 144}, ": 144"),
-        ({"head_dim": 320}, ": 320"),
+        ({"head_dim": 100}, "head_dim 100 of a KV cache must be a multiple of 8"),
+        ({"head_dim": 520}, "up to 512 values: head_dim 520"),
+        ({"value_dim": 520}, "value_dim 520"),
+        ({"window": 100, "capacity": 64}, "back on 100 keys, in a ring of 64"),
+        ({"capacity": 64}, "back on all keys, in a ring of 64"),
+        ({"capacity": 96}, "capacity 96 is no power of two"),
+        ({"chunk": -1}, "chunk -1"),
+        ({"max_bias": -1.0}, "max_bias -1.0"),
         ({"rows": 0}, "0 rows"),
         ({"window": -1}, "window -1"),
         ({"softcap": -1.0}, "softcap -1.0"),

@@ -11,6 +11,7 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.repack import Repack
+from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
@@ -32,11 +33,12 @@ def _place(
 
 
 def _chunks(layout: Layout, source: Bytes, max_nbytes: int) -> Iterator[tuple[int, Repack, Bytes]]:
-    """(first row, kernel, GGUF bytes) of each chunk."""
+    """(first row, kernel, expanded bytes) of each chunk."""
     row = layout.source_row_nbytes
     for first, rows in layout.chunks(max_nbytes):
         part = source[first * row : (first + rows) * row]
         spec = Repack(layout.format, rows, layout.cols)
+        part = expand(layout.format, part)
         assert spec.source_nbytes == part.size
         yield first, spec, part
 
@@ -60,7 +62,7 @@ def test_the_kernel_makes_the_packed_matrix(device: Device, fmt: Format) -> None
     blocks = random_blocks(fmt, layout.rows * layout.cols // fmt.block, np.random.default_rng(2))
     source = blocks.reshape(-1)
     packed = np.zeros(layout.nbytes, np.uint8)
-    chunks = list(_chunks(layout, source, 32 * layout.source_row_nbytes))
+    chunks = list(_chunks(layout, source, 32 * layout.stored_row_nbytes))
     assert [first for first, _, _ in chunks] == [0, 32]
     for first, spec, part in chunks:
         inputs = spec.make_inputs(np.random.default_rng(3)) | {"source": part}

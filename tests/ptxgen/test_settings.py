@@ -12,11 +12,14 @@ from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.read_stream import ReadStream
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
 from urdir.ptxgen.kernels.rope import Rope
+from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
 from urdir.ptxgen.tools.settings import SettingError, fields_of, plain, specialise
 from urdir.ptxgen.weights.formats import FORMATS
@@ -25,7 +28,9 @@ from urdir.ptxgen.weights.formats import FORMATS
 def test_each_type_of_field() -> None:
     spec = specialise(GemvF32, ["format=q4_k", "rows=64", "cols=256", "bias=true"])
     assert spec == GemvF32(FORMATS["Q4_K"], 64, 256, bias=True)
-    assert specialise(RmsNorm, ["cols=33", "eps=1e-6"]) == RmsNorm(1, 33, 1e-6)
+    assert specialise(Normalise, ["cols=33", "norm.eps=1e-6"]) == Normalise(
+        1, 33, Norm("rms", 1e-6)
+    )
     assert specialise(Advance, ["sampling=no"]).sampling is False
     assert specialise(Rope, ["style=interleaved"]).style == "interleaved"
 
@@ -47,8 +52,13 @@ def test_records_are_set_part_by_part_and_all_at_once() -> None:
     assert tiled.tile is not None
     assert tiled.tile.units == 4
     assert specialise(Gemm, ["tile=none"]).tile is None
-    assert specialise(IncrementalAttention, ["scale=none"]).scale is None
-    assert specialise(IncrementalAttention, ["scale=0.5"]).scale == 0.5
+    assert specialise(IncrementalAttention, ["scores.scale=none"]).scores.scale is None
+    assert specialise(IncrementalAttention, ["scores.scale=0.5"]).scores.scale == 0.5
+    rotated = specialise(
+        IncrementalAttention,
+        ["head_dim=64", "token.rope.rotary_dim=48", "token.rope.style=half", "token.appends=no"],
+    )
+    assert rotated.token == OwnToken(Rotation(48, "half"), appends=False)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +73,8 @@ def test_records_are_set_part_by_part_and_all_at_once() -> None:
         (Rope, "style=sideways", "interleaved or half"),
         (KvAppend, "layout=3", "layout.head_dim"),
         (Gemm, "tile.rows=32", "batch, units"),
-        (RmsNorm, "eps=small", "not float"),
-        (RmsNorm, "eps=nan", "eps=nan: not a finite number"),
+        (Normalise, "norm.eps=small", "not float"),
+        (Normalise, "norm.eps=nan", "eps=nan: not a finite number"),
     ],
 )
 def test_what_is_no_setting_is_refused_in_one_line(
@@ -78,7 +88,7 @@ def test_what_is_no_setting_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("kernel", "setting", "message"),
     [
-        (RmsNorm, "cols=1000000000", "at most 1048576"),
+        (Normalise, "cols=1000000000", "at most 1048576"),
         (GemvF32, "rows=0", "a matrix of 0 x 32"),
         (GemvF32, "cols=-1", "a matrix of 3 x -1"),
         (GemvF32, "stages=-1", "stages is -1"),

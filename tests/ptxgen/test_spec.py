@@ -10,7 +10,8 @@ import pytest
 
 from urdir.ptxgen import spec as spec_module
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 
@@ -74,24 +75,26 @@ def test_purpose_is_the_first_sentence():
 
 
 def test_a_spec_is_frozen_and_a_value():
-    s = RmsNorm(rows=1, cols=8, eps=1e-5)
-    assert s == RmsNorm(rows=1, cols=8, eps=1e-5)
-    assert hash(s) == hash(RmsNorm(rows=1, cols=8, eps=1e-5))
+    s = Normalise(rows=1, cols=8, norm=Norm("rms", 1e-5))
+    assert s == Normalise(rows=1, cols=8, norm=Norm("rms", 1e-5))
+    assert hash(s) == hash(Normalise(rows=1, cols=8, norm=Norm("rms", 1e-5)))
     with pytest.raises(FrozenInstanceError):
         s.rows = 2
 
 
 def test_the_key_is_known_without_rendering(monkeypatch):
     monkeypatch.setattr("urdir.ptxgen.render.frame.render", None)
-    key = RmsNorm(rows=1, cols=8, eps=1e-5).key("sm_90")
-    assert key.startswith("rms_norm-sm_90-")
-    assert len(key) == len("rms_norm-sm_90-") + 20
+    key = Normalise(rows=1, cols=8, norm=Norm("rms", 1e-5)).key("sm_90")
+    assert key.startswith("normalise-sm_90-")
+    assert len(key) == len("normalise-sm_90-") + 20
 
 
 def test_the_key_needs_no_jinja():
     script = (
-        "import sys; from urdir.ptxgen.kernels.rms_norm import RmsNorm\n"
-        "RmsNorm(rows=1, cols=8, eps=1e-5).key('sm_90'); print('jinja2' in sys.modules)"
+        "import sys; from urdir.ptxgen.kernels.norm import Norm\n"
+        "from urdir.ptxgen.kernels.normalise import Normalise\n"
+        "Normalise(rows=1, cols=8, norm=Norm('rms', 1e-5)).key('sm_90')\n"
+        "print('jinja2' in sys.modules)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", script]
@@ -100,12 +103,17 @@ def test_the_key_needs_no_jinja():
 
 
 def test_the_key_tells_fields_targets_and_sources_apart(monkeypatch):
-    keys = {RmsNorm(r, c, e).key(t) for r in (1, 2) for c in (11, 12) for e in (1e-5, 1e-6)
-            for t in ("sm_80", "sm_90")}  # fmt: skip
+    keys = {
+        Normalise(r, c, Norm("rms", e)).key(t)
+        for r in (1, 2)
+        for c in (11, 12)
+        for e in (1e-5, 1e-6)
+        for t in ("sm_80", "sm_90")
+    }
     monkeypatch.setattr(
         "urdir.ptxgen.render.sources.source_digest", lambda template: "other sources"
     )
-    keys.add(RmsNorm(1, 11, 1e-5).key("sm_80"))
+    keys.add(Normalise(1, 11, Norm("rms", 1e-5)).key("sm_80"))
     assert len(keys) == 17
 
 

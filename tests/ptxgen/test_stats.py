@@ -83,7 +83,15 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
     text = spec.ptx("sm_90")
     mix = instruction_mix(text, spec.name)
     assert sum(mix.values()) == sum(1 for _ in ptx.parse(text).entries[spec.name].instructions)
-    assert (mix["tensor"] > 0) == (spec.name in ("gemm_small", "gemm", "prefill_attention"))
+    assert (mix["tensor"] > 0) == (
+        spec.name
+        in (
+            "experts_gemm",
+            "gemm",
+            "gemm_small",
+            "prefill_attention",
+        )
+    )
     assert mix["memory"] > 0
     assert mix["control"] > 0
 

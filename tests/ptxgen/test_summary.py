@@ -12,7 +12,10 @@ from urdir.driver.harness import run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.summary import summary
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS
+
+RMS = Norm("rms", 1e-5)
 
 Q8_0, Q4_K, Q6_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
 
@@ -54,7 +57,7 @@ def test_a_norm_that_was_begun_gives_the_same_vectors(
 ) -> None:
     """Activations are rounded alike, bit for bit: only the sum of all squares is added up in
     another order."""
-    spec = GemmSmall(Q8_0, 40, cols, batch=batch, eps=1e-5, others=((Q8_0, 7),))
+    spec = GemmSmall(Q8_0, 40, cols, batch=batch, norm=RMS, others=((Q8_0, 7),))
     inputs = spec.make_inputs(np.random.default_rng(13))
     norm = inputs.pop("norm")
     whole = run_kernel(device, spec, {**inputs, "norm": norm})

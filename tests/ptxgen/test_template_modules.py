@@ -19,12 +19,13 @@ import jinja2
 import pytest
 
 from urdir.ptxgen.catalog import kernels
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.render import jinja as template_environment
 from urdir.ptxgen.render import sources
 
-SPEC = RmsNorm(rows=2, cols=70, eps=1e-5)
-TEMPLATE = "urdir.templates/rms_norm.ptx.j2"
+SPEC = Normalise(rows=2, cols=70, norm=Norm("rms", 1e-5))
+TEMPLATE = "urdir.templates/normalise.ptx.j2"
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_a_changed_module_is_never_run(
 ) -> None:
     text_of_a_new_process()  # so that there is bytecode
     assert compiled == []
-    path = folder / "rms_norm_ptx.py"
+    path = folder / "normalise_ptx.py"
     path.write_text(damage.format(path.read_text()))
     assert text_of_a_new_process() == expected
     assert compiled == [TEMPLATE]
@@ -106,7 +107,7 @@ def test_a_changed_module_is_never_run(
 def test_a_module_of_another_template_is_never_run(
     folder: Path, expected: str, compiled: list[Any]
 ) -> None:
-    shutil.copy(folder / "swiglu_ptx.py", folder / "rms_norm_ptx.py")
+    shutil.copy(folder / "activate_ptx.py", folder / "normalise_ptx.py")
     assert text_of_a_new_process() == expected
     assert compiled == [TEMPLATE]
 
@@ -143,7 +144,7 @@ def test_modules_of_another_jinja_or_other_options_are_not_run(
 
 
 def test_a_wheel_stays_as_it_is(folder: Path, expected: str, compiled: list[Any]) -> None:
-    (folder / "rms_norm_ptx.py").unlink()
+    (folder / "normalise_ptx.py").unlink()
     text_of_a_new_process()  # Python makes bytecode of the others
     before = sorted(folder.rglob("*"))
     for count in (2, 3):
@@ -157,10 +158,10 @@ def test_a_template_of_another_package_is_not_taken_from_urdir(
 ) -> None:
     (package := tmp_path / "urdir_same_names").mkdir()
     (package / "__init__.py").write_text("")
-    (package / "rms_norm.ptx.j2").write_text(sources.read_template(tuple(TEMPLATE.split("/"))))
+    (package / "normalise.ptx.j2").write_text(sources.read_template(tuple(TEMPLATE.split("/"))))
     monkeypatch.syspath_prepend(tmp_path)
-    template = template_environment.environment().get_template("urdir_same_names/rms_norm.ptx.j2")
-    assert template.name == "urdir_same_names/rms_norm.ptx.j2"
+    template = template_environment.environment().get_template("urdir_same_names/normalise.ptx.j2")
+    assert template.name == "urdir_same_names/normalise.ptx.j2"
     assert compiled == [template.name]
 
 
@@ -206,7 +207,7 @@ def test_a_changed_module_of_a_checkout_is_made_again(
     checkout: Path, expected: str, compiled: list[Any], damage: str
 ) -> None:
     text_of_a_new_process()
-    path = checkout / "rms_norm_ptx.py"
+    path = checkout / "normalise_ptx.py"
     good = path.read_text()
     path.write_text(damage.format(good))
     compiled.clear()
@@ -258,10 +259,11 @@ _RENDER = """
 import sys
 from pathlib import Path
 from urdir.ptxgen.render import jinja as template_environment
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 
 template_environment.COMPILED = Path(sys.argv[1])
-print(RmsNorm(rows=2, cols=70, eps=1e-5).ptx("sm_90"), end="")
+print(Normalise(rows=2, cols=70, norm=Norm("rms", 1e-5)).ptx("sm_90"), end="")
 """
 
 
@@ -289,7 +291,7 @@ def test_no_code_is_run_from_the_cache_folder(tmp_path: Path) -> None:
     attack = f"open({str(mark)!r}, 'w')"
     for name in ("templates", "compiled", "emulator", "emulator/specs"):
         (place := cache / name).mkdir(parents=True, mode=0o700)
-        for stem in ("__init__", "rms_norm_ptx", "sitecustomize", "jinja2"):
+        for stem in ("__init__", "normalise_ptx", "sitecustomize", "jinja2"):
             (place / f"{stem}.py").write_text(attack)
         _plant_marshalled(place, attack)
     environment = {

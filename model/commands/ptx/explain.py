@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   urdir ptx explain gemm                               the kernel's first example
-  urdir ptx explain rms_norm --set cols=4095 --top 3     the three worst lines of each kind
+  urdir ptx explain normalise --set cols=4095 --top 3     the three worst lines of each kind
   urdir ptx explain gemv_f32 --set format=Q4_K --json      for a regression test: runs are equal
 
 Lines are those of the text that urdir ptx dump prints for the same KERNEL, --set and --target.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from urdir.ptxgen.tools.stats import KernelStats
 
 EXAMPLES = """\
-  urdir ptx stats rms_norm --set cols=4096 --gpu h200       one kernel on an H200
+  urdir ptx stats normalise --set cols=4096 --gpu h200       one kernel on an H200
   urdir ptx stats --model model.gguf                        every kernel of a model, as a table
   urdir ptx stats gemm --set format=Q4_K --bandwidth 2e12 --flops 100e12
   urdir ptx stats --gpus                                    the GPUs that --gpu knows

@@ -24,6 +24,7 @@ from urdir.ptxgen.kernels.attention.choice import decode_attention, split_attent
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.rotation import turns_table
 
 if TYPE_CHECKING:
@@ -235,14 +236,14 @@ class CachedAttention(Owner):
         rope, given = self.rope, cast(Mapping[str, "Region"], buffers)
         return LayerAttention(
             label=f"layer {layer}.attention",
-            cache=self.cache,
-            layer=layer,
+            layout=self.layout,
+            caches=self.cache.arguments(layer),
             heads=self.heads,
             rows=rows,
             work={**self.work, **given},
-            rotation=None if rope is None else rope.rotation,
-            frequencies=None if rope is None else self.work["frequencies"],
             sm_count=self.device.properties.sm_count,
+            token=OwnToken(None if rope is None else rope.rotation),
+            constants={} if rope is None else {"frequencies": self.work["frequencies"]},
         )
 
     def submit(self, operation: Operation) -> list[int]:

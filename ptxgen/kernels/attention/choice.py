@@ -11,7 +11,8 @@ from dataclasses import replace
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.rotation import Rotation
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 
 #: The shortest bucket, and how much longer each is than the one before.
 FIRST_BUCKET, BUCKET_RATIO = 512, 4
@@ -47,22 +48,18 @@ def decode_attention(
     sm_count: int,
     *,
     rows: int = 1,
-    scale: float | None = None,
-    window: int = 0,
-    softcap: float = 0.0,
-    rope: Rotation | None = None,
+    scores: Scores = PLAIN,
+    token: OwnToken | None = None,
 ) -> IncrementalAttention | FlashDecodeChunk:
     """The kernel for rows with positions below ``max_keys``, a bucket.
 
     Incremental attention for few keys (a window bounds them too) and where rows and heads make
     enough CTAs; flash decoding (its ``reduce`` follows it) otherwise, in chunks that make about
-    `FLASH_CTAS` CTAs an SM. With a ``rope`` the kernel turns and appends the rows' own tokens, too;
-    the choice is the same. Raises PtxgenError for shapes that no kernel handles.
+    `FLASH_CTAS` CTAs an SM. With a ``token`` the kernel prepares and appends the rows' own tokens,
+    too; the choice is the same. Raises PtxgenError for shapes that no kernel handles.
     """
-    incremental = IncrementalAttention(
-        heads, layout, rows, scale=scale, window=window, softcap=softcap, rope=rope
-    )
-    keys = min(window or max_keys, max_keys)
+    incremental = IncrementalAttention(heads, layout, rows, scores, token)
+    keys = min(scores.span or max_keys, max_keys)
     ctas = layout.kv_heads * incremental.tiles * rows
     if keys <= INCREMENTAL_KEYS or ctas >= FULL * sm_count:
         return _spread(incremental, sm_count)
@@ -72,17 +69,15 @@ def decode_attention(
 def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -> FlashDecodeChunk:
     """Flash decoding of what ``whole`` computes, for rows with positions below ``max_keys``, in
     chunks that make about `FLASH_CTAS` CTAs an SM."""
-    keys = min(whole.window or max_keys, max_keys)
+    keys = min(whole.scores.span or max_keys, max_keys)
     wanted = keys * whole.layout.kv_heads * whole.tiles * whole.rows / (FLASH_CTAS * sm_count)
     chunk = min(MAX_CHUNK, max(MIN_CHUNK, 1 << max(0, round(math.log2(wanted)))))
     return FlashDecodeChunk(
         whole.heads,
         whole.layout,
         whole.rows,
-        scale=whole.scale,
-        window=whole.window,
-        softcap=whole.softcap,
-        rope=whole.rope,
+        whole.scores,
+        whole.token,
         max_keys=max_keys,
         chunk=chunk,
     )

@@ -16,12 +16,12 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode import STEEP, WARPS, DecodeAttention
+from urdir.ptxgen.kernels.attention.flash_decode_reduce import MAX_CHUNKS, FlashDecodeReduce
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.own_token import QK_NORM, V_NORM, OwnToken, Temperature
+from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
-
-#: The most chunks of a row: their maxima and sums are in the reduction's shared memory.
-MAX_CHUNKS = 2048
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class FlashDecodeChunk(DecodeAttention):
     heads, row, chunk).
 
     See DecodeAttention for what it computes. ``partial`` gets sums of weights times V, ``softmax``
-    the maximum (of 2's exponent) they are relative to and the sum of weights. With a window,
-    chunks are counted from the one that holds the row's first key. ``max_keys`` 0 means
-    ``max_len``. Rows must have a position below ``max_keys`` or be idle (from ``max_len`` on): one
-    between the two gives NaN.
+    the maximum (of 2's exponent) they are relative to and the sum of weights. Where rows look
+    back on few keys only, chunks are counted from the one that holds the row's first key.
+    ``max_keys`` 0 means ``max_len``. Rows must have a position below ``max_keys`` or be idle (from
+    ``max_len`` on): one between the two gives NaN.
     """
 
     max_keys: int = 0
@@ -62,15 +62,19 @@ class FlashDecodeChunk(DecodeAttention):
     @property
     def chunks(self) -> int:
         """Chunks of a row: of all its keys, or those that a window can touch."""
-        chunks = ceil_div(self.keys, self.chunk)
-        return min(chunks, ceil_div(self.window - 1, self.chunk) + 1) if self.window else chunks
+        whole, scores = ceil_div(self.keys, self.chunk), self.scores
+        if not scores.span:
+            return whole
+        if scores.chunk and scores.span == scores.chunk and scores.chunk % self.chunk == 0:
+            return min(whole, scores.chunk // self.chunk)
+        return min(whole, ceil_div(scores.span - 1, self.chunk) + 1)
 
     @property
     def params(self) -> tuple[Param, ...]:
         return (
             *self.input_params,
             # Empty chunks leave it as it was: INOUT, not OUT.
-            Param("partial", "f32", ("rows", "heads", "chunks", "head_dim"), Access.INOUT),
+            Param("partial", "f32", ("rows", "heads", "chunks", "value_dim"), Access.INOUT),
             Param("softmax", "f32", ("rows", "heads", "chunks", 2), Access.OUT),
         )
 
@@ -84,9 +88,15 @@ class FlashDecodeChunk(DecodeAttention):
         )
 
     @property
+    def sink_params(self) -> tuple[Param, ...]:
+        """None: sinks take part where chunks are merged."""
+        return ()
+
+    @property
     def reduce(self) -> FlashDecodeReduce:
         """The kernel that merges this one's chunks."""
-        return FlashDecodeReduce(self.heads, self.head_dim, self.chunks, self.rows)
+        sinks = self.scores.sinks
+        return FlashDecodeReduce(self.heads, self.value_dim, self.chunks, self.rows, sinks)
 
     @property
     def tolerance(self) -> Tolerance:
@@ -96,7 +106,7 @@ class FlashDecodeChunk(DecodeAttention):
         """The keys of chunk ``index`` of a row at ``position``; none where it is idle."""
         if position >= self.keys:
             return range(0)
-        first = self.first_key(position)
+        first = self.scores.first_key(position)
         start = (first // self.chunk + index) * self.chunk
         return range(max(first, start), min(position + 1, start + self.chunk))
 
@@ -146,136 +156,89 @@ class FlashDecodeChunk(DecodeAttention):
             ),
             "bf16": cls(7, KvLayout(1, 1, 50, 128, "bf16"), chunk=16),
             "f32 rows": cls(12, KvLayout(2, 1, 60, 96, "f32"), rows=3, max_keys=47, chunk=16),
-            "window": cls(3, KvLayout(2, 1, 70, 112, "f16"), rows=3, window=20, chunk=16),
-            "q8_0 softcap": cls(8, KvLayout(1, 1, 64, 256, "q8_0"), softcap=50.0, chunk=32),
+            "window": cls(
+                3, KvLayout(2, 1, 70, 112, "f16"), rows=3, scores=Scores(window=20), chunk=16
+            ),
+            "q8_0 softcap": cls(
+                8, KvLayout(1, 1, 64, 256, "q8_0"), scores=Scores(softcap=50.0), chunk=32
+            ),
             "pages": cls(4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=10), rows=3, chunk=32),
             "pages q8_0": cls(
                 2, KvLayout(3, 1, 128, 128, "q8_0", page_len=64, pages=7), rows=4, chunk=16
             ),
             "pages f32 window": cls(
-                2, KvLayout(1, 1, 64, 256, "f32", page_len=16, pages=5), window=33, chunk=32
+                2,
+                KvLayout(1, 1, 64, 256, "f32", page_len=16, pages=5),
+                scores=Scores(window=33),
+                chunk=32,
             ),
-            **cls._examples_with_a_rope(),
+            "head_dim 512": cls(2, KvLayout(1, 1, 40, 512, "f16"), chunk=16),
+            "value_dim": cls(3, KvLayout(1, 1, 40, 192, "f16", value_dim=128), chunk=32),
+            "chunk sinks": cls(
+                2, KvLayout(3, 1, 90, 64, "f16"), 3, Scores(chunk=48, sinks=True), chunk=16
+            ),
+            "ALiBi": cls(3, KvLayout(2, 1, 70, 64, "f16"), 3, Scores(max_bias=8.0), chunk=32),
+            "ring": cls(
+                2,
+                KvLayout(3, 1, 160, 64, "f16", 16, 13, capacity=64),
+                3,
+                Scores(window=50),
+                chunk=16,
+            ),
+            **cls._examples_with_a_token(),
         }
 
     @classmethod
-    def _examples_with_a_rope(cls) -> Mapping[str, FlashDecodeChunk]:
+    def _examples_with_a_token(cls) -> Mapping[str, FlashDecodeChunk]:
         """Every type of cache; chunks shorter and longer than a step of keys."""
-        whole, half = Rotation(128, "half"), Rotation(64, "interleaved", magnitude=1.2)
+        whole = OwnToken(Rotation(128, "half"))
+        half = OwnToken(Rotation(64, "interleaved", magnitude=1.2))
         return {
-            "rope": cls(4, KvLayout(1, 1, 200, 128, "f16"), rope=whole, max_keys=130, chunk=64),
+            "rope": cls(4, KvLayout(1, 1, 200, 128, "f16"), token=whole, max_keys=130, chunk=64),
             "rope f32 rows": cls(
-                12, KvLayout(2, 1, 60, 96, "f32"), rows=3, rope=half, max_keys=47, chunk=16
+                12, KvLayout(2, 1, 60, 96, "f32"), rows=3, token=half, max_keys=47, chunk=16
             ),
             "rope bf16 window": cls(
-                3, KvLayout(2, 1, 70, 112, "bf16"), rows=3, window=20, rope=half, chunk=16
+                3,
+                KvLayout(2, 1, 70, 112, "bf16"),
+                rows=3,
+                scores=Scores(window=20),
+                token=half,
+                chunk=16,
             ),
             "rope q8_0 head_dim 256": cls(
-                8, KvLayout(1, 1, 64, 256, "q8_0"), rope=Rotation(90, "half"), chunk=32
+                8, KvLayout(1, 1, 64, 256, "q8_0"), token=OwnToken(Rotation(90, "half")), chunk=32
             ),
             "rope pages": cls(
-                4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=14), 3, rope=half, chunk=32
+                4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=14), 3, token=half, chunk=32
+            ),
+            "norms head_dim 512 shared": cls(
+                2,
+                KvLayout(1, 1, 40, 512, "f16", value_dim=64),
+                token=OwnToken(Rotation(128, "half"), QK_NORM, appends=False),
+                chunk=16,
+            ),
+            "norms ring": cls(
+                3,
+                KvLayout(2, 1, 100, 96, "q8_0", capacity=64),
+                rows=2,
+                scores=Scores(chunk=64, window=40),
+                token=OwnToken(None, QK_NORM, V_NORM, Temperature(0.2, 16)),
+                chunk=16,
             ),
             "rope pages q8_0": cls(
-                2, KvLayout(3, 1, 128, 128, "q8_0", 64, 7), rows=4, rope=whole, chunk=16
+                2, KvLayout(3, 1, 128, 128, "q8_0", 64, 7), rows=4, token=whole, chunk=16
             ),
         }
 
     def flops(self) -> int:
-        return self.rows * self.heads * self._longest * (4 * self.head_dim + 8)
+        return self.rows * self.heads * self._longest * (2 * self.head_dim + 2 * self.value_dim + 8)
 
     def bytes_moved(self) -> int:
         """K and V of every row at full length, queries read, a part of each chunk written."""
-        parts = self.chunks * (self.head_dim + 2)
+        parts = self.chunks * (self.value_dim + 2)
         return self._kv_bytes() + 4 * self.rows * self.heads * (self.head_dim + parts)
 
     @property
     def _longest(self) -> int:
-        return min(self.window or self.keys, self.keys)
-
-
-@dataclass(frozen=True)
-class FlashDecodeReduce(KernelSpec):
-    """Merges the chunks of FlashDecodeChunk: the rows' attention, zeros for idle rows.
-
-    out[r, h] = sum_i 2^(m_i - m) v_i / sum_i 2^(m_i - m) s_i over chunks i with maximum m_i, sum
-    of weights s_i and sum of weighted values v_i; m is the largest m_i. A chunk whose maximum is
-    -infinity is empty: its values are not read.
-    """
-
-    heads: int
-    head_dim: int
-    chunks: int
-    rows: int = 1
-
-    name = "flash_decode_reduce"
-    template = ("urdir.templates", "flash_decode_reduce.ptx.j2")
-
-    warps = 8
-
-    def __post_init__(self) -> None:
-        if not 8 <= self.head_dim <= 256 or self.head_dim % 8:
-            raise PtxgenError(f"head_dim {self.head_dim} must be a multiple of 8 in 8..256")
-        if self.heads < 1 or not 1 <= self.rows <= 65535:
-            raise PtxgenError(f"attention of {self.heads} heads, {self.rows} rows (1 to 65535)")
-        if not 1 <= self.chunks <= MAX_CHUNKS:
-            raise PtxgenError(f"{self.chunks} chunks: 1 to {MAX_CHUNKS}")
-
-    @property
-    def vectors(self) -> int:
-        """Groups of four values in a head: one or two a lane."""
-        return self.head_dim // 4
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            Param("partial", "f32", ("rows", "heads", "chunks", "head_dim"), Access.IN),
-            Param("softmax", "f32", ("rows", "heads", "chunks", 2), Access.IN),
-            Param("out", "f32", ("rows", "heads", "head_dim"), Access.OUT),
-        )
-
-    @property
-    def launch_shape(self) -> LaunchShape:
-        return LaunchShape(
-            grid=(self.heads, self.rows, 1), block=(32 * self.warps, 1, 1), prefers_shared=True
-        )
-
-    @property
-    def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=2e-6)
-
-    def reference(self, **inputs: Any) -> dict[str, Array]:
-        maximum, total = np.moveaxis(inputs["softmax"].astype(np.float64), -1, 0)
-        empty = np.isneginf(maximum)
-        idle = empty.all(axis=2)
-        top = np.where(idle, 0.0, maximum.max(axis=2))
-        weights = np.exp2(maximum - top[:, :, None])
-        values = np.where(empty[..., None], 0.0, inputs["partial"].astype(np.float64))
-        out = np.einsum("rhc,rhcd->rhd", weights, values)
-        total = np.where(idle, 1.0, (weights * total).sum(axis=2))
-        return {"out": (out / total[:, :, None]).astype(np.float32)}
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Rows whose last chunks are empty, their values NaN; of several rows, one is idle."""
-        inputs = super().make_inputs(rng)
-        softmax = inputs["softmax"]
-        softmax[..., 0] *= 5
-        softmax[..., 1] = 1 + np.abs(softmax[..., 1])
-        for row in range(self.rows):
-            filled = int(rng.integers(1, self.chunks + 1)) if row or self.rows == 1 else 0
-            softmax[row, :, filled:] = (-np.inf, 0)
-            inputs["partial"][row, :, filled:] = np.nan
-        return inputs
-
-    @classmethod
-    def examples(cls) -> Mapping[str, FlashDecodeReduce]:
-        return {
-            "one chunk": cls(heads=1, head_dim=8, chunks=1),
-            "nine chunks": cls(heads=3, head_dim=80, chunks=9),
-            "64 chunks": cls(heads=4, head_dim=128, chunks=64),
-            "rows": cls(heads=2, head_dim=256, chunks=37, rows=3),
-            "many chunks": cls(heads=5, head_dim=144, chunks=300, rows=2),
-        }
-
-    def flops(self) -> int:
-        return self.rows * self.heads * self.chunks * 2 * (self.head_dim + 2)
+        return min(self.scores.span or self.keys, self.keys)

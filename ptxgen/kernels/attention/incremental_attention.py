@@ -8,6 +8,8 @@ from typing import Any
 
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.own_token import QK_NORM, V_NORM, OwnToken, Temperature
+from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
 
@@ -28,7 +30,8 @@ class IncrementalAttention(DecodeAttention):
     def params(self) -> tuple[Param, ...]:
         return (
             *self.input_params,
-            Param("out", "f32", ("rows", "heads", "head_dim"), Access.OUT),
+            *self.sink_params,
+            Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT),
         )
 
     @property
@@ -64,52 +67,153 @@ class IncrementalAttention(DecodeAttention):
             "head_dim 16": cls(2, KvLayout(1, 1, 16, 16, "f16")),
             "bf16 rows": cls(4, KvLayout(2, 1, 45, 80, "bf16"), rows=3),
             "q8_0": cls(8, KvLayout(1, 2, 70, 128, "q8_0")),
-            "q8_0 rows window": cls(2, KvLayout(3, 2, 41, 96, "q8_0"), rows=4, window=13),
-            "window and softcap": cls(
-                4, KvLayout(2, 1, 50, 64, "f16"), rows=3, window=20, softcap=30.0
+            "q8_0 rows window": cls(
+                2, KvLayout(3, 2, 41, 96, "q8_0"), rows=4, scores=Scores(window=13)
             ),
-            "scale and softcap": cls(2, KvLayout(1, 1, 30, 256, "f32"), scale=0.0625, softcap=50.0),
+            "window and softcap": cls(
+                4, KvLayout(2, 1, 50, 64, "f16"), rows=3, scores=Scores(window=20, softcap=30.0)
+            ),
+            "scale and softcap": cls(
+                2, KvLayout(1, 1, 30, 256, "f32"), scores=Scores(scale=0.0625, softcap=50.0)
+            ),
             "pages": cls(6, KvLayout(2, 2, 64, 128, "f16", page_len=16, pages=7), rows=3),
             "pages q8_0": cls(4, KvLayout(3, 1, 96, 64, "q8_0", page_len=32, pages=11), rows=4),
             "pages bf16 window": cls(
-                8, KvLayout(2, 1, 64, 112, "bf16", page_len=16, pages=6), rows=3, window=24
+                8,
+                KvLayout(2, 1, 64, 112, "bf16", page_len=16, pages=6),
+                rows=3,
+                scores=Scores(window=24),
             ),
             "pages f32 head_dim 256": cls(
                 12, KvLayout(1, 1, 128, 256, "f32", page_len=64, pages=3), rows=2
             ),
-            **cls._examples_with_a_rope(),
+            "head_dim 512": cls(3, KvLayout(1, 1, 20, 512, "f16")),
+            "head_dim 512 f32": cls(2, KvLayout(1, 1, 19, 512, "f32")),
+            "head_dim 320 q8_0": cls(2, KvLayout(1, 1, 19, 320, "q8_0"), most_heads=1),
+            "value_dim": cls(5, KvLayout(1, 1, 37, 192, "f16", value_dim=128)),
+            "value_dim 512": cls(2, KvLayout(1, 1, 9, 72, "bf16", value_dim=512)),
+            "sinks": cls(5, KvLayout(2, 1, 40, 64, "f16"), rows=3, scores=Scores(sinks=True)),
+            "chunk": cls(2, KvLayout(2, 1, 50, 64, "f16"), rows=3, scores=Scores(chunk=12)),
+            "chunk and window": cls(
+                2, KvLayout(3, 1, 50, 40, "f32"), rows=4, scores=Scores(chunk=16, window=9)
+            ),
+            "ALiBi": cls(6, KvLayout(2, 2, 70, 80, "f16"), rows=3, scores=Scores(max_bias=8.0)),
+            "ALiBi softcap sinks": cls(
+                4,
+                KvLayout(1, 1, 70, 64, "f32"),
+                scores=Scores(max_bias=4.0, softcap=20.0, sinks=True),
+            ),
+            "ring": cls(
+                2, KvLayout(2, 2, 90, 64, "f16", capacity=32), rows=3, scores=Scores(window=30)
+            ),
+            "ring of pages": cls(
+                2, KvLayout(3, 1, 160, 64, "q8_0", 16, 7, capacity=32), 4, Scores(chunk=32)
+            ),
+            **cls._examples_with_a_token(),
         }
 
     @classmethod
-    def _examples_with_a_rope(cls) -> Mapping[str, IncrementalAttention]:
+    def _examples_with_a_token(cls) -> Mapping[str, IncrementalAttention]:
         """Every type of cache, style and way to divide heads and pairs among threads."""
-        whole, half = Rotation(128, "half"), Rotation(64, "interleaved", magnitude=1.2)
+        whole = OwnToken(Rotation(128, "half"))
+        half = OwnToken(Rotation(64, "interleaved", magnitude=1.2))
         return {
-            "rope of 6": cls(1, KvLayout(1, 1, 1, 8, "f32"), rope=Rotation(6, "interleaved")),
-            "rope half": cls(4, KvLayout(1, 2, 70, 80, "f16"), rope=Rotation(32, "half")),
-            "rope rows": cls(4, KvLayout(2, 1, 131, 128, "f16"), rows=3, rope=whole),
-            "rope q8_0": cls(8, KvLayout(1, 2, 70, 128, "q8_0"), rope=whole, most_heads=2),
+            "rope of 6": cls(
+                1, KvLayout(1, 1, 1, 8, "f32"), token=OwnToken(Rotation(6, "interleaved"))
+            ),
+            "rope half": cls(
+                4, KvLayout(1, 2, 70, 80, "f16"), token=OwnToken(Rotation(32, "half"))
+            ),
+            "rope rows": cls(4, KvLayout(2, 1, 131, 128, "f16"), rows=3, token=whole),
+            "rope q8_0": cls(8, KvLayout(1, 2, 70, 128, "q8_0"), token=whole, most_heads=2),
             "rope q8_0 window": cls(
-                2, KvLayout(3, 2, 41, 96, "q8_0"), rows=4, window=13, rope=half
+                2, KvLayout(3, 2, 41, 96, "q8_0"), rows=4, scores=Scores(window=13), token=half
             ),
             "rope bf16 softcap": cls(
-                7, KvLayout(2, 1, 50, 128, "bf16"), rows=3, softcap=30.0, rope=half, most_heads=1
+                7,
+                KvLayout(2, 1, 50, 128, "bf16"),
+                rows=3,
+                scores=Scores(softcap=30.0),
+                token=half,
+                most_heads=1,
             ),
             "rope f32 head_dim 256": cls(
-                12, KvLayout(1, 2, 33, 256, "f32"), rope=Rotation(256, "half", magnitude=1.1)
+                12,
+                KvLayout(1, 2, 33, 256, "f32"),
+                token=OwnToken(Rotation(256, "half", magnitude=1.1)),
             ),
             "rope pages": cls(
-                6, KvLayout(2, 2, 64, 128, "f16", page_len=16, pages=9), rows=3, rope=whole
+                6, KvLayout(2, 2, 64, 128, "f16", page_len=16, pages=9), rows=3, token=whole
             ),
             "rope pages q8_0": cls(
-                5, KvLayout(2, 1, 64, 64, "q8_0", page_len=32, pages=5), rows=2, rope=half
+                5, KvLayout(2, 1, 64, 64, "q8_0", page_len=32, pages=5), rows=2, token=half
             ),
             "rope pages bf16": cls(
-                3, KvLayout(3, 1, 32, 112, "bf16", 16, 6), rows=4, rope=Rotation(90, "half")
+                3,
+                KvLayout(3, 1, 32, 112, "bf16", 16, 6),
+                rows=4,
+                token=OwnToken(Rotation(90, "half")),
             ),
-            "rope many rows": cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, rope=half),
+            "token without rope": cls(3, KvLayout(2, 1, 40, 72, "f16"), rows=3, token=OwnToken()),
+            "norm": cls(
+                4,
+                KvLayout(3, 2, 40, 128, "f16"),
+                rows=4,
+                token=OwnToken(Rotation(128, "half"), QK_NORM),
+            ),
+            "norm q8_0 value_dim": cls(
+                5,
+                KvLayout(2, 1, 30, 192, "q8_0", value_dim=128),
+                rows=2,
+                token=OwnToken(Rotation(64, "half"), QK_NORM, V_NORM),
+            ),
+            "v_norm head_dim 512": cls(
+                3,
+                KvLayout(2, 1, 20, 512, "bf16"),
+                rows=2,
+                token=OwnToken(Rotation(512, "half"), QK_NORM, V_NORM),
+            ),
+            "norm after rope": cls(
+                3,
+                KvLayout(2, 1, 30, 80, "f16"),
+                rows=2,
+                token=OwnToken(Rotation(48, "interleaved"), QK_NORM, rope_first=True),
+            ),
+            "norm without rope": cls(
+                2, KvLayout(1, 1, 33, 80, "f32"), token=OwnToken(None, QK_NORM)
+            ),
+            "temperature": cls(
+                3,
+                KvLayout(2, 1, 40, 64, "f16"),
+                rows=3,
+                token=OwnToken(Rotation(48, "half"), temperature=Temperature(0.1, 8, 1)),
+            ),
+            "temperature ring": cls(
+                2,
+                KvLayout(2, 1, 90, 64, "f16", capacity=16),
+                rows=3,
+                scores=Scores(chunk=16),
+                token=OwnToken(temperature=Temperature(0.3, 7)),
+            ),
+            "reads another layer's cache": cls(
+                4,
+                KvLayout(2, 1, 40, 64, "f16"),
+                rows=3,
+                token=OwnToken(
+                    Rotation(64, "half"), QK_NORM, None, Temperature(0.1, 4), appends=False
+                ),
+            ),
+            "ring norm": cls(
+                2,
+                KvLayout(2, 1, 96, 64, "bf16", 16, 6, capacity=32),
+                rows=2,
+                scores=Scores(window=20, sinks=True, max_bias=8.0),
+                token=OwnToken(Rotation(64, "half"), QK_NORM),
+            ),
+            "rope many rows": cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, token=half),
         }
 
     def bytes_moved(self) -> int:
         """K and V of every row at full length, the queries and the output."""
-        return self._kv_bytes() + 8 * self.rows * (self.heads * self.head_dim + 1)
+        ends = self.heads * (self.head_dim + self.value_dim)
+        return self._kv_bytes() + 4 * self.rows * (ends + 2)

@@ -10,7 +10,17 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+from urdir.ptxgen.kernels.attention.own_token import V_NORM, OwnToken
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.spec import (
+    Access,
+    Array,
+    KernelSpec,
+    LaunchShape,
+    Param,
+    Tolerance,
+    ceil_div,
+)
 
 
 @dataclass(frozen=True)
@@ -18,11 +28,13 @@ class KvAppend(KernelSpec):
     """Writes row r of k and v to token ``position[r]`` of sequence ``sequence[r]`` in the caches.
 
     Rounding is the layout's. A position from ``max_len`` on is an idle row, which writes nothing.
-    Rows must be different tokens, none of them in a page that sequences share.
+    Rows must be different tokens (in a ring: of different slots), none of them in a page that
+    sequences share. With a ``v_norm``, an RMS norm without weight, heads of v are normed before.
     """
 
     layout: KvLayout
     rows: int = 1
+    v_norm: Norm | None = None
 
     name = "kv_append"
     template = ("urdir.templates", "kv_append.ptx.j2")
@@ -30,6 +42,12 @@ class KvAppend(KernelSpec):
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= 65535:
             raise PtxgenError(f"KV append of {self.rows} rows: 1 to 65535")
+        _ = self.token
+
+    @property
+    def token(self) -> OwnToken:
+        """What is done to a token before it is stored."""
+        return OwnToken(v_norm=self.v_norm)
 
     @property
     def kv_heads(self) -> int:
@@ -38,14 +56,19 @@ class KvAppend(KernelSpec):
 
     @property
     def head_dim(self) -> int:
-        """Values of a head."""
+        """Values of a head of K."""
         return self.layout.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Values of a head of V."""
+        return self.layout.values_per_head
 
     @property
     def params(self) -> tuple[Param, ...]:
         return (
             Param("k", "f32", ("rows", "kv_heads", "head_dim"), Access.IN),
-            Param("v", "f32", ("rows", "kv_heads", "head_dim"), Access.IN),
+            Param("v", "f32", ("rows", "kv_heads", "value_dim"), Access.IN),
             # A few tokens of a cache are written, the others must survive: INOUT, not OUT.
             *self.layout.params(Access.INOUT),
             Param("sequence", "u32", ("rows",), Access.IN),
@@ -53,26 +76,30 @@ class KvAppend(KernelSpec):
         )
 
     @property
-    def eights(self) -> int:
-        """Groups of eight values in a head: one a thread."""
-        return self.head_dim // 8
+    def eights(self) -> dict[str, int]:
+        """Groups of eight values in a head of "k" and of "v": one of each a thread."""
+        return {"k": self.head_dim // 8, "v": self.value_dim // 8}
 
     @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(
-            grid=(self.kv_heads, self.rows, 1), block=(32 * ceil_div(self.eights, 32), 1, 1)
-        )
+        warps = ceil_div(max(self.eights.values()), 32)
+        return LaunchShape(grid=(self.kv_heads, self.rows, 1), block=(32 * warps, 1, 1))
+
+    @property
+    def tolerance(self) -> Tolerance:
+        # values are exact but for the factor of a norm: rsqrt.approx, 2^-22.4 relative
+        return Tolerance(rtol=1e-6) if self.v_norm else Tolerance()
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         caches = {}
-        for name in ("k", "v"):
+        for name, layout in (("k", self.layout), ("v", self.layout.values)):
             cache = inputs[f"{name}_cache"].copy()
             for row, position in enumerate(inputs["position"].tolist()):
                 if position < self.layout.max_len:
                     sequence = int(inputs["sequence"][row])
-                    values = inputs[name][row][:, None]
+                    values = self.token.prepared(name, inputs[name][row], position, inputs)
                     table = inputs.get("block_table")
-                    self.layout.write(cache, sequence, [position], values, table)
+                    layout.write(cache, sequence, [position], values[:, None], table)
             caches[f"{name}_cache"] = cache
         return caches
 
@@ -82,14 +109,19 @@ class KvAppend(KernelSpec):
         layout = self.layout
         if layout.is_paged:
             inputs["block_table"] = layout.random_table(rng)
-        for name in ("k_cache", "v_cache"):
-            inputs[name] = rng.integers(0, 100, layout.nbytes, np.uint8)
-            inputs[name] = inputs[name].view(layout.numpy_dtype).reshape(layout.shape)
+        for name, cache in layout.caches.items():
+            inputs[name] = rng.integers(0, 100, cache.nbytes, np.uint8)
+            inputs[name] = inputs[name].view(cache.numpy_dtype).reshape(cache.shape)
+        if self.v_norm:  # what the cache holds exactly: no error of the norm decides a rounding
+            for row, token in enumerate(inputs["v"]):
+                stored = layout.values.rounded(token)
+                inputs["v"][row] = self.token.origin_of("v", stored, 0, inputs)
         tokens = rng.permutation(layout.sequences * layout.max_len)
         sequence, position = np.divmod(tokens, layout.max_len)
-        if layout.is_paged:  # one token a slot, whatever the sequences share
+        if layout.is_paged or layout.capacity:  # one token a slot, whatever the sequences share
+            table = inputs.get("block_table")
             slots = [
-                layout.slots_of(s, [p], inputs["block_table"])[0, 0]
+                layout.slots_of(s, [p], table)[0, 0]
                 for s, p in zip(sequence, position, strict=True)
             ]
             first = np.sort(np.unique(slots, return_index=True)[1])
@@ -115,13 +147,23 @@ class KvAppend(KernelSpec):
             "q8_0 rows": cls(KvLayout(2, 2, 5, 96, "q8_0"), rows=5),
             "pages": cls(KvLayout(3, 2, 64, 72, "f16", page_len=16, pages=14), rows=5),
             "pages q8_0": cls(KvLayout(2, 2, 64, 160, "q8_0", page_len=32, pages=3), rows=4),
+            "value_dim 128": cls(KvLayout(2, 2, 9, 192, "f16", value_dim=128), rows=3),
+            "q8_0 value_dim 320": cls(KvLayout(1, 2, 9, 64, "q8_0", value_dim=320), rows=2),
+            "head_dim 512": cls(KvLayout(1, 1, 5, 512, "bf16", value_dim=264), rows=2),
+            "ring": cls(KvLayout(2, 1, 40, 64, "f16", capacity=8), rows=7),
+            "pages ring": cls(KvLayout(3, 2, 96, 64, "f16", 16, 7, capacity=32), rows=5),
+            "v_norm": cls(KvLayout(2, 2, 9, 80, "f16"), rows=3, v_norm=V_NORM),
+            "v_norm q8_0 head_dim 512": cls(KvLayout(1, 2, 9, 512, "q8_0"), 2, v_norm=V_NORM),
+            "v_norm f32 value_dim 24": cls(
+                KvLayout(1, 3, 9, 16, "f32", value_dim=24), rows=2, v_norm=V_NORM
+            ),
             "pages bf16": cls(KvLayout(4, 1, 32, 64, "bf16", page_len=16, pages=5), rows=7),
         }
 
     def flops(self) -> int:
-        return 0
+        return 3 * self.rows * self.kv_heads * self.value_dim if self.v_norm else 0
 
     def bytes_moved(self) -> int:
         """k and v read, one token a row written to each cache."""
-        values = self.rows * self.kv_heads * self.head_dim
-        return 2 * (4 * values + self.rows * self.layout.token_nbytes)
+        values = self.rows * self.kv_heads * (self.head_dim + self.value_dim)
+        return 4 * values + self.rows * self.layout.pair_nbytes

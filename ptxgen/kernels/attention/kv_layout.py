@@ -2,11 +2,18 @@
 
 A cache is an array of *slots*; a slot holds the ``head_dim`` values of one token in one KV head.
 
-- contiguous: slots (sequences, kv_heads, max_len);
+- contiguous: slots (sequences, kv_heads, capacity);
 - paged: slots (pages, kv_heads, page_len); ``block_table[s, b]`` is the page that holds tokens
   ``b * page_len ... (b + 1) * page_len - 1`` of sequence s.
 
-K and V are two caches of the same layout. Element types:
+A sequence has ``capacity`` slots, by default ``max_len``. With fewer it is a ring: position p lies
+where position p % capacity does, so that a token takes the place of the one ``capacity`` before it.
+That is for layers whose rows look back on few keys. Rows that are appended before they attend (a
+chunk of a prompt) need slots of their own beside the keys that the first of them looks back on:
+whoever makes the cache sees to ``capacity >= window - 1 + rows``.
+
+K and V are two caches with the same slots, of ``head_dim`` and ``value_dim`` values. A layout
+describes K, its ``values`` describe V. Element types:
 
 - f32, f16, bf16: rounded to nearest even; what exceeds the range becomes infinity;
 - q8_0: groups of 32 values q * d. d = max|x| / 127, rounded to f16, and q = x / d (d as rounded),
@@ -17,7 +24,7 @@ K and V are two caches of the same layout. Element types:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -43,11 +50,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class KvLayout:
-    """One layer's K or V cache; see the module's text.
+    """One layer's K cache, with the ``values`` beside it; see the module's text.
 
     ``page_len`` 0 means contiguous; a page length is a power of two from 16 on that divides
-    ``max_len``, and ``pages`` says how many pages there are. Raises PtxgenError for a shape that
-    no kernel handles.
+    ``max_len``, and ``pages`` says how many pages there are. ``value_dim`` 0 means ``head_dim``.
+    ``capacity`` 0 means ``max_len``; others are powers of two, multiples of the page length.
+    Raises PtxgenError for a shape that no kernel handles.
     """
 
     sequences: int
@@ -57,24 +65,24 @@ class KvLayout:
     dtype: KvDtype
     page_len: int = 0
     pages: int = 0
+    value_dim: int = 0
+    capacity: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in KV_DTYPES:
             raise PtxgenError(f"KV cache type {self.dtype!r} is none of {', '.join(KV_DTYPES)}")
-        if not 8 <= self.head_dim <= 1024 or self.head_dim % 8:
-            raise PtxgenError(
-                f"head_dim {self.head_dim} of a KV cache must be a multiple of 8 in 8..1024"
-            )
-        if self.dtype == "q8_0" and self.head_dim % GROUP:
-            raise PtxgenError(
-                f"head_dim {self.head_dim} of a q8_0 KV cache must be a multiple of {GROUP}"
-            )
+        for name, dim in (("head_dim", self.head_dim), ("value_dim", self.values_per_head)):
+            if not 8 <= dim <= 1024 or dim % 8:
+                raise PtxgenError(f"{name} {dim} of a KV cache must be a multiple of 8 in 8..1024")
+            if self.dtype == "q8_0" and dim % GROUP:
+                raise PtxgenError(f"{name} {dim} of a q8_0 KV cache must be a multiple of {GROUP}")
         if min(self.sequences, self.kv_heads, self.max_len) < 1:
             raise PtxgenError(
                 f"empty KV cache: sequences {self.sequences}, kv_heads {self.kv_heads}, "
                 f"max_len {self.max_len}"
             )
         self._check_pages()
+        self._check_ring()
         if self.slots >= 1 << 32:
             raise PtxgenError(f"a KV cache of {self.slots:,} slots: at most 2^32 - 1 are addressed")
 
@@ -90,6 +98,16 @@ class KvLayout:
         if self.pages < 1:
             raise PtxgenError("a paged KV cache without pages")
 
+    def _check_ring(self) -> None:
+        if not self.capacity:
+            return
+        if self.capacity & (self.capacity - 1) or not 1 <= self.capacity <= self.max_len:
+            raise PtxgenError(
+                f"capacity {self.capacity} is no power of two up to max_len {self.max_len}"
+            )
+        if self.capacity < self.page_len:
+            raise PtxgenError(f"capacity {self.capacity} is less than a page of {self.page_len}")
+
     # ---- shape ----
 
     @property
@@ -100,14 +118,29 @@ class KvLayout:
     @property
     def blocks(self) -> int:
         """Pages a sequence of ``max_len`` tokens takes: the row length of the block table."""
-        return self.max_len // self.page_len if self.page_len else 0
+        return self.places // self.page_len if self.page_len else 0
+
+    @property
+    def places(self) -> int:
+        """Slots that a sequence has in a KV head."""
+        return self.capacity or self.max_len
+
+    @property
+    def values_per_head(self) -> int:
+        """Values of a head in V."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def values(self) -> KvLayout:
+        """The layout of V."""
+        return replace(self, head_dim=self.values_per_head, value_dim=0)
 
     @property
     def slot_shape(self) -> tuple[int, int, int]:
-        """(sequences, kv_heads, max_len), or (pages, kv_heads, page_len)."""
+        """(sequences, kv_heads, capacity), or (pages, kv_heads, page_len)."""
         if self.is_paged:
             return (self.pages, self.kv_heads, self.page_len)
-        return (self.sequences, self.kv_heads, self.max_len)
+        return (self.sequences, self.kv_heads, self.places)
 
     @property
     def slots(self) -> int:
@@ -154,20 +187,31 @@ class KvLayout:
 
     @property
     def token_nbytes(self) -> int:
-        """Bytes of one token in all KV heads, in one of K and V."""
+        """Bytes of one token in all KV heads, in K (that in V: of ``values``)."""
         return self.kv_heads * (self.row_nbytes + self.scale_row_nbytes)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the cache (K or V)."""
+        """Bytes of K (those of V: of ``values``)."""
         return self.slots * (self.row_nbytes + self.scale_row_nbytes)
 
+    @property
+    def pair_nbytes(self) -> int:
+        """Bytes of one token in all KV heads, in K and V."""
+        return self.token_nbytes + self.values.token_nbytes
+
     # ---- parameters of kernels ----
+
+    @property
+    def caches(self) -> dict[str, KvLayout]:
+        """The layouts of both caches, by the parameters' names."""
+        return {"k_cache": self, "v_cache": self.values}
 
     def params(self, access: Access) -> tuple[Param, ...]:
         """``k_cache``, ``v_cache`` and, where it is paged, ``block_table`` (sequences, blocks)."""
         caches = tuple(
-            Param(name, self.element_dtype, self.shape, access) for name in ("k_cache", "v_cache")
+            Param(name, self.element_dtype, layout.shape, access)
+            for name, layout in self.caches.items()
         )
         if not self.is_paged:
             return caches
@@ -186,10 +230,10 @@ class KvLayout:
 
         A paged layout needs its ``block_table`` (sequences, blocks).
         """
-        at = np.asarray(positions, np.int64)
+        at = np.asarray(positions, np.int64) % self.places
         heads = np.arange(self.kv_heads, dtype=np.int64)[:, None]
         if not self.is_paged:
-            return (sequence * self.kv_heads + heads) * self.max_len + at
+            return (sequence * self.kv_heads + heads) * self.places + at
         if block_table is None:
             raise PtxgenError("a paged KV cache is read through its block table: none given")
         page: npt.NDArray[np.int64] = block_table[sequence].astype(np.int64)[at // self.page_len]
@@ -246,6 +290,13 @@ class KvLayout:
 
     # ---- caches for tests ----
 
+    def rounded(self, token: Array) -> npt.NDArray[np.float32]:
+        """A token (kv_heads, head_dim) as a cache of this type returns it."""
+        single = KvLayout(1, self.kv_heads, 1, self.head_dim, self.dtype)
+        cache = single.empty()
+        single.write(cache, 0, [0], token[:, None])
+        return single.read(cache, 0, [0])[:, 0]
+
     def random_table(self, rng: np.random.Generator) -> npt.NDArray[np.uint32]:
         """A block table (sequences, blocks) whose pages are scattered, some of them shared."""
         wanted = self.sequences * self.blocks
@@ -260,14 +311,16 @@ class KvLayout:
         block_table: Array | None = None,
         byte: int = 0xFF,
     ) -> Array:
-        """A cache with normal values in the first ``lengths[s]`` tokens of each sequence.
+        """A cache with normal values in the first ``lengths[s]`` tokens of each sequence (of a ring
+        the last of them).
 
         Everything else is ``byte`` (NaN), but for pages that a longer sequence shares.
         """
         cache = self.empty(byte)
         for sequence, length in enumerate(lengths):
-            values = rng.standard_normal((self.kv_heads, length, self.head_dim))
-            self.write(cache, sequence, np.arange(length), values, block_table)
+            tokens = np.arange(max(0, length - self.places), length)
+            values = rng.standard_normal((self.kv_heads, tokens.size, self.head_dim))
+            self.write(cache, sequence, tokens, values, block_table)
         return cache
 
 

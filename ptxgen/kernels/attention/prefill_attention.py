@@ -11,6 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
@@ -44,11 +45,6 @@ class PrefillAttention(AttentionSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.head_dim % (16 if self.head_dim <= 128 else 64) or self.head_dim > 256:
-            raise PtxgenError(
-                f"prefill attention takes a head_dim that is a multiple of 16 up to 128 or of 64 up"
-                f" to 256: {self.head_dim}"
-            )
         if self.tiles > 65535:
             raise PtxgenError(f"prefill attention of {self.rows} rows: more than 65535 tiles")
 
@@ -56,14 +52,20 @@ class PrefillAttention(AttentionSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             *self.input_params,
-            Param("out", "f32", ("rows", "heads", "head_dim"), Access.OUT),
+            *self.sink_params,
+            Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT),
         )
 
     @property
     def warps(self) -> int:
         """Warps of a CTA: a power of two, fewer than the most where there are few queries."""
         wanted = ceil_div(self.rows * self.group, WARP_QUERIES)
-        return min(MAX_WARPS, 1 << (wanted - 1).bit_length())
+        return min(2 if self.stages_queries else MAX_WARPS, 1 << (wanted - 1).bit_length())
+
+    @property
+    def stages_queries(self) -> bool:
+        """Whether queries lie in shared memory: beyond 256 dims, registers do not hold them."""
+        return self.head_dim > 256
 
     @property
     def tiles(self) -> int:
@@ -72,18 +74,22 @@ class PrefillAttention(AttentionSpec):
 
     @property
     def parts(self) -> int:
-        """CTAs that share a tile of queries: beyond 128 dims, sums for all of them are more than
-        the registers hold, so that each makes its part of ``out`` (and all of the scores)."""
-        return 1 if self.head_dim <= 128 else 2
+        """CTAs that share a tile of queries: beyond 128 dims of V (256, where registers hold no
+        queries), sums for all of them are more than the registers hold, so that each makes its part
+        of ``out`` (and all of the scores)."""
+        return ceil_div(self.value_dim, 256 if self.stages_queries else 128)
 
     @property
     def out_dims(self) -> int:
-        """Dims of ``out``, and so of V, of one CTA."""
-        return self.head_dim // self.parts
+        """Dims of ``out``, and so of V, of one CTA, a multiple of eight. Where the parts do not
+        divide them, the last two parts have some in common."""
+        return PIECE * ceil_div(self.value_dim // PIECE, self.parts)
 
     @property
     def key_tile(self) -> int:
-        """Keys of a step: what registers and 48 KB of shared memory allow."""
+        """Keys of a step: what registers and shared memory allow."""
+        if self.stages_queries:
+            return 16
         return 64 if self.head_dim <= 128 else 32
 
     def stride(self, dims: int) -> int:
@@ -93,12 +99,14 @@ class PrefillAttention(AttentionSpec):
 
     @property
     def lanes(self) -> int:
-        """Threads that share the staging of a row."""
-        return math.gcd(self.out_dims // PIECE, 8)
+        """Threads that share the staging of a row; enough of them that no thread is left over."""
+        even = math.gcd(self.head_dim // PIECE, self.out_dims // PIECE, 8)
+        return max(even, 32 * self.warps // self.key_tile)
 
     def staged(self, dims: int) -> tuple[tuple[int, int], ...]:
         """The pieces that a thread stages of a tile with rows of ``dims``: (key, first dim) of
-        each, relative to its first one."""
+        each, relative to its first one. Where ``lanes`` do not divide them, some threads have no
+        last piece of a row."""
         keys = range(0, self.key_tile, 32 * self.warps // self.lanes)
         steps = range(0, dims, PIECE * self.lanes)
         return tuple((key, dim) for key in keys for dim in steps)
@@ -106,12 +114,17 @@ class PrefillAttention(AttentionSpec):
     @property
     def raw_registers(self) -> int:
         """Registers for values between their load and shared memory: those left by the sums."""
-        return 32 if self.head_dim <= 128 else 8
+        if self.stages_queries:  # of one piece
+            return self.layout.raw_words
+        return 32 if self.key_tile == 64 else 8
 
     @property
     def launch_shape(self) -> LaunchShape:
+        queries = WARP_QUERIES * self.warps * self.stride(self.head_dim)
         return LaunchShape(
-            grid=(self.layout.kv_heads, self.tiles, self.parts), block=(32 * self.warps, 1, 1)
+            grid=(self.layout.kv_heads, self.tiles, self.parts),
+            block=(32 * self.warps, 1, 1),
+            shared_bytes=queries if self.stages_queries else 0,
         )
 
     @property
@@ -139,24 +152,55 @@ class PrefillAttention(AttentionSpec):
         return {
             "one row": cls(1, KvLayout(1, 1, 1, 16, "f16"), rows=1),
             "head_dim 64": cls(2, KvLayout(2, 1, 100, 64, "f16"), rows=17),
-            "bf16 softcap": cls(4, KvLayout(2, 2, 80, 80, "bf16"), rows=50, softcap=5.0),
-            "pages window": cls(7, KvLayout(2, 1, 160, 128, "f16", 16, 22), rows=20, window=70),
+            "bf16 softcap": cls(
+                4, KvLayout(2, 2, 80, 80, "bf16"), rows=50, scores=Scores(softcap=5.0)
+            ),
+            "pages window": cls(
+                7, KvLayout(2, 1, 160, 128, "f16", 16, 22), rows=20, scores=Scores(window=70)
+            ),
             "pages f32 head_dim 256": cls(3, KvLayout(1, 3, 96, 256, "f32", 32, 3), rows=70),
             "pages q8_0 window": cls(
-                4, KvLayout(1, 1, 192, 96, "q8_0", 64, 4), rows=33, window=5, softcap=30.0
+                4,
+                KvLayout(1, 1, 192, 96, "q8_0", 64, 4),
+                rows=33,
+                scores=Scores(window=5, softcap=30.0),
             ),
-            "scale": cls(1, KvLayout(2, 1, 70, 112, "f16"), rows=64, scale=0.25),
+            "scale": cls(1, KvLayout(2, 1, 70, 112, "f16"), rows=64, scores=Scores(scale=0.25)),
+            "head_dim 8": cls(2, KvLayout(1, 1, 40, 8, "f16"), rows=20),
+            "head_dim 72": cls(3, KvLayout(1, 1, 80, 72, "f16"), rows=30),
+            "head_dim 24 f32": cls(1, KvLayout(1, 1, 70, 24, "f32"), rows=70),
+            "head_dim 200": cls(2, KvLayout(1, 1, 50, 200, "bf16"), rows=20),
+            "head_dim 264": cls(1, KvLayout(1, 1, 40, 264, "f16"), rows=20),
+            "head_dim 512": cls(2, KvLayout(1, 1, 40, 512, "f16"), rows=33),
+            "head_dim 512 q8_0": cls(1, KvLayout(1, 1, 30, 512, "q8_0"), 9, Scores(window=20)),
+            "value_dim": cls(4, KvLayout(1, 1, 70, 192, "f16", value_dim=128), rows=20),
+            "value_dim 328": cls(2, KvLayout(1, 1, 40, 40, "f16", value_dim=328), rows=20),
+            "value_dim 24": cls(2, KvLayout(1, 1, 40, 320, "f32", value_dim=24), rows=20),
+            "chunk": cls(2, KvLayout(1, 1, 200, 64, "f16"), 90, Scores(chunk=37)),
+            "chunk and window": cls(
+                1, KvLayout(1, 1, 200, 64, "f32"), 90, Scores(chunk=64, window=50)
+            ),
+            "sinks": cls(3, KvLayout(1, 1, 90, 64, "f16"), 40, Scores(sinks=True)),
+            "sinks window": cls(
+                2, KvLayout(1, 1, 160, 32, "f16"), 60, Scores(sinks=True, window=40, softcap=9.0)
+            ),
+            "ALiBi": cls(3, KvLayout(1, 1, 150, 64, "f16"), 50, Scores(max_bias=8.0)),
+            "ring": cls(2, KvLayout(2, 1, 300, 64, "f16", capacity=128), 60, Scores(window=60)),
+            "ring of pages": cls(
+                2, KvLayout(2, 1, 320, 64, "bf16", 16, 18, capacity=128), 50, Scores(chunk=70)
+            ),
         }
 
     def flops(self) -> int:
         """Of the last ``rows`` positions of a full cache: two products and about eight operations
         of softmax for every key that a query sees."""
         last = range(max(0, self.layout.max_len - self.rows), self.layout.max_len)
-        seen = sum(min(p + 1, self.window or p + 1) for p in last)
-        return self.heads * seen * (4 * self.head_dim + 8)
+        seen = sum(p + 1 - self.scores.first_key(p) for p in last)
+        return self.heads * seen * (2 * self.head_dim + 2 * self.value_dim + 8)
 
     def bytes_moved(self) -> int:
         """q and out, and once K and V of the keys that the last ``rows`` positions see."""
-        keys = min(self.layout.max_len, self.window + self.rows - 1 if self.window else 1 << 32)
+        span = self.scores.span
+        keys = min(self.layout.max_len, span + self.rows - 1 if span else 1 << 32)
         ends = self.nbytes(self.param("q")) + self.nbytes(self.param("out"))
-        return ends + 2 * keys * self.layout.token_nbytes
+        return ends + keys * self.layout.pair_nbytes

@@ -10,26 +10,38 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
+
+#: The most values of a head, of keys and of values.
+MAX_HEAD_DIM = 512
+LOG2E = math.log2(math.e)
+SINKS = Param("sinks", "f32", ("heads",), Access.IN)
+
+
+def with_sinks(sinks: Array, top: Array, total: Array, values: Array) -> tuple[Array, Array]:
+    """Sums of weights (..., heads) and weighted values (..., heads, value_dim), both relative to
+    maxima ``top`` (..., heads) of 2's exponent, after each head's sink has taken part."""
+    logits = sinks.astype(np.float64) * LOG2E
+    most = np.maximum(top, logits)
+    rescale = np.exp2(top - most)
+    return total * rescale + np.exp2(logits - most), values * rescale[..., None]
 
 
 @dataclass(frozen=True)
 class AttentionSpec(KernelSpec):
     """Attention of ``rows`` query tokens over the KV cache: row r is token ``position[r]`` of
-    sequence ``sequence[r]`` and attends to keys max(0, position - window + 1) ... position.
+    sequence ``sequence[r]`` and attends to keys up to its own, as ``scores`` says.
 
-    out[r, h] = softmax(scale * q[r, h] . K[s, h / group]) V[s, h / group]. ``scale`` None means
-    1 / sqrt(head_dim), ``window`` 0 no window, ``softcap`` c > 0 turns scores s into
-    c * tanh(s / c) (Gemma 2). Keys that no row attends to are never read. A position from
-    ``max_len`` on marks an idle row, which gives zeros.
+    out[r, h] = softmax(scores(q[r, h] . K[s, h / group])) V[s, h / group]. Keys that no row attends
+    to are never read. A position from ``max_len`` on marks an idle row, which gives zeros. In a
+    ring, rows look back on at most ``capacity`` keys.
     """
 
     heads: int
     layout: KvLayout
     rows: int = 1
-    scale: float | None = None
-    window: int = 0
-    softcap: float = 0.0
+    scores: Scores = PLAIN
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.heads % self.layout.kv_heads:
@@ -38,13 +50,26 @@ class AttentionSpec(KernelSpec):
             )
         if not 1 <= self.rows <= 65535:
             raise PtxgenError(f"attention of {self.rows} rows: 1 to 65535")
-        if self.window < 0 or not self.softcap >= 0:
-            raise PtxgenError(f"window {self.window} and softcap {self.softcap} are 0 or positive")
+        if max(self.head_dim, self.value_dim) > MAX_HEAD_DIM:
+            raise PtxgenError(
+                f"attention takes heads of up to {MAX_HEAD_DIM} values: "
+                f"head_dim {self.head_dim}, value_dim {self.value_dim}"
+            )
+        if self.layout.capacity and not 0 < self.scores.span <= self.layout.capacity:
+            raise PtxgenError(
+                f"rows look back on {self.scores.span or 'all'} keys, in a ring of "
+                f"{self.layout.capacity}"
+            )
 
     @property
     def head_dim(self) -> int:
-        """Values of a head."""
+        """Values of a head of queries and keys."""
         return self.layout.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Values of a head of V, and of the output."""
+        return self.layout.values_per_head
 
     @property
     def group(self) -> int:
@@ -54,19 +79,23 @@ class AttentionSpec(KernelSpec):
     @property
     def _exponent_scale(self) -> float:
         """From q . k to the exponent of 2 in the softmax, where there is no soft-cap."""
-        scale = 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
-        return scale * math.log2(math.e)
+        return self.scores.scale_of(self.head_dim) * LOG2E
 
     @property
     def query_scale(self) -> float:
         """The factor of queries. With a soft-cap, scores s become 2 s / cap in units of the
         exponent of 2, the argument of its tanh."""
-        return self._exponent_scale * (2.0 / self.softcap if self.softcap else 1.0)
+        return self._exponent_scale * (2.0 / self.scores.softcap if self.scores.softcap else 1.0)
 
     @property
     def cap_exponent(self) -> float:
         """The soft-cap, in units of the exponent of 2."""
-        return self.softcap * math.log2(math.e)
+        return self.scores.softcap * LOG2E
+
+    @property
+    def log2e(self) -> float:
+        """From a score to the exponent of 2."""
+        return LOG2E
 
     @property
     def input_params(self) -> tuple[Param, ...]:
@@ -78,41 +107,41 @@ class AttentionSpec(KernelSpec):
             Param("position", "u32", ("rows",), Access.IN),
         )
 
-    def first_key(self, position: int) -> int:
-        """The first key that a row at ``position`` attends to."""
-        return max(0, position - self.window + 1) if self.window else 0
+    @property
+    def sink_params(self) -> tuple[Param, ...]:
+        """The logits of sinks, where there are some."""
+        return (SINKS,) if self.scores.sinks else ()
 
     def softmax(
         self, inputs: dict[str, Array], row: int, first: int, last: int
     ) -> tuple[Array, Array, Array]:
         """Row ``row`` over keys first ... last in float64, by the definition: the maximum of the
         exponents (of 2) and the sum of weights, (heads,); weighted V (heads, head_dim)."""
-        layout = self.layout
+        layout, seen = self.layout, np.arange(first, last + 1)
         keys, values = (
-            layout.read(
-                inputs[name],
-                int(inputs["sequence"][row]),
-                np.arange(first, last + 1),
-                inputs.get("block_table"),
+            cache.read(
+                inputs[name], int(inputs["sequence"][row]), seen, inputs.get("block_table")
             ).astype(np.float64)
-            for name in ("k_cache", "v_cache")
+            for name, cache in layout.caches.items()
         )
         q = inputs["q"][row].astype(np.float64).reshape(layout.kv_heads, self.group, self.head_dim)
-        exponents = np.einsum("hgd,hkd->hgk", q, keys) * self._exponent_scale
-        if self.softcap:
-            exponents = self.cap_exponent * np.tanh(exponents / self.cap_exponent)
+        position = int(inputs["position"][row])
+        products = np.einsum("hgd,hkd->hgk", q, keys)
+        exponents = self.scores(products, seen, position, self.head_dim) * LOG2E
         top = exponents.max(axis=2)
         weights = np.exp2(exponents - top[:, :, None])
         out = np.einsum("hgk,hkd->hgd", weights, values)
-        return top.ravel(), weights.sum(axis=2).ravel(), out.reshape(self.heads, self.head_dim)
+        return top.ravel(), weights.sum(axis=2).ravel(), out.reshape(self.heads, self.value_dim)
 
     def attend(self, inputs: dict[str, Array]) -> Array:
-        """The output (rows, heads, head_dim) f32 of all rows; zeros for idle ones."""
-        out = np.zeros((self.rows, self.heads, self.head_dim), np.float32)
+        """The output (rows, heads, value_dim) f32 of all rows; zeros for idle ones."""
+        out = np.zeros((self.rows, self.heads, self.value_dim), np.float32)
         for row, position in enumerate(inputs["position"].tolist()):
             if position < self.layout.max_len:
-                first = self.first_key(position)
-                _, total, values = self.softmax(inputs, row, first, position)
+                first = self.scores.first_key(position)
+                top, total, values = self.softmax(inputs, row, first, position)
+                if self.scores.sinks:
+                    total, values = with_sinks(inputs["sinks"], top, total, values)
                 out[row] = values / total[:, None]
         return out
 
@@ -139,8 +168,10 @@ class AttentionSpec(KernelSpec):
         shape = (self.rows, self.heads, self.head_dim)
         inputs["q"] = rng.standard_normal(shape).astype(np.float32)
         inputs["q"][np.array(positions) >= layout.max_len] = np.nan
-        for name in ("k_cache", "v_cache"):
-            inputs[name] = layout.random_cache(rng, lengths, inputs.get("block_table"))
+        for name, cache in layout.caches.items():
+            inputs[name] = cache.random_cache(rng, lengths, inputs.get("block_table"))
+        for param in self.sink_params:  # some decide, some hardly count
+            inputs[param.name] = rng.normal(0, 4, self.heads).astype(np.float32)
         inputs["sequence"] = np.array(sequences, np.uint32)
         inputs["position"] = np.array(positions, np.uint32)
         return inputs

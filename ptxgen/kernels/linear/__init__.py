@@ -10,4 +10,5 @@
 The first three share `spec`. `tiled` and `cut` are for gemv and gemm_small: how a launch is cut
 into CTAs, warps, passes and rings of tiles. Every kernel holds its cut as ``cut``. `balance` shares
 SMs among matrices. `summary` describes what gemm_small writes so that the next norm is half done.
+`ends` checks what follows a product, and has words for it.
 """

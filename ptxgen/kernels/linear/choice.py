@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.attention.choice import INCREMENTAL_KEYS
 from urdir.ptxgen.kernels.linear.cut import CutOptions
+from urdir.ptxgen.kernels.linear.ends import is_first
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Activations, Gemv
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, LinearSpec
 from urdir.ptxgen.kernels.linear.summary import SUMMARY
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import Format
 
 #: Most tiles an SM of a launch in clusters: see `cluster_for`. On an H200 the gate and up matrices
@@ -76,8 +79,9 @@ class Limits:
 class LinearRequest:
     """What a launch for few rows has to compute, on a device with these ``limits``.
 
-    ``matrices``: (format, rows) of each; all have ``cols`` columns. ``bias``, ``eps``, ``residual``
-    and ``gated`` as in `LinearSpec`, ``fill`` as in `CutOptions`. ``exact``: activations stay f32.
+    ``matrices``: (format, rows) of each; all have ``cols`` columns. Fields that
+    `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
+    f32.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
     ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
     """
@@ -87,10 +91,14 @@ class LinearRequest:
     cols: int
     batch: int = 1
     exact: bool = False
-    bias: bool = False
-    eps: float | None = None
+    bias: bool | tuple[bool, ...] = False
+    norm: Norm | None = None
     residual: bool = False
     gated: bool = False
+    activation: Activation | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
+    clamp: float = 0.0
     fill: bool = False
     alone: bool = False
     summarised: bool = False
@@ -100,6 +108,17 @@ class LinearRequest:
     def formats(self) -> tuple[Format, ...]:
         """The types of the matrices."""
         return tuple(fmt for fmt, _ in self.matrices)
+
+    @property
+    def rounds_several(self) -> bool:
+        """Whether `GemmSmall` serves: several vectors that may be rounded."""
+        return self.batch > 1 and not self.exact and not any(f.is_float for f in self.formats)
+
+    @property
+    def fuses_norm(self) -> bool:
+        """Whether the launch can compute the norm: `GemmSmall` subtracts no mean and adds no
+        bias."""
+        return self.norm is None or not self.rounds_several or not is_first(self.norm)
 
     @property
     def options(self) -> CutOptions:
@@ -139,13 +158,14 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
 
     One vector: `Gemv`, if its activations fit in shared memory. Several vectors: `GemmSmall`, which
     rounds activations to 16 bits, if that is allowed and all weights are quantised. Else `GemvF32`.
+    Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`).
     """
     options = request.options
-    floats = request.exact or any(fmt.is_float for fmt in request.formats)
-    if request.batch > 1 and not floats:
+    if request.rounds_several:
         return _gemm_small(request, options)
+    floats = request.exact or any(fmt.is_float for fmt in request.formats)
     activations: Activations = "f32" if floats else "i16"
-    fits = Gemv.fits(request.formats, request.cols, activations, options.shared)
+    fits = Gemv.fits(request.formats, request.cols, activations, options.shared, request.norm)
     if request.batch > 1 or not fits:
         return GemvF32(**_fields(request), batch=request.batch)
     return Gemv(**_fields(request), **vars(options), activations=activations, alone=request.alone)
@@ -179,8 +199,12 @@ def _fields(request: LinearRequest) -> dict[str, Any]:
         "rows": rows,
         "cols": request.cols,
         "bias": request.bias,
-        "eps": request.eps,
+        "norm": request.norm,
         "residual": request.residual,
         "gated": request.gated,
+        "activation": request.activation,
+        "scale": request.scale,
+        "softcap": request.softcap,
+        "clamp": request.clamp,
         "others": tuple(others),
     }

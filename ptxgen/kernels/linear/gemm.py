@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.ends import check_ends, end_text
+from urdir.ptxgen.kernels.rescale import bounded
 from urdir.ptxgen.ptx.architecture import STATIC_SHARED_LIMIT
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, UNIT, Format, random_blocks
@@ -145,6 +148,8 @@ class Gemm(KernelSpec):
     3e-8, which is nothing beside weights and activations of usual size. Therefore BF16 weights are
     rounded to f16, too: bf16 products would round the activations to 8 bits.
     y[b] has the same bits whatever the rest of the batch is. ``tile`` None: chosen by shape.
+
+    ``activation``, ``scale``, ``softcap`` and ``clamp`` as in `LinearSpec`.
     """
 
     format: Format
@@ -153,6 +158,10 @@ class Gemm(KernelSpec):
     batch: int
     bias: bool = False
     tile: CtaTile | None = None
+    activation: Activation | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
+    clamp: float = 0.0
 
     name = "gemm"
     template = ("urdir.templates", "gemm.ptx.j2")
@@ -162,8 +171,19 @@ class Gemm(KernelSpec):
             raise PtxgenError(f"gemm: batch is {self.batch}, it must be at least 1")
         if ceil_div(self.layout.rows, self.cut.rows) > 65535:
             raise PtxgenError(f"gemm: {self.rows} rows are more than 65535 tiles")
+        check_ends(self)
         if 4 * self.batch * self.cols >= 2**32:
             raise PtxgenError(f"gemm: {self.batch} x {self.cols} activations exceed 4 GiB")
+
+    @property
+    def f(self) -> Activation | None:
+        """What the product goes through."""
+        return self.activation
+
+    @property
+    def end_text(self) -> str:
+        """What ``end`` is, for the template's contract."""
+        return end_text(self)
 
     @cached_property
     def layout(self) -> Layout:
@@ -218,6 +238,9 @@ class Gemm(KernelSpec):
         y = inputs["x"].astype(np.float64) @ weights.T
         if self.bias:
             y += inputs["bias"]
+        if self.activation is not None:
+            y = self.activation(y)
+        y = bounded(self.scale * y, self.softcap, self.clamp)
         return {"y": y.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -249,6 +272,9 @@ class Gemm(KernelSpec):
             **each,
             **tiled,
             "F16 odd": cls(f16, 31, 70, 20, bias=True),
+            "gelu": cls(q8, 34, 96, 17, bias=True, activation=Activation("gelu")),
+            "silu": cls(f16, 33, 64, 9, activation=Activation("silu"), scale=0.5),
+            "capped": cls(q8, 40, 64, 10, scale=0.25, softcap=20.0, clamp=16.0),
             "F32 aligned": cls(FORMATS["F32"], 130, 132, 64, tile=TILES[1]),
         }
 

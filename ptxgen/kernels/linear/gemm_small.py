@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.balance import balanced
 from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, odd_cols
 from urdir.ptxgen.kernels.linear.summary import SUMMARY, summary
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS, Layout
@@ -37,11 +39,12 @@ class GemmSmall(TiledSpec):
 
     ``summarises``, with a residual: the launch begins the norm that follows. It leaves ``scaled``,
     y times the weights ``next_norm``, and a summary: of every 16 values the largest of these, and
-    the sum of the squares of y (`_linear_summary.j2`). ``summarised``, with ``eps``: x is such a
+    the sum of the squares of y (`_linear_summary.j2`). ``summarised``, with a norm: x is such a
     ``scaled``, with its summary. Every CTA rounds all of x: with a summary that is half the work.
 
     Raises PtxgenError for other batches, for unquantised types, for ``summarises`` without a
-    residual or with rows that are no multiple of 16, and for ``summarised`` without ``eps``.
+    residual or with rows that are no multiple of 16, and for ``summarised`` without
+    an RMSNorm with weights. Norms that subtract the mean or add a bias are refused, too.
     """
 
     resident: int = 1  # before sm_90 no launch starts early, and the registers are needed
@@ -56,7 +59,9 @@ class GemmSmall(TiledSpec):
         if any(fmt.is_float for fmt in self.formats):
             raise PtxgenError("gemm_small: the weights must be quantised")
         if self.summarised and not self.normed:
-            raise PtxgenError("gemm_small: summarised activations are for a norm: eps is None")
+            raise PtxgenError("gemm_small: summarised activations are for a norm: it is None")
+        if self.norm_first or (self.summarised and not super().scales_x):
+            raise PtxgenError(f"gemm_small: {self.norm} must be a launch of its own")
         if self.summarises and not self.residual:
             raise PtxgenError("gemm_small: it summarises what has a residual")
         if self.summarises and self.rows % SUMMARY:
@@ -65,7 +70,7 @@ class GemmSmall(TiledSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        params = [p for p in super().params if p.name != "norm" or self.scales_x]
+        params = list(super().params)
         if self.summarised:
             x = next(i for i, p in enumerate(params) if p.name == "x")
             shape = (2, "batch", self.cols // SUMMARY)
@@ -80,13 +85,13 @@ class GemmSmall(TiledSpec):
     @property
     def scales_x(self) -> bool:
         """Whether x is to be multiplied with the norm's weights."""
-        return self.normed and not self.summarised
+        return super().scales_x and not self.summarised
 
     def multiplied(self, **inputs: Any) -> Array:
-        if self.eps is None or not self.summarised:
+        if self.norm is None or not self.summarised:
             return super().multiplied(**inputs)
         squares = inputs["x_summary"][1].astype(np.float64).sum(axis=1, keepdims=True)
-        x: Array = inputs["x"] / np.sqrt(squares / self.cols + self.eps)
+        x: Array = inputs["x"] / np.sqrt(squares / self.cols + self.norm.eps)
         return x
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
@@ -185,10 +190,11 @@ class GemmSmall(TiledSpec):
         is off by as much of the largest product, of few by three times that. Gated, the relative
         errors of both factors add up.
         """
-        return Tolerance(rtol=3e-4 if self.gated else 1.5e-4, atol=5e-4)
+        return Tolerance(rtol=3e-4 if self.f else 1.5e-4, atol=5e-4)
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmSmall]:
+        rms, fine = Norm("rms", 1e-5), Norm("rms", 1e-6)
         quantised = [f for f in FORMATS.values() if not f.is_float]
         q8, q4_k, q6_k, q5_0 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q5_0"))
         each = {
@@ -206,48 +212,48 @@ class GemmSmall(TiledSpec):
             **each,
             **wide,
             "norm in passes": cls(
-                q4_k, 40, 2304, eps=1e-5, split=2, tiles_each=3, per_pass=2, bias=True
+                q4_k, 40, 2304, norm=rms, split=2, tiles_each=3, per_pass=2, bias=True
             ),
-            "gated norm": cls(q4_k, 40, 768, gated=True, eps=1e-5, batch=4),
+            "gated norm": cls(q4_k, 40, 768, gated=True, norm=rms, batch=4),
             "gated split Q6_K": cls(
                 q6_k, 23, 1536, gated=True, batch=3, split=2, groups=1, stages=2
             ),
             "gated Q5_0": cls(
-                q5_0, 17, 1376, gated=True, eps=1e-6, batch=7, stages=3, tiles_each=2
+                q5_0, 17, 1376, gated=True, norm=fine, batch=7, stages=3, tiles_each=2
             ),
             "norm, three matrices": cls(
-                q4_k, 64, 1024, eps=1e-5, others=((q6_k, 17), (q8, 5)), batch=5, tiles_each=2
+                q4_k, 64, 1024, norm=rms, others=((q6_k, 17), (q8, 5)), batch=5, tiles_each=2
             ),
             "residual long rows": cls(q4_k, 9, 4864, residual=True, batch=8, stages=4),
-            "norm Q6_K": cls(q6_k, 20, 1280, eps=1e-6, batch=3, split=1, groups=2),
+            "norm Q6_K": cls(q6_k, 20, 1280, norm=fine, batch=3, split=1, groups=2),
             "split Q5_0": cls(q5_0, 40, 1376, batch=5, split=2, groups=1, tiles_each=2),
             "cluster residual": cls(q4_k, 40, 2304, residual=True, batch=8, cluster=2),
             "cluster of 4 norm in passes": cls(
-                q4_k, 40, 4352, bias=True, eps=1e-5, batch=5, cluster=4, tiles_each=4, per_pass=2
+                q4_k, 40, 4352, bias=True, norm=rms, batch=5, cluster=4, tiles_each=4, per_pass=2
             ),
             "cluster gated norm": cls(
-                q6_k, 50, 1280, gated=True, eps=1e-6, batch=3, cluster=2, split=1, groups=2
+                q6_k, 50, 1280, gated=True, norm=fine, batch=3, cluster=2, split=1, groups=2
             ),
             "cluster norm, two matrices": cls(
-                q4_k, 35, 768, eps=1e-5, others=((q8, 17),), batch=2, cluster=2
+                q4_k, 35, 768, norm=rms, others=((q8, 17),), batch=2, cluster=2
             ),
             "gated norm in passes": cls(
-                q4_k, 70, 1280, gated=True, eps=1e-5, split=2, groups=1, tiles_each=5, per_pass=3
+                q4_k, 70, 1280, gated=True, norm=rms, split=2, groups=1, tiles_each=5, per_pass=3
             ),
             "residual split Q6_K": cls(
                 q6_k, 70, 1280, residual=True, batch=4, split=2, groups=1, tiles_each=5
             ),
-            "norm in passes Q8_0": cls(q8, 70, 480, eps=1e-5, batch=6, tiles_each=5, per_pass=2),
+            "norm in passes Q8_0": cls(q8, 70, 480, norm=rms, batch=6, tiles_each=5, per_pass=2),
             "summarises": cls(q8, 48, 288, residual=True, batch=5, summarises=True),
-            "summarised gated": cls(q4_k, 48, 1280, gated=True, eps=1e-5, summarised=True, batch=7),
+            "summarised gated": cls(q4_k, 48, 1280, gated=True, norm=rms, summarised=True, batch=7),
             "cluster summarises": cls(
                 q6_k, 80, 1280, residual=True, batch=3, cluster=2, summarises=True, tiles_each=2
             ),
             "cluster summarised": cls(
-                q4_k, 40, 768, eps=1e-5, others=((q8, 17),), batch=4, cluster=2, summarised=True
+                q4_k, 40, 768, norm=rms, others=((q8, 17),), batch=4, cluster=2, summarised=True
             ),
             "summarised Q5_0": cls(
-                q5_0, 48, 1376, eps=1e-6, batch=2, split=2, groups=1, summarised=True
+                q5_0, 48, 1376, norm=fine, batch=2, split=2, groups=1, summarised=True
             ),
             "summarises in passes": cls(
                 q4_k, 80, 2304, residual=True, split=2, tiles_each=5, per_pass=3, summarises=True
@@ -261,8 +267,30 @@ class GemmSmall(TiledSpec):
             "cluster split in 4": cls(
                 q8, 80, 2464, bias=True, batch=2, split=4, groups=1, tiles_each=4, cluster=2
             ),
+            "norm without weight": cls(
+                q4_k,
+                40,
+                768,
+                norm=Norm("rms", 1e-6, weight=False),
+                batch=3,
+                softcap=160.0,
+                scale=0.25,
+            ),
+            "gated with biases": cls(
+                q8, 40, 512, gated=True, bias=True, batch=6, activation=Activation("gelu")
+            ),
+            "residual, bias, scale": cls(
+                q8, 40, 288, bias=True, residual=True, scale=0.22, batch=5, cluster=1
+            ),
+            "summarises with bias": cls(
+                q8, 48, 288, bias=True, residual=True, batch=4, summarises=True
+            ),
+            "some biases": cls(
+                q4_k, 35, 512, bias=(False, True), others=((q8, 17),), batch=5, clamp=300.0
+            ),
+            "activation": cls(q5_0, 20, 96, batch=2, bias=True, activation=Activation("relu2")),
             "balanced matrices": cls(
-                q4_k, 160, 1024, eps=1e-5, others=((q6_k, 32), (q8, 50)), batch=3, sms=9
+                q4_k, 160, 1024, norm=rms, others=((q6_k, 32), (q8, 50)), batch=3, sms=9
             ),
         }
 

@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.ends import check_ends, end_text, is_first, norm_text
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.rescale import bounded
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format, random_blocks
@@ -71,19 +75,26 @@ def side_by_side(layouts: Sequence[Layout], cta_rows: Sequence[int]) -> tuple[Pa
 class LinearSpec(KernelSpec):
     """y[b] = W x[b] (+ bias), W (rows, cols) repacked, for ``batch`` activation vectors.
 
-    ``eps``: x is RMS-normalised first and multiplied with ``norm``. ``residual`` is added to y.
-    ``gated``: y = silu(W x) * (U x), U (``up``) like W. ``others``: (format, rows) of more matrices
-    for the same x, each with its own y.
+    ``norm``: x is normalised first. ``activation``: y = f(W x + bias), ``gated``: f(W x + bias)
+    (U x + up_bias), U (``up``) like W, f by default silu. Then, in this order, y is multiplied with
+    ``scale``, ``residual`` is added, and ``softcap`` and ``clamp`` bound it (`Rescale`).
+
+    ``others``: (format, rows) of more matrices for the same x, each with its own y. ``bias`` is a
+    tuple where only some of all matrices have one.
     """
 
     format: Format
     rows: int
     cols: int
-    bias: bool = False
-    eps: float | None = None
+    bias: bool | tuple[bool, ...] = False
+    norm: Norm | None = None
     residual: bool = False
     gated: bool = False
     others: tuple[tuple[Format, int], ...] = ()
+    activation: Activation | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
+    clamp: float = 0.0
 
     #: Subclasses have this as a field, or take one vector.
     batch = 1
@@ -100,10 +111,13 @@ class LinearSpec(KernelSpec):
             if isinstance(value, int) and value < 0:
                 raise PtxgenError(f"{self.name}: {name} is {value}: 0 chooses by shape")
         has_one_output = self.gated or self.residual
-        if (self.gated and (self.bias or self.residual)) or (self.others and has_one_output):
+        if (self.gated and self.residual) or (self.others and has_one_output):
+            raise PtxgenError(f"{self.name}: gated goes without residual, others without both")
+        if isinstance(self.bias, tuple) and len(self.bias) != 1 + len(self.others):
             raise PtxgenError(
-                f"{self.name}: gated goes without bias and residual, others without both"
+                f"{self.name}: bias is {self.bias} of {1 + len(self.others)} matrices"
             )
+        check_ends(self)
         _ = self.layouts  # refuses columns that are no whole blocks
 
     @cached_property
@@ -145,7 +159,51 @@ class LinearSpec(KernelSpec):
     @property
     def normed(self) -> bool:
         """Whether x is normalised first."""
-        return self.eps is not None
+        return self.norm is not None
+
+    @property
+    def scales_x(self) -> bool:
+        """Whether x is to be multiplied with the norm's weights."""
+        return self.norm is not None and self.norm.weight
+
+    @property
+    def norm_first(self) -> bool:
+        """Whether the norm must be complete before the product."""
+        return self.norm is not None and is_first(self.norm)
+
+    @property
+    def f(self) -> Activation | None:
+        """What the product goes through."""
+        return self.activation or (Activation() if self.gated else None)
+
+    @cached_property
+    def biases(self) -> tuple[bool, ...]:
+        """Whether each matrix has a bias."""
+        if isinstance(self.bias, tuple):
+            return self.bias
+        return (self.bias,) * (1 + len(self.others))
+
+    @property
+    def ends_apart(self) -> bool:
+        """Whether something stands between bias and residual, or the bias is one of two."""
+        return any(self.biases) and (self.f is not None or self.scale != 1)
+
+    def biases_of(self, part: Part) -> tuple[tuple[str, str], ...]:
+        """Registers for values, and with the address, of each bias of a part's product."""
+        if not self.biases[part.number]:
+            return ()
+        up = (("%up_bias_of", "%up_bias"),) if self.gated else ()
+        return (("%bias_of", part.bias), *up)
+
+    @property
+    def norm_text(self) -> str:
+        """What x' is, for a template's contract."""
+        return norm_text(self.norm)
+
+    @property
+    def end_text(self) -> str:
+        """What ``end`` and more is, for a template's contract."""
+        return end_text(self)
 
     @property
     def has_minimums(self) -> bool:
@@ -159,24 +217,28 @@ class LinearSpec(KernelSpec):
         if self.gated:
             params.append(Param("up", "u8", (self.layout.nbytes,), Access.IN))
         params.append(Param("x", "f32", ("batch", "cols"), Access.IN))
-        if self.eps is not None:
+        if self.scales_x:
             params.append(Param("norm", "f32", ("cols",), Access.IN))
+        if self.norm is not None and self.norm.bias:
+            params.append(Param("norm_bias", "f32", ("cols",), Access.IN))
         if self.residual:
             params.append(Param("residual", "f32", ("batch", "rows"), Access.IN))
         for part in self.parts:
             if part.number:
                 weights = Param(f"weights{part.suffix}", "u8", (part.layout.nbytes,), Access.IN)
                 params.append(weights)
-            if self.bias:
+            if self.biases[part.number]:
                 params.append(Param(f"bias{part.suffix}", "f32", (part.rows,), Access.IN))
+                if self.gated:
+                    params.append(Param("up_bias", "f32", (part.rows,), Access.IN))
             params.append(Param(f"y{part.suffix}", "f32", ("batch", part.rows), Access.OUT))
         return tuple(params)
 
     def multiplied(self, **inputs: Any) -> Array:
         """The vectors that the weights multiply, f64: x, normalised where there is a norm."""
         x: Array = inputs["x"].astype(np.float64)
-        if self.eps is not None:
-            x *= inputs["norm"] / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.eps)
+        if self.norm is not None:
+            return self.norm(x, inputs.get("norm"), inputs.get("norm_bias"))
         return x
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
@@ -184,14 +246,17 @@ class LinearSpec(KernelSpec):
         outputs = {}
         for part in self.parts:
             y = x @ part.layout.unpack(inputs[f"weights{part.suffix}"]).astype(np.float64).T
-            if self.gated:
-                up = self.layout.unpack(inputs["up"]).astype(np.float64)
-                with np.errstate(over="ignore"):
-                    y = y / (1.0 + np.exp(-y)) * (x @ up.T)
-            if self.bias:
+            if self.biases[part.number]:
                 y += inputs[f"bias{part.suffix}"]
+            if self.f is not None and self.gated:
+                up = x @ self.layout.unpack(inputs["up"]).astype(np.float64).T
+                y = self.f.gated(y, up + inputs["up_bias"] if self.bias else up)
+            elif self.f is not None:
+                y = self.f(y)
+            y *= self.scale
             if self.residual:
                 y += inputs["residual"]
+            y = bounded(y, self.softcap, self.clamp)
             outputs[f"y{part.suffix}"] = y.astype(np.float32)
         return outputs
 

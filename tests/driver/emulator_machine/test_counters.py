@@ -13,7 +13,8 @@ from urdir.driver.emulator.machine.execution import Status
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.rms_norm import RmsNorm
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import KernelSpec
 
 HEAD = """
@@ -123,9 +124,9 @@ def test_divergence_and_barriers(machine: Any) -> None:
 
 def test_explain_a_norm() -> None:
     """Two rows of 257 columns: the second begins in the middle of a sector."""
-    found = explain(RmsNorm(rows=2, cols=257, eps=1e-5))
+    found = explain(Normalise(rows=2, cols=257, norm=Norm("rms", 1e-5)))
     assert (found.kernel, found.target, found.grid, found.block) == (
-        "rms_norm", "sm_90", (2, 1, 1), (64, 1, 1),
+        "normalise", "sm_90", (2, 1, 1), (64, 1, 1),
     )  # fmt: skip
     first, *others = found.global_memory
     assert (first.kind, first.requests, first.lanes, first.parts, first.fewest) == (

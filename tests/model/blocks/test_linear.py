@@ -109,7 +109,7 @@ def test_norms_begin_where_their_vectors_are_made(engine: Engine, rows: int, beg
         if kernel.residual:
             assert kernel.summarises is begun
             made.append(launch.args.get("next_norm"))
-        elif kernel.eps is not None:
+        elif kernel.norm is not None:
             assert kernel.summarised is (begun and len(made) > 1)
             assert ("norm" in launch.args) is not kernel.summarised
         if kernel.summarised:
@@ -144,10 +144,10 @@ def test_long_rows_are_left_to_f32_where_they_leave_no_room(engine: Engine, targ
         for cols in (4096, 8192, 14336, 28672, 53248):
             layout = Layout(FORMATS["Q8_0"], 32, cols)
             matrix = Matrix(layout, memory["weights"].slice(0, layout.nbytes), None)
-            wide = LinearLayers(plan, engine.config, memory, 1, exact=False, limits=limits)
+            wide = LinearLayers(plan, memory, 1, exact=False, limits=limits)
             wide.append(f"{cols}", [(matrix, memory["y"].slice(0, 128))], x)
             y = memory["y"].slice(0, 128)
-            wide.append_residual(f"{cols} more", matrix, x.x, x.x, y, x.x)
+            wide.append_residual(f"{cols} more", matrix, x.x, x.x, y, None)
         for kernel in products(plan):
             if isinstance(kernel, Gemv):
                 assert kernel.cut.warps >= 4
@@ -178,7 +178,7 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
     for rows, wanted in ((1, [1, 1, 1, 1]), (4, [1, 2, 2, 1])):
         plan = Plan("clusters")
         with engine.device.arena({"weights": 1 << 25, "x": 1 << 17, "y": 1 << 19}, "one") as memory:
-            made = LinearLayers(plan, engine.config, memory, rows, exact=False, limits=limits)
+            made = LinearLayers(plan, memory, rows, exact=False, limits=limits)
             for tiles, cols in ((1, 256), (1, 2048), (6, 2048), (7, 2048)):
                 layout = Layout(FORMATS["Q4_K"], 16 * 132 * tiles, cols)
                 matrix = Matrix(layout, memory["weights"].slice(0, layout.nbytes), None)
@@ -190,8 +190,8 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
 def test_a_prompt_step_normalises_once_for_several_matrices(engine: Engine) -> None:
     plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE))
     assert [kernel for _, kernel in layer(plan, 0)] == [
-        *("rms_norm", "gemm", "gemm", "gemm", "rope", "kv_append", "prefill_attention"),
-        *("gemm", "add", "rms_norm", "gemm", "gemm", "swiglu", "gemm", "add"),
+        *("normalise", "gemm", "gemm", "gemm", "rope", "kv_append", "prefill_attention"),
+        *("gemm", "add", "normalise", "gemm", "gemm", "activate", "gemm", "add"),
     ]
 
 

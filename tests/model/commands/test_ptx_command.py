@@ -114,11 +114,11 @@ def test_dump_of_a_model_has_every_kernel_once(cli: Cli, nano: Path, tmp_path: P
 
 @needs_assembler
 def test_stats_of_a_kernel(cli: Cli) -> None:
-    code, out, _ = cli("ptx", "stats", "rms_norm", "--set", "cols=4096", "--gpu", "h200")
+    code, out, _ = cli("ptx", "stats", "normalise", "--set", "cols=4096", "--gpu", "h200")
     assert code == 0
     for word in ("registers", "0 bytes spilt", "occupancy", "limited by", "H200", "4,800 GB/s"):
         assert word in out
-    argv = ("stats", "rms_norm", "--set", "cols=4096", "--json")
+    argv = ("stats", "normalise", "--set", "cols=4096", "--json")
     (first,) = json.loads(cli("ptx", *argv, "--bandwidth", "1e9")[1])
     assert first["bound_seconds"] == pytest.approx(3 * 4 * 4096 / 1e9)
     assert first["registers"] > 0

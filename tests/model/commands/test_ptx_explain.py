@@ -11,12 +11,15 @@ from urdir.model.cli import main
 
 def test_it_prints_the_worst_lines_first(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--set", "rows=2", "--set", "cols=257", "--top", "2"]
-    assert main(["ptx", "explain", "rms_norm", *arguments]) == 0
+    assert main(["ptx", "explain", "normalise", *arguments]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("rms_norm  rows=2 cols=257 eps=1e-05\nsm_90, (2) CTAs of (64) threads:")
+    assert shown.startswith(
+        "normalise  rows=2 cols=257 kind=rms eps=1e-05 weight=True\n"
+        "sm_90, (2) CTAs of (64) threads:"
+    )
     assert "global memory: 214 sectors, 198 would do" in shown
     first = shown.split("at best\n")[1].splitlines()[0].split()
-    assert first[:6] == ["51", "4", "32.0", "18", "4.50", "4.00"]
+    assert first[:6] == ["53", "4", "32.0", "18", "4.50", "4.00"]
     assert " ".join(first[6:]) == "ld.global.f32 %v0, [%x+0]"
     assert "  and 13 more lines" in shown
     assert "shared memory: 12 wavefronts, 12 would do" in shown

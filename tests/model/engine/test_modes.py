@@ -131,7 +131,7 @@ def test_a_variable_turns_on_an_observer(
         ("blk.0.rope", "attention"),
         ("blk.0.attention.kv_append", "attention"),
         ("blk.3.ffn_down rows 8", "feed-forward"),
-        ("blk.3.swiglu", "feed-forward"),
+        ("blk.3.ffn_gate_up.activation", "feed-forward"),
         ("output_norm", "head"),
         ("argmax", "choice"),
     ],

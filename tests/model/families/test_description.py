@@ -7,20 +7,21 @@ from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
-import gguf as reference
+import gguf
+import numpy as np
 import pytest
 
 from urdir.model.errors import ConfigError, ModelError, UnsupportedError
-from urdir.model.families.description import Attention, Config
-from urdir.model.families.tensors import tensors
+from urdir.model.families.check import VECTOR_TYPES
+from urdir.model.families.description import Attention, Config, Dense, LayerConfig
+from urdir.model.families.stored import StoredMatrix, stored_in
 from urdir.model.files.gguf import Gguf
-from urdir.model.measure.paper_device import paper_device
-from urdir.model.memory.weights import Weights
+from urdir.ptxgen.weights.formats import FORMATS
 
 Maker = Callable[..., Path]
 Files = tuple[dict[str, Any], dict[str, Any]]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, LAYERS = 64, 4, 2, 16, 96, 50, 2
-F32, F16, Q8_0, Q8_1, IQ4_NL, I32 = 0, 1, 8, 9, 20, 26
+F32, Q8_0, Q8_1, I8, I32 = 0, 8, 9, 24, 26
 
 
 def small_model() -> Files:
@@ -57,7 +58,7 @@ def small_model() -> Files:
 
 def tensor(shape: tuple[int, ...], type_id: int = F32) -> tuple[int, tuple[int, ...], bytes]:
     """A tensor of zeros."""
-    block, nbytes = reference.GGML_QUANT_SIZES[reference.GGMLQuantizationType(type_id)]
+    block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(type_id)]
     elements = 1
     for n in shape:
         elements *= n
@@ -65,18 +66,36 @@ def tensor(shape: tuple[int, ...], type_id: int = F32) -> tuple[int, tuple[int, 
 
 
 def read(make_gguf: Maker, files: Files) -> Config:
-    with Gguf(make_gguf(*files)) as gguf:
-        return Config.from_gguf(gguf)
+    with Gguf(make_gguf(*files)) as file:
+        return Config.from_gguf(file)
 
 
 def heads(mixer: Attention) -> tuple[int, int, int, int]:
     return mixer.heads, mixer.kv_heads, mixer.key_dim, mixer.value_dim
 
 
+def mixer_of(layer: LayerConfig) -> Attention:
+    mixer, _ = layer.networks
+    assert isinstance(mixer, Attention)
+    return mixer
+
+
+def width_of(layer: LayerConfig) -> int:
+    _, ffn = layer.networks
+    assert isinstance(ffn, Dense)
+    return ffn.width
+
+
+def has_qkv_bias(mixer: Attention) -> bool:
+    biases = [part is not None and part.bias is not None for part in (mixer.q, mixer.k, mixer.v)]
+    assert len(set(biases)) == 1
+    return biases[0]
+
+
 def refused(make_gguf: Maker, files: Files, error: type[ModelError] = ConfigError) -> str:
     path = make_gguf(*files)
-    with Gguf(path) as gguf, pytest.raises(error) as caught:
-        Config.from_gguf(gguf)
+    with Gguf(path) as file, pytest.raises(error) as caught:
+        Config.from_gguf(file)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert message.count(str(path)) == 1
@@ -88,45 +107,48 @@ def test_sizes_of_a_small_model(make_gguf: Maker) -> None:
     config = read(make_gguf, small_model())
     assert (config.n_layers, config.hidden) == (LAYERS, HIDDEN)
     for layer in config.layers:
-        assert layer.ffn.width == FFN
-        assert heads(layer.mixer) == (HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM)
-        assert (layer.mixer.qkv_bias, layer.mixer.qk_norm) == (False, False)
+        mixer = mixer_of(layer)
+        assert width_of(layer) == FFN
+        assert heads(mixer) == (HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM)
+        assert (has_qkv_bias(mixer), mixer.qk_norm) == (False, None)
     assert (config.vocab_size, config.context_length) == (VOCAB, 128)
-    assert config.rms_eps == pytest.approx(1e-5)
-    assert (config.tied, config.output_bias) == (False, False)
+    assert config.output_norm is not None
+    assert config.output_norm.norm.eps == pytest.approx(1e-5)
+    assert (config.tied, config.output.bias) == (False, None)
     (rope,) = config.ropes
-    assert (rope.dim, rope.style, rope.has_factors) == (HEAD_DIM, "interleaved", False)
+    assert (rope.dim, rope.style, rope.factors) == (HEAD_DIM, "interleaved", None)
     assert rope.freq_base == 10000.0
     with pytest.raises(FrozenInstanceError):
         config.hidden = 1  # type: ignore[misc]
 
 
 def test_the_demo_model(demo_file: Path) -> None:
-    with Gguf(demo_file) as gguf:
-        config = Config.from_gguf(gguf)
+    with Gguf(demo_file) as file:
+        config = Config.from_gguf(file)
     assert (config.n_layers, config.hidden, config.vocab_size) == (6, 256, 2048)
-    assert {layer.ffn.width for layer in config.layers} == {768}
-    assert {heads(layer.mixer) for layer in config.layers} == {(4, 2, 64, 64)}
+    assert {width_of(layer) for layer in config.layers} == {768}
+    assert {heads(mixer_of(layer)) for layer in config.layers} == {(4, 2, 64, 64)}
     assert config.tied
 
 
-def test_the_table_has_every_tensor_of_every_model_once(data: Path, demo_file: Path) -> None:
+def test_a_description_names_every_tensor_of_every_model_once(data: Path, demo_file: Path) -> None:
     files = sorted((data / "golden").glob("*.gguf"))
     assert len(files) >= 15
     for path in (*files, demo_file):
-        with Gguf(path) as gguf:
-            config = Config.from_gguf(gguf)
-            table = list(tensors(config))
+        with Gguf(path) as file:
+            config = Config.from_gguf(file)
+            table = list(stored_in(config))
             found = {
-                name: (tensor.shape, tensor.type_name) for name, tensor in gguf.tensors.items()
+                name: (tensor.shape, tensor.type_name) for name, tensor in file.tensors.items()
             }
-        assert sorted(spec.name for spec in table) == sorted(found)
-        for spec in table:
-            shape, type_name = found[spec.name]
-            assert spec.shape == shape
-            assert type_name in spec.types
-            assert (spec.kind == "matrix") == (len(shape) == 2)
-        assert [rope.has_factors for rope in config.ropes] == ["ropef" in path.name]
+        assert sorted(reference.name for reference in table) == sorted(found)
+        for reference in table:
+            shape, type_name = found[reference.name]
+            assert reference.shape == shape
+            is_matrix = isinstance(reference, StoredMatrix)
+            assert type_name in (FORMATS if is_matrix else VECTOR_TYPES)
+            assert is_matrix == (len(shape) == 2)
+        assert [rope.factors is not None for rope in config.ropes] == ["ropef" in path.name]
 
 
 @pytest.mark.parametrize(
@@ -140,34 +162,59 @@ def test_the_table_has_every_tensor_of_every_model_once(data: Path, demo_file: P
 def test_what_tells_the_families_apart(
     data: Path, name: str, style: str, qkv_bias: bool, qk_norm: bool
 ) -> None:
-    with Gguf(data / "golden" / f"nano-{name}-q4_k_m.gguf") as gguf:
-        config = Config.from_gguf(gguf)
+    with Gguf(data / "golden" / f"nano-{name}-q4_k_m.gguf") as file:
+        config = Config.from_gguf(file)
     assert config.architecture == name
     for layer in config.layers:
-        assert layer.mixer.rope.style == style
-        assert (layer.mixer.qkv_bias, layer.mixer.qk_norm) == (qkv_bias, qk_norm)
+        mixer = mixer_of(layer)
+        assert mixer.rope is not None
+        assert mixer.rope.style == style
+        assert (has_qkv_bias(mixer), mixer.qk_norm is not None) == (qkv_bias, qk_norm)
 
 
 def test_layers_are_described_one_by_one(make_gguf: Maker) -> None:
     """Shapes of each, and one RoPE for those that rotate alike."""
-    config = read(make_gguf, small_model())
+    metadata, tensors = small_model()
+    metadata |= {
+        "llama.attention.head_count": np.array([HEADS, 8], np.uint32),
+        "llama.attention.head_count_kv": np.array([KV_HEADS, 4], np.uint32),
+        "llama.feed_forward_length": np.array([FFN, 32], np.uint32),
+        "llama.attention.key_length": 16,
+        "llama.attention.value_length": 8,
+    }
+    expected = {}
+    for layer, queries, keys, width in ((0, HEADS, KV_HEADS, FFN), (1, 8, 4, 32)):
+        for name, shape in (
+            ("attn_q.weight", (queries * 16, HIDDEN)),
+            ("attn_k.weight", (keys * 16, HIDDEN)),
+            ("attn_v.weight", (keys * 8, HIDDEN)),
+            ("attn_q.bias", (queries * 16,)),
+            ("attn_k.bias", (keys * 16,)),
+            ("attn_v.bias", (keys * 8,)),
+            ("attn_output.weight", (HIDDEN, queries * 8)),
+            ("ffn_gate.weight", (width, HIDDEN)),
+            ("ffn_up.weight", (width, HIDDEN)),
+            ("ffn_down.weight", (HIDDEN, width)),
+        ):
+            expected[f"blk.{layer}.{name}"] = shape
+    tensors |= {name: tensor(shape) for name, shape in expected.items()}
+    tensors["rope_freqs.weight"] = tensor((8,))
+    config = read(make_gguf, (metadata, tensors))
+    shapes = {reference.name: reference.shape for reference in stored_in(config)}
+    assert {name: shapes[name] for name in expected} == expected
+    assert shapes["rope_freqs.weight"] == (8,)
+
     first, second = config.layers
-    rope = replace(first.mixer.rope, freq_base=5e5, has_factors=True)
-    mixer = Attention(8, 4, 32, 16, rope, qkv_bias=True, qk_norm=True)
-    config = replace(config, layers=(first, replace(second, mixer=mixer), first))
-    assert config.ropes == (first.mixer.rope, rope)
-    table = {(spec.role, spec.layer): spec for spec in tensors(config)}
-    for layer in (0, 2):
-        assert table["q", layer].shape == (HEADS * HEAD_DIM, HIDDEN)
-        assert table["v", layer].shape == (KV_HEADS * HEAD_DIM, HIDDEN)
-        assert ("q_bias", layer) not in table
-    shapes = {role: spec.shape for (role, layer), spec in table.items() if layer == 1}
-    assert (shapes["q"], shapes["k"], shapes["v"]) == ((256, HIDDEN), (128, HIDDEN), (64, HIDDEN))
-    assert (shapes["q_bias"], shapes["k_bias"], shapes["v_bias"]) == ((256,), (128,), (64,))
-    assert (shapes["q_norm"], shapes["k_norm"]) == ((32,), (32,))
-    assert shapes["o"] == (HIDDEN, 128)
-    assert table["rope_factors", None].shape == (HEAD_DIM // 2,)
-    assert table["q_bias", 1].name == "blk.1.attn_q.bias"
+    assert [heads(mixer_of(layer)) for layer in config.layers] == [
+        (HEADS, KV_HEADS, 16, 8),
+        (8, 4, 16, 8),
+    ]
+    (rope,) = config.ropes
+    other = replace(rope, freq_base=5e5)
+    block = second.blocks[0]
+    branch = replace(block.branches[0], network=replace(mixer_of(second), rope=other))
+    second = replace(second, blocks=(replace(block, branches=(branch,)), second.blocks[1]))
+    assert replace(config, layers=(first, second, first)).ropes == (rope, other)
 
 
 def test_a_tied_model(make_gguf: Maker) -> None:
@@ -182,14 +229,11 @@ def test_a_bias_of_the_output(make_gguf: Maker, tied: bool) -> None:
     tensors["output.bias"] = tensor((VOCAB,))
     if tied:
         del tensors["output.weight"]
-    with Gguf(make_gguf(metadata, tensors)) as gguf, paper_device("sm_90", 132) as device:
-        config = Config.from_gguf(gguf)
-        assert (config.tied, config.output_bias) == (tied, True)
-        with Weights(gguf, config, device) as weights:
-            assert weights.output.bias is not None
-            assert weights.output.bias.nbytes == 4 * VOCAB
-            assert weights.embedding.bias is None
-            assert (weights.output.data == weights.embedding.data) == tied
+    config = read(make_gguf, (metadata, tensors))
+    assert config.tied == tied
+    assert config.output.bias is not None
+    assert (config.output.bias.name, config.output.bias.size) == ("output.bias", VOCAB)
+    assert (config.output.matrix == config.embedding) == tied
 
 
 @pytest.mark.parametrize("missing", ["blk.0.attn_k.bias", "blk.1.attn_q.bias", "blk.1.attn_v.bias"])
@@ -199,7 +243,7 @@ def test_biases_of_queries_keys_and_values_come_together(make_gguf: Maker, missi
         for name, count in (("attn_q", HEADS), ("attn_k", KV_HEADS), ("attn_v", KV_HEADS)):
             tensors[f"blk.{layer}.{name}.bias"] = tensor((count * HEAD_DIM,))
     config = read(make_gguf, (metadata, dict(tensors)))
-    assert all(layer.mixer.qkv_bias for layer in config.layers)
+    assert all(has_qkv_bias(mixer_of(layer)) for layer in config.layers)
     del tensors[missing]
     assert f"tensor '{missing}' " in refused(make_gguf, (metadata, tensors))
 
@@ -213,7 +257,8 @@ def test_norms_of_heads_are_qwen3_s(make_gguf: Maker) -> None:
     assert "tensor 'blk.0.attn_q_norm.weight' is no part of a 'llama' model" in message
     metadata = {key.replace("llama.", "qwen3."): value for key, value in metadata.items()}
     metadata["general.architecture"] = "qwen3"
-    assert all(layer.mixer.qk_norm for layer in read(make_gguf, (metadata, tensors)).layers)
+    layers = read(make_gguf, (metadata, tensors)).layers
+    assert all(mixer_of(layer).qk_norm for layer in layers)
 
 
 def test_the_vocabulary_size_is_the_embedding_s(make_gguf: Maker) -> None:
@@ -228,7 +273,7 @@ def test_kv_heads_default_to_heads(make_gguf: Maker) -> None:
     for layer in range(LAYERS):
         for name in ("attn_k", "attn_v"):
             tensors[f"blk.{layer}.{name}.weight"] = tensor((HEADS * HEAD_DIM, HIDDEN))
-    assert read(make_gguf, (metadata, tensors)).layers[0].mixer.kv_heads == HEADS
+    assert mixer_of(read(make_gguf, (metadata, tensors)).layers[0]).kv_heads == HEADS
 
 
 def test_a_head_dim_of_its_own(make_gguf: Maker) -> None:
@@ -239,7 +284,8 @@ def test_a_head_dim_of_its_own(make_gguf: Maker) -> None:
             tensors[f"blk.{layer}.{name}.weight"] = tensor((heads * 32, HIDDEN))
         tensors[f"blk.{layer}.attn_output.weight"] = tensor((HIDDEN, HEADS * 32))
     config = read(make_gguf, (metadata, tensors))
-    mixer = config.layers[0].mixer
+    mixer = mixer_of(config.layers[0])
+    assert mixer.rope is not None
     assert (mixer.key_dim, mixer.value_dim, mixer.rope.dim) == (32, 32, 32)
 
 
@@ -268,7 +314,7 @@ def test_a_missing_key_is_named(make_gguf: Maker, key: str) -> None:
         ("llama.block_count", -2, "'llama.block_count' is -2"),
         ("llama.block_count", "2", "'llama.block_count' is str '2', expected an integer"),
         ("llama.block_count", True, "'llama.block_count' is bool 'True', expected an integer"),
-        ("llama.block_count", 4_000_000_000, "tensor 'blk.2.attn_norm.weight' (64) is missing"),
+        ("llama.block_count", 4_000_000_000, "tensor 'blk.2.attn_q.weight' (64, 64) is missing"),
         ("llama.embedding_length", 0, "embedding_length"),
         ("llama.attention.head_count", 0, "head_count"),
         ("llama.attention.head_count_kv", 3, "4 query heads are no multiple of 3 KV heads"),
@@ -292,11 +338,10 @@ def test_a_bad_value_is_named(make_gguf: Maker, key: str, value: object, message
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("general.architecture", "mamba", "architecture 'mamba' is not supported (supported: "),
+        ("general.architecture", "rwkv6", "architecture 'rwkv6' is not supported (supported: "),
         ("general.architecture", "x\ny", r"architecture 'x\ny'"),
-        ("llama.expert_count", 8, "a mixture of 8 experts (llama.expert_count)"),
-        ("llama.attention.value_length", 8, "heads of 16 for keys and 8 for values"),
-        ("llama.rope.scaling.type", "longrope", "scaling.type is 'longrope'"),
+        ("llama.rope.scaling.type", "dynamic", "scaling.type is 'dynamic'"),
+        ("llama.attention.causal", False, "llama.attention.causal is false"),
     ],
 )
 def test_what_is_not_supported_is_named(
@@ -333,10 +378,10 @@ def test_every_wrong_shape_is_named_with_both_shapes(make_gguf: Maker) -> None:
 @pytest.mark.parametrize(
     ("name", "type_id", "type_name"),
     [
-        ("blk.1.ffn_down.weight", IQ4_NL, "IQ4_NL"),
-        ("token_embd.weight", Q8_1, "Q8_1"),
+        ("blk.1.ffn_down.weight", Q8_1, "Q8_1"),
+        ("token_embd.weight", I8, "I8"),
         ("output.weight", I32, "I32"),
-        ("output_norm.weight", F16, "F16"),
+        ("output_norm.weight", Q8_0, "Q8_0"),
     ],
 )
 def test_a_tensor_type_that_is_not_supported_is_named(
@@ -350,7 +395,7 @@ def test_a_tensor_type_that_is_not_supported_is_named(
 
 @pytest.mark.parametrize(
     "name",
-    ["blk.0.attn_output.bias", "blk.0.ffn_gate_inp.weight", "blk.2.attn_norm.weight", "extra"],
+    ["blk.0.ffn_norm.bias", "blk.0.ffn_gate_inp.weight", "blk.2.attn_norm.weight", "extra"],
 )
 def test_a_tensor_that_would_be_ignored_is_refused(make_gguf: Maker, name: str) -> None:
     metadata, tensors = small_model()
@@ -361,5 +406,5 @@ def test_a_tensor_that_would_be_ignored_is_refused(make_gguf: Maker, name: str) 
 
 
 def test_a_vocabulary_without_a_model_is_refused(vocab_file: Callable[[str], Path]) -> None:
-    with Gguf(vocab_file("llama-spm")) as gguf, pytest.raises(ConfigError, match="token_embd"):
-        Config.from_gguf(gguf)
+    with Gguf(vocab_file("llama-spm")) as file, pytest.raises(ConfigError, match="token_embd"):
+        Config.from_gguf(file)

@@ -1,0 +1,32 @@
+"""The vectors between layers, and what is known of the norm that follows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from urdir.model.memory.norms import NormLayer
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Vectors ``x`` (rows, n) f32. The launch that made them may have begun the ``norm`` that
+    follows: x times its weights is in ``scaled``, and a ``summary`` of both (`GemmSmall`); or
+    completed it, in ``normed``."""
+
+    x: Slice
+    norm: NormLayer | None = None
+    scaled: Slice | None = None
+    summary: Slice | None = None
+    normed: Slice | None = None
+
+    def has_begun(self, norm: NormLayer | None) -> bool:
+        """Whether the launch that made the vectors has begun this norm."""
+        return norm is not None and self.scaled is not None and norm == self.norm
+
+    def has_completed(self, norm: NormLayer | None) -> bool:
+        """Whether ``normed`` is what this norm gives."""
+        return norm is not None and self.normed is not None and norm == self.norm

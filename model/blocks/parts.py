@@ -1,0 +1,124 @@
+"""What a layer is built from: the owners of device memory, the step's rows, and where results go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
+from urdir.model.blocks.rows import Rows
+from urdir.model.families.description import Config
+from urdir.model.families.stored import Linear, Normalization, StoredVector
+from urdir.model.memory.device_state import DecodeState
+from urdir.model.memory.kv_cache import KvCache
+from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.weights import Matrix, Weights
+from urdir.model.memory.workspace import STREAMS
+from urdir.ptxgen.kernels.rescale import Rescale
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.memory import Arena, Slice
+    from urdir.driver.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParts:
+    """The device, and the owners of everything on it that layers read and write.
+
+    ``exact`` keeps activations f32; without ``fused``, decode attention is launched in parts.
+    """
+
+    device: Device
+    config: Config
+    weights: Weights
+    cache: KvCache
+    work: Arena
+    exact: bool
+    fused: bool = True
+
+    def linear(self, plan: Plan, rows: Rows) -> LinearLayers:
+        """What appends this step's linear layers to ``plan``."""
+        limits = device_limits(self.device.properties)
+        return LinearLayers(plan, self.work, rows.count, exact=self.exact, limits=limits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts(LayerParts):
+    """What a step reads and writes: that of its layers, and the rows' tokens and positions."""
+
+    state: DecodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where the last product of a network goes: y = residual + scale * product, or the product
+    alone; then the norm that follows may be begun. ``y`` is no buffer that the launch reads."""
+
+    y: Slice
+    residual: Slice | None
+    next_norm: NormLayer | None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStep:
+    """One layer in one step: what its launches are appended to and made of."""
+
+    plan: Plan
+    parts: LayerParts
+    rows: Rows
+    index: int
+
+    @property
+    def linear(self) -> LinearLayers:
+        """What appends linear layers."""
+        return self.parts.linear(self.plan, self.rows)
+
+    @property
+    def work(self) -> Arena:
+        """The intermediates."""
+        return self.parts.work
+
+    def name(self, of: str) -> str:
+        """The label of a launch."""
+        return f"blk.{self.index}.{of}"
+
+    def matrix(self, of: Linear) -> Matrix:
+        """A matrix of the description, on the device."""
+        return self.parts.weights.matrix(of)
+
+    def vector(self, of: StoredVector) -> Slice:
+        """A vector of the description, on the device."""
+        return self.parts.weights.vector(of)
+
+    def norm(self, of: Normalization | None) -> NormLayer | None:
+        """A norm of the description, on the device."""
+        return None if of is None else self.parts.weights.norm(of)
+
+    def free(self, *used: Slice) -> Slice:
+        """A buffer for the stream that is none of those."""
+        return next(self.work[name] for name in STREAMS if self.work[name] not in used)
+
+    def finish(
+        self, label: str, matrix: Matrix, x: Slice, to: Destination, *, fill: bool = False
+    ) -> Activations:
+        """The last product of a network, to its destination."""
+        label, linear = self.name(label), self.linear
+        if to.residual is None:
+            linear.append(label, [(matrix, to.y)], Activations(x), scale=to.scale)
+            return Activations(to.y)
+        return linear.append_residual(
+            label, matrix, x, to.residual, to.y, to.next_norm, fill=fill, scale=to.scale
+        )
+
+    def scale(self, label: str, x: Slice, y: Slice, scale: float) -> None:
+        """y = scale * x, of the stream."""
+        kernel = Rescale(self.rows.count * self.parts.config.hidden, scale=scale)
+        self.plan.launch(kernel, self.name(label), x=x, y=y)
+
+    def multiply(self, label: str, x: Slice, factor: Slice, y: Slice) -> Slice:
+        """y = factor * x, of the stream; ``factor`` (1,) is a weight. Returns y."""
+        kernel = Rescale(self.rows.count * self.parts.config.hidden, scaled=True)
+        self.plan.launch(kernel, self.name(label), x=x, s=factor, y=y)
+        return y

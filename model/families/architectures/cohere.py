@@ -1,0 +1,71 @@
+"""Command R and Command A (Cohere): attention beside a network, both of one LayerNorm without bias;
+the embedding is the output matrix, too.
+
+Keys: those of `parts` and `rope`, attention.layer_norm_epsilon, logit_scale (0: none); cohere2:
+attention.sliding_window, attention.sliding_window_pattern. llama.cpp: `src/models/` command-r.cpp,
+cohere2.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from urdir.model.families.dense import decoder
+from urdir.model.families.description import Attention, Config, QkNorm
+from urdir.model.families.parts import attention, dense, head_dims, heads, layer_norm
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import read_rope
+from urdir.model.families.windows import windowed_layers
+
+
+def command_r(file: Reader) -> Config:
+    """Command R; from 64 layers on each head of queries and keys is normalised by weights of its
+    own."""
+    norm, (key_dim, _) = layer_norm(file), head_dims(file)
+    rope = read_rope(file, "interleaved", key_dim, factors=False)
+    has_norms = file.layer_count() >= 64
+
+    def mixer(layer: int) -> Attention:
+        queries, keys = heads(file, layer)
+        norms = QkNorm(
+            file.norm("attn_q_norm", layer, norm, queries, key_dim),
+            file.norm("attn_k_norm", layer, norm, keys, key_dim),
+        )
+        return attention(
+            file, layer, rope, qk_norm=norms if has_norms else None, output_bias="absent"
+        )
+
+    return _decoder(file, mixer, file.optional("logit_scale", float, 0.0))
+
+
+def cohere2(file: Reader) -> Config:
+    """Command R7B and Command A: three of four layers have a window, and only those have RoPE."""
+    rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
+    windowed, window = windowed_layers(file, 4), file.size("attention.sliding_window")
+
+    def mixer(layer: int) -> Attention:
+        return attention(
+            file,
+            layer,
+            rope if windowed[layer] else None,
+            window=window if windowed[layer] else 0,
+            output_bias="absent",
+        )
+
+    return _decoder(file, mixer, file.number("logit_scale"))
+
+
+def _decoder(file: Reader, mixer: Callable[[int], Attention], scale: float) -> Config:
+    return decoder(
+        file,
+        layer_norm(file),
+        mixer,
+        lambda layer: dense(file, layer, bias="absent"),
+        norms=("attn_norm", "attn_norm"),
+        side_by_side=True,
+        output="absent",
+        logit_scale=scale or 1.0,
+    )
+
+
+ARCHITECTURES = {"command-r": command_r, "cohere2": cohere2}

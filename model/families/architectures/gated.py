@@ -1,0 +1,145 @@
+"""Decoders with gated attention or a stream that comes back: Muse Glimmer, Spark 2.5, Talkie.
+
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; more at each family. llama.cpp:
+`src/models/` muse-glimmer.cpp, spark2-5.cpp, talkie.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from urdir.model.families.dense import decoder, plain
+from urdir.model.families.description import Attention, Config, LayerConfig, OutputGate, QkNorm
+from urdir.model.families.parts import (
+    GELU,
+    attention,
+    dense,
+    head_dims,
+    heads,
+    model,
+    required_head_norms,
+    rms_norm,
+    sequential,
+)
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import read_rope, windowed_rope
+from urdir.model.families.windows import flagged_layers, windowed_layers
+from urdir.ptxgen.kernels.norm import Norm
+
+
+def muse_glimmer(file: Reader) -> Config:
+    """Muse Glimmer: normalised embedding and heads, gates by value; three of four layers have a
+    window, and only those have RoPE.
+
+    Keys: attention.sliding_window, attention.sliding_window_pattern, rope.freq_base_swa,
+    rope.dimension_count_swa, logit_scale, final_logit_softcapping (default 30; 0: none).
+    """
+    norm, (key_dim, value_dim) = rms_norm(file), head_dims(file)
+    after = Norm("rms", 1e-8)
+    rope = read_rope(file, "interleaved", key_dim, factors=False)
+    local = windowed_rope(file, rope, key_dim, scaled=False)
+    windowed, window = windowed_layers(file, 4), file.size("attention.sliding_window")
+
+    def mixer(layer: int) -> Attention:
+        return attention(
+            file,
+            layer,
+            local if windowed[layer] else None,
+            qk_norm=required_head_norms(file, layer, norm, key_dim),
+            window=window if windowed[layer] else 0,
+            gate=_gate(file, layer, heads(file, layer)[0] * value_dim),
+            output_bias="absent",
+        )
+
+    def layer(index: int) -> LayerConfig:
+        return sequential(
+            mixer(index),
+            dense(file, index, bias="absent"),
+            (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
+            (
+                file.norm("post_attention_norm", index, after),
+                file.norm("post_ffw_norm", index, after),
+            ),
+        )
+
+    return model(
+        file,
+        layer,
+        file.norm("output_norm", None, norm),
+        output="required",
+        embedding_norm=plain(norm),
+        logit_scale=file.number("logit_scale"),
+        softcap=file.optional("final_logit_softcapping", float, 30.0),
+    )
+
+
+def spark2_5(file: Reader) -> Config:
+    """Spark 2.5 (iFlytek): gates by head, GELU gates in the network, windows in some layers.
+
+    Keys: attention.sliding_window, attention.sliding_window_pattern (a flag for each layer),
+    rope.freq_base_swa, rope.dimension_count_swa.
+    """
+    key_dim, _ = head_dims(file)
+    rope = read_rope(file, "half", key_dim, factors=False)
+    local = windowed_rope(file, rope, key_dim, scaled=True)
+    windowed, window = flagged_layers(file), file.size("attention.sliding_window")
+
+    def mixer(layer: int) -> Attention:
+        return attention(
+            file,
+            layer,
+            local if windowed[layer] else rope,
+            window=window if windowed[layer] else 0,
+            gate=_gate(file, layer, heads(file, layer)[0]),
+            output_bias="absent",
+        )
+
+    return decoder(
+        file, rms_norm(file), mixer, lambda layer: dense(file, layer, GELU, bias="absent")
+    )
+
+
+def _gate(file: Reader, layer: int, rows: int) -> OutputGate:
+    return OutputGate(file.linear("attn_gate", layer, rows, file.hidden, bias="absent"), "sigmoid")
+
+
+def talkie(file: Reader) -> Config:
+    """Talkie: norms without weights; heads are normalised after they have turned, queries times a
+    weight for each head; the normalised embedding comes back after every layer, times
+    layer_output_scale. Key: logit_scale.
+    """
+    norm = rms_norm(file)
+    bare = plain(norm)
+    rope = read_rope(file, "half", head_dims(file)[0], factors=False)
+
+    def mixer(layer: int) -> Attention:
+        queries, (key_dim, _) = heads(file, layer)[0], head_dims(file)
+        q = file.norm("attn_q_norm", layer, norm, queries, 1)
+        assert q.weight is not None
+        q = replace(q, weight=q.weight.repeated(key_dim))
+        norms = QkNorm(q, bare, after_rope=True)
+        return attention(file, layer, rope, qk_norm=norms, output_bias="absent")
+
+    def more(layer: int) -> dict[str, Any]:
+        return {
+            "adds": "embedding",
+            "adds_scale": file.vector("layer_output_scale.weight", layer, 1),
+        }
+
+    return decoder(
+        file,
+        norm,
+        mixer,
+        lambda layer: dense(file, layer, bias="absent"),
+        norms=(bare, bare),
+        output_norm=bare,
+        more=more,
+        output="required",
+        embedding_norm=bare,
+        saves="embedding",
+        logit_scale=file.number("logit_scale"),
+    )
+
+
+ARCHITECTURES = {"muse-glimmer": muse_glimmer, "spark2_5": spark2_5, "talkie": talkie}

@@ -1,0 +1,124 @@
+"""Gemma 1 to 3 (arXiv 2403.08295, 2408.00118, 2503.19786): GELU gates, an embedding times
+sqrt(hidden), which is the output matrix, too. The 1 of (1 + weight) is in the stored norms.
+
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; Gemma 2 and 3:
+attention.sliding_window, attention.sliding_window_pattern, rope.freq_base_swa,
+rope.dimension_count_swa, final_logit_softcapping; Gemma 2: attn_logit_softcapping.
+llama.cpp: `src/models/` gemma.cpp, gemma2.cpp, gemma3.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from urdir.model.families.dense import decoder
+from urdir.model.families.description import Attention, Config
+from urdir.model.families.parts import (
+    GELU,
+    attention,
+    dense,
+    head_dims,
+    required_head_norms,
+    rms_norm,
+)
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import read_rope, windowed_rope
+from urdir.model.families.windows import optional_window, windowed_layers
+
+_POST_NORMS = ("post_attention_norm", "post_ffw_norm")
+
+
+def gemma(file: Reader) -> Config:
+    """Gemma 1."""
+    key_dim, value_dim = head_dims(file)
+    rope = read_rope(file, "half", key_dim, factors=False)
+    scale = 1.0 / math.sqrt(value_dim)
+    return _decoder(
+        file,
+        lambda layer: attention(file, layer, rope, scale=scale, output_bias="absent"),
+        output="absent",
+    )
+
+
+def gemma2(file: Reader) -> Config:
+    """Gemma 2: every second layer has a window; soft-caps of scores and logits."""
+    key_dim, _ = head_dims(file)
+    rope = read_rope(file, "half", key_dim, factors=False)
+    local = windowed_rope(file, rope, key_dim, scaled=True)
+    windowed = windowed_layers(file, 2)
+    window = file.size("attention.sliding_window", 4096)
+    scale = _scale(file, largest=46)
+    softcap = file.number("attn_logit_softcapping", 50.0)
+
+    def mixer(layer: int) -> Attention:
+        return attention(
+            file,
+            layer,
+            local if windowed[layer] else rope,
+            scale=scale,
+            softcap=softcap,
+            window=window if windowed[layer] else 0,
+            output_bias="absent",
+        )
+
+    return _decoder(
+        file,
+        mixer,
+        post_norms=_POST_NORMS,
+        output="absent",
+        softcap=file.number("final_logit_softcapping", 30.0),
+    )
+
+
+def gemma3(file: Reader) -> Config:
+    """Gemma 3: normalised heads; five of six layers have a window, and turn by another base."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = read_rope(file, "half", key_dim, factors=False)
+    local, window = rope, optional_window(file)
+    windowed = [False] * file.layer_count()
+    if window:
+        local = windowed_rope(file, rope, key_dim, scaled=False, base=1e4)
+        windowed = windowed_layers(file, 6)
+    scale = _scale(file, largest=62)
+
+    def mixer(layer: int) -> Attention:
+        return attention(
+            file,
+            layer,
+            local if windowed[layer] else rope,
+            scale=scale,
+            qk_norm=required_head_norms(file, layer, norm, key_dim),
+            window=window if windowed[layer] else 0,
+            output_bias="absent",
+        )
+
+    return _decoder(
+        file,
+        mixer,
+        post_norms=_POST_NORMS,
+        softcap=file.optional("final_logit_softcapping", float, 0.0),
+        unused=("dense_2.weight", "dense_3.weight"),
+    )
+
+
+def _scale(file: Reader, largest: int) -> float:
+    """The largest models, known by their number of layers, divide by the root of hidden / heads."""
+    if file.layer_count() == largest:
+        return 1.0 / math.sqrt(file.hidden // file.size_at("attention.head_count", 0))
+    return 1.0 / math.sqrt(head_dims(file)[0])
+
+
+def _decoder(file: Reader, mixer: Callable[[int], Attention], **options: Any) -> Config:
+    return decoder(
+        file,
+        rms_norm(file),
+        mixer,
+        lambda layer: dense(file, layer, GELU, bias="absent"),
+        embedding_scale=math.sqrt(file.hidden),
+        **options,
+    )
+
+
+ARCHITECTURES = {"gemma": gemma, "gemma2": gemma2, "gemma3": gemma3}

@@ -1,0 +1,213 @@
+"""Gemma 4 (Google 2026): Gemma 3 with wider heads in layers that attend to everything, keys that
+may serve as values, late layers that use the keys and values of earlier ones, and embeddings for
+each layer.
+
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon, attention.sliding_window,
+attention.sliding_window_pattern (a flag for each layer), attention.key_length_swa and
+value_length_swa, attention.shared_kv_layers, rope.freq_base_swa (default 10000),
+rope.dimension_count_swa, embedding_length_per_layer_input (0: none), final_logit_softcapping
+(default 30; 0: none), expert_feed_forward_length. llama.cpp: `src/models/` gemma4.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from urdir.model.errors import ConfigError
+from urdir.model.families.description import (
+    Attention,
+    Block,
+    Branch,
+    Config,
+    LayerConfig,
+    LayerEmbedding,
+    LayerEmbeddings,
+    QkNorm,
+    Router,
+)
+from urdir.model.families.mixtures import expert_width, mixture, router
+from urdir.model.families.parts import GELU, dense, head_dims, heads, model, qkv, rms_norm
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import RopeConfig, read_rope, windowed_rope
+from urdir.model.families.stored import Linear, Normalization
+from urdir.model.families.windows import flagged_layers
+from urdir.ptxgen.kernels.norm import Norm
+
+
+def gemma4(file: Reader) -> Config:
+    """Gemma 4, dense or with experts beside the dense networks."""
+    norm, windowed = rms_norm(file), flagged_layers(file)
+    for kind in ("key", "value"):
+        file.required(f"attention.{kind}_length_swa", int)
+    own = file.layer_count() - file.count("attention.shared_kv_layers")
+    if not own > 0 or own < min(2, len(windowed)):
+        raise ConfigError(f"{file.key('attention.shared_kv_layers')} leaves {own} layers")
+    sources = [_source(file, windowed, own, layer) for layer in range(len(windowed))]
+    width = file.count("embedding_length_per_layer_input")
+    ropes = _ropes(file, windowed)
+    window = file.size("attention.sliding_window")
+
+    def layer(index: int) -> LayerConfig:
+        is_local = windowed[index]
+        mixer = _attention(file, index, norm, ropes[is_local], is_local, sources[index])
+        mixer = replace(mixer, window=window if is_local else 0)
+        blocks = (
+            Block(
+                (Branch(mixer, file.norm("attn_norm", index, norm)),),
+                file.norm("post_attention_norm", index, norm),
+            ),
+            _network(file, index, norm),
+        )
+        return LayerConfig(
+            blocks,
+            embedding=_layer_embedding(file, index, norm, width) if width else None,
+            output_scale=file.optional_vector("layer_output_scale.weight", index, 1),
+        )
+
+    config = model(
+        file,
+        layer,
+        file.norm("output_norm", None, norm),
+        embedding_scale=math.sqrt(file.hidden),
+        layer_embeddings=_layer_embeddings(file, norm, width) if width else None,
+        softcap=file.optional("final_logit_softcapping", float, 30.0),
+    )
+    unused = (*config.unused_tensors, *_unused(file, sources))
+    return replace(config, unused_tensors=unused)
+
+
+def _source(file: Reader, windowed: list[bool], own: int, layer: int) -> int | None:
+    """The layer whose keys and values a late layer uses: of the last two that have their own, the
+    one before last has a window, the last has none."""
+    if layer < own:
+        return None
+    source = own - (2 if windowed[layer] else 1)
+    if source < 0 or windowed[source] != windowed[layer]:
+        raise ConfigError(
+            f"layer {layer} shares no keys and values of its kind "
+            f"({file.key('attention.shared_kv_layers')}, sliding_window_pattern)"
+        )
+    return source
+
+
+def _ropes(file: Reader, windowed: list[bool]) -> dict[bool, RopeConfig]:
+    """How layers turn, with a window or without: those without by divided frequencies, so that a
+    part of the head stands (nearly) still."""
+    full_dim, local_dim = head_dims(file)[0], head_dims(file, windowed=True)[0]
+    rope = read_rope(file, "half", full_dim, factors=False)
+    local = windowed_rope(file, rope, local_dim, scaled=False, base=1e4)
+    if not all(windowed):
+        factors = file.vector("rope_freqs.weight", None, full_dim // 2)
+        rope = replace(rope, factors=factors.part(0, rope.dim // 2))
+    return {False: rope, True: local}
+
+
+def _attention(
+    file: Reader, layer: int, norm: Norm, rope: RopeConfig, windowed: bool, source: int | None
+) -> Attention:
+    queries, keys = heads(file, layer)
+    key_dim, value_dim = head_dims(file, windowed)
+    if key_dim != value_dim:
+        raise ConfigError(
+            f"heads of {key_dim} for keys and {value_dim} for values in layer {layer}"
+        )
+    width = keys * key_dim
+    k: Linear | None
+    v: Linear | None
+    if file.has("attn_qkv.weight", layer):
+        q, k, v = qkv(file, layer, (queries * key_dim, width, width), "absent")
+    else:
+        q = file.linear("attn_q", layer, queries * key_dim, file.hidden, bias="absent")
+        k, v = (
+            file.linear(f"attn_{name}", layer, width, file.hidden, bias="absent") for name in "kv"
+        )
+        if not file.has("attn_v.weight", layer):
+            v = None
+    q_norm = file.norm("attn_q_norm", layer, norm, key_dim)
+    # a layer without keys of its own has nothing to normalise there
+    k_norm = q_norm if source is not None else file.norm("attn_k_norm", layer, norm, key_dim)
+    return Attention(
+        heads=queries,
+        kv_heads=keys,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        scale=1.0,
+        q=q,
+        k=k if source is None else None,
+        v=v if source is None else None,
+        o=file.linear("attn_output", layer, file.hidden, queries * value_dim, bias="absent"),
+        rope=rope,
+        qk_norm=QkNorm(q_norm, k_norm),
+        v_norm=Norm("rms", norm.eps, weight=False),
+        shares_cache_of=source,
+    )
+
+
+def _network(file: Reader, layer: int, norm: Norm) -> Block:
+    """A dense network, and experts beside it where the layer has a router: each with norms of its
+    own."""
+    network = dense(file, layer, GELU, bias="absent")
+    before, after = (file.norm(name, layer, norm) for name in ("ffn_norm", "post_ffw_norm"))
+    if not file.has("ffn_gate_inp.weight", layer):
+        return Block((Branch(network, before),), after)
+    branches = (
+        Branch(network, before, file.norm("post_ffw_norm_1", layer, norm)),
+        Branch(
+            mixture(file, layer, _router(file, layer, norm), expert_width(file, layer), GELU),
+            file.norm("pre_ffw_norm_2", layer, norm),
+            file.norm("post_ffw_norm_2", layer, norm),
+        ),
+    )
+    return Block(branches, after)
+
+
+def _router(file: Reader, layer: int, norm: Norm) -> Router:
+    """It reads a norm of its own of the stream; each expert's result has a scale."""
+    weight = file.vector("ffn_gate_inp.scale", layer, file.hidden)
+    route = router(file, layer, normalize=True)
+    scale = None
+    if file.has("ffn_down_exps.scale", layer):
+        scale = file.vector("ffn_down_exps.scale", layer, route.experts)
+    return replace(
+        route,
+        reads="norm",
+        norm=Normalization(norm, weight),
+        norm_scale=1.0 / math.sqrt(file.hidden),
+        expert_scale=scale,
+    )
+
+
+def _layer_embedding(file: Reader, layer: int, norm: Norm, width: int) -> LayerEmbedding:
+    return LayerEmbedding(
+        file.linear("inp_gate", layer, width, file.hidden, bias="absent"),
+        file.linear("proj", layer, file.hidden, width, bias="absent"),
+        file.norm("post_norm", layer, norm),
+        GELU,
+    )
+
+
+def _layer_embeddings(file: Reader, norm: Norm, width: int) -> LayerEmbeddings:
+    hidden, total = file.hidden, file.layer_count() * width
+    vocab = file.stored.get("token_embd.weight", (0,))[0]
+    return LayerEmbeddings(
+        table=file.matrix("per_layer_token_embd", None, vocab, total),
+        scale=math.sqrt(width),
+        proj=file.linear("per_layer_model_proj", None, total, hidden, bias="absent"),
+        proj_scale=1.0 / math.sqrt(hidden),
+        norm=file.norm("per_layer_proj_norm", None, norm, width),
+        input_scale=1.0 / math.sqrt(2.0),
+        width=width,
+    )
+
+
+def _unused(file: Reader, sources: list[int | None]) -> Iterator[str]:
+    """Keys and values stored for layers that use those of others."""
+    for layer, source in enumerate(sources):
+        for name in ("attn_k", "attn_v", "attn_k_norm"):
+            if source is not None and file.has(f"{name}.weight", layer):
+                yield f"blk.{layer}.{name}.weight"
+
+
+ARCHITECTURES = {"gemma4": gemma4}

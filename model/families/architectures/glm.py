@@ -1,0 +1,44 @@
+"""GLM (arXiv 2406.12793): RoPE of a part of each head, gates and ups stored as one matrix.
+
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; for GLM 4 of 2025
+rope.dimension_sections. llama.cpp: `src/models/` chatglm.cpp, glm4.cpp.
+"""
+
+from __future__ import annotations
+
+from urdir.model.families.dense import decoder
+from urdir.model.families.description import Config
+from urdir.model.families.parts import attention, dense, head_dims, rms_norm
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import read_rope, with_sections
+
+
+def chatglm(file: Reader) -> Config:
+    """ChatGLM 2 and 3, GLM 4 of 2024."""
+    rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
+    return decoder(
+        file,
+        rms_norm(file),
+        lambda layer: attention(file, layer, rope, output_bias="absent"),
+        lambda layer: dense(file, layer, bias="absent"),
+    )
+
+
+def glm4(file: Reader) -> Config:
+    """GLM 4 of 2025: norms after attention and network, too. With positions of several axes (GLM
+    4V) halves turn together instead of neighbours."""
+    sizes = file.integers("rope.dimension_sections")
+    axes = len(sizes) > 1 and min(sizes[:2]) > 0
+    rope = read_rope(file, "half" if axes else "interleaved", head_dims(file)[0], factors=False)
+    if axes:
+        rope = with_sections(file, rope)
+    return decoder(
+        file,
+        rms_norm(file),
+        lambda layer: attention(file, layer, rope, output_bias="absent"),
+        lambda layer: dense(file, layer, bias="absent"),
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+    )
+
+
+ARCHITECTURES = {"chatglm": chatglm, "glm4": glm4}

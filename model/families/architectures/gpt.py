@@ -1,0 +1,227 @@
+"""GPT-2 (Radford et al. 2019) and its relatives: LayerNorm with biases, mostly GELU without gates.
+
+Keys: those of `parts`, of `rope` where heads turn, attention.layer_norm_epsilon; more at each
+family. llama.cpp: `src/models/` gpt2.cpp, starcoder.cpp, starcoder2.cpp, bloom.cpp, codeshell.cpp,
+gptneox.cpp, falcon.cpp, jais.cpp, jais2.cpp, mpt.cpp, nemotron.cpp, orion.cpp, stablelm.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from urdir.model.families.dense import decoder
+from urdir.model.families.description import Attention, Config, Dense, LayerConfig, QkNorm
+from urdir.model.families.parts import (
+    GELU,
+    RELU2,
+    SILU,
+    attention,
+    dense,
+    head_dims,
+    heads,
+    layer_norm,
+    model,
+    parallel,
+    sequential,
+)
+from urdir.model.families.reader import Presence, Reader
+from urdir.model.families.rope import RopeConfig, read_rope
+from urdir.model.families.stored import StoredMatrix
+from urdir.ptxgen.kernels.activation import Activation
+
+
+def _rope(file: Reader) -> RopeConfig:
+    return read_rope(file, "half", head_dims(file)[0], factors=False)
+
+
+def _positions(file: Reader) -> StoredMatrix:
+    return file.matrix("position_embd", None, file.size("context_length"), file.hidden)
+
+
+def _decoder(
+    file: Reader,
+    rope: RopeConfig | None,
+    activation: Activation = GELU,
+    *,
+    gated: bool = False,
+    qkv_bias: Presence = "optional",
+    output_bias: Presence = "required",
+    bias: Presence = "required",
+    attends: dict[str, Any] | None = None,
+    **options: Any,
+) -> Config:
+    """Equal layers; ``attends``: further fields of `Attention`."""
+    fields = {"qkv_bias": qkv_bias, "output_bias": output_bias, **(attends or {})}
+    return decoder(
+        file,
+        layer_norm(file),
+        lambda layer: attention(file, layer, rope, **fields),
+        lambda layer: dense(file, layer, activation, gated=gated, bias=bias),
+        **{"norm_bias": "required", **options},
+    )
+
+
+def gpt2(file: Reader) -> Config:
+    """GPT-2 and StarCoder (arXiv 2305.06161): learned positions."""
+    return _decoder(file, None, qkv_bias="required", positions=_positions(file))
+
+
+def starcoder2(file: Reader) -> Config:
+    """StarCoder 2 (arXiv 2402.19173)."""
+    return _decoder(file, _rope(file))
+
+
+def codeshell(file: Reader) -> Config:
+    """CodeShell (arXiv 2403.15747); the output matrix serves as embedding in files without one."""
+    embedding = "token_embd" if file.has("token_embd.weight") else "output"
+    return _decoder(file, _rope(file), output="required", embedding=embedding)
+
+
+def bloom(file: Reader) -> Config:
+    """BLOOM (arXiv 2211.05100): ALiBi, a norm of the embedding."""
+    norm = file.norm("token_embd_norm", None, layer_norm(file), bias="required")
+    attends = {"max_bias": 8.0}
+    return _decoder(file, None, qkv_bias="required", attends=attends, embedding_norm=norm)
+
+
+def jais(file: Reader) -> Config:
+    """Jais (arXiv 2308.16149): ALiBi (attention.max_alibi_bias), scores divided by the head's
+    width, SwiGLU."""
+    max_bias = file.optional("attention.max_alibi_bias", float, 0.0)
+    attends = {"max_bias": max_bias, "scale": 1.0 / head_dims(file)[1]}
+    return _decoder(
+        file, None, SILU, gated=True, qkv_bias="required", attends=attends, output="required"
+    )
+
+
+def jais2(file: Reader) -> Config:
+    """Jais 2: squared ReLU."""
+    return _decoder(file, _rope(file), RELU2)
+
+
+def nemotron(file: Reader) -> Config:
+    """Nemotron 3 and 4 (arXiv 2402.16819): squared ReLU, RoPE of a part of each head. The 1 of
+    LayerNorm's (1 + weight) is in the stored weights."""
+    return _decoder(
+        file, _rope(file), RELU2, output_bias="optional", bias="optional", output="required"
+    )
+
+
+def orion(file: Reader) -> Config:
+    """Orion (arXiv 2401.12246): LLaMA with LayerNorm."""
+    return _decoder(
+        file,
+        _rope(file),
+        SILU,
+        gated=True,
+        output_bias="absent",
+        bias="absent",
+        output="required",
+    )
+
+
+def gptneox(file: Reader) -> Config:
+    """GPT-NeoX (arXiv 2204.06745), Pythia: attention beside the network, each with a norm, where
+    use_parallel_residual says so."""
+    side_by_side = file.required("use_parallel_residual", bool)
+    return _decoder(
+        file, _rope(file), qkv_bias="required", side_by_side=side_by_side, output="required"
+    )
+
+
+def mpt(file: Reader) -> Config:
+    """MPT (MosaicML 2023): ALiBi or learned positions, hardly a bias, activations that may be
+    divided by stored values.
+
+    Keys: attention.max_alibi_bias, attention.clamp_kqv (0: none).
+    """
+    norm, (key_dim, _) = layer_norm(file), head_dims(file)
+    max_bias = file.optional("attention.max_alibi_bias", float, 0.0)
+    clamp = file.optional("attention.clamp_kqv", float, 0.0)
+    has_norms = file.anywhere("attn_q_norm.weight")
+    has_divisors = file.anywhere("ffn.act.scales")
+
+    def mixer(layer: int) -> Attention:
+        queries, keys = heads(file, layer)
+        norms = None
+        if has_norms:
+            norms = QkNorm(
+                file.norm("attn_q_norm", layer, norm, queries * key_dim, bias="optional"),
+                file.norm("attn_k_norm", layer, norm, keys * key_dim, bias="optional"),
+                over="row",
+            )
+        return attention(file, layer, None, qk_norm=norms, max_bias=max_bias, clamp=max(clamp, 0.0))
+
+    def network(layer: int) -> Dense:
+        plain = dense(file, layer, GELU, gated=False)
+        divisors = file.vector("ffn.act.scales", layer, plain.width) if has_divisors else None
+        return replace(plain, divisors=divisors)
+
+    return decoder(
+        file,
+        norm,
+        mixer,
+        network,
+        norm_bias="optional",
+        positions=_positions(file) if file.has("position_embd.weight") else None,
+        unused=() if has_norms else ("attn_k_norm.weight", "attn_k_norm.bias"),
+    )
+
+
+def falcon(file: Reader) -> Config:
+    """Falcon (arXiv 2311.16867): attention beside the network, of one norm, or (40B: attn_norm_2)
+    of two."""
+    norm, rope = layer_norm(file), _rope(file)
+    second = file.anywhere("attn_norm_2.weight")
+
+    def layer(index: int) -> LayerConfig:
+        before = file.norm("attn_norm", index, norm, bias="required")
+        own = file.norm("attn_norm_2", index, norm, bias="optional") if second else before
+        return parallel(
+            attention(file, index, rope, qkv_bias="absent", output_bias="absent"),
+            dense(file, index, GELU, gated=False, bias="absent"),
+            (own, before),
+        )
+
+    return model(file, layer, file.norm("output_norm", None, norm, bias="required"))
+
+
+def stablelm(file: Reader) -> Config:
+    """StableLM (arXiv 2402.17834): LayerNorm and SwiGLU; heads may have norms. Without ffn_norm
+    (12B) attention is beside the network."""
+    norm, (key_dim, _) = layer_norm(file), head_dims(file)
+    rope = _rope(file)
+
+    def layer(index: int) -> LayerConfig:
+        queries, keys = heads(file, index)
+        q = file.optional_norm("attn_q_norm", index, norm, queries, key_dim)
+        k = file.optional_norm("attn_k_norm", index, norm, keys, key_dim)
+        norms = QkNorm(q, k) if q and k else None
+        mixer = attention(file, index, rope, qk_norm=norms, output_bias="absent")
+        network = dense(file, index, bias="absent")
+        before = file.norm("attn_norm", index, norm, bias="required")
+        between = file.optional_norm("ffn_norm", index, norm, bias="optional")
+        if between is None:
+            return parallel(mixer, network, (before, before))
+        return sequential(mixer, network, (before, between))
+
+    output_norm = file.norm("output_norm", None, norm, bias="required")
+    return model(file, layer, output_norm, output="required")
+
+
+ARCHITECTURES = {
+    "gpt2": gpt2,
+    "starcoder": gpt2,
+    "starcoder2": starcoder2,
+    "codeshell": codeshell,
+    "bloom": bloom,
+    "jais": jais,
+    "jais2": jais2,
+    "nemotron": nemotron,
+    "orion": orion,
+    "gptneox": gptneox,
+    "mpt": mpt,
+    "falcon": falcon,
+    "stablelm": stablelm,
+}

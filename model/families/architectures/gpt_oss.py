@@ -1,0 +1,52 @@
+"""gpt-oss (arXiv 2508.10925): windows in every second layer, a sink for each head, biases
+everywhere, and experts whose SwiGLU is limited to 7 and has up + 1.
+
+    experts: down(gate' sigmoid(1.702 gate') (up' + 1))     gate' = min(gate, 7), |up'| <= 7
+
+Weights are the softmax of the logits that were chosen. Keys: those of `parts`, `rope` and
+`windows`, expert_feed_forward_length. llama.cpp: `src/models/openai-moe.cpp`.
+"""
+
+from __future__ import annotations
+
+from urdir.model.families.dense import rms_decoder, turning
+from urdir.model.families.description import Attention, Config, Mixture
+from urdir.model.families.mixtures import expert_width, mixture, router
+from urdir.model.families.parts import attention, head_dims, heads
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import windowed_rope
+from urdir.model.families.windows import windowed_layers
+from urdir.ptxgen.kernels.activation import Activation
+
+
+def gpt_oss(file: Reader) -> Config:
+    """Of 20 and of 120 billion parameters."""
+    windowed, window = windowed_layers(file, 2), file.size("attention.sliding_window")
+    full = turning(file, "half")
+    local = windowed_rope(file, full, head_dims(file)[0], scaled=True)
+
+    def attends(index: int) -> Attention:
+        return attention(
+            file,
+            index,
+            local if windowed[index] else full,
+            window=window if windowed[index] else 0,
+            sinks=file.vector("attn_sinks.weight", index, heads(file, index)[0]),
+            output_bias="required",
+        )
+
+    def network(index: int) -> Mixture:
+        return mixture(
+            file,
+            index,
+            router(file, index, "softmax_selected", bias="required"),
+            expert_width(file, index),
+            Activation("swiglu_oai", 7.0),
+            bias="required",
+        )
+
+    names = ("attn_norm", "post_attention_norm")
+    return rms_decoder(file, attends, network, norms=names, output="required")
+
+
+ARCHITECTURES = {"gpt-oss": gpt_oss}

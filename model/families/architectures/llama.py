@@ -1,0 +1,73 @@
+"""The decoder of LLaMA (Touvron et al. 2023, arXiv 2302.13971) and its nearest relatives: RMSNorm
+before attention with grouped queries (GQA, Ainslie et al. 2023, arXiv 2305.13245) and before
+SwiGLU.
+
+    x += O attention(rope(Q x'), rope(K x'), V x')        x' = RMSNorm(x)
+    x += down(silu(gate x') * up x')                      x' = RMSNorm(x)
+
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; for "llama" expert_count,
+expert_used_count and groups (`mixtures`). llama.cpp: `src/models/`
+llama.cpp, qwen2.cpp, qwen3.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from urdir.model.families.description import Config, Dense, LayerConfig, Mixture
+from urdir.model.families.mixtures import optional_mixture
+from urdir.model.families.parts import (
+    attention,
+    dense,
+    head_dims,
+    head_norms,
+    model,
+    rms_norm,
+    sequential,
+)
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import read_rope
+from urdir.ptxgen.kernels.rotation import RopeStyle
+
+
+def llama(file: Reader) -> Config:
+    """Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM and others that GGUF calls "llama".
+
+    The converter permutes the rows of Q and K, so that neighbours turn together.
+    """
+    return _decoder(file, "interleaved", optional_mixture)
+
+
+def qwen2(file: Reader) -> Config:
+    """Qwen 2 and 2.5 (arXiv 2407.10671): biases of Q, K and V."""
+    return _decoder(file, "half")
+
+
+def qwen3(file: Reader) -> Config:
+    """Qwen 3 (arXiv 2505.09388), dense: each head of queries and keys is normalised before it
+    turns."""
+    return _decoder(file, "half", head_norm=True)
+
+
+def _decoder(
+    file: Reader,
+    style: RopeStyle,
+    network: Callable[[Reader, int], Dense | Mixture] = dense,
+    *,
+    head_norm: bool = False,
+) -> Config:
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = read_rope(file, style, key_dim)
+
+    def layer(index: int) -> LayerConfig:
+        norms = head_norms(file, index, norm, key_dim) if head_norm else None
+        return sequential(
+            attention(file, index, rope, qk_norm=norms),
+            network(file, index),
+            (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
+        )
+
+    return model(file, layer, file.norm("output_norm", None, norm))
+
+
+ARCHITECTURES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}

@@ -1,0 +1,74 @@
+"""Llama 4 (Meta 2025): chunks of 8192 positions in three of four layers; every fourth layer does
+not turn, and its queries are scaled by their position; every n-th layer has experts.
+
+    x += O attention(norm(rope(Q x')), norm(rope(K x')), V x')       norms without weights
+    x += sum of expert_e(score_e x') + shared(x')           score = sigmoid(logit), the best chosen
+
+Keys: those of `parts` and `rope`, expert_feed_forward_length, interleave_moe_layer_step,
+attention.sliding_window_pattern; attention.sliding_window must not be 0. llama.cpp:
+`src/models/llama4.cpp`, whose chunk and temperature are constants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from urdir.model.errors import UnsupportedError
+from urdir.model.families.dense import plain, rms_decoder, turning
+from urdir.model.families.description import (
+    Attention,
+    Config,
+    Dense,
+    Mixture,
+    QkNorm,
+)
+from urdir.model.families.mixtures import expert_width, mixture, plain_dense, router, shared_expert
+from urdir.model.families.parts import attention, head_dims, rms_norm
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import windowed_rope
+from urdir.model.families.windows import windowed_layers
+from urdir.ptxgen.kernels.attention.own_token import Temperature
+
+_CHUNK = 8192
+
+
+def llama4(file: Reader) -> Config:
+    """Scout (16 experts) normalises queries and keys, Maverick (128) does not."""
+    window = "attention.sliding_window"
+    if not file.count(window, _CHUNK):
+        # llama.cpp stops at its first token, for want of a temperature
+        raise UnsupportedError(f"{file.key(window)} is 0: a Llama 4 without chunks")
+    file.required("interleave_moe_layer_step", int)
+    step, chunked = file.count("interleave_moe_layer_step"), windowed_layers(file, 4)
+    full = turning(file, "interleaved", factors=True)
+    local = windowed_rope(file, full, head_dims(file)[0], scaled=True)
+    norm = plain(rms_norm(file))
+    norms = None
+    if file.size("expert_count") != 128:
+        norms = QkNorm(norm, norm, after_rope=True)
+
+    def attends(index: int) -> Attention:
+        turns = (index + 1) % 4 != 0
+        rope = local if chunked[index] else full
+        return attention(
+            file,
+            index,
+            rope if turns else None,
+            qk_norm=norms if turns else None,
+            temperature=None if turns else Temperature(0.1, _CHUNK, 1),
+            chunk=_CHUNK if chunked[index] else 0,
+            output_bias="absent",
+        )
+
+    def network(index: int) -> Dense | Mixture:
+        if not step or (index + 1) % step:
+            return plain_dense(file, index)
+        route = replace(router(file, index, "sigmoid"), by_logits=True)
+        width = expert_width(file, index)
+        shared = shared_expert(file, index, width)
+        return mixture(file, index, route, width, shared=shared, weigh_input=True)
+
+    return rms_decoder(file, attends, network)
+
+
+ARCHITECTURES = {"llama4": llama4}

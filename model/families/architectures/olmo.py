@@ -1,0 +1,113 @@
+"""OLMo (arXiv 2402.00838), OLMo 2 and 3 (arXiv 2501.00656), and EXAONE 4 (arXiv 2507.11407), which
+have norms after attention and network only.
+
+Keys: those of `parts` and `rope`; OLMo: attention.layer_norm_epsilon, attention.clamp_kqv (0:
+none); the others: attention.layer_norm_rms_epsilon, attention.sliding_window,
+attention.sliding_window_pattern. llama.cpp: `src/models/` olmo.cpp, olmo2.cpp, exaone4.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from urdir.model.families.dense import decoder, plain
+from urdir.model.families.description import Attention, Config, QkNorm
+from urdir.model.families.parts import (
+    attention,
+    dense,
+    head_dims,
+    heads,
+    layer_norm,
+    required_head_norms,
+    rms_norm,
+)
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import read_rope
+from urdir.model.families.windows import optional_window, windowed_layers
+from urdir.ptxgen.kernels.rotation import RopeScaling
+
+_POST_NORMS = ("post_attention_norm", "post_ffw_norm")
+
+
+def olmo(file: Reader) -> Config:
+    """OLMo 1: LayerNorm without weights; queries, keys and values are clamped."""
+    norm = layer_norm(file)
+    rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
+    clamp = max(0.0, file.optional("attention.clamp_kqv", float, 0.0))
+    return decoder(
+        file,
+        norm,
+        lambda layer: attention(file, layer, rope, clamp=clamp, output_bias="absent"),
+        lambda layer: dense(file, layer, bias="absent"),
+        norms=(plain(norm), plain(norm)),
+        output_norm=plain(norm),
+    )
+
+
+def olmo2(file: Reader) -> Config:
+    """OLMo 2: all queries are normalised as one row, and so are all keys. OLMo 3: three of four
+    layers have a window and turn without context extension."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = read_rope(file, "half", key_dim, factors=False)
+    local = replace(rope, scaling=RopeScaling.none())
+    window = optional_window(file)
+    windowed = windowed_layers(file, 4) if window else [False] * file.layer_count()
+
+    def mixer(layer: int) -> Attention:
+        queries, keys = heads(file, layer)
+        norms = QkNorm(
+            file.norm("attn_q_norm", layer, norm, queries * key_dim),
+            file.norm("attn_k_norm", layer, norm, keys * key_dim),
+            over="row",
+        )
+        return attention(
+            file,
+            layer,
+            local if windowed[layer] else rope,
+            qk_norm=norms,
+            window=window if windowed[layer] else 0,
+            output_bias="absent",
+        )
+
+    return decoder(
+        file,
+        norm,
+        mixer,
+        lambda layer: dense(file, layer, bias="absent"),
+        norms=(None, None),
+        post_norms=_POST_NORMS,
+        output="required",
+    )
+
+
+def exaone4(file: Reader) -> Config:
+    """EXAONE 4: normalised heads. With 64 layers (32B) three of four have a window (default 4096),
+    and only those have RoPE."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = read_rope(file, "half", key_dim)
+    has_windows = file.layer_count() == 64
+    windowed = windowed_layers(file, 4) if has_windows else []
+    window = file.size("attention.sliding_window", 4096) if has_windows else 0
+
+    def mixer(layer: int) -> Attention:
+        is_full = has_windows and not windowed[layer]
+        return attention(
+            file,
+            layer,
+            None if is_full else rope,
+            qk_norm=required_head_norms(file, layer, norm, key_dim),
+            window=0 if is_full else window,
+            output_bias="absent",
+        )
+
+    return decoder(
+        file,
+        norm,
+        mixer,
+        lambda layer: dense(file, layer, bias="absent"),
+        norms=(None, None),
+        post_norms=_POST_NORMS,
+    )
+
+
+ARCHITECTURES = {"olmo": olmo, "olmo2": olmo2, "exaone4": exaone4}

@@ -1,0 +1,44 @@
+"""Phi 2 and Phi 3 (arXiv 2309.05463, 2404.14219).
+
+Keys: those of `parts` and `rope`, attention.layer_norm_epsilon (Phi 2) or
+attention.layer_norm_rms_epsilon (Phi 3). llama.cpp: `src/models/` phi2.cpp, phi3.cpp.
+"""
+
+from __future__ import annotations
+
+from urdir.model.families.dense import decoder
+from urdir.model.families.description import Config
+from urdir.model.families.parts import GELU, attention, dense, head_dims, layer_norm, rms_norm
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import read_rope
+
+
+def phi2(file: Reader) -> Config:
+    """Phi 1, 1.5 and 2: attention beside a network, both of one LayerNorm; biases everywhere."""
+    rope = read_rope(file, "half", head_dims(file)[0], factors=False)
+    return decoder(
+        file,
+        layer_norm(file),
+        lambda layer: attention(file, layer, rope, output_bias="required"),
+        lambda layer: dense(file, layer, GELU, gated=False, bias="required"),
+        norm_bias="required",
+        norms=("attn_norm", "attn_norm"),
+        side_by_side=True,
+        output="required",
+        output_bias="required",
+    )
+
+
+def phi3(file: Reader) -> Config:
+    """Phi 3 and 4: LLaMA with fused matrices and LongRoPE (arXiv 2402.13753). As in llama.cpp, no
+    layer has a window (attention.sliding_window)."""
+    rope = read_rope(file, "half", head_dims(file)[0])
+    return decoder(
+        file,
+        rms_norm(file),
+        lambda layer: attention(file, layer, rope, output_bias="absent"),
+        lambda layer: dense(file, layer, bias="absent"),
+    )
+
+
+ARCHITECTURES = {"phi2": phi2, "phi3": phi3}

@@ -1,0 +1,87 @@
+"""The first Qwen (arXiv 2309.16609), and the text decoders of Qwen 2 VL (arXiv 2409.12191) and
+Qwen 3 VL (arXiv 2511.21631).
+
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon, rope.dimension_sections (VL).
+llama.cpp: `src/models/` qwen.cpp, qwen2vl.cpp, qwen3vl.cpp.
+"""
+
+from __future__ import annotations
+
+from urdir.model.families.dense import decoder
+from urdir.model.families.description import Attention, Config
+from urdir.model.families.parts import (
+    attention,
+    dense,
+    head_dims,
+    heads,
+    required_head_norms,
+    rms_norm,
+)
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import read_rope, with_sections
+from urdir.ptxgen.kernels.norm import Norm
+
+
+def qwen(file: Reader) -> Config:
+    """Qwen 1: feed_forward_length counts both halves of the gated network. Of the 3 * hidden rows
+    of attn_qkv llama.cpp uses the first ones, where there are fewer KV heads than heads."""
+    key_dim, _ = head_dims(file)
+    rope = read_rope(file, "half", key_dim, factors=False)
+
+    def mixer(layer: int) -> Attention:
+        queries, keys = heads(file, layer)
+        fused = file.linear("attn_qkv", layer, 3 * file.hidden, file.hidden, bias="required")
+        wide, narrow = queries * key_dim, keys * key_dim
+        q, k, v = (
+            fused.part(first, rows)
+            for first, rows in ((0, wide), (wide, narrow), (wide + narrow, narrow))
+        )
+        return attention(file, layer, rope, output_bias="absent", q=q, k=k, v=v)
+
+    return decoder(
+        file,
+        rms_norm(file),
+        mixer,
+        lambda layer: dense(
+            file, layer, width=file.size_at("feed_forward_length", layer) // 2, bias="absent"
+        ),
+        output="required",
+    )
+
+
+def qwen2vl(file: Reader) -> Config:
+    """Qwen 2 VL. Where the file has no epsilon of norms, or 0, it is 0: llama.cpp does not read it.
+    Nor does it use the bias of the output that it loads."""
+    eps = file.optional("attention.layer_norm_rms_epsilon", float, 0.0)
+    rope = with_sections(file, read_rope(file, "half", head_dims(file)[0], factors=False))
+    return decoder(
+        file,
+        Norm("rms", eps),
+        lambda layer: attention(file, layer, rope, output_bias="absent"),
+        lambda layer: dense(file, layer, bias="absent"),
+        output_bias="absent",
+        unused=("output.bias",),
+    )
+
+
+def qwen3vl(file: Reader) -> Config:
+    """Qwen 3 VL: normalised heads, axes by turns. What images add to the first layers (deepstack)
+    is none of the text."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = read_rope(file, "half", key_dim, factors=False)
+    rope = with_sections(file, rope, interleaved=True)
+
+    def mixer(layer: int) -> Attention:
+        norms = required_head_norms(file, layer, norm, key_dim)
+        return attention(file, layer, rope, qk_norm=norms, output_bias="absent")
+
+    return decoder(
+        file,
+        norm,
+        mixer,
+        lambda layer: dense(file, layer, bias="absent"),
+        unused=("cls.output.weight",),
+    )
+
+
+ARCHITECTURES = {"qwen": qwen, "qwen2vl": qwen2vl, "qwen3vl": qwen3vl}

@@ -1,0 +1,129 @@
+"""Qwen's mixtures of experts, and those with layers of the same kind: OLMoE, MiniMax-M2 and
+Tencent's Hunyuan-A13B. llama.cpp: `src/models/` qwen2moe.cpp, qwen3moe.cpp, qwen3vlmoe.cpp,
+olmoe.cpp, minimax-m2.cpp, hunyuan-moe.cpp.
+
+Keys: those of `parts`, `rope` and `mixtures`: expert_feed_forward_length (default:
+feed_forward_length shared by the experts that are used; OLMoE, MiniMax and Hunyuan have
+feed_forward_length instead), expert_shared_feed_forward_length (Qwen 2, Hunyuan),
+expert_gating_func (MiniMax), rope.dimension_sections (Qwen 3 VL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from urdir.model.families.dense import mixer, rms_decoder, turning
+from urdir.model.families.description import Attention, Config, Mixture, QkNorm
+from urdir.model.families.mixtures import (
+    dense_width,
+    divided_width,
+    mixture,
+    router,
+    scoring,
+    shared_expert,
+    shared_width,
+)
+from urdir.model.families.parts import attention, head_dims, heads, rms_norm
+from urdir.model.families.parts import required_head_norms as head_norms
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import RopeConfig, with_sections
+from urdir.model.families.stored import Linear
+
+
+def qwen2moe(file: Reader) -> Config:
+    """Qwen 1.5 and 2 (arXiv 2407.10671): beside the experts a shared one with a gate of its own."""
+
+    def network(index: int) -> Mixture:
+        width = shared_width(file, 0) or dense_width(file, index)
+        return mixture(
+            file,
+            index,
+            router(file, index),
+            divided_width(file, index),
+            shared=shared_expert(file, index, width),
+            shared_gate=Linear(file.matrix("ffn_gate_inp_shexp", index, file.hidden)),
+        )
+
+    return rms_decoder(file, mixer(file, turning(file, "half")), network, output="required")
+
+
+def qwen3moe(file: Reader) -> Config:
+    """Qwen 3 (arXiv 2505.09388): normalised heads, weights that sum to 1."""
+    return _qwen3(file, turning(file, "half"))
+
+
+def qwen3vlmoe(file: Reader) -> Config:
+    """The text decoder of Qwen 3 VL (arXiv 2511.21631)."""
+    return _qwen3(file, with_sections(file, turning(file, "half"), interleaved=True))
+
+
+def _qwen3(file: Reader, rope: RopeConfig) -> Config:
+    def network(index: int) -> Mixture:
+        return mixture(file, index, router(file, index, normalize=True), divided_width(file, index))
+
+    return rms_decoder(file, mixer(file, rope, head_norm=True), network)
+
+
+def olmoe(file: Reader) -> Config:
+    """OLMoE (arXiv 2409.02060): all queries are normalised as one row, and so are all keys."""
+
+    def network(index: int) -> Mixture:
+        return mixture(file, index, router(file, index), dense_width(file, index))
+
+    return rms_decoder(file, _row_normed(file), network, output="required")
+
+
+def minimax_m2(file: Reader) -> Config:
+    """MiniMax-M2: OLMoE's attention; chosen by biased scores."""
+    scores = scoring(file)
+
+    def network(index: int) -> Mixture:
+        route = router(file, index, scores, normalize=True, choice_bias="required")
+        return mixture(file, index, route, dense_width(file, index))
+
+    return rms_decoder(file, _row_normed(file), network, output="required")
+
+
+def _row_normed(file: Reader) -> Callable[[int], Attention]:
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = turning(file, "half")
+
+    def build(index: int) -> Attention:
+        queries, keys = heads(file, index)
+        q = file.norm("attn_q_norm", index, norm, queries * key_dim)
+        k = file.norm("attn_k_norm", index, norm, keys * key_dim)
+        return attention(file, index, rope, qk_norm=QkNorm(q, k, over="row"), output_bias="absent")
+
+    return build
+
+
+def hunyuan_moe(file: Reader) -> Config:
+    """Hunyuan-A13B: a shared expert; heads are normalised after they have turned."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = turning(file, "half")
+
+    def attends(index: int) -> Attention:
+        norms = head_norms(file, index, norm, key_dim, after_rope=True)
+        return attention(file, index, rope, qk_norm=norms, output_bias="absent")
+
+    def network(index: int) -> Mixture:
+        width = dense_width(file, index)
+        return mixture(
+            file,
+            index,
+            router(file, index, normalize=True),
+            width,
+            shared=shared_expert(file, index, shared_width(file, width)),
+        )
+
+    return rms_decoder(file, attends, network)
+
+
+ARCHITECTURES = {
+    "qwen2moe": qwen2moe,
+    "qwen3moe": qwen3moe,
+    "qwen3vlmoe": qwen3vlmoe,
+    "olmoe": olmoe,
+    "minimax-m2": minimax_m2,
+    "hunyuan-moe": hunyuan_moe,
+}

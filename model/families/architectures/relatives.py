@@ -1,0 +1,244 @@
+"""Decoders that differ from LLaMA's in a detail: RMSNorm before attention and before a network.
+
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; more at each family.
+llama.cpp: `src/models/` arcee.cpp, apertus.cpp, baichuan.cpp, ernie4-5.cpp, paddleocr.cpp,
+exaone.cpp, hunyuan-vl.cpp, internlm2.cpp, maincoder.cpp, mistral3.cpp, pangu-embed.cpp, refact.cpp,
+seed-oss.cpp, smollm3.cpp, xverse.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from urdir.model.families.dense import decoder, without_experts
+from urdir.model.families.description import Attention, Config, Network
+from urdir.model.families.mixtures import EXPERTS, has_experts, optional_mixture
+from urdir.model.families.parts import (
+    RELU2,
+    SILU,
+    attention,
+    dense,
+    head_dims,
+    required_head_norms,
+    rms_norm,
+)
+from urdir.model.families.reader import Presence, Reader
+from urdir.model.families.rope import RopeConfig, read_rope, with_sections
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.attention.own_token import Temperature
+from urdir.ptxgen.kernels.rotation import RopeStyle
+
+#: Tensors of llama.cpp's common layer that some families load and do not use.
+_BIASES = ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
+_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+def _rope(file: Reader, style: RopeStyle, *, factors: bool = False) -> RopeConfig:
+    return read_rope(file, style, head_dims(file)[0], factors=factors)
+
+
+def _decoder(
+    file: Reader,
+    rope: RopeConfig | None,
+    *,
+    output_bias: Presence = "absent",
+    bias: Presence = "absent",
+    attends: dict[str, Any] | None = None,
+    network: Callable[[int], Network] | None = None,
+    **options: Any,
+) -> Config:
+    """The same attention and ``network`` (SwiGLU) in all layers; ``attends``: further fields of
+    `Attention`."""
+    fields = attends or {}
+    return decoder(
+        file,
+        rms_norm(file),
+        lambda layer: attention(file, layer, rope, output_bias=output_bias, **fields),
+        network or (lambda layer: dense(file, layer, bias=bias)),
+        **options,
+    )
+
+
+def arcee(file: Reader) -> Config:
+    """Arcee AFM: squared ReLU without gates."""
+    rope = _rope(file, "interleaved", factors=True)
+    return decoder(
+        file,
+        rms_norm(file),
+        lambda layer: attention(file, layer, rope, output_bias="absent"),
+        lambda layer: dense(file, layer, RELU2, gated=False, bias="absent"),
+    )
+
+
+def apertus(file: Reader) -> Config:
+    """Apertus (arXiv 2509.14233): xIELU (arXiv 2411.13010) without gates, normalised heads.
+
+    Keys: xielu.alpha_n, alpha_p, beta, eps (without the architecture's name, for all layers or
+    each). Stored alphas are what softplus is taken of; beta is added to the negative one.
+    """
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = _rope(file, "half", factors=True)
+    keys = ("alpha_n", "alpha_p", "beta", "eps")
+    stored = [file.global_by_layer(f"xielu.{name}", float) for name in keys]
+
+    def network(layer: int) -> Any:
+        alpha_n, alpha_p, beta, eps = (values[layer] for values in stored)
+        parameters = (beta + _softplus(alpha_n), _softplus(alpha_p), beta, eps)
+        activation = Activation("xielu", parameters=parameters)
+        return dense(file, layer, activation, gated=False, bias="absent")
+
+    def mixer(layer: int) -> Attention:
+        norms = required_head_norms(file, layer, norm, key_dim)
+        return attention(file, layer, rope, qk_norm=norms)
+
+    unused = ("attn_q_norm.bias", "attn_k_norm.bias")
+    return decoder(file, norm, mixer, network, output="required", unused=unused)
+
+
+def _softplus(x: float) -> float:
+    return x if x > 20.0 else math.log1p(math.exp(x))
+
+
+def baichuan(file: Reader) -> Config:
+    """Baichuan (arXiv 2309.10305): RoPE with 32 layers (7B), ALiBi with 40 (13B). llama.cpp knows
+    no positions for any other number of layers."""
+    layers = file.layer_count()
+    rope = _rope(file, "interleaved") if layers == 32 else None
+    max_bias = 8.0 if layers == 40 else 0.0
+    return _decoder(file, rope, attends={"max_bias": max_bias}, output="required")
+
+
+def ernie4_5(file: Reader) -> Config:
+    """ERNIE 4.5, dense. The bias of attention's output is not used."""
+    return _decoder(file, _rope(file, "interleaved"), unused=("attn_output.bias",))
+
+
+def paddleocr(file: Reader) -> Config:
+    """PaddleOCR-VL: ERNIE 4.5, with positions of several axes."""
+    rope = with_sections(file, _rope(file, "half"))
+    return _decoder(file, rope, output_bias="optional")
+
+
+def exaone(file: Reader) -> Config:
+    """EXAONE 3 (arXiv 2408.03541)."""
+    return _decoder(file, _rope(file, "half", factors=True))
+
+
+def hunyuan(file: Reader, *, axes: bool = False) -> Config:
+    """Hunyuan, dense: heads are normalised after they have turned.
+
+    Keys: rope.scaling.alpha, NTK-aware scaling of the base. With ``axes`` (the text decoder of
+    Hunyuan-VL) rope.dimension_sections.
+    """
+    without_experts(file, most=1)
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = _rope(file, "half")
+    alpha = file.optional("rope.scaling.alpha", float, 0.0)
+    if alpha > 0.0:
+        rope = replace(rope, freq_base=rope.freq_base * alpha ** (key_dim / (key_dim - 2)))
+    if axes:
+        rope = with_sections(file, rope, required=False)
+
+    def mixer(layer: int) -> Attention:
+        norms = required_head_norms(file, layer, norm, key_dim, after_rope=True)
+        return attention(file, layer, rope, qk_norm=norms, output_bias="absent")
+
+    return decoder(file, norm, mixer, lambda layer: dense(file, layer, bias="absent"))
+
+
+def internlm2(file: Reader) -> Config:
+    """InternLM 2 (arXiv 2403.17297)."""
+    return _decoder(file, _rope(file, "interleaved"), output="required")
+
+
+def maincoder(file: Reader) -> Config:
+    """Maincoder: heads are normalised after they have turned."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = _rope(file, "interleaved")
+
+    def mixer(layer: int) -> Attention:
+        norms = required_head_norms(file, layer, norm, key_dim, after_rope=True)
+        return attention(file, layer, rope, qk_norm=norms, output_bias="absent")
+
+    return decoder(file, norm, mixer, lambda layer: dense(file, layer, bias="absent"))
+
+
+def mistral3(file: Reader) -> Config:
+    """Ministral 3 and Mistral Small 3: LLaMA, with queries that grow with their position.
+
+    Key: attention.temperature_scale; the step is the original context length.
+    """
+    rope = _rope(file, "interleaved", factors=True)
+    scale = file.optional("attention.temperature_scale", float, 0.0)
+    temperature = Temperature(scale, rope.scaling.original_context) if scale else None
+    return _decoder(
+        file,
+        rope,
+        output_bias="optional",
+        network=lambda layer: optional_mixture(file, layer),
+        attends={"temperature": temperature},
+    )
+
+
+def pangu(file: Reader) -> Config:
+    """openPangu-Embedded: a bias of attention's output. Factors of frequencies are not used."""
+    return _decoder(file, _rope(file, "half"), output_bias="required", unused=_FACTORS)
+
+
+def refact(file: Reader) -> Config:
+    """Refact: ALiBi. Biases (but those of Q, K and V) are not used.
+
+    llama.cpp loads experts where there are any, but computes only silu(x') in their place.
+    """
+    has_any = has_experts(file)
+    unused = (
+        *(EXPERTS if has_any else ()),
+        *_BIASES,
+        "rope_freqs.weight",
+        "rope_factors_long.weight",
+        "rope_factors_short.weight",
+    )
+    network = (lambda layer: SILU) if has_any else None
+    return _decoder(file, None, attends={"max_bias": 8.0}, network=network, unused=unused)
+
+
+def seed_oss(file: Reader) -> Config:
+    """Seed-OSS: the network's norm is called post_attention_norm."""
+    return _decoder(file, _rope(file, "half"), norms=("attn_norm", "post_attention_norm"))
+
+
+def smollm3(file: Reader) -> Config:
+    """SmolLM 3: every fourth layer has no RoPE (arXiv 2501.18795)."""
+    rope = _rope(file, "interleaved")
+    return decoder(
+        file,
+        rms_norm(file),
+        lambda layer: attention(
+            file, layer, rope if (layer + 1) % 4 else None, output_bias="absent"
+        ),
+        lambda layer: dense(file, layer, bias="absent"),
+    )
+
+
+ARCHITECTURES = {
+    "arcee": arcee,
+    "apertus": apertus,
+    "baichuan": baichuan,
+    "ernie4_5": ernie4_5,
+    "paddleocr": paddleocr,
+    "exaone": exaone,
+    "hunyuan-dense": hunyuan,
+    "hunyuan_vl": partial(hunyuan, axes=True),
+    "internlm2": internlm2,
+    "maincoder": maincoder,
+    "mistral3": mistral3,
+    "pangu-embedded": pangu,
+    "refact": refact,
+    "seed_oss": seed_oss,
+    "smollm3": smollm3,
+    "xverse": internlm2,
+}

@@ -1,0 +1,77 @@
+"""Decoders whose layers differ in width: Deci and Nemotron from a search of architectures (Puzzle,
+arXiv 2411.19146), and OpenELM (arXiv 2404.14619).
+
+Keys: those of `parts` (with numbers of heads and widths for each layer) and `rope`,
+attention.layer_norm_rms_epsilon. llama.cpp: `src/models/` deci.cpp, openelm.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from urdir.model.families.dense import decoder
+from urdir.model.families.description import Attention, Block, Branch, Config, LayerConfig, Network
+from urdir.model.families.parts import (
+    attention,
+    dense,
+    head_dims,
+    model,
+    required_head_norms,
+    rms_norm,
+)
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import read_rope
+
+
+def deci(file: Reader) -> Config:
+    """DeciLM, Llama-3.1-Nemotron: LLaMA with layers that have no heads (no attention), or no KV
+    heads (a matrix, attn_output, instead of attention).
+
+    A layer without a network (feed_forward_length 0) does nothing, as in llama.cpp: its attention,
+    if it has any, counts for nothing.
+    """
+    norm = rms_norm(file)
+    rope = read_rope(file, "interleaved", head_dims(file)[0])
+    queries = file.by_layer("attention.head_count", int)
+    keys = [file.by_layer("attention.head_count_kv", int, n)[i] for i, n in enumerate(queries)]
+    widths = file.by_layer("feed_forward_length", int)
+
+    def blocks(index: int) -> Iterator[Block]:
+        if queries[index]:
+            mixer: Network
+            if keys[index]:
+                mixer = attention(file, index, rope)
+            else:
+                mixer = file.linear("attn_output", index, file.hidden, file.hidden, bias="absent")
+            yield Block((Branch(mixer, file.norm("attn_norm", index, norm)),))
+        yield Block((Branch(dense(file, index), file.norm("ffn_norm", index, norm)),))
+
+    def unused() -> Iterator[str]:
+        for index, width in enumerate(widths):
+            if not width:
+                yield from file.of_layer(index)
+            elif not keys[index] and file.has("attn_output.bias", index):
+                yield f"blk.{index}.attn_output.bias"
+
+    layers = [LayerConfig(tuple(blocks(index))) for index, width in enumerate(widths) if width]
+    config = model(file, layers, file.norm("output_norm", None, norm))
+    return replace(config, unused_tensors=(*config.unused_tensors, *unused()))
+
+
+def openelm(file: Reader) -> Config:
+    """OpenELM: normalised heads, numbers of heads and widths that grow from layer to layer; the
+    embedding is the output matrix, too."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = read_rope(file, "half", key_dim, factors=False)
+
+    def mixer(layer: int) -> Attention:
+        norms = required_head_norms(file, layer, norm, key_dim)
+        return attention(file, layer, rope, qk_norm=norms, qkv_bias="absent", output_bias="absent")
+
+    return decoder(
+        file, norm, mixer, lambda layer: dense(file, layer, bias="absent"), output="absent"
+    )
+
+
+ARCHITECTURES = {"deci": deci, "openelm": openelm}

@@ -1,0 +1,247 @@
+"""Mixtures of experts in decoders in which most layers attend to a window: Arcee's Trinity (afmoe),
+Poolside's Laguna, K-EXAONE, JetBrains' Mellum 2, Maple and SmallThinker.
+
+llama.cpp: `src/models/` afmoe.cpp, laguna.cpp, exaone-moe.cpp, mellum.cpp, maple.cpp,
+smallthinker.cpp.
+
+Keys: those of `parts`, `rope`, `windows` and `mixtures`: expert_feed_forward_length and, where a
+function below asks for them, expert_shared_count, expert_shared_feed_forward_length,
+leading_dense_block_count, expert_gating_func (by default 2), expert_weights_norm,
+expert_weights_scale, swiglu_clamp_exp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from urdir.model.families.dense import rms_decoder, turning
+from urdir.model.families.description import Attention, Config, Mixture
+from urdir.model.families.mixtures import (
+    Scoring,
+    divided_width,
+    expert_width,
+    limited,
+    mixture,
+    router,
+    scoring,
+    shared_count,
+    shared_expert,
+    shared_width,
+    unless_dense,
+    weights_norm,
+    weights_scale,
+)
+from urdir.model.families.parts import (
+    RELU,
+    attention,
+    head_dims,
+    heads,
+    output_gate,
+    required_head_norms,
+    rms_norm,
+)
+from urdir.model.families.reader import Presence, Reader
+from urdir.model.families.rope import RopeConfig, windowed_rope
+from urdir.model.families.windows import (
+    flagged_layers,
+    optional_window,
+    optional_windows,
+    windowed_layers,
+)
+from urdir.ptxgen.kernels.rotation import RopeScaling
+
+
+def afmoe(file: Reader) -> Config:
+    """Trinity (arXiv 2602.17004): norms before and after, attention gated by value; every fourth
+    layer does not turn. A file without a window has none anywhere."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    window, full = optional_window(file), turning(file, "half")
+    windowed = optional_windows(file, window, 4)
+    local = windowed_rope(file, full, key_dim, scaled=True)
+
+    def attends(index: int) -> Attention:
+        width = heads(file, index)[0] * key_dim
+        rope = local if windowed[index] else full
+        return attention(
+            file,
+            index,
+            rope if (index + 1) % 4 else None,
+            qk_norm=required_head_norms(file, index, norm, key_dim),
+            window=window if windowed[index] else 0,
+            gate=output_gate(file, index, width, "sigmoid"),
+            output_bias="absent",
+        )
+
+    count = shared_count(file)
+    network = _chosen_with_bias(file, lambda index: count * expert_width(file, index), "required")
+    return rms_decoder(
+        file,
+        attends,
+        unless_dense(file, network),
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+        embedding_scale=math.sqrt(file.hidden),
+    )
+
+
+def laguna(file: Reader) -> Config:
+    """Laguna: attention gated by head or by value, whichever the tensor is; windows turn as they
+    were trained, other layers with the context extended."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    window, full = optional_window(file), turning(file, "half")
+    windowed = optional_windows(file, window, 4, full_first=True)
+    local = windowed_rope(file, full, key_dim, scaled=False)
+    local = replace(local, scaling=RopeScaling.none())
+
+    def attends(index: int) -> Attention:
+        queries = heads(file, index)[0]
+        by_value = file.stored.get(f"blk.{index}.attn_gate.weight", (0,))[0] == queries * key_dim
+        return attention(
+            file,
+            index,
+            local if windowed[index] else full,
+            qk_norm=required_head_norms(file, index, norm, key_dim),
+            window=window if windowed[index] else 0,
+            gate=output_gate(file, index, queries * key_dim if by_value else queries, "softplus"),
+            output_bias="absent",
+        )
+
+    count = file.count("expert_shared_count", 1)
+
+    def shared(index: int) -> int:
+        return shared_width(file, count * expert_width(file, index))
+
+    return rms_decoder(
+        file, attends, unless_dense(file, _chosen_with_bias(file, shared, "required"))
+    )
+
+
+def exaone_moe(file: Reader) -> Config:
+    """K-EXAONE (arXiv 2601.01739): only layers with a window turn."""
+    file.count("expert_shared_count")  # one, whatever it says
+    windowed, rope = windowed_layers(file, 4), turning(file, "half", factors=True)
+    attends = _local_turns(file, windowed, rope)
+    scores = scoring(file)
+
+    def shared(index: int) -> int:
+        return shared_width(file, expert_width(file, index))
+
+    network = _chosen_with_bias(file, shared, "optional", scores)
+    return rms_decoder(file, attends, unless_dense(file, network), output="required")
+
+
+def mellum(file: Reader) -> Config:
+    """Mellum 2: windows turn as they were trained, with the base of all layers."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    window, full = optional_window(file), turning(file, "half")
+    windowed = optional_windows(file, window, 4)
+    local = replace(full, scaling=RopeScaling.none())
+
+    def attends(index: int) -> Attention:
+        return attention(
+            file,
+            index,
+            local if windowed[index] else full,
+            qk_norm=required_head_norms(file, index, norm, key_dim),
+            window=window if windowed[index] else 0,
+            output_bias="absent",
+        )
+
+    def network(index: int) -> Mixture:
+        return mixture(file, index, router(file, index, normalize=True), divided_width(file, index))
+
+    return rms_decoder(file, attends, network, output="required")
+
+
+def maple(file: Reader) -> Config:
+    """Maple: only layers with a window turn; gate and up products of the experts are limited."""
+    rope = windowed_rope(file, turning(file, "half"), head_dims(file)[0], scaled=True)
+    attends = _local_turns(file, flagged_layers(file), rope)
+    limits = file.by_layer("swiglu_clamp_exp", float)
+
+    def network(index: int) -> Mixture:
+        route = router(file, index, normalize=True)
+        width = expert_width(file, index)
+        return mixture(file, index, route, width, limited(limits[index], "inputs"))
+
+    return rms_decoder(file, attends, network, output="required")
+
+
+def smallthinker(file: Reader) -> Config:
+    """SmallThinker (arXiv 2507.20984): the router reads what the layer reads, before attention;
+    ReGLU. Windows are of 4096 tokens, and every fourth layer does not turn (but in llama.cpp all
+    do if there are four)."""
+    layers, full = file.layer_count(), turning(file, "half")
+    window = 4096 if optional_window(file) else 0
+    windowed = optional_windows(file, window, 4, full_first=True)
+    local = windowed_rope(file, full, head_dims(file)[0], scaled=True)
+    scores = scoring(file)
+
+    def attends(index: int) -> Attention:
+        turns = not window or layers == 4 or index % 4
+        rope = local if windowed[index] else full
+        return attention(
+            file,
+            index,
+            rope if turns else None,
+            window=window if windowed[index] else 0,
+            output_bias="absent",
+        )
+
+    def network(index: int) -> Mixture:
+        route = replace(router(file, index, scores, normalize=True), reads="layer")
+        return mixture(file, index, route, expert_width(file, index), RELU)
+
+    return rms_decoder(file, attends, network)
+
+
+# ---- what several of them have ----
+
+
+def _local_turns(
+    file: Reader, windowed: list[bool], rope: RopeConfig
+) -> Callable[[int], Attention]:
+    """Normalised heads that turn in layers with a window only."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    window = file.size("attention.sliding_window")
+
+    def build(index: int) -> Attention:
+        return attention(
+            file,
+            index,
+            rope if windowed[index] else None,
+            qk_norm=required_head_norms(file, index, norm, key_dim),
+            window=window if windowed[index] else 0,
+            output_bias="absent",
+        )
+
+    return build
+
+
+def _chosen_with_bias(
+    file: Reader,
+    shared: Callable[[int], int],
+    bias: Presence,
+    scores: Scoring | None = None,
+) -> Callable[[int], Mixture]:
+    """Experts chosen by biased scores (by default sigmoid), beside one of the width ``shared``."""
+    scores = scores or scoring(file, "sigmoid")
+    normalize, scale = weights_norm(file), weights_scale(file)
+
+    def build(index: int) -> Mixture:
+        route = router(file, index, scores, normalize=normalize, scale=scale, choice_bias=bias)
+        beside = shared_expert(file, index, shared(index))
+        return mixture(file, index, route, expert_width(file, index), shared=beside)
+
+    return build
+
+
+ARCHITECTURES = {
+    "afmoe": afmoe,
+    "laguna": laguna,
+    "exaone-moe": exaone_moe,
+    "mellum": mellum,
+    "maple": maple,
+    "smallthinker": smallthinker,
+}

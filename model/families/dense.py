@@ -1,0 +1,111 @@
+"""Whole models of equal layers: attention and a network, with norms before, after or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from urdir.model.errors import UnsupportedError
+from urdir.model.families.description import Attention, Config, LayerConfig, Network
+from urdir.model.families.parts import (
+    attention,
+    head_dims,
+    model,
+    parallel,
+    required_head_norms,
+    rms_norm,
+    sequential,
+)
+from urdir.model.families.reader import Presence, Reader
+from urdir.model.families.rope import RopeConfig, read_rope
+from urdir.model.families.stored import Normalization
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.rotation import RopeStyle
+
+#: A norm by its tensor's name, by what it is (one without weights), or none.
+NormName = str | Normalization | None
+Pair = tuple[NormName, NormName]
+
+
+def decoder(
+    file: Reader,
+    norm: Norm,
+    mixer: Callable[[int], Attention],
+    network: Callable[[int], Network],
+    *,
+    norm_bias: Presence = "absent",
+    norms: Pair = ("attn_norm", "ffn_norm"),
+    post_norms: Pair = (None, None),
+    side_by_side: bool = False,
+    scale: float = 1.0,
+    output_norm: NormName = "output_norm",
+    more: Callable[[int], dict[str, Any]] = lambda index: {},
+    **options: Any,
+) -> Config:
+    """The model of these attentions and networks by layer, one after the other or ``side_by_side``.
+
+    ``norm`` is what all norms do; ``more`` gives a layer's further fields of `LayerConfig`,
+    ``options`` go to `parts.model`.
+    """
+
+    def named(name: NormName, index: int | None) -> Normalization | None:
+        if not isinstance(name, str):
+            return name
+        return file.norm(name, index, norm, bias=norm_bias)
+
+    def layer(index: int) -> LayerConfig:
+        before = named(norms[0], index), named(norms[1], index)
+        if side_by_side:
+            return parallel(mixer(index), network(index), before, scale=scale)
+        after = named(post_norms[0], index), named(post_norms[1], index)
+        return sequential(mixer(index), network(index), before, after, scale=scale, **more(index))
+
+    return model(file, layer, named(output_norm, None), **options)
+
+
+# ---- parts that many of them have ----
+
+
+def rms_decoder(
+    file: Reader,
+    attends: Callable[[int], Attention],
+    network: Callable[[int], Network],
+    **options: Any,
+) -> Config:
+    """`decoder` with RMSNorm."""
+    return decoder(file, rms_norm(file), attends, network, **options)
+
+
+def turning(file: Reader, style: RopeStyle, *, factors: bool = False) -> RopeConfig:
+    """The rotation that all layers share."""
+    return read_rope(file, style, head_dims(file)[0], factors=factors)
+
+
+def mixer(
+    file: Reader, rope: RopeConfig | None, *, head_norm: bool = False, **options: Any
+) -> Callable[[int], Attention]:
+    """Attention that is alike in all layers, without a bias of its output unless ``options`` (of
+    `parts.attention`) say so; ``head_norm``: each head of queries and keys is normalised."""
+
+    def build(index: int) -> Attention:
+        fields: dict[str, Any] = {"output_bias": "absent"}
+        if head_norm:
+            norm, dim = rms_norm(file), head_dims(file)[0]
+            fields["qk_norm"] = required_head_norms(file, index, norm, dim)
+        return attention(file, index, rope, **fields | options)
+
+    return build
+
+
+def plain(norm: Norm) -> Normalization:
+    """A norm without weights."""
+    return Normalization(Norm(norm.kind, norm.eps, weight=False))
+
+
+def without_experts(file: Reader, most: int = 0) -> None:
+    """Raise UnsupportedError for more than ``most`` experts."""
+    experts = file.count("expert_count")
+    if experts > most:
+        raise UnsupportedError(
+            f"{file.architecture} with a mixture of {experts} experts ({file.key('expert_count')})"
+        )

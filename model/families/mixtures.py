@@ -1,0 +1,264 @@
+"""Mixtures of experts, read from a file: helpers that families describe their layers with.
+
+Keys, under the architecture's name; a family says which of them it reads:
+
+    expert_count  expert_used_count             0 or absent: no mixture
+    expert_group_count  expert_group_used_count           all families; up to 1 group is none
+    expert_feed_forward_length (for all layers or each)   expert_shared_feed_forward_length
+    expert_shared_count  expert_gating_func  expert_weights_norm  expert_weights_scale
+    leading_dense_block_count  swiglu_clamp_exp  swiglu_clamp_shexp
+
+Meanings are those of llama.cpp (`src/llama-model.cpp`, `build_moe_ffn` of `src/llama-graph.cpp`):
+a length of 0 counts as absent, and so does a scale of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Literal
+
+from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.families.description import (
+    Config,
+    Dense,
+    Mixture,
+    Network,
+    Router,
+)
+from urdir.model.families.parts import (
+    SILU,
+    dense,
+)
+from urdir.model.families.reader import Presence, Reader
+from urdir.model.families.stored import Linear
+from urdir.ptxgen.kernels.activation import Activation, Clamp
+
+Scoring = Literal["softmax", "sigmoid", "softmax_selected"]
+#: Tensors of a dense network, and of one with experts.
+DENSE = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
+EXPERTS = (
+    "ffn_gate_inp.weight",
+    "exp_probs_b.bias",
+    *(f"ffn_{name}_{kind}.weight" for name in ("gate", "up", "down") for kind in ("exps", "shexp")),
+)
+_SCORINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid", 3: "softmax_selected"}
+
+
+def has_experts(file: Reader) -> bool:
+    """Whether the metadata speak of experts at all."""
+    return file.count("expert_count") > 0
+
+
+def leading_dense(file: Reader) -> int:
+    """How many layers at the beginning have one network for all tokens."""
+    return file.count("leading_dense_block_count")
+
+
+# ---- widths ----
+
+
+def dense_width(file: Reader, layer: int) -> int:
+    """feed_forward_length of a layer."""
+    return file.size_at("feed_forward_length", layer)
+
+
+def expert_width(file: Reader, layer: int, default: int = 0) -> int:
+    """expert_feed_forward_length of a layer, or ``default`` unless that is 0."""
+    if default and not file.by_layer("expert_feed_forward_length", int, 0)[layer]:
+        return default
+    return file.size_at("expert_feed_forward_length", layer)
+
+
+def divided_width(file: Reader, layer: int) -> int:
+    """The same; where it is absent, the experts that are used share feed_forward_length."""
+    if file.by_layer("expert_feed_forward_length", int, 0)[layer]:
+        return expert_width(file, layer)
+    return dense_width(file, layer) // used_experts(file, layer)
+
+
+def shared_width(file: Reader, default: int) -> int:
+    """expert_shared_feed_forward_length, or ``default``."""
+    return file.count("expert_shared_feed_forward_length") or default
+
+
+def shared_count(file: Reader) -> int:
+    """expert_shared_count, which must be there."""
+    file.required("expert_shared_count", int)
+    return file.count("expert_shared_count")
+
+
+# ---- routers ----
+
+
+def used_experts(file: Reader, layer: int) -> int:
+    """How many experts a token goes to."""
+    experts, used = file.size("expert_count"), file.by_layer("expert_used_count", int)
+    if not 0 < used[layer] <= experts:
+        raise ConfigError(
+            f"metadata key '{file.key('expert_used_count')}' is {used[layer]} of {experts} experts"
+        )
+    if any(other != used[0] for other in used):
+        raise UnsupportedError(f"{file.key('expert_used_count')} differs between layers")
+    return used[layer]
+
+
+def scoring(file: Reader, default: Scoring | None = None) -> Scoring:
+    """What expert_gating_func says; 0 and absence are the default."""
+    number = file.count("expert_gating_func")
+    if not number and default is not None:
+        return default
+    if not number:
+        raise ConfigError(f"metadata key '{file.key('expert_gating_func')}' is missing")
+    if number not in _SCORINGS:
+        raise UnsupportedError(
+            f"{file.key('expert_gating_func')} is {number}; supported are "
+            "1 (softmax), 2 (sigmoid) and 3 (softmax of the chosen)"
+        )
+    return _SCORINGS[number]
+
+
+def weights_norm(file: Reader) -> bool:
+    """expert_weights_norm: whether weights are divided by their sum."""
+    return file.optional("expert_weights_norm", bool, False)
+
+
+def weights_scale(file: Reader) -> float:
+    """expert_weights_scale: what weights are multiplied with."""
+    return file.optional("expert_weights_scale", float, 0.0) or 1.0
+
+
+def router(
+    file: Reader,
+    layer: int,
+    scores: Scoring = "softmax",
+    *,
+    normalize: bool = False,
+    scale: float = 1.0,
+    choice_bias: Presence = "absent",
+    choice_name: str = "exp_probs_b.bias",
+    bias: Presence = "absent",
+) -> Router:
+    """The router ffn_gate_inp (experts, hidden), with ``choice_name`` (experts,) as the bias that
+    chooses. Groups are those of the metadata. ConfigError for numbers that cannot be."""
+    experts = file.size("expert_count")
+    groups, groups_used = _groups(file, experts)
+    chooses = choice_bias == "required" or (
+        choice_bias == "optional" and file.has(choice_name, layer)
+    )
+    return Router(
+        file.linear("ffn_gate_inp", layer, experts, file.hidden, bias=bias),
+        used_experts(file, layer),
+        scores,
+        file.vector(choice_name, layer, experts) if chooses else None,
+        groups,
+        groups_used,
+        normalize,
+        scale,
+    )
+
+
+def _groups(file: Reader, experts: int) -> tuple[int, int]:
+    groups, used = file.count("expert_group_count"), file.count("expert_group_used_count")
+    if groups <= 1:
+        return 1, 1
+    if groups >= experts or experts % groups or not 0 < used < groups:
+        raise ConfigError(
+            f"{experts} experts in {groups} groups, {used} of them used "
+            f"({file.key('expert_group_count')}, expert_group_used_count)"
+        )
+    return groups, used
+
+
+# ---- networks ----
+
+
+def mixture(
+    file: Reader,
+    layer: int,
+    route: Router,
+    width: int,
+    activation: Activation = SILU,
+    *,
+    shared: Dense | None = None,
+    shared_gate: Linear | None = None,
+    gate: Presence = "required",
+    bias: Presence = "absent",
+    weigh_input: bool = False,
+) -> Mixture:
+    """The experts ffn_gate_exps, ffn_up_exps (or both as one, ffn_gate_up_exps: the gates of an
+    expert come first) and ffn_down_exps (experts, rows, cols), with biases (experts, rows)."""
+    experts, hidden = route.experts, file.hidden
+    first: Linear | None
+    if file.has("ffn_gate_up_exps.weight", layer):
+        both = file.matrix("ffn_gate_up_exps", layer, experts, 2 * width, hidden)
+        first, up = (Linear(both.part(at, width, 2 * width)) for at in (0, width))
+    else:
+        has_gate = gate == "required" or file.anywhere("ffn_gate_exps.weight")
+        shape = (experts, width, hidden)
+        first = file.linear("ffn_gate_exps", layer, *shape, bias=bias) if has_gate else None
+        up = file.linear("ffn_up_exps", layer, *shape, bias=bias)
+    return Mixture(
+        route,
+        up,
+        file.linear("ffn_down_exps", layer, experts, hidden, width, bias=bias),
+        first,
+        activation,
+        weigh_input,
+        shared,
+        shared_gate,
+    )
+
+
+def limited(limit: float, clamp: Clamp) -> Activation:
+    """SwiGLU with a limit, which counts from 1e-6 on."""
+    return Activation("silu", limit, clamp) if limit > 1e-6 else SILU
+
+
+def plain_dense(file: Reader, layer: int, activation: Activation = SILU) -> Dense:
+    """The network of a layer without experts, in families that know no biases there."""
+    return dense(file, layer, activation, width=dense_width(file, layer), bias="absent")
+
+
+def shared_expert(
+    file: Reader, layer: int, width: int, activation: Activation = SILU
+) -> Dense | None:
+    """The network ffn_*_shexp of all tokens, if it has any width."""
+    if not width:
+        return None
+    return dense(file, layer, activation, width=width, suffix="_shexp", bias="absent")
+
+
+def unless_dense(
+    file: Reader, experts: Callable[[int], Mixture]
+) -> Callable[[int], Dense | Mixture]:
+    """``experts`` of a layer, but in the leading ones a network for all tokens."""
+    leading = leading_dense(file)
+    return lambda layer: plain_dense(file, layer) if layer < leading else experts(layer)
+
+
+def optional_mixture(file: Reader, layer: int, shared: int = 0) -> Dense | Mixture:
+    """The network that Llama and its closest relatives have: dense, or where there are experts
+    those of Mixtral (arXiv 2401.04088): softmax, weights that sum to 1; beside them a shared one
+    of the width ``shared``."""
+    if not has_experts(file):
+        return dense(file, layer)
+    route = router(file, layer, normalize=True)
+    width, beside = dense_width(file, layer), shared_expert(file, layer, shared)
+    return mixture(file, layer, route, width, shared=beside, gate="optional")
+
+
+# ---- whole models ----
+
+
+def without(config: Config, file: Reader, kind: type[Network], names: Iterable[str]) -> Config:
+    """The same where layers with a network of that ``kind`` store tensors of these names for
+    nothing: llama.cpp loads and ignores them."""
+    unused = [
+        f"blk.{index}.{name}"
+        for index, layer in enumerate(config.layers)
+        if any(isinstance(network, kind) for network in layer.networks)
+        for name in names
+    ]
+    stored = tuple(name for name in unused if name in file.stored)
+    return replace(config, unused_tensors=config.unused_tensors + stored)

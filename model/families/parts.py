@@ -1,0 +1,266 @@
+"""The parts that families describe their layers with, read from a file.
+
+Keys of all of them, under the architecture's name:
+
+    block_count  context_length  embedding_length  feed_forward_length (for all layers or each)
+    attention.head_count, head_count_kv (for all layers or each; default: head_count)
+    attention.key_length, value_length                          default: hidden / heads
+    attention.causal                                            refused where it is false
+    nextn_predict_layers            that many last layers are for predicting several tokens: unused
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Literal
+
+from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.families.description import (
+    Attention,
+    Block,
+    Branch,
+    Config,
+    Dense,
+    LayerConfig,
+    Network,
+    OutputGate,
+    QkNorm,
+)
+from urdir.model.families.reader import Presence, Reader
+from urdir.model.families.rope import RopeConfig
+from urdir.model.families.stored import Linear, Normalization
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.norm import Norm
+
+SILU = Activation("silu")
+GELU = Activation("gelu")
+RELU = Activation("relu")
+RELU2 = Activation("relu2")
+
+
+def rms_norm(file: Reader) -> Norm:
+    """RMSNorm with the file's attention.layer_norm_rms_epsilon."""
+    return Norm("rms", file.rms())
+
+
+def layer_norm(file: Reader) -> Norm:
+    """LayerNorm with the file's attention.layer_norm_epsilon."""
+    return Norm("layer", file.number("attention.layer_norm_epsilon"))
+
+
+def heads(file: Reader, layer: int) -> tuple[int, int]:
+    """Heads of queries and of keys and values in a layer."""
+    queries = file.size_at("attention.head_count", layer)
+    keys = file.size_at("attention.head_count_kv", layer, queries)
+    if queries % keys:
+        raise ConfigError(
+            f"{queries} query heads are no multiple of {keys} KV heads "
+            f"({file.key('attention.head_count')}, head_count_kv)"
+        )
+    return queries, keys
+
+
+def head_dims(file: Reader, windowed: bool = False) -> tuple[int, int]:
+    """Values of a head of keys and of one of values; ``windowed`` layers may have others
+    (attention.key_length_swa, value_length_swa)."""
+    default = file.hidden // file.size_at("attention.head_count", 0)
+    dims = [file.size(f"attention.{kind}_length", default) for kind in ("key", "value")]
+    if windowed:
+        keys, values = ("attention.key_length_swa", "attention.value_length_swa")
+        return file.size(keys, dims[0]), file.size(values, dims[1])
+    return dims[0], dims[1]
+
+
+def qkv(
+    file: Reader,
+    layer: int,
+    widths: tuple[int, int, int],
+    bias: Presence = "optional",
+) -> tuple[Linear, Linear, Linear]:
+    """The matrices Q, K and V of those rows: stored as one (attn_qkv) or each of its own."""
+    total = sum(widths)
+    if not file.has("attn_qkv.weight", layer):
+        q, k, v = (
+            file.linear(f"attn_{name}", layer, width, file.hidden, bias=bias)
+            for name, width in zip("qkv", widths, strict=True)
+        )
+        return q, k, v
+    fused = file.linear("attn_qkv", layer, total, file.hidden, bias=bias)
+    parts = []
+    for number, (name, width) in enumerate(zip("qkv", widths, strict=True)):
+        first = sum(widths[:number])
+        part = fused.part(first, width)
+        if part.bias is None and bias != "absent":
+            part = Linear(part.matrix, file.optional_vector(f"attn_{name}.bias", layer, width))
+        parts.append(part)
+    return parts[0], parts[1], parts[2]
+
+
+def head_norms(file: Reader, layer: int, norm: Norm, dim: int, **options: Any) -> QkNorm | None:
+    """Norms attn_q_norm and attn_k_norm (dim,) of each head, where the file has them."""
+    q = file.optional_norm("attn_q_norm", layer, norm, dim)
+    k = file.optional_norm("attn_k_norm", layer, norm, dim)
+    return QkNorm(q, k, **options) if q and k else None
+
+
+def required_head_norms(file: Reader, layer: int, norm: Norm, dim: int, **options: Any) -> QkNorm:
+    """The same in families whose files must have them."""
+    q = file.norm("attn_q_norm", layer, norm, dim)
+    return QkNorm(q, file.norm("attn_k_norm", layer, norm, dim), **options)
+
+
+def attention(
+    file: Reader,
+    layer: int,
+    rope: RopeConfig | None,
+    *,
+    scale: float | None = None,
+    windowed_dims: bool = False,
+    qkv_bias: Presence = "optional",
+    output_bias: Presence = "optional",
+    **options: Any,
+) -> Attention:
+    """The attention of a layer, with matrices attn_q, attn_k, attn_v (or attn_qkv) and attn_output.
+
+    ``scale`` is 1 / sqrt(key_dim) unless it is given; ``options`` are fields of `Attention`.
+    """
+    queries, keys = heads(file, layer)
+    key_dim, value_dim = head_dims(file, windowed_dims)
+    widths = queries * key_dim, keys * key_dim, keys * value_dim
+    q, k, v = qkv(file, layer, widths, qkv_bias)
+    output = queries * value_dim
+    fields = {
+        "heads": queries,
+        "kv_heads": keys,
+        "key_dim": key_dim,
+        "value_dim": value_dim,
+        "scale": 1.0 / math.sqrt(key_dim) if scale is None else scale,
+        "q": q,
+        "k": k,
+        "v": v,
+        "o": file.linear("attn_output", layer, file.hidden, output, bias=output_bias),
+        "rope": rope,
+    }
+    return Attention(**{**fields, **options})
+
+
+def output_gate(
+    file: Reader, layer: int, rows: int, activation: Literal["sigmoid", "softplus"]
+) -> OutputGate:
+    """The gate attn_gate (rows, hidden) of attention's result."""
+    return OutputGate(file.linear("attn_gate", layer, rows, file.hidden, bias="absent"), activation)
+
+
+def dense(
+    file: Reader,
+    layer: int,
+    activation: Activation = SILU,
+    *,
+    gated: bool = True,
+    width: int | None = None,
+    suffix: str = "",
+    bias: Presence = "optional",
+) -> Dense:
+    """The feed-forward network ffn_gate, ffn_up, ffn_down with ``suffix`` ("_shexp": the shared
+    expert). Without a tensor of gates, those are the first half of the rows of ffn_up."""
+    hidden = file.hidden
+    width = width or file.size_at("feed_forward_length", layer)
+    up, down = f"ffn_up{suffix}", f"ffn_down{suffix}"
+    last = file.linear(down, layer, hidden, width, bias=bias)
+    if not gated:
+        return Dense(file.linear(up, layer, width, hidden, bias=bias), last, None, activation)
+    if file.anywhere(f"ffn_gate{suffix}.weight"):
+        gate = file.linear(f"ffn_gate{suffix}", layer, width, hidden, bias=bias)
+        return Dense(file.linear(up, layer, width, hidden, bias=bias), last, gate, activation)
+    both = file.linear(up, layer, 2 * width, hidden, bias=bias)
+    return Dense(both.part(width, width), last, both.part(0, width), activation)
+
+
+def sequential(
+    mixer: Network,
+    ffn: Network,
+    norms: tuple[Normalization | None, Normalization | None],
+    post_norms: tuple[Normalization | None, Normalization | None] = (None, None),
+    *,
+    scale: float = 1.0,
+    **options: Any,
+) -> LayerConfig:
+    """Attention, then a feed-forward network; ``options`` are fields of `LayerConfig`."""
+    blocks = tuple(
+        Block((Branch(network, norm),), post, scale)
+        for network, norm, post in zip((mixer, ffn), norms, post_norms, strict=True)
+    )
+    return LayerConfig(blocks, **options)
+
+
+def parallel(
+    mixer: Network,
+    ffn: Network,
+    norms: tuple[Normalization | None, Normalization | None],
+    *,
+    scale: float = 1.0,
+) -> LayerConfig:
+    """Attention beside a feed-forward network, both of the layer's input."""
+    branches = (Branch(mixer, norms[0]), Branch(ffn, norms[1]))
+    return LayerConfig((Block(branches, None, scale),))
+
+
+def model(
+    file: Reader,
+    layer: Callable[[int], LayerConfig] | Iterable[LayerConfig],
+    output_norm: Normalization | None,
+    *,
+    output: Presence = "optional",
+    output_bias: Presence = "optional",
+    embedding: str = "token_embd",
+    unused: Collection[str] = (),
+    **options: Any,
+) -> Config:
+    """The model of these layers, with the matrices ``embedding`` and output (where it is "absent",
+    or "optional" and not stored, the embedding is used again).
+
+    ``unused`` are tensors, without the number of a layer, that llama.cpp loads for nothing;
+    ``options`` are fields of `Config`.
+    """
+    if not file.optional("attention.causal", bool, True):
+        raise UnsupportedError(f"{file.key('attention.causal')} is false: no text decoder")
+    hidden, vocab = file.hidden, _vocab_size(file, f"{embedding}.weight")
+    table = file.matrix(embedding, None, vocab, hidden)
+    is_own = output == "required" or (output == "optional" and file.has("output.weight"))
+    has_bias = output_bias == "required" or (output_bias == "optional" and file.has("output.bias"))
+    layers = map(layer, range(file.layer_count())) if callable(layer) else layer
+    fields = {
+        "architecture": file.architecture,
+        "layers": tuple(layers),
+        "hidden": hidden,
+        "vocab_size": vocab,
+        "context_length": file.size("context_length"),
+        "embedding": table,
+        "output": Linear(
+            file.matrix("output", None, vocab, hidden) if is_own else table,
+            file.vector("output.bias", None, vocab) if has_bias else None,
+        ),
+        "output_norm": output_norm,
+        "unused_tensors": (*_of_further_layers(file), *file.of_kinds(unused)),
+    }
+    # what is ignored is known once everything has been read
+    return Config(**{**fields, **options, "ignored_keys": file.ignored_keys})
+
+
+def _vocab_size(file: Reader, name: str) -> int:
+    """The embedding's rows: the metadata may lack the number, and a vocabulary may be shorter."""
+    if not file.has(name):
+        raise ConfigError(f"tensor '{name}' is missing")
+    return file.stored[name][0]
+
+
+def _of_further_layers(file: Reader) -> Iterable[str]:
+    """Tensors of the layers for predicting several tokens."""
+    if not file.count("nextn_predict_layers"):
+        return
+    layers = range(file.layer_count(), file.size("block_count"))
+    for name in file.stored:
+        head, _, rest = name.partition(".")
+        if head == "blk" and int(rest.partition(".")[0]) in layers:
+            yield name

@@ -1,0 +1,131 @@
+"""References to what a model file holds: a description is made of them.
+
+A description says where each of its weights is: the tensor, and which of its rows. So a fused
+tensor needs no code of its own, and the tensors of a model are those that its description names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from urdir.ptxgen.kernels.norm import Norm
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix (rows, cols): rows of the tensor ``name``, whose ``shape`` has rows first.
+
+    The tensor counts as (all rows, cols), whatever its rank. Of every ``period`` rows those from
+    ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole.
+    """
+
+    name: str
+    shape: Shape
+    first: int
+    each: int
+    period: int
+
+    @classmethod
+    def whole(cls, name: str, *shape: int) -> StoredMatrix:
+        """All rows of a tensor."""
+        rows = math.prod(shape[:-1])
+        return cls(name, shape, 0, rows, rows)
+
+    def part(self, first: int, each: int, period: int | None = None) -> StoredMatrix:
+        """Some rows of a whole tensor."""
+        return StoredMatrix(self.name, self.shape, first, each, period or self.period)
+
+    @property
+    def cols(self) -> int:
+        """Values of the input."""
+        return self.shape[-1]
+
+    @property
+    def rows(self) -> int:
+        """Values of the result."""
+        return math.prod(self.shape[:-1]) // self.period * self.each
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the tensor's rows are taken as they lie."""
+        return self.each == self.period
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVector:
+    """Values of the tensor ``name`` of that ``shape`` from ``first`` on, ``size`` in all: each is
+    there ``repeat`` times."""
+
+    name: str
+    shape: Shape
+    first: int
+    size: int
+    repeat: int = 1
+
+    @classmethod
+    def whole(cls, name: str, *shape: int) -> StoredVector:
+        """All values of a tensor."""
+        return cls(name, shape, 0, math.prod(shape))
+
+    def part(self, first: int, size: int) -> StoredVector:
+        """Some values of it."""
+        return StoredVector(self.name, self.shape, self.first + first, size)
+
+    def repeated(self, times: int) -> StoredVector:
+        """Every value so many times."""
+        return StoredVector(self.name, self.shape, self.first, self.size * times, times)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = W x (+ bias)."""
+
+    matrix: StoredMatrix
+    bias: StoredVector | None = None
+
+    def part(self, first: int, each: int) -> Linear:
+        """Some rows of it, of a whole tensor."""
+        return Linear(self.matrix.part(first, each), self.bias and self.bias.part(first, each))
+
+    @property
+    def rows(self) -> int:
+        """Values of the result."""
+        return self.matrix.rows
+
+    @property
+    def cols(self) -> int:
+        """Values of the input."""
+        return self.matrix.cols
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """A norm and its weights."""
+
+    norm: Norm
+    weight: StoredVector | None = None
+    bias: StoredVector | None = None
+
+
+Stored = StoredMatrix | StoredVector
+
+
+def stored_in(description: Any) -> Iterator[Stored]:
+    """Every reference within a description, each once, in the order of its fields."""
+    return iter(dict.fromkeys(_walk(description)))
+
+
+def _walk(value: Any) -> Iterator[Stored]:
+    if isinstance(value, Stored):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _walk(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _walk(getattr(value, field.name))

@@ -1,0 +1,143 @@
+"""What the key/value caches of a model's layers look like: worked out before anything is allocated.
+
+A layer whose tokens look back on all others keeps them all. One with a window (or chunks) keeps a
+ring of the last of them: as many as the window and the rows of a step take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+from urdir.model.families.description import Attention, Config
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+
+
+def rounded_capacity(context: int) -> int:
+    """Positions to allocate for a context: the next power of two, at least 256.
+
+    Kernels are specialised by this number, so that few values of it should exist.
+    """
+    return max(256, 1 << (context - 1).bit_length())
+
+
+def in_pages(shape: KvLayout, page_len: int, pages: int | None) -> KvLayout:
+    """A contiguous layout, in ``pages`` pages of ``page_len`` where that is not 0 (None: enough for
+    all sequences at once)."""
+    if page_len and pages is None:
+        pages = shape.sequences * (shape.places // page_len)
+    return replace(shape, page_len=page_len, pages=pages or 0)
+
+
+@dataclass(frozen=True)
+class CachedLayer:
+    """The keys and values of one layer. A token looks back on the last ``span`` (0: all)."""
+
+    layout: KvLayout
+    span: int
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """The caches of all layers: ``layers`` by the number of a layer that has one of its own;
+    ``owners[i]`` is the layer whose cache layer i uses, -1 for one without attention.
+    """
+
+    layers: dict[int, CachedLayer]
+    owners: tuple[int, ...]
+    sequences: int
+    max_len: int
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        context: int,
+        dtype: KvDtype,
+        *,
+        rows: int,
+        sequences: int = 1,
+        page_len: int = 0,
+        pages: int | None = None,
+    ) -> Self:
+        """For ``sequences`` of up to ``context`` tokens and steps that append up to ``rows`` tokens
+        of one. ``page_len`` and ``pages`` as `in_pages` takes them."""
+        max_len = rounded_capacity(context)
+        layers, owners = {}, []
+        for index, layer in enumerate(config.layers):
+            mixer = layer.attention
+            owner = -1 if mixer is None else index
+            if mixer is not None and mixer.shares_cache_of is not None:
+                owner = mixer.shares_cache_of
+            elif mixer is not None:
+                layout = _layout(mixer, sequences, max_len, dtype, rows)
+                layers[index] = CachedLayer(in_pages(layout, page_len, pages), mixer.span)
+            owners.append(owner)
+        return cls(layers, tuple(owners), sequences, max_len)
+
+    @classmethod
+    def equal(cls, layout: KvLayout, layers: int) -> Self:
+        """The same cache for every layer."""
+        own = {index: CachedLayer(layout, 0) for index in range(layers)}
+        return cls(own, tuple(range(layers)), layout.sequences, layout.max_len)
+
+    def layout(self, layer: int) -> KvLayout:
+        """How the keys and values lie that a layer uses."""
+        return self.layers[self.owners[layer]].layout
+
+    @cached_property
+    def groups(self) -> Sequence[tuple[int, ...]]:
+        """Layers with equal slots, by number: they share the bookkeeping."""
+        by_slots: dict[tuple[int, int, int], list[int]] = {}
+        for index, cached in self.layers.items():
+            of = cached.layout
+            by_slots.setdefault((of.places, of.page_len, of.pages), []).append(index)
+        return [tuple(layers) for layers in by_slots.values()]
+
+    def group_of(self, layer: int) -> int:
+        """The number of the group that the cache of a layer belongs to."""
+        owner = self.owners[layer]
+        return next(number for number, layers in enumerate(self.groups) if owner in layers)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes by name: keys and values of every layer, and the block table of each group of a
+        paged cache."""
+        sizes = {}
+        for index, cached in self.layers.items():
+            sizes[f"keys.{index}"] = cached.layout.nbytes
+            sizes[f"values.{index}"] = cached.layout.values.nbytes
+        for number, (first, *_) in enumerate(self.groups):
+            layout = self.layers[first].layout
+            if layout.is_paged:
+                sizes[table_name(number)] = 4 * layout.sequences * layout.blocks
+        return sizes
+
+    def read_nbytes(self, length: int) -> int:
+        """Bytes of keys and values that a token after ``length`` others attends to, in all layers
+        that have attention."""
+        total = 0
+        for owner in self.owners:
+            if owner >= 0:
+                cached = self.layers[owner]
+                total += cached.layout.pair_nbytes * min(length, cached.span or length)
+        return total
+
+
+def table_name(group: int) -> str:
+    """The name of a group's block table."""
+    return f"block table {group}"
+
+
+def _layout(mixer: Attention, sequences: int, max_len: int, dtype: KvDtype, rows: int) -> KvLayout:
+    capacity = 1 << (mixer.span - 1 + rows - 1).bit_length() if mixer.span else max_len
+    return KvLayout(
+        sequences,
+        mixer.kv_heads,
+        max_len,
+        mixer.key_dim,
+        dtype=dtype,
+        value_dim=0 if mixer.value_dim == mixer.key_dim else mixer.value_dim,
+        capacity=capacity if capacity < max_len else 0,
+    )

@@ -1,0 +1,67 @@
+"""The merging that BPE and SentencePiece share: of all adjacent pairs, join the best, repeatedly.
+
+Written here and not handed to the `tokenizers` library, which takes half a second to build the
+tables of a vocabulary of 262,144 tokens; words that were cut before are looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
+
+_LONGEST_REMEMBERED = 64  # characters
+_REMEMBERED = 1 << 16  # words
+
+
+class Merger:
+    """Joins neighbours while `ranks` knows the pair: the lowest rank first, the leftmost of equals.
+
+    `ranks` is asked for left + `between` + right. A space between gives BPE's merges as GGUF files
+    list them; nothing between gives SentencePiece, whose pairs rank by the piece they make.
+    """
+
+    def __init__(self, ranks: Mapping[str, float], between: str) -> None:
+        self._ranks = ranks
+        self._between = between
+        self._known: dict[str, list[str]] = {}
+
+    def __call__(self, word: str) -> list[str]:
+        """The pieces of `word`, from left to right; characters that join nothing stay alone."""
+        pieces = self._known.get(word)
+        if pieces is None:
+            pieces = self._merge(word)
+            if len(word) <= _LONGEST_REMEMBERED:
+                if len(self._known) >= _REMEMBERED:
+                    self._known.clear()
+                self._known[word] = pieces
+        return pieces
+
+    def _merge(self, word: str) -> list[str]:
+        ranks, between = self._ranks, self._between
+        pieces = list(word)  # "" where a piece has gone into one further left
+        n = len(pieces)
+        after = list(range(1, n + 1))  # n: none
+        before = list(range(-1, n - 1))
+        queue: list[tuple[float, int, str]] = []  # rank, place of the left one, the joined text
+        for i in range(n - 1):
+            left, right = pieces[i], pieces[i + 1]
+            if (rank := ranks.get(left + between + right)) is not None:
+                queue.append((rank, i, left + right))
+        heapify(queue)
+        while queue:
+            _, i, joined = heappop(queue)
+            right_place = after[i]
+            if right_place == n or pieces[i] + pieces[right_place] != joined or not pieces[i]:
+                continue  # one of the two has been joined meanwhile
+            pieces[i], pieces[right_place] = joined, ""
+            after[i] = follower = after[right_place]
+            if follower < n:
+                before[follower] = i
+                right = pieces[follower]
+                if (rank := ranks.get(joined + between + right)) is not None:
+                    heappush(queue, (rank, i, joined + right))
+            if (place := before[i]) >= 0:
+                left = pieces[place]
+                if (rank := ranks.get(left + between + joined)) is not None:
+                    heappush(queue, (rank, place, left + joined))
+        return [piece for piece in pieces if piece]

@@ -1,0 +1,77 @@
+"""How tokens write bytes and spaces, for the kinds of tokenisers that share a way."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from urdir.model.errors import TokenizerError
+from urdir.model.files.metadata import Metadata
+from urdir.model.text.vocabulary import TokenType, Vocabulary
+
+ESCAPED_SPACE = "▁"  # U+2581
+
+
+def read_scores(metadata: Metadata, vocabulary: Vocabulary) -> list[float]:
+    """tokenizer.ggml.scores, one a token; TokenizerError for another number of them, or NaN."""
+    scores = metadata.require("tokenizer.ggml.scores", np.ndarray)
+    if len(scores) != len(vocabulary.tokens):
+        raise TokenizerError(
+            f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.tokens)} tokens"
+        )
+    if np.isnan(scores).any():
+        raise TokenizerError("tokenizer.ggml.scores: NaN is no score")
+    values: list[float] = scores.tolist()
+    return values
+
+
+class Speller:
+    """Pieces to ids; a piece that is no token becomes its bytes, or the unknown token."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.words = vocabulary.words()
+        self._unknown = [] if vocabulary.unknown_id is None else [vocabulary.unknown_id]
+        self._bytes = [vocabulary.id_of.get(f"<0x{byte:02X}>") for byte in range(256)]
+
+    def __call__(self, pieces: list[str]) -> list[int]:
+        """The ids of pieces of a text."""
+        ids: list[int] = []
+        for piece in pieces:
+            if (token_id := self.words.get(piece)) is not None:
+                ids.append(token_id)
+                continue
+            for char in piece:
+                spelled = [self._bytes[byte] for byte in char.encode()]
+                known = [i for i in spelled if i is not None]
+                ids += known if len(known) == len(spelled) else self._unknown
+        return ids
+
+
+def spaced_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
+    """The bytes of a token in an alphabet that writes spaces as U+2581."""
+    token, token_type = vocabulary.tokens[token_id], vocabulary.types[token_id]
+    if token_type == TokenType.BYTE:
+        return bytes([int(token[3:-1], 16)])  # "<0x0A>", checked when it was built
+    if token_type in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN):
+        return token.encode()
+    return token.replace(ESCAPED_SPACE, " ").encode()
+
+
+def check_bytes(vocabulary: Vocabulary) -> None:
+    """TokenizerError for a byte token that is not written as one."""
+    for token_id in vocabulary.ids(TokenType.BYTE):
+        token = vocabulary.tokens[token_id]
+        if not re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", token):
+            raise TokenizerError(f"token {token_id} {token!r} is no byte token such as <0x0A>")
+
+
+def _byte_alphabet() -> dict[str, bytes]:
+    """The printable characters that GPT-2's encoder.py writes bytes as."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    chars = {chr(byte): bytes([byte]) for byte in printable}
+    return chars | {chr(0x100 + i): bytes([byte]) for i, byte in enumerate(others)}
+
+
+BYTE_ALPHABET = _byte_alphabet()

@@ -1,0 +1,122 @@
+"""How a CTA of decode attention divides its work and its shared memory: what the templates see."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.rotation import Rotation
+from urdir.ptxgen.spec import LaunchShape, ceil_div
+from urdir.ptxgen.target import Target
+
+#: Shared memory that a kernel may declare, on every target.
+MAX_STATIC_SHARED = 48 << 10
+
+
+class Divided(Protocol):
+    """What is asked of a spec; see `decode.DecodeAttention`."""
+
+    @property
+    def layout(self) -> KvLayout: ...
+    @property
+    def token(self) -> OwnToken | None: ...
+    @property
+    def rope(self) -> Rotation | None: ...
+    @property
+    def appends(self) -> bool: ...
+    @property
+    def launch_shape(self) -> LaunchShape: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def value_dim(self) -> int: ...
+    @property
+    def tile(self) -> int: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def pieces(self) -> tuple[int, int]: ...
+    @property
+    def keys_per_pass(self) -> int: ...
+
+
+class DecodeCta:
+    """How the threads of a CTA divide keys and dims, and what lies where in shared memory.
+
+    Where the CTA is ``asynchronous``, keys and values pass through a ring of ``stages`` stages,
+    one for each step of the loop over the keys; after the loop the warps' sums take its place. A
+    q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
+    Sizes and offsets (``..._at``) are in bytes.
+    """
+
+    def __init__(self, spec: Divided, target: Target) -> None:
+        layout, threads = spec.layout, spec.launch_shape.threads
+        self.spec, self.target, self.layout = spec, target, layout
+        self.head_dim, self.value_dim = spec.head_dim, spec.value_dim
+        self.threads, self.warps = threads, threads // 32
+        # query heads of the CTA; lanes that share a key; eights of dims of a key and a value, and
+        # how many of them a lane has
+        self.tile, self.lanes = spec.tile, spec.lanes
+        self.eights = {"k": self.head_dim // 8, "v": self.value_dim // 8}
+        self.pieces = dict(zip("kv", spec.pieces, strict=True))
+        # registers of eight elements as they lie in a cache
+        self.raw = layout.raw_words
+        self.quantised = layout.dtype == "q8_0"
+
+        # the ring: a thread's part of the first copy of a key or value, the distance to its second
+        # one, eight dims of a key or value of all threads
+        self.stages = 3
+        self.thread_bytes = 8 if self.quantised else 16
+        self.second_part = self.thread_bytes * threads
+        self.piece_bytes = (32 if layout.dtype == "f32" else 16) * threads
+        # keys a step: of a lane, of the CTA
+        wide = max(spec.pieces) > 1
+        fewest = self.stages * sum(spec.pieces) * self.piece_bytes
+        in_words = not self.quantised or (self.head_dim % 64 == 0 and self.value_dim % 64 == 0)
+        self.asynchronous = target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
+        self.ahead = 1 if wide or (self.asynchronous and layout.dtype == "f32") else 2
+        self.step = self.ahead * spec.keys_per_pass
+        self.stage_bytes = self.ahead * sum(spec.pieces) * self.piece_bytes
+        self.ring_bytes = self.stages * self.stage_bytes
+
+        # the row's own token, if the spec has one: heads that are staged; of a head the pairs that
+        # turn and the other values
+        self.staged_heads = self.tile + spec.appends
+        self.pairs = spec.rope.pairs if spec.rope else 0
+        self.rest = self.head_dim - 2 * self.pairs
+        # pairs of a thread, in the queries and the key
+        self.turn_rounds = ceil_div(self.staged_heads * self.pairs, threads)
+        self.copy_rounds = ceil_div(self.staged_heads * self.rest, threads)
+        self.rounds = self.turn_rounds + self.copy_rounds
+        # the last stage of the ring is not filled before all threads have taken what they need
+        self.turned_at = self.ring_bytes - self.stage_bytes if self.asynchronous else 0
+        # then the factors of the norms of queries, key and value
+        self.norms_at = self.turned_at + 4 * self.staged_heads * self.head_dim
+        # eight dims of a key or a value as the cache holds it, and the key
+        self.eight_bytes = 32 if layout.dtype == "f32" else 16
+        self.token_bytes = self.eights["k"] * self.eight_bytes
+
+        # the warps' maxima and sums, then their weighted values
+        self.values_at = 8 * self.warps * self.tile
+        scratch = [self.values_at + 4 * self.warps * self.tile * self.value_dim]
+        if self.asynchronous:
+            scratch.append(self.ring_bytes)
+        if spec.token:
+            scratch.append(self.norms_at + 4 * (self.staged_heads + 1))
+        self.scratch_bytes = max(scratch)
+
+    def guard(self, name: str, piece: int) -> str:
+        """The predicate of lanes that have dims of this piece of "k" or "v"; "" where all have."""
+        return self.guards.get(self.eights[name] - self.lanes * piece, "")
+
+    @property
+    def guards(self) -> dict[int, str]:
+        """How many of the lanes have dims of a piece, where not all have: a predicate for each."""
+        counts = [
+            self.eights[name] - self.lanes * piece
+            for name in "kv"
+            for piece in range(self.pieces[name])
+        ]
+        ragged = dict.fromkeys(count for count in counts if count < self.lanes)
+        return {count: f"%has_dims{i or ''}" for i, count in enumerate(ragged)}

@@ -1,0 +1,143 @@
+"""What is done to a row's own query, key and value before the row attends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.rotation import Rotation
+from urdir.ptxgen.spec import Access, Array, Param
+
+Float64s = npt.NDArray[np.float64]
+
+#: Norms of examples.
+QK_NORM, V_NORM = Norm("rms", 1e-6), Norm("rms", 1e-5, weight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries at position p times 1 + scale * ln(floor((p + offset) / floor) + 1): Llama 4 and
+    Mistral 3 keep attention from flattening over long contexts so."""
+
+    scale: float
+    floor: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.floor < 1 or self.offset < 0:
+            raise PtxgenError(
+                f"temperature of floor {self.floor} (1 or more), offset {self.offset} (0 or more)"
+            )
+
+    def __call__(self, positions: npt.ArrayLike) -> Float64s:
+        """The factor of queries at ``positions``."""
+        steps = (np.asarray(positions, np.int64) + self.offset) // self.floor
+        factors: Float64s = 1.0 + self.scale * np.log(steps + 1.0)
+        return factors
+
+
+@dataclass(frozen=True, slots=True)
+class OwnToken:
+    """What a row's own heads go through, in this order.
+
+    - ``qk_norm``: RMSNorm of each head of q and k, with weights ``q_norm`` and ``k_norm``
+      (head_dim,) f32 where it has a weight;
+    - ``rope``: q and k are rotated, with ``frequencies``, a ``turns_table``; with ``rope_first``
+      before the norm, whose factor a rotation of magnitude 1 leaves as it is (Hunyuan, Llama 4);
+    - ``temperature``: q is multiplied;
+    - ``v_norm``: RMSNorm of each head of v, without a weight (Gemma 4);
+    - ``appends``: k and v then go into the cache. Without that the row has no k and v: it attends
+      to what the cache holds, which another layer has written (Gemma 3n).
+
+    Raises PtxgenError for norms that no kernel has.
+    """
+
+    rope: Rotation | None = None
+    qk_norm: Norm | None = None
+    v_norm: Norm | None = None
+    temperature: Temperature | None = None
+    appends: bool = True
+    rope_first: bool = False
+
+    def __post_init__(self) -> None:
+        for name, norm in (("qk_norm", self.qk_norm), ("v_norm", self.v_norm)):
+            if norm and (norm.kind != "rms" or norm.bias or (norm.weight and name == "v_norm")):
+                raise PtxgenError(f"{name} is an RMS norm without bias, v_norm without weight")
+        if self.v_norm and not self.appends:
+            raise PtxgenError("v_norm of a token that is not appended: it has no value")
+        if self.rope_first and (not self.rope or not self.qk_norm or self.rope.magnitude != 1):
+            raise PtxgenError("rope_first is for a rotation of magnitude 1 and a qk_norm")
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The weights that its queries and keys take."""
+        if not (self.qk_norm and self.qk_norm.weight):
+            return ()
+        return ("q_norm", "k_norm") if self.appends else ("q_norm",)
+
+    @property
+    def constant_params(self) -> tuple[Param, ...]:
+        """What kernels read beside the token: ``frequencies`` and the norms' weights."""
+        rope = () if self.rope is None else (self.rope.param,)
+        return (*rope, *(Param(n, "f32", ("head_dim",), Access.IN) for n in self.weights))
+
+    def prepared(
+        self, name: str, x: Array, positions: npt.ArrayLike, inputs: Mapping[str, Any]
+    ) -> Float64s:
+        """Heads x (rows, heads, dim) of "q", "k" or "v" at ``positions`` (rows,), in float64."""
+        y = np.asarray(x, np.float64)
+        if name == "v":
+            return y if self.v_norm is None else self.v_norm(y)
+        if self.qk_norm is not None and not self.rope_first:
+            y = self.qk_norm(y, inputs.get(f"{name}_norm"))
+        if self.rope is not None:
+            y = self.rope.turn(y, positions, inputs["frequencies"])
+        if self.qk_norm is not None and self.rope_first:
+            y = self.qk_norm(y, inputs.get(f"{name}_norm"))
+        if self.temperature is not None and name == "q":
+            y = y * self.temperature(positions)[:, None, None]
+        return y
+
+    def origin_of(self, name: str, y: Array, position: int, inputs: Mapping[str, Any]) -> Float64s:
+        """A key or value (heads, dim) that `prepared` makes y at ``position``; with a norm, y / 2^i
+        for the smallest i that gives it a mean square below 1.
+
+        For inputs whose result a cache holds exactly. The norm's eps decides the size of what is
+        returned: |x| is chosen so that mean(x^2) + eps is what x is divided by.
+        """
+        y = np.asarray(y, np.float64)
+        norm = self.v_norm if name == "v" else self.qk_norm
+        while norm is not None and _mean_square(self._unturned(name, y, position, inputs)) > 0.9:
+            y = y / 2
+        y = self._unturned(name, y, position, inputs)
+        if norm is None:
+            return y
+        origin: Float64s = y * np.sqrt(norm.eps / (1.0 - np.mean(y * y, axis=-1, keepdims=True)))
+        return origin
+
+    def _unturned(
+        self, name: str, y: Float64s, position: int, inputs: Mapping[str, Any]
+    ) -> Float64s:
+        """Before rotation and weights."""
+        if name == "v":
+            return y
+        weight = inputs.get(f"{name}_norm", np.float64(1))
+        y = y / weight if self.rope_first else y
+        if self.rope is not None:
+            y = self.rope.turn(y[None], [position], inputs["frequencies"], sign=-1)[0]
+        return y if self.rope_first else y / weight
+
+
+def _mean_square(y: Float64s) -> float:
+    """The largest mean square of a head."""
+    return float(np.mean(y * y, axis=-1).max())
+
+
+#: A token that is appended as it is.
+PLAIN_TOKEN = OwnToken()

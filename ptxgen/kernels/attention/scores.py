@@ -1,0 +1,89 @@
+"""What happens between q . k and the softmax: the description that kernels and models share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.spec import Array
+
+Float64s = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores of a row at position p, and the keys that it attends to: first_key(p) ... p.
+
+    s = scale * (q . k); then cap * tanh(s / cap); then s + slope[h] * (key - p). A field at its
+    default is off and costs nothing.
+
+    - ``scale`` None: 1 / sqrt(head_dim);
+    - ``softcap`` c: Gemma 2;
+    - ``window`` n: the last n keys, the row's own among them (Beltagy et al. 2020, 2004.05150);
+    - ``chunk`` n: keys from the last multiple of n on (Llama 4); a window counts as well;
+    - ``sinks``: a logit for each head takes part in the softmax's maximum and sum, without a value
+      (GPT-OSS; Xiao et al. 2023, arXiv 2309.17453). Kernels take ``sinks`` (heads,) f32;
+    - ``max_bias``: ALiBi (Press et al. 2021, arXiv 2108.12409), slopes as ggml's ``soft_max_ext``.
+    """
+
+    scale: float | None = None
+    softcap: float = 0.0
+    window: int = 0
+    chunk: int = 0
+    sinks: bool = False
+    max_bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.window < 0 or not self.softcap >= 0:
+            raise PtxgenError(f"window {self.window} and softcap {self.softcap} are 0 or positive")
+        if self.chunk < 0 or not 0 <= self.max_bias < math.inf:
+            raise PtxgenError(f"chunk {self.chunk} and max_bias {self.max_bias} are 0 or positive")
+
+    @property
+    def span(self) -> int:
+        """The most keys that a row attends to; 0: all up to its own."""
+        return min(filter(None, (self.window, self.chunk)), default=0)
+
+    def first_key(self, position: int) -> int:
+        """The first key that a row at ``position`` attends to."""
+        first = max(0, position - self.window + 1) if self.window else 0
+        return max(first, position - position % self.chunk) if self.chunk else first
+
+    def scale_of(self, head_dim: int) -> float:
+        """The factor of q . k for heads of ``head_dim`` values."""
+        return 1.0 / math.sqrt(head_dim) if self.scale is None else self.scale
+
+    def slope_exponents(self, heads: int) -> tuple[int, float, float]:
+        """ALiBi's slopes as powers of 2: (n, a, b) with slope[h] = 2^(a * (h + 1)) for h < n, the
+        largest power of two up to ``heads``, and 2^(b * (2 * (h - n) + 1)) from there on."""
+        count = 1 << heads.bit_length() - 1
+        return count, -self.max_bias / count, -self.max_bias / 2 / count
+
+    def slopes(self, heads: int) -> Float64s:
+        """ALiBi's slope of every head, (heads,); zeros where it is off."""
+        if not self.max_bias:
+            return np.zeros(heads)
+        count, first, second = self.slope_exponents(heads)
+        head = np.arange(heads)
+        return np.exp2(
+            np.where(head < count, first * (head + 1), second * (2 * (head - count) + 1))
+        )
+
+    def __call__(self, products: Array, keys: Array, position: int, head_dim: int) -> Float64s:
+        """The scores (kv_heads, group, n) of products q . k, for ``keys`` (n,), in float64."""
+        scores = np.asarray(products, np.float64) * self.scale_of(head_dim)
+        if self.softcap:
+            scores = self.softcap * np.tanh(scores / self.softcap)
+        if self.max_bias:
+            kv_heads, group, _ = scores.shape
+            slopes = self.slopes(kv_heads * group).reshape(kv_heads, group, 1)
+            scores = scores + slopes * (np.asarray(keys, np.float64) - position)
+        return scores
+
+
+#: Nothing but the usual scale.
+PLAIN = Scores()

@@ -1,0 +1,189 @@
+"""Products of many rows with their experts, on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.group import GroupExperts, most_tiles, random_choice
+from urdir.ptxgen.kernels.experts.tiled import experts_layout
+from urdir.ptxgen.kernels.linear.gemm import (
+    FULL,
+    MAX_RAW,
+    MAX_RAW_LARGEST,
+    TILES,
+    CtaTile,
+    widest,
+)
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
+from urdir.ptxgen.weights.layout import Layout
+
+#: Pairs of a tile, smallest first.
+HEIGHTS = tuple(sorted({tile.batch for tile in TILES}))
+
+
+def tile_height(rows: int, experts: int, used: int) -> int:
+    """Pairs of a tile of `GroupExperts`: an expert's share of all pairs fits in one, and a little
+    more; the highest tile where it does not."""
+    pairs = rows * used
+    share = 5 * ceil_div(pairs, min(experts, pairs)) // 4
+    return next((height for height in HEIGHTS if height >= share), HEIGHTS[-1])
+
+
+@dataclass(frozen=True)
+class ExpertsGemm(KernelSpec):
+    """y = W x (+ bias) for pairs of rows and experts, W (rows, cols) of the pair's expert.
+
+    ``pair`` and ``tile_of`` are those of `GroupExperts` for ``batch`` rows, with tiles of
+    ``height``. Going up, x (batch, cols) has the rows' activations, and y (pairs, rows) is in the
+    order of ``pair``. ``down``: x (pairs, cols) is in the order of ``pair``, y (pairs, rows) in
+    that of rows and slots. ``weighted``: products are multiplied with the pair's weight, going down
+    with the bias, going up without. Weights and activations are rounded as in `Gemm`.
+    """
+
+    format: Format
+    experts: int
+    used: int
+    rows: int
+    cols: int
+    batch: int
+    height: int
+    down: bool = False
+    weighted: bool = False
+    bias: bool = False
+    tile: CtaTile | None = None
+
+    name = "experts_gemm"
+    template = ("urdir.templates", "experts_gemm.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.used <= self.experts or self.batch < 1:
+            raise PtxgenError(
+                f"experts_gemm: {self.used} of {self.experts} experts for {self.batch} rows"
+            )
+        _ = self.layout
+        if self.height not in HEIGHTS or self.cut.batch != self.height:
+            raise PtxgenError(f"experts_gemm: tiles of {self.height} pairs: one of {HEIGHTS}")
+        if 4 * self.pairs * self.cols >= 2**32:
+            raise PtxgenError(f"experts_gemm: {self.pairs} x {self.cols} activations exceed 4 GiB")
+        if self.grid_rows > 65535:
+            raise PtxgenError(f"experts_gemm: {self.rows} rows are more than 65535 tiles")
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of rows and slots."""
+        return self.batch * self.used
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of pairs, at most."""
+        return most_tiles(self.batch, self.experts, self.used, self.height)
+
+    @property
+    def x_rows(self) -> int:
+        """Rows of x."""
+        return self.pairs if self.down else self.batch
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How the matrices of all experts lie in memory."""
+        return experts_layout(self.format, self.experts, self.rows, self.cols)
+
+    @cached_property
+    def cut(self) -> CtaTile:
+        """What a CTA computes: the widest tile that still gives enough CTAs."""
+        if self.tile is not None:
+            return self.tile
+        tiles = TILES if widest(self.format) <= MAX_RAW_LARGEST else TILES[1:]
+        fitting = [t for t in tiles if t.batch == self.height]
+        full = (t for t in fitting if self.tiles * ceil_div(self.rows, t.rows) >= FULL)
+        return next(full, fitting[-1] if fitting else TILES[-1])
+
+    @property
+    def steps(self) -> int:
+        """Steps in which a CTA goes through the columns."""
+        return ceil_div(self.layout.row_units, self.cut.units)
+
+    @property
+    def depth(self) -> int:
+        """Steps that loads run ahead."""
+        return max(1, min(self.cut.depth, self.steps, MAX_RAW // widest(self.format)))
+
+    @property
+    def grid_rows(self) -> int:
+        """CTAs along the rows of an expert."""
+        return ceil_div(self.rows, self.cut.rows)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        params = [
+            Param("weights", "u8", (self.layout.nbytes,), Access.IN),
+            Param("pair", "u32", ("pairs",), Access.IN),
+            Param("tile_of", "u32", ("tiles", 4), Access.IN),
+            Param("x", "f32", ("x_rows", "cols"), Access.IN),
+        ]
+        if self.weighted:
+            params.append(Param("weight", "f32", ("pairs",), Access.IN))
+        if self.bias:
+            params.append(Param("bias", "f32", ("experts", "rows"), Access.IN))
+        params.append(Param("y", "f32", ("pairs", "rows"), Access.OUT))
+        return tuple(params)
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(grid=(self.tiles, self.grid_rows, 1), block=(self.cut.threads, 1, 1))
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """As `Gemm`'s, twice as much where a weight may be several times another one."""
+        return Tolerance(rtol=2e-3 if self.weighted else 1e-3)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        matrices = self.layout.unpack(inputs["weights"]).reshape(self.experts, self.rows, -1)
+        x, pair = inputs["x"].astype(np.float64), inputs["pair"].astype(np.int64)
+        y = np.zeros((self.pairs, self.rows))
+        for expert, first, count, _ in inputs["tile_of"].tolist():
+            places = np.arange(first, first + count)
+            source = places if self.down else pair[places] // self.used
+            weight = inputs["weight"][pair[places], None] if self.weighted else 1.0
+            bias = inputs["bias"][expert] if self.bias else 0.0
+            product = x[source] @ matrices[expert].astype(np.float64).T
+            target = pair[places] if self.down else places
+            y[target] = (product + bias) * weight if self.down else product * weight + bias
+        return {"y": y.astype(np.float32)}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        count = self.layout.rows * self.cols // self.format.block
+        blocks = random_blocks(self.format, count, rng)
+        grouping = GroupExperts(self.batch, self.experts, self.used, self.height)
+        choice = random_choice(rng, self.batch, self.experts, self.used)
+        inputs = {"weights": self.layout.pack(blocks), **grouping.reference(expert=choice)}
+        for p in self.params:
+            if p.access is Access.IN and p.name not in inputs:
+                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
+        return inputs
+
+    @classmethod
+    def examples(cls) -> Mapping[str, ExpertsGemm]:
+        q8, q4_k, q6_k = (FORMATS[name] for name in ("Q8_0", "Q4_K", "Q6_K"))
+        f16, f32 = FORMATS["F16"], FORMATS["F32"]
+        return {
+            "smallest": cls(q8, 2, 1, 16, 32, 1, 16),
+            "up": cls(q4_k, 5, 2, 48, 256, 23, 16, bias=True),
+            "down": cls(q6_k, 5, 2, 80, 256, 23, 16, down=True, bias=True, weighted=True),
+            "weighted up": cls(q8, 3, 1, 32, 96, 40, 32, weighted=True, bias=True),
+            "F16": cls(f16, 4, 3, 32, 70, 30, 32),
+            "F32 down": cls(f32, 3, 2, 16, 37, 20, 16, down=True),
+            "tiles of 64": cls(q8, 3, 2, 144, 64, 70, 64),
+            "tiles of 128": cls(q4_k, 2, 2, 144, 256, 131, 128, down=True, weighted=True),
+            "narrow": cls(q8, 9, 2, 48, 288, 12, 16, tile=TILES[-1]),
+        }
+
+    def flops(self) -> int:
+        return 2 * self.pairs * self.rows * self.cols

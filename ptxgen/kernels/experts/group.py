@@ -1,0 +1,116 @@
+"""The pairs of rows and experts of many rows, sorted by expert."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS
+from urdir.ptxgen.kernels.experts.tiled import MAX_USED
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+
+THREADS = 256
+
+
+def most_tiles(rows: int, experts: int, used: int, tile: int) -> int:
+    """How many tiles of ``tile`` pairs of one expert the pairs of any choice are, at most."""
+    pairs = rows * used
+    chosen = min(experts, pairs)
+    return chosen + (pairs - chosen) // tile
+
+
+@dataclass(frozen=True)
+class GroupExperts(KernelSpec):
+    """The pairs of rows and slots sorted by expert, and cut into tiles of one expert.
+
+    Pair p is slot p % used of row p / used. ``pair``: all of them, those of expert 0 first, in
+    rising order of an expert. ``tile_of`` (tiles, 4) u32: for up to ``tile`` neighbouring ones of
+    an expert its number, the place of the first, how many, 0; how many is 0 after the last tile.
+    """
+
+    rows: int
+    experts: int
+    used: int
+    tile: int
+
+    name = "group_experts"
+    template = ("urdir.templates", "group_experts.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.used <= min(self.experts, MAX_USED) or self.experts > MAX_EXPERTS:
+            raise PtxgenError(
+                f"group_experts: {self.used} of {self.experts} experts: 1 to {MAX_USED} of "
+                f"{MAX_EXPERTS} at most"
+            )
+        if self.rows < 1 or self.tile < 1 or ceil_div(self.rows, self.tile) > THREADS:
+            raise PtxgenError(
+                f"group_experts: {self.rows} rows in tiles of {self.tile}: 1 to {THREADS} tiles"
+            )
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of rows and slots."""
+        return self.rows * self.used
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the longest list."""
+        return most_tiles(self.rows, self.experts, self.used, self.tile)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            Param("expert", "u32", ("rows", "used"), Access.IN),
+            Param("pair", "u32", ("pairs",), Access.OUT),
+            Param("tile_of", "u32", ("tiles", 4), Access.OUT),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(grid=(self.experts, 1, 1), block=(THREADS, 1, 1))
+
+    @property
+    def rounds(self) -> int:
+        """Pairs of a lane: each warp has neighbouring ones."""
+        return ceil_div(self.pairs, THREADS)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        expert = inputs["expert"].ravel()
+        tile_of = np.zeros((self.tiles, 4), np.uint32)
+        place = number = 0
+        for e in range(self.experts):
+            left = int(np.count_nonzero(expert == e))
+            while left:
+                count = min(left, self.tile)
+                tile_of[number] = e, place, count, 0
+                place, number, left = place + count, number + 1, left - count
+        return {"pair": np.argsort(expert, kind="stable").astype(np.uint32), "tile_of": tile_of}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Some experts are chosen by most rows, some by none."""
+        return {"expert": random_choice(rng, self.rows, self.experts, self.used)}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, GroupExperts]:
+        return {
+            "smallest": cls(1, 1, 1, 16),
+            "one row": cls(1, 128, 8, 16),
+            "odd": cls(37, 13, 3, 16),
+            "many experts": cls(20, 512, 32, 16),
+            "prompt": cls(301, 32, 4, 32),
+            "all of them": cls(33, 4, 4, 16),
+        }
+
+    def flops(self) -> int:
+        return self.experts * self.pairs
+
+
+def random_choice(rng: np.random.Generator, rows: int, experts: int, used: int) -> Array:
+    """Different experts for each row, (rows, used) u32, some more often than others."""
+    liking = 2.0 * rng.standard_normal(experts)
+    choice = liking + rng.gumbel(size=(rows, experts))
+    return np.argsort(-choice, axis=1)[:, :used].astype(np.uint32)

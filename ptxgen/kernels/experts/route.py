@@ -1,0 +1,153 @@
+"""A router for few rows in one launch: norm, logits, and the choice of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.select import SELECTIONS, selection_params
+from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.linear.ends import norm_text
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.layout import Layout
+
+#: Vectors of four columns that a thread has registers for: weights, norm and activations.
+MOST_VECTORS = 6
+
+
+@dataclass(frozen=True)
+class RouteExperts(KernelSpec):
+    """The experts of each row and their weights, from x and the router's weights (experts, cols).
+
+    The weights are F32, repacked. ``norm``: x is RMS-normalised first. The products, times
+    ``scale``, plus ``bias`` (experts,), are ``logits`` (rows, experts). A CTA has one expert of a
+    row; the last one to arrive selects. ``arrived`` (rows,) is 0 before and after.
+    """
+
+    rows: int
+    cols: int
+    selection: Selection
+    norm: Norm | None = None
+    bias: bool = False
+    scale: float = 1.0
+
+    name = "route_experts"
+    template = ("urdir.templates", "route_experts.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= 65535:
+            raise PtxgenError(f"route_experts: {self.rows} rows: 1 to 65535")
+        if not self.takes(self.cols, self.norm):
+            raise PtxgenError(
+                f"route_experts: {self.cols} columns, {self.norm}: a multiple of 4 and "
+                f"{MOST_VECTORS * 4096} at most, and no norm but of the root mean square, unbiased"
+            )
+
+    @staticmethod
+    def takes(cols: int, norm: Norm | None) -> bool:
+        """Whether the threads of a CTA have registers for a row, and the norm is one of those that
+        may follow the product."""
+        fits = cols % 4 == 0 and 4 <= cols <= MOST_VECTORS * 4096
+        return fits and (norm is None or (norm.kind == "rms" and not norm.bias))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How the weights lie in memory."""
+        return Layout(FORMATS["F32"], self.selection.experts, self.cols)
+
+    @property
+    def norm_text(self) -> str:
+        """What x' is, for the template's contract."""
+        return norm_text(self.norm)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: a multiple of a tile's 64 vectors of four columns."""
+        choices = (128, 256, 512, 1024)
+        return next(t for t in choices if self.cols <= 4 * MOST_VECTORS * t)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of four columns of a thread."""
+        return ceil_div(self.cols, 4 * self.threads)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        experts = self.selection.experts
+        params = [
+            Param("weights", "u8", (self.layout.nbytes,), Access.IN),
+            Param("x", "f32", ("rows", "cols"), Access.IN),
+        ]
+        if self.norm is not None and self.norm.weight:
+            params.append(Param("norm", "f32", ("cols",), Access.IN))
+        if self.bias:
+            params.append(Param("bias", "f32", (experts,), Access.IN))
+        params.append(Param("arrived", "u32", ("rows",), Access.INOUT))
+        params.append(Param("logits", "f32", ("rows", experts), Access.OUT))
+        return (*params, *selection_params(self.selection))
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        grid = (self.selection.experts, self.rows, 1)
+        return LaunchShape(grid=grid, block=(self.threads, 1, 1))
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Rounding of the logits' sums, of which the weights take a part."""
+        return Tolerance(rtol=5e-6, atol=2e-6)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        x = inputs["x"].astype(np.float64)
+        if self.norm is not None:
+            x = self.norm(x, inputs.get("norm"))
+        logits = self.scale * (x @ self.layout.unpack(inputs["weights"]).astype(np.float64).T)
+        if self.bias:
+            logits += inputs["bias"]
+        extra = (inputs.get("choice_bias"), inputs.get("expert_scale"))
+        expert, weight = self.selection(logits, *extra)
+        return {
+            "arrived": np.zeros_like(inputs["arrived"]),
+            "logits": logits.astype(np.float32),
+            "expert": expert,
+            "weight": weight.astype(np.float32),
+        }
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        shape = (self.selection.experts, self.cols)
+        weights = (rng.standard_normal(shape) / self.cols**0.5).astype(np.float32)
+        inputs = {"weights": self.layout.pack(weights)}
+        extra = self.selection.random_logits(self.rows, rng)
+        for p in self.params[1:]:
+            if p.name in extra and p.name != "logits":
+                inputs[p.name] = extra[p.name]
+            elif p.name == "arrived":
+                inputs[p.name] = np.zeros(self.rows, np.uint32)
+            elif p.access is Access.IN:
+                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
+        return inputs
+
+    @classmethod
+    def examples(cls) -> Mapping[str, RouteExperts]:
+        softmax, groups = SELECTIONS["softmax"][1], SELECTIONS["groups of a softmax"][1]
+        llama4, biased = SELECTIONS["llama 4"][1], SELECTIONS["sqrt of softplus"][1]
+        return {
+            "smallest": cls(1, 4, Selection(2, 1)),
+            "one row": cls(1, 260, softmax, norm=Norm("rms", 1e-6)),
+            "gpt-oss": cls(
+                2, 2880, Selection(33, 4, "softmax_selected"), norm=Norm("rms", 1e-5), bias=True
+            ),
+            "groups": cls(3, 36, groups),
+            "llama 4": cls(2, 3076, llama4, norm=Norm("rms", 1e-5, weight=False), scale=0.5),
+            "wide": cls(1, 12292, Selection(5, 2), norm=Norm("rms", 1e-5)),
+            "choice bias": cls(2, 68, biased, bias=True),
+        }
+
+    def flops(self) -> int:
+        return 2 * self.rows * self.selection.experts * self.cols

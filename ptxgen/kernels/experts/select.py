@@ -1,0 +1,94 @@
+"""From a router's logits to the experts of each row and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+
+#: Threads of a CTA that selects, at most.
+THREADS = 256
+
+
+def selection_params(selection: Selection) -> list[Param]:
+    """What a kernel that selects reads beside logits, and writes."""
+    params = []
+    if selection.bias:
+        params.append(Param("choice_bias", "f32", (selection.experts,), Access.IN))
+    if selection.expert_scale:
+        params.append(Param("expert_scale", "f32", (selection.experts,), Access.IN))
+    params.append(Param("expert", "u32", ("rows", selection.used), Access.OUT))
+    params.append(Param("weight", "f32", ("rows", selection.used), Access.OUT))
+    return params
+
+
+@dataclass(frozen=True)
+class SelectExperts(KernelSpec):
+    """The experts of each row and their weights, from the logits of a router (rows, experts).
+
+    See `Selection`. Whatever the logits are, the chosen experts are different ones; NaN counts as
+    the lowest.
+    """
+
+    rows: int
+    selection: Selection
+
+    name = "select_experts"
+    template = ("urdir.templates", "select_experts.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows < 2**31:
+            raise PtxgenError(f"select_experts: {self.rows} rows: at least one")
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        logits = Param("logits", "f32", ("rows", self.selection.experts), Access.IN)
+        return (logits, *selection_params(self.selection))
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        threads = min(THREADS, 32 * ceil_div(self.selection.experts, 32))
+        return LaunchShape(grid=(self.rows, 1, 1), block=(threads, 1, 1))
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Of weights; two approximations of exponentials and one of a quotient. Numbers of experts
+        are equal: this is less than 1 of 511."""
+        return Tolerance(rtol=2e-6, atol=1e-7)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        extra = (inputs.get("choice_bias"), inputs.get("expert_scale"))
+        expert, weight = self.selection(inputs["logits"], *extra)
+        return {"expert": expert, "weight": weight.astype(np.float32)}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        return self.selection.random_logits(self.rows, rng)
+
+    @classmethod
+    def examples(cls) -> Mapping[str, SelectExperts]:
+        return {name: cls(rows, selection) for name, (rows, selection) in SELECTIONS.items()}
+
+    def flops(self) -> int:
+        return self.rows * self.selection.experts**2
+
+
+#: Rows and selections to test, by name.
+SELECTIONS: Mapping[str, tuple[int, Selection]] = {
+    "one of one": (1, Selection(1, 1)),
+    "softmax": (3, Selection(128, 8, normalised=True)),
+    "softmax selected": (5, Selection(33, 4, "softmax_selected")),
+    "llama 4": (2, Selection(17, 1, "sigmoid", by_logits=True)),
+    "deepseek 3": (
+        3, Selection(256, 8, "sigmoid", True, 2.5, bias=True, groups=8, groups_used=4),
+    ),
+    "groups of a softmax": (4, Selection(62, 6, scale=16.0, groups=2, groups_used=1)),
+    "sqrt of softplus": (2, Selection(70, 6, "sqrt_softplus", True, 1.5, bias=True)),
+    "512, scaled": (2, Selection(512, 32, normalised=True, expert_scale=True)),
+    "all of them": (2, Selection(31, 31, "sigmoid", bias=True)),
+}  # fmt: skip

@@ -1,0 +1,256 @@
+"""What products of a few rows with experts share: tiles pass through rings as in `Gemv`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.cut import (
+    MIN_SLOTS,
+    Cut,
+    CutOptions,
+    Footprint,
+    TilePart,
+    cut_launch,
+)
+from urdir.ptxgen.kernels.linear.ends import norm_text
+from urdir.ptxgen.kernels.linear.gemv import (
+    LEAST_WARPS,
+    RECORD_NBYTES,
+    Activations,
+)
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import Format, random_blocks
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
+from urdir.ptxgen.weights.tiles import Tile
+
+#: Registers of a thread that may be needed for activations, at most.
+MAX_REGISTERS = 232
+#: Experts of a row, at most: a lane of a warp has the number of one.
+MAX_USED = 32
+
+
+def experts_layout(fmt: Format, experts: int, rows: int, cols: int) -> Layout:
+    """How the matrices (rows, cols) of all experts lie in memory: as one.
+
+    Raises PtxgenError where the rows of an expert are no whole bands of tiles.
+    """
+    if experts < 1 or rows < 1 or rows % TILE_ROWS:
+        raise PtxgenError(
+            f"{experts} experts of {rows} rows: at least one, of a multiple of {TILE_ROWS} rows"
+        )
+    return Layout(fmt, experts * rows, cols)
+
+
+@dataclass(frozen=True)
+class ExpertsShape(KernelSpec):
+    """Fields: products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each.
+
+    ``activations`` are those of `Gemv`.
+    """
+
+    format: Format
+    experts: int
+    used: int
+    rows: int
+    cols: int
+    batch: int = 1
+    activations: Activations = "f32"
+
+
+@dataclass(frozen=True)
+class ExpertsSpec(CutOptions, ExpertsShape):
+    """A kernel whose rows read their experts from ``expert`` (batch, used) u32 on the device.
+
+    The CTAs of a launch are cut for ``sms`` SMs all together. Raises PtxgenError for a cut that is
+    impossible.
+    """
+
+    # The linear kernels' macros ask for these.
+    others = ()
+    tiles_left = 1
+    gated = False
+    alone = True
+    norm: ClassVar[Norm | None] = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.used <= min(self.experts, MAX_USED) or self.batch < 1:
+            raise PtxgenError(
+                f"{self.name}: {self.used} of {self.experts} experts for {self.batch} rows: "
+                f"1 to {MAX_USED} of them, for at least one row"
+            )
+        if self.activations == "i16" and self.format.is_float:
+            raise PtxgenError(f"{self.name}: 16-bit activations are for quantised weights only")
+        if self.cluster != 1 or self.fill:
+            raise PtxgenError(f"{self.name}: cluster and fill are not for experts")
+        _ = self.whole  # refuses odd shapes
+        cut = self.cut
+        if not 1 <= cut.columns.warps <= cut.columns.blocks or not 1 <= cut.warps <= 32:
+            raise PtxgenError(
+                f"{self.name}: split is {cut.columns.warps} of {cut.columns.blocks} blocks, "
+                f"with {cut.warps} warps of 1 to 32"
+            )
+        if cut.ring.slots < MIN_SLOTS:
+            raise PtxgenError(
+                f"{self.name}: two tiles of {cut.warps} warps and the activations of "
+                f"{self.cut.columns.blocks} blocks are more than {self.shared} bytes"
+            )
+
+    @cached_property
+    def whole(self) -> Layout:
+        """How the matrices of all experts lie in memory."""
+        return experts_layout(self.format, self.experts, self.rows, self.cols)
+
+    @property
+    def bands(self) -> int:
+        """Bands of tiles of an expert."""
+        return self.rows // TILE_ROWS
+
+    @property
+    def pair(self) -> int:
+        """Matrices that are multiplied together: two if gated."""
+        return 2 if self.gated else 1
+
+    @property
+    def normed(self) -> bool:
+        """Whether x is normalised first."""
+        return self.norm is not None
+
+    @property
+    def scales_x(self) -> bool:
+        """Whether x is to be multiplied with the norm's weights."""
+        return self.norm is not None and self.norm.weight
+
+    @property
+    def norm_first(self) -> bool:
+        """Whether the norm must be complete before the product, as in `LinearSpec`."""
+        return self.norm is not None and (self.norm.kind == "layer" or self.norm.bias)
+
+    @property
+    def norm_text(self) -> str:
+        """What x' is, for a template's contract."""
+        return norm_text(self.norm)
+
+    @property
+    def grid_rows(self) -> int:
+        """Products that have CTAs of their own."""
+        raise NotImplementedError
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of columns of such a product."""
+        raise NotImplementedError
+
+    @property
+    def record_nbytes(self) -> int:
+        """Bytes of a unit's activations."""
+        return RECORD_NBYTES[self.activations]
+
+    @property
+    def row_units(self) -> int:
+        """Units of a row of a matrix."""
+        return self.whole.row_units
+
+    @property
+    def lane_blocks(self) -> int:
+        """Blocks whose activations a warp prepares, eight of each block in a lane."""
+        return ceil_div(self.blocks, self.cut.warps)
+
+    @property
+    def has_partial_blocks(self) -> bool:
+        """Whether the warps' last blocks, or units of a row's last block, are beyond the row."""
+        return bool(self.blocks % self.cut.warps or self.cols % TILE_COLS)
+
+    @property
+    def footprint(self) -> Footprint:
+        """What a CTA keeps in shared memory."""
+        return Footprint(
+            tile=Tile(self.whole).nbytes,
+            sums=4 * TILE_ROWS,
+            warp_squares=8 if self.norm_first else 4,
+            activations=self.record_nbytes * TILE_UNITS * self.blocks,
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether enough warps have room, and registers for the activations, as `Gemv.fits`."""
+        warps = self.footprint.most_warps(self.shared)
+        most = min(MAX_REGISTERS, 2048 // (warps * max(1, self.resident)))
+        return warps >= LEAST_WARPS and 8 * ceil_div(self.blocks, warps) + 24 <= most
+
+    @cached_property
+    def cut(self) -> Cut:
+        """How the CTAs of one product are cut."""
+        product = Layout(self.format, self.rows, self.blocks * TILE_COLS)
+        ctas = max(1, self.sms // self.grid_rows)
+        tiles = (self.tiles_each or ceil_div(self.bands, ctas),)
+        cut = cut_launch(self, (product,), self.footprint, tiles, self.pair, even=True)
+        parts = tuple(dataclasses.replace(p, tile=Tile(self.whole)) for p in cut.rows.parts)
+        return dataclasses.replace(cut, rows=dataclasses.replace(cut.rows, parts=parts))
+
+    @property
+    def part(self) -> TilePart:
+        """The one matrix that such a product is of."""
+        return self.cut.rows.parts[0]
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(
+            grid=(self.cut.rows.clusters, self.grid_rows, 1),
+            block=(32 * self.cut.warps, 1, 1),
+            shared_bytes=max(self.cut.memory.nbytes, self.least_shared),
+            resident=self.resident,
+            prefers_shared=True,
+        )
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """As `Gemv`'s; a product of two sums, or a sum of several experts, is off by more."""
+        if self.activations == "i16":
+            return Tolerance(rtol=3e-4, atol=1e-3)
+        return Tolerance(rtol=1e-5, atol=5e-6)
+
+    def weights_of(self, packed: Array) -> Array:
+        """The weights (experts, rows, cols) f64 of a repacked matrix."""
+        return self.whole.unpack(packed).reshape(self.experts, self.rows, self.cols).astype(float)
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Small weights, so that sums come to where activations are curved."""
+        inputs: dict[str, Any] = {}
+        for p in self.params:
+            if p.access is Access.OUT:
+                continue
+            if p.dtype == "u8":
+                count = self.whole.rows * self.cols // self.format.block
+                blocks = random_blocks(self.format, count, rng, scale=0.5 / self.cols**0.5)
+                inputs[p.name] = self.whole.pack(blocks)
+            elif p.name == "expert":
+                chosen = [rng.permutation(self.experts)[: self.used] for _ in range(self.batch)]
+                inputs[p.name] = np.array(chosen, np.uint32)
+            else:
+                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
+        return inputs
+
+    def bytes_moved(self) -> int:
+        """Those of the chosen experts, each read for each row, and of the activations."""
+        matrices = sum(p.dtype == "u8" for p in self.params)
+        chosen = self.batch * self.used * self.whole.nbytes // self.experts
+        rest = sum(self.nbytes(p) for p in self.params if p.dtype != "u8")
+        return matrices * chosen + rest
+
+    def flops(self) -> int:
+        return 2 * self.batch * self.used * self.rows * self.cols * self.pair
+
+    @property
+    def weight_nbytes(self) -> int:
+        """Bytes of the repacked matrices of all experts."""
+        return self.whole.nbytes
+
+    def _matrix(self, name: str) -> Param:
+        return Param(name, "u8", ("weight_nbytes",), Access.IN)

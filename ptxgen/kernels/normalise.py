@@ -1,0 +1,169 @@
+"""Norms of rows: RMSNorm and LayerNorm, before a block, after it, or both at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+
+#: The most columns of a row: its code is unrolled.
+MAX_COLS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Normalise(KernelSpec):
+    """A norm of each row, and what follows it: y = (residual +) scale * norm(x).
+
+    With ``weight_rows`` more than 1, row r has weight and bias number r % weight_rows: heads with
+    weights of their own. ``then`` is the norm of the next block, in the same launch: z = then(y),
+    with ``next_weight`` and ``next_bias``.
+    """
+
+    rows: int
+    cols: int
+    norm: Norm
+    residual: bool = False
+    scale: float = 1.0
+    weight_rows: int = 1
+    then: Norm | None = None
+
+    name = "normalise"
+    template = ("urdir.templates", "normalise.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.cols < 1:
+            raise PtxgenError(f"normalise: no values in {self.rows} rows of {self.cols}")
+        if self.cols > MAX_COLS:
+            raise PtxgenError(
+                f"normalise: {self.cols} columns: at most {MAX_COLS}, as unrolled code"
+            )
+        if self.weight_rows < 1 or (self.weight_rows > 1 and not self.norm.weight):
+            raise PtxgenError(f"normalise: {self.weight_rows} rows of weights of {self.norm}")
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        weights = ("cols",) if self.weight_rows == 1 else ("weight_rows", "cols")
+        matrix, then = ("rows", "cols"), self.then
+        given = (
+            (True, Param("x", "f32", matrix, Access.IN)),
+            (self.norm.weight, Param("weight", "f32", weights, Access.IN)),
+            (self.norm.bias, Param("bias", "f32", weights, Access.IN)),
+            (self.residual, Param("residual", "f32", matrix, Access.IN)),
+            (then and then.weight, Param("next_weight", "f32", ("cols",), Access.IN)),
+            (then and then.bias, Param("next_bias", "f32", ("cols",), Access.IN)),
+            (True, Param("y", "f32", matrix, Access.OUT)),
+            (then, Param("z", "f32", matrix, Access.OUT)),
+        )
+        return tuple(param for present, param in given if present)
+
+    @property
+    def vector(self) -> int:
+        """Columns of one access: four where that keeps every row 16-byte aligned."""
+        return 4 if self.cols % 4 == 0 else 1
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA: about eight values a thread, at most 1024 threads."""
+        return min(32, ceil_div(self.cols, 32 * 8))
+
+    @property
+    def steps(self) -> int:
+        """Accesses with which a thread covers its part of a row."""
+        return ceil_div(self.cols, self.vector * 32 * self.warps)
+
+    @property
+    def held(self) -> bool:
+        """A thread keeps its values in registers between the passes, or reads them again."""
+        return self.vector * self.steps <= 16
+
+    @property
+    def few(self) -> bool:
+        """Whether a thread has registers for its values of every array."""
+        return self.vector * self.steps <= 8
+
+    @property
+    def centres(self) -> bool:
+        """Whether a mean is subtracted."""
+        return any(norm and norm.kind == "layer" for norm in (self.norm, self.then))
+
+    @property
+    def shared_sums(self) -> tuple[str, ...]:
+        """The arrays in shared memory of the warps' sums: one for every sum, so that none is
+        written while it is read."""
+        names = []
+        for norm, suffix in ((self.norm, ""), (self.then, "_next")):
+            if norm is not None:
+                names += ["sums" + suffix] if norm.kind == "layer" else []
+                names.append("partial" + suffix)
+        return tuple(names)
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(grid=(self.rows, 1, 1), block=(32 * self.warps, 1, 1))
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return Tolerance(rtol=2e-6)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        rows = np.arange(self.rows) % self.weight_rows
+        weight, bias = (
+            None if array is None else array.reshape(self.weight_rows, self.cols)[rows]
+            for array in (inputs.get("weight"), inputs.get("bias"))
+        )
+        y = self.scale * self.norm(inputs["x"], weight, bias)
+        if self.residual:
+            y += inputs["residual"]
+        outputs = {"y": y.astype(np.float32)}
+        if self.then is not None:
+            z = self.then(y, inputs.get("next_weight"), inputs.get("next_bias"))
+            outputs["z"] = z.astype(np.float32)
+        return outputs
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Rows of a layer norm have means other than 0."""
+        inputs = super().make_inputs(rng)
+        if self.norm.kind == "layer":
+            inputs["x"] += rng.standard_normal((self.rows, 1)).astype(np.float32)
+        return inputs
+
+    @classmethod
+    def examples(cls) -> Mapping[str, Normalise]:
+        rms, fine = Norm("rms", 1e-5), Norm("rms", 1e-6)
+        plain, layer = Norm("rms", 1e-5, weight=False), Norm("layer", 1e-5, bias=True)
+        return {
+            "one short row": cls(rows=1, cols=7, norm=rms),
+            "short rows": cls(rows=3, cols=64, norm=fine),
+            "odd columns": cls(rows=2, cols=257, norm=rms),
+            "4096 columns": cls(rows=1, cols=4096, norm=rms),
+            "16380 columns": cls(rows=2, cols=16380, norm=rms),
+            "16389 columns": cls(rows=1, cols=16389, norm=rms),
+            "20484 columns": cls(rows=2, cols=20484, norm=rms),
+            "no weight": cls(rows=2, cols=70, norm=plain),
+            "layer": cls(rows=2, cols=7, norm=layer),
+            "layer of 1030 columns": cls(rows=2, cols=1030, norm=layer, residual=True),
+            "layer, no bias": cls(rows=1, cols=260, norm=Norm("layer", 1e-6), scale=0.5),
+            "layer, no weight": cls(rows=3, cols=33, norm=Norm("layer", 1e-5, weight=False)),
+            "layer of 16389 columns": cls(rows=1, cols=16389, norm=layer),
+            "heads": cls(rows=6, cols=20, norm=rms, weight_rows=3),
+            "heads of a layer norm": cls(rows=4, cols=9, norm=layer, weight_rows=2),
+            "after a block": cls(rows=2, cols=68, norm=fine, residual=True, scale=0.25),
+            "after and before": cls(rows=2, cols=516, norm=rms, residual=True, then=fine),
+            "layers after and before": cls(rows=1, cols=301, norm=layer, residual=True, then=layer),
+            "other norms": cls(rows=2, cols=40, norm=plain, scale=3.0, then=Norm("layer", 1e-5)),
+            "after and before, 8192 columns": cls(
+                rows=1, cols=8192, norm=layer, residual=True, then=layer
+            ),
+            "after and before, 16388 columns": cls(
+                rows=1, cols=16388, norm=rms, residual=True, then=rms
+            ),
+        }
+
+    def flops(self) -> int:
+        return (8 if self.then else 4) * self.rows * self.cols

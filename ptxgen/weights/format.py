@@ -1,0 +1,155 @@
+"""What describes a tensor type of GGUF: `Format`; ``formats`` has one for each type."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator
+
+from urdir.ptxgen.weights.fields import Part, Plane
+from urdir.ptxgen.weights.numbers import GroupNumbers, Number
+
+#: Weights of a *unit*: consecutive weights of a row that one thread handles at a time.
+UNIT = 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Format:
+    """A GGUF tensor type: ``block`` weights in ``nbytes`` bytes, and its planes once repacked.
+
+    What follows ``element`` is in the digest of types that have it only.
+    """
+
+    name: str
+    ggml_type: int
+    block: int
+    nbytes: int
+    planes: tuple[Plane, ...]
+    offset: int = 0
+    group: int = UNIT
+    scale_offset: int = 0
+    min_sign: int = 0
+    #: PTX type of an unquantised weight ("f16", "bf16", "f32"), else None.
+    element: str | None = None
+    #: What quants stand for: 8 or 16 bytes with a sign, ``offset`` is 0 then. Empty: quants
+    #: themselves.
+    table: tuple[int, ...] = ()
+    #: Weights are ``2 ** -halvings`` of what the other numbers say.
+    halvings: int = 0
+    #: Bytes of a block after ``expansion.expand``, the one that ``planes`` describe; 0: as in GGUF.
+    expanded: int = 0
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        """Name and digest of the description, so that a spec key changes when a layout does."""
+        late = ("table", "halvings", "expanded")
+        fields = [
+            getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name not in late or getattr(self, f.name)
+        ]
+        return f"{self.name}#{hashlib.sha256(repr(fields).encode()).hexdigest()[:8]}"
+
+    @property
+    def is_float(self) -> bool:
+        """True for F32, F16 and BF16: one plane of values, rows of any width."""
+        return self.element is not None
+
+    @property
+    def has_minimums(self) -> bool:
+        """True where a group of weights has an additive term."""
+        return self.min_sign != 0
+
+    @property
+    def has_exponents(self) -> bool:
+        """Whether ``d`` is a power of two, of which a byte has the exponent (E8M0)."""
+        return any(plane.name == "exponents" for plane in self.planes)
+
+    @property
+    def has_group_factors(self) -> bool:
+        """Whether every group has a ``d`` of its own, and no scale."""
+        return any(len(part.target.strides) > 1 for _, part in self.parts("d"))
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of a block as it is repacked."""
+        return self.expanded or self.nbytes
+
+    @property
+    def needs_sums(self) -> bool:
+        """Whether a product needs the sums of activations: quants have an offset, or minimums."""
+        return self.offset != 0 or self.has_minimums
+
+    @property
+    def ones(self) -> int:
+        """Bit 0 of the fields of four neighbouring quants, taken out of a word: a byte apart, or
+        four bits where they are looked up.
+        """
+        return 0x1111 if self.table else 0x01010101
+
+    @property
+    def is_bytes(self) -> bool:
+        """True where a weight's quant is a byte."""
+        return [part.source.width for _, part in self.parts("q")] == [8]
+
+    @property
+    def lift(self) -> int:
+        """How far left quants from upper halves of bytes stay when they are unpacked: as many bits
+        as a byte has room for, 4 at most.
+        """
+        if self.table:
+            return 0
+        return min(4, 8 - sum(part.source.width for _, part in self.parts("q")))
+
+    def quads(self, group: int, lifted: bool) -> list[int]:
+        """A group's quads (quad j: quants 4j ... 4j + 3 of the unit) that lie in the upper halves
+        of bytes, if ``lifted``, or the others: even ones first.
+        """
+        _, lowest = next(self.parts("q"))
+        count = self.group // 4
+        quads = range(count * group, count * (group + 1))
+        return [
+            j
+            for j in sorted(quads, key=lambda j: j % 2)
+            if lifted == (not self.table and lowest.target.position(4 * j) % 8 >= 4)
+        ]
+
+    @property
+    def mixes_lifts(self) -> bool:
+        """Whether quads of both kinds are in a group."""
+        return self.lift > 0 and all(self.quads(0, lifted) for lifted in (False, True))
+
+    @property
+    def block_units(self) -> int:
+        """Units of a block; an unquantised type counts in units."""
+        return max(1, self.block // UNIT)
+
+    @property
+    def unit_groups(self) -> int:
+        """Groups of a unit, each with its scale: 1 or 2."""
+        return UNIT // self.group
+
+    def parts(self, number: str) -> Iterator[tuple[Plane, Part]]:
+        """The parts that make up a number, each with its plane; none for a number it lacks."""
+        for plane in self.planes:
+            for part in plane.parts:
+                if part.number == number:
+                    yield plane, part
+
+    def has(self, number: str) -> bool:
+        """Whether the type stores this number."""
+        return any(True for _ in self.parts(number))
+
+    def numbers(self, number: Number) -> GroupNumbers | None:
+        """Where the groups' scales or minimums are, if the type has them."""
+        return _group_numbers(self, number)
+
+
+@functools.cache
+def _group_numbers(fmt: Format, number: Number) -> GroupNumbers | None:
+    parts = tuple(fmt.parts(number))
+    offset = fmt.scale_offset if number == "scale" else 0
+    return GroupNumbers(parts, fmt.unit_groups, offset) if parts else None

@@ -1,0 +1,235 @@
+"""Mixtures of experts against numpy, in every mode and for any rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from urdir.driver import execute
+from urdir.driver.device import Device
+from urdir.driver.memory import Slice
+from urdir.driver.operation import Launch
+from urdir.driver.plan import Plan
+from urdir.model.blocks.activations import Activations
+from urdir.model.blocks.experts import ExpertLayers
+from urdir.model.blocks.linear import LinearLayers, device_limits
+from urdir.model.blocks.mixtures import (
+    MixtureLayer,
+    RouterLayer,
+    mixture_workspace,
+    most_workspace,
+)
+from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.weights.formats import FORMATS, random_blocks
+from urdir.ptxgen.weights.layout import Layout
+
+Floats = npt.NDArray[np.float64]
+
+HIDDEN, WIDTH, EXPERTS = 96, 64, 6
+RMS, LAYER = Norm("rms", 1e-5), Norm("layer", 1e-5, bias=True)
+#: Rows, exact, allowed deviation; f16 rounds many rows, 16-bit integers few.
+MODES = [
+    pytest.param(1, True, 1e-5, id="one row, exact"),
+    pytest.param(1, False, 1e-3, id="one row"),
+    pytest.param(3, True, 1e-5, id="three rows, exact"),
+    pytest.param(3, False, 1e-3, id="three rows"),
+    pytest.param(12, True, 1e-5, id="many rows, exact"),
+    pytest.param(21, False, 4e-3, id="many rows"),
+]
+every_mode = pytest.mark.parametrize(("rows", "exact", "allowed"), MODES)
+
+
+class Workbench:
+    """Buffers, random matrices and vectors, and a plan of mixtures for some rows."""
+
+    def __init__(self, device: Device, rows: int, exact: bool) -> None:
+        self.device, self.rows = device, rows
+        self.random = np.random.default_rng(5)
+        self.plan = Plan("experts")
+        shapes = [mixture_workspace(Selection(EXPERTS, 4), WIDTH, HIDDEN, rows, exact)]
+        sizes = most_workspace(shapes) | {"normed": 4 * rows * HIDDEN}
+        self.work = device.arena(sizes, "work")
+        self.work["experts arrived"].fill(0)
+        self.owned: list[Any] = [self.work]
+        limits = device_limits(device.properties)
+        linear = LinearLayers(self.plan, self.work, rows, exact=exact, limits=limits)
+        self.experts = ExpertLayers(linear)
+
+    def place(self, values: npt.NDArray[Any]) -> Slice:
+        """The values in device memory."""
+        arena = self.device.arena({"a": values.nbytes}, "given")
+        self.owned.append(arena)
+        arena["a"].upload(values)
+        return arena["a"]
+
+    def vectors(self, *shape: int) -> tuple[Slice, Floats]:
+        """Random numbers: where they are, and what they are."""
+        values = self.random.standard_normal(shape).astype(np.float32)
+        return self.place(values), values.astype(np.float64)
+
+    def matrix(
+        self, rows: int, cols: int, bias: bool, each: int = EXPERTS, fmt: str = "Q8_0"
+    ) -> tuple[Matrix, Floats, Floats]:
+        """Random matrices (each, rows, cols), as numbers, and their biases (each, rows)."""
+        layout = Layout(FORMATS[fmt], each * rows, cols)
+        blocks = each * rows * cols // layout.format.block
+        packed = layout.pack(random_blocks(layout.format, blocks, self.random, cols**-0.5))
+        weights = layout.unpack(packed).astype(np.float64).reshape(each, rows, cols)
+        at, values = self.vectors(each, rows) if bias else (None, np.zeros((each, rows)))
+        return Matrix(layout, self.place(packed), at), weights, values
+
+    def norm(self, norm: Norm) -> tuple[NormLayer, dict[str, Floats]]:
+        """A norm with random weights, and these."""
+        names = [n for n, has in (("weight", norm.weight), ("bias", norm.bias)) if has]
+        found = {name: self.vectors(HIDDEN) for name in names}
+        layer = NormLayer(norm, **{name: at for name, (at, _) in found.items()})
+        return layer, {name: values for name, (_, values) in found.items()}
+
+    def run(self) -> None:
+        """All of the plan, twice: a launch leaves what the next one expects."""
+        with self.device.create_stream() as stream:
+            for _ in range(2):
+                execute.run(self.plan, self.device, stream)
+            stream.synchronize()
+
+    def kernels(self) -> list[str]:
+        """Of each launch of the plan."""
+        return [op.kernel.name for op in self.plan if isinstance(op, Launch)]
+
+    def close(self) -> None:
+        """Free everything."""
+        for arena in self.owned:
+            arena.close()
+
+
+@pytest.fixture
+def bench(emulator: Device, rows: int, exact: bool) -> Iterator[Workbench]:
+    made = Workbench(emulator, rows, exact)
+    yield made
+    made.close()
+
+
+def deviation(y: Slice, expected: Floats) -> float:
+    """The RMS deviation, relative to that of what is expected."""
+    found = y.download(np.float32, expected.shape)
+    return float(np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)))
+
+
+def through(weights: Floats, bias: Floats, expert: Floats, x: Floats) -> Floats:
+    """Products (rows, used, out) of x (rows, used or 1, in) with the experts of each slot."""
+    product: Floats = np.einsum(
+        "bsoi,bsi->bso", weights[expert], np.broadcast_to(x, (*expert.shape, x.shape[2]))
+    )
+    return product + bias[expert]
+
+
+def test_one_row_takes_three_launches(emulator: Device) -> None:
+    """Router, gate and up, down; many rows take eight."""
+    for rows, count in ((1, 3), (16, 8)):
+        made = Workbench(emulator, rows, exact=False)
+        selection = Selection(EXPERTS, 2)
+        router, _, _ = made.matrix(1, HIDDEN, bias=False, fmt="F32")
+        up, _, _ = made.matrix(WIDTH, HIDDEN, bias=False)
+        down, _, _ = made.matrix(HIDDEN, WIDTH, bias=False)
+        x, _ = made.vectors(rows, HIDDEN)
+        y, _ = made.vectors(rows, HIDDEN)
+        norm, _ = made.norm(RMS)
+        made.experts.append_router("router", RouterLayer(selection, router), Activations(x), norm)
+        mixture = MixtureLayer(selection, up, down, up, Activation("silu"))
+        made.experts.append("ffn", mixture, Activations(x), norm, x, y)
+        assert len(made.kernels()) == count, made.kernels()
+        made.close()
+
+
+CASES = {
+    "qwen3": (Selection(EXPERTS, 4, normalised=True), "silu", RMS, "F32", False, False),
+    "gpt-oss": (Selection(EXPERTS, 2, "softmax_selected"), "swiglu_oai", RMS, "F32", True, False),
+    "llama 4": (Selection(EXPERTS, 1, "sigmoid", by_logits=True), "silu", RMS, "F32", False, True),
+    "layer norm": (Selection(EXPERTS, 2, scale=2.0), "gelu", LAYER, "F16", True, False),
+}
+
+
+@every_mode
+@pytest.mark.parametrize("case", CASES)
+def test_a_mixture_is_the_weighted_sum_of_its_experts(
+    bench: Workbench, case: str, allowed: float
+) -> None:
+    selection, kind, norm, router_type, bias, weigh_input = CASES[case]
+    f = Activation(kind, limit=1.5 if kind == "swiglu_oai" else 0.0)  # type: ignore[arg-type]
+    router, r, r_bias = bench.matrix(1, HIDDEN, bias, fmt=router_type)
+    gate, g, g_bias = bench.matrix(WIDTH, HIDDEN, bias)
+    up, u, u_bias = bench.matrix(WIDTH, HIDDEN, bias)
+    down, d, d_bias = bench.matrix(HIDDEN, WIDTH, bias, fmt="Q5_0")
+    x_at, x = bench.vectors(bench.rows, HIDDEN)
+    y, _ = bench.vectors(bench.rows, HIDDEN)
+    layer, weights = bench.norm(norm)
+    vectors = Activations(x_at)
+    bench.experts.append_router("router", RouterLayer(selection, router), vectors, layer)
+    mixture = MixtureLayer(selection, up, down, gate, f, weigh_input)
+    bench.experts.append("ffn", mixture, vectors, layer, x_at, y)
+    bench.run()
+
+    normed = norm(x, **weights)
+    logits = normed @ r[:, 0].T + r_bias[:, 0]
+    expert, weight = selection(logits)
+    found = bench.work["expert"].download(np.uint32, expert.shape)
+    np.testing.assert_array_equal(found, expert)
+    before, after = (weight, 1.0) if weigh_input else (np.ones_like(weight), weight[:, :, None])
+    scaled = normed[:, None] * before[:, :, None]
+    middle = f.gated(through(g, g_bias, expert, scaled), through(u, u_bias, expert, scaled))
+    expected = x + (after * through(d, d_bias, expert, middle)).sum(axis=1)
+    assert deviation(y, expected) < allowed
+
+
+@every_mode
+def test_without_a_gate_and_with_a_choice_bias(bench: Workbench, allowed: float) -> None:
+    """Of other experts than the logits alone would choose; nothing is added."""
+    selection = Selection(
+        EXPERTS, 2, "sigmoid", True, 2.5, bias=True, groups=3, groups_used=2, expert_scale=True
+    )
+    router, r, _ = bench.matrix(1, HIDDEN, bias=False, fmt="F32")
+    up, u, u_bias = bench.matrix(WIDTH, HIDDEN, bias=False)
+    down, d, d_bias = bench.matrix(HIDDEN, WIDTH, bias=False, fmt="F16")
+    choice_at, choice_bias = bench.vectors(EXPERTS)
+    scale_at, expert_scale = bench.vectors(EXPERTS)
+    x_at, x = bench.vectors(bench.rows, HIDDEN)
+    y, _ = bench.vectors(bench.rows, HIDDEN)
+    vectors, relu2 = Activations(x_at), Activation("relu2")
+    layer = RouterLayer(selection, router, choice_at, scale_at, scale=0.5)
+    bench.experts.append_router("router", layer, vectors, None)
+    mixture = MixtureLayer(selection, up, down, None, relu2)
+    bench.experts.append("ffn", mixture, vectors, None, None, y)
+    bench.run()
+    expert, weight = selection(0.5 * x @ r[:, 0].T, choice_bias, expert_scale)
+    middle = relu2(through(u, u_bias, expert, x[:, None]))
+    expected = (weight[:, :, None] * through(d, d_bias, expert, middle)).sum(axis=1)
+    assert deviation(y, expected) < 2 * allowed
+
+
+@every_mode
+def test_gate_and_up_of_different_types(bench: Workbench, allowed: float) -> None:
+    selection = Selection(EXPERTS, 2)
+    router, r, _ = bench.matrix(1, HIDDEN, bias=False, fmt="F32")
+    gate, g, none = bench.matrix(WIDTH, HIDDEN, bias=False, fmt="Q4_0")
+    up, u, _ = bench.matrix(WIDTH, HIDDEN, bias=False)
+    down, d, d_bias = bench.matrix(HIDDEN, WIDTH, bias=False)
+    x_at, x = bench.vectors(bench.rows, HIDDEN)
+    y, _ = bench.vectors(bench.rows, HIDDEN)
+    silu, vectors = Activation("silu"), Activations(x_at)
+    bench.experts.append_router("router", RouterLayer(selection, router), vectors, None)
+    mixture = MixtureLayer(selection, up, down, gate, silu)
+    bench.experts.append("ffn", mixture, vectors, None, x_at, y)
+    bench.run()
+    expert, weight = selection(x @ r[:, 0].T)
+    rows = x[:, None]
+    middle = silu.gated(through(g, none, expert, rows), through(u, none, expert, rows))
+    expected = x + (weight[:, :, None] * through(d, d_bias, expert, middle)).sum(axis=1)
+    assert deviation(y, expected) < 2 * allowed

@@ -1,0 +1,344 @@
+"""What a description means, in numpy: the forward pass that the engine is compared with.
+
+Everything is float64, on dequantised weights (by gguf-py), without a cache: all tokens at once.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import gguf
+import numpy as np
+
+from urdir.model.families.description import (
+    Attention,
+    Block,
+    Config,
+    Dense,
+    LayerConfig,
+    Mixture,
+    Network,
+    QkNorm,
+    Router,
+)
+from urdir.model.families.stored import (
+    Linear,
+    Normalization,
+    StoredMatrix,
+    StoredVector,
+)
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.rotation import turns_table
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Reference:
+    """A model file's description, run in numpy, for sequences of up to ``context`` tokens."""
+
+    def __init__(self, file: Any, config: Config, context: int | None = None) -> None:
+        self.file = file
+        self.config = config.at_context(context or config.context_length)
+        self.tensor = cache(self._tensor)
+        self._saved: dict[str, Floats] = {}
+
+    def logits(self, tokens: Any) -> Floats:
+        """Logits (tokens, vocab) after every token of one sequence."""
+        c = self.config
+        tokens = np.asarray(tokens)
+        positions = np.arange(len(tokens))
+        x = self.matrix(c.embedding)[tokens] * c.embedding_scale
+        if c.positions is not None:
+            x = x + self.matrix(c.positions)[positions]
+        x = self.norm(c.embedding_norm, x)
+        extra = self._layer_embeddings(tokens, x)
+        self._save(c.saves, x)
+        if c.adds is not None:
+            x = x + self.vector(c.adds)
+        keys_and_values: list[Any] = []
+        for index, layer in enumerate(c.layers):
+            x = self._layer(layer, index, x, positions, keys_and_values, extra)
+        logits = self.linear(c.output, self.norm(c.output_norm, x)) * c.logit_scale
+        return c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
+
+    # ---- weights ----
+
+    def _tensor(self, name: str) -> Floats:
+        tensor = self.file.tensors[name]
+        kind = gguf.GGMLQuantizationType(tensor.type_id)
+        data = np.frombuffer(bytes(tensor.data), np.uint8)
+        if kind == gguf.GGMLQuantizationType.F32:
+            values = data.view(np.float32)
+        else:
+            rows = data.reshape(-1, data.size // (tensor.nbytes // _row_nbytes(tensor)))
+            values = gguf.quants.dequantize(rows, kind)
+        return values.astype(np.float64).reshape(tensor.shape)
+
+    def matrix(self, stored: StoredMatrix) -> Floats:
+        """(rows, cols)."""
+        whole = self.tensor(stored.name).reshape(-1, stored.cols)
+        periods = whole.reshape(-1, stored.period, stored.cols)
+        taken = periods[:, stored.first : stored.first + stored.each]
+        return taken.reshape(-1, stored.cols)
+
+    def vector(self, stored: StoredVector) -> Floats:
+        """(size,)."""
+        last = stored.first + stored.size // stored.repeat
+        return np.repeat(self.tensor(stored.name).ravel()[stored.first : last], stored.repeat)
+
+    def linear(self, linear: Linear, x: Floats) -> Floats:
+        """x W^T (+ bias)."""
+        y = x @ self.matrix(linear.matrix).T
+        return y if linear.bias is None else y + self.vector(linear.bias)
+
+    def norm(self, of: Normalization | None, x: Floats) -> Floats:
+        """Of the last axis, or x where there is no norm."""
+        if of is None:
+            return x
+        weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
+        if weight is not None and of.weight is not None and len(of.weight.shape) > 1:
+            weight = weight.reshape(of.weight.shape)  # (heads, head_dim) or (heads, 1)
+        return of.norm(x, weight, bias)
+
+    # ---- layers ----
+
+    def _layer(
+        self,
+        layer: LayerConfig,
+        index: int,
+        x: Floats,
+        positions: Any,
+        caches: list[Any],
+        extra: Floats | None,
+    ) -> Floats:
+        caches.append(None)
+        start = x
+        for block in layer.blocks:
+            x = x + self._block(block, x, start, positions, caches)
+        if layer.embedding is not None:
+            assert extra is not None
+            e = layer.embedding
+            gated = e.activation(self.linear(e.gate, x)) * extra[:, index]
+            x = x + self.norm(e.norm, self.linear(e.proj, gated))
+        if layer.output_scale is not None:
+            x = x * self.vector(layer.output_scale)
+        x = self.norm(layer.output_norm, x)
+        self._save(layer.saves, x)
+        if layer.adds is not None:
+            scale = 1.0 if layer.adds_scale is None else self.vector(layer.adds_scale)
+            x = x + self._saved[layer.adds] * scale
+        return x
+
+    def _block(self, block: Block, x: Floats, start: Floats, positions: Any, caches: Any) -> Floats:
+        total: Floats = np.zeros_like(x)
+        for branch in block.branches:
+            stream = start if branch.reads_layer_input else x
+            y = self._network(
+                branch.network, self.norm(branch.norm, stream), stream, start, positions, caches
+            )
+            total = total + self.norm(branch.post_norm, y)
+        return self.norm(block.post_norm, block.scale * total)
+
+    def _network(
+        self, of: Network, x: Floats, stream: Floats, start: Floats, positions: Any, caches: Any
+    ) -> Floats:
+        match of:
+            case Attention():
+                return self._attention(of, x, positions, caches)
+            case Dense():
+                return self._dense(of, x)
+            case Mixture():
+                return self._mixture(of, x, stream, start)
+            case Linear():
+                return self.linear(of, x)
+            case Activation():
+                return np.asarray(of(x), np.float64)
+
+    def _dense(self, of: Dense, x: Floats) -> Floats:
+        up = self.linear(of.up, x)
+        if of.gate is None:
+            hidden = of.activation(up)
+        else:
+            hidden = of.activation.gated(self.linear(of.gate, x), up)
+        if of.divisors is not None:
+            hidden = hidden / self.vector(of.divisors)
+        return self.linear(of.down, hidden)
+
+    # ---- mixtures ----
+
+    def _mixture(self, of: Mixture, x: Floats, stream: Floats, start: Floats) -> Floats:
+        source = {"input": x, "layer": start}.get(of.router.reads)
+        if source is None:
+            source = self.norm(of.router.norm, stream) * of.router.norm_scale
+        chosen, weights = self._route(of.router, self.linear(of.router.linear, source))
+        out: Floats = np.zeros_like(x)
+        for row in range(len(x)):
+            for expert, weight in zip(chosen[row], weights[row], strict=True):
+                out[row] += self._expert(of, int(expert), x[row], weight)
+        if of.shared is not None:
+            shared = self._dense(of.shared, x)
+            if of.shared_gate is not None:
+                shared = shared / (1.0 + np.exp(-self.linear(of.shared_gate, x)))
+            out = out + shared
+        return out
+
+    def _route(self, of: Router, logits: Floats) -> tuple[Any, Floats]:
+        """Experts (rows, used) and their weights."""
+        match of.scoring:
+            case "softmax":
+                scores = _softmax(logits)
+            case "sigmoid":
+                scores = 1.0 / (1.0 + np.exp(-logits))
+            case _:
+                scores = logits
+        choice = logits if of.by_logits else scores
+        if of.choice_bias is not None:
+            choice = choice + self.vector(of.choice_bias)
+        if of.groups > 1:
+            grouped = choice.reshape(len(choice), of.groups, -1)
+            best = np.sort(grouped, axis=2)[:, :, -2:].sum(axis=2)
+            kept = np.argsort(-best, axis=1, kind="stable")[:, : of.groups_used]
+            mask = np.full(grouped.shape, -np.inf)
+            np.put_along_axis(mask, kept[:, :, None], 0.0, axis=1)
+            choice = (grouped + mask).reshape(choice.shape)
+        chosen = np.argsort(-choice, axis=1, kind="stable")[:, : of.used]
+        weights = np.take_along_axis(scores, chosen, axis=1)
+        if of.scoring == "softmax_selected":
+            weights = _softmax(weights)
+        if of.normalize:
+            weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 6.103515625e-5)
+        weights = weights * of.scale
+        if of.expert_scale is not None:
+            weights = weights * self.vector(of.expert_scale)[chosen]
+        return chosen, weights
+
+    def _expert(self, of: Mixture, expert: int, x: Floats, weight: float) -> Floats:
+        def product(linear: Linear, value: Floats, by: float = 1.0) -> Floats:
+            rows = linear.rows // of.router.experts
+            part = slice(expert * rows, (expert + 1) * rows)
+            y = self.matrix(linear.matrix)[part] @ (value * by)
+            return y if linear.bias is None else y + self.vector(linear.bias)[part]
+
+        before = weight if of.weigh_input else 1.0
+        up = product(of.up, x, before)
+        if of.gate is None:
+            hidden = of.activation(up)
+        else:
+            hidden = of.activation.gated(product(of.gate, x, before), up)
+        down = product(of.down, hidden)
+        return down if of.weigh_input else down * weight
+
+    # ---- attention ----
+
+    def _attention(self, a: Attention, x: Floats, positions: Any, caches: list[Any]) -> Floats:
+        q = self._clamped(a, self.linear(a.q, x)).reshape(len(x), a.heads, a.key_dim)
+        if a.k is None:
+            assert a.shares_cache_of is not None
+            k, v = caches[a.shares_cache_of]
+            q = self._turned(a, q, "q", positions)
+        else:
+            k = self._clamped(a, self.linear(a.k, x)).reshape(len(x), a.kv_heads, a.key_dim)
+            v = k
+            if a.v is not None:
+                v = self._clamped(a, self.linear(a.v, x))
+                v = v.reshape(len(x), a.kv_heads, a.value_dim)
+            if a.v_norm is not None:
+                v = a.v_norm(v)
+            q, k = self._turned(a, q, "q", positions), self._turned(a, k, "k", positions)
+        caches[-1] = k, v
+        if a.temperature is not None:
+            t = a.temperature
+            steps = np.floor((positions + t.offset) / t.floor)
+            q = q * (1.0 + t.scale * np.log(steps + 1.0))[:, None, None]
+        out = self._attend(a, q, k, v, positions).reshape(len(x), a.output_width) * a.value_scale
+        if a.gate is not None:
+            gate = self.linear(a.gate.linear, x)
+            gate = np.logaddexp(0, gate) if a.gate.activation == "softplus" else _sigmoid(gate)
+            out = (out.reshape(len(x), gate.shape[1], -1) * gate[:, :, None]).reshape(out.shape)
+        return self.linear(a.o, out)
+
+    @staticmethod
+    def _clamped(a: Attention, x: Floats) -> Floats:
+        return np.clip(x, -a.clamp, a.clamp) if a.clamp else x
+
+    def _turned(self, a: Attention, x: Floats, which: str, positions: Any) -> Floats:
+        norm = a.qk_norm
+        if norm is not None and not norm.after_rope:
+            x = self._head_norm(norm, x, which)
+        if a.rope is not None:
+            factors = None
+            if a.rope.factors is not None:
+                factors = self.vector(a.rope.factors).astype(np.float32)
+            table = turns_table(a.rope.frequencies(factors))
+            x = a.rope.rotation.turn(x, positions, table)
+        if norm is not None and norm.after_rope:
+            x = self._head_norm(norm, x, which)
+        return x
+
+    def _head_norm(self, norm: QkNorm, x: Floats, which: str) -> Floats:
+        of = norm.q if which == "q" else norm.k
+        if norm.over == "head":
+            return self.norm(of, x)
+        return self.norm(of, x.reshape(len(x), -1)).reshape(x.shape)
+
+    def _attend(self, a: Attention, q: Floats, k: Floats, v: Floats, positions: Any) -> Floats:
+        group = a.heads // a.kv_heads
+        k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+        scores = np.einsum("qhd,khd->hqk", q, k) * a.scale
+        if a.softcap:
+            scores = a.softcap * np.tanh(scores / a.softcap)
+        behind = positions[:, None] - positions[None, :]
+        if a.max_bias:
+            scores = scores - _slopes(a.heads, a.max_bias)[:, None, None] * behind
+        seen = behind >= 0
+        if a.window:
+            seen &= behind < a.window
+        if a.chunk:
+            seen &= positions[None, :] >= positions[:, None] // a.chunk * a.chunk
+        scores = np.where(seen, scores, -np.inf)
+        if a.sinks is not None:
+            sinks = np.broadcast_to(self.vector(a.sinks)[:, None, None], (*scores.shape[:2], 1))
+            return np.einsum(
+                "hqk,khd->qhd", _softmax(np.concatenate([scores, sinks], 2))[:, :, :-1], v
+            )
+        return np.einsum("hqk,khd->qhd", _softmax(scores), v)
+
+    # ---- streams ----
+
+    def _save(self, name: str | None, x: Floats) -> None:
+        if name is not None:
+            self._saved[name] = x
+
+    def _layer_embeddings(self, tokens: Any, x: Floats) -> Floats | None:
+        e = self.config.layer_embeddings
+        if e is None:
+            return None
+        shape = (len(tokens), self.config.n_layers, e.width)
+        own = (self.matrix(e.table)[tokens] * e.scale).reshape(shape)
+        projected = (self.linear(e.proj, x) * e.proj_scale).reshape(shape)
+        return (self.norm(e.norm, projected) + own) * e.input_scale
+
+
+def _row_nbytes(tensor: Any) -> int:
+    block, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.type_id)]
+    return int(tensor.shape[-1] // block * nbytes)
+
+
+def _sigmoid(x: Floats) -> Floats:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def _softmax(x: Floats) -> Floats:
+    weights = np.exp(x - x.max(axis=-1, keepdims=True))
+    out: Floats = weights / weights.sum(axis=-1, keepdims=True)
+    return out
+
+
+def _slopes(heads: int, max_bias: float) -> Floats:
+    """ALiBi's slope of each head, as ggml has them for any number of heads."""
+    power = 1 << (heads.bit_length() - 1)
+    first, second = 2.0 ** (-max_bias / power), 2.0 ** (-max_bias / 2 / power)
+    return np.array(
+        [first ** (h + 1) if h < power else second ** (2 * (h - power) + 1) for h in range(heads)]
+    )
