@@ -1,4 +1,4 @@
-"""`urdir show`: what is in a GGUF file, and what running it needs."""
+"""`urdir show`: what is in a model file, and what running it needs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from urdir.model.commands import options
 
 if TYPE_CHECKING:
     from urdir.model.files.gguf import Gguf
+    from urdir.model.files.pretrained.model import SafetensorsModel
+
+    OpenFile = Gguf | SafetensorsModel
 
 EXAMPLES = """\
   urdir show model.gguf              metadata, tensors by type and role, memory plan
   urdir show model.gguf --template   the chat template as it stands in the file
+  urdir show hf:org/repo:Q8_0        a file on the Hugging Face hub
 """
 
 _SHOWN_CHARACTERS = 60
@@ -26,7 +30,8 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "show", run, "show a model file and the memory it needs", EXAMPLES
     )
-    parser.add_argument("model", metavar="FILE", help="GGUF file")
+    parser.add_argument("model", metavar="FILE", help=options.MODEL_HELP)
+    options.add_quantize(parser)
     parser.add_argument("-c", "--ctx-size", type=options.whole_number(1), metavar="N")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--template", action="store_true", help="print the chat template only")
@@ -35,9 +40,9 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print; needs no device and no tokeniser."""
     from urdir.model.errors import ModelError
-    from urdir.model.files.gguf import Gguf
+    from urdir.model.files.source import open_model
 
-    with Gguf(args.model) as gguf:
+    with open_model(args.model, quantize=args.quantize) as gguf:
         if args.template:
             template = gguf.metadata.optional("tokenizer.chat_template", str, None)
             if template is None:
@@ -52,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _report(gguf: Gguf, context: int | None) -> dict[str, Any]:
+def _report(gguf: OpenFile, context: int | None) -> dict[str, Any]:
     types = Counter(t.type_name for t in gguf.tensors.values())
     nbytes = {
         name: sum(t.nbytes for t in gguf.tensors.values() if t.type_name == name) for name in types
@@ -60,7 +65,7 @@ def _report(gguf: Gguf, context: int | None) -> dict[str, Any]:
     memory = _memory(gguf, context)
     return {
         "file": str(gguf.path),
-        "version": gguf.version,
+        "format": gguf.format,
         "metadata": {key: _plain(value) for key, value in gguf.metadata.items()},
         "tensors": {name: {"count": types[name], "bytes": nbytes[name]} for name in sorted(types)},
         "roles": [] if "unsupported" in memory else _roles(gguf),
@@ -68,7 +73,7 @@ def _report(gguf: Gguf, context: int | None) -> dict[str, Any]:
     }
 
 
-def _roles(gguf: Gguf) -> list[dict[str, Any]]:
+def _roles(gguf: OpenFile) -> list[dict[str, Any]]:
     """What the tensors are for: those of one role, shape and type together."""
     from urdir.model.families.description import Config
     from urdir.model.families.tensors import tensors
@@ -85,7 +90,7 @@ def _roles(gguf: Gguf) -> list[dict[str, Any]]:
     ]
 
 
-def _memory(gguf: Gguf, context: int | None) -> dict[str, Any]:
+def _memory(gguf: OpenFile, context: int | None) -> dict[str, Any]:
     """The memory plan, or why there is none: a file we cannot run can still be shown."""
     from urdir.model.engine.engine import default_context
     from urdir.model.errors import ConfigError, UnsupportedError
@@ -115,7 +120,7 @@ def _plain(value: Any) -> Any:
 
 
 def _print(report: dict[str, Any]) -> None:
-    print(f"{report['file']}: GGUF version {report['version']}")
+    print(f"{report['file']}: {report['format']}")
     print("\nmetadata:")
     for key, value in report["metadata"].items():
         print(f"  {key:<42} {value}")
