@@ -139,6 +139,7 @@ def append_tokens(plan: Plan, at: LayerAttention) -> None:
             max_len=layout.max_len,
             qk_norm=token.qk_norm,
             temperature=token.temperature,
+            rope_first=token.rope_first,
         )
         at.launch(plan, kernel, f"{at.label}.rope")
     if token.appends:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from urdir.model.blocks.attention import LayerAttention, incremental_attention_into
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.families.description import Attention, OutputGate
+from urdir.model.families.description import Attention, OutputGate, QkNorm
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.linear.choice import fills_sms
 from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.kernels.rope import Rope
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -25,9 +27,10 @@ def append_attention(
 ) -> Activations:
     """O (attention of the norm of x), gated where there is a gate."""
     at.linear.append(at.name("attn_qkv"), _products(at, mixer), x, norm, clamp=mixer.clamp)
-    _append_head_norms(at, mixer)
-    at_cache = layer_attention(at, mixer)
-    incremental_attention_into(at.plan, at_cache, at.work["heads"])
+    token = own_token(mixer)
+    if mixer.qk_norm is not None and token.qk_norm is None:
+        _append_rows_apart(at, mixer, mixer.qk_norm)
+    incremental_attention_into(at.plan, layer_attention(at, mixer, token), at.work["heads"])
     if mixer.gate is not None:
         _append_gate(at, mixer, mixer.gate)
     if mixer.value_scale != 1.0:
@@ -37,15 +40,40 @@ def append_attention(
     return at.finish("attn_output", at.matrix(mixer.o), at.work["heads"], to, fill=fill)
 
 
-def _append_head_norms(at, mixer):
-    n = mixer.qk_norm
-    if n is not None:
-        for name, of, heads in (("q", n.q, mixer.heads), ("k", n.k, mixer.kv_heads)):
-            norm = at.norm(of)
-            at.plan.launch(
-                Normalise(at.rows.count * heads, mixer.key_dim, norm.norm),
-                at.name(f"attn_{name}_norm"), x=at.work[name], weight=norm.weight, y=at.work[name],
-            )
+def _append_rows_apart(at: LayerStep, mixer: Attention, norm: QkNorm) -> None:
+    """Norms of whole rows, or with weights of every head, before attention rotates; or the rotation
+    first, where they come after it. In place."""
+    if norm.after_rope and mixer.rope is not None:
+        rotation = mixer.rope.rotation
+        kernel = Rope(
+            q_heads=mixer.heads,
+            kv_heads=mixer.kv_heads,
+            head_dim=mixer.key_dim,
+            rotary_dim=rotation.rotary_dim,
+            style=rotation.style,
+            magnitude=rotation.magnitude,
+            rows=at.rows.count,
+            max_len=at.parts.cache.shape.max_len,
+        )
+        at.plan.launch(
+            kernel,
+            at.name("attention.rope"),
+            q=at.work["q"],
+            k=at.work["k"],
+            frequencies=at.parts.weights.rope_tables[mixer.rope],
+            position=at.rows.position,
+        )
+    for name, of, heads in (("q", norm.q, mixer.heads), ("k", norm.k, mixer.kv_heads)):
+        rows, cols = (heads, mixer.key_dim) if norm.over == "head" else (1, heads * mixer.key_dim)
+        sets = 1 if of.weight is None else of.weight.size // cols
+        weights = {"weight": of.weight, "bias": of.bias}
+        at.plan.launch(
+            Normalise(at.rows.count * rows, cols, of.norm, weight_rows=sets),
+            at.name(f"attn_{name}_norm"),
+            x=at.work[name],
+            y=at.work[name],
+            **{key: at.vector(value) for key, value in weights.items() if value is not None},
+        )
 
 
 def _append_gate(at: LayerStep, mixer: Attention, gate: OutputGate) -> None:
@@ -58,17 +86,57 @@ def _append_gate(at: LayerStep, mixer: Attention, gate: OutputGate) -> None:
     at.plan.launch(kernel, label, gate=at.work["attention gate"], up=heads, y=heads)
 
 
-def layer_attention(at: LayerStep, mixer: Attention) -> LayerAttention:
+def own_token(mixer: Attention) -> OwnToken:
+    """What attention itself does to the heads of a row's own token.
+
+    Norms of whole rows, and norms after the rotation, are launches of their own. A norm without
+    weights commutes with a rotation that keeps lengths.
+    """
+    norm = mixer.qk_norm
+    fused = norm is not None and _is_fused(mixer, norm)
+    rope = mixer.rope
+    is_apart = norm is not None and not fused and norm.after_rope
+    return OwnToken(
+        rope=None if rope is None or is_apart else rope.rotation,
+        qk_norm=norm.q.norm if norm is not None and fused else None,
+        v_norm=mixer.v_norm if mixer.k is not None else None,
+        temperature=mixer.temperature,
+        appends=mixer.k is not None,
+    )
+
+
+def _is_fused(mixer: Attention, norm: QkNorm) -> bool:
+    q = norm.q
+    if norm.over != "head" or q.norm.kind != "rms" or q.bias is not None:
+        return False
+    if q.weight is None:
+        keeps_length = mixer.rope is None or mixer.rope.rotation.magnitude == 1.0
+        return keeps_length or not norm.after_rope
+    return q.weight.size == mixer.key_dim and not norm.after_rope
+
+
+def layer_attention(at: LayerStep, mixer: Attention, token: OwnToken) -> LayerAttention:
+    """What `blocks.attention` needs of this layer."""
     parts = at.parts
+    constants: dict[str, Slice] = {}
+    if mixer.rope is not None:
+        constants["frequencies"] = parts.weights.rope_tables[mixer.rope]
+    if mixer.sinks is not None:
+        constants["sinks"] = at.vector(mixer.sinks)
+    if token.qk_norm is not None and mixer.qk_norm is not None:
+        for name, of in (("q_norm", mixer.qk_norm.q), ("k_norm", mixer.qk_norm.k)):
+            if of.weight is not None:
+                constants[name] = at.vector(of.weight)
     return LayerAttention(
         label=at.name("attention"),
-        cache=parts.cache,
-        layer=at.index,
+        layout=parts.cache.layout(at.index),
+        caches=parts.cache.arguments(at.index),
         heads=mixer.heads,
         rows=at.rows,
         work=at.work,
-        rotation=None if mixer.rope is None else mixer.rope.rotation,
-        frequencies=None if mixer.rope is None else parts.weights.rope_tables[mixer.rope],
+        token=token,
+        scores=mixer.scores,
+        constants=constants,
         sm_count=parts.device.properties.sm_count,
         exact=parts.exact,
         fused=parts.fused,

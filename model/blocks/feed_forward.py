@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from urdir.model.blocks.experts import ExpertLayers
 from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.mixtures import MixtureLayer, RouterLayer
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.families.description import Dense, Mixture
+from urdir.model.families.description import Dense, Mixture, Router
+from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.kernels.activate import Activate
+from urdir.ptxgen.kernels.activation import Activation
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -27,10 +33,46 @@ def append_dense(
         gate, label = at.matrix(network.gate), at.name(f"ffn_gate_up{suffix}")
         at.linear.append_gated(label, gate, up, x, norm, activated, network.activation)
     else:
-        at.linear.append(
-            at.name(f"ffn_up{suffix}"), [(up, activated)], x, norm, network.activation
-        )
+        label, f = at.name(f"ffn_up{suffix}"), network.activation
+        by = network.divisors
+        at.linear.append(label, [(up, activated)], x, norm, f if by is None else None)
+        if by is not None:
+            kernel = Activate(at.rows.count * up.rows, f, width=up.rows)
+            label = f"{label}.activation"
+            at.plan.launch(kernel, label, x=activated, by=at.vector(by), y=activated)
     return at.finish(f"ffn_down{suffix}", at.matrix(network.down), activated, to)
+
+
+def append_linear(
+    at: LayerStep, network: Linear, x: Activations, norm: NormLayer | None, to: Destination
+) -> Activations:
+    """A matrix in the place of a network (Deci)."""
+    product = to.y if to.residual is None else at.work["branch"]
+    label, matrix = at.name("linear"), at.matrix(network)
+    at.linear.append(label, [(matrix, product)], x, norm, scale=to.scale)
+    return _sum(at, product, to, 1.0)
+
+
+def append_activation(
+    at: LayerStep, f: Activation, x: Activations, norm: NormLayer | None, to: Destination
+) -> Activations:
+    """An activation in the place of a network (Refact and ERNIE, as llama.cpp runs them)."""
+    hidden, source = at.parts.config.hidden, x.x
+    if norm is not None:
+        made = at.linear.append_norm(at.name("ffn_norm"), hidden, x, norm, at.work["normed"])
+        source = made.normed or source
+    product = to.y if to.residual is None else at.work["branch"]
+    kernel = Activate(at.rows.count * hidden, f)
+    at.plan.launch(kernel, at.name("ffn_activation"), x=source, y=product)
+    return _sum(at, product, to, to.scale)
+
+
+def _sum(at: LayerStep, product: Slice, to: Destination, scale: float) -> Activations:
+    """The residual plus scale * a product, where there is a residual."""
+    if to.residual is None:
+        return Activations(product)
+    hidden = at.parts.config.hidden
+    return at.linear.append_sum(at.name("sum"), hidden, to.residual, product, to.y, scale)
 
 
 def append_mixture(
@@ -41,5 +83,68 @@ def append_mixture(
     start: Slice,
     to: Destination,
 ) -> Activations:
-    """The weighted sum of the chosen experts, and the shared network's result."""
-    raise NotImplementedError
+    """The weighted sum of the chosen experts, and the shared network's result; ``start`` is the
+    layer's input, which some routers read."""
+    experts, route = ExpertLayers(at.linear), network.router
+    router = _router(at, route, 1.0 if network.weigh_input else to.scale)
+    label = at.name("ffn_gate_inp")
+    match route.reads:
+        case "layer":
+            experts.append_router(label, router, Activations(start), None)
+        case "norm":
+            experts.append_router(label, router, Activations(x.x), at.norm(route.norm))
+    if norm is not None and at.linear.takes_gemm and not x.has_completed(norm):
+        normed, cols = at.work["normed"], network.up.cols
+        x = at.linear.append_norm(at.name("ffn_norm"), cols, x, norm, normed)
+    if route.reads == "input":
+        experts.append_router(label, router, x, norm)
+    residual = to.residual
+    if network.shared is not None:
+        residual = _append_shared(at, network, network.shared, x, norm, to)
+    mixture = MixtureLayer(
+        router.selection,
+        at.matrix(network.up),
+        at.matrix(network.down),
+        None if network.gate is None else at.matrix(network.gate),
+        network.activation,
+        network.weigh_input,
+    )
+    return experts.append(at.name("ffn_experts"), mixture, x, norm, residual, to.y)
+
+
+def _append_shared(
+    at: LayerStep,
+    network: Mixture,
+    shared: Dense,
+    x: Activations,
+    norm: NormLayer | None,
+    to: Destination,
+) -> Slice:
+    """The residual plus the shared network's result, in a buffer of the stream."""
+    used = (x.x, to.y) if to.residual is None else (x.x, to.y, to.residual)
+    total = Destination(at.free(*used), to.residual, None, to.scale)
+    if network.shared_gate is None:
+        return append_dense(at, shared, x, norm, total, "_shexp").x
+    gate, own = at.work["shared gate"], at.work["branch"]
+    label = at.name("ffn_gate_inp_shexp")
+    at.linear.append(label, [(at.matrix(network.shared_gate), gate)], x, norm)
+    append_dense(at, shared, x, norm, Destination(own, None, None, to.scale), "_shexp")
+    hidden = at.parts.config.hidden
+    values = at.rows.count * hidden
+    y = total.y if to.residual is None else own
+    kernel = Activate(values, Activation("sigmoid"), gated=True, group=hidden)
+    at.plan.launch(kernel, f"{label}.activation", gate=gate, up=own, y=y)
+    if to.residual is None:
+        return y
+    return at.linear.append_sum(f"{label}.residual", hidden, to.residual, own, total.y).x
+
+
+def _router(at: LayerStep, of: Router, scale: float) -> RouterLayer:
+    """A router whose weights are also multiplied with ``scale``."""
+    return RouterLayer(
+        replace(of.selection, scale=of.scale * scale),
+        at.matrix(of.linear),
+        None if of.choice_bias is None else at.vector(of.choice_bias),
+        None if of.expert_scale is None else at.vector(of.expert_scale),
+        of.norm_scale,
+    )

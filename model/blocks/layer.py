@@ -9,12 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.attention_network import append_attention
-from urdir.model.blocks.feed_forward import append_dense, append_mixture
+from urdir.model.blocks.feed_forward import (
+    append_activation,
+    append_dense,
+    append_linear,
+    append_mixture,
+)
 from urdir.model.blocks.layer_end import append_end, has_end
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
 from urdir.model.families.description import Attention, Block, Branch, Dense, Mixture
+from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.kernels.activation import Activation
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -90,7 +97,8 @@ def _append_normed_block(
         used = (x.x, start) if total is None else (x.x, start, total)
         total = _append_branch(at, branch, x, start, Destination(at.free(*used), total, None)).x
     norm = at.norm(block.post_norm)
-    assert total is not None and norm is not None
+    assert total is not None
+    assert norm is not None
     if block.scale != 1.0:
         at.scale("scale", total, total, block.scale)
     target = y or at.free(x.x, start, total)
@@ -131,3 +139,7 @@ def _append_network(
             return append_dense(at, branch.network, x, norm, to)
         case Mixture():
             return append_mixture(at, branch.network, x, norm, start, to)
+        case Linear():
+            return append_linear(at, branch.network, x, norm, to)
+        case Activation():
+            return append_activation(at, branch.network, x, norm, to)

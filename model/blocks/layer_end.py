@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep
 from urdir.model.families.description import LayerConfig, LayerEmbedding
+from urdir.ptxgen.kernels.activate import Activate
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -58,7 +59,14 @@ def _append_embedding(at: LayerStep, of: LayerEmbedding, x: Slice) -> Slice:
     assert norm is not None
     label, hidden = at.name("inp_gate"), at.parts.config.hidden
     at.linear.append(label, [(at.matrix(of.gate), gate)], Activations(x))
-    at.gate_by_row(label, of.activation, gate, of.gate.rows)
+    extra = at.parts.config.layer_embeddings
+    assert extra is not None
+    width, stride = extra.width, extra.proj.rows
+    kernel = Activate(at.rows.count * width, of.activation, gated=True, width=width, stride=stride)
+    mine = at.work["layer embeddings"]
+    first = 4 * at.index * width
+    mine = mine.slice(first, mine.nbytes - first)
+    at.plan.launch(kernel, f"{label}.activation", gate=gate, up=mine, y=gate)
     at.linear.append(at.name("proj"), [(at.matrix(of.proj), at.work["branch"])], Activations(gate))
     made = at.linear.append_norm_after(
         at.name("post_norm"), hidden, at.work["branch"], norm, x, to, None

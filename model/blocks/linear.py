@@ -86,7 +86,7 @@ class LinearLayers:
         ends = Ends(activation, scale, softcap, clamp)
         request = self._request(*(matrix for matrix, _ in matrices), ends=ends)
         x, norm = self._normed(label, request, x, norm)
-        if self._many_rows:
+        if self.takes_gemm:
             for number, (matrix, y) in enumerate(matrices):
                 self._append_gemm(f"{label}.{number}" if number else label, matrix, x.x, y, ends)
             return
@@ -118,7 +118,7 @@ class LinearLayers:
         ``work["delta"]``, ``work["scaled"]`` and ``work["summary"]`` may be used. ``fill``: see
         `CutOptions`.
         """
-        if self._many_rows:
+        if self.takes_gemm:
             delta = self.work["delta"]
             self._append_gemm(label, matrix, x, delta, Ends())
             return self.append_sum(f"{label}.residual", matrix.rows, residual, delta, y, scale)
@@ -164,7 +164,7 @@ class LinearLayers:
 
         ``work["gate"]``, ``work["up"]`` and ``work["normed"]`` may be used.
         """
-        if self._many_rows or not _alike(gate, up):
+        if self.takes_gemm or not _alike(gate, up):
             gated, plain = self.work["gate"], self.work["up"]
             self.append(label, [(gate, gated), (up, plain)], x, norm)
             activate = _activate(self.rows * gate.rows, activation, gated=True)
@@ -227,7 +227,8 @@ class LinearLayers:
         return made
 
     @property
-    def _many_rows(self) -> bool:
+    def takes_gemm(self) -> bool:
+        """Whether these are many rows: see ``choice.takes_gemm``."""
         return takes_gemm(self.rows, self.exact)
 
     def _request(self, *matrices: Matrix, ends: Ends) -> LinearRequest:
@@ -264,7 +265,7 @@ class LinearLayers:
         if x.has_completed(norm):
             assert x.normed is not None
             return Activations(x.normed), None
-        if not self._many_rows and replace(request, norm=norm.norm).fuses_norm:
+        if not self.takes_gemm and replace(request, norm=norm.norm).fuses_norm:
             return x, norm
         made = self.append_norm(f"{label}.norm", request.cols, x, norm, self.work["normed"])
         assert made.normed is not None

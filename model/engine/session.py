@@ -22,6 +22,7 @@ from urdir.model.memory.budget import SessionBudget, check_context
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.weights import Weights
+from urdir.model.memory.workspace import ZEROED
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
@@ -77,6 +78,8 @@ class Session(Owner):
             cache = owners.enter_context(KvCache(device, budget.cache))
             state = owners.enter_context(DecodeState(device, budget.state))
             work = owners.enter_context(device.arena(budget.workspace, "workspace"))
+            for name in ZEROED & work.keys():
+                work[name].fill(0)
             self.parts = StepParts(
                 device=device,
                 config=config,

@@ -6,6 +6,7 @@ from collections.abc import Generator
 
 from urdir.driver.execute import completed
 from urdir.driver.plan import Plan
+from urdir.model.blocks.embedding import append_embedding
 from urdir.model.blocks.layer import append_layer
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import StepParts
@@ -14,7 +15,6 @@ from urdir.model.engine.batch import Output, StepShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
-from urdir.ptxgen.kernels.embedding import Embedding
 from urdir.ptxgen.kernels.sample import Sample
 
 
@@ -28,7 +28,7 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
     rows = Rows.of(parts.state, shape.rows, shape.keys, is_prompt=shape.is_prompt)
-    x = _append_embedding(plan, parts, rows)
+    x = append_embedding(plan, parts, rows)
     for index in range(parts.config.n_layers):
         x = append_layer(plan, parts, rows, index, x)
         yield
@@ -40,27 +40,6 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     # What differs from step to step is in device memory, moved on by "advance".
     plan.extend([*plan] * (shape.steps - 1))
     return plan
-
-
-def _append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> Activations:
-    matrix, state = parts.weights.matrix(parts.config.embedding), parts.state
-    kernel = Embedding(
-        matrix.format,
-        parts.config.vocab_size,
-        parts.config.hidden,
-        state.max_len,
-        rows=rows.count,
-        sequences=state.sequences,
-    )
-    plan.launch(
-        kernel,
-        "token_embd",
-        weights=matrix.data,
-        tokens=state["tokens"],
-        y=parts.work["hidden"],
-        **rows.arguments,
-    )
-    return Activations(parts.work["hidden"])
 
 
 def _append_head(plan: Plan, parts: StepParts, rows: Rows, x: Activations) -> None:

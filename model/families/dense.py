@@ -7,10 +7,20 @@ from typing import Any
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.description import Attention, Config, LayerConfig, Network
-from urdir.model.families.parts import model, parallel, sequential
+from urdir.model.families.parts import (
+    attention,
+    head_dims,
+    model,
+    parallel,
+    required_head_norms,
+    rms_norm,
+    sequential,
+)
 from urdir.model.families.reader import Presence, Reader
+from urdir.model.families.rope import RopeConfig, read_rope
 from urdir.model.families.stored import Normalization
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.rotation import RopeStyle
 
 #: A norm by its tensor's name, by what it is (one without weights), or none.
 NormName = str | Normalization | None
@@ -51,6 +61,40 @@ def decoder(
         return sequential(mixer(index), network(index), before, after, scale=scale, **more(index))
 
     return model(file, layer, named(output_norm, None), **options)
+
+
+# ---- parts that many of them have ----
+
+
+def rms_decoder(
+    file: Reader,
+    attends: Callable[[int], Attention],
+    network: Callable[[int], Network],
+    **options: Any,
+) -> Config:
+    """`decoder` with RMSNorm."""
+    return decoder(file, rms_norm(file), attends, network, **options)
+
+
+def turning(file: Reader, style: RopeStyle, *, factors: bool = False) -> RopeConfig:
+    """The rotation that all layers share."""
+    return read_rope(file, style, head_dims(file)[0], factors=factors)
+
+
+def mixer(
+    file: Reader, rope: RopeConfig | None, *, head_norm: bool = False, **options: Any
+) -> Callable[[int], Attention]:
+    """Attention that is alike in all layers, without a bias of its output unless ``options`` (of
+    `parts.attention`) say so; ``head_norm``: each head of queries and keys is normalised."""
+
+    def build(index: int) -> Attention:
+        fields: dict[str, Any] = {"output_bias": "absent"}
+        if head_norm:
+            norm, dim = rms_norm(file), head_dims(file)[0]
+            fields["qk_norm"] = required_head_norms(file, index, norm, dim)
+        return attention(file, index, rope, **fields | options)
+
+    return build
 
 
 def plain(norm: Norm) -> Normalization:

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Literal
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.attention.own_token import Temperature
+from urdir.ptxgen.kernels.attention.scores import Scores
+from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.norm import Norm
 
 if TYPE_CHECKING:
@@ -25,19 +28,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Temperature:
-    """Queries at position p times 1 + scale * log(floor((p + offset) / floor) + 1)."""
-
-    scale: float
-    floor: int
-    offset: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class QkNorm:
     """RMSNorm (or LayerNorm) of queries and keys: of each head, or of all heads as one row.
 
-    Weights are (head_dim,), (heads, head_dim), (heads, 1) or (heads * head_dim,).
+    Weights are (head_dim,), (heads, head_dim) or (heads * head_dim,).
     """
 
     q: Normalization
@@ -87,6 +81,18 @@ class Attention:
     gate: OutputGate | None = None
     value_scale: float = 1.0  # of the result
     shares_cache_of: int | None = None
+
+    @property
+    def scores(self) -> Scores:
+        """What happens between q . k and the softmax."""
+        return Scores(
+            scale=self.scale,
+            softcap=self.softcap,
+            window=self.window,
+            chunk=self.chunk,
+            sinks=self.sinks is not None,
+            max_bias=self.max_bias,
+        )
 
     @property
     def span(self) -> int:
@@ -164,6 +170,22 @@ class Router:
     def experts(self) -> int:
         """Number of experts."""
         return self.linear.rows
+
+    @property
+    def selection(self) -> Selection:
+        """How logits choose."""
+        return Selection(
+            self.experts,
+            self.used,
+            self.scoring,
+            normalised=self.normalize,
+            scale=self.scale,
+            bias=self.choice_bias is not None,
+            by_logits=self.by_logits,
+            groups=self.groups,
+            groups_used=self.groups_used,
+            expert_scale=self.expert_scale is not None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +274,11 @@ class LayerConfig:
         """Its dense networks, the shared ones of mixtures among them."""
         mixtures = (n.shared for n in self.networks if isinstance(n, Mixture))
         return tuple(n for n in (*self.networks, *mixtures) if isinstance(n, Dense))
+
+    @property
+    def mixtures(self) -> tuple[Mixture, ...]:
+        """Its mixtures of experts."""
+        return tuple(n for n in self.networks if isinstance(n, Mixture))
 
     @property
     def attention(self) -> Attention | None:

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.dense import decoder
 from urdir.model.families.description import (
-    Attention,
     Config,
     Dense,
     Mixture,
@@ -30,17 +28,11 @@ from urdir.model.families.description import (
 )
 from urdir.model.families.parts import (
     SILU,
-    attention,
     dense,
-    head_dims,
-    required_head_norms,
-    rms_norm,
 )
 from urdir.model.families.reader import Presence, Reader
-from urdir.model.families.rope import RopeConfig, read_rope
 from urdir.model.families.stored import Linear
-from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.rotation import RopeStyle
+from urdir.ptxgen.kernels.activation import Activation, Clamp
 
 Scoring = Literal["softmax", "sigmoid", "softmax_selected"]
 #: Tensors of a dense network, and of one with experts.
@@ -178,30 +170,6 @@ def _groups(file: Reader, experts: int) -> tuple[int, int]:
     return groups, used
 
 
-# ---- attention ----
-
-
-def turning(file: Reader, style: RopeStyle, *, factors: bool = False) -> RopeConfig:
-    """The rotation that all layers share."""
-    return read_rope(file, style, head_dims(file)[0], factors=factors)
-
-
-def mixer(
-    file: Reader, rope: RopeConfig | None, *, head_norm: bool = False, **options: Any
-) -> Callable[[int], Attention]:
-    """Attention that is alike in all layers, without a bias of its output unless ``options`` (of
-    `parts.attention`) say so; ``head_norm``: each head of queries and keys is normalised."""
-
-    def build(index: int) -> Attention:
-        fields: dict[str, Any] = {"output_bias": "absent"}
-        if head_norm:
-            norm, dim = rms_norm(file), head_dims(file)[0]
-            fields["qk_norm"] = required_head_norms(file, index, norm, dim)
-        return attention(file, index, rope, **fields | options)
-
-    return build
-
-
 # ---- networks ----
 
 
@@ -242,6 +210,11 @@ def mixture(
     )
 
 
+def limited(limit: float, clamp: Clamp) -> Activation:
+    """SwiGLU with a limit, which counts from 1e-6 on."""
+    return Activation("silu", limit, clamp) if limit > 1e-6 else SILU
+
+
 def plain_dense(file: Reader, layer: int, activation: Activation = SILU) -> Dense:
     """The network of a layer without experts, in families that know no biases there."""
     return dense(file, layer, activation, width=dense_width(file, layer), bias="absent")
@@ -276,16 +249,6 @@ def optional_mixture(file: Reader, layer: int, shared: int = 0) -> Dense | Mixtu
 
 
 # ---- whole models ----
-
-
-def rms_decoder(
-    file: Reader,
-    attends: Callable[[int], Attention],
-    network: Callable[[int], Network],
-    **options: Any,
-) -> Config:
-    """`dense.decoder` with RMSNorm."""
-    return decoder(file, rms_norm(file), attends, network, **options)
 
 
 def without(config: Config, file: Reader, kind: type[Network], names: Iterable[str]) -> Config:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, Literal
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.description import (
@@ -24,6 +24,7 @@ from urdir.model.families.description import (
     Dense,
     LayerConfig,
     Network,
+    OutputGate,
     QkNorm,
 )
 from urdir.model.families.reader import Presence, Reader
@@ -142,6 +143,13 @@ def attention(
         "rope": rope,
     }
     return Attention(**{**fields, **options})
+
+
+def output_gate(
+    file: Reader, layer: int, rows: int, activation: Literal["sigmoid", "softplus"]
+) -> OutputGate:
+    """The gate attn_gate (rows, hidden) of attention's result."""
+    return OutputGate(file.linear("attn_gate", layer, rows, file.hidden, bias="absent"), activation)
 
 
 def dense(

@@ -23,7 +23,7 @@ class RopeConfig:
     """One way to rotate heads; layers that rotate alike have equal ones.
 
     ``factors`` (dim / 2,) of the file divide the frequencies; ``long_factors`` do so instead where
-    sequences may be longer than the original context of ``scaling``. The pairs ``still`` do not
+    sequences may be longer than ``long_above``. The pairs ``still`` do not
     turn.
     """
 
@@ -33,6 +33,7 @@ class RopeConfig:
     scaling: RopeScaling
     factors: StoredVector | None = None
     long_factors: StoredVector | None = None
+    long_above: int = 0
     still: tuple[int, ...] = ()
 
     @property
@@ -44,10 +45,8 @@ class RopeConfig:
         """The rotation of sequences of up to ``context`` tokens."""
         if self.long_factors is None:
             return self
-        is_long = context > self.scaling.original_context
-        return replace(
-            self, factors=self.long_factors if is_long else self.factors, long_factors=None
-        )
+        chosen = self.long_factors if context > self.long_above else self.factors
+        return replace(self, factors=chosen, long_factors=None, long_above=0)
 
     def frequencies(self, factors: NDArray[np.float32] | None = None) -> NDArray[np.float64]:
         """Radians per position, (dim / 2,) f64, with the values of ``factors``.
@@ -86,11 +85,14 @@ def read_rope(
     if file.anywhere("rope_freqs.weight"):
         return replace(rope, factors=file.vector("rope_freqs.weight", None, dim // 2))
     if file.anywhere("rope_factors_short.weight"):
-        return replace(
-            rope,
-            factors=file.vector("rope_factors_short.weight", None, dim // 2),
-            long_factors=file.vector("rope_factors_long.weight", None, dim // 2),
+        short, long = (
+            file.vector(f"rope_factors_{kind}.weight", None, dim // 2) for kind in ("short", "long")
         )
+        # Where the model's own context is not above the original one, the short factors would
+        # never give way. llama.cpp's contexts, of 512 tokens by default, may be longer.
+        original = rope.scaling.original_context
+        above = original if original < file.size("context_length") else 0
+        return replace(rope, factors=short, long_factors=long, long_above=above)
     return rope
 
 

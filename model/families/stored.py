@@ -58,12 +58,14 @@ class StoredMatrix:
 
 @dataclass(frozen=True, slots=True)
 class StoredVector:
-    """``size`` values of the tensor ``name`` of that ``shape``, from ``first`` on."""
+    """Values of the tensor ``name`` of that ``shape`` from ``first`` on, ``size`` in all: each is
+    there ``repeat`` times."""
 
     name: str
     shape: Shape
     first: int
     size: int
+    repeat: int = 1
 
     @classmethod
     def whole(cls, name: str, *shape: int) -> StoredVector:
@@ -73,6 +75,10 @@ class StoredVector:
     def part(self, first: int, size: int) -> StoredVector:
         """Some values of it."""
         return StoredVector(self.name, self.shape, self.first + first, size)
+
+    def repeated(self, times: int) -> StoredVector:
+        """Every value so many times."""
+        return StoredVector(self.name, self.shape, self.first, self.size * times, times)
 
 
 @dataclass(frozen=True, slots=True)

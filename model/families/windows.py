@@ -34,3 +34,12 @@ def flagged_layers(file: Reader) -> list[bool]:
 def optional_window(file: Reader) -> int:
     """attention.sliding_window; 0: no layer has one."""
     return file.count("attention.sliding_window")
+
+
+def optional_windows(
+    file: Reader, window: int, period: int, *, full_first: bool = False
+) -> list[bool]:
+    """`windowed_layers`, or none of them where ``window`` is 0."""
+    if not window:
+        return [False] * file.layer_count()
+    return windowed_layers(file, period, full_first=full_first)

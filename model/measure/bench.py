@@ -19,8 +19,8 @@ from urdir.model.engine.batch import Output
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Mixture
 from urdir.model.families.stored import StoredMatrix, stored_in
-from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.measure.profile import ProfileRow, summarise
+from urdir.model.memory.cache_shape import CacheShape
 from urdir.ptxgen.kernels.attention.decode import DecodeAttention
 
 if TYPE_CHECKING:

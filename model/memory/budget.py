@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self
 
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
-from urdir.model.memory.device_state import MAILBOX_SLOTS, StateShape
 from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.device_state import MAILBOX_SLOTS, StateShape
 from urdir.model.memory.weights import STAGING_BYTES, weight_sizes
 from urdir.model.memory.workspace import workspace_sizes
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype

@@ -45,7 +45,10 @@ class KvCache(Owner):
     def arguments(self, layer: int) -> dict[str, Slice]:
         """What kernels over the cache of a layer take, by parameter name."""
         owner = self.shape.owners[layer]
-        caches = {"k_cache": self._arena[f"keys.{owner}"], "v_cache": self._arena[f"values.{owner}"]}
+        caches = {
+            "k_cache": self._arena[f"keys.{owner}"],
+            "v_cache": self._arena[f"values.{owner}"],
+        }
         if self.layout(layer).is_paged:
             caches["block_table"] = self._arena[table_name(self.shape.group_of(layer))]
         return caches

@@ -18,6 +18,7 @@ from urdir.model.families.stored import (
     StoredVector,
     stored_in,
 )
+from urdir.model.memory.cache_shape import rounded_capacity
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.upload import STAGING_BYTES, Uploader
 from urdir.model.owner import Owner
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from urdir.model.files.model_file import ModelFile
 
 __all__ = ["STAGING_BYTES", "Matrix", "Weights", "weight_sizes"]
+
+
+_POSITIONS = "learned positions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class Weights(Owner):
         self._layouts = {
             of: _layout(of, gguf) for of in _kept(config) if isinstance(of, StoredMatrix)
         }
+        #: Learned positions (at least the largest cache's, hidden) f32; None where there are none.
+        self.positions = self._arena.get(_POSITIONS)
         self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
 
     @classmethod
@@ -83,6 +89,7 @@ class Weights(Owner):
         weights = cls(gguf, config, device)
         try:
             weights._upload_rope_tables(gguf)
+            weights._upload_positions(gguf)
             weights._upload(gguf, device)
         except BaseException:
             weights.close()
@@ -126,6 +133,15 @@ class Weights(Owner):
                 factors = vector_values(rope.factors, gguf.tensors[rope.factors.name])
             table.upload(turns_table(rope.frequencies(factors)))
 
+    def _upload_positions(self, gguf: ModelFile) -> None:
+        stored = self.config.positions
+        if stored is None or self.positions is None:
+            return
+        layout, tensor = _layout(stored, gguf), gguf.tensors[stored.name]
+        self.positions.fill(0)
+        blocks = np.ascontiguousarray(tensor.data[: len(tensor.data)])
+        self.positions.upload(layout.unpack(layout.pack(blocks)).astype(np.float32))
+
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
@@ -142,6 +158,9 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
         _label(of): _layout(of, gguf).nbytes if isinstance(of, StoredMatrix) else 4 * of.size
         for of in _kept(config)
     }
+    if config.positions is not None:
+        rows = max(config.positions.rows, rounded_capacity(config.context_length))
+        sizes[_POSITIONS] = 4 * rows * config.hidden
     return sizes | {_table_name(rope): 4 * rope.dim for rope in config.ropes}
 
 
@@ -152,7 +171,8 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
         values = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     else:
         values = data.view(np.float16 if tensor.type_name == "F16" else np.float32)
-    return values[of.first : of.first + of.size].astype(np.float32)
+    taken = values[of.first : of.first + of.size // of.repeat].astype(np.float32)
+    return np.repeat(taken, of.repeat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +207,9 @@ def _rows(of: StoredMatrix, tensor: Tensor) -> Any:
 
 
 def _kept(config: Config) -> Iterator[Stored]:
-    """What is kept as it is: all but the factors that go into RoPE tables."""
-    factors = {stored for rope in config.ropes for stored in stored_in(rope)}
-    return (of for of in stored_in(config) if of not in factors)
+    """What is kept as it is: all but the factors that go into RoPE tables, and learned positions."""
+    others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
+    return (of for of in stored_in(config) if of not in others)
 
 
 def _source_nbytes(of: Stored, gguf: ModelFile) -> int:
@@ -207,7 +227,10 @@ def _label(of: Stored) -> str:
     if isinstance(of, StoredMatrix):
         return of.name if of.is_whole else f"{of.name}[{of.first}:{of.first + of.each}]"
     whole = StoredVector.whole(of.name, *of.shape)
-    return of.name if of == whole else f"{of.name}[{of.first}:{of.first + of.size}]"
+    if of == whole:
+        return of.name
+    times = f" x {of.repeat}" if of.repeat > 1 else ""
+    return f"{of.name}[{of.first}:{of.first + of.size // of.repeat}]{times}"
 
 
 def _table_name(rope: RopeConfig) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from urdir.model.families.description import Config
 from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
@@ -16,6 +17,9 @@ from urdir.ptxgen.spec import ceil_div
 
 #: Buffers for the stream: what a block reads, what it makes, and what a parallel block adds up.
 STREAMS = ("hidden", "residual", "sum", "spare")
+
+#: Buffers that are zeros at first: kernels leave them so.
+ZEROED = frozenset({"experts arrived"})
 
 
 def workspace_sizes(
@@ -35,7 +39,18 @@ def workspace_sizes(
     sizes["summary"] = 4 * 2 * ceil_div(config.hidden, SUMMARY) * few
     sizes["logits"] = 4 * config.vocab_size * rows
     sizes["ranks"] = 8 * Argmax(n=config.vocab_size).slices * rows
+    sizes |= _mixture_sizes(config, most, exact)
     return sizes | _partial_sizes(config, cache, most if exact else rows, sm_count)
+
+
+def _mixture_sizes(config: Config, rows: int, exact: bool) -> dict[str, int]:
+    """Bytes of what mixtures need: the most of any."""
+    mixtures = [mixture for layer in config.layers for mixture in layer.mixtures]
+    shapes = {(m.router.selection, m.width, config.hidden) for m in mixtures}
+    sizes = most_workspace(mixture_workspace(*shape, rows, exact) for shape in shapes)
+    if any(mixture.shared_gate is not None for mixture in mixtures):
+        sizes["shared gate"] = 4 * rows
+    return sizes
 
 
 def _widths(config: Config) -> dict[str, int]:
@@ -53,6 +68,9 @@ def _widths(config: Config) -> dict[str, int]:
         "attention gate": max(gates, default=0),
     }
     widths |= dict.fromkeys(("gate", "up", "activated"), max(dense, default=0))
+    if (extra := config.layer_embeddings) is not None:
+        widths |= dict.fromkeys(("layer embeddings", "layer projections"), extra.proj.rows)
+        widths["layer gate"] = extra.width
     return {name: width for name, width in widths.items() if width}
 
 
@@ -60,13 +78,13 @@ def _partial_sizes(config: Config, cache: CacheShape, rows: int, sm_count: int) 
     """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows
     (a power of two) needs in any length bucket."""
     shapes = {
-        (mixer.heads, cache.layout(index))
+        (mixer.heads, mixer.scores, cache.layout(index))
         for index, layer in enumerate(config.layers)
         if (mixer := layer.attention) is not None
     }
     return most_partial(
-        decode_attention(heads, layout, bucket, sm_count, rows=count)
-        for heads, layout in shapes
+        decode_attention(heads, layout, bucket, sm_count, rows=count, scores=scores)
+        for heads, scores, layout in shapes
         for bucket in length_buckets(layout.max_len)
         for count in (1 << power for power in range(rows.bit_length()))
     )

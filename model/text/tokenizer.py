@@ -66,7 +66,14 @@ class Tokenizer:
                     f"(supported: {', '.join(TOKEN_MODELS)})"
                 )
             name = gguf.metadata.optional("general.name", str, "")
-            return cls(TOKEN_MODELS[kind](gguf.metadata), name)
+            tokenizer = cls(TOKEN_MODELS[kind](gguf.metadata), name)
+            embedding = gguf.tensors.get(_EMBEDDING)
+            if embedding is not None and embedding.shape[0] < tokenizer.vocab_size:
+                raise TokenizerError(
+                    f"the vocabulary has {tokenizer.vocab_size} tokens, "
+                    f"more than the {embedding.shape[0]} rows of {_EMBEDDING}"
+                )
+            return tokenizer
         except (TokenizerError, UnsupportedError) as error:
             raise type(error)(f"{gguf.path}: {error}") from None
 
@@ -159,6 +166,7 @@ class Tokenizer:
             )
 
 
+_EMBEDDING = "token_embd.weight"
 _SPECIAL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 _ASCII_SPACES = " \t\n\v\f\r"
 _NEVER_STRIP = ("<unk>", "<s>", "<|endoftext|>")

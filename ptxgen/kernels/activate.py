@@ -22,8 +22,10 @@ class Activate(Elementwise):
     """A nonlinearity, y = f(x), or gated, y = f(gate) * up.
 
     ``group``: a gate serves so many neighbouring values (a head of attention). Like a limit, it is
-    for gated ones only. ``stride``: rows of ``width`` values of up are so far apart, each the part of
-    a longer row (n is a multiple of the width, both of 4); 0: they follow one another. silu and gelu: -0 where exp(-x) overflows, NaN at x = -inf.
+    for gated ones only. Rows of ``width`` values of up may be ``stride`` apart, each the part of a
+    longer row. Without a gate, f(x) is divided by the same ``width`` values in every row (MPT).
+    Then n is a multiple of the width, and both are of 4. silu and gelu: -0 where exp(-x) overflows,
+    NaN at x = -inf.
     """
 
     activation: Activation
@@ -39,13 +41,10 @@ class Activate(Elementwise):
         super().__post_init__()
         if self.group < 1 or self.n % self.group:
             raise PtxgenError(f"activate: {self.n} values in groups of {self.group}")
-        if self.stride and (
-            not self.gated or self.width < 4 or self.width % 4 or self.stride % 4
-            or self.stride < self.width or self.n % self.width or self.group > 1
-        ):  # fmt: skip
-            raise PtxgenError(
-                f"activate: rows of {self.width} of {self.stride} values, {self.n} in all"
-            )
+        if self.width % 4 or self.stride % 4 or (self.width and self.n % self.width):
+            raise PtxgenError(f"activate: rows of {self.width}, {self.stride} apart, of {self.n}")
+        if self.gated and self.width and (self.stride < self.width or self.group > 1):
+            raise PtxgenError(f"activate: gated rows of {self.width} that are {self.stride} apart")
         kind = self.activation.kind
         if not self.gated and (self.group > 1 or self.activation.limit or kind == "swiglu_oai"):
             raise PtxgenError(f"activate: {kind} without a gate has no group and no limit")
@@ -64,7 +63,8 @@ class Activate(Elementwise):
     def params(self) -> tuple[Param, ...]:
         y = Param("y", "f32", ("n",), Access.OUT)
         if not self.gated:
-            return (Param("x", "f32", ("n",), Access.IN), y)
+            by = (Param("by", "f32", ("width",), Access.IN),) if self.width else ()
+            return (Param("x", "f32", ("n",), Access.IN), *by, y)
         return (
             Param("gate", "f32", ("gates",), Access.IN),
             Param("up", "f32", ("ups",), Access.IN),
@@ -77,7 +77,10 @@ class Activate(Elementwise):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         if not self.gated:
-            return {"y": self.activation(inputs["x"]).astype(np.float32)}
+            y = self.activation(inputs["x"])
+            if self.width:
+                y = (y.reshape(-1, self.width) / inputs["by"]).ravel()
+            return {"y": y.astype(np.float32)}
         gate, up = np.repeat(inputs["gate"], self.group), inputs["up"]
         if self.stride:
             rows = np.arange(self.n // self.width)[:, None] * self.stride
@@ -108,6 +111,7 @@ class Activate(Elementwise):
             "gates of heads": cls(6 * 64, sigmoid, gated=True, group=64),
             "parts of rows": cls(3 * 20, silu, gated=True, width=20, stride=52),
             "parts of many rows": cls(70 * 12, silu, gated=True, width=12, stride=24),
+            "divided": cls(3 * 36, Activation("gelu"), width=36),
             "gates of odd heads": cls(7 * 9, softplus, gated=True, group=9),
         }
 

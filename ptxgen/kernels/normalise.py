@@ -43,8 +43,8 @@ class Normalise(KernelSpec):
             raise PtxgenError(
                 f"normalise: {self.cols} columns: at most {MAX_COLS}, as unrolled code"
             )
-        if self.weight_rows < 1:
-            raise PtxgenError(f"normalise: weight_rows is {self.weight_rows}: at least 1")
+        if self.weight_rows < 1 or (self.weight_rows > 1 and not self.norm.weight):
+            raise PtxgenError(f"normalise: {self.weight_rows} rows of weights of {self.norm}")
 
     @property
     def params(self) -> tuple[Param, ...]:

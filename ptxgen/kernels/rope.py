@@ -33,8 +33,9 @@ class Rope(KernelSpec):
     do idle rows (position >= max_len). The frequencies are a ``turns_table`` of `rotation`;
     positions below 2^24 are exact, which is the limit of ``max_len``.
 
-    Heads may also be normed before (``qk_norm``) and queries multiplied after (``temperature``),
-    see `OwnToken`. ``rotary_dim`` 0 rotates nothing. With ``kv_heads`` 0 there is no k.
+    Heads may also be normed before (``qk_norm``; after with ``rope_first``) and queries multiplied
+    after (``temperature``), see `OwnToken`. ``rotary_dim`` 0 rotates nothing. With ``kv_heads`` 0
+    there is no k.
     """
 
     q_heads: int
@@ -47,6 +48,7 @@ class Rope(KernelSpec):
     max_len: int = MAX_POSITIONS
     qk_norm: Norm | None = None
     temperature: Temperature | None = None
+    rope_first: bool = False
 
     name = "rope"
     template = ("urdir.templates", "rope.ptx.j2")
@@ -83,7 +85,11 @@ class Rope(KernelSpec):
     def token(self) -> OwnToken:
         """What is done to every head."""
         return OwnToken(
-            self.rotation, self.qk_norm, None, self.temperature, appends=self.kv_heads > 0
+            self.rotation,
+            self.qk_norm,
+            temperature=self.temperature,
+            appends=self.kv_heads > 0,
+            rope_first=self.rope_first,
         )
 
     @property
@@ -169,6 +175,7 @@ class Rope(KernelSpec):
             "interleaved rows": cls(3, 1, 64, 48, "interleaved", rows=5, max_len=1000),
             "norm": cls(3, 1, 128, 128, "half", rows=3, max_len=1000, qk_norm=QK_NORM),
             "norm, partial": cls(2, 1, 72, 20, "interleaved", rows=2, qk_norm=QK_NORM),
+            "norm after rope": cls(2, 1, 80, 48, "half", rows=2, qk_norm=QK_NORM, rope_first=True),
             "norm without weight, of q": cls(
                 2, 0, 320, 64, "half", qk_norm=Norm("rms", 1e-5, weight=False)
             ),

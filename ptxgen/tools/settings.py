@@ -157,15 +157,20 @@ def _replace(record: Any, values: Mapping[str, str], where: str) -> Any:
 
 def _make(record: Any, values: Mapping[str, str], where: str) -> Any:
     """A record where the example has none: every field without a default must be given."""
-    hints = {field.name: (field, hint) for field, hint in _declared(record)}
-    missing = [
-        name
-        for name, (field, _) in hints.items()
-        if name not in values and field.default is dataclasses.MISSING
-    ]
+    given: dict[str, Any] = {}
+    missing = []
+    for field, hint in _declared(record):
+        name, place = field.name, f"{where}.{field.name}"
+        parts = {n[len(name) + 1 :]: v for n, v in values.items() if n.startswith(f"{name}.")}
+        if name in values:
+            given[name] = _value(hint, values[name], place)
+        elif parts:
+            given[name] = _make(_record_of(hint), parts, place)
+        elif field.default is dataclasses.MISSING:
+            missing.append(name)
     if missing:
         raise SettingError(f"{where} is unset, so {', '.join(missing)} must be given, too")
-    return record(**{n: _value(hints[n][1], v, f"{where}.{n}") for n, v in values.items()})
+    return record(**given)
 
 
 def _value(hint: Any, text: str, where: str) -> Any:

@@ -131,16 +131,33 @@ def _nvfp4(blocks: Bytes) -> Bytes:
     return _bytes(_e4m3()[blocks[:, :4]], blocks[:, 4:])
 
 
+@functools.cache
+def _trits() -> Bytes:
+    """The five digits to base 3 of each byte, which is a fraction of 256, (5, 256) u8."""
+    powers = np.array([[1], [3], [9], [27], [81]], np.uint8)
+    fractions = np.arange(256, dtype=np.uint8) * powers
+    return (fractions.astype(np.uint16) * 3 >> 8).astype(np.uint8)
+
+
 def _tq1_0(blocks: Bytes) -> Bytes:
-    trits = []
-    for first, last, count in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
-        digits = (
-            blocks[:, None, first:last] * np.array([[1], [3], [9], [27], [81]], np.uint8)[:count]
-        )
-        trits.append((digits.astype(np.uint16) * 3 >> 8).astype(np.uint8).reshape(len(blocks), -1))
-    quarters = np.hstack(trits).reshape(-1, 2, 4, 32)
-    packed = np.bitwise_or.reduce(quarters << np.array([[0], [2], [4], [6]], np.uint8), axis=2)
-    return _bytes(packed.reshape(len(blocks), -1), blocks[:, 52:])
+    """Weights 0 ... 159 are digits of 32 bytes, then 80 of 16 bytes and 16 of 4; TQ2_0 has weights
+    32 apart in a byte.
+    """
+    digits = _trits()
+    most, middle, last, d = np.hsplit(blocks, [32, 48, 52])
+    first_half = _pack_trits(*digits[:4])[most]
+    second_half = _pack_trits(
+        digits[4][most],
+        np.hstack([digit[middle] for digit in digits[:2]]),
+        np.hstack([digit[middle] for digit in digits[2:4]]),
+        np.hstack([digits[4][middle], *(digit[last] for digit in digits[:4])]),
+    )
+    return _bytes(first_half, second_half, d)
+
+
+def _pack_trits(a: Bytes, b: Bytes, c: Bytes, d: Bytes) -> Bytes:
+    packed: Bytes = a | b << np.uint8(2) | c << np.uint8(4) | d << np.uint8(6)
+    return packed
 
 
 def _iq2_xxs(blocks: Bytes) -> Bytes:

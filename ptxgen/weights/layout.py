@@ -2,7 +2,8 @@
 
 A matrix (rows, cols) is cut into units of 32 consecutive weights of a row. Each plane of the
 format holds one item (quants, scales, factors) for every unit or every few units, and starts
-256-byte aligned; together they take as many bytes as the GGUF blocks.
+256-byte aligned; together they take as many bytes as the GGUF blocks, but those of types that
+`expansion` lists, and of IQ4_XS.
 
 Units lie tile by tile. A tile is 16 rows x 8 units; the tiles of 16 rows (a band) follow each
 other, and so do the rows of a tile. A warp multiplies a tile at a time, which is one run of bytes

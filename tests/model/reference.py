@@ -84,7 +84,8 @@ class Reference:
 
     def vector(self, stored: StoredVector) -> Floats:
         """(size,)."""
-        return self.tensor(stored.name).ravel()[stored.first : stored.first + stored.size]
+        last = stored.first + stored.size // stored.repeat
+        return np.repeat(self.tensor(stored.name).ravel()[stored.first : last], stored.repeat)
 
     def linear(self, linear: Linear, x: Floats) -> Floats:
         """x W^T (+ bias)."""
@@ -97,7 +98,7 @@ class Reference:
             return x
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
         if weight is not None and of.weight is not None and len(of.weight.shape) > 1:
-            weight = weight.reshape(of.weight.shape)  # (heads, head_dim) or (heads, 1)
+            weight = weight.reshape(of.weight.shape[0], -1)  # (heads, head_dim)
         return of.norm(x, weight, bias)
 
     # ---- layers ----

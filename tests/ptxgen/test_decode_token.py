@@ -63,6 +63,7 @@ def one_after_another(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
                 spec.heads, layout.kv_heads if token.appends else 0, layout.head_dim,
                 rope.rotary_dim if token.rope else 0, rope.style, rope.magnitude, spec.rows,
                 layout.max_len, token.qk_norm, token.temperature,
+                token.rope_first,
             )
         )  # fmt: skip
     caches: Inputs = {}

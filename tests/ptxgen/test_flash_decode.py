@@ -252,7 +252,7 @@ def test_shapes_it_does_not_handle_are_refused(fields: dict[str, Any], message: 
     [
         ({"chunks": 0}, "0 chunks"),
         ({"chunks": MAX_CHUNKS + 1}, f"{MAX_CHUNKS + 1} chunks"),
-        ({"head_dim": 264}, "head_dim 264"),
+        ({"head_dim": 520}, "head_dim 520"),
         ({"rows": 0}, "0 rows"),
     ],
 )

@@ -72,7 +72,7 @@ def test_edge_positions(device: Device, position: int, heads: int, dtype: Any) -
     check(device, spec, inputs_at(spec, position, seed=position))
 
 
-@pytest.mark.parametrize("head_dim", [8, 24, 64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("head_dim", [8, 24, 64, 72, 80, 96, 112, 128, 192, 256, 264, 512])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
 def test_head_dims(device: Device, head_dim: int, dtype: Any) -> None:
     if dtype == "q8_0" and head_dim % 32:
@@ -312,10 +312,12 @@ def test_no_spills(target: str, dtype: Any, head_dim: int, is_paged: bool) -> No
     [
         ({"heads": 3}, "3 query heads are not a multiple of 2"),
         ({"heads": 0}, "0 query heads"),
-        ({"layout": KvLayout(1, 2, 4, 264, "f16")}, "head_dim up to 256: 264"),
+        ({"layout": KvLayout(1, 2, 4, 520, "f16")}, "up to 512 values: head_dim 520"),
         ({"rows": 0}, "attention of 0 rows"),
-        ({"window": -1}, "window -1"),
-        ({"softcap": float("nan")}, "softcap nan"),
+        (
+            {"layout": KvLayout(1, 2, 64, 64, "f16", capacity=16)},
+            "back on all keys, in a ring of 16",
+        ),
     ],
 )
 def test_shapes_it_does_not_handle_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -296,6 +296,7 @@ def test_shapes_that_make_no_sense_are_refused():
         lambda: Activate(5, SILU, gated=True, group=2),
         lambda: Rescale(4, softcap=-1.0),
         lambda: Normalise(rows=1, cols=4, norm=Norm("rms", 1e-5), weight_rows=0),
+        lambda: Normalise(2, 4, Norm("rms", 1e-5, weight=False), weight_rows=2),
         lambda: Argmax(n=0),
         lambda: Argmax(n=2**30),
         lambda: Argmax(n=4, rows=0),

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.choice import (
     Limits,
     LinearRequest,
@@ -228,3 +230,47 @@ def test_warps_share_the_blocks_that_are_left_over() -> None:
         {"cluster": 4, "split": 1},
     ):
         assert replace(shared, **changes).cut.sharers == 1, changes
+
+
+# ---- norms and nonlinearities of other families ----
+
+
+def test_a_norm_that_must_come_first_is_fused_but_for_several_rounded_vectors() -> None:
+    layer, biased = Norm("layer", 1e-5), Norm("rms", 1e-5, bias=True)
+    plain = Norm("rms", 1e-5, weight=False)
+    for batch in (1, 2, MAX_BATCH):
+        for norm in (layer, biased, plain, RMS):
+            request = replace(SHAPES["8B qkv"], batch=batch, norm=norm)
+            assert request.fuses_norm is (batch == 1 or norm in (plain, RMS))
+            assert replace(request, exact=True).fuses_norm
+            assert replace(request, matrices=((F16, 64),)).fuses_norm
+            if request.fuses_norm:
+                assert choose_linear(request).norm == norm
+            else:
+                with pytest.raises(PtxgenError, match="must be a launch of its own"):
+                    choose_linear(request)
+
+
+def test_rows_too_long_for_a_norm_in_registers_are_left_to_f32() -> None:
+    """Registers hold x, and weights and bias of a norm that is applied to it at once."""
+    layer = Norm("layer", 1e-5, bias=True)
+    for cols, kernel in ((8192, Gemv), (14848, GemvF32)):
+        request = LinearRequest(H200, ((Q4_K, 4096),), cols, norm=layer)
+        assert isinstance(choose_linear(request), kernel)
+        assert isinstance(choose_linear(replace(request, norm=RMS)), Gemv)
+
+
+@pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
+@pytest.mark.parametrize("batch", [1, 4])
+def test_what_follows_a_product_does_not_spill(batch: int) -> None:
+    """At the sizes of published models."""
+    gated = replace(SHAPES["8B gate_up"], batch=batch, bias=True)
+    for request in (
+        replace(gated, activation=Activation("swiglu_oai", limit=7.0)),
+        replace(gated, activation=Activation("gelu"), bias=False),
+        replace(SHAPES["8B down"], batch=batch, bias=True, scale=0.22),
+        replace(SHAPES["8B gate_up"], batch=batch, gated=False, activation=Activation("relu2")),
+        LinearRequest(H200, ((Q6_K, 256000),), 3584, batch, norm=RMS, softcap=30.0),
+    ):
+        spec = choose_linear(request)
+        assert not assemble(spec.ptx("sm_90"), "sm_90", name=spec.name).entries[spec.name].spills

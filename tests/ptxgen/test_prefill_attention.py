@@ -87,7 +87,7 @@ def test_rows_around_the_borders_of_query_tiles(device: Device, rows: int) -> No
     run(device, spec, chunk(spec, 37))
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize("head_dim", [8, 16, 40, 64, 72, 80, 96, 112, 128, 136, 192, 256, 320, 512])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
 def test_head_dims_and_types(device: Device, head_dim: int, dtype: str) -> None:
     if dtype == "q8_0" and head_dim % 32:
@@ -328,9 +328,14 @@ def test_no_spills_and_two_ctas_an_sm(target: str, head_dim: int, dtype: Any) ->
     [
         ({"heads": 3, "kv_heads": 2}, "3 query heads are not a multiple of 2"),
         ({"heads": 0}, "0 query heads"),
-        ({"head_dim": 72}, "head_dim that is a multiple of 16 up to 128.*: 72"),
-        ({"head_dim": 144}, ": 144"),
-        ({"head_dim": 320}, ": 320"),
+        ({"head_dim": 100}, "head_dim 100 of a KV cache must be a multiple of 8"),
+        ({"head_dim": 520}, "up to 512 values: head_dim 520"),
+        ({"value_dim": 520}, "value_dim 520"),
+        ({"window": 100, "capacity": 64}, "back on 100 keys, in a ring of 64"),
+        ({"capacity": 64}, "back on all keys, in a ring of 64"),
+        ({"capacity": 96}, "capacity 96 is no power of two"),
+        ({"chunk": -1}, "chunk -1"),
+        ({"max_bias": -1.0}, "max_bias -1.0"),
         ({"rows": 0}, "0 rows"),
         ({"window": -1}, "window -1"),
         ({"softcap": -1.0}, "softcap -1.0"),

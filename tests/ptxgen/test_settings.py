@@ -12,12 +12,14 @@ from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.read_stream import ReadStream
 from urdir.ptxgen.kernels.rope import Rope
+from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
 from urdir.ptxgen.tools.settings import SettingError, fields_of, plain, specialise
 from urdir.ptxgen.weights.formats import FORMATS
@@ -50,8 +52,13 @@ def test_records_are_set_part_by_part_and_all_at_once() -> None:
     assert tiled.tile is not None
     assert tiled.tile.units == 4
     assert specialise(Gemm, ["tile=none"]).tile is None
-    assert specialise(IncrementalAttention, ["scale=none"]).scores.scale is None
-    assert specialise(IncrementalAttention, ["scale=0.5"]).scores.scale == 0.5
+    assert specialise(IncrementalAttention, ["scores.scale=none"]).scores.scale is None
+    assert specialise(IncrementalAttention, ["scores.scale=0.5"]).scores.scale == 0.5
+    rotated = specialise(
+        IncrementalAttention,
+        ["head_dim=64", "token.rope.rotary_dim=48", "token.rope.style=half", "token.appends=no"],
+    )
+    assert rotated.token == OwnToken(Rotation(48, "half"), appends=False)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ attention.layer_norm_rms_epsilon; logit_scale, 0 being as good as 1. llama.cpp:
 
 from __future__ import annotations
 
+from urdir.model.families.dense import turning
 from urdir.model.families.description import (
     Attention,
     Block,
@@ -33,7 +34,6 @@ from urdir.model.families.mixtures import (
     scoring,
     shared_expert,
     shared_width,
-    turning,
     weights_norm,
     weights_scale,
 )

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from urdir.model.families.dense import mixer, rms_decoder, turning
 from urdir.model.families.description import Config, Dense, Mixture, Network
 from urdir.model.families.mixtures import (
     DENSE,
@@ -26,16 +27,13 @@ from urdir.model.families.mixtures import (
     divided_width,
     expert_width,
     leading_dense,
-    mixer,
     mixture,
     plain_dense,
-    rms_decoder,
     router,
     scoring,
     shared_count,
     shared_expert,
     shared_width,
-    turning,
     unless_dense,
     weights_norm,
     weights_scale,
@@ -61,7 +59,7 @@ def bailingmoe(file: Reader) -> Config:
 
 def bailingmoe2(file: Reader) -> Config:
     """Ling 2.0 and Ring 2.0: normalised heads, sigmoid scores with a bias that chooses."""
-    options = {"scores": scoring(file), "choice_bias": "optional"}
+    options: dict[str, Any] = {"scores": scoring(file), "choice_bias": "optional"}
     network = _fine_grained(
         file, normalize=weights_norm(file), shared=shared_width(file, 0), **options
     )
@@ -71,7 +69,7 @@ def bailingmoe2(file: Reader) -> Config:
 
 def dots1(file: Reader) -> Config:
     """dots.llm1 (arXiv 2506.05767)."""
-    options = {"scores": scoring(file), "choice_bias": "optional"}
+    options: dict[str, Any] = {"scores": scoring(file), "choice_bias": "optional"}
     network = _fine_grained(file, normalize=weights_norm(file), **options)
     attends = mixer(file, turning(file, "half"), head_norm=True)
     return rms_decoder(file, attends, unless_dense(file, network), output="required")
@@ -80,7 +78,7 @@ def dots1(file: Reader) -> Config:
 def glm4moe(file: Reader) -> Config:
     """GLM 4.5 (arXiv 2508.06471): its norm before the experts is called post_attention_norm."""
     rope = with_sections(file, turning(file, "half"), required=False)
-    options = {"scores": scoring(file, "sigmoid"), "choice_bias": "required"}
+    options: dict[str, Any] = {"scores": scoring(file, "sigmoid"), "choice_bias": "required"}
     network = _fine_grained(
         file, normalize=weights_norm(file), width=lambda i: divided_width(file, i), **options
     )

@@ -5,8 +5,8 @@ llama.cpp: `src/models/` arctic.cpp, dbrx.cpp, grok.cpp, phimoe.cpp with the lay
 Keys: those of `parts` and `rope`, feed_forward_length for the experts. DBRX: attention.clamp_kqv,
 attention.layer_norm_epsilon. Grok: expert_feed_forward_length (default: feed_forward_length),
 embedding_scale, logit_scale, attention.output_scale, attn_logit_softcapping,
-final_logit_softcapping and rope.scaling.yarn_beta_fast, whose defaults are those of Grok 1;
-router_logit_softcapping and attention.temperature_length change nothing there.
+final_logit_softcapping, rope.scaling.yarn_beta_fast and yarn_attn_factor, with the defaults of Grok
+1; router_logit_softcapping and attention.temperature_length change nothing there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from dataclasses import replace
 
 from urdir.model.errors import ConfigError
-from urdir.model.families.dense import decoder
+from urdir.model.families.dense import decoder, mixer, rms_decoder, turning
 from urdir.model.families.description import (
     Block,
     Branch,
@@ -23,17 +23,10 @@ from urdir.model.families.description import (
     LayerConfig,
     Mixture,
 )
-from urdir.model.families.mixtures import (
-    dense_width,
-    expert_width,
-    mixer,
-    mixture,
-    rms_decoder,
-    router,
-    turning,
-)
+from urdir.model.families.mixtures import dense_width, expert_width, mixture, router
 from urdir.model.families.parts import GELU, dense, layer_norm, model, rms_norm
 from urdir.model.families.reader import Reader
+from urdir.ptxgen.kernels.rotation import RopeScaling
 
 
 def arctic(file: Reader) -> Config:
@@ -86,10 +79,9 @@ def grok(file: Reader) -> Config:
     """Grok 1 and 2: soft-capped scores, norms before and after; Grok 2 has a dense network beside
     the experts, their sum times sqrt(1/2)."""
     norm, rope = rms_norm(file), turning(file, "half")
-    fast = file.number("rope.scaling.yarn_beta_fast", 8.0)
     attends = mixer(
         file,
-        replace(rope, scaling=replace(rope.scaling, beta_fast=fast)),
+        replace(rope, scaling=_grok_scaling(file, rope.scaling)),
         scale=file.number("attention.output_scale", 0.08838834764831845),
         softcap=file.number("attn_logit_softcapping", 30.0),
     )
@@ -124,6 +116,16 @@ def grok(file: Reader) -> Config:
         logit_scale=file.optional("logit_scale", float, 0.5773502691896257),
         softcap=file.optional("final_logit_softcapping", float, 0.0),
     )
+
+
+def _grok_scaling(file: Reader, scaling: RopeScaling) -> RopeScaling:
+    """With Grok's own default of the fast end; the factor of YaRN's magnitude counts only where
+    YaRN itself is off (llama.cpp: `llama-context.cpp`)."""
+    fast = file.number("rope.scaling.yarn_beta_fast", 8.0)
+    magnitude = file.number("rope.scaling.yarn_attn_factor", 1.0)
+    if scaling.ext_factor:
+        magnitude = 1.0
+    return replace(scaling, beta_fast=fast, attn_factor=scaling.attn_factor * magnitude)
 
 
 def _softmax_experts(file: Reader, index: int) -> Mixture:

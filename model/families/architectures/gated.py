@@ -6,6 +6,7 @@ Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; more at eac
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from urdir.model.families.dense import decoder, plain
@@ -113,7 +114,10 @@ def talkie(file: Reader) -> Config:
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
 
     def mixer(layer: int) -> Attention:
-        q = file.norm("attn_q_norm", layer, norm, heads(file, layer)[0], 1)
+        queries, (key_dim, _) = heads(file, layer)[0], head_dims(file)
+        q = file.norm("attn_q_norm", layer, norm, queries, 1)
+        assert q.weight is not None
+        q = replace(q, weight=q.weight.repeated(key_dim))
         norms = QkNorm(q, bare, after_rope=True)
         return attention(file, layer, rope, qk_norm=norms, output_bias="absent")
 

@@ -9,8 +9,9 @@ Weights are the softmax of the logits that were chosen. Keys: those of `parts`, 
 
 from __future__ import annotations
 
+from urdir.model.families.dense import rms_decoder, turning
 from urdir.model.families.description import Attention, Config, Mixture
-from urdir.model.families.mixtures import expert_width, mixture, rms_decoder, router, turning
+from urdir.model.families.mixtures import expert_width, mixture, router
 from urdir.model.families.parts import attention, head_dims, heads
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import windowed_rope

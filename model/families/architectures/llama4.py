@@ -14,28 +14,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from urdir.model.errors import UnsupportedError
-from urdir.model.families.dense import plain
+from urdir.model.families.dense import plain, rms_decoder, turning
 from urdir.model.families.description import (
     Attention,
     Config,
     Dense,
     Mixture,
     QkNorm,
-    Temperature,
 )
-from urdir.model.families.mixtures import (
-    expert_width,
-    mixture,
-    plain_dense,
-    rms_decoder,
-    router,
-    shared_expert,
-    turning,
-)
+from urdir.model.families.mixtures import expert_width, mixture, plain_dense, router, shared_expert
 from urdir.model.families.parts import attention, head_dims, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import windowed_rope
 from urdir.model.families.windows import windowed_layers
+from urdir.ptxgen.kernels.attention.own_token import Temperature
 
 _CHUNK = 8192
 
@@ -63,7 +55,7 @@ def llama4(file: Reader) -> Config:
             index,
             rope if turns else None,
             qk_norm=norms if turns else None,
-            temperature=None if turns else Temperature(0.1, _CHUNK, 1.0),
+            temperature=None if turns else Temperature(0.1, _CHUNK, 1),
             chunk=_CHUNK if chunked[index] else 0,
             output_bias="absent",
         )

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from urdir.model.families.dense import mixer, rms_decoder, turning
 from urdir.model.families.description import Attention, Config, Mixture, QkNorm
 from urdir.model.families.mixtures import (
     dense_width,
     divided_width,
-    mixer,
     mixture,
-    rms_decoder,
     router,
     scoring,
     shared_expert,
     shared_width,
-    turning,
 )
 from urdir.model.families.parts import attention, head_dims, heads, rms_norm
 from urdir.model.families.parts import required_head_norms as head_norms

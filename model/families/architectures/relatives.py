@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from urdir.model.families.dense import decoder, without_experts
-from urdir.model.families.description import Attention, Config, Network, Temperature
+from urdir.model.families.description import Attention, Config, Network
 from urdir.model.families.mixtures import EXPERTS, has_experts, optional_mixture
 from urdir.model.families.parts import (
     RELU2,
@@ -29,6 +29,7 @@ from urdir.model.families.parts import (
 from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.rope import RopeConfig, read_rope, with_sections
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.attention.own_token import Temperature
 from urdir.ptxgen.kernels.rotation import RopeStyle
 
 #: Tensors of llama.cpp's common layer that some families load and do not use.

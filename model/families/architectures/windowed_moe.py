@@ -1,13 +1,13 @@
 """Mixtures of experts in decoders in which most layers attend to a window: Arcee's Trinity (afmoe),
-Poolside's Laguna, K-EXAONE, JetBrains' Mellum 2, Maple, MiMo-V2, SmallThinker and Step 3.5.
+Poolside's Laguna, K-EXAONE, JetBrains' Mellum 2, Maple and SmallThinker.
 
-llama.cpp: `src/models/` afmoe.cpp, laguna.cpp, exaone-moe.cpp, mellum.cpp, maple.cpp, mimo2.cpp,
-smallthinker.cpp, step35.cpp.
+llama.cpp: `src/models/` afmoe.cpp, laguna.cpp, exaone-moe.cpp, mellum.cpp, maple.cpp,
+smallthinker.cpp.
 
 Keys: those of `parts`, `rope`, `windows` and `mixtures`: expert_feed_forward_length and, where a
 function below asks for them, expert_shared_count, expert_shared_feed_forward_length,
 leading_dense_block_count, expert_gating_func (by default 2), expert_weights_norm,
-expert_weights_scale, swiglu_clamp_exp, swiglu_clamp_shexp; attention.value_scale (MiMo).
+expert_weights_scale, swiglu_clamp_exp.
 """
 
 from __future__ import annotations
@@ -15,42 +15,41 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
 
-from urdir.model.families.description import Attention, Config, Dense, Mixture, OutputGate
+from urdir.model.families.dense import rms_decoder, turning
+from urdir.model.families.description import Attention, Config, Mixture
 from urdir.model.families.mixtures import (
-    DENSE,
     Scoring,
     divided_width,
     expert_width,
+    limited,
     mixture,
-    plain_dense,
-    rms_decoder,
     router,
     scoring,
     shared_count,
     shared_expert,
     shared_width,
-    turning,
     unless_dense,
     weights_norm,
     weights_scale,
-    without,
 )
 from urdir.model.families.parts import (
     RELU,
-    SILU,
     attention,
     head_dims,
-    head_norms,
     heads,
+    output_gate,
     required_head_norms,
     rms_norm,
 )
 from urdir.model.families.reader import Presence, Reader
-from urdir.model.families.rope import RopeConfig, check_dim, windowed_rope
-from urdir.model.families.windows import flagged_layers, optional_window, windowed_layers
-from urdir.ptxgen.kernels.activation import Activation, Clamp
+from urdir.model.families.rope import RopeConfig, windowed_rope
+from urdir.model.families.windows import (
+    flagged_layers,
+    optional_window,
+    optional_windows,
+    windowed_layers,
+)
 from urdir.ptxgen.kernels.rotation import RopeScaling
 
 
@@ -59,7 +58,7 @@ def afmoe(file: Reader) -> Config:
     layer does not turn. A file without a window has none anywhere."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     window, full = optional_window(file), turning(file, "half")
-    windowed = _optional_windows(file, window, 4)
+    windowed = optional_windows(file, window, 4)
     local = windowed_rope(file, full, key_dim, scaled=True)
 
     def attends(index: int) -> Attention:
@@ -71,7 +70,7 @@ def afmoe(file: Reader) -> Config:
             rope if (index + 1) % 4 else None,
             qk_norm=required_head_norms(file, index, norm, key_dim),
             window=window if windowed[index] else 0,
-            gate=_gate(file, index, width, "sigmoid"),
+            gate=output_gate(file, index, width, "sigmoid"),
             output_bias="absent",
         )
 
@@ -91,7 +90,7 @@ def laguna(file: Reader) -> Config:
     were trained, other layers with the context extended."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     window, full = optional_window(file), turning(file, "half")
-    windowed = _optional_windows(file, window, 4, full_first=True)
+    windowed = optional_windows(file, window, 4, full_first=True)
     local = windowed_rope(file, full, key_dim, scaled=False)
     local = replace(local, scaling=RopeScaling.none())
 
@@ -104,7 +103,7 @@ def laguna(file: Reader) -> Config:
             local if windowed[index] else full,
             qk_norm=required_head_norms(file, index, norm, key_dim),
             window=window if windowed[index] else 0,
-            gate=_gate(file, index, queries * key_dim if by_value else queries, "softplus"),
+            gate=output_gate(file, index, queries * key_dim if by_value else queries, "softplus"),
             output_bias="absent",
         )
 
@@ -136,7 +135,7 @@ def mellum(file: Reader) -> Config:
     """Mellum 2: windows turn as they were trained, with the base of all layers."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     window, full = optional_window(file), turning(file, "half")
-    windowed = _optional_windows(file, window, 4)
+    windowed = optional_windows(file, window, 4)
     local = replace(full, scaling=RopeScaling.none())
 
     def attends(index: int) -> Attention:
@@ -164,42 +163,9 @@ def maple(file: Reader) -> Config:
     def network(index: int) -> Mixture:
         route = router(file, index, normalize=True)
         width = expert_width(file, index)
-        return mixture(file, index, route, width, _limited(limits[index], "inputs"))
+        return mixture(file, index, route, width, limited(limits[index], "inputs"))
 
     return rms_decoder(file, attends, network, output="required")
-
-
-def mimo2(file: Reader) -> Config:
-    """MiMo-V2 (arXiv 2601.02780): values of another width than keys, sinks in some layers; layers
-    without a router are dense."""
-    windowed, window = flagged_layers(file), file.size("attention.sliding_window")
-    full, value_scale = turning(file, "half"), file.optional("attention.value_scale", float, 0.0)
-    local = windowed_rope(file, full, head_dims(file)[0], scaled=False, base=1e4)
-
-    def attends(index: int) -> Attention:
-        sinks = None
-        if file.has("attn_sinks.weight", index):
-            sinks = file.vector("attn_sinks.weight", index, heads(file, index)[0])
-        return attention(
-            file,
-            index,
-            local if windowed[index] else full,
-            window=window if windowed[index] else 0,
-            sinks=sinks,
-            value_scale=value_scale or 1.0,
-            qkv_bias="absent",
-            output_bias="absent",
-        )
-
-    def network(index: int) -> Dense | Mixture:
-        if not file.has("ffn_gate_inp.weight", index):
-            return plain_dense(file, index)
-        route = router(file, index, "sigmoid", normalize=True, choice_bias="optional")
-        return mixture(file, index, route, expert_width(file, index))
-
-    biases = [f"attn_{name}.bias" for name in ("q", "k", "v", "qkv")]
-    config = rms_decoder(file, attends, network, output="required", unused=biases)
-    return without(config, file, Mixture, DENSE)
 
 
 def smallthinker(file: Reader) -> Config:
@@ -208,7 +174,7 @@ def smallthinker(file: Reader) -> Config:
     do if there are four)."""
     layers, full = file.layer_count(), turning(file, "half")
     window = 4096 if optional_window(file) else 0
-    windowed = _optional_windows(file, window, 4, full_first=True)
+    windowed = optional_windows(file, window, 4, full_first=True)
     local = windowed_rope(file, full, head_dims(file)[0], scaled=True)
     scores = scoring(file)
 
@@ -230,68 +196,7 @@ def smallthinker(file: Reader) -> Config:
     return rms_decoder(file, attends, network)
 
 
-def step35(file: Reader) -> Config:
-    """Step 3.5: layers without a window turn half as many values and have the file's frequency
-    factors; attention may be gated by head; activated gates and up products are limited (of the
-    dense layers as of the shared expert). Layers without a router are dense."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    windowed, window = flagged_layers(file), file.size("attention.sliding_window")
-    whole = turning(file, "half")
-    local = windowed_rope(file, whole, key_dim, scaled=False, base=1e4)
-    full = replace(whole, dim=whole.dim // 2)
-    check_dim(file, "rope.dimension_count", full.dim, key_dim)
-    if file.anywhere("rope_freqs.weight"):
-        most = max(local.dim if is_local else full.dim for is_local in windowed) // 2
-        factors = file.vector("rope_freqs.weight", None, most)
-        full = replace(full, factors=factors.part(0, full.dim // 2))
-    scores, normalize, scale = scoring(file, "sigmoid"), weights_norm(file), weights_scale(file)
-    limits = file.by_layer("swiglu_clamp_exp", float, 0.0)
-    shared_limits = file.by_layer("swiglu_clamp_shexp", float, 0.0)
-
-    def attends(index: int) -> Attention:
-        gate = None
-        if file.has("attn_gate.weight", index):
-            gate = _gate(file, index, heads(file, index)[0], "sigmoid")
-        return attention(
-            file,
-            index,
-            local if windowed[index] else full,
-            qk_norm=head_norms(file, index, norm, key_dim),
-            window=window if windowed[index] else 0,
-            gate=gate,
-            output_bias="absent",
-        )
-
-    def network(index: int) -> Dense | Mixture:
-        beside = _limited(shared_limits[index], "activated")
-        if not file.has("ffn_gate_inp.weight", index):
-            return plain_dense(file, index, beside)
-        route = router(
-            file, index, scores, normalize=normalize, scale=scale, choice_bias="optional"
-        )
-        width = file.size("expert_shared_feed_forward_length")
-        return mixture(
-            file,
-            index,
-            route,
-            expert_width(file, index),
-            _limited(limits[index], "activated"),
-            shared=shared_expert(file, index, width, beside),
-        )
-
-    config = rms_decoder(file, attends, network, output="required")
-    return without(config, file, Mixture, DENSE)
-
-
 # ---- what several of them have ----
-
-
-def _optional_windows(
-    file: Reader, window: int, period: int, *, full_first: bool = False
-) -> list[bool]:
-    if not window:
-        return [False] * file.layer_count()
-    return windowed_layers(file, period, full_first=full_first)
 
 
 def _local_turns(
@@ -314,13 +219,6 @@ def _local_turns(
     return build
 
 
-def _gate(
-    file: Reader, index: int, rows: int, activation: Literal["sigmoid", "softplus"]
-) -> OutputGate:
-    linear = file.linear("attn_gate", index, rows, file.hidden, bias="absent")
-    return OutputGate(linear, activation)
-
-
 def _chosen_with_bias(
     file: Reader,
     shared: Callable[[int], int],
@@ -339,18 +237,11 @@ def _chosen_with_bias(
     return build
 
 
-def _limited(limit: float, clamp: Clamp) -> Activation:
-    """SwiGLU with a limit, which counts from 1e-6 on."""
-    return Activation("silu", limit, clamp) if limit > 1e-6 else SILU
-
-
 ARCHITECTURES = {
     "afmoe": afmoe,
     "laguna": laguna,
     "exaone-moe": exaone_moe,
     "mellum": mellum,
     "maple": maple,
-    "mimo2": mimo2,
     "smallthinker": smallthinker,
-    "step35": step35,
 }

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.rotation import Rotation
+from urdir.ptxgen.spec import LaunchShape, ceil_div
 from urdir.ptxgen.target import Target
-
-if TYPE_CHECKING:
-    from urdir.ptxgen.kernels.attention.decode import DecodeAttention
 
 #: Shared memory that a kernel may declare, on every target.
 MAX_STATIC_SHARED = 48 << 10
+
+
+class Divided(Protocol):
+    """What is asked of a spec; see `decode.DecodeAttention`."""
+
+    @property
+    def layout(self) -> KvLayout: ...
+    @property
+    def token(self) -> OwnToken | None: ...
+    @property
+    def rope(self) -> Rotation | None: ...
+    @property
+    def appends(self) -> bool: ...
+    @property
+    def launch_shape(self) -> LaunchShape: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def value_dim(self) -> int: ...
+    @property
+    def tile(self) -> int: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def pieces(self) -> tuple[int, int]: ...
+    @property
+    def keys_per_pass(self) -> int: ...
 
 
 class DecodeCta:
@@ -23,7 +50,7 @@ class DecodeCta:
     Sizes and offsets (``..._at``) are in bytes.
     """
 
-    def __init__(self, spec: DecodeAttention, target: Target) -> None:
+    def __init__(self, spec: Divided, target: Target) -> None:
         layout, threads = spec.layout, spec.launch_shape.threads
         self.spec, self.target, self.layout = spec, target, layout
         self.head_dim, self.value_dim = spec.head_dim, spec.value_dim

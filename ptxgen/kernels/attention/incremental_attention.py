@@ -173,6 +173,12 @@ class IncrementalAttention(DecodeAttention):
                 rows=2,
                 token=OwnToken(Rotation(512, "half"), QK_NORM, V_NORM),
             ),
+            "norm after rope": cls(
+                3,
+                KvLayout(2, 1, 30, 80, "f16"),
+                rows=2,
+                token=OwnToken(Rotation(48, "interleaved"), QK_NORM, rope_first=True),
+            ),
             "norm without rope": cls(
                 2, KvLayout(1, 1, 33, 80, "f32"), token=OwnToken(None, QK_NORM)
             ),

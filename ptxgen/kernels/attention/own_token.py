@@ -48,7 +48,8 @@ class OwnToken:
 
     - ``qk_norm``: RMSNorm of each head of q and k, with weights ``q_norm`` and ``k_norm``
       (head_dim,) f32 where it has a weight;
-    - ``rope``: q and k are rotated, with ``frequencies``, a ``turns_table``;
+    - ``rope``: q and k are rotated, with ``frequencies``, a ``turns_table``; with ``rope_first``
+      before the norm, whose factor a rotation of magnitude 1 leaves as it is (Hunyuan, Llama 4);
     - ``temperature``: q is multiplied;
     - ``v_norm``: RMSNorm of each head of v, without a weight (Gemma 4);
     - ``appends``: k and v then go into the cache. Without that the row has no k and v: it attends
@@ -62,6 +63,7 @@ class OwnToken:
     v_norm: Norm | None = None
     temperature: Temperature | None = None
     appends: bool = True
+    rope_first: bool = False
 
     def __post_init__(self) -> None:
         for name, norm in (("qk_norm", self.qk_norm), ("v_norm", self.v_norm)):
@@ -69,6 +71,8 @@ class OwnToken:
                 raise PtxgenError(f"{name} is an RMS norm without bias, v_norm without weight")
         if self.v_norm and not self.appends:
             raise PtxgenError("v_norm of a token that is not appended: it has no value")
+        if self.rope_first and (not self.rope or not self.qk_norm or self.rope.magnitude != 1):
+            raise PtxgenError("rope_first is for a rotation of magnitude 1 and a qk_norm")
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -90,10 +94,12 @@ class OwnToken:
         y = np.asarray(x, np.float64)
         if name == "v":
             return y if self.v_norm is None else self.v_norm(y)
-        if self.qk_norm is not None:
+        if self.qk_norm is not None and not self.rope_first:
             y = self.qk_norm(y, inputs.get(f"{name}_norm"))
         if self.rope is not None:
             y = self.rope.turn(y, positions, inputs["frequencies"])
+        if self.qk_norm is not None and self.rope_first:
+            y = self.qk_norm(y, inputs.get(f"{name}_norm"))
         if self.temperature is not None and name == "q":
             y = y * self.temperature(positions)[:, None, None]
         return y
@@ -121,9 +127,11 @@ class OwnToken:
         """Before rotation and weights."""
         if name == "v":
             return y
+        weight = inputs.get(f"{name}_norm", np.float64(1))
+        y = y / weight if self.rope_first else y
         if self.rope is not None:
             y = self.rope.turn(y[None], [position], inputs["frequencies"], sign=-1)[0]
-        return y / inputs[f"{name}_norm"] if f"{name}_norm" in inputs else y
+        return y if self.rope_first else y / weight
 
 
 def _mean_square(y: Float64s) -> float:

@@ -114,6 +114,8 @@ class PrefillAttention(AttentionSpec):
     @property
     def raw_registers(self) -> int:
         """Registers for values between their load and shared memory: those left by the sums."""
+        if self.stages_queries:  # of one piece
+            return self.layout.raw_words
         return 32 if self.key_tile == 64 else 8
 
     @property

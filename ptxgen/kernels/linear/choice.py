@@ -9,6 +9,7 @@ from typing import Any
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.attention.choice import INCREMENTAL_KEYS
 from urdir.ptxgen.kernels.linear.cut import CutOptions
+from urdir.ptxgen.kernels.linear.ends import is_first
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Activations, Gemv
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
@@ -117,8 +118,7 @@ class LinearRequest:
     def fuses_norm(self) -> bool:
         """Whether the launch can compute the norm: `GemmSmall` subtracts no mean and adds no
         bias."""
-        norm = self.norm
-        return norm is None or not self.rounds_several or norm == Norm("rms", norm.eps, norm.weight)
+        return self.norm is None or not self.rounds_several or not is_first(self.norm)
 
     @property
     def options(self) -> CutOptions:
@@ -165,7 +165,7 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
         return _gemm_small(request, options)
     floats = request.exact or any(fmt.is_float for fmt in request.formats)
     activations: Activations = "f32" if floats else "i16"
-    fits = Gemv.fits(request.formats, request.cols, activations, options.shared)
+    fits = Gemv.fits(request.formats, request.cols, activations, options.shared, request.norm)
     if request.batch > 1 or not fits:
         return GemvF32(**_fields(request), batch=request.batch)
     return Gemv(**_fields(request), **vars(options), activations=activations, alone=request.alone)

@@ -17,6 +17,12 @@ def check_ends(spec: Any) -> None:
         raise PtxgenError(f"{spec.name}: {f.kind} with limit {f.limit} is for gated products")
 
 
+def is_first(norm: Norm) -> bool:
+    """Whether a norm must be complete before the product. Without a mean and a bias it is a factor
+    of each vector, and may follow."""
+    return norm.kind == "layer" or norm.bias
+
+
 def norm_text(norm: Norm | None) -> str:
     """A norm as a template's contract has it."""
     if norm is None:

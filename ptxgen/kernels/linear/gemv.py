@@ -10,6 +10,7 @@ from typing import Literal
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
+from urdir.ptxgen.kernels.linear.ends import is_first
 from urdir.ptxgen.kernels.linear.spec import odd_cols
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
 from urdir.ptxgen.kernels.norm import Norm
@@ -54,14 +55,21 @@ class Gemv(TiledSpec):
             raise PtxgenError(f"gemv: {self.norm} is for one CTA's columns: cluster is 1")
 
     @staticmethod
-    def fits(formats: Iterable[Format], cols: int, activations: Activations, shared: int) -> bool:
+    def fits(
+        formats: Iterable[Format],
+        cols: int,
+        activations: Activations,
+        shared: int,
+        norm: Norm | None = None,
+    ) -> bool:
         """Whether ``shared`` bytes of shared memory have room for the activations and the tiles of
-        enough warps, and these warps have registers for the activations.
+        enough warps, and these warps have registers for the activations; for the weights and the
+        bias of a norm as well, if it must be complete before the product.
         """
         warps = _footprint(formats, cols, 1, activations).most_warps(shared)
-        return warps >= LEAST_WARPS and 8 * ceil_div(ceil_div(cols, TILE_COLS), warps) + 16 <= min(
-            MAX_REGISTERS, 1024 // warps
-        )
+        arrays = 1 + norm.weight + norm.bias if norm is not None and is_first(norm) else 1
+        registers = 8 * arrays * ceil_div(ceil_div(cols, TILE_COLS), warps) + 16
+        return warps >= LEAST_WARPS and registers <= min(MAX_REGISTERS, 1024 // warps)
 
     @property
     def record_nbytes(self) -> int:

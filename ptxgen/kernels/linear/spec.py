@@ -11,7 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.ends import check_ends, end_text, norm_text
+from urdir.ptxgen.kernels.linear.ends import check_ends, end_text, is_first, norm_text
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rescale import bounded
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
@@ -168,9 +168,8 @@ class LinearSpec(KernelSpec):
 
     @property
     def norm_first(self) -> bool:
-        """Whether the norm must be complete before the product. One without mean and bias is a
-        factor of x and may follow."""
-        return self.norm is not None and (self.norm.kind == "layer" or self.norm.bias)
+        """Whether the norm must be complete before the product."""
+        return self.norm is not None and is_first(self.norm)
 
     @property
     def f(self) -> Activation | None:

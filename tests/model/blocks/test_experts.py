@@ -21,9 +21,8 @@ from urdir.model.blocks.linear import LinearLayers, device_limits
 from urdir.model.blocks.mixtures import (
     MixtureLayer,
     RouterLayer,
-    mixture_workspace,
-    most_workspace,
 )
+from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import struct
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,6 +88,23 @@ def test_version_2_is_read_like_version_3(data: Path, tmp_path: Path) -> None:
     assert len(gguf.tensors) == 21
 
 
+def test_string_arrays_of_any_bytes() -> None:
+    """As Python decodes each string alone: broken characters at its end, NULs, long and empty."""
+    rnd = random.Random(6)
+    alphabet = [b"a", b"\xe4", b"\xb8\x96", b"\xf0\x9f", b"\0", "é世😀".encode(), b"\xff" * 300]
+    for with_nul in (False, True):
+        for _ in range(60):
+            usable = [part for part in alphabet if with_nul or part != b"\0"]
+            raw = [b"".join(rnd.choices(usable, k=rnd.randint(0, 4))) for _ in range(9)]
+            stored = b"before" + b"".join(struct.pack("<Q", len(s)) + s for s in raw)
+            ends = array("Q", itertools.accumulate((8 + len(s) for s in raw), initial=6))[1:]
+            strings = StringArray(memoryview(stored), 6, ends)
+            expected = [s.decode("utf-8", "replace") for s in raw]
+            assert strings.decoded() == expected
+            assert [strings[i] for i in range(9)] == expected
+    assert StringArray(memoryview(b""), 0, array("Q")).decoded() == []
+
+
 def test_string_arrays_behave_like_lists(make_gguf: Maker) -> None:
     texts = ["", "a", "日本", "<0x0A>", "x" * 1000]
     strings = Gguf(make_gguf({"s": texts})).metadata["s"]
@@ -110,8 +129,8 @@ def test_alignment_of_the_file(tmp_path: Path, alignment: int) -> None:
     writer = reference.GGUFWriter(tmp_path / "aligned.gguf", "llama")
     writer.add_custom_alignment(alignment)
     arrays = {name: np.arange(n, dtype=np.float32) for name, n in (("a", 3), ("b", 5), ("c", 1))}
-    for name, array in arrays.items():
-        writer.add_tensor(name, array)
+    for name, numbers in arrays.items():
+        writer.add_tensor(name, numbers)
     for step in (
         writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file,
         writer.close,
@@ -119,8 +138,8 @@ def test_alignment_of_the_file(tmp_path: Path, alignment: int) -> None:
         step()
     gguf = Gguf(tmp_path / "aligned.gguf")
     assert gguf.alignment == alignment
-    for name, array in arrays.items():
-        assert gguf.tensors[name].data.view(np.float32).tolist() == array.tolist()
+    for name, numbers in arrays.items():
+        assert gguf.tensors[name].data.view(np.float32).tolist() == numbers.tolist()
 
 
 def test_views_outlive_the_file_object(data: Path) -> None:

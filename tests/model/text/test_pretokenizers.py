@@ -47,7 +47,7 @@ def test_the_cases_tell_pre_tokenizers_apart(expected: dict[str, Any]) -> None:
 def test_every_name_of_llama_cpp_but_one_is_known(expected: dict[str, Any]) -> None:
     assert {name for group in expected["groups"] for name in group["names"]} == set(PRE_TOKENIZERS)
     assert len(PRE_TOKENIZERS) == 90
-    with pytest.raises(UnsupportedError, match="pre-tokeniser 'whitespace'.*known: .*qwen2"):
+    with pytest.raises(UnsupportedError, match=r"pre-tokeniser 'whitespace'.*known: .*qwen2"):
         pre_tokenizer("whitespace")  # of an encoder
 
 

@@ -307,6 +307,104 @@ def test_user_defined_tokens_are_always_found_control_tokens_are_not(make_gguf: 
     assert len(tokenizer.encode("<|im_end|>")) == 10
 
 
+def test_longer_special_tokens_are_found_first_whatever_their_type(make_gguf: Maker) -> None:
+    base = byte_level()["tokenizer.ggml.tokens"][:256]
+    tokens = [*base, "<a>", "<a><b>", "<b><c>", "<b><c><d>"]
+    types = np.array([NORMAL] * 256 + [CONTROL, USER_DEFINED, CONTROL, USER_DEFINED], np.int32)
+    tokenizer = build(make_gguf, byte_level(tokens=tokens, token_type=types, merges=["h e"]))
+    markup = {"parse_special": True}
+    assert texts(tokenizer, "<a><b><c>", **markup) == ["<a><b>", "<", "c", ">"]
+    assert texts(tokenizer, "<a><b><c><d>", **markup) == ["<a>", "<b><c><d>"]
+    assert texts(tokenizer, "x<b><c><a>", **markup) == ["x", "<b><c>", "<a>"]
+    assert texts(tokenizer, "<b><c><d><a>") == ["<b><c><d>", "<", "a", ">"]
+    assert tokenizer.control_texts() == ["<b><c>", "<a>"]
+
+
+def test_a_word_that_ends_answers_by_its_name_stays_a_word(make_gguf: Maker) -> None:
+    """Qwen2 has HTML's </s> as a word, which its merges make."""
+    base = byte_level()["tokenizer.ggml.tokens"][:256]
+    merges = ["< /", "s >", "</ s>"]
+    made = byte_level(pre="bloom", tokens=[*base, "</", "s>", "</s>"], merges=merges)
+    del made["tokenizer.ggml.token_type"]
+    tokenizer = build(make_gguf, made)
+    assert tokenizer.end_ids == {258}
+    assert texts(tokenizer, "<b></s>") == ["<", "b", ">", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("<b></s>")) == "<b></s>"
+    # without the merge it is markup: of a user it is text
+    made["tokenizer.ggml.merges"] = merges[:2]
+    assert texts(build(make_gguf, made), "</s>") == ["</", "s>"]
+    assert texts(build(make_gguf, made), "</s>", parse_special=True) == ["</s>"]
+    # a merge cannot make a token that the file says is markup
+    made["tokenizer.ggml.merges"] = merges
+    made["tokenizer.ggml.token_type"] = np.array([NORMAL] * 258 + [CONTROL], np.int32)
+    assert texts(build(make_gguf, made), "</s>") == ["<", "/", "s", ">"]
+
+
+def test_markup_between_the_messages_of_an_answer_is_printed(make_gguf: Maker) -> None:
+    names = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
+    base = byte_level()["tokenizer.ggml.tokens"][:258]
+    types = np.array([NORMAL] * 258 + [CONTROL] * 6, np.int32)
+    made = byte_level(tokens=[*base, *names], token_type=types, merges=["h e"], eos_token_id=262)
+    tokenizer = build(make_gguf, made)
+    answer = "<|channel|>final<|message|>hello<|return|>"
+    ids = tokenizer.encode(answer, parse_special=True)
+    assert tokenizer.decode(ids) == answer.removesuffix("<|return|>")
+    assert tokenizer.end_ids == {262, 263}  # not <|end|>
+    assert len(tokenizer.encode("<|start|>")) == len("<|start|>")  # of a user: text
+
+
+def test_spaces_after_the_markup_of_phi_3_belong_to_it(make_gguf: Maker) -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "▁a"]
+    tokens += ["<|user|>", "<|endoftext|>"]
+    types = np.array([UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * 3 + [CONTROL] * 2)
+    made = sentencepiece(tokens=tokens, token_type=types.astype(np.int32))
+    made["tokenizer.ggml.scores"] = -np.arange(len(tokens), dtype=np.float32)
+    text = "<|user|>\n \ta<|endoftext|> a</s> a"
+    stripped = ["<|user|>", "▁a", "<|endoftext|>", "▁", "▁a", "</s>", "▁a"]
+    for name in ("Phi-3 mini", "phi3"):
+        tokenizer = build(make_gguf, {**made, "general.name": name})
+        assert texts(tokenizer, text, parse_special=True) == stripped
+    kept = ["<|user|>", "▁", "<0x0A>", "▁", "<0x09>", "a", *stripped[2:6], "▁", "▁a"]
+    assert texts(build(make_gguf, made), text, parse_special=True) == kept
+
+
+def test_end_of_text_is_added_where_the_file_says_so(make_gguf: Maker) -> None:
+    ends = build(make_gguf, sentencepiece(add_eos_token=True))
+    assert ends.adds_eos
+    assert texts(ends, "a", add_eos=True) == ["▁a", "</s>"]
+    assert texts(ends, "a</s>", add_eos=True, parse_special=True) == ["▁a", "</s>"]
+    assert texts(ends, "a") == ["▁a"]
+    assert texts(build(make_gguf, sentencepiece()), "a", add_eos=True) == ["▁a"]
+    assert not build(make_gguf, byte_level(add_eos_token=True)).adds_eos  # there is none
+
+
+def test_types_that_do_not_exist_are_no_type(make_gguf: Maker) -> None:
+    types = np.array([-7, 259, 6000] + [NORMAL] * 259, np.int32)
+    tokenizer = build(make_gguf, byte_level(token_type=types))
+    assert not any(map(tokenizer.is_control, range(3)))
+    assert tokenizer.decode(tokenizer.encode('!!"he')) == '!!"he'
+
+
+@pytest.mark.parametrize("rows", [261, 262, 270])
+def test_tokens_need_rows_of_the_embedding(make_gguf: Maker, rows: int) -> None:
+    tensors = {"token_embd.weight": (0, (rows, 2), bytes(8 * rows))}
+    gguf = Gguf(make_gguf(byte_level(), tensors))
+    if rows >= 262:  # rows without a token are padding
+        assert Tokenizer.from_gguf(gguf).is_control(269)
+        return
+    with pytest.raises(TokenizerError, match="262 tokens, more than the 261 rows of token_embd"):
+        Tokenizer.from_gguf(gguf)
+
+
+def test_pieces_without_a_token_are_spelled(make_gguf: Maker) -> None:
+    """A merge may make what is no token, and a vocabulary lack bytes."""
+    tokenizer = build(make_gguf, byte_level(merges=["x y", "h e"]))
+    assert texts(tokenizer, "xyhe") == ["x", "y", "he"]
+    some = byte_level(tokens=["a", "b"], merges=["a b"])
+    del some["tokenizer.ggml.token_type"]
+    assert texts(build(make_gguf, some), "abca") == ["a", "b", "a"]
+
+
 def test_whole_words_are_taken_before_merges_where_the_model_does(make_gguf: Maker) -> None:
     words = {"tokens": [*byte_level()["tokenizer.ggml.tokens"], "world"]}
     words["token_type"] = np.array([NORMAL] * 263, np.int32)
@@ -419,6 +517,7 @@ def test_missing_keys_are_named(make_gguf: Maker, key: str) -> None:
     ("changes", "message"),
     [
         ({"scores": np.zeros(3, np.float32)}, "scores has 3 entries for 269 tokens"),
+        ({"scores": np.full(269, np.nan, np.float32)}, "scores: NaN is no score"),
         ({"tokens": ["<0xZZ>"] * 269}, "is no byte token such as <0x0A>"),
     ],
 )

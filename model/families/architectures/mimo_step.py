@@ -1,0 +1,131 @@
+"""MiMo-V2 and Step 3.5: mixtures of experts with windows in most layers, which turn with a base of
+their own (by default 10000); layers without a router are dense.
+
+llama.cpp: `src/models/` mimo2.cpp, step35.cpp.
+
+Keys: those of `parts`, `rope`, `windows` and `mixtures`: expert_feed_forward_length. MiMo:
+attention.value_scale. Step: expert_shared_feed_forward_length, expert_gating_func (by default 2),
+expert_weights_norm, expert_weights_scale, swiglu_clamp_exp, swiglu_clamp_shexp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from urdir.model.families.dense import rms_decoder, turning
+from urdir.model.families.description import Attention, Config, Dense, Mixture
+from urdir.model.families.mixtures import (
+    DENSE,
+    expert_width,
+    limited,
+    mixture,
+    plain_dense,
+    router,
+    scoring,
+    shared_expert,
+    weights_norm,
+    weights_scale,
+    without,
+)
+from urdir.model.families.parts import (
+    attention,
+    head_dims,
+    head_norms,
+    heads,
+    output_gate,
+    rms_norm,
+)
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import check_dim, windowed_rope
+from urdir.model.families.windows import (
+    flagged_layers,
+)
+
+
+def mimo2(file: Reader) -> Config:
+    """MiMo-V2 (arXiv 2601.02780): values of another width than keys, sinks in some layers; layers
+    without a router are dense."""
+    windowed, window = flagged_layers(file), file.size("attention.sliding_window")
+    full, value_scale = turning(file, "half"), file.optional("attention.value_scale", float, 0.0)
+    local = windowed_rope(file, full, head_dims(file)[0], scaled=False, base=1e4)
+
+    def attends(index: int) -> Attention:
+        sinks = None
+        if file.has("attn_sinks.weight", index):
+            sinks = file.vector("attn_sinks.weight", index, heads(file, index)[0])
+        return attention(
+            file,
+            index,
+            local if windowed[index] else full,
+            window=window if windowed[index] else 0,
+            sinks=sinks,
+            value_scale=value_scale or 1.0,
+            qkv_bias="absent",
+            output_bias="absent",
+        )
+
+    def network(index: int) -> Dense | Mixture:
+        if not file.has("ffn_gate_inp.weight", index):
+            return plain_dense(file, index)
+        route = router(file, index, "sigmoid", normalize=True, choice_bias="optional")
+        return mixture(file, index, route, expert_width(file, index))
+
+    biases = [f"attn_{name}.bias" for name in ("q", "k", "v", "qkv")]
+    config = rms_decoder(file, attends, network, output="required", unused=biases)
+    return without(config, file, Mixture, DENSE)
+
+
+def step35(file: Reader) -> Config:
+    """Step 3.5: layers without a window turn half as many values and have the file's frequency
+    factors; attention may be gated by head; activated gates and up products are limited (of the
+    dense layers as of the shared expert). Layers without a router are dense."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    windowed, window = flagged_layers(file), file.size("attention.sliding_window")
+    whole = turning(file, "half")
+    local = windowed_rope(file, whole, key_dim, scaled=False, base=1e4)
+    full = replace(whole, dim=whole.dim // 2)
+    check_dim(file, "rope.dimension_count", full.dim, key_dim)
+    if file.anywhere("rope_freqs.weight"):
+        most = max(local.dim if is_local else full.dim for is_local in windowed) // 2
+        factors = file.vector("rope_freqs.weight", None, most)
+        full = replace(full, factors=factors.part(0, full.dim // 2))
+    scores, normalize, scale = scoring(file, "sigmoid"), weights_norm(file), weights_scale(file)
+    limits = file.by_layer("swiglu_clamp_exp", float, 0.0)
+    shared_limits = file.by_layer("swiglu_clamp_shexp", float, 0.0)
+
+    def attends(index: int) -> Attention:
+        gate = None
+        if file.has("attn_gate.weight", index):
+            gate = output_gate(file, index, heads(file, index)[0], "sigmoid")
+        return attention(
+            file,
+            index,
+            local if windowed[index] else full,
+            qk_norm=head_norms(file, index, norm, key_dim),
+            window=window if windowed[index] else 0,
+            gate=gate,
+            output_bias="absent",
+        )
+
+    def network(index: int) -> Dense | Mixture:
+        beside = limited(shared_limits[index], "activated")
+        if not file.has("ffn_gate_inp.weight", index):
+            return plain_dense(file, index, beside)
+        route = router(
+            file, index, scores, normalize=normalize, scale=scale, choice_bias="optional"
+        )
+        width = file.size("expert_shared_feed_forward_length")
+        return mixture(
+            file,
+            index,
+            route,
+            expert_width(file, index),
+            limited(limits[index], "activated"),
+            shared=shared_expert(file, index, width, beside),
+        )
+
+    config = rms_decoder(file, attends, network, output="required")
+    return without(config, file, Mixture, DENSE)
+
+
+ARCHITECTURES = {"mimo2": mimo2, "step35": step35}

@@ -1,0 +1,48 @@
+"""The buffers that mixtures of experts need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from urdir.ptxgen.kernels.experts.gemm import tile_height
+from urdir.ptxgen.kernels.experts.group import most_tiles
+from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.linear.choice import takes_gemm
+
+
+def mixture_workspace(
+    selection: Selection, width: int, hidden: int, rows: int, exact: bool
+) -> dict[str, int]:
+    """Bytes of the buffers that mixtures of this shape use, for steps of up to ``rows``.
+
+    "experts arrived" must be filled with zeros once; launches leave it so.
+    """
+    pairs = rows * selection.used
+    sizes = {
+        "experts arrived": 4 * rows,
+        "router logits": 4 * rows * selection.experts,
+        "expert": 4 * pairs,
+        "expert weight": 4 * pairs,
+        "expert gate": 4 * pairs * width,
+        "expert up": 4 * pairs * width,
+    }
+    if takes_gemm(rows, exact):
+        counts = [1 << power for power in range(rows.bit_length())] + [rows]
+        sizes["expert pair"] = 4 * pairs
+        sizes["expert tiles"] = 16 * max(_tiles(selection, count) for count in counts)
+        sizes["expert out"] = 4 * pairs * hidden
+    return sizes
+
+
+def most_workspace(sizes: Iterable[dict[str, int]]) -> dict[str, int]:
+    """The largest of each buffer."""
+    most: dict[str, int] = {}
+    for each in sizes:
+        for name, nbytes in each.items():
+            most[name] = max(nbytes, most.get(name, 0))
+    return most
+
+
+def _tiles(selection: Selection, rows: int) -> int:
+    height = tile_height(rows, selection.experts, selection.used)
+    return most_tiles(rows, selection.experts, selection.used, height)

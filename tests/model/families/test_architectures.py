@@ -1,0 +1,272 @@
+"""What families make of sizes and keys that the goldens do not have; facts are llama.cpp's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.families.description import Attention, Config, Dense
+from urdir.model.families.reader import Reader
+from urdir.model.families.registry import describe
+from urdir.model.families.stored import Linear, stored_in
+from urdir.model.files.metadata import Metadata
+
+HIDDEN, HEADS, KV_HEADS, FFN = 64, 4, 2, 96
+#: Keys of the generator that many families require.
+COMMON = {
+    "context_length": 128,
+    "embedding_length": HIDDEN,
+    "feed_forward_length": FFN,
+    "attention.head_count": HEADS,
+    "attention.head_count_kv": KV_HEADS,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.layer_norm_epsilon": 1e-5,
+}
+
+
+def described(
+    architecture: str, layers: int, keys: dict[str, Any] | None = None, *tensors: str
+) -> Config:
+    """The description of a file with those keys and tensors (beside an embedding and an output)."""
+    values = {**COMMON, "block_count": layers, **(keys or {})}
+    stored = dict.fromkeys(("token_embd.weight", "output.weight", *tensors), (50, HIDDEN))
+    metadata = {f"{architecture}.{name}": value for name, value in values.items()}
+    return describe(Reader(Metadata(metadata), architecture, stored, 1000))
+
+
+def attentions(config: Config) -> list[Attention]:
+    return list(config.attentions)
+
+
+@pytest.mark.parametrize(
+    ("layers", "turns", "max_bias"), [(32, True, 0), (40, False, 8), (2, False, 0)]
+)
+def test_baichuan_is_told_by_its_number_of_layers(layers: int, turns: bool, max_bias: int) -> None:
+    for mixer in attentions(described("baichuan", layers)):
+        assert (mixer.rope is not None, mixer.max_bias) == (turns, max_bias)
+
+
+@pytest.mark.parametrize(("name", "largest"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_gemmas_scale_scores_by_hidden_and_heads(name: str, largest: int) -> None:
+    keys = {"attention.key_length": 32, "attention.value_length": 32}
+    for layers, size in ((largest, HIDDEN // HEADS), (largest + 1, 32)):
+        scales = {mixer.scale for mixer in attentions(described(name, layers, keys))}
+        assert scales == {1 / math.sqrt(size)}
+
+
+def test_gemma_2_has_caps_and_windows_unless_told_otherwise() -> None:
+    config = described("gemma2", 4)
+    assert [mixer.window for mixer in attentions(config)] == [4096, 0, 4096, 0]
+    assert {mixer.softcap for mixer in attentions(config)} == {50.0}
+    assert (config.softcap, config.embedding_scale) == (30.0, 8.0)
+    assert config.tied
+
+
+@pytest.mark.parametrize(
+    ("pattern", "windows"),
+    [
+        (None, [9, 9, 9, 9, 9, 0, 9]),
+        (3, [9, 9, 0, 9, 9, 0, 9]),
+        (1, [0] * 7),
+        (0, [9] * 7),
+        (np.array([0, 1, 1, 0, 0, 0, 1], np.uint32), [0, 9, 9, 0, 0, 0, 9]),
+    ],
+)
+def test_windows_by_pattern(pattern: Any, windows: list[int]) -> None:
+    keys = {"attention.sliding_window": 9, "rope.freq_base": 1e6}
+    if pattern is not None:
+        keys["attention.sliding_window_pattern"] = pattern
+    for mixer, window in zip(attentions(described("gemma3", 7, keys)), windows, strict=True):
+        assert mixer.rope is not None
+        assert (mixer.window, mixer.rope.freq_base) == (window, 1e4 if window else 1e6)
+
+
+def test_command_a_turns_in_windows_only() -> None:
+    keys = {"attention.sliding_window": 9, "logit_scale": 0.25}
+    config = described("cohere2", 8, keys)
+    expected = [(9, True), (9, True), (9, True), (0, False)] * 2
+    assert [(m.window, m.rope is not None) for m in attentions(config)] == expected
+    assert config.logit_scale == 0.25
+    assert all(len(layer.blocks) == 1 for layer in config.layers)
+
+
+def test_command_r_has_norms_of_heads_from_64_layers_on() -> None:
+    assert all(mixer.qk_norm is None for mixer in attentions(described("command-r", 63)))
+    (norms,) = {mixer.qk_norm for mixer in attentions(described("command-r", 64))[:1]}
+    assert norms is not None
+    assert norms.k.weight is not None
+    assert (norms.k.norm.kind, norms.k.weight.shape) == ("layer", (KV_HEADS, HIDDEN // HEADS))
+
+
+def test_exaone_4_has_windows_with_64_layers() -> None:
+    keys = {"attention.sliding_window": 9}
+    small, large = (attentions(described("exaone4", layers, keys)) for layers in (30, 64))
+    assert {(mixer.window, mixer.rope is not None) for mixer in small} == {(0, True)}
+    assert [(m.window, m.rope is not None) for m in large[:4]] == [(9, True)] * 3 + [(0, False)]
+
+
+def test_smollm_3_does_not_turn_in_every_fourth_layer() -> None:
+    assert [m.rope is not None for m in attentions(described("smollm3", 5))] == [
+        True,
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_old_files_of_minicpm_have_scales_by_size() -> None:
+    config = described("minicpm", 4)
+    assert (config.embedding_scale, config.logit_scale) == (12.0, HIDDEN / 256)
+    assert {block.scale for layer in config.layers for block in layer.blocks} == {0.7}
+    scaled = described("minicpm", 4, {"logit_scale": 2.0, "residual_scale": 0.5})
+    assert (scaled.logit_scale, scaled.layers[0].blocks[0].scale) == (0.5, 0.5)
+
+
+def test_granite_without_fine_tuned_rope_does_not_turn() -> None:
+    for told, turns in (({}, True), ({"rope.scaling.finetuned": False}, False)):
+        config = described("granite", 2, {"logit_scale": 4.0, "attention.scale": 0.5, **told})
+        assert {(m.rope is not None, m.scale) for m in attentions(config)} == {(turns, 0.5)}
+        assert config.logit_scale == 0.25
+
+
+@pytest.mark.parametrize("name", ["hunyuan-dense", "hunyuan_vl"])
+def test_experts_are_refused_where_they_are_not_described(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"mixture of 8 experts .{name}.expert_count"):
+        described(name, 2, {"expert_count": 8})
+
+
+def test_ministral_s_queries_grow_by_the_original_context() -> None:
+    keys = {"attention.temperature_scale": 0.1, "rope.scaling.original_context_length": 32}
+    (mixer,) = attentions(described("mistral3", 1, keys))
+    assert mixer.temperature is not None
+    assert (mixer.temperature.scale, mixer.temperature.floor) == (0.1, 32)
+
+
+def test_deci_s_layers_have_what_they_have() -> None:
+    keys = {
+        "attention.head_count": np.array([4, 0, 4, 4], np.uint32),
+        "attention.head_count_kv": np.array([2, 0, 0, 1], np.uint32),
+        "feed_forward_length": np.array([96, 32, 64, 0], np.uint32),
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+    }
+    names = [f"blk.{layer}.attn_output.bias" for layer in (0, 2)] + ["blk.3.attn_norm.weight"]
+    config = described("deci", 4, keys, *names)
+    kinds = [[type(network) for network in layer.networks] for layer in config.layers]
+    assert kinds == [[Attention, Dense], [Dense], [Linear, Dense]]
+    assert [m.kv_heads for m in attentions(config)] == [2]
+    assert config.unused_tensors == ("blk.2.attn_output.bias", "blk.3.attn_norm.weight")
+
+
+def test_openelm_s_layers_grow() -> None:
+    keys = {
+        "attention.head_count": np.array([4, 6], np.uint32),
+        "attention.head_count_kv": np.array([1, 3], np.uint32),
+        "feed_forward_length": np.array([32, 96], np.uint32),
+        "attention.key_length": 8,
+        "attention.value_length": 8,
+    }
+    config = described("openelm", 2, keys, "blk.0.attn_qkv.weight", "blk.1.attn_qkv.weight")
+    shapes = {reference.name: reference.shape for reference in stored_in(config)}
+    assert shapes["blk.0.attn_qkv.weight"] == (6 * 8, HIDDEN)
+    assert shapes["blk.1.attn_qkv.weight"] == (12 * 8, HIDDEN)
+    assert shapes["blk.1.ffn_down.weight"] == (HIDDEN, 96)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "norms"),
+    [((), ("attn_norm", "attn_norm")), (("attn_norm_2",), ("attn_norm_2", "attn_norm"))],
+)
+def test_falcon_s_attention_may_have_a_norm_of_its_own(
+    tensors: tuple[str, ...], norms: tuple[str, ...]
+) -> None:
+    config = described("falcon", 1, {}, *(f"blk.0.{name}.weight" for name in tensors))
+    (block,) = config.layers[0].blocks
+    found = [branch.norm and branch.norm.weight for branch in block.branches]
+    assert [weight and weight.name for weight in found] == [f"blk.0.{n}.weight" for n in norms]
+
+
+def test_stablelm_without_a_second_norm_is_parallel() -> None:
+    assert len(described("stablelm", 1).layers[0].blocks) == 1
+    assert len(described("stablelm", 1, {}, "blk.0.ffn_norm.weight").layers[0].blocks) == 2
+
+
+def test_gpt_neox_says_whether_it_is_parallel() -> None:
+    for told, blocks in ((True, 1), (False, 2)):
+        config = described("gptneox", 1, {"use_parallel_residual": told})
+        assert len(config.layers[0].blocks) == blocks
+    with pytest.raises(ConfigError, match=r"gptneox\.use_parallel_residual"):
+        described("gptneox", 1)
+
+
+def test_hrm_text_runs_two_stacks_by_turns() -> None:
+    keys = {"hrm.layers_per_stack": 2, "hrm.h_cycles": 2, "hrm.l_cycles": 1}
+    config = described("hrm_text", 8, keys)
+    assert [mixer.q.matrix.name[4] for mixer in attentions(config)] == list("01230123")
+    assert [(layer.saves, layer.adds) for layer in config.layers[1::2]] == [
+        ("l", "h"),
+        ("h", "l"),
+        ("l", "h"),
+        ("h", None),
+    ]
+    assert all(layer.output_norm is None for layer in config.layers[::2])
+    assert (config.saves, config.output_norm) == ("h", None)
+    with pytest.raises(ConfigError, match=r"hrm_text\.block_count is 9"):
+        described("hrm_text", 9, keys)
+
+
+@pytest.mark.parametrize(("skips", "between"), [(False, True), (True, False)])
+def test_nanbeige_runs_its_layers_again(skips: bool, between: bool) -> None:
+    config = described("nanbeige", 2, {"num_loops": 3, "skip_loop_final_norm": skips})
+    assert [mixer.q.matrix.name[4] for mixer in attentions(config)] == list("010101")
+    found = [layer.output_norm is not None for layer in config.layers]
+    assert found == [False, between, False, between, False, False]
+
+
+GEMMA4 = {
+    "attention.sliding_window": 9,
+    "attention.sliding_window_pattern": np.array([1, 1, 0, 1, 0], np.uint32),
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "attention.shared_kv_layers": 2,
+    "rope.dimension_count_swa": 16,
+    "embedding_length_per_layer_input": 0,
+}
+
+
+def test_gemma_4_shares_keys_and_values_by_kind_of_layer() -> None:
+    config = described("gemma4", 5, GEMMA4, "blk.3.attn_k.weight", "blk.0.attn_v.weight")
+    mixers = attentions(config)
+    assert [mixer.shares_cache_of for mixer in mixers] == [None, None, None, 1, 2]
+    assert [(m.key_dim, m.window) for m in mixers[1:3]] == [(16, 9), (32, 0)]
+    assert [(m.k is not None, m.v is not None) for m in mixers] == [
+        (True, True),
+        (True, False),
+        (True, False),
+        (False, False),
+        (False, False),
+    ]
+    assert config.unused_tensors == ("blk.3.attn_k.weight",)
+    factors = mixers[2].rope and mixers[2].rope.factors
+    assert factors is not None
+    assert (factors.shape, factors.size) == ((16,), 16)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.shared_kv_layers", 5),
+        ("attention.shared_kv_layers", 3),
+        ("attention.value_length", 16),
+    ],
+)
+def test_what_gemma_4_cannot_be_is_named(key: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=r"shared_kv_layers|for keys and 16 for values"):
+        described("gemma4", 5, {**GEMMA4, key: value})

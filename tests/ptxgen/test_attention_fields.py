@@ -1,0 +1,295 @@
+"""What attention can do beside the plain softmax, in every kernel: sinks, ALiBi, chunks, rings,
+heads of V of another width. What is done to the rows' own tokens: test_own_token.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.compare import compare
+from urdir.driver.device import Device
+from urdir.driver.harness import run_kernel
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
+from urdir.ptxgen.kernels.attention.kv_append import KvAppend
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
+from urdir.ptxgen.kernels.attention.scores import Scores
+from urdir.ptxgen.kernels.attention.spec import AttentionSpec
+from urdir.ptxgen.kernels.rotation import Rotation
+
+Inputs = dict[str, Any]
+KINDS = {
+    "incremental": (IncrementalAttention, {}),
+    "flash": (FlashDecodeChunk, {"chunk": 16}),
+    "prefill": (PrefillAttention, {}),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def made(kind: str, heads: int, layout: KvLayout, rows: int, scores: Scores, **more: Any) -> Any:
+    spec, fields = KINDS[kind]
+    return spec(heads, layout, rows, scores, **fields, **more)
+
+
+def attend(device: Device, spec: AttentionSpec, inputs: Inputs) -> Any:
+    """The output of the kernel, or of both kernels."""
+    given = {p.name: inputs[p.name] for p in spec.params if p.name in inputs}
+    outputs = run_kernel(device, spec, given)
+    if not isinstance(spec, FlashDecodeChunk):
+        return outputs["out"]
+    if spec.scores.sinks:
+        outputs["sinks"] = inputs["sinks"]
+    return run_kernel(device, spec.reduce, outputs)["out"]
+
+
+def inputs_at(spec: Any, positions: list[int], seed: int = 0) -> Inputs:
+    """Rows of sequence 0, with what both kernels of flash decoding take."""
+    rng = np.random.default_rng(seed)
+    inputs: Inputs = spec.inputs_at(rng, positions, [0] * len(positions))
+    if spec.scores.sinks:
+        inputs["sinks"] = rng.normal(0, 3, spec.heads).astype(np.float32)
+    return inputs
+
+
+def ggml_slope(head: int, heads: int, max_bias: float) -> float:
+    """As ggml_compute_forward_soft_max finds it."""
+    n = 2 ** math.floor(math.log2(heads))
+    m0, m1 = 2.0 ** (-max_bias / n), 2.0 ** (-(max_bias / 2.0) / n)
+    return m0 ** (head + 1) if head < n else m1 ** (2 * (head - n) + 1)
+
+
+def by_definition(spec: AttentionSpec, inputs: Inputs) -> Any:
+    """One row and head after another, key by key."""
+    scores, layout = spec.scores, spec.layout
+    out = np.zeros((spec.rows, spec.heads, spec.value_dim))
+    for row, position in enumerate(inputs["position"].tolist()):
+        if position >= layout.max_len:
+            continue
+        seen = [
+            key
+            for key in range(position + 1)
+            if not (scores.window and key <= position - scores.window)
+            and not (scores.chunk and key < position // scores.chunk * scores.chunk)
+        ]
+        keys, values = (
+            cache.read(inputs[name], 0, seen, inputs.get("block_table")).astype(float)
+            for name, cache in layout.caches.items()
+        )
+        for head in range(spec.heads):
+            logits = keys[head // spec.group] @ inputs["q"][row, head].astype(float)
+            logits *= scores.scale or spec.head_dim**-0.5
+            if scores.softcap:
+                logits = scores.softcap * np.tanh(logits / scores.softcap)
+            if scores.max_bias:
+                slope = ggml_slope(head, spec.heads, scores.max_bias)
+                logits = logits + slope * (np.array(seen) - position)
+            if scores.sinks:
+                logits = np.append(logits, inputs["sinks"][head])
+            weights = np.exp(logits - logits.max())
+            weights /= weights.sum()
+            out[row, head] = weights[: len(seen)] @ values[head // spec.group]
+    return out
+
+
+def check(device: Device, spec: Any, inputs: Inputs) -> Any:
+    out, wanted = attend(device, spec, inputs), by_definition(spec, inputs)
+    atol = 2 * spec.tolerance.rtol * np.abs(wanted).max()
+    np.testing.assert_allclose(out, wanted, rtol=0, atol=atol)
+    return out
+
+
+# ---- which keys ----
+
+
+@every_kind
+@pytest.mark.parametrize("fields", [{"chunk": 32}, {"chunk": 37}, {"chunk": 48, "window": 20}])
+def test_chunks(device: Device, kind: str, fields: dict[str, int]) -> None:
+    """Rows on both sides of every border, and an idle one."""
+    positions = [0, 30, 31, 32, 36, 37, 38, 47, 48, 49, 73, 74, 95, 96, 97, 999]
+    layout = KvLayout(1, 1, 100, 32, "f16")
+    spec = made(kind, 3, layout, len(positions), Scores(**fields))
+    inputs = inputs_at(spec, positions)
+    check(device, spec, inputs)
+
+
+@every_kind
+def test_keys_of_earlier_chunks_are_not_read(device: Device, kind: str) -> None:
+    layout = KvLayout(1, 1, 100, 32, "f32")
+    spec = made(kind, 2, layout, 5, Scores(chunk=24))
+    inputs = inputs_at(spec, [72, 73, 80, 81, 94])
+    for name in ("k_cache", "v_cache"):
+        inputs[name][:, :, :72] = np.nan
+    check(device, spec, inputs)
+
+
+def test_flash_decoding_launches_few_chunks_for_rows_that_see_few_keys() -> None:
+    layout = KvLayout(1, 1, 4096, 64, "f16")
+    for scores, chunks in (
+        (Scores(chunk=64), 4),
+        (Scores(chunk=60), 5),
+        (Scores(chunk=64, window=17), 2),
+        (Scores(window=18), 3),
+    ):
+        spec = FlashDecodeChunk(1, layout, scores=scores, chunk=16)
+        assert spec.chunks == chunks
+        for position in range(400):
+            keys = [k for i in range(spec.chunks) for k in spec.chunk_keys(position, i)]
+            assert keys == list(range(scores.first_key(position), position + 1))
+
+
+# ---- sinks, ALiBi ----
+
+
+@every_kind
+@pytest.mark.parametrize("fields", [{}, {"window": 12}, {"softcap": 5.0, "scale": 0.3}])
+def test_sinks(device: Device, kind: str, fields: dict[str, Any]) -> None:
+    spec = made(kind, 5, KvLayout(1, 1, 90, 64, "f16"), 6, Scores(sinks=True, **fields))
+    inputs = inputs_at(spec, [0, 1, 40, 63, 64, 999], seed=3)
+    check(device, spec, inputs)
+
+
+@every_kind
+def test_sinks_from_nothing_to_everything(device: Device, kind: str) -> None:
+    """A sink far below all scores changes nothing, one far above takes all weight."""
+    layout = KvLayout(1, 1, 90, 64, "f32")
+    spec = made(kind, 3, layout, 2, Scores(sinks=True))
+    plain = dataclasses.replace(spec, scores=Scores())
+    inputs = inputs_at(spec, [70, 71])
+    inputs["sinks"][:] = (-1e30, 0.0, 200.0)
+    out, without = attend(device, spec, inputs), attend(device, plain, inputs)
+    np.testing.assert_array_equal(out[:, 0], without[:, 0])
+    assert (np.abs(out[:, 1]) < np.abs(without[:, 1])).all()
+    assert np.abs(out[:, 2]).max() < 1e-30
+
+
+@every_kind
+@pytest.mark.parametrize("heads", [1, 4, 6, 71])
+def test_alibi(device: Device, kind: str, heads: int) -> None:
+    """Heads beyond the last power of two have slopes between those of the others."""
+    spec = made(kind, heads, KvLayout(1, 1, 90, 32, "f16"), 4, Scores(max_bias=8.0))
+    check(device, spec, inputs_at(spec, [0, 33, 85, 999], seed=heads))
+
+
+@every_kind
+def test_bias_comes_after_scale_and_softcap(device: Device, kind: str) -> None:
+    scores = Scores(scale=0.5, softcap=3.0, max_bias=2.0, window=30, sinks=True)
+    spec = made(kind, 2, KvLayout(1, 2, 90, 64, "f16"), 3, scores)
+    check(device, spec, inputs_at(spec, [5, 62, 88]))
+
+
+def test_slopes_are_those_of_ggml() -> None:
+    for heads in (1, 2, 7, 12, 32, 71):
+        wanted = [ggml_slope(head, heads, 8.0) for head in range(heads)]
+        np.testing.assert_allclose(Scores(max_bias=8.0).slopes(heads), wanted, rtol=1e-12)
+
+
+# ---- rings ----
+
+
+def as_ring(spec: Any, ring: Any, inputs: Inputs, oldest: int, end: int) -> Inputs:
+    """The same tokens from ``oldest`` to ``end`` in a ring; NaN elsewhere."""
+    others = dict(inputs)
+    table = None
+    if ring.layout.is_paged:
+        blocks = np.random.default_rng(1).permutation(ring.layout.pages)[: ring.layout.blocks]
+        table = others["block_table"] = blocks[None].astype(np.uint32)
+    tokens = np.arange(oldest, end)
+    for name, layout in ring.layout.caches.items():
+        others[name] = layout.empty()
+        layout.write(others[name], 0, tokens, spec.layout.read(inputs[name], 0, tokens), table)
+    return others
+
+
+@every_kind
+@pytest.mark.parametrize("pages", [(0, 0), (16, 7)])
+@pytest.mark.parametrize("end", [20, 63, 64, 65, 90, 128, 130, 200])
+def test_a_ring_is_a_whole_cache_bit_for_bit(
+    device: Device, kind: str, pages: tuple[int, int], end: int
+) -> None:
+    """The last rows before ``end``, in a ring of 64 that has room for their windows and no more."""
+    whole, ring = (
+        KvLayout(1, 1, 208, 32, "f16"),
+        KvLayout(1, 1, 208, 32, "f16", *pages, capacity=64),
+    )
+    rows = 15
+    spec = made(kind, 2, whole, rows, Scores(window=50))
+    positions = list(range(end - rows, end))
+    inputs = inputs_at(spec, positions, seed=end)
+    other = dataclasses.replace(spec, layout=ring)
+    others = as_ring(spec, other, inputs, max(0, end - 64), end)
+    assert attend(device, other, others).tobytes() == check(device, spec, inputs).tobytes()
+
+
+@pytest.mark.parametrize("pages", [(0, 0), (16, 5)])
+@pytest.mark.parametrize("position", [31, 32, 33, 63, 64, 95])
+def test_a_decoded_token_takes_the_place_of_the_oldest(
+    device: Device, position: int, pages: tuple[int, int]
+) -> None:
+    layout = KvLayout(1, 1, 112, 32, "f32", *pages, capacity=32)
+    token = OwnToken(Rotation(32, "half"))
+    spec = IncrementalAttention(2, layout, scores=Scores(window=32), token=token)
+    inputs = spec.inputs_at(np.random.default_rng(position), [position], [0])
+    outputs = run_kernel(device, spec, inputs)
+    compare(spec, outputs, spec.reference(**inputs))
+    table = inputs.get("block_table")
+    for name in ("k_cache", "v_cache"):
+        before, after = (layout.elements(caches[name]) for caches in (inputs, outputs))
+        (changed,) = np.flatnonzero((before != after).any(axis=1))
+        assert changed == layout.slots_of(0, [position % 32], table)[0, 0]
+
+
+def test_a_prompt_wraps_around_a_ring(device: Device) -> None:
+    """Chunk after chunk appended and attended to: a window and a chunk fit exactly."""
+    rows, window, capacity, dim = 24, 41, 64, 32
+    ring = KvLayout(1, 1, 160, dim, "f16", capacity=capacity)
+    whole = dataclasses.replace(ring, capacity=0)
+    rng = np.random.default_rng(2)
+    caches = {layout: {n: layout.empty() for n in layout.caches} for layout in (ring, whole)}
+    for start in range(0, 6 * rows, rows):
+        given = {n: rng.standard_normal((rows, 1, dim)).astype(np.float32) for n in "qkv"}
+        given["sequence"] = np.zeros(rows, np.uint32)
+        given["position"] = np.arange(start, start + rows, dtype=np.uint32)
+        outs = []
+        for layout, held in caches.items():
+            append = KvAppend(layout, rows)
+            attention = PrefillAttention(1, layout, rows, Scores(window=window))
+            tokens = {n: given[n] for n in ("k", "v", "sequence", "position")}
+            held.update(run_kernel(device, append, tokens | held))
+            queries = {n: given[n] for n in ("q", "sequence", "position")}
+            outs.append(run_kernel(device, attention, queries | held)["out"])
+        assert np.isfinite(outs[0]).all()
+        assert outs[0].tobytes() == outs[1].tobytes()
+
+
+# ---- widths ----
+
+
+@every_kind
+@pytest.mark.parametrize("dims", [(192, 128), (128, 192), (72, 24), (512, 256), (64, 512), (8, 16)])
+def test_values_of_another_width(device: Device, kind: str, dims: tuple[int, int]) -> None:
+    layout = KvLayout(1, 2, 40, dims[0], "f16", value_dim=dims[1])
+    spec = made(kind, 6, layout, 3, Scores())
+    check(device, spec, inputs_at(spec, [0, 20, 37]))
+
+
+@every_kind
+@pytest.mark.parametrize("group", [5, 7, 71, 128])
+def test_groups_of_one_kv_head(device: Device, kind: str, group: int) -> None:
+    spec = made(kind, group, KvLayout(1, 1, 24, 64, "f16"), 2, Scores())
+    check(device, spec, inputs_at(spec, [9, 22]))
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("dims", [(512, 512), (192, 128)])
+@every_kind
+def test_wide_heads_on_older_targets(target: str, kind: str, dims: tuple[int, int]) -> None:
+    layout = KvLayout(1, 1, 40, dims[0], "f16", value_dim=dims[1])
+    spec = made(kind, 2, layout, 3, Scores(softcap=9.0))
+    with Device.open(f"emulator:{target}") as older:
+        check(older, spec, inputs_at(spec, [0, 20, 37]))
