@@ -96,7 +96,8 @@ class GraphTask(Task):
     def _begin_dependents(self, node: int) -> None:
         """Begin the kernels that follow one about to run across a programmatic edge.
 
-        And those that follow them in turn, where a kernel triggers its dependents by itself.
+        And those that follow them in turn, where a kernel may trigger its dependents before its
+        own wait.
         """
         for after in self._topology.programmatic_after[node]:
             full = self._topology.full_before[after]
