@@ -14,6 +14,7 @@ from urdir.model.errors import SettingsError
 from urdir.model.families import synthetic as shapes
 from urdir.model.families.description import Config
 from urdir.model.families.shapes import SHAPES, Shape
+from urdir.model.families.stored import StoredMatrix
 from urdir.model.families.synthetic import TYPES, RepeatedBlocks, SyntheticModel
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.weights.formats import FORMATS
@@ -225,7 +226,7 @@ def test_a_small_one_decodes(kind: str, device_name: str, monkeypatch: pytest.Mo
         Weights.load(model, Config.from_gguf(model), device) as weights,
         Session(device, weights, 16) as session,
     ):
-        q = weights.layers[0].q
+        q = weights.matrix(StoredMatrix.whole("blk.0.attn_q.weight", 256, 256))
         layout = Layout(FORMATS[model.tensors["blk.0.attn_q.weight"].type_name], 256, 256)
         expected = layout.unpack(layout.pack(model.tensors["blk.0.attn_q.weight"].data[:]))
         np.testing.assert_array_equal(layout.unpack(q.data.download(np.uint8)), expected)
