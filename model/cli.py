@@ -23,6 +23,7 @@ examples:
   urdir run -p "What is 27 plus 45?"            one answer of the built-in demo model
   urdir run -m model.gguf -p "Hello" --temp 0   greedy answer of your model
   urdir chat -m model.gguf                      a conversation
+  urdir chat -hf org/repo-GGUF                  a model on the Hugging Face hub
   urdir show model.gguf                         what is in the file and what it needs
   urdir bench model.gguf                        decode speed and share of read bandwidth
   urdir ptx list                                every kernel that is generated

@@ -11,6 +11,14 @@ class GgufError(ModelError):
     """The file cannot be read, or is not a well-formed GGUF file of a version we know."""
 
 
+class SafetensorsError(ModelError):
+    """A folder with *.safetensors files is incomplete, or one of its files is not well formed."""
+
+
+class HubError(ModelError):
+    """A model on the Hugging Face hub cannot be found or downloaded."""
+
+
 class ConfigError(ModelError):
     """A well-formed file describes no model: a key or tensor is missing, or two disagree."""
 

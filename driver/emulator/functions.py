@@ -10,7 +10,7 @@ from math import prod
 from urdir.driver.emulator.calls import Refused
 from urdir.driver.emulator.machine.compile import Program
 from urdir.driver.emulator.properties import DeviceProperties
-from urdir.ptxgen.ptx import TYPE_BYTES, Variable
+from urdir.ptxgen.ptx import TYPE_BYTES, Entry, Variable
 from urdir.ptxgen.ptx import Module as PtxModule
 from urdir.ptxgen.ptx.architecture import (
     MAX_CLUSTER,
@@ -18,6 +18,7 @@ from urdir.ptxgen.ptx.architecture import (
     STATIC_SHARED_LIMIT,
     occupancy,
 )
+from urdir.ptxgen.ptx.flow import ENDS, blocks
 
 Extent = tuple[int, int, int]
 
@@ -53,10 +54,8 @@ class Function:
         self.required_cluster = _extent(program.cluster)
         entry = ptx.entries[program.name]
         self.needs_cluster = "explicitcluster" in entry.directives
-        #: The kernel lets its dependents begin by itself, perhaps at its very start.
-        self.triggers_dependents = any(
-            i.opcode == "griddepcontrol.launch_dependents" for i in entry.instructions
-        )
+        #: The kernel may let its dependents begin before those that it waits for are complete.
+        self.triggers_dependents = triggers_before_waiting(entry)
 
     @property
     def parameters(self) -> tuple[tuple[int, int], ...]:
@@ -117,3 +116,26 @@ def _extent(values: tuple[int, ...] | None) -> Extent | None:
         return None
     x, y, z = (*values, 1, 1)[:3]
     return x, y, z
+
+
+def triggers_before_waiting(entry: Entry) -> bool:
+    """Whether a kernel that lets its dependents begin may do so, or end, before it has waited for
+    its own predecessors. If it cannot, they are complete when its dependents begin."""
+    if not any(i.opcode == "griddepcontrol.launch_dependents" for i in entry.instructions):
+        return False
+    graph = blocks(entry)
+    seen: set[int] = set()
+    left = [0]
+    while left:
+        number = left.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        for i in graph[number].instructions:
+            if i.opcode == "griddepcontrol.wait" and i.predicate is None:
+                break
+            if i.opcode == "griddepcontrol.launch_dependents" or i.opcode in ENDS:
+                return True
+        else:
+            left.extend(graph[number].successors)
+    return False

@@ -111,6 +111,9 @@ class Topology:
         ]
         self.ancestors = self._ancestors()
         self.unordered = self._unordered()
+        self.programmatic_before = [
+            [b for b, kind in before.items() if kind.is_programmatic] for before in self.before
+        ]
         has_programmatic = any(self.programmatic_after)
         #: Nodes that can be part of a race.
         self.is_raced = [has_programmatic or bool(others) for others in self.unordered]

@@ -96,11 +96,15 @@ class GraphTask(Task):
     def _begin_dependents(self, node: int) -> None:
         """Begin the kernels that follow one about to run across a programmatic edge.
 
-        And those that follow them in turn, where a kernel triggers its dependents by itself.
+        And those that follow them in turn, where a kernel may trigger its dependents before its
+        own wait.
         """
+        programmatic = self._topology.programmatic_before
         for after in self._topology.programmatic_after[node]:
             full = self._topology.full_before[after]
             if after in self._runs or not all(self._done[b] for b in full):
+                continue
+            if not all(b == node or self._triggers(b) for b in programmatic[after]):
                 continue
             work = self._works[after]
             assert isinstance(work, Launch)
@@ -111,6 +115,13 @@ class GraphTask(Task):
                 self._memories[after].trace = self._new_trace(after)
             if work.function.triggers_dependents:
                 self._begin_dependents(after)
+
+    def _triggers(self, node: int) -> bool:
+        """Whether a node may have let its dependents begin: it is done, or has begun and may
+        trigger before its own wait."""
+        work = self._works[node]
+        early = isinstance(work, Launch) and work.function.triggers_dependents
+        return self._done[node] or (node in self._runs and early)
 
     def _run_of(self, node: int, work: Launch) -> KernelRun:
         if node not in self._runs:

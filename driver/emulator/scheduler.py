@@ -184,7 +184,7 @@ class Scheduler:
         """Begin programmatic kernels that directly follow the head, as early as they may.
 
         The next one always: nothing that the head writes is visible to it before its wait. Later
-        ones as long as each kernel before them triggers its dependents.
+        ones as long as each kernel before them may trigger its dependents before its own wait.
         """
         head = queue.tasks[0]
         for task, follower in itertools.pairwise(queue.tasks):

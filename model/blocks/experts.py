@@ -154,6 +154,7 @@ class ExpertLayers:
             weighted=not mixture.weigh_input,
             bias=down.bias is not None,
             residual=residual is not None,
+            early=True,  # the products before it have waited for the router
         )
         weight = None if mixture.weigh_input else self.work["expert weight"]
         self.linear.plan.launch(

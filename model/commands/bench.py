@@ -33,9 +33,10 @@ def add_parser(commands: options.Subparsers) -> None:
         commands, "bench", run, "measure prompt and decode speed", EXAMPLES
     )
     model = parser.add_mutually_exclusive_group()
-    model.add_argument("model", nargs="?", metavar="FILE", help="GGUF file (default: demo model)")
+    model.add_argument("model", nargs="?", metavar="FILE", help="model file (default: demo model)")
     model.add_argument("--shape", metavar="NAME", help="a model of this shape, random weights")
-    parser.add_argument("--type", default="q4_k_m", metavar="TYPE", help="its weights (q4_k_m)")
+    parser.add_argument("--type", metavar="TYPE", help="its weights (as published: mostly q4_k_m)")
+    options.add_quantize(parser)
     count, positive = options.whole_number(0), options.whole_number(1)
     parser.add_argument("-p", "--n-prompt", type=count, default=512, metavar="N", help="(512)")
     parser.add_argument("-n", "--n-gen", type=count, default=128, metavar="N", help="(128)")

@@ -21,7 +21,8 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "logits", run, "write the logits of every position of a token sequence", EXAMPLES
     )
-    parser.add_argument("model", metavar="FILE", help="GGUF file")
+    parser.add_argument("model", metavar="FILE", help=options.MODEL_HELP)
+    options.add_quantize(parser)
     parser.add_argument(
         "--tokens", required=True, metavar="1,2,3|@FILE", help="token ids, or a file of them"
     )

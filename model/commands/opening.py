@@ -32,6 +32,7 @@ def open_engine(
     environment = read_environment()
     return Engine.open(
         model,
+        quantize=getattr(args, "quantize", None),
         device=args.device or environment.device,
         context=context,
         kv_dtype=kv_dtype,

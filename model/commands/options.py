@@ -102,15 +102,45 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
+MODEL_HELP = (
+    "GGUF file, any part of a split one, a folder with config.json and safetensors, or "
+    "hf:org/repo[:file-or-type] on the Hugging Face hub"
+)
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """-m / --model, -c / --ctx-size."""
-    parser.add_argument("-m", "--model", metavar="FILE", help="GGUF file (default: the demo model)")
+    """-m / --model, -hf, --quantize, -c / --ctx-size."""
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument(
+        "-m", "--model", metavar="FILE", help=f"{MODEL_HELP} (default: the demo model)"
+    )
+    model.add_argument(
+        "-hf",
+        "--hf-repo",
+        dest="model",
+        type=lambda text: f"hf:{text}",
+        metavar="ORG/REPO[:TYPE]",
+        help="the same as -m hf:ORG/REPO[:TYPE] (default of TYPE: Q4_K_M, or what there is)",
+    )
+    add_quantize(parser)
     parser.add_argument(
         "-c",
         "--ctx-size",
         type=whole_number(1),
         metavar="N",
         help="context in tokens (default: the smaller of the model's and 4096)",
+    )
+
+
+def add_quantize(parser: argparse.ArgumentParser) -> None:
+    """--quantize."""
+    from urdir.model.files.quantised import QUANTISED
+
+    parser.add_argument(
+        "--quantize",
+        choices=QUANTISED,
+        metavar="TYPE",
+        help=f"of a folder: the type of its matrices, {', '.join(QUANTISED)} (default: as stored)",
     )
 
 

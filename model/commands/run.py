@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   urdir run -p "What is 27 plus 45?"                     the built-in demo model
   urdir run -m model.gguf -p "Tell me a story" -n 200    at most 200 tokens
+  urdir run -hf org/repo-GGUF:Q8_0 -p "Hello"            a model on the Hugging Face hub
+  urdir run -m folder --quantize q8_0 -p "Hello"         safetensors, smaller while loaded
   urdir run -m model.gguf --raw -p "Once upon a time"    no chat template
   echo "Sort 31, 7, 19." | urdir run --temp 0 --json     prompt from stdin, JSON to stdout
 """

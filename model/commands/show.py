@@ -1,4 +1,4 @@
-"""`urdir show`: what is in a GGUF file, and what running it needs."""
+"""`urdir show`: what is in a model file, and what running it needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 from urdir.model.commands import options
 
 if TYPE_CHECKING:
+    from urdir.model.families.description import Config
     from urdir.model.files.gguf import Gguf
+    from urdir.model.files.pretrained.model import SafetensorsModel
+
+    OpenFile = Gguf | SafetensorsModel
 
 EXAMPLES = """\
-  urdir show model.gguf              metadata, tensors by type and role, memory plan
+  urdir show model.gguf              metadata, layers, tensors by type and role, memory plan
   urdir show model.gguf --template   the chat template as it stands in the file
+  urdir show hf:org/repo:Q8_0        a file on the Hugging Face hub
 """
 
 _SHOWN_CHARACTERS = 60
@@ -26,7 +31,8 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "show", run, "show a model file and the memory it needs", EXAMPLES
     )
-    parser.add_argument("model", metavar="FILE", help="GGUF file")
+    parser.add_argument("model", metavar="FILE", help=options.MODEL_HELP)
+    options.add_quantize(parser)
     parser.add_argument("-c", "--ctx-size", type=options.whole_number(1), metavar="N")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--template", action="store_true", help="print the chat template only")
@@ -35,9 +41,9 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print; needs no device and no tokeniser."""
     from urdir.model.errors import ModelError
-    from urdir.model.files.gguf import Gguf
+    from urdir.model.files.source import open_model
 
-    with Gguf(args.model) as gguf:
+    with open_model(args.model, quantize=args.quantize) as gguf:
         if args.template:
             template = gguf.metadata.optional("tokenizer.chat_template", str, None)
             if template is None:
@@ -52,51 +58,60 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _report(gguf: Gguf, context: int | None) -> dict[str, Any]:
+def _report(gguf: OpenFile, context: int | None) -> dict[str, Any]:
+    from urdir.model.commands.description import layer_groups, model_facts
+    from urdir.model.errors import ConfigError, UnsupportedError
+    from urdir.model.families.description import Config
+
     types = Counter(t.type_name for t in gguf.tensors.values())
     nbytes = {
         name: sum(t.nbytes for t in gguf.tensors.values() if t.type_name == name) for name in types
     }
-    memory = _memory(gguf, context)
-    return {
+    report = {
         "file": str(gguf.path),
-        "version": gguf.version,
+        "format": gguf.format,
         "metadata": {key: _plain(value) for key, value in gguf.metadata.items()},
         "tensors": {name: {"count": types[name], "bytes": nbytes[name]} for name in sorted(types)},
-        "roles": [] if "unsupported" in memory else _roles(gguf),
-        "memory": memory,
+    }
+    try:
+        config = Config.from_gguf(gguf)
+    except (ConfigError, UnsupportedError) as exc:  # such a file can still be shown
+        none: dict[str, Any] = {"model": {}, "layers": [], "roles": [], "ignored_keys": []}
+        return {**report, **none, "memory": {"unsupported": str(exc)}}
+    return {
+        **report,
+        "model": model_facts(config),
+        "layers": layer_groups(config),
+        "ignored_keys": list(config.ignored_keys),
+        "roles": _roles(gguf, config),
+        "memory": _memory(gguf, config, context),
     }
 
 
-def _roles(gguf: Gguf) -> list[dict[str, Any]]:
-    """What the tensors are for: those of one role, shape and type together."""
-    from urdir.model.families.description import Config
-    from urdir.model.families.tensors import tensors
+def _roles(gguf: OpenFile, config: Config) -> list[dict[str, Any]]:
+    """What the tensors are for, as GGUF calls it: those of one role, shape and type together."""
+    from urdir.model.families.stored import of_any_layer, stored_in
 
-    groups = Counter(
-        (spec.role, spec.shape, gguf.tensors[spec.name].type_name)
-        for spec in tensors(Config.from_gguf(gguf))
-    )
-    roles = list(dict.fromkeys(role for role, _, _ in groups))
+    names: dict[str, str] = {}
+    for stored in stored_in(config):
+        names.setdefault(stored.name, of_any_layer(stored).name.removesuffix(".weight"))
+    tensors = [(role, gguf.tensors[name]) for name, role in names.items()]
+    groups = Counter((role, tensor.shape, tensor.type_name) for role, tensor in tensors)
+    first = [role for name, role in names.items() if not name.startswith("blk.")]
+    order = list(dict.fromkeys((*first, *names.values())))
     return [
         {"role": role, "shape": list(shape), "type": type_name, "count": groups[group]}
-        for group in sorted(groups, key=lambda group: roles.index(group[0]))
+        for group in sorted(groups, key=lambda group: order.index(group[0]))
         for role, shape, type_name in [group]
     ]
 
 
-def _memory(gguf: Gguf, context: int | None) -> dict[str, Any]:
-    """The memory plan, or why there is none: a file we cannot run can still be shown."""
+def _memory(gguf: OpenFile, config: Config, context: int | None) -> dict[str, Any]:
+    """The memory plan."""
     from urdir.model.engine.engine import default_context
-    from urdir.model.errors import ConfigError, UnsupportedError
-    from urdir.model.families.description import Config
     from urdir.model.memory.budget import MemoryPlan, SessionBudget
     from urdir.ptxgen.tools.gpus import DEFAULT_GPU, GPUS
 
-    try:
-        config = Config.from_gguf(gguf)
-    except (ConfigError, UnsupportedError) as exc:
-        return {"unsupported": str(exc)}
     tokens = context or default_context(config)
     budget = SessionBudget.of(config, tokens, GPUS[DEFAULT_GPU].sm_count)
     return {"context": tokens, **MemoryPlan.of(gguf, config, budget).as_dict()}
@@ -115,18 +130,29 @@ def _plain(value: Any) -> Any:
 
 
 def _print(report: dict[str, Any]) -> None:
-    print(f"{report['file']}: GGUF version {report['version']}")
+    print(f"{report['file']}: {report['format']}")
     print("\nmetadata:")
     for key, value in report["metadata"].items():
         print(f"  {key:<42} {value}")
     print("\ntensors:")
     for name, entry in report["tensors"].items():
         print(f"  {name:<8} {entry['count']:>5}  {entry['bytes']:>16,} bytes")
+    if report["model"]:
+        from urdir.model.commands.description import fact_text, layer_lines
+
+        print(f"\nmodel:\n  {fact_text(report['model'])}")
+        for group in report["layers"]:
+            for line in layer_lines(group):
+                print(f"  {line}")
+    if report["ignored_keys"]:
+        print("\nkeys that nothing reads:")
+        for key in report["ignored_keys"]:
+            print(f"  {key}")
     if report["roles"]:
         print("\nroles:")
     for entry in report["roles"]:
         shape = " x ".join(map(str, entry["shape"]))
-        print(f"  {entry['role']:<12} {entry['type']:<6} {entry['count']:>4} of {shape}")
+        print(f"  {entry['role']:<20} {entry['type']:<6} {entry['count']:>4} of {shape}")
     print("\nmemory:")
     for name, value in report["memory"].items():
         print(f"  {name:<12} {value:>16,}" if isinstance(value, int) else f"  {name}: {value}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,8 @@ from urdir.model.families.description import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.model_file import ModelFile
+from urdir.model.files.pretrained.model import SafetensorsModel
+from urdir.model.files.source import open_model
 from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner
@@ -74,8 +77,9 @@ class Engine(Owner):
     @classmethod
     def open(
         cls,
-        path: str | SyntheticModel | None = None,
+        path: str | os.PathLike[str] | SyntheticModel | None = None,
         *,
+        quantize: str | None = None,
         device: str = "auto",
         context: int | None = None,
         kv_dtype: KvDtype = "f16",
@@ -89,6 +93,8 @@ class Engine(Owner):
     ) -> Engine:
         """Open ``path`` (None: the demo model) on ``device`` (auto, cuda[:i], emulator[:sm_NN]).
 
+        ``path`` is a GGUF file, any part of a split one, or a folder as transformers writes it,
+        whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
         ``context`` defaults to the smaller of the model's and 4096 tokens. The cache stores
         ``kv_dtype``; ``exact`` keeps activations in f32. With ``text`` a thread of its own
         builds the tokeniser. ``cache_folder`` keeps compiled kernels: "user" is the user's
@@ -100,7 +106,11 @@ class Engine(Owner):
         """
         folder = user_cache_folder() if cache_folder == "user" else cache_folder
         with ExitStack() as owners:
-            gguf = path if isinstance(path, SyntheticModel) else Gguf(path or demo_model())
+            gguf: Gguf | SafetensorsModel | SyntheticModel
+            if isinstance(path, SyntheticModel):
+                gguf = path
+            else:
+                gguf = open_model(path or demo_model(), quantize=quantize)
             owners.callback(gguf.close)
             config = Config.from_gguf(gguf)
             context = context or default_context(config)

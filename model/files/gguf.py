@@ -13,9 +13,7 @@ vocabulary.
 
 from __future__ import annotations
 
-import mmap
 import os
-import stat
 import struct
 from array import array
 from collections.abc import Callable
@@ -28,7 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import GgufError, UnsupportedError
+from urdir.model.files.mapping import map_file
 from urdir.model.files.metadata import Metadata, StringArray, Value
+from urdir.model.files.split import join, part_paths
 
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
@@ -79,6 +79,9 @@ class Tensor:
 class Gguf:
     """An open GGUF file: `metadata`, `tensors` by name, both in file order.
 
+    Any part of a split model opens all of them: `path` and `metadata` are the first part's, and the
+    tensors of all parts follow each other.
+
     A context manager. The mapping lives as long as the last view of it, so closing early is safe;
     the file must not be truncated by others while it is in use (the system would raise SIGBUS).
     """
@@ -94,19 +97,16 @@ class Gguf:
         """Map and read `path`.
 
         Raises GgufError for a file that cannot be read or is not well formed, UnsupportedError for
-        a good file that this reader does not take (big endian, split, an unknown tensor type).
+        a good file that this reader does not take (big endian, an unknown tensor type).
         """
-        self.path = Path(path)
-        mapping = _map(self.path)
-        self.nbytes = len(mapping)
-        cursor = _Cursor(mapping, str(self.path))
-        self.version = _read_version(cursor)
-        n_tensors = cursor.count("tensors", min_size=8 + 4 + 4 + 8)
-        n_values = cursor.count("metadata keys", min_size=8 + 4 + 1)
-        self.metadata = Metadata(_read_metadata(cursor, n_values), str(self.path))
-        _refuse_split(self.metadata, self.path)
-        self.alignment = _read_alignment(self.metadata, cursor)
-        self.tensors = _read_tensors(cursor, n_tensors, self.alignment)
+        named = _read_file(Path(path))
+        paths = part_paths(named.path, named.metadata)
+        parts = [named if part == named.path else _read_file(part) for part in paths]
+        first = parts[0]
+        self.path, self.version, self.alignment = first.path, first.version, first.alignment
+        self.nbytes = sum(part.nbytes for part in parts)
+        self.metadata = first.metadata
+        self.tensors = join(parts)
 
     def __enter__(self) -> Gguf:
         return self
@@ -125,28 +125,38 @@ class Gguf:
         self.metadata = Metadata({}, str(self.path))
 
     @property
+    def format(self) -> str:
+        """What kind of file it is."""
+        return f"GGUF version {self.version}"
+
+    @property
     def architecture(self) -> str:
         """general.architecture; ConfigError where it is missing."""
         return self.metadata.require("general.architecture", str)
 
 
-def _map(path: Path) -> memoryview:
-    """The bytes of a regular, non-empty file."""
-    try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise GgufError(f"{path}: not a regular file")
-            if status.st_size == 0:
-                raise GgufError(f"{path}: the file is empty, not a GGUF file")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except IsADirectoryError:
-        raise GgufError(f"{path}: a directory, not a GGUF file") from None
-    except FileNotFoundError:
-        raise GgufError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        reason = getattr(error, "strerror", None) or str(error)
-        raise GgufError(f"{path}: cannot be read: {reason}") from None
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What is in one file."""
+
+    path: Path
+    version: int
+    alignment: int
+    nbytes: int
+    metadata: Metadata
+    tensors: dict[str, Tensor]
+
+
+def _read_file(path: Path) -> _File:
+    mapping = map_file(path, "a GGUF file", GgufError)
+    cursor = _Cursor(mapping, str(path))
+    version = _read_version(cursor)
+    n_tensors = cursor.count("tensors", min_size=8 + 4 + 4 + 8)
+    n_values = cursor.count("metadata keys", min_size=8 + 4 + 1)
+    metadata = Metadata(_read_metadata(cursor, n_values), str(path))
+    alignment = _read_alignment(metadata, cursor)
+    tensors = _read_tensors(cursor, n_tensors, alignment)
+    return _File(path, version, alignment, len(mapping), metadata, tensors)
 
 
 class _Cursor:
@@ -281,16 +291,6 @@ def _read_strings(cursor: _Cursor, count: int) -> StringArray:
         cursor.truncated()
     cursor.take(position - start)
     return StringArray(buffer, start, ends)
-
-
-def _refuse_split(metadata: Metadata, path: Path) -> None:
-    parts = metadata.optional("split.count", int, 0)
-    if parts > 1:
-        part = metadata.optional("split.no", int, 0) + 1
-        raise UnsupportedError(
-            f"{path}: part {part} of a model split into {parts} files (split.count); "
-            "merge them first (llama-gguf-split --merge)"
-        )
 
 
 def _read_alignment(metadata: Metadata, cursor: _Cursor) -> int:

@@ -10,7 +10,11 @@ from urdir.model.files.metadata import Metadata
 
 
 class ModelFile(Protocol):
-    """A ``Gguf``, or a ``SyntheticModel`` in its place."""
+    """A ``Gguf``, or a ``SafetensorsModel`` or ``SyntheticModel`` in its place.
+
+    Metadata and tensors are named as GGUF names them. A tensor's ``data`` may be made when it is
+    read: of a matrix only ``len`` and slices are used, of a vector it is an array.
+    """
 
     path: Path
     metadata: Metadata

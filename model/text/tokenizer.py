@@ -31,6 +31,8 @@ class Tokenizer:
         """`name` is general.name, by which Phi-3 is known: its markup takes the spaces after it."""
         vocabulary = model.vocabulary
         self._model = model
+        # only tokenizer.json tells the start of a text from the text after a special token
+        self._encode_inside = getattr(model, "encode_inside", model.encode)
         self._types = vocabulary.types
         self.vocab_size = len(vocabulary.tokens)
         self.bos_id = vocabulary.bos_id
@@ -104,17 +106,28 @@ class Tokenizer:
                     fragments = _cut(text, fragments, special, token_id, hidden, strip)
         ids: list[int] = []
         after_special = True  # SentencePiece: the start counts as well
-        for fragment in fragments:
+        for index, fragment in enumerate(fragments):
             if isinstance(fragment, int):
                 ids.append(fragment)
             else:
-                ids += self._model.encode(text[slice(*fragment)], after_special)
+                piece = self._strip(text[slice(*fragment)], fragments, index)
+                encode = self._encode_inside if index else self._model.encode
+                ids += encode(piece, after_special)
             after_special = isinstance(fragment, int)
         if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         if add_eos and self.adds_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
             ids.append(self.eos_id)
         return ids
+
+    def _strip(self, piece: str, fragments: Sequence[Span | int], index: int) -> str:
+        """``piece``, which is fragment ``index``, without white space that its neighbours take."""
+        vocabulary = self._model.vocabulary
+        if index and fragments[index - 1] in vocabulary.strips_after:
+            piece = piece.lstrip()
+        if index + 1 < len(fragments) and fragments[index + 1] in vocabulary.strips_before:
+            piece = piece.rstrip()
+        return piece
 
     def decode(self, ids: Iterable[int], *, keep_control: bool = False) -> str:
         """The text of `ids`, the inverse of `encode`; bytes that are no UTF-8 become U+FFFD."""

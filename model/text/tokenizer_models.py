@@ -1,4 +1,4 @@
-"""The kinds of tokenisers that GGUF files hold, by tokenizer.ggml.model."""
+"""The kinds of tokenisers, by tokenizer.ggml.model: those of GGUF files, and tokenizer.json."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol
 
 from urdir.model.files.metadata import Metadata
 from urdir.model.text.bpe import ByteLevelBpe, SentencePieceBpe, SpacedBpe
+from urdir.model.text.huggingface import HuggingFaceTokens
 from urdir.model.text.longest_match import LongestMatch
 from urdir.model.text.plamo import Plamo
 from urdir.model.text.pretokenizers import pre_tokenizer
@@ -39,4 +40,5 @@ TOKEN_MODELS: dict[str, Callable[[Metadata], TokenModel]] = {
     "t5": Unigram,
     "rwkv": LongestMatch,
     "plamo2": Plamo,
+    "huggingface": HuggingFaceTokens,
 }

@@ -56,6 +56,8 @@ class Vocabulary:
     shown_ids: frozenset[int]  # printed although their type may be CONTROL
     adds_bos: bool  # a prompt begins with BOS, which there is
     adds_eos: bool  # a text that is complete ends with EOS, which there is
+    strips_after: frozenset[int] = frozenset()  # tokens that take the white space after them
+    strips_before: frozenset[int] = frozenset()
 
     def ids(self, *types: TokenType) -> list[int]:
         """The tokens of the given types."""

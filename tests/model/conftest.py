@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import json
 import lzma
 import struct
 from collections.abc import Callable, Mapping
@@ -116,6 +117,35 @@ def make_gguf(tmp_path: Path) -> Callable[..., Path]:
         path = tmp_path / f"made-{next(numbers)}.gguf"
         path.write_bytes(gguf_bytes(metadata, tensors))
         return path
+
+    return make
+
+
+# ---- folders made for a test ---------------------------------------------------------------------
+
+
+def safetensors_bytes(tensors: Mapping[str, tuple[str, np.ndarray[Any, Any]]]) -> bytes:
+    """A safetensors file of arrays by name, each with its dtype (BF16: its 16-bit numbers)."""
+    header, data = {}, b""
+    for name, (dtype, array) in tensors.items():
+        span = [len(data), len(data) + array.nbytes]
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": span}
+        data += array.tobytes()
+    raw = json.dumps(header).encode()
+    return struct.pack("<Q", len(raw)) + raw + data
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Writes config.json and model.safetensors (see `safetensors_bytes`), returns the folder."""
+    numbers = itertools.count()
+
+    def make(config: Mapping[str, Any], tensors: Any) -> Path:
+        folder = tmp_path / f"folder-{next(numbers)}"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+        return folder
 
     return make
 

@@ -86,10 +86,10 @@ def of_model(args: argparse.Namespace, gpu: Gpu) -> tuple[ModelKernel, ...]:
     """The specialisations that --model uses on ``gpu``."""
     from urdir.model.engine.engine import default_context, demo_model
     from urdir.model.families.description import Config
-    from urdir.model.files.gguf import Gguf
+    from urdir.model.files.source import open_model
     from urdir.model.measure.model_kernels import model_kernels
 
-    with Gguf(demo_model() if args.model == "demo" else args.model) as gguf:
+    with open_model(demo_model() if args.model == "demo" else args.model) as gguf:
         config = Config.from_gguf(gguf)
         context = args.ctx_size or default_context(config)
         found = model_kernels(gguf, config, context, gpu.target, gpu.sm_count)

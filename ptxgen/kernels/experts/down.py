@@ -19,14 +19,22 @@ class ExpertsDown(ExpertsSpec):
 
     The experts' matrices stand side by side: one product with ``used`` times ``cols`` columns.
     ``weighted`` off: all weights are 1. ``bias``: D x + the expert's. ``residual`` is added to y.
+    ``early``: the experts were chosen before the launch before this one, which waited for that. The
+    first weights are then loaded while that launch runs.
     """
 
     weighted: bool = True
     bias: bool = False
     residual: bool = False
+    early: bool = False
 
     name = "experts_down"
     template = ("urdir.templates", "experts_down.ptx.j2")
+
+    @property
+    def alone(self) -> bool:  # type: ignore[override]
+        """Whether activations are loaded before weights."""
+        return not self.early
 
     @property
     def grid_rows(self) -> int:
@@ -73,6 +81,7 @@ class ExpertsDown(ExpertsSpec):
             "smallest": cls(q8, 2, 1, 16, 32, weighted=False),
             "residual i16": cls(q4_k, 5, 3, 48, 512, residual=True, activations="i16"),
             "bias": cls(q8, 4, 2, 32, 288, bias=True, residual=True, activations="i16"),
+            "early": cls(q8, 5, 2, 48, 544, batch=2, residual=True, activations="i16", early=True),
             "F32": cls(f32, 3, 2, 16, 37, batch=3, bias=True),
             "F16": cls(f16, 3, 3, 32, 96, residual=True, weighted=False),
             "rows": cls(q6_k, 4, 2, 32, 768, batch=2, bias=True, activations="i16"),

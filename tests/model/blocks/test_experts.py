@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,6 +147,37 @@ def test_one_row_takes_three_launches(emulator: Device) -> None:
         made.experts.append("ffn", mixture, Activations(x), norm, x, y)
         assert len(made.kernels()) == count, made.kernels()
         made.close()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 11])
+def test_layers_in_a_graph_read_nothing_too_early(urdir_sanitizer: Device, rows: int) -> None:
+    """Two layers share all buffers. Replays give what launches one after the other give, and the
+    emulator finds no race of kernels that overlap."""
+    made = Workbench(urdir_sanitizer, rows, exact=False)
+    selection = Selection(EXPERTS, 2, normalised=True)
+    streams = [made.vectors(rows, HIDDEN)[0] for _ in range(3)]
+    norm, _ = made.norm(RMS)
+    for number, (x, y) in enumerate(itertools.pairwise(streams)):
+        router, _, _ = made.matrix(1, HIDDEN, bias=False, fmt="F32")
+        gate, _, _ = made.matrix(WIDTH, HIDDEN, bias=False)
+        up, _, _ = made.matrix(WIDTH, HIDDEN, bias=False)
+        down, _, _ = made.matrix(HIDDEN, WIDTH, bias=False)
+        layer, vectors = RouterLayer(selection, router), Activations(x)
+        made.experts.append_router(f"{number}.router", layer, vectors, norm)
+        mixture = MixtureLayer(selection, up, down, gate, Activation("silu"))
+        made.experts.append(f"{number}.ffn", mixture, vectors, norm, x, y)
+    made.run()
+    expected = streams[-1].download(np.float32, (rows, HIDDEN))
+    streams[-1].fill(0)
+    with (
+        execute.record(made.plan, made.device) as graph,
+        made.device.create_stream() as stream,
+    ):
+        for _ in range(3):
+            graph.launch(stream)
+        stream.synchronize()
+    np.testing.assert_array_equal(streams[-1].download(np.float32, (rows, HIDDEN)), expected)
+    made.close()
 
 
 CASES = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -11,18 +13,179 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError
 from urdir.model.families import synthetic as shapes
 from urdir.model.families.description import Config
+from urdir.model.families.shapes import SHAPES, Shape
 from urdir.model.families.stored import StoredMatrix
-from urdir.model.families.synthetic import SHAPES, TYPES, RepeatedBlocks, Shape, SyntheticModel
+from urdir.model.families.synthetic import TYPES, RepeatedBlocks, SyntheticModel
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
 
+#: Parameters of the text decoder, by the safetensors counts of the models' pages on Hugging Face.
+#: Gemma 3: table 1 of arXiv 2503.19786. Gemma 4: general.size_label of its GGUF files, which have
+#: keys and values for layers that use those of others (0.6 %). Falcon: with its output matrix.
+#: GPT-2: counted by transformers.
+PARAMETERS = {
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "mistral-small-24b": 23_572_403_200,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "gpt-oss-20b": 20_914_757_184,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-4b": 675e6 + 3209e6,
+    "gemma-3-27b": 1416e6 + 25600e6,
+    "gemma-4-e4b": 7.5e9,
+    "phi-4": 14_659_507_200,
+    "granite-3.3-8b": 8_170_864_640,
+    "olmo-2-7b": 7_298_617_344,
+    "glm-4-9b": 9_399_951_360,
+    "command-r7b": 8_028_033_024,
+    "smollm3-3b": 3_075_098_624,
+    "starcoder2-7b": 7_173_923_840,
+    "falcon-7b": 7_217_189_760,
+    "gpt2-xl": 1_557_611_200,
+}
+#: GB of files on Hugging Face, Q4_K_M where the shape has no other kind (bartowski's, Qwen's,
+#: unsloth's and ggml-org's); with a vocabulary of some MB, which synthetic models do not have.
+FILE_GB = {
+    "llama-3.2-1b": 0.808,
+    "llama-3.2-3b": 2.019,
+    "llama-3.1-8b": 4.921,
+    "llama-3.1-70b": 42.520,
+    "mistral-small-24b": 14.33,
+    "mixtral-8x7b": 28.45,
+    "qwen2.5-0.5b": 0.398,
+    "qwen2.5-1.5b": 0.986,
+    "qwen2.5-7b": 4.683,
+    "qwen2.5-32b": 19.85,
+    "qwen3-0.6b": 0.397,
+    "qwen3-8b": 5.03,
+    "qwen3-30b-a3b": 18.56,
+    "gpt-oss-20b": 12.11,
+    "gemma-2-9b": 5.76,
+    "gemma-3-4b": 2.49,
+    "gemma-3-27b": 16.55,
+    "phi-4": 9.05,
+    "granite-3.3-8b": 4.94,
+    "olmo-2-7b": 4.47,
+    "glm-4-9b": 6.25,
+    "command-r7b": 5.06,
+    "smollm3-3b": 1.92,
+}
+
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_is_a_model_that_config_accepts(name: str) -> None:
-    model = SyntheticModel(name, "q4_k_m")
-    config = Config.from_gguf(model)
+    """All of whose keys are read but one: files of these mixtures have a width that is not used."""
+    config = Config.from_gguf(SyntheticModel(name))
     assert (config.n_layers, config.hidden) == (SHAPES[name].layers, SHAPES[name].hidden)
+    unused = {f"{SHAPES[name].arch}.feed_forward_length"} if SHAPES[name].experts else set()
+    assert set(config.ignored_keys) <= unused
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_has_the_published_number_of_parameters(name: str) -> None:
+    tensors = SyntheticModel(name).tensors.values()
+    assert sum(math.prod(t.shape) for t in tensors) == pytest.approx(PARAMETERS[name], rel=0.01)
+
+
+@pytest.mark.parametrize("name", FILE_GB)
+def test_the_recipe_makes_files_of_the_known_size(name: str) -> None:
+    nbytes = sum(tensor.nbytes for tensor in SyntheticModel(name).tensors.values())
+    assert nbytes == pytest.approx(FILE_GB[name] * 1e9, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "types"),
+    [
+        (
+            "mixtral-8x7b",
+            "q4_k_m",
+            {
+                "attn_q": "Q4_K",
+                "attn_k": "Q8_0",
+                "attn_v": "Q8_0",
+                "attn_output": "Q5_K",
+                "ffn_gate_inp": "F32",
+                "ffn_gate_exps": "Q4_K",
+                "ffn_down_exps": "Q6_K",
+            },
+        ),
+        (
+            "qwen3-30b-a3b",
+            "q4_k_m",
+            {
+                "attn_k": "Q4_K",
+                "attn_v": "Q6_K",
+                "attn_output": "Q4_K",
+                "ffn_down_exps": "Q6_K",
+            },
+        ),
+        ("gpt-oss-20b", None, {"attn_q": "Q8_0", "ffn_gate_inp": "F32", "ffn_up_exps": "MXFP4"}),
+        (
+            "gpt-oss-20b",
+            "q4_k_m",
+            {"attn_q": "Q5_0", "attn_v": "Q8_0", "ffn_up_exps": "Q5_0", "ffn_down_exps": "Q8_0"},
+        ),
+        ("phi-4", "q4_k_m", {"attn_qkv": "Q5_K", "ffn_up": "Q4_K", "ffn_down": "Q6_K"}),
+        ("falcon-7b", "q4_k_m", {"attn_qkv": "Q5_1", "attn_output": "Q5_0", "ffn_down": "Q6_K"}),
+        ("glm-4-9b", "q4_k_m", {"attn_qkv": "Q5_K", "ffn_down": "Q8_0"}),
+        ("qwen3-30b-a3b", "q8_0", {"attn_q": "Q8_0", "ffn_gate_inp": "F32"}),
+    ],
+)
+def test_types_are_those_of_llama_cpp_s_quantiser(
+    shape: str, kind: str | None, types: dict[str, str]
+) -> None:
+    """In the first layer; read off `llama_tensor_get_type_impl` and `tensor_type_fallback`."""
+    tensors = SyntheticModel(shape, kind).tensors
+    assert {name: tensors[f"blk.0.{name}.weight"].type_name for name in types} == types
+
+
+@pytest.mark.parametrize(
+    ("shape", "types"),
+    [
+        ("gpt2-xl", {"token_embd": "Q8_0", "position_embd": "F32"}),
+        ("falcon-7b", {"token_embd": "Q5_0", "output": "Q8_0"}),
+        ("phi-4", {"token_embd": "Q4_K", "output": "Q6_K"}),
+        ("smollm3-3b", {"token_embd": "Q6_K"}),
+        (
+            "gemma-4-e4b",
+            {
+                "token_embd": "Q6_K",
+                "per_layer_token_embd": "Q6_K",
+                "per_layer_model_proj": "BF16",
+            },
+        ),
+    ],
+)
+def test_types_of_tables(shape: str, types: dict[str, str]) -> None:
+    tensors = SyntheticModel(shape, "q4_k_m").tensors
+    assert {name: tensors[f"{name}.weight"].type_name for name in types} == types
+
+
+def test_values_of_70b_models_have_more_bits() -> None:
+    tensors = SyntheticModel("llama-3.1-70b", "q4_k_m").tensors
+    found = [tensors[f"blk.{layer}.attn_v.weight"].type_name for layer in (9, 10, 12, 69, 70)]
+    assert found == ["Q6_K", "Q5_K", "Q6_K", "Q6_K", "Q6_K"]
+
+
+def test_tokens_choose_different_experts() -> None:
+    """Whatever the vector: every expert's row is its own."""
+    tensor = SyntheticModel("qwen3-30b-a3b").tensors["blk.7.ffn_gate_inp.weight"]
+    router = np.frombuffer(bytes(tensor.data[:]), np.float32).reshape(tensor.shape)
+    x = np.random.default_rng(1).standard_normal((500, router.shape[1]))
+    chosen = np.argsort(x @ router.T, axis=1)[:, -8:]
+    used = np.bincount(chosen.ravel(), minlength=128)
+    assert used.min() > 0
+    assert used.max() < 4 * used.mean()
 
 
 def test_an_8b_model_has_the_bytes_of_a_quantised_file() -> None:
@@ -39,6 +202,7 @@ def test_rows_that_no_block_fits_fall_back() -> None:
     tensors = SyntheticModel("qwen2.5-0.5b", "q4_k_m").tensors  # 896 columns
     assert tensors["blk.0.attn_q.weight"].type_name == "Q5_0"
     assert tensors["blk.0.ffn_down.weight"].type_name == "Q6_K"
+    assert tensors["token_embd.weight"].type_name == "Q8_0"
 
 
 def test_repeated_blocks_are_cut_anywhere() -> None:
@@ -52,7 +216,9 @@ def test_repeated_blocks_are_cut_anywhere() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_small_one_decodes(kind: str, device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "tiny", Shape("qwen3", 1, 256, 4, 2, 64, 256, 77, 1e6, False))
+    norms = ("ffn_gate.weight", "attn_q_norm.weight", "attn_k_norm.weight")
+    tiny = Shape("qwen3", 1, 256, 4, 2, 64, 256, 77, tied=False, layer=norms)
+    monkeypatch.setitem(SHAPES, "tiny", tiny)
     monkeypatch.setattr(shapes, "_POOL_BLOCKS", 64)
     model = SyntheticModel("tiny", kind)
     with (

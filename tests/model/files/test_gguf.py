@@ -256,12 +256,6 @@ def test_bad_keys(tmp_path: Path) -> None:
     assert "empty metadata key" in _refused(file(b""))
 
 
-def test_split_files_are_refused_by_name(make_gguf: Maker) -> None:
-    path = make_gguf({"split.no": 1, "split.count": 3})
-    assert "part 2 of a model split into 3 files" in _refused(path, UnsupportedError)
-    assert Gguf(make_gguf({"split.no": 0, "split.count": 1})).tensors == {}
-
-
 @pytest.mark.parametrize("alignment", [0, 24, 33])
 def test_bad_alignment(make_gguf: Maker, alignment: int) -> None:
     assert "not a power of two" in _refused(make_gguf({"general.alignment": alignment}))

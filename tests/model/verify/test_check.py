@@ -113,10 +113,10 @@ def test_a_failure_is_named_and_gives_exit_code_1(
     monkeypatch.setattr(Add, "reference", off_by_one)
     code, out, err = cli("check", "--kernel", "rescale", "--kernel", "add")
     assert code == 1
-    assert "| rescale | 4 |" in out
+    assert "| rescale | 5 |" in out
     assert "| add | 7 |  |  |  |  | FAILED |" in out
     assert "FAILED Add(n=3, scale=1.0, scaled=False): kernel add: y[" in out
-    assert "4 ok, 7 failed, 0 skipped" in out
+    assert "5 ok, 7 failed, 0 skipped" in out
     assert "add (7 examples): FAILED\n  Add(n=3, scale=1.0, scaled=False): kernel add: y[" in err
     code, out, _ = cli("check", "--kernel", "add", "--json")
     report = json.loads(out)

@@ -1,0 +1,237 @@
+"""Sizes of published models: their config.json, and what their GGUF files have beside the usual
+tensors.
+
+A shape is data: the keys that the architecture's family reads, without the architecture's name, and
+the tensors that tell the family which optional parts there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a published model.
+
+    ``keys`` are metadata of the architecture; those of `Shape.metadata` that they leave out follow
+    from the sizes. ``layer`` are optional tensors of every layer, ``tensors`` others. ``kind`` is
+    the type in which the model is published, or usually is.
+    """
+
+    arch: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    tied: bool
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    layer: tuple[str, ...] = ("ffn_gate.weight",)
+    tensors: tuple[str, ...] = ()
+    kind: str = "q4_k_m"
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer; 0: none."""
+        return int(self.keys.get("expert_count", 0))
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        """What the file of a model of that ``name`` would say."""
+        keys = {
+            "block_count": self.layers,
+            "context_length": 131072,
+            "embedding_length": self.hidden,
+            "feed_forward_length": self.ffn,
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "rope.dimension_count": self.head_dim,
+            **self.keys,
+        }
+        general = {"general.architecture": self.arch, "general.name": name}
+        present = {key: value for key, value in keys.items() if value is not None}
+        return general | {f"{self.arch}.{key}": value for key, value in present.items()}
+
+    def stored(self) -> dict[str, tuple[int, ...]]:
+        """The tensors that show which optional parts there are."""
+        table = (self.vocab, self.hidden)
+        found: dict[str, tuple[int, ...]] = {"token_embd.weight": table}
+        if not self.tied:
+            found["output.weight"] = table
+        found |= dict.fromkeys(self.tensors, ())
+        return found | {f"blk.{i}.{name}": () for i in range(self.layers) for name in self.layer}
+
+
+def _turns(base: float) -> dict[str, Any]:
+    return {"rope.freq_base": base}
+
+
+#: A key of LLaMA's norms, in families that have LayerNorm instead.
+_LAYER_NORM = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5}
+_QKV_BIAS = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+_HEAD_NORMS = ("attn_q_norm.weight", "attn_k_norm.weight")
+_QWEN2 = ("ffn_gate.weight", *_QKV_BIAS)
+_QWEN3 = ("ffn_gate.weight", *_HEAD_NORMS)
+_SMALL_EPS = {"attention.layer_norm_rms_epsilon": 1e-6}
+#: Windows and rotations of Gemma 3: https://huggingface.co/google/gemma-3-27b-it
+_GEMMA3 = {
+    "attention.sliding_window": 1024,
+    "rope.freq_base": 1e6,
+    "rope.scaling.type": "linear",
+    "rope.scaling.factor": 8.0,
+    **_SMALL_EPS,
+}
+
+SHAPES = {
+    "llama-3.2-1b": Shape("llama", 16, 2048, 32, 8, 64, 8192, 128256, True, _turns(5e5)),
+    "llama-3.2-3b": Shape("llama", 28, 3072, 24, 8, 128, 8192, 128256, True, _turns(5e5)),
+    "llama-3.1-8b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 128256, False, _turns(5e5)),
+    "llama-3.1-70b": Shape("llama", 80, 8192, 64, 8, 128, 28672, 128256, False, _turns(5e5)),
+    "mistral-small-24b": Shape(
+        *("llama", 40, 5120, 32, 8, 128, 32768, 131072, False),
+        {**_turns(1e8), "context_length": 32768},
+    ),
+    "mixtral-8x7b": Shape(
+        *("llama", 32, 4096, 32, 8, 128, 14336, 32000, False),
+        {**_turns(1e6), "context_length": 32768, "expert_count": 8, "expert_used_count": 2},
+        layer=("ffn_gate_exps.weight",),
+    ),
+    "qwen2.5-0.5b": Shape("qwen2", 24, 896, 14, 2, 64, 4864, 151936, True, _turns(1e6), _QWEN2),
+    "qwen2.5-1.5b": Shape("qwen2", 28, 1536, 12, 2, 128, 8960, 151936, True, _turns(1e6), _QWEN2),
+    "qwen2.5-7b": Shape("qwen2", 28, 3584, 28, 4, 128, 18944, 152064, False, _turns(1e6), _QWEN2),
+    "qwen2.5-32b": Shape(
+        *("qwen2", 64, 5120, 40, 8, 128, 27648, 152064, False),
+        {**_turns(1e6), **_SMALL_EPS, "context_length": 32768},
+        _QWEN2,
+    ),
+    "qwen3-0.6b": Shape(
+        *("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, True),
+        {**_turns(1e6), **_SMALL_EPS, "context_length": 40960},
+        _QWEN3,
+    ),
+    "qwen3-8b": Shape("qwen3", 36, 4096, 32, 8, 128, 12288, 151936, False, _turns(1e6), _QWEN3),
+    "qwen3-30b-a3b": Shape(
+        *("qwen3moe", 48, 2048, 32, 4, 128, 6144, 151936, False),
+        {
+            **_turns(1e6),
+            **_SMALL_EPS,
+            "context_length": 40960,
+            "expert_count": 128,
+            "expert_used_count": 8,
+            "expert_feed_forward_length": 768,
+        },
+        _HEAD_NORMS,
+    ),
+    "gpt-oss-20b": Shape(
+        *("gpt-oss", 24, 2880, 64, 8, 64, 2880, 201088, False),
+        {
+            **_turns(150000.0),
+            "attention.sliding_window": 128,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 4096,
+            "expert_count": 32,
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 2880,
+        },
+        (*_QKV_BIAS, "attn_output.bias"),
+        kind="mxfp4_moe",
+    ),
+    "gemma-2-9b": Shape(
+        *("gemma2", 42, 3584, 16, 8, 256, 14336, 256000, True),
+        {
+            **_turns(10000.0),
+            **_SMALL_EPS,
+            "context_length": 8192,
+            "attention.sliding_window": 4096,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma-3-4b": Shape("gemma3", 34, 2560, 8, 4, 256, 10240, 262208, True, _GEMMA3),
+    "gemma-3-27b": Shape("gemma3", 62, 5376, 32, 16, 128, 21504, 262208, True, _GEMMA3),
+    "gemma-4-e4b": Shape(
+        *("gemma4", 42, 2560, 8, 2, 512, 10240, 262144, True),
+        {
+            **_turns(1e6),
+            **_SMALL_EPS,
+            "attention.key_length_swa": 256,
+            "attention.value_length_swa": 256,
+            "attention.sliding_window": 512,
+            "attention.sliding_window_pattern": np.array(([1] * 5 + [0]) * 7, np.bool_),
+            "attention.shared_kv_layers": 18,
+            "rope.dimension_count_swa": 256,
+            "rope.freq_base_swa": 10000.0,
+            "embedding_length_per_layer_input": 256,
+            "final_logit_softcapping": 30.0,
+        },
+        ("ffn_gate.weight", "attn_v.weight", "layer_output_scale.weight"),
+        ("rope_freqs.weight",),
+    ),
+    "phi-4": Shape(
+        *("phi3", 40, 5120, 40, 10, 128, 17920, 100352, False),
+        {**_turns(250000.0), "context_length": 16384},
+        ("attn_qkv.weight",),
+    ),
+    "granite-3.3-8b": Shape(
+        *("granite", 40, 4096, 32, 8, 128, 12800, 49159, True),
+        {
+            **_turns(1e7),
+            "embedding_scale": 12.0,
+            "attention.scale": 0.0078125,
+            "residual_scale": 0.22,
+            "logit_scale": 16.0,
+        },
+    ),
+    "olmo-2-7b": Shape(
+        *("olmo2", 32, 4096, 32, 32, 128, 11008, 100352, False),
+        {**_turns(5e5), **_SMALL_EPS, "context_length": 4096},
+    ),
+    "glm-4-9b": Shape(
+        *("chatglm", 40, 4096, 32, 2, 128, 13696, 151552, False),
+        {
+            **_turns(5e6),
+            "rope.dimension_count": 64,
+            "attention.layer_norm_rms_epsilon": 1.5625e-7,
+        },
+        ("attn_qkv.weight", "attn_qkv.bias"),
+    ),
+    "command-r7b": Shape(
+        *("cohere2", 32, 4096, 32, 8, 128, 14336, 256000, True),
+        {
+            **_turns(50000.0),
+            **_LAYER_NORM,
+            "context_length": 8192,
+            "attention.sliding_window": 4096,
+            "logit_scale": 0.25,
+        },
+    ),
+    "smollm3-3b": Shape(
+        *("smollm3", 36, 2048, 16, 4, 128, 11008, 128256, True),
+        {**_turns(5e6), **_SMALL_EPS, "context_length": 65536},
+    ),
+    "starcoder2-7b": Shape(
+        *("starcoder2", 32, 4608, 36, 4, 128, 18432, 49152, True),
+        {**_turns(1e6), **_LAYER_NORM, "context_length": 16384},
+        _QKV_BIAS,
+    ),
+    "falcon-7b": Shape(
+        *("falcon", 32, 4544, 71, 1, 64, 18176, 65024, False),
+        {**_turns(10000.0), **_LAYER_NORM, "context_length": 2048},
+        ("attn_qkv.weight",),
+    ),
+    "gpt2-xl": Shape(
+        *("gpt2", 48, 1600, 25, 25, 64, 6400, 50257, True),
+        {**_LAYER_NORM, "context_length": 1024, "rope.dimension_count": None},
+        ("attn_qkv.weight",),
+    ),
+}

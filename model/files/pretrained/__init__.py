@@ -1,0 +1,1 @@
+"""Models as transformers writes them: a folder of config.json, tokenizer.json, *.safetensors."""

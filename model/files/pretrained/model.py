@@ -1,0 +1,97 @@
+"""A folder as transformers writes it, in the place of a GGUF file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from urdir.model.errors import ConfigError, SafetensorsError
+from urdir.model.files.gguf import Tensor
+from urdir.model.files.metadata import Metadata, Value
+from urdir.model.files.pretrained.config import family_of, read_metadata
+from urdir.model.files.pretrained.tensors import convert_tensors, vector
+from urdir.model.files.pretrained.tokens import read_json, text_metadata
+from urdir.model.files.safetensors import read_folder
+from urdir.model.owner import Owner
+
+
+class SafetensorsModel(Owner):
+    """config.json, tokenizer.json and *.safetensors as a ``ModelFile``: GGUF's keys, names, types.
+
+    The files are mapped, and matrices are converted row by row while they are read. ``quantize``
+    ("q8_0", "q4_0", ...; None: as stored) is the type that matrices get; ``name`` what the model is
+    called (None: as its folder).
+    """
+
+    format = "safetensors"
+
+    def __init__(
+        self, path: str | os.PathLike[str], quantize: str | None = None, name: str | None = None
+    ) -> None:
+        """Map and check the folder ``path``.
+
+        Raises SafetensorsError for files that are missing or not well formed, UnsupportedError for
+        an architecture, field or tensor that is not understood, ConfigError for sizes that
+        disagree.
+        """
+        self.path = Path(path)
+        config_file = self.path / "config.json"
+        if not config_file.exists():
+            raise SafetensorsError(f"{self.path}: there is no config.json in this folder")
+        config = read_json(config_file)
+        family = family_of(config, config_file)
+        values = read_metadata(config, family, config_file)
+        stored = read_folder(self.path)
+        self.nbytes = sum(len(tensor.data) for tensor in stored.values())
+        heads = int(config["num_attention_heads"])
+        self.tensors: dict[str, Tensor] = convert_tensors(
+            stored,
+            family,
+            heads=heads,
+            kv_heads=_size(config, "num_key_value_heads", heads, config_file),
+            tied=family.tied or config.get("tie_word_embeddings") is True,
+            quantize=quantize,
+            path=self.path,
+        )
+        _check_vocabulary(config, self.tensors, config_file)
+        for factors in [key for key in values if key.startswith("rope_")]:
+            self.tensors[factors] = vector(factors, np.asarray(values.pop(factors)))
+        general: dict[str, Value] = {
+            "general.architecture": family.architecture,
+            "general.name": name or self.path.absolute().name,
+        }
+        text = text_metadata(self.path, config)
+        self.metadata = Metadata(general | values | text, str(self.path))
+
+    @property
+    def architecture(self) -> str:
+        """general.architecture, as GGUF names it."""
+        return self.metadata.require("general.architecture", str)
+
+    def close(self) -> None:
+        """Forget the tensors and metadata; the mappings go when the last views of them do."""
+        self.tensors = {}
+        self.metadata = Metadata({}, str(self.path))
+
+
+def _size(config: Mapping[str, Any], name: str, default: int, path: Path) -> int:
+    value = config.get(name)
+    value = default if value is None else value
+    if type(value) is not int or not 0 < value < 1 << 31:
+        raise ConfigError(f"{path}: '{name}' is {str(value)[:60]}")
+    return value
+
+
+def _check_vocabulary(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+    if config.get("tie_word_embeddings") is False and "output.weight" not in tensors:
+        raise SafetensorsError(f"{path.parent}: tensor 'lm_head.weight' is missing")
+    embedding = tensors.get("token_embd.weight")
+    if embedding is not None and config.get("vocab_size") not in (None, embedding.shape[0]):
+        raise ConfigError(
+            f"{path}: 'vocab_size' is {config['vocab_size']}, the embedding has "
+            f"{embedding.shape[0]} rows"
+        )

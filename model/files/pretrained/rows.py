@@ -1,0 +1,126 @@
+"""Bytes of a matrix that is converted row by row while it is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+#: Types of stored tensors that can be converted, with ggml's numbers for them.
+GGML_TYPES = {"F32": 0, "F16": 1, "BF16": 30}
+_CHUNK_VALUES = 1 << 20  # converted at once: 4 MiB as f32
+_THREADS = min(8, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one or more stored tensors of one shape, one after the other, in some order."""
+
+    parts: tuple[StoredTensor, ...]
+    order: NDArray[np.intp] | None = None  # row i of the result is row order[i] of each part
+
+    @property
+    def dtype(self) -> str:
+        """Of the elements, as stored."""
+        return self.parts[0].dtype
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return self.parts[0].shape[-1]
+
+    @property
+    def count(self) -> int:
+        """Rows of all parts together."""
+        return len(self.parts) * self._rows_each
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row, as stored."""
+        return self.width * ITEM_NBYTES[self.dtype]
+
+    @property
+    def _rows_each(self) -> int:
+        return len(self.parts[0].data) // self.row_nbytes
+
+    def raw(self, first: int, last: int) -> Bytes:
+        """Rows [first, last) as stored, (last - first, row_nbytes)."""
+        each = self._rows_each
+        pieces = []
+        for part in range(first // each, -(-last // each)):
+            rows = self.parts[part].data.reshape(each, -1)
+            within = slice(max(first - part * each, 0), min(last - part * each, each))
+            pieces.append(rows[within] if self.order is None else rows[self.order[within]])
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def floats(self, first: int, last: int) -> Floats:
+        """Rows [first, last), (last - first, width) f32. Exact."""
+        raw = np.ascontiguousarray(self.raw(first, last))
+        if self.dtype == "BF16":
+            return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        return raw.view({"F32": "<f4", "F16": "<f2"}[self.dtype]).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class RowBytes:
+    """A tensor's bytes, of which a slice is made when it is read; stands in for an array."""
+
+    make: Callable[[int, int], Bytes]  # rows [first, last) -> (last - first, row_nbytes)
+    rows: int
+    row_nbytes: int
+    rows_at_once: int
+
+    def __len__(self) -> int:
+        return self.rows * self.row_nbytes
+
+    def __getitem__(self, part: slice) -> Bytes:
+        begin, end, step = part.indices(len(self))
+        if end <= begin:
+            return np.empty(0, np.uint8)
+        first, last = begin // self.row_nbytes, -(-end // self.row_nbytes)
+        made = np.empty((last - first, self.row_nbytes), np.uint8)
+
+        def fill(at: int) -> None:
+            to = min(at + self.rows_at_once, last)
+            made[at - first : to - first] = self.make(at, to)
+
+        chunks = range(first, last, self.rows_at_once)
+        if len(chunks) == 1:
+            fill(first)
+        else:  # two threads on two cores: q8_0 at 232 M values/s for 193, q4_0 at 203 for 181
+            with ThreadPoolExecutor(_THREADS, "rows") as threads:
+                list(threads.map(fill, chunks))
+        skip = first * self.row_nbytes
+        return made.reshape(-1)[begin - skip : end - skip : step]
+
+
+def row_bytes(rows: Rows, type_id: int) -> Any:
+    """The bytes of ``rows`` as the ggml type ``type_id``: a view of the file where they lie in it
+    as they are, else a ``RowBytes``.
+    """
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import quantize
+
+    block, block_nbytes = GGML_QUANT_SIZES[type_id]
+    row_nbytes = rows.width // block * block_nbytes
+    at_once = max(1, _CHUNK_VALUES // rows.width)
+    if type_id == GGML_TYPES[rows.dtype]:
+        if rows.order is None and len(rows.parts) == 1:
+            return rows.parts[0].data
+        return RowBytes(rows.raw, rows.count, row_nbytes, at_once)
+    kind = GGMLQuantizationType(type_id)
+
+    def make(first: int, last: int) -> Bytes:
+        return quantize(rows.floats(first, last), kind).view(np.uint8)  # type: ignore[no-any-return]
+
+    return RowBytes(make, rows.count, row_nbytes, at_once)

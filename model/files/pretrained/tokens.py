@@ -1,0 +1,78 @@
+"""What a folder says about text, as metadata: tokenizer.json, chat template, ids with a role.
+
+Keys: GGUF's where it has one (tokenizer.huggingface.json among them, see GGUF's specification);
+tokenizer.huggingface.{bos_token, eos_token, end_token_ids} are our own, for what GGUF says by ids
+or not at all. The tokeniser's kind is "huggingface".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from urdir.model.errors import SafetensorsError
+from urdir.model.files.mapping import map_file
+from urdir.model.files.metadata import Value
+from urdir.model.files.safetensors import parse_json
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object in a file. Raises SafetensorsError."""
+    text = bytes(map_file(path, "a JSON file", SafetensorsError))
+    return parse_json(text, f"{path}: the file")
+
+
+def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
+    """The metadata; without any of a vocabulary where there is no tokenizer.json."""
+    settings = _optional_json(folder / "tokenizer_config.json")
+    found: dict[str, Value] = {}
+    if (template := _template(folder, settings)) is not None:
+        found["tokenizer.chat_template"] = template
+    if not (folder / "tokenizer.json").exists():
+        return found
+    found["tokenizer.ggml.model"] = "huggingface"
+    found["tokenizer.huggingface.json"] = _text(folder / "tokenizer.json")
+    generation = _optional_json(folder / "generation_config.json")
+    bos = generation.get("bos_token_id", config.get("bos_token_id"))
+    if type(bos) is int:
+        found["tokenizer.ggml.bos_token_id"] = bos
+    ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(type(end) is int and 0 <= end < 1 << 31 for end in ends):
+        raise SafetensorsError(f"{folder}: eos_token_id is {str(ends)[:60]}, expected token ids")
+    if ends:
+        found["tokenizer.huggingface.end_token_ids"] = np.array(ends, np.int32)
+    if isinstance(adds_bos := settings.get("add_bos_token"), bool):
+        found["tokenizer.ggml.add_bos_token"] = adds_bos
+    for role in ("bos_token", "eos_token"):
+        token = settings.get(role)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            found[f"tokenizer.huggingface.{role}"] = token
+    return found
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """A file of its own, or the one in tokenizer_config.json, of several that called "default"."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return _text(file)
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    return template if isinstance(template, str) else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return str(map_file(path, "a text file", SafetensorsError), "utf-8")
+    except UnicodeDecodeError as error:
+        raise SafetensorsError(f"{path}: not UTF-8: {error.reason}") from None

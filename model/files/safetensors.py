@@ -1,0 +1,205 @@
+"""Files in the safetensors format: memory-mapped; no byte of them is trusted.
+
+Format: https://github.com/huggingface/safetensors#format. Little endian:
+
+    u64 n   n bytes of JSON   data
+    JSON: {"NAME": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}, ...,
+           "__metadata__": {string: string}}             offsets count from the start of the data
+
+The data is covered without gaps or overlaps. (The package of that name is not used: with numpy it
+has no BF16.)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from urdir.model.errors import SafetensorsError
+from urdir.model.files.mapping import map_file
+
+#: Bytes of an element. Narrower and wider types exist, in no model that we can run.
+ITEM_NBYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+INDEX_NAME = "model.safetensors.index.json"
+_MAX_HEADER = 100_000_000  # as the format's own library has it
+_MAX_DIMS = 8
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as stored, rows first."""
+
+    name: str
+    dtype: str  # as the format spells it
+    shape: tuple[int, ...]
+    data: Bytes  # (nbytes,) view of the mapping, read-only
+    file: str  # name of the file, for messages
+
+
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """Map ``path``; its tensors by name, in order of their data. Raises SafetensorsError."""
+    buffer = map_file(path, "a safetensors file", SafetensorsError)
+    header, start = _read_header(buffer, path)
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and not isinstance(metadata, dict):
+        raise SafetensorsError(f"{path}: __metadata__ is no object: corrupt file")
+    spans = sorted(
+        (_span(name, entry, path), name, entry["dtype"], tuple(entry["shape"]))
+        for name, entry in header.items()
+    )
+    tensors: dict[str, StoredTensor] = {}
+    position = 0
+    for (begin, end), name, dtype, shape in spans:
+        if begin != position:
+            what = "overlaps the one before" if begin < position else "leaves a gap before"
+            raise SafetensorsError(f"{path}: the data of tensor '{name}' {what} it: corrupt file")
+        position = end
+        if start + end > len(buffer):
+            raise SafetensorsError(
+                f"{path}: tensor '{name}' ends at byte {start + end:,}, the file at "
+                f"{len(buffer):,}: truncated or corrupt"
+            )
+        data = np.frombuffer(buffer, np.uint8, end - begin, start + begin)
+        tensors[name] = StoredTensor(name, dtype, shape, data, path.name)
+    if start + position != len(buffer):
+        raise SafetensorsError(
+            f"{path}: {len(buffer) - start - position:,} bytes belong to no tensor: corrupt file"
+        )
+    return tensors
+
+
+def _read_header(buffer: memoryview, path: Path) -> tuple[dict[str, Any], int]:
+    """The JSON object, and where the data starts."""
+    if len(buffer) < 8:
+        raise SafetensorsError(f"{path}: {len(buffer)} bytes are no safetensors file")
+    (nbytes,) = struct.unpack_from("<Q", buffer)
+    if nbytes > min(_MAX_HEADER, len(buffer) - 8):
+        raise SafetensorsError(
+            f"{path}: claims a header of {nbytes:,} bytes, the file has {len(buffer):,}: "
+            "no safetensors file, or truncated"
+        )
+    header = parse_json(bytes(buffer[8 : 8 + nbytes]), f"{path}: the header")
+    return header, 8 + nbytes
+
+
+def parse_json(text: bytes, what: str) -> dict[str, Any]:
+    """A JSON object without duplicate keys. Raises SafetensorsError, which begins with ``what``."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise SafetensorsError(f"{what} has {key[:80]!r} twice: corrupt file")
+            found[key] = value
+        return found
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
+        raise SafetensorsError(f"{what} is no JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise SafetensorsError(f"{what} is no JSON object")
+    return value
+
+
+def _span(name: str, entry: object, path: Path) -> tuple[int, int]:
+    """Check a tensor's entry; (begin, end) of its data."""
+
+    def fail(why: str) -> SafetensorsError:
+        return SafetensorsError(f"{path}: tensor {name[:80]!r} {why}: corrupt file")
+
+    if not name or not name.isprintable():  # it goes into error messages, and to terminals
+        raise fail("has no printable name")
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise fail("has other fields than dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_NBYTES:
+        raise fail(f"has the unknown dtype {str(dtype)[:20]!r}")
+    if not _are_sizes(shape) or len(shape) > _MAX_DIMS or 0 in shape:
+        raise fail(f"has the shape {str(shape)[:60]}")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise fail(f"has the offsets {str(offsets)[:60]}")
+    nbytes = math.prod(shape) * ITEM_NBYTES[dtype]
+    if offsets[1] - offsets[0] != nbytes:
+        raise fail(
+            f"has {offsets[1] - offsets[0]:,} bytes; {dtype} of shape {str(shape)[:60]} has "
+            f"{nbytes:,}"
+        )
+    return offsets[0], offsets[1]
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
+
+
+def read_folder(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a folder as transformers writes it.
+
+    Either every file that ``model.safetensors.index.json`` names, or ``model.safetensors``, or the
+    only *.safetensors file. Raises SafetensorsError for a file or tensor that is missing, for one
+    that the index does not know, and for a name that leads out of the folder.
+    """
+    index = folder / INDEX_NAME
+    if index.exists():
+        return _read_indexed(folder, index)
+    single = folder / "model.safetensors"
+    if not single.exists():
+        found = sorted(folder.glob("*.safetensors"))
+        if len(found) != 1:
+            raise SafetensorsError(
+                f"{folder}: there is no model.safetensors and no {index.name}, but "
+                f"{len(found)} files end in .safetensors"
+            )
+        single = found[0]
+    return read_safetensors(single)
+
+
+def _read_indexed(folder: Path, index: Path) -> dict[str, StoredTensor]:
+    text = bytes(map_file(index, "an index", SafetensorsError))
+    weight_map = parse_json(text, f"{index}: the file").get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise SafetensorsError(f"{index}: there is no weight_map")
+    names: dict[str, None] = {}
+    for name in weight_map.values():
+        if not _is_plain_name(name):
+            raise SafetensorsError(f"{index}: {str(name)[:80]!r} is no name of a file in {folder}")
+        names[name] = None
+    tensors: dict[str, StoredTensor] = {}
+    for name in names:
+        for tensor in read_safetensors(folder / name).values():
+            if tensor.name in tensors:
+                raise SafetensorsError(
+                    f"{folder / name}: tensor '{tensor.name}' is in {tensors[tensor.name].file} "
+                    "as well"
+                )
+            if weight_map.get(tensor.name) != name:
+                raise SafetensorsError(f"{index}: tensor '{tensor.name}' of {name} is not listed")
+            tensors[tensor.name] = tensor
+    if missing := sorted(set(weight_map) - set(tensors)):
+        raise SafetensorsError(
+            f"{folder / weight_map[missing[0]]}: tensor '{missing[0][:80]}' is missing"
+        )
+    return tensors
+
+
+def _is_plain_name(name: object) -> bool:
+    return (
+        isinstance(name, str)
+        and name.endswith(".safetensors")
+        and name.isprintable()
+        and not any(char in name for char in "/\\:\0")
+        and not name.startswith(".")
+    )

@@ -1,0 +1,31 @@
+"""Model files of every kind, by what the user calls them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from urdir.model.errors import SettingsError
+from urdir.model.files.gguf import Gguf
+from urdir.model.files.hub import PREFIX, HubName, download
+from urdir.model.files.pretrained.model import SafetensorsModel
+
+
+def open_model(
+    source: str | os.PathLike[str], *, quantize: str | None = None
+) -> Gguf | SafetensorsModel:
+    """Open a GGUF file (any part of a split one), a folder as transformers writes it, or either of
+    them on the Hugging Face hub ("hf:org/repo[:file-or-type]", see `hub`).
+
+    ``quantize`` is the type that the matrices of such a folder get while they are loaded. Raises
+    ModelError.
+    """
+    path, name = Path(source), None
+    if str(source).startswith(PREFIX):
+        asked = HubName.parse(str(source).removeprefix(PREFIX))
+        path, name = download(asked), asked.repo.partition("/")[2]
+    if path.is_dir():
+        return SafetensorsModel(path, quantize, name)
+    if quantize is not None:
+        raise SettingsError(f"{path}: --quantize is for safetensors; a GGUF file has its types")
+    return Gguf(path)

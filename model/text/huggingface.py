@@ -1,0 +1,176 @@
+"""The tokeniser of a tokenizer.json, run by the `tokenizers` library that defines the format.
+
+Special tokens are cut out by `Tokenizer` as with every other kind, so that here they are text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Engine
+
+from urdir.model.errors import TokenizerError, UnsupportedError
+from urdir.model.files.metadata import Metadata
+from urdir.model.text.end_tokens import find_end_ids, find_markup, find_shown_ids
+from urdir.model.text.spelling import BYTE_ALPHABET
+from urdir.model.text.vocabulary import TokenType, Vocabulary
+
+_PREFIX = "tokenizer.huggingface."
+_ESCAPED_SPACE = "▁"  # U+2581
+_MAX_TOKENS = 10_000_000
+
+
+class HuggingFaceTokens:
+    """Whatever tokenizer.json says (model "huggingface"); see `files.pretrained.tokens`."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        text = metadata.require(_PREFIX + "json", str)
+        try:
+            description = json.loads(text)
+            self._engine = _engine(description)
+            self._inner = _engine(_without_prefix(description))
+        except Exception as error:  # the library raises nothing more specific
+            raise TokenizerError(f"tokenizer.json cannot be used: {error}") from None
+        self._is_byte_level = _is_byte_level(description)
+        self.adds_space = _strips_a_space(description)
+        self._added = self._engine.get_added_tokens_decoder()
+        self.vocabulary = self._read_vocabulary(metadata)
+
+    def encode(self, text: str, after_special: bool) -> list[int]:
+        """Token ids of text without special tokens, with which a text begins."""
+        return list(self._engine.encode(text, add_special_tokens=False).ids)
+
+    def encode_inside(self, text: str, after_special: bool) -> list[int]:
+        """Token ids of text without special tokens that others stand before."""
+        return list(self._inner.encode(text, add_special_tokens=False).ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; added tokens are spelled as they are."""
+        token = self.vocabulary.tokens[token_id]
+        if token_id in self._added:
+            return token.encode()
+        if self._is_byte_level:
+            return b"".join(BYTE_ALPHABET.get(char) or char.encode() for char in token)
+        if self.vocabulary.types[token_id] == TokenType.BYTE:
+            return bytes([int(token[3:-1], 16)])
+        return token.replace(_ESCAPED_SPACE, " ").encode()
+
+    def _adds_bos(self, bos_id: int | None) -> bool:
+        """Whether the post-processor begins a text with BOS."""
+        return bos_id is not None and self._engine.encode("a").ids[:1] == [bos_id]
+
+    def _read_vocabulary(self, metadata: Metadata) -> Vocabulary:
+        ids = self._engine.get_vocab(with_added_tokens=True)
+        if not ids or max(ids.values()) >= _MAX_TOKENS:
+            raise TokenizerError(f"tokenizer.json has {len(ids)} tokens, or too large an id")
+        tokens = [""] * (max(ids.values()) + 1)
+        types = bytearray([TokenType.UNUSED]) * len(tokens)
+        for token, token_id in ids.items():
+            tokens[token_id] = token
+            types[token_id] = self._type(token_id, token)
+        ends = metadata.optional(_PREFIX + "end_token_ids", np.ndarray, None)
+        end_ids = [] if ends is None else [end for end in ends.tolist() if end < len(tokens)]
+
+        def role(name: str) -> int | None:
+            named = ids.get(metadata.optional(f"{_PREFIX}{name}_token", str, ""))
+            found = metadata.optional(f"tokenizer.ggml.{name}_token_id", int, None)
+            found = named if named is not None else found
+            return found if found is not None and 0 <= found < len(tokens) else None
+
+        bos, eos = role("bos"), role("eos")
+        eos = end_ids[0] if eos is None and end_ids else eos
+        adds_bos = metadata.optional("tokenizer.ggml.add_bos_token", bool, self._adds_bos(bos))
+        return Vocabulary(
+            tokens=tokens,
+            types=bytes(types),
+            id_of=ids,
+            bos_id=bos,
+            eos_id=eos,
+            eot_id=None,
+            eom_id=None,
+            unknown_id=None,
+            end_ids=find_end_ids(ids, end_ids if eos is None else [eos, *end_ids], {}),
+            shown_ids=find_shown_ids(ids),
+            adds_bos=adds_bos and bos is not None,
+            adds_eos=False,
+            strips_after=self._flagged("rstrip"),
+            strips_before=self._flagged("lstrip"),
+        )
+
+    def _type(self, token_id: int, token: str) -> TokenType:
+        """Added tokens that are no special ones are text: the library finds them itself."""
+        added = self._added.get(token_id)
+        if added is not None:
+            return TokenType.CONTROL if added.special else TokenType.NORMAL
+        is_byte = not self._is_byte_level and len(token) == 6 and token.startswith("<0x")
+        return TokenType.BYTE if is_byte and _is_hex(token[3:-1]) else TokenType.NORMAL
+
+    def _flagged(self, flag: str) -> frozenset[int]:
+        return frozenset(
+            token_id
+            for token_id, token in self._added.items()
+            if token.special and getattr(token, flag)
+        )
+
+
+def _engine(description: dict[str, Any]) -> Engine:
+    engine = Engine.from_str(json.dumps(description))
+    engine.no_padding()
+    engine.no_truncation()
+    # markup that a file lists as text must not be forged by typing it
+    added = {token.content: token for token in engine.get_added_tokens_decoder().values()}
+    markup = find_markup(engine.get_vocab(with_added_tokens=True), ())
+    engine.add_special_tokens(
+        [
+            AddedToken(name, special=True, normalized=False)
+            for name in markup
+            if name in added and not added[name].special
+        ]
+    )
+    engine.encode_special_tokens = True
+    return engine
+
+
+def _parts(description: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """The steps of a decoder, normalizer or pre_tokenizer, one after the other."""
+    step = description.get(kind)
+    if step is None:
+        return []
+    inner = {"decoder": "decoders", "normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}
+    return list(step[inner[kind]]) if step["type"] == "Sequence" else [step]
+
+
+def _without_prefix(description: dict[str, Any]) -> dict[str, Any]:
+    """The same for text that does not stand at the start: "first" means there."""
+    changed: dict[str, Any] = json.loads(json.dumps(description))
+    for step in _parts(changed, "pre_tokenizer"):
+        if step["type"] == "Metaspace" and step.get("prepend_scheme") == "first":
+            step["prepend_scheme"] = "never"
+    return changed
+
+
+def _is_byte_level(description: dict[str, Any]) -> bool:
+    """Whether tokens are spelled in byte-level BPE's alphabet; UnsupportedError for a decoder that
+    is neither that nor SentencePiece's.
+    """
+    kinds = [step["type"] for step in _parts(description, "decoder")]
+    if kinds == ["ByteLevel"]:
+        return True
+    if kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+        return False
+    raise UnsupportedError(f"tokenizer.json has the decoder {' + '.join(kinds) or 'none'}")
+
+
+def _strips_a_space(description: dict[str, Any]) -> bool:
+    return any(
+        (step["type"] == "Strip" and step.get("start"))
+        or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        for step in _parts(description, "decoder")
+    )
+
+
+def _is_hex(text: str) -> bool:
+    return all(char in "0123456789abcdefABCDEF" for char in text)

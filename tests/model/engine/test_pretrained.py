@@ -1,0 +1,104 @@
+"""Folders as transformers writes them, run: its logits, and those of GGUF files of the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf as reference
+import numpy as np
+import pytest
+
+from urdir.model.engine.engine import Engine
+from urdir.model.files.pretrained.model import SafetensorsModel
+from urdir.model.text.chat import ChatTemplate, Message
+from urdir.model.verify.conformance import relative_rms
+
+FOLDERS = ("llama-bf16", "qwen2-f16-sharded", "qwen3-bf16")
+
+
+def _logits(path: Path, device: str, tokens: Any, **options: Any) -> Any:
+    with Engine.open(
+        path, device=device, context=64, cache_folder=None, kv_dtype="f32", **options
+    ) as engine:
+        rows = []
+        for token in tokens:
+            engine.session.feed([int(token)])
+            rows.append(engine.session.logits_step())
+        return np.array(rows)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_logits_are_those_of_transformers(
+    data: Path, device_name: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    golden = np.load(data / "safetensors" / name / "golden.npz")
+    count = 48 if request.config.getoption("--full") or device_name == "cuda" else 16
+    folder = data / "safetensors" / name
+    logits = _logits(folder, device_name, golden["tokens"][:count], exact=True)
+    assert relative_rms(logits, golden["logits"][:count]) < 1e-4
+
+
+def write_gguf(model: SafetensorsModel, path: Path) -> Path:
+    """The same metadata (but the tokeniser's) and tensors as a GGUF file, by the gguf package."""
+    writer = reference.GGUFWriter(path, model.architecture)
+    for key, value in model.metadata.items():
+        if isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+    for name, tensor in model.tensors.items():
+        kind = reference.GGMLQuantizationType(tensor.type_id)
+        block, block_nbytes = reference.GGML_QUANT_SIZES[kind]
+        raw = np.frombuffer(bytes(tensor.data[:]), np.uint8)
+        rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_nbytes)
+        writer.add_tensor(name, rows, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama-bf16", None), ("qwen3-bf16", "q8_0")])
+def test_a_gguf_file_of_it_gives_the_same_bits(
+    data: Path, tmp_path: Path, device_name: str, name: str, kind: str | None
+) -> None:
+    folder = data / "safetensors" / name
+    file = write_gguf(SafetensorsModel(folder, kind), tmp_path / "same.gguf")
+    tokens = [5, 300, 17, 42]
+    ours = _logits(folder, device_name, tokens, quantize=kind)
+    assert np.array_equal(ours, _logits(file, device_name, tokens))
+
+
+def test_text(data: Path) -> None:
+    with (
+        Engine.open(data / "safetensors" / "llama-bf16", device="emulator", cache_folder=None) as e,
+        ChatTemplate.from_gguf(e.gguf, e.tokenizer) as template,
+    ):
+        messages = [Message("user", "Hi <|end|> é")]
+        prompt = "<|user|>user: Hi <|end|> é<|end|>assistant: "
+        assert template.render(messages).text == prompt
+        tokens = template.encode(messages)
+        assert e.tokenizer.decode(tokens, keep_control=True) == prompt
+        assert tokens.count(1) == 1  # the template's <|end|>; the user's is text
+        assert (e.name, e.tokenizer.end_ids) == ("llama-bf16", {1})
+
+
+def test_commands(data: Path, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]) -> None:
+    folder = data / "safetensors" / "qwen2-f16-sharded"
+    code, out, _ = cli("show", folder)
+    assert code == 0
+    assert f"{folder}: safetensors\n" in out
+    assert "qwen2.rope.freq_base" in out
+    code, out, _ = cli("show", folder, "--template")
+    assert (code, out) == (0, (folder / "chat_template.jinja").read_text() + "\n")
+    asked = ("run", "-m", folder, "-p", "a", "-n", "2", "--temp", "0")
+    code, out, err = cli(*asked, "--quantize", "q8_0")
+    assert code == 0, err
+    code, _, err = cli(*asked, "--quantize", "q4_k")
+    assert code == 2
+    assert "q4_k" in err
+    code, out, err = cli("logits", folder, "--tokens", "1,2", "--output", tmp_path / "x.npy")
+    assert (code, np.load(tmp_path / "x.npy").shape) == (0, (2, 320))

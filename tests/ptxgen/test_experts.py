@@ -1,0 +1,127 @@
+"""Mixtures of experts: what a selection means, and what specs refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.driver.harness import run_kernel
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.down import ExpertsDown
+from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
+from urdir.ptxgen.kernels.experts.group import GroupExperts, most_tiles
+from urdir.ptxgen.kernels.experts.route import RouteExperts
+from urdir.ptxgen.kernels.experts.select import SelectExperts
+from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.experts.up import ExpertsUp
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.weights.formats import FORMATS
+
+Q8, F16 = FORMATS["Q8_0"], FORMATS["F16"]
+
+
+def test_the_weights_of_equal_logits() -> None:
+    """Lower numbers first; by hand."""
+    logits = np.array([[1.0, 3.0, 3.0, 1.0]])
+    expert, weight = Selection(4, 3)(logits)
+    assert expert.tolist() == [[1, 2, 0]]
+    e = np.exp(-2.0)
+    np.testing.assert_allclose(weight, np.array([[1, 1, e]]) / (2 + 2 * e))
+    _, weight = Selection(4, 2, normalised=True, scale=3.0)(logits)
+    np.testing.assert_allclose(weight, [[1.5, 1.5]])
+    _, weight = Selection(4, 3, "softmax_selected")(logits)
+    np.testing.assert_allclose(weight, np.array([[1, 1, e]]) / (2 + e))
+
+
+def test_a_bias_changes_the_choice_alone() -> None:
+    logits, bias = np.array([[0.0, 2.0, -2.0]]), np.array([0.0, -1.0, 1.0])
+    expert, weight = Selection(3, 2, "sigmoid", bias=True)(logits, bias)
+    assert expert.tolist() == [[2, 0]]
+    np.testing.assert_allclose(weight, 1 / (1 + np.exp([[2.0, 0.0]])))
+
+
+def test_groups_are_chosen_by_their_two_best() -> None:
+    """The best expert is alone in its group: 5 + 0 is less than 3 + 3."""
+    logits = np.array([[5.0, 0.0, 3.0, 3.0]])
+    selection = Selection(4, 1, "softmax_selected", groups=2, groups_used=1)
+    assert selection(logits)[0].tolist() == [[2]]
+
+
+def test_a_small_sum_counts_as_the_least() -> None:
+    _, weight = Selection(2, 1, "sigmoid", normalised=True)(np.array([[-20.0, -30.0]]))
+    np.testing.assert_allclose(weight, [[np.exp(-20.0) / 6.103515625e-5]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "selection", [Selection(33, 5), Selection(40, 6, "sigmoid", groups=4, groups_used=2)]
+)
+def test_experts_are_different_ones_whatever_the_logits(
+    emulator: Device, selection: Selection
+) -> None:
+    """Also of rows that nothing has computed."""
+    logits = np.full((4, selection.experts), np.nan, np.float32)
+    logits[1, 3], logits[2], logits[3] = 1.0, -np.inf, np.inf
+    spec = SelectExperts(4, selection)
+    expert = run_kernel(emulator, spec, {"logits": logits})["expert"]
+    assert all(len(set(row)) == selection.used for row in expert.tolist())
+    assert expert.max() < selection.experts
+    if selection.groups == 1:
+        assert expert[1, 0] == 3
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100, 512])
+@pytest.mark.parametrize(("experts", "used"), [(8, 2), (128, 8), (512, 10)])
+def test_the_list_has_room_for_the_worst_choice(rows: int, experts: int, used: int) -> None:
+    """As many experts as possible with one pair more than whole tiles."""
+    height = tile_height(rows, experts, used)
+    left = rows * used - (chosen := min(experts, rows * used))
+    counts = np.ones(chosen, int)
+    for i in range(chosen):
+        more = min(left // height * height, (rows - 1) // height * height)
+        counts[i] += more
+        left -= more
+    tiles = int(np.sum(-(-counts // height)))
+    assert tiles <= most_tiles(rows, experts, used, height)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (Selection, {"experts": 4, "used": 5}, "5 of 4 experts"),
+        (Selection, {"experts": 513, "used": 1}, "1 of 513"),
+        (Selection, {"experts": 64, "used": 33}, "33 of 64"),
+        (Selection, {"experts": 8, "used": 2, "scoring": "max"}, "scoring is 'max'"),
+        (Selection, {"experts": 8, "used": 2, "groups": 3}, "groups of the same size"),
+        (Selection, {"experts": 8, "used": 2, "groups": 8}, "two experts at least"),
+        (Selection, {"experts": 8, "used": 3, "groups": 4}, "fewer than the 3"),
+        (SelectExperts, {"rows": 0, "selection": Selection(2, 1)}, "0 rows"),
+        (RouteExperts, {"rows": 1, "cols": 6, "selection": Selection(2, 1)}, "6 columns"),
+        (
+            RouteExperts,
+            {"rows": 1, "cols": 8, "selection": Selection(2, 1), "norm": Norm("layer", 1e-5)},
+            "no norm but",
+        ),
+        (GroupExperts, {"rows": 600, "experts": 4, "used": 1, "tile": 2}, "600 rows in tiles"),
+        (GroupExperts, {"rows": 6, "experts": 4, "used": 5, "tile": 16}, "5 of 4 experts"),
+        (ExpertsUp, {"rows": 17}, "a multiple of 16 rows"),
+        (ExpertsUp, {"used": 3}, "3 of 2 experts"),
+        (ExpertsUp, {"format": F16, "activations": "i16"}, "quantised weights only"),
+        (ExpertsUp, {"cluster": 2}, "cluster and fill"),
+        (ExpertsUp, {"activation": None}, "gated without an activation"),
+        (ExpertsUp, {"gated": False, "activation": Activation("swiglu_oai")}, "without a gate"),
+        (ExpertsUp, {"cols": 65536, "shared": 20000}, "more than 20000 bytes"),
+        (ExpertsDown, {"split": 2}, "split is 2 of 1 blocks"),
+        (ExpertsGemm, {"batch": 9, "height": 17}, "tiles of 17 pairs"),
+        (ExpertsGemm, {"batch": 9, "height": 16, "rows": 8}, "a multiple of 16 rows"),
+    ],
+)
+def test_what_is_refused(kind: type[Any], fields: dict[str, Any], message: str) -> None:
+    if kind in (ExpertsUp, ExpertsDown, ExpertsGemm):
+        shape = {"format": Q8, "experts": 2, "used": 1, "rows": 16, "cols": 32}
+        fields = shape | fields
+    with pytest.raises(PtxgenError, match=message):
+        kind(**fields)
