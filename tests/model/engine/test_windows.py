@@ -130,7 +130,7 @@ def test_a_shared_prefix_that_is_lost_is_processed_again(made: Made, device: Dev
     with made.open(device) as session:
         generate(first)
         session.logits_step()
-        near = [*first[:2 * RING - 3], 1, 2]
+        near = [*first[: 2 * RING - 3], 1, 2]
         assert generate(near).statistics.cached_tokens == 2 * RING - 3
         check(session.logits_step(), made.wanted(near)[-1])
         far = [*first[:RING], 3, 4, 5]
