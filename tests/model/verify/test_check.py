@@ -57,7 +57,7 @@ def test_a_table_of_the_kernels_asked_for(cli: Cli) -> None:
     assert (rows[2][:2], rows[2][-1]) == (["add", "8"], "ok")
     assert (rows[3][0], rows[3][-1]) == ("normalise", "ok")
     assert 0 < float(rows[3][2]) <= float(rows[3][3])
-    assert lines[-2] == "28 ok, 0 failed, 0 skipped"
+    assert lines[-2] == "29 ok, 0 failed, 0 skipped"
     assert "add (8 examples): ok" in err
 
 
@@ -186,7 +186,7 @@ def test_a_kernel_of_another_package_is_found(tmp_path: Path) -> None:
 def test_after_a_fault_the_others_are_still_checked(owner: DeviceOwner) -> None:
     owner.device.api.inject("launch", nth=2)
     rows = list(check_kernel_examples(owner, Add))
-    assert [row.status for row in rows] == ["ok", "FAILED", *["ok"] * 5]
+    assert [row.status for row in rows] == ["ok", "FAILED", *["ok"] * 6]
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in rows[1].failure
 
 
