@@ -275,7 +275,7 @@ def _bounded(key: str, value: _T) -> _T:
     it would be 0 there."""
     size = abs(value) if isinstance(value, int | float) else 0
     if size >= _MOST[type(value) is float] or 0 < size < _LEAST:
-        raise ConfigError(f"metadata key '{key}' is {value}, beyond 32 bits")
+        raise ConfigError(f"metadata key '{key}' is {value}, beyond what 32 bits hold")
     return value
 
 

@@ -237,6 +237,33 @@ def test_a_small_one_decodes(kind: str, device_name: str, monkeypatch: pytest.Mo
         assert 0 <= session.forward_gpu_resident_to_token_id((0,), Output.GREEDY)[0] < 77
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["q4_k_m", "mxfp4_moe"])
+def test_a_small_mixture_decodes(
+    kind: str, device_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {
+        "expert_count": 8,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 256,
+        "rope.freq_base": 1e6,
+    }
+    norms = ("attn_q_norm.weight", "attn_k_norm.weight")
+    tiny = Shape("qwen3moe", 1, 256, 4, 2, 64, 256, 77, tied=False, keys=keys, layer=norms)
+    monkeypatch.setitem(SHAPES, "tiny", tiny)
+    monkeypatch.setattr(shapes, "_POOL_BLOCKS", 64)
+    model = SyntheticModel("tiny", kind)
+    with (
+        Device.open(device_name) as device,
+        Weights.load(model, Config.from_gguf(model), device) as weights,
+        Session(device, weights, 16) as session,
+    ):
+        session.feed([1, 2, 3])
+        assert np.isfinite(session.logits_step()).all()
+        session.feed([4])
+        assert 0 <= session.forward_gpu_resident_to_token_id((0,), Output.GREEDY)[0] < 77
+
+
 def test_unknown_shapes_and_types_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"--shape gpt-5: one of llama-3\.2-1b"):
         SyntheticModel("gpt-5", "q4_k_m")
