@@ -122,7 +122,8 @@ def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
         if isinstance(kernel, DecodeAttention):
             others = (u for u in operation.uses() if u.name not in ("k_cache", "v_cache"))
             total += sum(use.stop - use.start for use in others)
-            total += length * kernel.layout.pair_nbytes * sequences
+            keys = min(length, kernel.scores.span or length)
+            total += keys * kernel.layout.pair_nbytes * sequences
         else:
             total += operation.bytes_moved()
     return total

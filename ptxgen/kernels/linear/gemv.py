@@ -102,7 +102,7 @@ class Gemv(TiledSpec):
         cancel."""
         if self.activations == "i16":
             return Tolerance(rtol=3e-4 if self.activation else 1.5e-4, atol=5e-4)
-        return Tolerance(rtol=5e-6 if self.f or self.softcap else 2e-6, atol=2e-6)
+        return Tolerance(rtol=5e-6 if self.f or self.is_bounded else 2e-6, atol=2e-6)
 
     @classmethod
     def examples(cls) -> Mapping[str, Gemv]:

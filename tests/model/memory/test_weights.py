@@ -10,6 +10,7 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.model.families.description import Config
+from urdir.model.families.stored import StoredMatrix, StoredVector
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory import upload
 from urdir.model.memory.weights import Weights, weight_sizes
@@ -27,15 +28,9 @@ def test_every_matrix_is_repacked_exactly(data: Path, device_name: str, kind: st
         Device.open(device_name) as device,
         Weights.load(gguf, Config.from_gguf(gguf), device) as weights,
     ):
-        layer = weights.layers[1]
-        for name, matrix in (
-            ("token_embd", weights.embedding),
-            ("output", weights.output),
-            ("blk.1.attn_q", layer.q),
-            ("blk.1.attn_v", layer.v),
-            ("blk.1.ffn_down", layer.down),
-        ):
+        for name in ("token_embd", "output", "blk.1.attn_q", "blk.1.attn_v", "blk.1.ffn_down"):
             tensor = gguf.tensors[f"{name}.weight"]
+            matrix = weights.matrix(StoredMatrix.whole(tensor.name, *tensor.shape))
             expected = reference.quants.dequantize(
                 tensor.data.reshape(tensor.shape[0], -1)
                 if tensor.type_name not in ("F32", "F16")
@@ -56,9 +51,9 @@ def test_several_threads_copy_every_byte_once(
         Device.open(device_name) as device,
         Weights.load(gguf, Config.from_gguf(gguf), device) as weights,
     ):
-        stored = gguf.tensors["blk.1.ffn_down.weight"].data
-        matrix = weights.layers[1].down
-        expected = matrix.layout.pack(np.array(stored))
+        tensor = gguf.tensors["blk.1.ffn_down.weight"]
+        matrix = weights.matrix(StoredMatrix.whole(tensor.name, *tensor.shape))
+        expected = matrix.layout.pack(np.array(tensor.data))
         np.testing.assert_array_equal(matrix.data.download(np.uint8), expected)
 
 
@@ -68,8 +63,9 @@ def test_norms_are_kept_as_they_are(data: Path, device_name: str) -> None:
         Device.open(device_name) as device,
         Weights.load(gguf, Config.from_gguf(gguf), device) as weights,
     ):
-        expected = gguf.tensors["blk.0.ffn_norm.weight"].data.view(np.float32)
-        np.testing.assert_array_equal(weights.layers[0].ffn_norm.download(np.float32), expected)
+        tensor = gguf.tensors["blk.0.ffn_norm.weight"]
+        kept = weights.vector(StoredVector.whole(tensor.name, *tensor.shape))
+        np.testing.assert_array_equal(kept.download(np.float32), tensor.data.view(np.float32))
 
 
 def test_sizes_are_told_beforehand_and_no_larger_than_the_file(data: Path) -> None:
