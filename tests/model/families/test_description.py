@@ -148,7 +148,8 @@ def test_a_description_names_every_tensor_of_every_model_once(data: Path, demo_f
             is_matrix = isinstance(reference, StoredMatrix)
             assert type_name in (FORMATS if is_matrix else VECTOR_TYPES)
             assert is_matrix == (len(shape) == 2)
-        assert [rope.factors is not None for rope in config.ropes] == ["ropef" in path.name]
+        ways = 2 if "gemma3" in path.name else 1  # its layers with windows have a base of their own
+        assert [rope.factors is not None for rope in config.ropes] == ["ropef" in path.name] * ways
 
 
 @pytest.mark.parametrize(
