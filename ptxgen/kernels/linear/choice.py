@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.attention.choice import INCREMENTAL_KEYS
 from urdir.ptxgen.kernels.linear.cut import CutOptions
@@ -82,6 +83,7 @@ class LinearRequest:
     ``matrices``: (format, rows) of each; all have ``cols`` columns. Fields that
     `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
     f32.
+    ``after``: see `Gemv`, for one vector where `fits_gemv` says so.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
     ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
     """
@@ -101,6 +103,7 @@ class LinearRequest:
     clamp: float = 0.0
     fill: bool = False
     alone: bool = False
+    after: Norm | None = None
     summarised: bool = False
     summarises: bool = False
 
@@ -119,6 +122,19 @@ class LinearRequest:
         """Whether the launch can compute the norm: `GemmSmall` subtracts no mean and adds no
         bias."""
         return self.norm is None or not self.rounds_several or not is_first(self.norm)
+
+    @property
+    def activations(self) -> Activations:
+        """What `Gemv` makes of the activations."""
+        return "f32" if self.exact or any(fmt.is_float for fmt in self.formats) else "i16"
+
+    @property
+    def fits_gemv(self) -> bool:
+        """Whether `Gemv` serves."""
+        shared = self.options.shared
+        return self.batch == 1 and Gemv.fits(
+            self.formats, self.cols, self.activations, shared, self.norm, self.after
+        )
 
     @property
     def options(self) -> CutOptions:
@@ -158,17 +174,23 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
 
     One vector: `Gemv`, if its activations fit in shared memory. Several vectors: `GemmSmall`, which
     rounds activations to 16 bits, if that is allowed and all weights are quantised. Else `GemvF32`.
-    Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`).
+    Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`), and
+    for one after a block where `Gemv` does not serve.
     """
     options = request.options
     if request.rounds_several:
         return _gemm_small(request, options)
-    floats = request.exact or any(fmt.is_float for fmt in request.formats)
-    activations: Activations = "f32" if floats else "i16"
-    fits = Gemv.fits(request.formats, request.cols, activations, options.shared, request.norm)
-    if request.batch > 1 or not fits:
-        return GemvF32(**_fields(request), batch=request.batch)
-    return Gemv(**_fields(request), **vars(options), activations=activations, alone=request.alone)
+    if request.fits_gemv:
+        return Gemv(
+            **_fields(request),
+            **vars(options),
+            activations=request.activations,
+            alone=request.alone,
+            after=request.after,
+        )
+    if request.after is not None:
+        raise PtxgenError(f"{request.after} after a block: not for {request.cols} columns")
+    return GemvF32(**_fields(request), batch=request.batch)
 
 
 def _gemm_small(request: LinearRequest, options: CutOptions) -> GemmSmall:
