@@ -82,6 +82,7 @@ class LinearRequest:
     ``matrices``: (format, rows) of each; all have ``cols`` columns. Fields that
     `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
     f32.
+    ``ends_block``: the product is the last of a block, with or without ``residual``.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
     ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
     """
@@ -100,6 +101,7 @@ class LinearRequest:
     softcap: float = 0.0
     clamp: float = 0.0
     fill: bool = False
+    ends_block: bool = False
     alone: bool = False
     summarised: bool = False
     summarises: bool = False
@@ -124,13 +126,15 @@ class LinearRequest:
     def options(self) -> CutOptions:
         """How much of an SM the launch may use.
 
-        In a layer, launches with a residual and launches without one alternate. One kind takes the
-        larger share of the shared memory, the other the rest. For one vector the larger share is
-        for launches with a residual, for several vectors for those without: on an H200 a step of 2
+        In a layer, launches that end a block (with a residual, unless a norm comes between) and
+        others alternate. One kind takes the larger share of the shared memory, the other the rest.
+        For one vector the larger share is for those that end one, for several vectors for the
+        others: on an H200 a step of 2
         and 4 sequences of an 8B Q4_K_M model takes 1.56 and 1.60 ms, and 1.80 and 1.86 ms with the
         shares exchanged.
         """
-        least, most = self.limits.shared(larger=self.residual == (self.batch == 1))
+        ends = self.residual or self.ends_block
+        least, most = self.limits.shared(larger=ends == (self.batch == 1))
         return CutOptions(
             shared=most,
             least_shared=least,
@@ -156,8 +160,9 @@ def cluster_for(limits: Limits, tiles: int, blocks: int) -> int:
 def choose_linear(request: LinearRequest) -> LinearSpec:
     """The kernel for a request, with its cut.
 
-    One vector: `Gemv`, if its activations fit in shared memory. Several vectors: `GemmSmall`, which
-    rounds activations to 16 bits, if that is allowed and all weights are quantised. Else `GemvF32`.
+    One vector: `Gemv`, if its activations fit in the shared memory of a CTA, or of two. Several
+    vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and all weights
+    are quantised. Else `GemvF32`.
     Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`).
     """
     options = request.options
@@ -165,10 +170,27 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
         return _gemm_small(request, options)
     floats = request.exact or any(fmt.is_float for fmt in request.formats)
     activations: Activations = "f32" if floats else "i16"
-    fits = Gemv.fits(request.formats, request.cols, activations, options.shared, request.norm)
-    if request.batch > 1 or not fits:
+    cut = None if request.batch > 1 else _gemv_cut(request, options, activations)
+    if cut is None:
         return GemvF32(**_fields(request), batch=request.batch)
-    return Gemv(**_fields(request), **vars(options), activations=activations, alone=request.alone)
+    return Gemv(**_fields(request), **vars(cut), activations=activations, alone=request.alone)
+
+
+def _gemv_cut(
+    request: LinearRequest, options: CutOptions, activations: Activations
+) -> CutOptions | None:
+    """How `Gemv` fits: one CTA has all columns; two share them, if activations are rounded; one
+    takes all of the shared memory, and overlaps nothing. None: not at all."""
+    ways = [options]
+    if activations == "i16":
+        all_of_it = replace(options, shared=request.limits.shared_per_cta, least_shared=0)
+        ways += [replace(options, cluster=2)] if request.limits.cluster > 1 else []
+        ways += [all_of_it]
+    for way in ways:
+        given = (request.formats, request.cols, activations, way.shared, request.norm, way.cluster)
+        if Gemv.fits(*given):
+            return way
+    return None
 
 
 def _gemm_small(request: LinearRequest, options: CutOptions) -> GemmSmall:

@@ -61,14 +61,18 @@ class Gemv(TiledSpec):
         activations: Activations,
         shared: int,
         norm: Norm | None = None,
+        cluster: int = 1,
     ) -> bool:
         """Whether ``shared`` bytes of shared memory have room for the activations and the tiles of
         enough warps, and these warps have registers for the activations; for the weights and the
-        bias of a norm as well, if it must be complete before the product.
+        bias of a norm as well, if it must be complete before the product. Each CTA of a ``cluster``
+        has a part of the columns.
         """
-        warps = _footprint(formats, cols, 1, activations).most_warps(shared)
+        if cluster > 1 and norm is not None and is_first(norm):
+            return False
+        warps = _footprint(formats, cols, cluster, activations).most_warps(shared)
         arrays = 1 + norm.weight + norm.bias if norm is not None and is_first(norm) else 1
-        registers = 8 * arrays * ceil_div(ceil_div(cols, TILE_COLS), warps) + 16
+        registers = 8 * arrays * ceil_div(ceil_div(cols, TILE_COLS), cluster * warps) + 16
         return warps >= LEAST_WARPS and registers <= min(MAX_REGISTERS, 1024 // warps)
 
     @property
