@@ -2,6 +2,7 @@
 
     select_experts   logits of the router to experts and their weights
     route_experts    the same with norm and product of the router, for few rows
+    router_logits    logits alone, of many rows
     experts_up       the first matrices of the chosen experts and the activation, for few rows
     experts_down     their last matrices, weighted and added to the residual, for few rows
     group_experts    pairs of rows and experts, sorted by expert, for many rows

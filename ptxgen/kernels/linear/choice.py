@@ -187,8 +187,8 @@ def _gemv_cut(
         ways += [replace(options, cluster=2)] if request.limits.cluster > 1 else []
         ways += [all_of_it]
     for way in ways:
-        given = (request.formats, request.cols, activations, way.shared, request.norm, way.cluster)
-        if Gemv.fits(*given):
+        given = (request.formats, request.cols, activations, way.shared, request.norm)
+        if Gemv.fits(*given, cluster=way.cluster):
             return way
     return None
 

@@ -15,6 +15,7 @@ from urdir.driver.device import Device
 from urdir.driver.memory import Slice
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
+from urdir.model.blocks import experts
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.experts import ExpertLayers
 from urdir.model.blocks.linear import LinearLayers, device_limits
@@ -50,11 +51,11 @@ every_mode = pytest.mark.parametrize(("rows", "exact", "allowed"), MODES)
 class Workbench:
     """Buffers, random matrices and vectors, and a plan of mixtures for some rows."""
 
-    def __init__(self, device: Device, rows: int, exact: bool) -> None:
+    def __init__(self, device: Device, rows: int, exact: bool, count: int = EXPERTS) -> None:
         self.device, self.rows = device, rows
         self.random = np.random.default_rng(5)
         self.plan = Plan("experts")
-        shapes = [mixture_workspace(Selection(EXPERTS, 4), WIDTH, HIDDEN, rows, exact)]
+        shapes = [mixture_workspace(Selection(count, 4), WIDTH, HIDDEN, rows, exact)]
         sizes = most_workspace(shapes) | {"normed": 4 * rows * HIDDEN}
         self.work = device.arena(sizes, "work")
         self.work["experts arrived"].fill(0)
@@ -264,3 +265,46 @@ def test_gate_and_up_of_different_types(bench: Workbench, allowed: float) -> Non
     middle = silu.gated(through(g, none, expert, rows), through(u, none, expert, rows))
     expected = x + (weight[:, :, None] * through(d, d_bias, expert, middle)).sum(axis=1)
     assert deviation(y, expected) < 2 * allowed
+
+
+@pytest.mark.parametrize("rows", [9, 16, 40])
+@pytest.mark.parametrize("norm", [None, RMS, LAYER], ids=["no norm", "rms", "layer norm"])
+def test_many_logits_are_a_product_of_their_own(
+    emulator: Device, rows: int, norm: Norm | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In f32: with weights rounded to f16 the logits would be off by 3e-4."""
+    monkeypatch.setattr(experts, "MANY_LOGITS", 8 * EXPERTS)
+    made = Workbench(emulator, rows, exact=False)
+    selection = Selection(EXPERTS, 3)
+    router, r, bias = made.matrix(1, HIDDEN, bias=True, fmt="F32")
+    x_at, x = made.vectors(rows, HIDDEN)
+    layer, weights = (None, {}) if norm is None else made.norm(norm)
+    before = RouterLayer(selection, router, scale=0.5)
+    made.experts.append_router("router", before, Activations(x_at), layer)
+    names = ["router_logits", "select_experts"]
+    assert made.kernels() == (["normalise", *names] if norm else names)
+    made.run()
+    logits = 0.5 * (x if norm is None else norm(x, **weights)) @ r[:, 0].T + bias[:, 0]
+    assert deviation(made.work["router logits"], logits) < 2e-6
+    expert, _ = selection(logits)
+    np.testing.assert_array_equal(made.work["expert"].download(np.uint32, expert.shape), expert)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "exact", "kernel"),
+    [
+        (512, False, "router_logits"),
+        (8, False, "route_experts"),
+        (64, False, "route_experts"),
+        (512, True, "route_experts"),
+    ],
+)
+def test_who_makes_the_logits(emulator: Device, rows: int, exact: bool, kernel: str) -> None:
+    made = Workbench(emulator, rows, exact, count=128)
+    router, _, _ = made.matrix(1, HIDDEN, bias=False, each=128, fmt="F32")
+    x, _ = made.vectors(rows, HIDDEN)
+    layer = RouterLayer(Selection(128, 4), router)
+    made.experts.append_router("router", layer, Activations(x), None)
+    assert made.kernels()[0] == kernel
+    made.close()

@@ -106,6 +106,7 @@ def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
     assert family.prompts(session, at_once=False) <= EXACT_RELATIVE_RMS
 
 
+@pytest.mark.slow
 def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> None:
     """Prompts are multiplied by tensor cores, on activations rounded to f16."""
     allowed = max(2e-3, 1.1 * family.native)
@@ -114,6 +115,7 @@ def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> N
         assert family.prompts(session, at_once=True) <= allowed
 
 
+@pytest.mark.slow
 def test_a_replayed_graph_gives_the_bits_of_its_launches(family: Family) -> None:
     class Eager:
         def run(self, bound: execute.BoundPlan, stream: Stream) -> None:

@@ -17,6 +17,8 @@ from urdir.model.verify.conformance import relative_rms
 
 #: Exact steps are f32 throughout, the reference is f64.
 TOLERANCE = 1e-5
+#: The prompt's products round activations to f16, and the cache keys and values.
+DEFAULT_TOLERANCE = 2e-3
 _QWEN3 = ("ffn_gate.weight", "attn_q_norm.weight", "attn_k_norm.weight")
 #: Shape, type of the matrices.
 CASES = {
@@ -57,8 +59,9 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_exact_logits_are_the_reference_s(
+def test_logits_are_the_reference_s(
     case: str, device: Device, random_model: Callable[..., Any], reference_model: Any
 ) -> None:
     shape, kind = CASES[case]
@@ -73,5 +76,10 @@ def test_exact_logits_are_the_reference_s(
         for count in (1, 2, 19, 20, 21):
             session.feed(tokens[session.length : count])
             rows.append(session.logits_step())
-    golden = reference_model(model, config).logits(tokens)[[0, 1, 18, 19, 20]]
-    assert relative_rms(np.stack(rows), golden) <= TOLERANCE
+        with Session(device, weights, 32) as rounded:
+            rounded.feed(tokens)
+            after_prompt = rounded.logits_step()
+    golden = reference_model(model, config).logits(tokens)
+    assert relative_rms(np.stack(rows), golden[[0, 1, 18, 19, 20]]) <= TOLERANCE
+    print(f"default, after a prompt: {relative_rms(after_prompt, golden[20]):.1e}")
+    assert relative_rms(after_prompt, golden[20]) <= DEFAULT_TOLERANCE

@@ -117,7 +117,10 @@ def test_a_failure_is_named_and_gives_exit_code_1(
     assert "| add | 8 |  |  |  |  | FAILED |" in out
     assert "FAILED Add(n=3, scale=1.0, scaled=False, width=0): kernel add: y[" in out
     assert "5 ok, 8 failed, 0 skipped" in out
-    assert "add (8 examples): FAILED\n  Add(n=3, scale=1.0, scaled=False, width=0): kernel add: y[" in err
+    assert (
+        "add (8 examples): FAILED\n  Add(n=3, scale=1.0, scaled=False, width=0): kernel add: y["
+        in err
+    )
     code, out, _ = cli("check", "--kernel", "add", "--json")
     report = json.loads(out)
     assert (code, report["failed"]) == (1, 8)

@@ -1,0 +1,116 @@
+"""A router's logits for many rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
+
+#: What a CTA makes: logits of so many experts for so many rows.
+CTA_ROWS, CTA_EXPERTS = 16, 2 * TILE_ROWS
+#: Columns of a step: a lane of each group of eight multiplies four of them.
+STEP = 128
+WARPS = 8
+
+
+@dataclass(frozen=True)
+class RouterLogits(KernelSpec):
+    """logits = scale * (x W^T) + bias: x (rows, cols), W (experts, cols) F32, repacked.
+
+    As exact as the products of `RouteExperts`: f32 throughout, so that the same experts are chosen.
+    A CTA reads a row of W once for 16 rows of x.
+    """
+
+    rows: int
+    experts: int
+    cols: int
+    bias: bool = False
+    scale: float = 1.0
+
+    name = "router_logits"
+    template = ("urdir.templates", "router_logits.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or not 1 <= self.experts <= MAX_EXPERTS:
+            raise PtxgenError(
+                f"router_logits: {self.rows} rows, {self.experts} experts: at least one row, "
+                f"1 to {MAX_EXPERTS} experts"
+            )
+        if not self.takes(self.cols):
+            raise PtxgenError(f"router_logits: {self.cols} columns: a multiple of 4")
+        if 4 * self.rows * self.cols >= 2**32 or self.layout.nbytes >= 2**32:
+            raise PtxgenError(f"router_logits: {self.rows} x {self.cols} values exceed 4 GiB")
+
+    @staticmethod
+    def takes(cols: int) -> bool:
+        """Whether rows of x can be read in vectors of four."""
+        return cols >= 4 and cols % 4 == 0
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How the weights lie in memory."""
+        return Layout(FORMATS["F32"], self.experts, self.cols)
+
+    @property
+    def steps(self) -> int:
+        """Steps in which a CTA goes through the columns."""
+        return ceil_div(self.cols, STEP)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        bias = (Param("bias", "f32", ("experts",), Access.IN),) if self.bias else ()
+        return (
+            Param("weights", "u8", (self.layout.nbytes,), Access.IN),
+            Param("x", "f32", ("rows", "cols"), Access.IN),
+            *bias,
+            Param("logits", "f32", ("rows", "experts"), Access.OUT),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        grid = (ceil_div(self.rows, CTA_ROWS), ceil_div(self.experts, CTA_EXPERTS), 1)
+        return LaunchShape(grid=grid, block=(32 * WARPS, 1, 1))
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """That of `RouteExperts`."""
+        return Tolerance(rtol=5e-6, atol=2e-6)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        weights = self.layout.unpack(inputs["weights"]).astype(np.float64)
+        logits = self.scale * (inputs["x"].astype(np.float64) @ weights.T)
+        if self.bias:
+            logits += inputs["bias"]
+        return {"logits": logits.astype(np.float32)}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        shape = (self.experts, self.cols)
+        weights = (rng.standard_normal(shape) / self.cols**0.5).astype(np.float32)
+        inputs = {"weights": self.layout.pack(weights)}
+        for p in self.params[1:]:
+            if p.access is Access.IN:
+                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
+        return inputs
+
+    @classmethod
+    def examples(cls) -> Mapping[str, RouterLogits]:
+        return {
+            "smallest": cls(1, 1, 4),
+            "one tile": cls(16, 32, 128),
+            "odd": cls(37, 41, 388, bias=True, scale=0.5),
+            "several steps": cls(9, 17, 640),
+            "gpt-oss": cls(18, 32, 1028, bias=True),
+            "many experts": cls(5, 130, 260),
+        }
+
+    def flops(self) -> int:
+        return 2 * self.rows * self.experts * self.cols
