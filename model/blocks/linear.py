@@ -77,14 +77,18 @@ class LinearLayers:
         scale: float = 1.0,
         softcap: float = 0.0,
         clamp: float = 0.0,
+        ends_block: bool = False,
+        fill: bool = False,
     ) -> None:
         """y (rows, out) = f(x (rows, in) times the matrix (out, in), plus its bias), for each.
 
         x is normalised first where there is a ``norm``; ``work["normed"]`` may be used. Of the
         ``activation`` f, y is multiplied with ``scale`` and bounded as `LinearSpec` says.
+        ``ends_block`` and ``fill``: see `LinearRequest`.
         """
         ends = Ends(activation, scale, softcap, clamp)
         request = self._request(*(matrix for matrix, _ in matrices), ends=ends)
+        request = replace(request, ends_block=ends_block, fill=fill)
         x, norm = self._normed(label, request, x, norm)
         if self.takes_gemm:
             for number, (matrix, y) in enumerate(matrices):
