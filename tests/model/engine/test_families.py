@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from urdir.driver.stream import Stream
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.session import Session
+from urdir.model.families.registry import read_config
+from urdir.model.files.gguf import Gguf
 from urdir.model.verify.conformance import relative_rms
 
 DATA = Path(__file__).parents[2] / "data" / "families"
@@ -43,9 +46,10 @@ EXACT_RELATIVE_RMS = 1e-4
 FEW = 3
 #: Tokens fed at once: less than the windows of 20 tokens, and more than an exact ring's 32 slots.
 PROMPTS = (17, 40)
-#: Positions whose experts are chosen by a margin below 1e-3 of the router's logits (`reference.py`):
-#: rounding decides, and all that follows depends on it. Rounded arithmetic is compared up to there.
+#: Positions whose experts are chosen by a margin below `TIE` of the router's logits: rounding
+#: decides, and all that follows depends on it. Rounded arithmetic is compared up to there.
 TIES = {"gemma4-moe": 39, "hunyuan-moe-moe": 36}
+TIE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,23 @@ def test_a_replayed_graph_gives_the_bits_of_its_launches(family: Family) -> None
                 rows.append(session.logits_step())
             results.append(np.stack(rows))
     np.testing.assert_array_equal(results[0], results[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TIES)
+def test_a_tie_is_one(name: str, family_file: Callable[[str], Path], reference_model: Any) -> None:
+    """What `TIES` leaves out is what the exact scores of the experts do not decide either."""
+    margins = []
+
+    class Watching(reference_model):  # type: ignore[misc]
+        def _route(self, of: Any, logits: np.ndarray) -> Any:
+            best = -np.sort(-logits, axis=1)
+            margins.append((best[:, of.used - 1] - best[:, of.used]) / logits.std())
+            return super()._route(of, logits)
+
+    with np.load(DATA / f"{name}.npz") as golden, Gguf(family_file(name)) as file:
+        Watching(file, read_config(file), 64).logits(golden["tokens"])
+    assert np.min(margins, axis=0)[TIES[name]] < TIE
 
 
 @pytest.mark.sanitizer
