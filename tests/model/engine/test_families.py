@@ -48,7 +48,7 @@ FEW = 3
 PROMPTS = (17, 40)
 #: Positions whose experts are chosen by a margin below `TIE` of the router's logits: rounding
 #: decides, and all that follows depends on it. Rounded arithmetic is compared up to there.
-TIES = {"gemma4-moe": 39, "hunyuan-moe-moe": 36}
+TIES = {"dbrx-moe": 43, "gemma4-moe": 39, "hunyuan-moe-moe": 36}
 TIE = 1e-3
 
 
