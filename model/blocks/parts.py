@@ -110,7 +110,7 @@ class LayerStep:
         """The last product of a network, to its destination."""
         label, linear = self.name(label), self.linear
         if to.residual is None:
-            linear.append(label, [(matrix, to.y)], Activations(x), scale=to.scale)
+            linear.append_last(label, matrix, x, to.y, fill=fill, scale=to.scale)
             return Activations(to.y)
         return linear.append_residual(
             label, matrix, x, to.residual, to.y, to.next_norm, fill=fill, scale=to.scale

@@ -83,6 +83,8 @@ class LinearRequest:
     ``matrices``: (format, rows) of each; all have ``cols`` columns. Fields that
     `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
     f32.
+    ``last``: of a network, so that the next launch is the next network's first; with a
+    ``residual`` it is.
     ``after``: see `Gemv`, for one vector where `fits_gemv` says so.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
     ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
@@ -102,6 +104,7 @@ class LinearRequest:
     softcap: float = 0.0
     clamp: float = 0.0
     fill: bool = False
+    last: bool = False
     alone: bool = False
     after: Norm | None = None
     summarised: bool = False
@@ -140,13 +143,14 @@ class LinearRequest:
     def options(self) -> CutOptions:
         """How much of an SM the launch may use.
 
-        In a layer, launches with a residual and launches without one alternate. One kind takes the
+        In a layer, the first and the last products of networks alternate. One kind takes the
         larger share of the shared memory, the other the rest. For one vector the larger share is
-        for launches with a residual, for several vectors for those without: on an H200 a step of 2
+        for the last products, for several vectors for the first: on an H200 a step of 2
         and 4 sequences of an 8B Q4_K_M model takes 1.56 and 1.60 ms, and 1.80 and 1.86 ms with the
         shares exchanged.
         """
-        least, most = self.limits.shared(larger=self.residual == (self.batch == 1))
+        is_last = self.residual or self.last
+        least, most = self.limits.shared(larger=is_last == (self.batch == 1))
         return CutOptions(
             shared=most,
             least_shared=least,
