@@ -137,6 +137,35 @@ def test_a_norm_after_a_block_leaves_the_shares_as_they_are(batch: int) -> None:
     assert bare.options != replace(bare, ends_block=False).options
 
 
+def test_a_norm_after_a_block_is_for_one_vector_that_fits() -> None:
+    rms = Norm("rms", 1e-6)
+    request = replace(SMALL, norm=rms, after=rms)
+    assert request.fits_gemv
+    kernel = choose_linear(request)
+    assert isinstance(kernel, Gemv)
+    assert kernel.after == rms
+    assert replace(kernel, after=None) == choose_linear(replace(request, after=None))
+    for refused in (replace(request, batch=2), replace(request, cols=65536)):
+        assert not refused.fits_gemv
+    with pytest.raises(PtxgenError, match="65536 columns"):
+        choose_linear(replace(request, cols=65536))
+    with pytest.raises(PtxgenError, match="cluster of 1"):
+        replace(kernel, cluster=2)
+
+
+@pytest.mark.parametrize("cols", [2304, 3584, 3840, 4096, 5376, 6144])
+def test_norms_around_a_block_leave_registers(cols: int) -> None:
+    """Streams of Gemma 2 and 3, GLM 4 and OLMo 2."""
+    rms = Norm("rms", 1e-6)
+    gated = replace(SMALL, matrices=((Q4_K, 2 * cols),), cols=cols, gated=True, norm=rms, after=rms)
+    assert gated.fits_gemv
+    kernel = choose_linear(gated)
+    if is_available():
+        cost = assemble(kernel.ptx("sm_90"), "sm_90").entries["gemv"]
+        assert not cost.spills
+        assert 2 * cost.registers * kernel.launch_shape.threads <= 65536
+
+
 def test_what_a_cta_takes_of_an_sm() -> None:
     """Two of the larger ones never fit together; one and another do. All, where that is little."""
     least, most = H200.shared(larger=True)
