@@ -12,16 +12,32 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class NormedSum:
+    """before + norm(delta), both (rows, cols) f32; ``label`` is that of a launch for it."""
+
+    label: str
+    cols: int
+    delta: Slice
+    norm: NormLayer
+    before: Slice
+
+
+@dataclass(frozen=True, slots=True)
 class Activations:
     """Vectors ``x`` (rows, n) f32. The launch that made them may have begun the ``norm`` that
     follows: x times its weights is in ``scaled``, and a ``summary`` of both (`GemmSmall`); or
-    completed it, in ``normed``."""
+    completed it, in ``normed``.
+
+    Where a sum is ``due`` no launch has made x yet. Only the next product, which makes x on its
+    way, takes such vectors; anything else needs `LinearLayers.complete`.
+    """
 
     x: Slice
     norm: NormLayer | None = None
     scaled: Slice | None = None
     summary: Slice | None = None
     normed: Slice | None = None
+    due: NormedSum | None = None
 
     def has_begun(self, norm: NormLayer | None) -> bool:
         """Whether the launch that made the vectors has begun this norm."""

@@ -56,7 +56,9 @@ def append_layer(
             following = None if ends or is_alone else _norm_after(at)
             target = None if ends else y
         x = _append_block(at, block, x, start, target, following)
-    return append_end(at, layer, x.x, y) if ends else x
+    if ends:
+        return append_end(at, layer, at.linear.complete(x).x, y)
+    return x if y is None else at.linear.complete(x)
 
 
 def _norm_after(at: LayerStep) -> NormLayer | None:
@@ -76,6 +78,8 @@ def _append_block(
     following: NormLayer | None,
 ) -> Activations:
     """x += scale * the networks' results, one after the other, or x += norm(their sum)."""
+    if not _begins_with_product(block):
+        x = at.linear.complete(x)
     if block.post_norm is not None:
         return _append_normed_block(at, block, x, start, y, following)
     total = x
@@ -84,7 +88,17 @@ def _append_block(
         target = (y if is_last else None) or at.free(x.x, start, total.x)
         to = Destination(target, total.x, following if is_last else None, block.scale)
         total = _append_branch(at, branch, x, start, to)
+        if not is_last:
+            total = at.linear.complete(total)
     return total
+
+
+def _begins_with_product(block: Block) -> bool:
+    """Whether the first launch that reads the stream is a product, and the only one but for the
+    block's end."""
+    if len(block.branches) > 1 or block.branches[0].reads_layer_input:
+        return False
+    return isinstance(block.branches[0].network, Attention | Dense | Linear)
 
 
 def _append_normed_block(
@@ -99,7 +113,8 @@ def _append_normed_block(
     total: Slice | None = None
     for branch in block.branches:
         used = (x.x, start) if total is None else (x.x, start, total)
-        total = _append_branch(at, branch, x, start, Destination(at.free(*used), total, None)).x
+        to = Destination(at.free(*used), total, None)
+        total = at.linear.complete(_append_branch(at, branch, x, start, to)).x
     norm = at.norm(block.post_norm)
     assert total is not None
     assert norm is not None
@@ -107,7 +122,7 @@ def _append_normed_block(
         at.scale("scale", total, total, block.scale)
     target = y or at.free(x.x, start, total)
     hidden = at.parts.config.hidden
-    return at.linear.append_norm_after(
+    return at.linear.defer_norm_after(
         at.name("post_norm"), hidden, total, norm, x.x, target, following
     )
 
@@ -127,7 +142,7 @@ def _append_branch(
     if to.residual is None:
         at.linear.append_norm(label, hidden, Activations(made), norm, to.y)
         return Activations(to.y)
-    return at.linear.append_norm_after(
+    return at.linear.defer_norm_after(
         label, hidden, made, norm, to.residual, to.y, to.next_norm, to.scale
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.activations import Activations
+from urdir.model.blocks.activations import Activations, NormedSum
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
@@ -230,6 +230,32 @@ class LinearLayers:
         self.plan.launch(kernel, label, x=delta, residual=residual, y=y, **launch)
         return made
 
+    def defer_norm_after(
+        self,
+        label: str,
+        cols: int,
+        delta: Slice,
+        norm: NormLayer,
+        residual: Slice,
+        y: Slice,
+        next_norm: NormLayer | None,
+        scale: float = 1.0,
+    ) -> Activations:
+        """The same, but left to the next product if that may take it: for one row, not scaled.
+        ``y`` is a third buffer, and ``delta`` and ``residual`` stay as they are until then.
+        """
+        if self.rows > 1 or scale != 1.0:
+            return self.append_norm_after(label, cols, delta, norm, residual, y, next_norm, scale)
+        return Activations(y, next_norm, due=NormedSum(label, cols, delta, norm, residual))
+
+    def complete(self, x: Activations) -> Activations:
+        """x as vectors that any launch may read: a launch for the sum that is due."""
+        if (due := x.due) is None:
+            return x
+        return self.append_norm_after(
+            due.label, due.cols, due.delta, due.norm, due.before, x.x, x.norm
+        )
+
     @property
     def takes_gemm(self) -> bool:
         """Whether these are many rows: see ``choice.takes_gemm``."""
@@ -264,6 +290,8 @@ class LinearLayers:
         self, label: str, request: LinearRequest, x: Activations, norm: NormLayer | None
     ) -> tuple[Activations, NormLayer | None]:
         """The vectors of a product, and the norm that its launch has yet to compute."""
+        if x.due is not None and not _normalising(request, x, norm).fits_gemv:
+            x = self.complete(x)
         if norm is None:
             return x, None
         if x.has_completed(norm):
@@ -306,7 +334,10 @@ def _alike(gate: Matrix, up: Matrix) -> bool:
 
 
 def _normalising(request: LinearRequest, x: Activations, norm: NormLayer | None) -> LinearRequest:
-    """The request of a launch that computes the norm, or what is left of it."""
+    """The request of a launch that computes the norm, or what is left of it, and the sum before it
+    that is due."""
+    if x.due is not None:
+        request = replace(request, after=x.due.norm.norm)
     if norm is None:
         return request
     return replace(request, norm=norm.norm, summarised=x.has_begun(norm))
@@ -323,6 +354,9 @@ def _vectors(
     if kernel.summarised:
         return _given(x=x.scaled, x_summary=x.summary)
     weights = {} if norm is None else _given(norm=norm.weight, norm_bias=norm.bias)
+    if (due := x.due) is not None:
+        after = _given(post_norm=due.norm.weight, post_norm_bias=due.norm.bias)
+        return {"x": due.delta, "before": due.before, "stream": x.x, **after, **weights}
     return {"x": _rows_of(x.x, first, kernel.batch, kernel.cols), **weights}
 
 

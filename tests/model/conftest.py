@@ -26,16 +26,27 @@ def data() -> Path:
     return DATA
 
 
-@pytest.fixture(scope="session")
-def reference_model() -> Any:
-    """The class of `reference.py`: a forward pass of any description in numpy."""
-    path = Path(__file__).with_name("reference.py")
+def _module(name: str) -> Any:
+    """A module of this folder that has no tests."""
+    path = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.Reference
+    return module
+
+
+@pytest.fixture(scope="session")
+def reference_model() -> Any:
+    """The class of `reference.py`: a forward pass of any description in numpy."""
+    return _module("reference").Reference
+
+
+@pytest.fixture(scope="session")
+def vocabulary_merges() -> Any:
+    """The module `vocabulary_merges.py`."""
+    return _module("vocabulary_merges")
 
 
 @pytest.fixture
@@ -150,16 +161,27 @@ def make_folder(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+#: A vocabulary that has another's tokens and merges, but is cut by a pre-tokeniser of its own name.
+_SAME_TOKENS = {"qwen35": "qwen2"}
+
+
 @pytest.fixture(scope="session")
-def vocab_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def vocab_file(
+    tmp_path_factory: pytest.TempPathFactory, vocabulary_merges: Any
+) -> Callable[[str], Path]:
     """Unpacks one of the vocabularies of `data/vocab` ("qwen2"), returns its path."""
     folder = tmp_path_factory.mktemp("vocab")
 
+    def cut_by(name: str) -> bytes:
+        return gguf_string("tokenizer.ggml.pre") + gguf_value(name)
+
     @functools.cache
     def unpack(name: str) -> Path:
-        path = folder / f"{name}.gguf"
-        packed = DATA / "vocab" / f"ggml-vocab-{path.name}.xz"
-        path.write_bytes(lzma.decompress(packed.read_bytes()))
+        path, stored = folder / f"{name}.gguf", _SAME_TOKENS.get(name, name)
+        packed = DATA / "vocab" / f"ggml-vocab-{stored}.gguf.xz"
+        raw = lzma.decompress(packed.read_bytes())
+        path.write_bytes(raw if name == stored else raw.replace(cut_by(stored), cut_by(name), 1))
+        vocabulary_merges.restore(path)
         return path
 
     return unpack

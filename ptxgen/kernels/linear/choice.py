@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.attention.choice import INCREMENTAL_KEYS
 from urdir.ptxgen.kernels.linear.cut import CutOptions
@@ -82,6 +83,7 @@ class LinearRequest:
     ``matrices``: (format, rows) of each; all have ``cols`` columns. Fields that
     `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
     f32.
+    ``after``: see `Gemv`, for one vector where `fits_gemv` says so.
     ``ends_block``: the product is the last of a block, with or without ``residual``.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
     ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
@@ -103,6 +105,7 @@ class LinearRequest:
     fill: bool = False
     ends_block: bool = False
     alone: bool = False
+    after: Norm | None = None
     summarised: bool = False
     summarises: bool = False
 
@@ -121,6 +124,33 @@ class LinearRequest:
         """Whether the launch can compute the norm: `GemmSmall` subtracts no mean and adds no
         bias."""
         return self.norm is None or not self.rounds_several or not is_first(self.norm)
+
+    @property
+    def activations(self) -> Activations:
+        """What `Gemv` makes of the activations."""
+        return "f32" if self.exact or any(fmt.is_float for fmt in self.formats) else "i16"
+
+    @property
+    def fits_gemv(self) -> bool:
+        """Whether `Gemv` serves."""
+        return self.gemv_options is not None
+
+    @property
+    def gemv_options(self) -> CutOptions | None:
+        """How `Gemv` fits: one CTA has all columns; two share them, if activations are rounded; one
+        takes all of the shared memory, and overlaps nothing. None: not at all."""
+        if self.batch > 1:
+            return None
+        ways = [self.options]
+        if self.activations == "i16":
+            all_of_it = replace(ways[0], shared=self.limits.shared_per_cta, least_shared=0)
+            ways += [replace(ways[0], cluster=2)] if self.limits.cluster > 1 else []
+            ways += [all_of_it]
+        for way in ways:
+            given = (self.formats, self.cols, self.activations, way.shared, self.norm, self.after)
+            if Gemv.fits(*given, cluster=way.cluster):
+                return way
+        return None
 
     @property
     def options(self) -> CutOptions:
@@ -163,34 +193,22 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
     One vector: `Gemv`, if its activations fit in the shared memory of a CTA, or of two. Several
     vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and all weights
     are quantised. Else `GemvF32`.
-    Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`).
+    Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`), and
+    for one after a block where `Gemv` does not serve.
     """
-    options = request.options
     if request.rounds_several:
-        return _gemm_small(request, options)
-    floats = request.exact or any(fmt.is_float for fmt in request.formats)
-    activations: Activations = "f32" if floats else "i16"
-    cut = None if request.batch > 1 else _gemv_cut(request, options, activations)
-    if cut is None:
-        return GemvF32(**_fields(request), batch=request.batch)
-    return Gemv(**_fields(request), **vars(cut), activations=activations, alone=request.alone)
-
-
-def _gemv_cut(
-    request: LinearRequest, options: CutOptions, activations: Activations
-) -> CutOptions | None:
-    """How `Gemv` fits: one CTA has all columns; two share them, if activations are rounded; one
-    takes all of the shared memory, and overlaps nothing. None: not at all."""
-    ways = [options]
-    if activations == "i16":
-        all_of_it = replace(options, shared=request.limits.shared_per_cta, least_shared=0)
-        ways += [replace(options, cluster=2)] if request.limits.cluster > 1 else []
-        ways += [all_of_it]
-    for way in ways:
-        given = (request.formats, request.cols, activations, way.shared, request.norm)
-        if Gemv.fits(*given, cluster=way.cluster):
-            return way
-    return None
+        return _gemm_small(request, request.options)
+    if (options := request.gemv_options) is not None:
+        return Gemv(
+            **_fields(request),
+            **vars(options),
+            activations=request.activations,
+            alone=request.alone,
+            after=request.after,
+        )
+    if request.after is not None:
+        raise PtxgenError(f"{request.after} after a block: not for {request.cols} columns")
+    return GemvF32(**_fields(request), batch=request.batch)
 
 
 def _gemm_small(request: LinearRequest, options: CutOptions) -> GemmSmall:
