@@ -88,7 +88,30 @@ class LinearLayers:
         """
         ends = Ends(activation, scale, softcap, clamp)
         request = self._request(*(matrix for matrix, _ in matrices), ends=ends)
+<<<<<<< HEAD
         request = replace(request, ends_block=ends_block, fill=fill)
+=======
+        self._append(label, request, matrices, x, norm, ends)
+
+    def append_last(
+        self, label: str, matrix: Matrix, x: Slice, y: Slice, fill: bool = False, scale: float = 1.0
+    ) -> None:
+        """y = scale * (x times the matrix, plus its bias): the last product of a network, without
+        the residual. ``fill``: see `CutOptions`."""
+        ends = Ends(scale=scale)
+        request = replace(self._request(matrix, ends=ends), last=True, fill=fill)
+        self._append(label, request, [(matrix, y)], Activations(x), None, ends)
+
+    def _append(
+        self,
+        label: str,
+        request: LinearRequest,
+        matrices: Sequence[tuple[Matrix, Slice]],
+        x: Activations,
+        norm: NormLayer | None,
+        ends: Ends,
+    ) -> None:
+>>>>>>> postnorm
         x, norm = self._normed(label, request, x, norm)
         if self.takes_gemm:
             for number, (matrix, y) in enumerate(matrices):

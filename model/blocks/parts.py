@@ -110,10 +110,14 @@ class LayerStep:
         """The last product of a network, to its destination."""
         label, linear = self.name(label), self.linear
         if to.residual is None:
+<<<<<<< HEAD
             product = [(matrix, to.y)]
             linear.append(
                 label, product, Activations(x), scale=to.scale, ends_block=True, fill=fill
             )
+=======
+            linear.append_last(label, matrix, x, to.y, fill=fill, scale=to.scale)
+>>>>>>> postnorm
             return Activations(to.y)
         return linear.append_residual(
             label, matrix, x, to.residual, to.y, to.next_norm, fill=fill, scale=to.scale

@@ -207,6 +207,78 @@ def test_norms_after_a_block_complete_the_next_one(bench: Workbench, allowed: fl
 
 
 @every_mode
+def test_norms_after_a_block_are_left_to_the_next_product(
+    bench: Workbench, exact: bool, allowed: float
+) -> None:
+    """Of one row without a scale: y = x + norm(delta) is made by the launch of next(y) times U."""
+    x_at, x = bench.vectors(HIDDEN)
+    delta_at, delta = bench.vectors(HIDDEN)
+    gate, g, g_bias = bench.matrix(WIDTH, HIDDEN, bias=True)
+    up, u, u_bias = bench.matrix(WIDTH, HIDDEN, bias=True)
+    after, after_weights = bench.norm(LAYER)
+    following, following_weights = bench.norm(RMS)
+    y, out, read = bench.out(HIDDEN), bench.out(WIDTH), bench.out(WIDTH)
+    linear = bench.linear
+    made = linear.defer_norm_after("post", HIDDEN, delta_at, after, x_at, y, following)
+    linear.append_gated("gate_up", gate, up, made, following, out)
+    linear.append("up", [(up, read)], Activations(y))
+    bench.run()
+    hidden = x + LAYER(delta, **after_weights)
+    bench.compare(y, hidden, 1e-5)
+    normed = RMS(hidden, **following_weights)
+    activated = Activation("silu").gated(normed @ g.T + g_bias, normed @ u.T + u_bias)
+    bench.compare(out, activated, 2 * allowed)
+    bench.compare(read, hidden @ u.T + u_bias, allowed)
+    if bench.rows == 1:
+        assert bench.kernels() == ["gemv", "gemv"]
+    else:
+        assert bench.kernels()[0] == "normalise"
+
+
+@pytest.mark.parametrize(("rows", "exact"), [(1, False)])
+def test_a_sum_that_is_due_is_made_where_no_product_takes_it(bench: Workbench) -> None:
+    x_at, x = bench.vectors(HIDDEN)
+    delta_at, delta = bench.vectors(HIDDEN)
+    after, weights = bench.norm(RMS)
+    following, following_weights = bench.norm(RMS)
+    y = bench.out(HIDDEN)
+    linear = bench.linear
+    due = linear.defer_norm_after("post", HIDDEN, delta_at, after, x_at, y, following)
+    assert not bench.kernels()
+    assert not due.has_completed(following)
+    made = linear.complete(due)
+    assert made.has_completed(following)
+    assert linear.complete(made) is made
+    scaled = linear.defer_norm_after("scaled", HIDDEN, delta_at, after, x_at, y, None, scale=0.5)
+    assert scaled == Activations(y)
+    assert bench.kernels() == ["normalise"] * 2
+    bench.run()
+    bench.compare(y, x + 0.5 * RMS(delta, **weights), 1e-5)
+    hidden = x + RMS(delta, **weights)
+    assert made.normed is not None
+    bench.compare(made.normed, RMS(hidden, **following_weights), 1e-5)
+
+
+@pytest.mark.parametrize(("rows", "exact"), [(1, False)])
+def test_a_row_too_long_for_the_norms_has_launches_for_them(bench: Workbench) -> None:
+    """Two launches, the second with the norm of the first."""
+    cols = 16384
+    x_at, x = bench.vectors(cols)
+    delta_at, delta = bench.vectors(cols)
+    head, w, _ = bench.matrix(3, cols, bias=False)
+    after, weights = bench.norm(RMS, cols)
+    y, out = bench.out(cols), bench.out(3)
+    linear = bench.linear
+    due = linear.defer_norm_after("post", cols, delta_at, after, x_at, y, None)
+    linear.append("head", [(head, out)], due)
+    assert bench.kernels()[0] == "normalise"
+    bench.run()
+    hidden = x + RMS(delta, **weights)
+    bench.compare(y, hidden, 1e-5)
+    bench.compare(out, hidden @ w.T, 1e-3)
+
+
+@every_mode
 def test_two_layers_share_a_norm(bench: Workbench, allowed: float) -> None:
     """Attention and feed-forward side by side, as in phi2."""
     x_at, x = bench.vectors(HIDDEN)

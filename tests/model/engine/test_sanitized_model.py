@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,28 +11,32 @@ import pytest
 
 from urdir.driver import bindings
 from urdir.model.engine.engine import Engine
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+
+
+def answer(path: Path, kv_dtype: KvDtype) -> tuple[list[int], np.ndarray]:
+    """Tokens after a prompt, and logits."""
+    with Engine.open(path, device="emulator", context=32, kv_dtype=kv_dtype) as engine:
+        engine.session.feed([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
+        tokens = [engine.session.greedy_step() for _ in range(3)]
+        engine.session.feed([7])
+        return tokens, engine.session.logits_step()
+
+
+@pytest.fixture(params=["nano-llama-q8_0", "nano-qwen3-q4_k_m", "gemma2-dense"])
+def model(request: pytest.FixtureRequest, data: Path, family_file: Callable[[str], Path]) -> Path:
+    """One of each kind of plan: the last has norms after its blocks."""
+    golden = data / "golden" / f"{request.param}.gguf"
+    return golden if golden.exists() else family_file(request.param)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "kv_dtype"), [("nano-llama-q8_0", "f16"), ("nano-qwen3-q4_k_m", "q8_0")]
-)
-def test_a_model_has_no_race(
-    data: Path, name: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tokens after a prompt, and logits, are those of the emulator without it, bit for bit."""
-
-    def answer() -> tuple[list[int], np.ndarray]:
-        path = str(data / "golden" / f"{name}.gguf")
-        with Engine.open(path, device="emulator", context=32, kv_dtype=kv_dtype) as engine:
-            engine.session.feed([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
-            tokens = [engine.session.greedy_step() for _ in range(3)]
-            engine.session.feed([7])
-            return tokens, engine.session.logits_step()
-
-    wanted, logits = answer()
+def test_a_model_has_no_race(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens and logits are those of the emulator without the sanitizer, bit for bit."""
+    kv_dtype: KvDtype = "q8_0" if "qwen3" in model.name else "f16"
+    wanted, logits = answer(model, kv_dtype)
     sanitized = functools.partial(bindings.emulated, sanitize=True)
     monkeypatch.setattr(bindings, "emulated", sanitized)
-    found, sanitized_logits = answer()
+    found, sanitized_logits = answer(model, kv_dtype)
     assert found == wanted
     assert np.array_equal(sanitized_logits, logits)

@@ -1,0 +1,61 @@
+"""Plans of models with norms after their blocks: in decode steps these have no launches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from urdir.driver.operation import Launch
+from urdir.driver.plan import Plan
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.step import build_plan
+
+NORMS = ("post_norm", "branch_norm")
+LAYER = ("attn_qkv", "attention", "attn_output", "ffn_gate_up", "ffn_down")
+
+
+def launches(plan: Plan, layer: int) -> list[str]:
+    """Labels of a layer's launches, but for norms of queries and keys."""
+    labels = [op.label for op in plan if isinstance(op, Launch)]
+    of_layer = (at.removeprefix(f"blk.{layer}.") for at in labels if at.startswith(f"blk.{layer}."))
+    return [label for label in of_layer if label not in ("attn_q_norm", "attn_k_norm", "qk_norm")]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", ["gemma2-dense", "gemma3-dense", "olmo2-dense", "glm4-dense"])
+def test_the_next_product_computes_them(
+    name: str, exact: bool, family_file: Callable[[str], Path]
+) -> None:
+    """Each makes the stream in a buffer that it does not read, and that the next sum reads."""
+    path = family_file(name)
+    with Engine.open(path, device="emulator", context=64, exact=exact, sequences=2) as engine:
+        parts, layers = engine.session.parts, range(engine.config.n_layers)
+        plan = build_plan(parts, StepShape(1, 64, Output.GREEDY))
+        several = build_plan(parts, StepShape(2, 64, Output.GREEDY))
+        for layer in layers:
+            assert tuple(launches(plan, layer)) == LAYER
+            norms = [label for label in launches(several, layer) if label in NORMS]
+            assert len(norms) == 2
+        made = [op.args for op in plan if isinstance(op, Launch) and "stream" in op.args]
+        assert len(made) == 2 * len(layers)
+        assert made[0]["before"] is parts.work["hidden"]
+        for args, following in itertools.pairwise(made):
+            assert following["before"] is args["stream"]
+        for args in made:
+            assert len({id(args[role]) for role in ("x", "before", "stream")}) == 3
+
+
+def test_what_follows_a_layer_reads_a_complete_stream(
+    family_file: Callable[[str], Path],
+) -> None:
+    """Gemma 4 multiplies it after the second block: only the first one's norm is left."""
+    with Engine.open(family_file("gemma4-d"), device="emulator", context=64) as engine:
+        plan = build_plan(engine.session.parts, StepShape(1, 64, Output.GREEDY))
+        for layer in range(engine.config.n_layers):
+            labels = launches(plan, layer)
+            assert labels.index("ffn_down") < labels.index("layer_output_scale")
+            assert sum(label.endswith("_norm") for label in labels) == 1
