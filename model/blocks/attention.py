@@ -10,7 +10,7 @@ other, are appended before.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.rows import Rows
@@ -21,6 +21,8 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rope import Rope
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ class LayerAttention:
 
     ``token`` says what happens to q, k and v before, ``scores`` what happens to q . k. What they
     ask for is in ``constants`` by the names of the kernels' parameters: ``frequencies`` (a
-    ``turns_table``), ``q_norm`` and ``k_norm`` (head_dim,), ``sinks`` (heads,), all f32.
+    ``turns_table``), ``q_norm`` and ``k_norm`` (head_dim,), or as `OwnToken` says, ``sinks``
+    (heads,), all f32.
 
     ``exact`` keeps activations f32. Without ``fused``, the tokens of decode rows are prepared and
     appended by launches of their own, with the same result.
@@ -126,6 +129,9 @@ def append_tokens(plan: Plan, at: LayerAttention) -> None:
     """Prepare ``at.work``'s q and k in place, where there is something to do; append k and v, where
     the layer has a cache of its own."""
     layout, token, rows = at.layout, at.token, at.rows
+    if token.qk_norm and token.norms_rows:
+        _norm_rows(plan, at, token.qk_norm)
+        token = replace(token, qk_norm=None, qk_norm_over="head")
     rope = token.rope
     if rope or token.qk_norm or token.temperature:
         kernel = Rope(
@@ -145,3 +151,14 @@ def append_tokens(plan: Plan, at: LayerAttention) -> None:
     if token.appends:
         append = KvAppend(layout, rows.count, token.v_norm)
         at.launch(plan, append, f"{at.label}.kv_append")
+
+
+def _norm_rows(plan: Plan, at: LayerAttention, norm: Norm) -> None:
+    """All heads of q as one vector, and those of k, in place."""
+    for name, heads in (("q", at.heads), ("k", at.layout.kv_heads)):
+        if name == "k" and not at.token.appends:
+            continue
+        weight = {"weight": at.constants[f"{name}_norm"]} if norm.weight else {}
+        kernel = Normalise(at.rows.count, heads * at.layout.head_dim, norm)
+        x = at.work[name]
+        plan.launch(kernel, f"{at.label}.{name}_norm", x=x, y=x, **weight)

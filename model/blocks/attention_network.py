@@ -29,7 +29,7 @@ def append_attention(
     at.linear.append(at.name("attn_qkv"), _products(at, mixer), x, norm, clamp=mixer.clamp)
     token = own_token(mixer)
     if mixer.qk_norm is not None and token.qk_norm is None:
-        _append_rows_apart(at, mixer, mixer.qk_norm)
+        _append_norms_apart(at, mixer, mixer.qk_norm)
     incremental_attention_into(at.plan, layer_attention(at, mixer, token), at.work["heads"])
     if mixer.gate is not None:
         _append_gate(at, mixer, mixer.gate)
@@ -40,9 +40,9 @@ def append_attention(
     return at.finish("attn_output", at.matrix(mixer.o), at.work["heads"], to, fill=fill)
 
 
-def _append_rows_apart(at: LayerStep, mixer: Attention, norm: QkNorm) -> None:
-    """Norms of whole rows, or with weights of every head, before attention rotates; or the rotation
-    first, where they come after it. In place."""
+def _append_norms_apart(at: LayerStep, mixer: Attention, norm: QkNorm) -> None:
+    """Norms that attention has not, before it rotates; or the rotation first, where they come after
+    it. In place."""
     if norm.after_rope and mixer.rope is not None:
         rotation = mixer.rope.rotation
         kernel = Rope(
@@ -89,30 +89,35 @@ def _append_gate(at: LayerStep, mixer: Attention, gate: OutputGate) -> None:
 def own_token(mixer: Attention) -> OwnToken:
     """What attention itself does to the heads of a row's own token.
 
-    Norms of whole rows, and norms after the rotation, are launches of their own. A norm without
-    weights commutes with a rotation that keeps lengths.
+    LayerNorms, norms whose heads have weights of their own, and norms after a rotation that changes
+    lengths are launches of their own. A norm without weights commutes with the others.
     """
     norm = mixer.qk_norm
     fused = norm is not None and _is_fused(mixer, norm)
     rope = mixer.rope
     is_apart = norm is not None and not fused and norm.after_rope
-    return OwnToken(
+    token = OwnToken(
         rope=None if rope is None or is_apart else rope.rotation,
-        qk_norm=norm.q.norm if norm is not None and fused else None,
         v_norm=mixer.v_norm if mixer.k is not None else None,
         temperature=mixer.temperature,
         appends=mixer.k is not None,
     )
+    if norm is None or not fused:
+        return token
+    rope_first = norm.after_rope and rope is not None and norm.q.weight is not None
+    return replace(token, qk_norm=norm.q.norm, qk_norm_over=norm.over, rope_first=rope_first)
 
 
 def _is_fused(mixer: Attention, norm: QkNorm) -> bool:
-    q = norm.q
-    if norm.over != "head" or q.norm.kind != "rms" or q.bias is not None:
+    q, k = norm.q, norm.k
+    if q.norm.kind != "rms" or q.norm.bias or (mixer.k is not None and k.norm != q.norm):
         return False
-    if q.weight is None:
-        keeps_length = mixer.rope is None or mixer.rope.rotation.magnitude == 1.0
-        return keeps_length or not norm.after_rope
-    return q.weight.size == mixer.key_dim and not norm.after_rope
+    keeps_length = mixer.rope is None or mixer.rope.rotation.magnitude == 1.0
+    if norm.after_rope and not keeps_length:
+        return False
+    if norm.over == "row":
+        return q.weight is None or not norm.after_rope or mixer.rope is None
+    return q.weight is None or q.weight.size == mixer.key_dim
 
 
 def layer_attention(at: LayerStep, mixer: Attention, token: OwnToken) -> LayerAttention:

@@ -38,17 +38,9 @@ def append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> Activations:
         values = rows.count * config.hidden
         plan.launch(Rescale(values), f"saves.{config.saves}", x=x, y=work[saved(config.saves)])
     if config.adds is not None:
-        to = work["sum"]
-        for row in range(rows.count):
-            at = 4 * row * config.hidden, 4 * config.hidden
-            plan.launch(
-                Add(config.hidden),
-                f"adds rows {row}" if rows.count > 1 else "adds",
-                a=x.slice(*at),
-                b=weights.vector(config.adds),
-                y=to.slice(*at),
-            )
-        x = to
+        kernel = Add(rows.count * config.hidden, width=config.hidden)
+        plan.launch(kernel, "adds", a=x, b=weights.vector(config.adds), y=work["sum"])
+        x = work["sum"]
     return Activations(x)
 
 

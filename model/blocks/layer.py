@@ -18,7 +18,7 @@ from urdir.model.blocks.feed_forward import (
 from urdir.model.blocks.layer_end import append_end, has_end
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
-from urdir.model.families.description import Attention, Block, Branch, Dense, Mixture
+from urdir.model.families.description import Attention, Block, Branch, Dense, LayerConfig, Mixture
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
@@ -36,21 +36,25 @@ def append_layer(
     index: int,
     x: Activations,
     y: Slice | None = None,
+    layer: LayerConfig | None = None,
 ) -> Activations:
     """Append layer ``index``: the stream x (rows, hidden) f32 before it, and the stream after it,
-    in ``y`` (which may be x's buffer) or in a buffer of the workspace. The norm after it, if it is
-    known, is begun.
+    in ``y`` (which may be x's buffer) or in a buffer of the workspace. The norm after it is begun.
 
-    Raises LaunchError, naming launch and parameter, for a buffer that is null, closed or too small.
+    ``layer`` stands for the description's, which it is like: its weights are used with the cache of
+    layer ``index``, and no norm is begun. Raises LaunchError, naming launch and parameter, for a
+    buffer that is null, closed or too small.
     """
-    at = LayerStep(plan, parts, rows, index)
-    layer, start = parts.config.layers[index], x.x
+    at = LayerStep(plan, parts, rows, index, y)
+    is_alone, start = layer is not None, x.x
+    layer = layer or parts.config.layers[index]
     ends = has_end(layer)
     for number, block in enumerate(layer.blocks):
         if number + 1 < len(layer.blocks):
             following, target = at.norm(layer.blocks[number + 1].branches[0].norm), None
         else:
-            following, target = (None, None) if ends else (_norm_after(at), y)
+            following = None if ends or is_alone else _norm_after(at)
+            target = None if ends else y
         x = _append_block(at, block, x, start, target, following)
     return append_end(at, layer, x.x, y) if ends else x
 

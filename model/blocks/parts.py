@@ -1,4 +1,4 @@
-"""What a layer is built from: the owners of device memory, the step's rows, and where results go."""
+"""What a layer is built from: owners of device memory, the step's rows, and where results go."""
 
 from __future__ import annotations
 
@@ -63,12 +63,14 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class LayerStep:
-    """One layer in one step: what its launches are appended to and made of."""
+    """One layer in one step: what its launches are appended to and made of. ``y`` is where its
+    result goes, where that is known before."""
 
     plan: Plan
     parts: LayerParts
     rows: Rows
     index: int
+    y: Slice | None = None
 
     @property
     def linear(self) -> LinearLayers:
@@ -97,8 +99,10 @@ class LayerStep:
         return None if of is None else self.parts.weights.norm(of)
 
     def free(self, *used: Slice) -> Slice:
-        """A buffer for the stream that is none of those."""
-        return next(self.work[name] for name in STREAMS if self.work[name] not in used)
+        """A buffer for the stream that is none of those, nor ``y``."""
+        taken = {(s.buffer, s.offset) for s in (*used, self.y) if s is not None}
+        buffers = (self.work[name] for name in STREAMS)
+        return next(b for b in buffers if (b.buffer, b.offset) not in taken)
 
     def finish(
         self, label: str, matrix: Matrix, x: Slice, to: Destination, *, fill: bool = False

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from urdir.model.commands import options
 
 if TYPE_CHECKING:
+    from urdir.model.families.description import Config
     from urdir.model.files.gguf import Gguf
     from urdir.model.files.pretrained.model import SafetensorsModel
 
     OpenFile = Gguf | SafetensorsModel
 
 EXAMPLES = """\
-  urdir show model.gguf              metadata, tensors by type and role, memory plan
+  urdir show model.gguf              metadata, layers, tensors by type and role, memory plan
   urdir show model.gguf --template   the chat template as it stands in the file
   urdir show hf:org/repo:Q8_0        a file on the Hugging Face hub
 """
@@ -58,50 +59,59 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(gguf: OpenFile, context: int | None) -> dict[str, Any]:
+    from urdir.model.commands.description import layer_groups, model_facts
+    from urdir.model.errors import ConfigError, UnsupportedError
+    from urdir.model.families.description import Config
+
     types = Counter(t.type_name for t in gguf.tensors.values())
     nbytes = {
         name: sum(t.nbytes for t in gguf.tensors.values() if t.type_name == name) for name in types
     }
-    memory = _memory(gguf, context)
-    return {
+    report = {
         "file": str(gguf.path),
         "format": gguf.format,
         "metadata": {key: _plain(value) for key, value in gguf.metadata.items()},
         "tensors": {name: {"count": types[name], "bytes": nbytes[name]} for name in sorted(types)},
-        "roles": [] if "unsupported" in memory else _roles(gguf),
-        "memory": memory,
+    }
+    try:
+        config = Config.from_gguf(gguf)
+    except (ConfigError, UnsupportedError) as exc:  # such a file can still be shown
+        none: dict[str, Any] = {"model": {}, "layers": [], "roles": [], "ignored_keys": []}
+        return {**report, **none, "memory": {"unsupported": str(exc)}}
+    return {
+        **report,
+        "model": model_facts(config),
+        "layers": layer_groups(config),
+        "ignored_keys": list(config.ignored_keys),
+        "roles": _roles(gguf, config),
+        "memory": _memory(gguf, config, context),
     }
 
 
-def _roles(gguf: OpenFile) -> list[dict[str, Any]]:
-    """What the tensors are for: those of one role, shape and type together."""
-    from urdir.model.families.description import Config
-    from urdir.model.families.tensors import tensors
+def _roles(gguf: OpenFile, config: Config) -> list[dict[str, Any]]:
+    """What the tensors are for, as GGUF calls it: those of one role, shape and type together."""
+    from urdir.model.families.stored import of_any_layer, stored_in
 
-    groups = Counter(
-        (spec.role, spec.shape, gguf.tensors[spec.name].type_name)
-        for spec in tensors(Config.from_gguf(gguf))
-    )
-    roles = list(dict.fromkeys(role for role, _, _ in groups))
+    names: dict[str, str] = {}
+    for stored in stored_in(config):
+        names.setdefault(stored.name, of_any_layer(stored).name.removesuffix(".weight"))
+    tensors = [(role, gguf.tensors[name]) for name, role in names.items()]
+    groups = Counter((role, tensor.shape, tensor.type_name) for role, tensor in tensors)
+    first = [role for name, role in names.items() if not name.startswith("blk.")]
+    order = list(dict.fromkeys((*first, *names.values())))
     return [
         {"role": role, "shape": list(shape), "type": type_name, "count": groups[group]}
-        for group in sorted(groups, key=lambda group: roles.index(group[0]))
+        for group in sorted(groups, key=lambda group: order.index(group[0]))
         for role, shape, type_name in [group]
     ]
 
 
-def _memory(gguf: OpenFile, context: int | None) -> dict[str, Any]:
-    """The memory plan, or why there is none: a file we cannot run can still be shown."""
+def _memory(gguf: OpenFile, config: Config, context: int | None) -> dict[str, Any]:
+    """The memory plan."""
     from urdir.model.engine.engine import default_context
-    from urdir.model.errors import ConfigError, UnsupportedError
-    from urdir.model.families.description import Config
     from urdir.model.memory.budget import MemoryPlan, SessionBudget
     from urdir.ptxgen.tools.gpus import DEFAULT_GPU, GPUS
 
-    try:
-        config = Config.from_gguf(gguf)
-    except (ConfigError, UnsupportedError) as exc:
-        return {"unsupported": str(exc)}
     tokens = context or default_context(config)
     budget = SessionBudget.of(config, tokens, GPUS[DEFAULT_GPU].sm_count)
     return {"context": tokens, **MemoryPlan.of(gguf, config, budget).as_dict()}
@@ -127,11 +137,22 @@ def _print(report: dict[str, Any]) -> None:
     print("\ntensors:")
     for name, entry in report["tensors"].items():
         print(f"  {name:<8} {entry['count']:>5}  {entry['bytes']:>16,} bytes")
+    if report["model"]:
+        from urdir.model.commands.description import fact_text, layer_lines
+
+        print(f"\nmodel:\n  {fact_text(report['model'])}")
+        for group in report["layers"]:
+            for line in layer_lines(group):
+                print(f"  {line}")
+    if report["ignored_keys"]:
+        print("\nkeys that nothing reads:")
+        for key in report["ignored_keys"]:
+            print(f"  {key}")
     if report["roles"]:
         print("\nroles:")
     for entry in report["roles"]:
         shape = " x ".join(map(str, entry["shape"]))
-        print(f"  {entry['role']:<12} {entry['type']:<6} {entry['count']:>4} of {shape}")
+        print(f"  {entry['role']:<20} {entry['type']:<6} {entry['count']:>4} of {shape}")
     print("\nmemory:")
     for name, value in report["memory"].items():
         print(f"  {name:<12} {value:>16,}" if isinstance(value, int) else f"  {name}: {value}")

@@ -42,8 +42,8 @@ class Generation:
     """One answer: iterate over ``text()``; this fills ``statistics`` and ``tokens``.
 
     ``prompt`` is the whole token sequence to answer, by sequence ``slot`` of the session; what of
-    its beginning that sequence has in the cache is kept. At most ``limit`` tokens are generated
-    (None: until the end or a full cache); ``ignore_end`` goes on past end tokens;
+    its beginning that sequence has in the cache is kept (`Session.kept`). At most ``limit`` tokens
+    are generated (None: until the end or a full cache); ``ignore_end`` goes on past end tokens;
     ``host_sampling`` downloads logits and chooses in numpy. ``on_token`` is called with the id of
     each token of the answer and the text that it completes, which may be "" within a character.
     """
@@ -93,8 +93,9 @@ class Generation:
 
     def _begin(self) -> None:
         """Process the prompt, and tell the sequence how to go on and when to stop."""
-        keep = self.sequence.shared_with(self.prompt)
+        shared = self.sequence.shared_with(self.prompt)
         self.sequence.check_room(len(self.prompt))
+        keep = self.session.kept(shared, self.slot)
         self.session.truncate(keep, self.slot)
         self.session.feed(self.prompt[keep:], self.slot)
         self.session.set_sampling(self.settings, self.slot)

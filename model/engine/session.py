@@ -194,8 +194,16 @@ class Session(Owner):
         """
         return DecodeStream(self, output, sequences, most).tokens()
 
+    def kept(self, length: int, sequence: int = 0) -> int:
+        """How many of the first ``length`` tokens `truncate` can leave: all of them, or none where
+        layers with a window no longer hold what the next token looks back on."""
+        return self.parts.cache.kept(self.sequences[sequence].slot, length)
+
     def truncate(self, length: int, sequence: int = 0) -> None:
-        """Forget every token of a sequence from ``length`` on; nothing is pending then."""
+        """Forget every token of a sequence from ``length`` on; nothing is pending then.
+
+        Raises ModelError, nothing changed, for tokens that there are not or that are not `kept`.
+        """
         cut = self.sequences[sequence]
         cut.check_truncate(length)
         self.parts.cache.truncate(cut.slot, length)
@@ -205,7 +213,7 @@ class Session(Owner):
 
     def undo_unread(self, sequence: int) -> None:
         """Forget the steps of a sequence whose tokens were not read; the last one that was read is
-        pending then.
+        pending then. Caches have room for so many steps more than layers look back on.
         """
         undone = self.sequences[sequence]
         if undone.forget_unread():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from urdir.model.errors import ConfigError, UnsupportedError
@@ -39,12 +40,23 @@ def _check(reference: Stored, file: ModelFile) -> None:
             f"tensor '{name}' has shape {_text(tensor.shape)}, "
             f"the metadata asks for {_text(reference.shape)}"
         )
+    if not _is_within(reference):
+        raise ConfigError(
+            f"tensor '{name}' {_text(reference.shape)} has not the rows that the metadata ask for"
+        )
     types: Collection[str] = FORMATS if isinstance(reference, StoredMatrix) else VECTOR_TYPES
     if tensor.type_name not in types:
         raise UnsupportedError(
             f"tensor '{name}' has type {tensor.type_name}; supported there: "
             f"{', '.join(sorted(types))}"
         )
+
+
+def _is_within(reference: Stored) -> bool:
+    """Whether a part lies within its tensor: several sizes of the metadata decide where it ends."""
+    if isinstance(reference, StoredMatrix):
+        return reference.first + reference.each <= reference.period
+    return reference.first + reference.size // reference.repeat <= math.prod(reference.shape)
 
 
 def _kept(shape: Shape) -> Shape:

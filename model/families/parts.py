@@ -252,7 +252,10 @@ def _vocab_size(file: Reader, name: str) -> int:
     """The embedding's rows: the metadata may lack the number, and a vocabulary may be shorter."""
     if not file.has(name):
         raise ConfigError(f"tensor '{name}' is missing")
-    return file.stored[name][0]
+    shape = file.stored[name]
+    if len(shape) != 2 or not all(0 < size < 2**31 for size in shape):
+        raise ConfigError(f"tensor '{name}' has shape {shape}, expected a row for every token")
+    return shape[0]
 
 
 def _of_further_layers(file: Reader) -> Iterable[str]:

@@ -25,6 +25,9 @@ _D = TypeVar("_D")
 
 #: Whether a bias must be there, or is taken where it is stored.
 Presence = Literal["required", "optional", "absent"]
+#: What integers and floats stay below, and the smallest normal float.
+_MOST = (2**31, 2.0**128)
+_LEAST = 2.0**-126
 _LAYER = re.compile(r"^blk\.\d+\.")
 
 
@@ -78,12 +81,13 @@ class Reader:
     def optional(self, name: str, kind: type[_T], default: _D) -> _T | _D:
         """The value of a key, or ``default`` where it is absent; ConfigError for another type."""
         self._asked.add(self.key(name))
-        return self._metadata.optional(self.key(name), kind, default)
+        value = self._metadata.optional(self.key(name), kind, default)
+        return _bounded(self.key(name), value)
 
     def required(self, name: str, kind: type[_T]) -> _T:
         """The value of a key; ConfigError where it is absent or of another type."""
         self._asked.add(self.key(name))
-        return self._metadata.require(self.key(name), kind)
+        return _bounded(self.key(name), self._metadata.require(self.key(name), kind))
 
     def size(self, name: str, default: int | None = None) -> int:
         """A positive integer; ConfigError where it is neither there nor has a default."""
@@ -97,6 +101,13 @@ class Reader:
         """An integer from 0 on."""
         value = self.optional(name, int, default)
         if value < 0:
+            raise ConfigError(f"metadata key '{self.key(name)}' is {value}, expected 0 or more")
+        return value
+
+    def amount(self, name: str, default: float = 0.0) -> float:
+        """A number from 0 on, which often means none."""
+        value = self.optional(name, float, default)
+        if value < 0.0:
             raise ConfigError(f"metadata key '{self.key(name)}' is {value}, expected 0 or more")
         return value
 
@@ -117,9 +128,9 @@ class Reader:
         value = self._metadata.get(key, default)
         if not isinstance(value, np.ndarray):
             if default is None or key in self._metadata:
-                return [self._metadata.require(key, kind)] * layers
+                return [_bounded(key, self._metadata.require(key, kind))] * layers
             return [default] * layers
-        if len(value) < layers:
+        if len(value) not in (layers, self.size("block_count")):
             raise ConfigError(f"metadata key '{key}' has {len(value)} values for {layers} layers")
         return [self._element(key, item, kind) for item in value[:layers].tolist()]
 
@@ -142,6 +153,11 @@ class Reader:
         if not isinstance(items, (list, tuple)):
             raise ConfigError(f"metadata key '{key}' must be an array")
         return [self._element(key, item, int) for item in items]
+
+    @property
+    def asked_keys(self) -> frozenset[str]:
+        """Whole keys that something has asked for, whether the file has them or not."""
+        return frozenset(self._asked)
 
     @property
     def ignored_keys(self) -> tuple[str, ...]:
@@ -237,24 +253,30 @@ class Reader:
     # ---- helpers ----
 
     def _positive(self, name: str, kind: type[_Number], default: _Number | None) -> _Number:
-        key = self.key(name)
-        self._asked.add(key)
-        if default is None:
-            value = self._metadata.require(key, kind)
-        else:
-            value = self._metadata.optional(key, kind, default)
+        value = self.required(name, kind) if default is None else self.optional(name, kind, default)
         if value <= 0:
-            raise ConfigError(f"metadata key '{key}' is {value}, expected a positive number")
+            raise ConfigError(
+                f"metadata key '{self.key(name)}' is {value}, expected a positive number"
+            )
         return value
 
     def _element(self, key: str, item: Any, kind: type[_T]) -> _T:
         # Booleans of a pattern may be stored as integers, and sizes never as fractions.
         if kind is bool and item in (0, 1):
             item = bool(item)
-        return Metadata({key: item}).require(key, kind)
+        return _bounded(key, Metadata({key: item}).require(key, kind))
 
 
 _Number = TypeVar("_Number", int, float)
+
+
+def _bounded(key: str, value: _T) -> _T:
+    """The value, which must be one that kernels can have: in 32 bits, and no float so small that
+    it would be 0 there."""
+    size = abs(value) if isinstance(value, int | float) else 0
+    if size >= _MOST[type(value) is float] or 0 < size < _LEAST:
+        raise ConfigError(f"metadata key '{key}' is {value}, beyond what 32 bits hold")
+    return value
 
 
 def _full(name: str, layer: int | None) -> str:

@@ -161,29 +161,29 @@ def _scaling(file: Reader) -> RopeScaling:
     ext_factor = file.optional("rope.scaling.yarn_ext_factor", float, -1.0)
     if ext_factor < 0.0:
         ext_factor = 1.0 if kind == "yarn" else 0.0
+    context = file.optional(
+        "rope.scaling.original_context_length", int, file.size("context_length")
+    )
     values = {
         "factor": 1.0 if factor == 0.0 else factor,
         "attn_factor": file.optional("rope.scaling.attn_factor", float, 1.0),
-        "original_context": file.optional(
-            "rope.scaling.original_context_length", int, file.size("context_length")
-        ),
-        "beta_fast": file.optional("rope.scaling.yarn_beta_fast", float, 32.0),
-        "beta_slow": file.optional("rope.scaling.yarn_beta_slow", float, 1.0),
+        "original_context_length": context,
+        "yarn_beta_fast": file.optional("rope.scaling.yarn_beta_fast", float, 32.0),
+        "yarn_beta_slow": file.optional("rope.scaling.yarn_beta_slow", float, 1.0),
     }
     for name, value in values.items():
         if not value > 0:
-            raise ConfigError(
-                f"{file.key('rope.scaling')}: {name} is {value}, expected a positive number"
-            )
+            key = file.key(f"rope.scaling.{name}")
+            raise ConfigError(f"metadata key '{key}' is {value}, expected a positive number")
     if kind == "none":
         values["factor"] = 1.0
     return RopeScaling(
         factor=values["factor"],
         attn_factor=values["attn_factor"] * _log_multiplier(file, ext_factor, values["factor"]),
         ext_factor=ext_factor,
-        original_context=int(values["original_context"]),
-        beta_fast=values["beta_fast"],
-        beta_slow=values["beta_slow"],
+        original_context=context,
+        beta_fast=values["yarn_beta_fast"],
+        beta_slow=values["yarn_beta_slow"],
     )
 
 

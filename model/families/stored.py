@@ -7,13 +7,16 @@ tensor needs no code of its own, and the tensors of a model are those that its d
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
 
 from urdir.ptxgen.kernels.norm import Norm
 
 Shape = tuple[int, ...]
+_T = TypeVar("_T")
+_LAYER = re.compile(r"^blk\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,25 @@ Stored = StoredMatrix | StoredVector
 def stored_in(description: Any) -> Iterator[Stored]:
     """Every reference within a description, each once, in the order of its fields."""
     return iter(dict.fromkeys(_walk(description)))
+
+
+def of_any_layer(description: _T) -> _T:
+    """The same with the names of tensors as they are without the number of a layer: layers that are
+    alike have equal ones."""
+    return cast(_T, _renamed(description))
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, Stored):
+        return replace(value, name=_LAYER.sub("", value.name))
+    if isinstance(value, tuple):
+        return tuple(map(_renamed, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {field.name: getattr(value, field.name) for field in fields(value)}
+        renamed = {name: _renamed(old) for name, old in own.items()}
+        changed = {name: new for name, new in renamed.items() if new != own[name]}
+        return replace(value, **changed) if changed else value
+    return value
 
 
 def _walk(value: Any) -> Iterator[Stored]:

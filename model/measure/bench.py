@@ -122,7 +122,8 @@ def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
         if isinstance(kernel, DecodeAttention):
             others = (u for u in operation.uses() if u.name not in ("k_cache", "v_cache"))
             total += sum(use.stop - use.start for use in others)
-            total += length * kernel.layout.pair_nbytes * sequences
+            keys = min(length, kernel.scores.span or length)
+            total += keys * kernel.layout.pair_nbytes * sequences
         else:
             total += operation.bytes_moved()
     return total
@@ -191,11 +192,22 @@ def _decode_row(
 
 def _feed(session: Session, tokens: list[int], depth: int) -> float:
     """Seconds to process every token of a prompt, to the logits of the last."""
-    session.truncate(depth)
+    _rewind(session, depth)
     start = time.perf_counter()
     session.feed(tokens)
     session.logits_step()
     return time.perf_counter() - start
+
+
+def _rewind(session: Session, depth: int, sequence: int = 0) -> None:
+    """Cut a sequence to its first ``depth`` tokens; where layers with a window have lost what the
+    next one looks back on, these are processed once more."""
+    tokens = session.sequences[sequence].tokens[:depth]
+    kept = session.kept(depth, sequence)
+    session.truncate(kept, sequence)
+    if kept < depth:
+        session.feed(tokens, sequence)
+        session.forward_gpu_resident((sequence,))
 
 
 def _decode(session: Session, first: Sequence[int], case: BenchCase) -> tuple[float, float]:
@@ -204,7 +216,7 @@ def _decode(session: Session, first: Sequence[int], case: BenchCase) -> tuple[fl
     """
     sequences = range(len(first))
     for sequence, token in zip(sequences, first, strict=True):
-        session.truncate(case.depth, sequence)
+        _rewind(session, case.depth, sequence)
         session.feed([token], sequence)
     steps = session.stream_together(Output.GREEDY, sequences, most=case.generate)
     with closing(steps) as stream:

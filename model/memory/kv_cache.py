@@ -193,12 +193,15 @@ class PagedGroup(Group):
 
     @property
     def free_tokens(self) -> int:
+        """See Group."""
         return self._users.count(0) * self.layout.page_len
 
     def pages(self, sequence: int) -> tuple[int, ...]:
+        """See Group."""
         return tuple(self._pages[sequence])
 
     def check_room(self, sequence: int, start: int, end: int) -> None:
+        """See Group."""
         shared, missing = self._wanted(sequence, start, end)
         count, free = len(shared) + len(missing), self._users.count(0)
         if count > free:
@@ -208,6 +211,7 @@ class PagedGroup(Group):
             )
 
     def reserve(self, sequence: int, start: int, end: int, stored: int) -> None:
+        """See Group."""
         super().reserve(sequence, start, end, stored)
         held, layout = self._pages[sequence], self.layout
         shared, missing = self._wanted(sequence, start, end)
@@ -223,6 +227,7 @@ class PagedGroup(Group):
             self._upload(sequence)
 
     def truncate(self, sequence: int, length: int) -> None:
+        """See Group."""
         super().truncate(sequence, length)
         held = self._pages[sequence]
         if self.layout.capacity and length:
@@ -233,6 +238,7 @@ class PagedGroup(Group):
         del held[keep:]
 
     def fork(self, source: int, target: int, length: int) -> None:
+        """See Group."""
         held = self._pages[source]
         if not self.layout.capacity:
             held = held[: -(-length // self.layout.page_len)]

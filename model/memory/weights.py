@@ -207,7 +207,7 @@ def _rows(of: StoredMatrix, tensor: Tensor) -> Any:
 
 
 def _kept(config: Config) -> Iterator[Stored]:
-    """What is kept as it is: all but the factors that go into RoPE tables, and learned positions."""
+    """What is kept as it is: not the factors that go into RoPE tables, nor learned positions."""
     others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
     return (of for of in stored_in(config) if of not in others)
 

@@ -107,7 +107,7 @@ class Rope(KernelSpec):
         return (
             Param("q", "f32", ("rows", "q_heads", "head_dim"), Access.INOUT),
             *(Param(n, "f32", ("rows", "kv_heads", "head_dim"), Access.INOUT) for n in self.keys),
-            *self.token.constant_params,
+            *self.token.constant_params(self.q_heads, self.kv_heads),
             Param("position", "u32", ("rows",), Access.IN),
         )
 

@@ -38,16 +38,26 @@ class Sample(KernelSpec):
     threads = 1024
     #: Vectors that a thread loads before it looks at them.
     unroll = 4
-    #: Bits of an index; with those of a logit they make five digits of the radix selection.
-    index_bits = 18
+    #: Bits of a digit of the radix selection.
+    digit_bits = 10
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n_vocab <= 2**self.index_bits:
-            raise PtxgenError(f"sample: n_vocab must be in 1 ... 2^18, not {self.n_vocab}")
+        if not 1 <= self.n_vocab <= 2**28:
+            raise PtxgenError(f"sample: n_vocab must be in 1 ... 2^28, not {self.n_vocab}")
         if not 1 <= self.max_len < 2**31:
             raise PtxgenError(f"sample: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
         if not 1 <= self.rows < 2**16 or self.sequences < 1:
             raise PtxgenError(f"sample: no {self.rows} rows of {self.sequences} sequences")
+
+    @property
+    def index_bits(self) -> int:
+        """Bits of an index: with the 32 of a logit they make five digits, or six."""
+        return 18 if self.n_vocab <= 2**18 else 28
+
+    @property
+    def first_shift(self) -> int:
+        """Bits below the first digit."""
+        return 32 + self.index_bits - self.digit_bits
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -104,6 +114,7 @@ class Sample(KernelSpec):
             "2051 tokens": cls(n_vocab=2051, max_len=40, rows=2, sequences=2),
             "long context": cls(n_vocab=2048, max_len=300, rows=5, sequences=6),
             "large vocabulary": cls(n_vocab=151_936, max_len=100),
+            "six digits": cls(n_vocab=262_208, max_len=7),
         }
 
     def flops(self) -> int:

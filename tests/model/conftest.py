@@ -166,6 +166,20 @@ def vocab_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 @pytest.fixture(scope="session")
+def family_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Unpacks one of the models of `data/families` ("gemma2-dense"), returns its path."""
+    folder = tmp_path_factory.mktemp("families")
+
+    @functools.cache
+    def unpack(name: str) -> Path:
+        path = folder / f"{name}.gguf"
+        path.write_bytes(lzma.decompress((DATA / "families" / f"{path.name}.xz").read_bytes()))
+        return path
+
+    return unpack
+
+
+@pytest.fixture(scope="session")
 def demo_file() -> Path:
     """The demo model of the package."""
     return DATA.parent.parent / "model" / "data" / "demo-q4_k_m.gguf"

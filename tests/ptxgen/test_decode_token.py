@@ -22,6 +22,8 @@ from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.scores import Scores
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rope import Rope
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.tools.assemble import assemble
@@ -56,6 +58,16 @@ def one_after_another(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
         )
 
     rope = token.rope or Rotation(2, "half")
+    if token.norms_rows and token.qk_norm:
+        normed = {}
+        for name in "qk" if token.appends else "q":
+            weights = {"weight": inputs[f"{name}_norm"].reshape(-1)} if token.weights else {}
+            x = inputs[name].reshape(spec.rows, -1)
+            kernel = Normalise(*x.shape, token.qk_norm)
+            normed[name] = run_kernel(device, kernel, {"x": x} | weights)["y"]
+            normed[name] = normed[name].reshape(inputs[name].shape)
+        token = dataclasses.replace(token, qk_norm=None, qk_norm_over="head")
+        inputs = inputs | normed
     prepared = inputs
     if token.rope or token.qk_norm or token.temperature:
         prepared = run(
@@ -69,7 +81,7 @@ def one_after_another(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
     caches: Inputs = {}
     if token.appends:
         caches = run(KvAppend(layout, spec.rows, token.v_norm), k=prepared["k"])
-    return caches | run(dataclasses.replace(spec, token=None), q=prepared["q"], **caches)
+    return caches | run(dataclasses.replace(spec, token=None), **prepared | caches)
 
 
 def assert_same_bits(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
@@ -82,6 +94,15 @@ def assert_same_bits(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
 @pytest.mark.parametrize("spec", SPECS, ids=name_of)
 def test_it_equals_three_kernels(device: Device, spec: Spec) -> None:
     assert_same_bits(device, spec, spec.make_inputs(np.random.default_rng(11)))
+
+
+# The warps of Normalise: 1, 2, 8, 12, 16, 32 and 32 with two passes; a last one with idle threads.
+@pytest.mark.parametrize("heads", [1, 7, 31, 47, 64, 130, 300])
+def test_rows_of_every_length_are_normed_as_by_normalise(device: Device, heads: int) -> None:
+    """In one launch: many heads of q, a few of k; with an eps that matters."""
+    token = OwnToken(Rotation(24, "half"), Norm("rms", 0.5), qk_norm_over="row")
+    spec = IncrementalAttention(heads, KvLayout(1, 1, 3, 64, "f16"), token=token)
+    assert_same_bits(device, spec, spec.inputs_at(np.random.default_rng(heads), [2], [0]))
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_80"])

@@ -69,7 +69,7 @@ def test_folders_are_paired_by_fields_over_targets_and_versions(tmp_path: Path) 
     _dump(b, Add(n=700), Add(n=5), Normalise(1, 512, RMS), target="sm_80")
     found = compare(a, b)
     pairs = {(d.left.fields, d.right.fields) for d in found.differences}
-    assert pairs == {(f"Add(n={n}, scale=1.0, scaled=False)",) * 2 for n in (5, 700)}
+    assert pairs == {(f"Add(n={n}, scale=1.0, scaled=False, width=0)",) * 2 for n in (5, 700)}
     (right,) = (file.fields for file in found.only_right)
     assert right.startswith("Normalise(rows=1, cols=512, norm=Norm(kind='rms', eps=1e-05, ")
     assert len(found.only_left) == 2  # two of that name: which of them belongs to it is not clear

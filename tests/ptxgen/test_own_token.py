@@ -102,6 +102,12 @@ def test_values_are_normed_as_they_are_stored(device: Device) -> None:
         ({"qk_norm": Norm("rms", 1e-5, bias=True)}, "qk_norm is an RMS norm without bias"),
         ({"v_norm": QK_NORM}, "v_norm without weight"),
         ({"v_norm": V_NORM, "appends": False}, "it has no value"),
+        ({"qk_norm_over": "row"}, "over rows is a qk_norm before the rotation"),
+        (
+            {"rope": Rotation(8, "half"), "qk_norm": QK_NORM, "qk_norm_over": "row"}
+            | {"rope_first": True},
+            "over rows is a qk_norm before the rotation",
+        ),
     ],
 )
 def test_tokens_that_no_kernel_prepares(fields: dict[str, Any], message: str) -> None:

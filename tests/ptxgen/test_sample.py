@@ -315,7 +315,7 @@ def test_settings_lie_where_the_template_says():
     "fields",
     [
         {"n_vocab": 0},
-        {"n_vocab": 2**18 + 1},
+        {"n_vocab": 2**28 + 1},
         {"max_len": 0},
         {"rows": 0},
         {"rows": 2**16},

@@ -22,6 +22,7 @@ from urdir.model.engine.realizar.forward import (
 from urdir.model.engine.realizar.from_sizes import describe, make_weights
 from urdir.model.engine.realizar.layers import (
     Layers,
+    LayerWeights,
     transformer_layer_indexed,
     transformer_layer_workspace,
 )
@@ -29,6 +30,7 @@ from urdir.model.engine.realizar.recording import RecordedStep, record
 
 __all__ = [
     "CachedAttention",
+    "LayerWeights",
     "Layers",
     "RecordedStep",
     "describe",

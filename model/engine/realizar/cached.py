@@ -16,7 +16,8 @@ from urdir.model.blocks.attention import LayerAttention
 from urdir.model.blocks.rows import Rows
 from urdir.model.errors import ModelError
 from urdir.model.families.rope import RopeConfig
-from urdir.model.memory.kv_cache import create_cache, in_pages
+from urdir.model.memory.cache_shape import CacheShape, in_pages
+from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.workspace import most_partial
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import Advance
@@ -90,14 +91,15 @@ class CachedAttention(Owner):
         pages: int | None = None,
         rope: RopeConfig | None = None,
     ) -> None:
-        shape = KvLayout(sequences, kv_heads or heads, max_len, head_dim, dtype=kv_dtype)
-        layout = in_pages(shape, page_len, pages)
+        layout = KvLayout(sequences, kv_heads or heads, max_len, head_dim, dtype=kv_dtype)
+        layout = in_pages(layout, page_len, pages)
         self.device, self.heads, self.rope = device, heads, rope
         self.lengths = [[0] * sequences for _ in range(layers)]
         # Layer -> the (sequence, position) pairs in device memory; what is missing is not known.
         self._placed: dict[int, list[tuple[int, int]]] = {}
         with ExitStack() as owners:
-            self.cache = owners.enter_context(create_cache(device, layers, layout))
+            shape = CacheShape.equal(layout, layers)
+            self.cache = owners.enter_context(KvCache(device, shape))
             sizes = self._sizes(layout, layers)
             self.work = owners.enter_context(device.arena(sizes, "attention"))
             self.stream = owners.enter_context(device.create_stream("attention"))
@@ -133,7 +135,7 @@ class CachedAttention(Owner):
     @property
     def layout(self) -> KvLayout:
         """How a layer's keys (and values) lie in memory."""
-        return self.cache.layout
+        return self.cache.layout(0)
 
     @property
     def attention(self) -> Self:
@@ -196,13 +198,16 @@ class CachedAttention(Owner):
             lengths[target] = lengths[source]
 
     def _memory(self, layer: int) -> tuple[Slice, Slice]:
-        return self.cache.keys(layer), self.cache.values(layer)
+        caches = self.cache.arguments(layer)
+        return caches["k_cache"], caches["v_cache"]
 
     def _table(self) -> npt.NDArray[np.uint32] | None:
         if not self.layout.is_paged:
             return None
         shape = (self.layout.sequences, self.layout.blocks)
-        return self.cache.arguments(0)["block_table"].download(np.uint32, shape)
+        table: npt.NDArray[np.uint32]
+        table = self.cache.arguments(0)["block_table"].download(np.uint32, shape)
+        return table
 
     def _longest(self, sequence: int) -> int:
         return max(lengths[sequence] for lengths in self.lengths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,24 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.model.errors import ConfigError
-from urdir.model.families.description import Attention, Config, Dense, LayerConfig
+from urdir.model.families.check import check_tensors
+from urdir.model.families.description import Attention, Config, Dense, LayerConfig, QkNorm
+from urdir.model.families.parts import sequential
 from urdir.model.families.rope import RopeConfig
+from urdir.model.families.stored import (
+    Linear,
+    Normalization,
+    Stored,
+    StoredMatrix,
+    StoredVector,
+    stored_in,
+)
 from urdir.model.families.synthetic import RepeatedBlocks
-from urdir.model.families.tensors import TensorSpec, check_tensors, tensors
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
 from urdir.model.memory.weights import Weights
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import RopeScaling, RopeStyle
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -52,25 +64,62 @@ def describe(
     kv_heads, head_dim = kv_heads or heads, head_dim or hidden // heads
     if heads % kv_heads:
         raise ConfigError(f"{heads} query heads are no multiple of {kv_heads} KV heads")
+    norm = Norm("rms", rms_eps)
     rope = rope or RopeConfig(head_dim, rope_style, 10000.0, RopeScaling.none())
-    mixer = Attention(
-        heads,
-        kv_heads,
-        key_dim=head_dim,
-        value_dim=head_dim,
-        rope=rope,
-        qkv_bias=qkv_bias,
-        qk_norm=qk_norm,
-    )
+
+    def layer(index: int) -> LayerConfig:
+        names = Names(f"blk.{index}.")
+        q_norm, k_norm = (names.norm(f"attn_{n}_norm", norm, head_dim) for n in "qk")
+        mixer = Attention(
+            heads,
+            kv_heads,
+            key_dim=head_dim,
+            value_dim=head_dim,
+            scale=1.0 / math.sqrt(head_dim),
+            q=names.linear("attn_q", heads * head_dim, hidden, qkv_bias),
+            k=names.linear("attn_k", kv_heads * head_dim, hidden, qkv_bias),
+            v=names.linear("attn_v", kv_heads * head_dim, hidden, qkv_bias),
+            o=names.linear("attn_output", hidden, heads * head_dim),
+            rope=rope,
+            qk_norm=QkNorm(q_norm, k_norm) if qk_norm else None,
+        )
+        network = Dense(
+            up=names.linear("ffn_up", ffn, hidden),
+            down=names.linear("ffn_down", hidden, ffn),
+            gate=names.linear("ffn_gate", ffn, hidden),
+            activation=Activation("silu"),
+        )
+        norms = names.norm("attn_norm", norm, hidden), names.norm("ffn_norm", norm, hidden)
+        return sequential(mixer, network, norms)
+
+    names = Names("")
+    embedding = names.linear("token_embd", vocab, hidden)
     return Config(
         architecture="decoder",
-        layers=(LayerConfig(mixer, Dense(ffn)),) * layers,
+        layers=tuple(map(layer, range(layers))),
         hidden=hidden,
         vocab_size=vocab,
         context_length=context,
-        rms_eps=rms_eps,
-        tied=tied,
+        embedding=embedding.matrix,
+        output=embedding if tied else names.linear("output", vocab, hidden),
+        output_norm=names.norm("output_norm", norm, hidden),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """References to tensors whose GGUF names begin with ``prefix``."""
+
+    prefix: str
+
+    def linear(self, name: str, rows: int, cols: int, bias: bool = False) -> Linear:
+        """The matrix ``name``.weight (rows, cols), and ``name``.bias (rows,)."""
+        vector = StoredVector.whole(f"{self.prefix}{name}.bias", rows) if bias else None
+        return Linear(StoredMatrix.whole(f"{self.prefix}{name}.weight", rows, cols), vector)
+
+    def norm(self, name: str, norm: Norm, width: int) -> Normalization:
+        """``norm`` with the weights ``name``.weight (width,)."""
+        return Normalization(norm, StoredVector.whole(f"{self.prefix}{name}.weight", width))
 
 
 def make_weights(
@@ -97,30 +146,30 @@ class MadeFile:
         self.path = Path("arrays")
         self.metadata = Metadata({}, "arrays")
         self.architecture = config.architecture
-        given = {spec.name: spec for spec in tensors(config)}
-        self.tensors = {name: _tensor(spec, kind, arrays.get(name)) for name, spec in given.items()}
+        given = {stored.name: stored for stored in stored_in(config)}
+        self.tensors = {name: _tensor(of, kind, arrays.get(name)) for name, of in given.items()}
         for name in arrays.keys() - given.keys():
             self.tensors[name] = Tensor(name, 0, arrays[name].shape, 0, 0, np.empty(0, np.uint8))
 
 
-def _tensor(spec: TensorSpec, kind: str, array: Array | None) -> Tensor:
-    is_matrix = spec.kind == "matrix"
-    fmt, shape = FORMATS[kind if is_matrix else "F32"], spec.shape
-    if is_matrix and shape[1] % fmt.block:
+def _tensor(of: Stored, kind: str, array: Array | None) -> Tensor:
+    is_matrix, shape = isinstance(of, StoredMatrix), of.shape
+    fmt = FORMATS[kind if is_matrix else "F32"]
+    if is_matrix and shape[-1] % fmt.block:
         raise ConfigError(
-            f"tensor '{spec.name}' {shape}: rows of {kind} are multiples of {fmt.block}"
+            f"tensor '{of.name}' {shape}: rows of {kind} are multiples of {fmt.block}"
         )
     nbytes = math.prod(shape) // fmt.block * fmt.nbytes
     data: Any
     if array is not None and array.dtype == np.uint8 and array.nbytes == nbytes:
         data = np.ascontiguousarray(array).reshape(-1)
     elif array is not None:
-        shape, data = array.shape, _bytes(spec.name, array, kind if is_matrix else "F32")
+        shape, data = array.shape, _bytes(of.name, array, kind if is_matrix else "F32")
     elif is_matrix:
-        data = RepeatedBlocks.of(fmt, 1 / math.sqrt(shape[1])).sized(nbytes)
+        data = RepeatedBlocks.of(fmt, 1 / math.sqrt(shape[-1])).sized(nbytes)
     else:
         data = np.ones(shape, np.float32).view(np.uint8)
-    return Tensor(spec.name, fmt.ggml_type, shape, 0, nbytes, data)
+    return Tensor(of.name, fmt.ggml_type, shape, 0, nbytes, data)
 
 
 def _bytes(name: str, array: Array, kind: str) -> Array:

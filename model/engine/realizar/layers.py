@@ -1,25 +1,27 @@
 """Transformer layers on the caller's buffers: x and y (rows, hidden) f32 in device memory.
 
 norm -> Q, K, V -> RoPE, append to the cache, attention -> O -> residual -> norm -> SwiGLU ->
-residual. Rows and refusals are those of the attention operations; weights are refused by the name
-of their tensor.
+residual, or whatever else the layer's description says. Rows and refusals are those of the
+attention operations; weights are refused by the name of their tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from urdir.driver.errors import LaunchError
 from urdir.driver.memory import Region
 from urdir.driver.plan import Plan
-from urdir.model.blocks import layer as blocks
-from urdir.model.blocks.layer import LayerParts
+from urdir.model.blocks.layer import append_layer
 from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.parts import LayerParts
 from urdir.model.engine.realizar.cached import CachedAttention, Launcher, Operation
 from urdir.model.errors import ModelError
-from urdir.model.families.tensors import tensor_name, tensors
-from urdir.model.memory.weights import LayerWeights, Matrix, Weights
+from urdir.model.families.description import Attention, Config, LayerConfig
+from urdir.model.families.stored import Linear, StoredMatrix, of_any_layer, stored_in
+from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import workspace_sizes
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
@@ -28,11 +30,26 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
 
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """The weights of one layer: number ``layer`` of those that ``weights`` holds."""
+
+    weights: Weights
+    layer: int
+
+    @property
+    def config(self) -> LayerConfig:
+        """What the layer is."""
+        return self.weights.config.layers[self.layer]
+
+
 class Layers(CachedAttention):
     """The layers of ``weights`` with a cache and a workspace of their own, made from sizes.
 
     Operations process up to ``tokens`` tokens of one sequence, or one token each of several.
-    ``exact`` keeps activations f32 throughout. ``weights`` stay the caller's.
+    ``exact`` keeps activations f32 throughout. ``weights`` stay the caller's. Raises ModelError for
+    layers that are not enough of themselves: whose attention has other sizes than the first one's,
+    or that need the tokens or other layers.
     """
 
     def __init__(
@@ -49,7 +66,7 @@ class Layers(CachedAttention):
         pages: int | None = None,
     ) -> None:
         config = weights.config
-        mixer = config.layers[0].mixer
+        mixer = _only_attention(config)
         super().__init__(
             device,
             heads=mixer.heads,
@@ -64,10 +81,12 @@ class Layers(CachedAttention):
         )
         self.most_tokens = tokens
         rows = max(sequences, tokens)
-        sizes = workspace_sizes(config, self.layout, rows, rows, device.properties.sm_count, exact)
+        sm_count = device.properties.sm_count
+        sizes = workspace_sizes(config, self.cache.shape, rows, rows, sm_count, exact)
         del sizes["logits"], sizes["ranks"]
         counts = range(1, rows + 1) if exact else range(1, sequences + 1)
-        sizes |= self.partial_sizes(self.layout, counts)
+        for name, nbytes in self.partial_sizes(self.layout, counts).items():
+            sizes[name] = max(sizes[name], nbytes)
         try:
             work = self._owners.enter_context(device.arena(sizes, "workspace"))
         except BaseException:
@@ -100,23 +119,23 @@ def transformer_layer_indexed(
 ) -> list[int]:
     """Layer ``layer`` from x to y, which may be the same buffer; the lengths after it.
 
-    ``weights`` are those of the `Layers` by default; any others of the same shapes will do. With
-    ``tokens`` the rows are the next ones of one sequence.
+    ``weights`` are those of the `Layers` by default; those of any layer that is like this one will
+    do. With ``tokens`` the rows are the next ones of one sequence.
     """
     at = to.attention
     rows = at.rows(layer, sequences, tokens)
     if rows.is_prompt and (len(sequences) > 1 or tokens > at.most_tokens):
         raise ModelError(f"{tokens} tokens: up to {at.most_tokens}, of one sequence")
     parts = at.parts
-    w = parts.weights.layers[layer] if weights is None else weights
-    _check_weights(parts, layer, w)
+    given = weights or LayerWeights(parts.weights, layer)
+    _check_weights(parts, layer, given)
     nbytes = 4 * rows.count * parts.config.hidden
     for name, buffer in (("x", x), ("y", y)):
         _check_buffer(parts, f"blk.{layer}: argument {name!r}", buffer, nbytes)
     plan = Plan("layer")
-    blocks.transformer_layer_indexed(
-        plan, parts, rows, layer, Activations(x.slice(0, nbytes)), y.slice(0, nbytes), w=w
-    )
+    parts = replace(parts, weights=given.weights)
+    stream, result = Activations(x.slice(0, nbytes)), y.slice(0, nbytes)
+    append_layer(plan, parts, rows, layer, stream, result, given.config)
     return to.submit(Operation(plan, layer, tuple(sequences), tokens))
 
 
@@ -128,27 +147,44 @@ def transformer_layer_workspace(
     return transformer_layer_indexed(to, layer, hidden, hidden, sequences=sequences, tokens=tokens)
 
 
-def _check_weights(parts: LayerParts, layer: int, weights: LayerWeights) -> None:
+def _only_attention(config: Config) -> Attention:
+    """The sizes of attention in every layer. Raises ModelError; see `Layers`."""
+    mixers = [layer.attention for layer in config.layers]
+    first = mixers[0]
+    needs_more = config.layer_embeddings is not None or config.saved_streams
+    if first is None or first.value_dim != first.key_dim or needs_more:
+        raise ModelError(f"layers of {config.architecture!r} do not run alone: use a Session")
+    for index, mixer in enumerate(mixers):
+        if mixer is None or mixer.shares_cache_of is not None or _sizes(mixer) != _sizes(first):
+            raise ModelError(f"layer {index} has another cache than layer 0: use a Session")
+    return first
+
+
+def _sizes(mixer: Attention) -> tuple[int, ...]:
+    return mixer.heads, mixer.kv_heads, mixer.key_dim, mixer.value_dim
+
+
+def _check_weights(parts: LayerParts, layer: int, given: LayerWeights) -> None:
     """Raise LaunchError, naming the tensor, for one that the layer needs and that is null, closed,
-    of another shape, too small or of another device."""
-    for role, value, shape in _roles(parts, layer, weights):
-        what = f"tensor '{tensor_name(role, layer)}'"
-        if isinstance(value, Matrix):
-            if (value.rows, value.cols) != shape:
-                raise LaunchError(f"{what}: {(value.rows, value.cols)} given, {shape} needed")
-            _check_buffer(parts, what, value.data, value.layout.nbytes)
+    of another shape, too small or of another device; and for a layer that is another one."""
+    wanted = parts.config.layers[layer]
+    references = list(stored_in(given.config))
+    for of, own in zip(references, stored_in(wanted), strict=False):
+        if of.shape != own.shape:
+            raise LaunchError(f"tensor '{of.name}': {of.shape} given, {own.shape} needed")
+    if of_any_layer(given.config) != of_any_layer(wanted):
+        raise LaunchError(f"blk.{layer}: layer {given.layer} of the given weights is no such layer")
+    mixer = given.config.attention
+    tables = () if mixer is None else tuple(stored_in(mixer.rope))  # kept in another form
+    for of in references:
+        what = f"tensor '{of.name}'"
+        if of in tables:
+            continue
+        if isinstance(of, StoredMatrix):
+            matrix = given.weights.matrix(Linear(of))
+            _check_buffer(parts, what, matrix.data, matrix.layout.nbytes)
         else:
-            _check_buffer(parts, what, value, 4 * shape[0])
-
-
-def _roles(
-    parts: LayerParts, layer: int, weights: LayerWeights
-) -> Iterator[tuple[str, Any, tuple[int, ...]]]:
-    for spec in tensors(parts.config):
-        if spec.layer == layer:
-            matrix = getattr(weights, spec.role.removesuffix("_bias"))
-            is_bias = spec.role.endswith("_bias") and matrix is not None
-            yield spec.role, matrix.bias if is_bias else matrix, spec.shape
+            _check_buffer(parts, what, given.weights.vector(of), 4 * of.size)
 
 
 def _check_buffer(parts: LayerParts, what: str, value: Any, nbytes: int) -> None:

@@ -114,7 +114,7 @@ def grok(file: Reader) -> Config:
         file.norm("output_norm", None, norm),
         embedding_scale=file.optional("embedding_scale", float, 78.38367176906169) or 1.0,
         logit_scale=file.optional("logit_scale", float, 0.5773502691896257),
-        softcap=file.optional("final_logit_softcapping", float, 0.0),
+        softcap=file.amount("final_logit_softcapping"),
     )
 
 

@@ -70,7 +70,7 @@ def muse_glimmer(file: Reader) -> Config:
         output="required",
         embedding_norm=plain(norm),
         logit_scale=file.number("logit_scale"),
-        softcap=file.optional("final_logit_softcapping", float, 30.0),
+        softcap=file.amount("final_logit_softcapping", 30.0),
     )
 
 

@@ -98,7 +98,7 @@ def gemma3(file: Reader) -> Config:
         file,
         mixer,
         post_norms=_POST_NORMS,
-        softcap=file.optional("final_logit_softcapping", float, 0.0),
+        softcap=file.amount("final_logit_softcapping"),
         unused=("dense_2.weight", "dense_3.weight"),
     )
 

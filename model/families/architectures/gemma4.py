@@ -72,7 +72,7 @@ def gemma4(file: Reader) -> Config:
         file.norm("output_norm", None, norm),
         embedding_scale=math.sqrt(file.hidden),
         layer_embeddings=_layer_embeddings(file, norm, width) if width else None,
-        softcap=file.optional("final_logit_softcapping", float, 30.0),
+        softcap=file.amount("final_logit_softcapping", 30.0),
     )
     unused = (*config.unused_tensors, *_unused(file, sources))
     return replace(config, unused_tensors=unused)
@@ -111,7 +111,8 @@ def _attention(
     key_dim, value_dim = head_dims(file, windowed)
     if key_dim != value_dim:
         raise ConfigError(
-            f"heads of {key_dim} for keys and {value_dim} for values in layer {layer}"
+            f"{file.key('attention.key_length')} is {key_dim}, value_length is {value_dim} in "
+            f"layer {layer}; expected the same"
         )
     width = keys * key_dim
     k: Linear | None

@@ -88,7 +88,7 @@ def bloom(file: Reader) -> Config:
 def jais(file: Reader) -> Config:
     """Jais (arXiv 2308.16149): ALiBi (attention.max_alibi_bias), scores divided by the head's
     width, SwiGLU."""
-    max_bias = file.optional("attention.max_alibi_bias", float, 0.0)
+    max_bias = file.amount("attention.max_alibi_bias")
     attends = {"max_bias": max_bias, "scale": 1.0 / head_dims(file)[1]}
     return _decoder(
         file, None, SILU, gated=True, qkv_bias="required", attends=attends, output="required"
@@ -137,7 +137,7 @@ def mpt(file: Reader) -> Config:
     Keys: attention.max_alibi_bias, attention.clamp_kqv (0: none).
     """
     norm, (key_dim, _) = layer_norm(file), head_dims(file)
-    max_bias = file.optional("attention.max_alibi_bias", float, 0.0)
+    max_bias = file.amount("attention.max_alibi_bias")
     clamp = file.optional("attention.clamp_kqv", float, 0.0)
     has_norms = file.anywhere("attn_q_norm.weight")
     has_divisors = file.anywhere("ffn.act.scales")

@@ -52,7 +52,7 @@ def qwen(file: Reader) -> Config:
 def qwen2vl(file: Reader) -> Config:
     """Qwen 2 VL. Where the file has no epsilon of norms, or 0, it is 0: llama.cpp does not read it.
     Nor does it use the bias of the output that it loads."""
-    eps = file.optional("attention.layer_norm_rms_epsilon", float, 0.0)
+    eps = file.amount("attention.layer_norm_rms_epsilon")
     rope = with_sections(file, read_rope(file, "half", head_dims(file)[0], factors=False))
     return decoder(
         file,

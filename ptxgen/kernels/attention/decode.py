@@ -90,7 +90,7 @@ class DecodeAttention(AttentionSpec):
         return (
             Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN),
             *(own if self.appends else ()),
-            *self.token.constant_params,
+            *self.token.constant_params(self.heads, self.layout.kv_heads),
             # A token of a cache is written, the others must survive: INOUT, not OUT.
             *self.layout.params(Access.INOUT if self.appends else Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
@@ -199,7 +199,8 @@ class DecodeAttention(AttentionSpec):
         if self.rope:
             inputs["frequencies"] = turns_table(frequencies(self.rope.rotary_dim, 10000.0)[0])
         for name in self.token.weights:
-            inputs[name] = rng.uniform(0.5, 1.5, self.head_dim).astype(np.float32)
+            shape = self.shape_of(self.param(name))
+            inputs[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
         if not self.appends:
             return inputs
         lengths = [0] * layout.sequences

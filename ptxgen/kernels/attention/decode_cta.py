@@ -6,6 +6,7 @@ from typing import Protocol
 
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import LaunchShape, ceil_div
 from urdir.ptxgen.target import Target
@@ -17,6 +18,8 @@ MAX_STATIC_SHARED = 48 << 10
 class Divided(Protocol):
     """What is asked of a spec; see `decode.DecodeAttention`."""
 
+    @property
+    def heads(self) -> int: ...
     @property
     def layout(self) -> KvLayout: ...
     @property
@@ -93,6 +96,13 @@ class DecodeCta:
         self.turned_at = self.ring_bytes - self.stage_bytes if self.asynchronous else 0
         # then the factors of the norms of queries, key and value
         self.norms_at = self.turned_at + 4 * self.staged_heads * self.head_dim
+        # then, of each row that is normed as one vector, the warps' sums of squares
+        self.row_norms = _row_norms(spec)
+        self.sums_at: dict[str, int] = {}
+        end = 16 * ceil_div(self.norms_at + 4 * (self.staged_heads + 1), 16)
+        for name, norm in self.row_norms.items():
+            self.sums_at[name] = end
+            end += 16 * ceil_div(norm.warps, 4)
         # eight dims of a key or a value as the cache holds it, and the key
         self.eight_bytes = 32 if layout.dtype == "f32" else 16
         self.token_bytes = self.eights["k"] * self.eight_bytes
@@ -103,7 +113,7 @@ class DecodeCta:
         if self.asynchronous:
             scratch.append(self.ring_bytes)
         if spec.token:
-            scratch.append(self.norms_at + 4 * (self.staged_heads + 1))
+            scratch.append(end if self.row_norms else self.norms_at + 4 * (self.staged_heads + 1))
         self.scratch_bytes = max(scratch)
 
     def guard(self, name: str, piece: int) -> str:
@@ -120,3 +130,16 @@ class DecodeCta:
         ]
         ragged = dict.fromkeys(count for count in counts if count < self.lanes)
         return {count: f"%has_dims{i or ''}" for i, count in enumerate(ragged)}
+
+
+def _row_norms(spec: Divided) -> dict[str, Normalise]:
+    """The kernels that would norm "q" and "k" as one vector: the CTA adds in their order."""
+    token = spec.token
+    if token is None or token.qk_norm is None or not token.norms_rows:
+        return {}
+    heads = {"q": spec.heads, "k": spec.layout.kv_heads if spec.appends else 0}
+    return {
+        name: Normalise(1, count * spec.head_dim, token.qk_norm)
+        for name, count in heads.items()
+        if count
+    }

@@ -218,6 +218,13 @@ class FlashDecodeChunk(DecodeAttention):
                 token=OwnToken(Rotation(128, "half"), QK_NORM, appends=False),
                 chunk=16,
             ),
+            "norm of rows": cls(
+                6,
+                KvLayout(2, 2, 60, 96, "bf16"),
+                rows=2,
+                token=OwnToken(Rotation(96, "half"), QK_NORM, qk_norm_over="row"),
+                chunk=16,
+            ),
             "norms ring": cls(
                 3,
                 KvLayout(2, 1, 100, 96, "q8_0", capacity=64),

@@ -8,7 +8,12 @@ from typing import Any
 
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.own_token import QK_NORM, V_NORM, OwnToken, Temperature
+from urdir.ptxgen.kernels.attention.own_token import (
+    QK_NORM,
+    V_NORM,
+    OwnToken,
+    Temperature,
+)
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
@@ -209,6 +214,23 @@ class IncrementalAttention(DecodeAttention):
                 rows=2,
                 scores=Scores(window=20, sinks=True, max_bias=8.0),
                 token=OwnToken(Rotation(64, "half"), QK_NORM),
+            ),
+            "norm of rows": cls(
+                4,
+                KvLayout(2, 2, 40, 64, "f16"),
+                rows=3,
+                token=OwnToken(Rotation(64, "half"), QK_NORM, qk_norm_over="row"),
+            ),
+            "norm of long rows": cls(
+                71,
+                KvLayout(1, 1, 20, 128, "q8_0"),
+                token=OwnToken(Rotation(32, "interleaved"), QK_NORM, V_NORM, qk_norm_over="row"),
+            ),
+            "norm of rows, shared": cls(
+                5,
+                KvLayout(2, 1, 24, 72, "f32"),
+                rows=2,
+                token=OwnToken(None, V_NORM, appends=False, qk_norm_over="row"),
             ),
             "rope many rows": cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, token=half),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +47,11 @@ class OwnToken:
     """What a row's own heads go through, in this order.
 
     - ``qk_norm``: RMSNorm of each head of q and k, with weights ``q_norm`` and ``k_norm``
-      (head_dim,) f32 where it has a weight;
+      (head_dim,) f32 where it has a weight; ``qk_norm_over`` a "row": of all heads of q, and of
+      all heads of k, as one vector, with weights (heads, head_dim) (OLMo 2);
     - ``rope``: q and k are rotated, with ``frequencies``, a ``turns_table``; with ``rope_first``
-      before the norm, whose factor a rotation of magnitude 1 leaves as it is (Hunyuan, Llama 4);
+      before the norm of heads, whose factor a rotation of magnitude 1 leaves as it is (Hunyuan,
+      Llama 4);
     - ``temperature``: q is multiplied;
     - ``v_norm``: RMSNorm of each head of v, without a weight (Gemma 4);
     - ``appends``: k and v then go into the cache. Without that the row has no k and v: it attends
@@ -64,6 +66,7 @@ class OwnToken:
     temperature: Temperature | None = None
     appends: bool = True
     rope_first: bool = False
+    qk_norm_over: Literal["head", "row"] = "head"
 
     def __post_init__(self) -> None:
         for name, norm in (("qk_norm", self.qk_norm), ("v_norm", self.v_norm)):
@@ -73,6 +76,13 @@ class OwnToken:
             raise PtxgenError("v_norm of a token that is not appended: it has no value")
         if self.rope_first and (not self.rope or not self.qk_norm or self.rope.magnitude != 1):
             raise PtxgenError("rope_first is for a rotation of magnitude 1 and a qk_norm")
+        if self.norms_rows and (not self.qk_norm or self.rope_first):
+            raise PtxgenError("a norm over rows is a qk_norm before the rotation")
+
+    @property
+    def norms_rows(self) -> bool:
+        """Whether the heads of a row are normed as one vector."""
+        return self.qk_norm_over == "row"
 
     @property
     def weights(self) -> tuple[str, ...]:
@@ -81,11 +91,14 @@ class OwnToken:
             return ()
         return ("q_norm", "k_norm") if self.appends else ("q_norm",)
 
-    @property
-    def constant_params(self) -> tuple[Param, ...]:
+    def constant_params(self, heads: int, kv_heads: int) -> tuple[Param, ...]:
         """What kernels read beside the token: ``frequencies`` and the norms' weights."""
         rope = () if self.rope is None else (self.rope.param,)
-        return (*rope, *(Param(n, "f32", ("head_dim",), Access.IN) for n in self.weights))
+        sets = {"q_norm": (heads,), "k_norm": (kv_heads,)} if self.norms_rows else {}
+        return (
+            *rope,
+            *(Param(n, "f32", (*sets.get(n, ()), "head_dim"), Access.IN) for n in self.weights),
+        )
 
     def prepared(
         self, name: str, x: Array, positions: npt.ArrayLike, inputs: Mapping[str, Any]
@@ -94,7 +107,11 @@ class OwnToken:
         y = np.asarray(x, np.float64)
         if name == "v":
             return y if self.v_norm is None else self.v_norm(y)
-        if self.qk_norm is not None and not self.rope_first:
+        if self.norms_rows and self.qk_norm is not None:
+            rows, weight = y.reshape(len(y), -1), inputs.get(f"{name}_norm")
+            weight = None if weight is None else weight.reshape(-1)
+            y = self.qk_norm(rows, weight).reshape(y.shape)
+        elif self.qk_norm is not None and not self.rope_first:
             y = self.qk_norm(y, inputs.get(f"{name}_norm"))
         if self.rope is not None:
             y = self.rope.turn(y, positions, inputs["frequencies"])
@@ -113,12 +130,20 @@ class OwnToken:
         """
         y = np.asarray(y, np.float64)
         norm = self.v_norm if name == "v" else self.qk_norm
-        while norm is not None and _mean_square(self._unturned(name, y, position, inputs)) > 0.9:
+        axes = (-2, -1) if self.norms_rows and name != "v" else (-1,)
+
+        def mean_squares(origin: Float64s) -> Float64s:
+            means: Float64s = np.mean(origin * origin, axis=axes, keepdims=True)
+            return means
+
+        while (
+            norm is not None and mean_squares(self._unturned(name, y, position, inputs)).max() > 0.9
+        ):
             y = y / 2
         y = self._unturned(name, y, position, inputs)
         if norm is None:
             return y
-        origin: Float64s = y * np.sqrt(norm.eps / (1.0 - np.mean(y * y, axis=-1, keepdims=True)))
+        origin: Float64s = y * np.sqrt(norm.eps / (1.0 - mean_squares(y)))
         return origin
 
     def _unturned(
@@ -132,11 +157,6 @@ class OwnToken:
         if self.rope is not None:
             y = self.rope.turn(y[None], [position], inputs["frequencies"], sign=-1)[0]
         return y if self.rope_first else y / weight
-
-
-def _mean_square(y: Float64s) -> float:
-    """The largest mean square of a head."""
-    return float(np.mean(y * y, axis=-1).max())
 
 
 #: A token that is appended as it is.

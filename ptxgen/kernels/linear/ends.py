@@ -23,14 +23,15 @@ def is_first(norm: Norm) -> bool:
     return norm.kind == "layer" or norm.bias
 
 
-def norm_text(norm: Norm | None) -> str:
-    """A norm as a template's contract has it."""
+def norm_text(norm: Norm | None, weights: str = "norm") -> str:
+    """A norm as a template's contract has it; ``weights`` is the name of its parameter."""
     if norm is None:
         return "x"
     centred = "x" if norm.kind == "rms" else "(x - mean(x))"
     measure = "mean(x^2)" if norm.kind == "rms" else "var(x)"
-    weight = " * norm, norm (cols) f32" if norm.weight else ""
-    return f"{centred} / sqrt({measure} + eps){weight}" + (" + norm_bias" if norm.bias else "")
+    weight = f" * {weights}, {weights} (cols) f32" if norm.weight else ""
+    bias = f" + {weights}_bias" if norm.bias else ""
+    return f"{centred} / sqrt({measure} + eps){weight}{bias}"
 
 
 def end_text(spec: Any) -> str:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
-from urdir.ptxgen.kernels.linear.ends import is_first
+from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
 from urdir.ptxgen.kernels.linear.spec import odd_cols
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.spec import Tolerance, ceil_div
+from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
@@ -23,6 +25,8 @@ from urdir.ptxgen.weights.tiles import Tile
 LEAST_WARPS = 4
 #: Registers of a thread, at most: with more, older assemblers' code spills.
 MAX_REGISTERS = 170
+#: Registers of a thread beside the arrays of the stream and of norms, with a margin.
+OTHER_REGISTERS = 56
 #: Bytes of a unit's activations in shared memory: see templates/_linear_tile_x.j2.
 RECORD_NBYTES = {"f32": 144, "i16": 80}
 
@@ -36,13 +40,16 @@ class Gemv(TiledSpec):
     ``activations``: "f32", or "i16" for quantised weights: rounded to multiples of the largest in
     each 32 columns / 32639, relative error 2e-5, and multiplied with the quants exactly on tensor
     cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads activations before
-    weights.
+    weights. ``after``: x is what a block made, and the stream in its place, stream = before +
+    after(x), with ``post_norm`` and ``post_norm_bias``. It is stored as well; x and ``before`` are
+    other buffers.
 
     Raises PtxgenError for "i16" with unquantised types.
     """
 
     activations: Activations = "f32"
     alone: bool = False
+    after: Norm | None = None
 
     name = "gemv"
     template = ("urdir.templates", "gemv.ptx.j2")
@@ -53,6 +60,8 @@ class Gemv(TiledSpec):
             raise PtxgenError("gemv: 16-bit activations are for quantised weights only")
         if self.norm_first and self.cluster > 1:
             raise PtxgenError(f"gemv: {self.norm} is for one CTA's columns: cluster is 1")
+        if self.after and self.cluster > 1:
+            raise PtxgenError(f"gemv: after a block {self.after} is for a cluster of 1")
 
     @staticmethod
     def fits(
@@ -61,20 +70,68 @@ class Gemv(TiledSpec):
         activations: Activations,
         shared: int,
         norm: Norm | None = None,
+        after: Norm | None = None,
     ) -> bool:
         """Whether ``shared`` bytes of shared memory have room for the activations and the tiles of
         enough warps, and these warps have registers for the activations; for the weights and the
-        bias of a norm as well, if it must be complete before the product.
+        bias of a norm as well, if it must be complete before the product or is ``after`` a block.
         """
         warps = _footprint(formats, cols, 1, activations).most_warps(shared)
-        arrays = 1 + norm.weight + norm.bias if norm is not None and is_first(norm) else 1
-        registers = 8 * arrays * ceil_div(ceil_div(cols, TILE_COLS), warps) + 16
-        return warps >= LEAST_WARPS and registers <= min(MAX_REGISTERS, 1024 // warps)
+        blocks = ceil_div(ceil_div(cols, TILE_COLS), warps)
+        if after is not None:
+            arrays = 2 + max(_arrays(after), _arrays(norm))
+            has_registers = 8 * arrays * blocks + OTHER_REGISTERS <= _most_registers(warps)
+        else:
+            arrays = 1 + _arrays(norm) if norm is not None and is_first(norm) else 1
+            has_registers = 8 * arrays * blocks + 16 <= _most_registers(warps)
+        return warps >= LEAST_WARPS and has_registers
 
     @property
     def record_nbytes(self) -> int:
         """Bytes of a unit's activations."""
         return RECORD_NBYTES[self.activations]
+
+    @property
+    def after_place(self) -> int:
+        """Sums of each warp before those of ``after``: of squares, and others beside them."""
+        return 2 if self.norm_first else 1
+
+    @property
+    def asks_late(self) -> bool:
+        """Whether the norm's weights are loaded only when those of ``after`` have been used: a
+        thread has no registers for both."""
+        if self.after is None:
+            return False
+        arrays = 2 + _arrays(self.after) + _arrays(self.norm)
+        registers = 8 * arrays * self.lane_blocks + OTHER_REGISTERS
+        return registers > _most_registers(2 * ceil_div(self.cut.warps, 2))
+
+    @property
+    def after_text(self) -> str:
+        """What is added to the stream, for a template's contract."""
+        return norm_text(self.after, "post_norm")
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """Beside those of every linear kernel, what is known of the stream."""
+        plain, after, row = super().params, self.after, ("batch", "cols")
+        if after is None:
+            return plain
+        given = (
+            (True, Param("before", "f32", row, Access.IN)),
+            (after.weight, Param("post_norm", "f32", ("cols",), Access.IN)),
+            (after.bias, Param("post_norm_bias", "f32", ("cols",), Access.IN)),
+            (True, Param("stream", "f32", row, Access.OUT)),
+        )
+        return plain + tuple(param for present, param in given if present)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        if self.after is None:
+            return super().reference(**inputs)
+        made = self.after(inputs["x"], inputs.get("post_norm"), inputs.get("post_norm_bias"))
+        stream = inputs["before"] + made
+        outputs = super().reference(**{**inputs, "x": stream})
+        return outputs | {"stream": stream.astype(np.float32)}
 
     @property
     def lane_blocks(self) -> int:
@@ -90,8 +147,10 @@ class Gemv(TiledSpec):
     @cached_property
     def cut(self) -> Cut:
         footprint = _footprint(self.formats, self.cols, self.cluster, self.activations)
-        if self.norm_first:  # sums beside those of squares
-            footprint = replace(footprint, warp_squares=8)
+        places = self.after_place
+        if self.after is not None:
+            places += 2
+        footprint = replace(footprint, warp_squares=4 * places)
         tiles = even_tiles(self, self.layouts)
         return cut_launch(self, self.layouts, footprint, tiles, self.pair, even=True)
 
@@ -102,7 +161,7 @@ class Gemv(TiledSpec):
         cancel."""
         if self.activations == "i16":
             return Tolerance(rtol=3e-4 if self.activation else 1.5e-4, atol=5e-4)
-        return Tolerance(rtol=5e-6 if self.f or self.softcap else 2e-6, atol=2e-6)
+        return Tolerance(rtol=5e-6 if self.f or self.is_bounded else 2e-6, atol=2e-6)
 
     @classmethod
     def examples(cls) -> Mapping[str, Gemv]:
@@ -193,7 +252,47 @@ class Gemv(TiledSpec):
             "some biases": cls(
                 q4_k, 19, 768, bias=(False, True, False), others=((q4_k, 5), (q6_k, 7))
             ),
+            "after a block": cls(
+                q4_k, 19, 768, activations="i16", norm=rms, after=fine, others=((q4_k, 5), (q8, 7))
+            ),
+            "after a block, gated": cls(
+                q8, 21, 2336, activations="i16", gated=True, norm=fine, after=rms, bias=True
+            ),
+            "after a block, no norm": cls(q6_k, 18, 512, activations="i16", after=rms, split=1),
+            "after a block F32": cls(f32, 19, 301, norm=rms, after=rms, split=1),
+            "layers after and before": cls(
+                f32,
+                9,
+                549,
+                norm=Norm("layer", 1e-5, bias=True),
+                after=Norm("layer", 1e-5, bias=True),
+                sms=2,
+            ),
+            "layer after, without weight": cls(
+                f16,
+                5,
+                288,
+                norm=Norm("rms", 1e-6, weight=False),
+                after=Norm("layer", 1e-6, weight=False),
+                alone=True,
+            ),
+            "after a block of many columns": cls(
+                q8, 5, 6112, activations="i16", norm=rms, after=rms, sms=1
+            ),
+            "rms with bias after": cls(
+                q8, 35, 544, norm=fine, after=Norm("rms", 1e-5, bias=True), groups=2, split=2
+            ),
         }
+
+
+def _arrays(norm: Norm | None) -> int:
+    """Vectors that a norm has beside x."""
+    return 0 if norm is None else norm.weight + norm.bias
+
+
+def _most_registers(warps: int) -> int:
+    """Registers of a thread, at most, if an SM has room for two CTAs of so many warps."""
+    return min(MAX_REGISTERS, 1024 // warps)
 
 
 def _footprint(

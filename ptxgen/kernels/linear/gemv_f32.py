@@ -182,7 +182,7 @@ class GemvF32(LinearSpec):
         The sum of a single row may cancel: ``atol`` is one rounding of a term of about 30, the
         size that random weights and activations give.
         """
-        return Tolerance(rtol=5e-6 if self.f or self.softcap else 2e-6, atol=2e-6)
+        return Tolerance(rtol=5e-6 if self.f or self.is_bounded else 2e-6, atol=2e-6)
 
     @classmethod
     def examples(cls) -> Mapping[str, GemvF32]:

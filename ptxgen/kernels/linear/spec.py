@@ -184,6 +184,11 @@ class LinearSpec(KernelSpec):
         return (self.bias,) * (1 + len(self.others))
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether y may be smaller than the sums that it is made of, and their rounding."""
+        return bool(self.softcap or self.clamp)
+
+    @property
     def ends_apart(self) -> bool:
         """Whether something stands between bias and residual, or the bias is one of two."""
         return any(self.biases) and (self.f is not None or self.scale != 1)

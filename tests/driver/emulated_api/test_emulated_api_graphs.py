@@ -28,7 +28,8 @@ class Builder:
             self.api.cuGraphAddKernelNode(self.graph, list(before), len(before), p)
         )
 
-    def programmatic(self, x: int, y: int, value: int, before: Any, name: str) -> Any:
+    def programmatic(self, x: int, y: int, value: int, before: Any, name: str, *more: Any) -> Any:
+        """A kernel behind programmatic edges."""
         p = cuda.CUgraphNodeParams()
         p.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
         kernel = self.bench.node_params(name, self.bench.add(x, y, N, value))
@@ -37,7 +38,13 @@ class Builder:
         p.kernel.gridDimX = p.kernel.gridDimY = p.kernel.gridDimZ = 1
         p.kernel.blockDimX, p.kernel.blockDimY, p.kernel.blockDimZ = 32, 1, 1
         return self.bench.ok(
-            self.api.cuGraphAddNode(self.graph, [before], [programmatic_edge()], 1, p)
+            self.api.cuGraphAddNode(
+                self.graph,
+                [before, *more],
+                [programmatic_edge()] * (1 + len(more)),
+                1 + len(more),
+                p,
+            )
         )
 
     def instantiate(self) -> Any:
@@ -400,6 +407,19 @@ def test_touching_a_grandparent_before_the_wait_is_a_race(builder: Builder) -> N
     bench.ok(bench.api.cuGraphLaunch(builder.instantiate(), 0))
     bench.fails(bench.api.cuCtxSynchronize(), "LAUNCH_FAILED")
     assert "griddepcontrol.wait" in bench.api.last_fault
+
+
+def test_a_kernel_begins_once_all_before_it_have_triggered(builder: Builder) -> None:
+    """One of two predecessors triggers at once; the other waits first, so that what it waits for is
+    complete when the kernel begins."""
+    bench = builder.bench
+    x, y, z, one, other = (bench.upload(ZEROS) for _ in range(5))
+    first = builder.add(x, y, 1)
+    early = builder.programmatic(one, one, 1, first, "trigger_wait_first")
+    late = builder.programmatic(other, other, 1, first, "wait_first")
+    builder.programmatic(y, z, 10, early, "load_then_wait", late)
+    builder.run(times=2)
+    assert bench.download(z, ZEROS).tolist() == [11] * N
 
 
 def test_loading_something_else_before_the_wait_is_fine(builder: Builder) -> None:

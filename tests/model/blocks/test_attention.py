@@ -12,9 +12,12 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
+from urdir.driver.memory import Slice
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.blocks.attention import LayerAttention, incremental_attention_into
+from urdir.model.blocks.attention_network import layer_attention, own_token
+from urdir.model.blocks.parts import LayerStep
 from urdir.model.blocks.rows import Rows
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
@@ -55,26 +58,35 @@ def fill(session: Session) -> LayerAttention:
     for name in "qkv":
         work[name].upload(rng.standard_normal(work[name].nbytes // 4).astype(np.float32))
     for sequence, position in enumerate(POSITIONS):
-        if position < cache.layout.max_len:
+        if position < cache.shape.max_len:
             cache.reserve(sequence, 0, position + 1)
-    for memory in (cache.keys(1), cache.values(1)):
+    for memory in stored(session):
         memory.upload(rng.integers(0, 60, memory.nbytes, np.uint8))  # no NaN, no infinity
     state["sequence"].upload(np.arange(4, dtype=np.uint32))
     state["position"].upload(np.array(POSITIONS, np.uint32))
-    return session.parts.attention(Rows.of(state, 4, 512), 1)
+    mixer = session.parts.config.layers[1].attention
+    assert mixer is not None
+    step = LayerStep(Plan("unused"), session.parts, Rows.of(state, 4, 512), 1)
+    return layer_attention(step, mixer, own_token(mixer))
+
+
+def stored(session: Session) -> list[Slice]:
+    """Keys and values of layer 1."""
+    caches = session.parts.cache.arguments(1)
+    return [caches["k_cache"], caches["v_cache"]]
 
 
 def attend(session: Session, at: LayerAttention) -> tuple[list[str], list[Any]]:
     """Names of the kernels; bytes of the output and of the cache."""
-    plan, work, cache = Plan("attention"), session.parts.work, session.parts.cache
+    plan, work = Plan("attention"), session.parts.work
     incremental_attention_into(plan, at, work["heads"])
     device = session.parts.device
     with execute.record(plan, device) as graph, device.create_stream() as stream:
         graph.launch(stream)
         stream.synchronize()
-    rows = work["heads"].download(np.uint8)[: 4 * at.rows.count * at.heads * cache.layout.head_dim]
+    rows = work["heads"].download(np.uint8)[: 4 * at.rows.count * at.heads * at.layout.head_dim]
     kernels = [op.kernel.name for op in plan if isinstance(op, Launch)]
-    return kernels, [rows, *(m.download(np.uint8) for m in (cache.keys(1), cache.values(1)))]
+    return kernels, [rows, *(memory.download(np.uint8) for memory in stored(session))]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -18,6 +17,7 @@ from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
+from urdir.model.families.stored import StoredVector
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemv import Gemv
@@ -28,6 +28,7 @@ from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
 
 KEYS = 64
+BOTH_NORMS = ("attn_norm", "ffn_norm")
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +102,10 @@ def test_norms_begin_where_their_vectors_are_made(engine: Engine, rows: int, beg
     plan = build_plan(parts, StepShape(rows, KEYS, Output.GREEDY))
     launches = [op for op in plan if isinstance(op, Launch) and isinstance(op.kernel, LinearSpec)]
     norms: list[object] = [None]
-    for layer, following in itertools.zip_longest(weights.layers, weights.layers[1:]):
-        norms += [layer.ffn_norm, following.attn_norm if following else weights.output_norm]
+    names = [f"blk.{layer}.{n}" for layer in range(engine.config.n_layers) for n in BOTH_NORMS]
+    for name in (*names[1:], "output_norm"):
+        stored = StoredVector.whole(f"{name}.weight", engine.config.hidden)
+        norms.append(weights.vector(stored))
     made: list[object] = [None]
     for launch in launches:
         kernel = cast("LinearSpec", launch.kernel)

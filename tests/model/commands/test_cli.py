@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import os
 import signal
 import struct
@@ -148,7 +149,7 @@ def test_show_needs_no_tokeniser(cli: Cli, nano: Path) -> None:
     assert report["tensors"]["Q8_0"]["count"] == 16
     assert report["memory"]["total"] > report["memory"]["weights"] > 900_000
     assert report["roles"][0] == {
-        "role": "embedding",
+        "role": "token_embd",
         "shape": [320, 256],
         "type": "Q8_0",
         "count": 1,
@@ -158,6 +159,59 @@ def test_show_needs_no_tokeniser(cli: Cli, nano: Path) -> None:
     assert sum(entry["count"] for entry in report["roles"]) == stored
     assert "im_start" in cli("show", demo_model(), "--template")[1]
     assert cli("show", nano, "--template")[0] == 1
+
+
+@pytest.fixture
+def family_file(data: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """Unpacks a tiny model of a family."""
+
+    def unpack(name: str) -> Path:
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(lzma.decompress((data / "families" / f"{name}.gguf.xz").read_bytes()))
+        return path
+
+    return unpack
+
+
+def test_show_describes_layers_that_differ(cli: Cli, family_file: Callable[[str], Path]) -> None:
+    """Windows, experts, sinks; and the keys of other architectures that the file has, too."""
+    path = family_file("gpt-oss-moe")
+    code, out, _ = cli("show", path, "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["model"]["hidden"] == 128
+    windowed, whole = report["layers"]
+    assert (windowed["layers"], whole["layers"]) == ([0], [1])
+    (attention,), (experts,) = windowed["blocks"]
+    assert attention["rope"] == {"kind": "half", "dim": 64, "base": 10000.0}
+    assert (attention["heads"], attention["kv_heads"], attention["window"]) == (2, 1, 20)
+    assert attention["sinks"] is attention["bias"] is True
+    assert (experts["experts"], experts["used"], experts["width"]) == (4, 2, 192)
+    assert whole["blocks"] == [[{k: v for k, v in attention.items() if k != "window"}], [experts]]
+    assert "gpt-oss.wkv.head_size" in report["ignored_keys"]
+    assert "gpt-oss.expert_count" not in report["ignored_keys"]
+    lines = cli("show", path)[1].splitlines()
+    at = lines.index("  layers 0:")
+    assert lines[at + 1].startswith(
+        "    attention, heads 2, kv heads 1, dim 64, window 20, rope (half,"
+    )
+    assert lines[at + 2].startswith(
+        "    experts, experts 4, used 2, width 192, activation swiglu_oai"
+    )
+    assert "  gpt-oss.wkv.head_size" in lines
+
+
+def test_show_puts_equal_layers_together(cli: Cli, family_file: Callable[[str], Path]) -> None:
+    """Attention beside a feed-forward network in both layers."""
+    path = family_file("falcon-dense")
+    (group,) = json.loads(cli("show", path, "--json")[1])["layers"]
+    assert group["layers"] == [0, 1]
+    ((attention, network),) = group["blocks"]
+    assert (attention["kind"], network["kind"]) == ("attention", "feed-forward")
+    assert attention["norm"] == network["norm"] == "layer 1e-05 with bias"
+    lines = cli("show", path)[1].splitlines()
+    at = lines.index("  layers 0-1:")
+    assert lines[at + 2].startswith("    beside it feed-forward, width 192, activation gelu")
 
 
 def test_logits_of_a_file_without_a_vocabulary(cli: Cli, nano: Path, tmp_path: Path) -> None:
@@ -194,7 +248,8 @@ def test_show_prints_short_arrays_whole(cli: Cli, make_gguf: Callable[..., Path]
     assert found["names"] == ["one", "two"]
     assert found["nothing"] == []
     assert (found["eight"], found["nine"]) == (list(range(8)), "[9 values]")
-    assert json.loads(out)["roles"] == []  # no description of an architecture that is unknown
+    report = json.loads(out)
+    assert report["roles"] == report["layers"] == []  # no description: there are no tensors
     assert "[16, 24, 24, 0]" in cli("show", path)[1]
 
 

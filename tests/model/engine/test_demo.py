@@ -14,7 +14,7 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.stream import Stream
-from urdir.model.engine.engine import Engine, demo_model
+from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
@@ -45,14 +45,12 @@ def _length(question: Question) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["q4_k_m", "q8_0"])
-def test_answers(kind: str, device_name: str, pytestconfig: pytest.Config) -> None:
-    path = demo_model() if kind == "q4_k_m" else DATA / "demo" / "demo-q8_0.gguf"
+def test_answers(device_name: str, pytestconfig: pytest.Config) -> None:
     questions = QUESTIONS
     if device_name == "emulator" and not pytestconfig.getoption("--full"):
         questions = sorted(QUESTIONS, key=_length)[:3]
     with (
-        Engine.open(str(path), device=device_name) as engine,
+        Engine.open(device=device_name) as engine,
         ChatTemplate.from_gguf(engine.gguf, engine.tokenizer) as template,
     ):
         missed = {
@@ -60,7 +58,7 @@ def test_answers(kind: str, device_name: str, pytestconfig: pytest.Config) -> No
             for question in questions
             if (answer := _answer(engine, template, question)) != question["expected"]
         }
-    print(f"{kind} on {device_name}: {len(questions) - len(missed)} of {len(questions)}")
+    print(f"on {device_name}: {len(questions) - len(missed)} of {len(questions)}")
     assert missed.keys() <= MISSED, missed
 
 

@@ -62,7 +62,7 @@ def test_each_setting_has_its_own_error(data: Path, device_name: str) -> None:
                 exact=exact,
             ) as engine:
                 engine.session.feed(TOKENS)
-                assert engine.session.parts.cache.layout.dtype == kv_dtype
+                assert engine.session.parts.cache.layout(0).dtype == kv_dtype
                 found[kv_dtype, exact] = engine.session.logits_step()
     neither = found.pop(("f32", True))
     errors = {key: relative_rms(logits, neither) for key, logits in found.items()}

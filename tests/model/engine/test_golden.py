@@ -37,11 +37,16 @@ LLAMA_CPP_ERROR = {
     "nano-llama-q5_k": (7.99e-03, 4.3e-05),
     "nano-llama-q6_k": (9.01e-03, 2.1e-05),
     "nano-llama-q8_0": (5.65e-03, 7.9e-06),
+    "nano-gemma2-q4_k_m": (1.89e-02, 1.1e-04),
+    "nano-gemma3-q4_k_m": (3.40e-02, 7.2e-04),
+    "nano-mixtral-q4_k_m": (1.26e-02, 4.1e-05),
+    "nano-phi2-q4_k_m": (8.64e-03, 2.1e-05),
+    "nano-phi3-q4_k_m": (1.37e-02, 4.8e-05),
     "nano-qwen2-q4_k_m": (1.85e-02, 2.1e-04),
     "nano-qwen3-q4_k_m": (1.67e-02, 7.0e-05),
+    "nano-qwen3moe-q4_k_m": (1.50e-02, 5.6e-05),
     "nano-ropef-q4_k_m": (2.17e-02, 2.7e-04),
     "demo-q4_k_m": (3.03e-02, 9.6e-04),
-    "demo-q8_0": (1.35e-02, 1.6e-04),
 }
 EXACT_RELATIVE_RMS = 1e-4
 FEW = 4
@@ -50,11 +55,11 @@ FEW = 4
 def _gguf(name: str) -> Path:
     if name == "demo-q4_k_m":
         return demo_model()
-    return DATA / ("demo" if name.startswith("demo") else "golden") / f"{name}.gguf"
+    return DATA / "golden" / f"{name}.gguf"
 
 
 def _golden(name: str) -> tuple[list[int], np.ndarray]:
-    folder = "demo" if name.startswith("demo") else "golden"
+    folder = "demo" if name == "demo-q4_k_m" else "golden"
     with np.load(DATA / folder / f"{name}.npz") as file:
         return [int(t) for t in file["tokens"]], file["logits"]
 
@@ -157,7 +162,16 @@ def test_batched_steps_stay_within_the_allowance(name: str, device_name: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["demo-q4_k_m", "nano-qwen3-q4_k_m", "nano-llama-f32"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "demo-q4_k_m",
+        "nano-qwen3-q4_k_m",
+        "nano-llama-f32",
+        "nano-gemma3-q4_k_m",
+        "nano-mixtral-q4_k_m",
+    ],
+)
 def test_prompt_steps_stay_within_the_allowance(name: str, device_name: str) -> None:
     """Logits after a whole prompt at once, whose products round activations to f16."""
     tokens, golden = _golden(name)
@@ -174,7 +188,7 @@ def test_prompt_steps_stay_within_the_allowance(name: str, device_name: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nano-llama-q4_k_m", "demo-q8_0"])
+@pytest.mark.parametrize("name", ["nano-llama-q4_k_m", "nano-llama-q8_0"])
 def test_error_of_the_cache_types(name: str, device_name: str) -> None:
     """What storing keys and values in fewer bits costs, against an f32 cache."""
     tokens, _ = _golden(name)

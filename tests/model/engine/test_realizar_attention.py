@@ -335,7 +335,7 @@ OPERATIONS: list[Operation] = [_into, _async, _paged, _split, _prompt]
 
 def state(at: CachedAttention) -> list[Any]:
     """Lengths, the bytes of the caches, and the block table."""
-    layers = range(at.cache.n_layers)
+    layers = range(len(at.cache.shape.owners))
     memory = [m for layer in layers for m in at.cache.arguments(layer).values()]
     return [[list(n) for n in at.lengths], [m.download(np.uint8).tobytes() for m in memory]]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.realizar import (
     Layers,
+    LayerWeights,
     describe,
     flash_decoding_graphed,
     forward_gpu_resident,
@@ -33,8 +35,9 @@ from urdir.model.engine.realizar import (
 )
 from urdir.model.engine.session import Session
 from urdir.model.errors import ConfigError, ContextFullError, ModelError, UnsupportedError
-from urdir.model.families.description import Config
-from urdir.model.memory.weights import Matrix
+from urdir.model.families.description import Attention, Config
+from urdir.model.families.stored import Linear, StoredMatrix, StoredVector
+from urdir.model.memory.weights import Matrix, Weights
 
 Floats = npt.NDArray[Any]
 
@@ -66,26 +69,27 @@ class Reference:
     """A model in float64: a token at a time, with a cache of lists."""
 
     def __init__(self, config: Config, arrays: dict[str, Floats]) -> None:
-        self.config, self.mixer = config, config.layers[0].mixer
+        self.config, self.mixer = config, mixer_of(config)
         self.arrays = {name: array.astype(np.float64) for name, array in arrays.items()}
         self.keys: list[list[Floats]] = [[] for _ in config.layers]
         self.values: list[list[Floats]] = [[] for _ in config.layers]
 
     def layer(self, index: int, x: Floats) -> Floats:
         """x (hidden,) -> (hidden,); keys and values are appended."""
-        m, eps = self.mixer, self.config.rms_eps
+        m, eps = self.mixer, 1e-5
 
         def get(name: str) -> Floats:
             return self.arrays[f"blk.{index}.{name}"]
 
         y = normed(x, get("attn_norm.weight"), eps)
         q, k, v = (get(f"attn_{n}.weight") @ y for n in "qkv")
-        if m.qkv_bias:
+        if m.q.bias is not None:
             q, k, v = (a + get(f"attn_{n}.bias") for a, n in ((q, "q"), (k, "k"), (v, "v")))
         q, k, v = q.reshape(m.heads, -1), k.reshape(m.kv_heads, -1), v.reshape(m.kv_heads, -1)
         if m.qk_norm:
             q, k = (normed(a, get(f"attn_{n}_norm.weight"), eps) for a, n in ((q, "q"), (k, "k")))
         position = len(self.keys[index])
+        assert m.rope is not None
         q, k = (turned(a, position, m.rope.style == "interleaved") for a in (q, k))
         self.keys[index].append(k)
         self.values[index].append(v)
@@ -106,8 +110,14 @@ class Reference:
         x = self.arrays["token_embd.weight"][token]
         for index in range(self.config.n_layers):
             x = self.layer(index, x)
-        x = normed(x, self.arrays["output_norm.weight"], self.config.rms_eps)
+        x = normed(x, self.arrays["output_norm.weight"], 1e-5)
         return self.arrays["output.weight"] @ x
+
+
+def mixer_of(config: Config) -> Attention:
+    mixer = config.layers[0].attention
+    assert mixer is not None
+    return mixer
 
 
 def check(found: Floats, wanted: Floats, tolerance: float) -> None:
@@ -119,7 +129,8 @@ def check(found: Floats, wanted: Floats, tolerance: float) -> None:
 
 def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
     """GGUF tensor names and shapes, written out."""
-    m, hidden, ffn = config.layers[0].mixer, config.hidden, config.layers[0].ffn.width
+    m, hidden, (dense,) = mixer_of(config), config.hidden, config.layers[0].dense_networks
+    ffn = dense.width
     queries, keys = m.heads * m.key_dim, m.kv_heads * m.key_dim
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (config.vocab_size, hidden),
@@ -138,7 +149,7 @@ def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
             "ffn_up.weight": (ffn, hidden),
             "ffn_down.weight": (hidden, ffn),
         }
-        if m.qkv_bias:
+        if m.q.bias is not None:
             layer |= {"attn_q.bias": (queries,), "attn_k.bias": (keys,), "attn_v.bias": (keys,)}
         if m.qk_norm:
             layer |= {f"attn_{n}_norm.weight": (m.key_dim,) for n in "qk"}
@@ -306,7 +317,7 @@ def test_a_layer_with_the_callers_weights(qwen2: Made) -> None:
     with qwen2.layers(max_len=4) as layers:
         x, y = qwen2.buffer(1), qwen2.buffer(1)
         x.upload(row)
-        transformer_layer_indexed(layers, 0, x, y, weights=qwen2.weights.layers[1])
+        transformer_layer_indexed(layers, 0, x, y, weights=LayerWeights(qwen2.weights, 1))
         check(y.download(np.float32), reference.layer(1, row[0].astype(np.float64)), ROUNDED)
         q, out = (layers.device.allocate(4 * 7 * 64, name) for name in ("q", "out"))
         q.upload(np.ones((7, 64), np.float32))
@@ -407,15 +418,31 @@ def test_a_forward_pass_refuses(qwen2: Made) -> None:
             assert session.lengths == [0]
         for token in (1, 2):
             forward_gpu_resident_to_token_id(session, token)
-        keys = session.parts.cache.keys(0).download(np.uint8)
+        cache = session.parts.cache.arguments(0)["k_cache"]
+        keys = cache.download(np.uint8)
         for run in (forward_gpu_resident, forward_gpu_resident_to_token_id):
             with pytest.raises(ContextFullError):
                 run(session, 1)
         assert session.lengths == [2]
-        np.testing.assert_array_equal(session.parts.cache.keys(0).download(np.uint8), keys)
+        np.testing.assert_array_equal(cache.download(np.uint8), keys)
 
 
 # ---- what is refused ----
+
+
+class Broken:
+    """Weights, but for the bytes of one tensor."""
+
+    def __init__(self, weights: Weights, name: str, value: Any) -> None:
+        self.config, self.rope_tables = weights.config, weights.rope_tables
+        self._weights, self._name, self._value = weights, name, value
+
+    def matrix(self, of: Linear) -> Matrix:
+        found = self._weights.matrix(of)
+        return replace(found, data=self._value) if of.matrix.name == self._name else found
+
+    def vector(self, of: StoredVector) -> Any:
+        return self._value if of.name == self._name else self._weights.vector(of)
 
 
 @pytest.mark.parametrize("wrong", ["null", "closed", "too small", "another device"])
@@ -434,23 +461,15 @@ def test_buffers_and_weights_are_refused_by_name(qwen2: Made, device_name: str, 
         }
         closed.close()
         value, text = bad[wrong]
-        x, w = qwen2.buffer(1), qwen2.weights.layers[0]
+        x = qwen2.buffer(1)
         for arguments, name in (((value, x), "x"), ((x, value), "y")):
             with pytest.raises(LaunchError, match=rf"blk\.0: argument '{name}'.*{text}"):
                 transformer_layer_indexed(layers, 0, *arguments)
-        tensors = {
-            "attn_norm": {"attn_norm": value},
-            "attn_output": {"o": replace(w.o, data=value)},
-            "attn_k": {"k": replace(w.k, data=value)},
-            "ffn_down": {"down": replace(w.down, data=value)},
-        }
-        for name, changed in tensors.items():
-            broken = replace(w, **changed)
-            with pytest.raises(LaunchError, match=rf"tensor 'blk\.0\.{name}\.weight'.*{text}"):
+        kinds = ("attn_norm", "attn_output", "attn_k", "ffn_down")
+        for name in (*(f"blk.0.{kind}.weight" for kind in kinds), "blk.0.attn_v.bias"):
+            broken = LayerWeights(cast(Weights, Broken(qwen2.weights, name, value)), 0)
+            with pytest.raises(LaunchError, match=rf"tensor '{re.escape(name)}'.*{text}"):
                 transformer_layer_indexed(layers, 0, x, x, weights=broken)
-        broken = replace(w, v=replace(w.v, bias=value))
-        with pytest.raises(LaunchError, match=rf"tensor 'blk\.0\.attn_v\.bias'.*{text}"):
-            transformer_layer_indexed(layers, 0, x, x, weights=broken)
         assert layers.lengths == [[1], [0]]
         for memory, old in zip(layers.cache.arguments(0).values(), before, strict=True):
             np.testing.assert_array_equal(memory.download(np.uint8), old)
@@ -459,10 +478,18 @@ def test_buffers_and_weights_are_refused_by_name(qwen2: Made, device_name: str, 
 @pytest.mark.slow
 def test_a_layer_refuses_what_does_not_fit(qwen2: Made) -> None:
     with qwen2.layers(max_len=2, tokens=2, sequences=2) as layers:
-        w = qwen2.weights.layers[0]
-        broken = replace(w, q=Matrix(w.k.layout, w.q.data, w.q.bias))
-        with pytest.raises(LaunchError, match=r"attn_q\.weight'.*\(64, 192\) given, \(448, 192\)"):
-            transformer_layer_indexed(layers, 0, layers.hidden, layers.hidden, weights=broken)
+        for change, text in (
+            ({"heads": 1}, r"attn_q\.weight'.*\(64, 192\) given, \(448, 192\)"),
+            ({"rms_eps": 1e-6}, r"blk\.0: layer 0 of the given weights is no such layer"),
+        ):
+            sizes: dict[str, Any] = {**CASES["qwen2"][0], **change}
+            other = describe(layers=1, hidden=192, ffn=256, vocab=100, **sizes)
+            with make_weights(qwen2.device, other, "Q8_0") as weights:
+                given = LayerWeights(weights, 0)
+                with pytest.raises(LaunchError, match=text):
+                    transformer_layer_indexed(
+                        layers, 0, layers.hidden, layers.hidden, weights=given
+                    )
         with pytest.raises(ModelError, match="up to 2"):
             transformer_layer_workspace(layers, 0, tokens=3)
         with pytest.raises(ModelError, match="of one sequence"):
@@ -491,4 +518,5 @@ def test_made_weights_are_checked(device: Device) -> None:
         make_weights(device, wide, "Q4_K", {"token_embd.weight": np.zeros((8, 256))})
     for kind in ("Q4_K", "BF16"):
         with make_weights(device, wide, kind) as weights:
-            assert weights.layers[0].q.format.name == kind
+            q = weights.matrix(StoredMatrix.whole("blk.0.attn_q.weight", 256, 256))
+            assert q.format.name == kind

@@ -74,6 +74,12 @@ def _tensor(name: str, values: np.ndarray[Any, Any]) -> Tensor:
 
 
 @pytest.fixture(scope="session")
+def golden() -> Callable[[str], Model]:
+    """A golden by its name."""
+    return _golden
+
+
+@pytest.fixture(scope="session")
 def changed() -> Callable[..., Model]:
     """See `_changed`."""
     return _changed

@@ -268,5 +268,5 @@ def test_gemma_4_shares_keys_and_values_by_kind_of_layer() -> None:
     ],
 )
 def test_what_gemma_4_cannot_be_is_named(key: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=r"shared_kv_layers|for keys and 16 for values"):
+    with pytest.raises(ConfigError, match=r"shared_kv_layers|value_length is 16"):
         described("gemma4", 5, {**GEMMA4, key: value})

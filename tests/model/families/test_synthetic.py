@@ -14,6 +14,7 @@ from urdir.model.errors import SettingsError
 from urdir.model.families import synthetic as shapes
 from urdir.model.families.description import Config
 from urdir.model.families.shapes import SHAPES, Shape
+from urdir.model.families.stored import StoredMatrix
 from urdir.model.families.synthetic import TYPES, RepeatedBlocks, SyntheticModel
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.weights.formats import FORMATS
@@ -225,11 +226,38 @@ def test_a_small_one_decodes(kind: str, device_name: str, monkeypatch: pytest.Mo
         Weights.load(model, Config.from_gguf(model), device) as weights,
         Session(device, weights, 16) as session,
     ):
-        q = weights.layers[0].q
+        q = weights.matrix(StoredMatrix.whole("blk.0.attn_q.weight", 256, 256))
         layout = Layout(FORMATS[model.tensors["blk.0.attn_q.weight"].type_name], 256, 256)
         expected = layout.unpack(layout.pack(model.tensors["blk.0.attn_q.weight"].data[:]))
         np.testing.assert_array_equal(layout.unpack(q.data.download(np.uint8)), expected)
         assert expected.std() == pytest.approx(0.7 / 16, rel=0.3)
+        session.feed([1, 2, 3])
+        assert np.isfinite(session.logits_step()).all()
+        session.feed([4])
+        assert 0 <= session.forward_gpu_resident_to_token_id((0,), Output.GREEDY)[0] < 77
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["q4_k_m", "mxfp4_moe"])
+def test_a_small_mixture_decodes(
+    kind: str, device_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {
+        "expert_count": 8,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 256,
+        "rope.freq_base": 1e6,
+    }
+    norms = ("attn_q_norm.weight", "attn_k_norm.weight")
+    tiny = Shape("qwen3moe", 1, 256, 4, 2, 64, 256, 77, tied=False, keys=keys, layer=norms)
+    monkeypatch.setitem(SHAPES, "tiny", tiny)
+    monkeypatch.setattr(shapes, "_POOL_BLOCKS", 64)
+    model = SyntheticModel("tiny", kind)
+    with (
+        Device.open(device_name) as device,
+        Weights.load(model, Config.from_gguf(model), device) as weights,
+        Session(device, weights, 16) as session,
+    ):
         session.feed([1, 2, 3])
         assert np.isfinite(session.logits_step()).all()
         session.feed([4])

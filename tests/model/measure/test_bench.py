@@ -27,7 +27,7 @@ from urdir.model.measure.bench import BenchCase, bench, bytes_per_step, moved_pe
 from urdir.model.measure.kernels import bench_gemv
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.measure.profile import plot_roofline
-from urdir.model.memory.kv_cache import kv_layout
+from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.render import jinja as template_environment
 from urdir.ptxgen.weights.formats import FORMATS
@@ -75,8 +75,8 @@ def test_bytes_of_an_8b_step() -> None:
         Weights(model, config, device) as weights,
         Session(device, weights, 200) as session,
     ):
-        layout = session.parts.cache.layout
-        needed = bytes_per_step(model, config, layout, 100)
+        cache = session.parts.cache.shape
+        needed = bytes_per_step(model, config, cache, 100)
         plan = session.steps.bound(StepShape(1, 256, Output.GREEDY)).plan
         moved = [moved_per_step(plan, length) for length in (100, 101)]
     embedding = 128256 * 4096 * 144 // 256
@@ -89,11 +89,11 @@ def test_bytes_of_an_8b_step() -> None:
 def test_tied_weights_are_read_and_sequences_add_keys() -> None:
     model = SyntheticModel("llama-3.2-1b", "q4_k_m")
     config = Config.from_gguf(model)
-    layout = kv_layout(config, 200, "f16")
+    cache = CacheShape.of(config, 200, "f16", rows=16)
     whole = sum(t.nbytes for t in model.tensors.values())
-    assert bytes_per_step(model, config, layout, 0) == whole
-    assert bytes_per_step(model, config, layout, 10) == whole + 10 * (32 << 10)
-    assert bytes_per_step(model, config, layout, 10, 4) == whole + 40 * (32 << 10)
+    assert bytes_per_step(model, config, cache, 0) == whole
+    assert bytes_per_step(model, config, cache, 10) == whole + 10 * (32 << 10)
+    assert bytes_per_step(model, config, cache, 10, 4) == whole + 40 * (32 << 10)
 
 
 @pytest.mark.slow
@@ -116,8 +116,8 @@ def test_rows_agree_with_themselves(engine: Engine) -> None:
         # Emulated kernels run while the host waits: what is left is a small part.
         assert row.host_us_per_token
         assert 0 < row.host_us_per_token < 1e3 * row.ms_per_token
-    layout = engine.session.parts.cache.layout
-    needed = bytes_per_step(engine.gguf, engine.config, layout, 4, 3)
+    cache = engine.session.parts.cache.shape
+    needed = bytes_per_step(engine.gguf, engine.config, cache, 4, 3)
     assert three.bytes_per_token == round(needed / 3)
     assert engine.session.lengths == [2 + 4] * 3  # steps beyond the last one are undone
 

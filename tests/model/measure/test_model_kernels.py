@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,17 +15,20 @@ from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.driver.ptx_files import PtxFiles
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.realizar import describe
 from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
-from urdir.model.families.description import Attention, Config, Dense, LayerConfig
-from urdir.model.families.tensors import tensors
+from urdir.model.families.description import Config
+from urdir.model.families.rope import RopeConfig
+from urdir.model.families.stored import StoredVector, stored_in
 from urdir.model.files.gguf import Gguf, Tensor
 from urdir.model.measure.model_kernels import model_kernels, step_shapes
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.rotation import RopeScaling
 
 CONTEXT = 64
 
@@ -38,23 +40,23 @@ def nano(data: Path) -> Path:
 
 def _shape_8b(layers: int = 32, head_dim: int = 128) -> tuple[Any, Config]:
     """A model of the size of Llama 3 8B that has tensors' types and shapes, and no data."""
-    with Gguf(Path(__file__).parent.parent.parent / "data/golden/nano-llama-q8_0.gguf") as small:
-        config = Config.from_gguf(small)
-    rope = dataclasses.replace(config.ropes[0], dim=128)
-    mixer = Attention(heads=32, kv_heads=8, key_dim=head_dim, value_dim=head_dim, rope=rope)
-    config = dataclasses.replace(
-        config,
-        layers=(LayerConfig(mixer, Dense(14336)),) * layers,
+    config = describe(
+        layers=layers,
         hidden=4096,
-        vocab_size=128256,
-        context_length=131072,
-        tied=False,
+        heads=32,
+        kv_heads=8,
+        head_dim=head_dim,
+        ffn=14336,
+        vocab=128256,
+        context=131072,
+        rope=RopeConfig(128, "interleaved", 10000.0, RopeScaling.none()),
     )
     stored = {}
-    for spec in tensors(config):
-        six_bits = spec.role in ("down", "v", "output")
+    for spec in stored_in(config):
+        role = spec.name.removesuffix(".weight").rpartition(".")[2]
+        six_bits = role in ("ffn_down", "attn_v", "output")
         kind = GGMLQuantizationType.Q6_K if six_bits else GGMLQuantizationType.Q4_K
-        if spec.kind == "vector":
+        if isinstance(spec, StoredVector):
             kind = GGMLQuantizationType.F32
         block, nbytes = GGML_QUANT_SIZES[kind]
         size = int(np.prod(spec.shape)) // block * nbytes
@@ -98,8 +100,8 @@ def test_counts_are_those_of_the_plans(nano: Path) -> None:
         found = model_kernels(gguf, config, CONTEXT, "sm_90", device.properties.sm_count)
         with Weights(gguf, config, device) as weights, Session(device, weights, CONTEXT) as session:
             for shape in (
-                StepShape(1, session.parts.cache.layout.max_len, Output.GREEDY),
-                StepShape(16, session.parts.cache.layout.max_len, Output.NONE),
+                StepShape(1, session.parts.cache.shape.max_len, Output.GREEDY),
+                StepShape(16, session.parts.cache.shape.max_len, Output.NONE),
             ):
                 plan = Steps(session.parts).bound(shape).plan
                 expected = Counter(op.kernel for op in plan if isinstance(op, Launch))

@@ -1,14 +1,290 @@
-"""The key/value cache; what it stores is tested with the sessions that use it."""
+"""The key/value caches: bookkeeping of places and pages, and what is copied on the device."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from urdir.driver.device import Device
+from urdir.model.engine.realizar import describe
+from urdir.model.errors import ContextFullError, ModelError
+from urdir.model.families.description import Attention, Block, Branch, Config, LayerConfig
 from urdir.model.memory import kv_cache
+from urdir.model.memory.cache_shape import CachedLayer, CacheShape
+from urdir.model.memory.kv_cache import KvCache
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+
+PAGE = 16
+#: Of the ring of layer 0: it has the next power of two above WINDOW - 1 + ROWS places.
+WINDOW, ROWS, RING = 5, 20, 32
+
+
+@pytest.fixture(scope="module")
+def device(device_name: str) -> Iterator[Device]:
+    with Device.open(device_name) as opened:
+        yield opened
+
+
+def changed(config: Config, layer: int, **fields: Any) -> Config:
+    """The same with other fields of a layer's attention."""
+    layers = list(config.layers)
+    before, after = layers[layer].blocks
+    mixer = before.branches[0].network
+    assert isinstance(mixer, Attention)
+    block = Block((Branch(replace(mixer, **fields), before.branches[0].norm),))
+    layers[layer] = LayerConfig((block, after))
+    return replace(config, layers=tuple(layers))
+
+
+def config_of(**fields: Any) -> Config:
+    """Three layers, the first with a window (or ``fields``)."""
+    config = describe(layers=3, hidden=64, heads=4, kv_heads=2, ffn=64, vocab=8, head_dim=16)
+    return changed(config, 0, **(fields or {"window": WINDOW}))
+
+
+def shape_of(
+    config: Config, dtype: KvDtype = "f16", *, sequences: int = 2, **pages: int
+) -> CacheShape:
+    return CacheShape.of(config, 100, dtype, rows=ROWS, sequences=sequences, **pages)
 
 
 def test_the_description_names_operations_that_exist() -> None:
     words = re.findall(r"``(\w+)``", kv_cache.__doc__ or "")
     assert words
-    for kind in (kv_cache.ContiguousKvCache, kv_cache.PagedKvCache):
+    for kind in (kv_cache.KvCache, kv_cache.Group, kv_cache.PagedGroup):
         assert [word for word in words if not callable(getattr(kind, word, None))] == []
+
+
+# ---- shapes ----
+
+
+def test_a_window_has_a_ring_and_its_group() -> None:
+    shape = shape_of(config_of())
+    assert [shape.layout(i).places for i in range(3)] == [RING, 256, 256]
+    assert [list(group) for group in shape.groups] == [[0], [1, 2]]
+    assert [shape.group_of(i) for i in range(3)] == [0, 1, 1]
+    row = 2 * 2 * 16  # bytes of a token's keys
+    sizes = shape.sizes()
+    assert (sizes["keys.0"], sizes["values.0"]) == (2 * RING * row, 2 * RING * row)
+    assert sizes["keys.2"] == 2 * 256 * row
+    assert shape.read_nbytes(3) == 3 * 3 * 2 * row
+    assert shape.read_nbytes(50) == (WINDOW + 2 * 50) * 2 * row
+
+
+def test_a_window_that_saves_nothing_has_no_ring() -> None:
+    shape = shape_of(config_of(window=250))
+    assert shape.layout(0).capacity == 0
+    assert [list(group) for group in shape.groups] == [[0, 1, 2]]
+
+
+def test_a_chunk_is_a_window_at_most_as_long() -> None:
+    assert shape_of(config_of(chunk=WINDOW)).layers[0] == shape_of(config_of()).layers[0]
+
+
+def test_a_layer_may_use_anothers_cache_or_none() -> None:
+    config = changed(config_of(), 2, k=None, v=None, shares_cache_of=0)
+    layers = list(config.layers)
+    layers[1] = LayerConfig(layers[1].blocks[1:])
+    shape = shape_of(replace(config, layers=tuple(layers)))
+    assert shape.owners == (0, -1, 0)
+    assert list(shape.layers) == [0]
+    assert shape.layout(2) == shape.layout(0)
+    assert shape.read_nbytes(1) == 2 * (2 * 2 * 2 * 16)
+
+
+def test_pages_are_counted_for_each_group() -> None:
+    shape = shape_of(config_of(), page_len=PAGE)
+    assert [shape.layout(i).pages for i in range(3)] == [2 * RING // PAGE, 2 * 16, 2 * 16]
+    sizes = shape.sizes()
+    assert (sizes["block table 0"], sizes["block table 1"]) == (4 * 2 * 2, 4 * 2 * 16)
+
+
+def test_heads_of_values_may_be_others_than_of_keys() -> None:
+    shape = shape_of(config_of(value_dim=8))
+    sizes = shape.sizes()
+    assert sizes["values.0"] * 2 == sizes["keys.0"]
+    assert sizes["values.1"] == sizes["keys.1"]
+
+
+# ---- what is stored ----
+
+
+Array = npt.NDArray[Any]
+
+
+class Model:
+    """What every layer of a cache holds, in lists; values are f32 numbers by position."""
+
+    def __init__(self, cache: KvCache, seed: int = 0) -> None:
+        self.cache, self.rng = cache, np.random.default_rng(seed)
+        sequences = range(cache.shape.sequences)
+        self.tokens: dict[int, list[dict[str, Array]]] = {s: [] for s in sequences}
+
+    def write(self, sequence: int, end: int) -> None:
+        """Reserve up to ``end`` and write all new tokens of all layers."""
+        start = len(self.tokens[sequence])
+        self.cache.reserve(sequence, start, end)
+        for position in range(start, end):
+            token: dict[str, Array] = {}
+            for layer in self.cache.shape.layers:
+                for name, memory, layout in self._caches(layer):
+                    value = self.rng.standard_normal((layout.kv_heads, 1, layout.head_dim))
+                    stored = memory.download(layout.numpy_dtype, layout.shape)
+                    token[name] = value.astype(np.float32)
+                    layout.write(stored, sequence, [position], token[name], self._table(layer))
+                    memory.upload(stored)
+            self.tokens[sequence].append(token)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        self.cache.truncate(sequence, length)
+        del self.tokens[sequence][length:]
+
+    def fork(self, source: int, target: int) -> None:
+        self.cache.fork(source, target, len(self.tokens[source]))
+        self.tokens[target] = list(self.tokens[source])
+
+    def check(self) -> None:
+        """Every layer still has what the next token of each sequence looks back on."""
+        for sequence, tokens in self.tokens.items():
+            for layer, cached in self.cache.shape.layers.items():
+                first = max(0, len(tokens) + 1 - cached.span) if cached.span else 0
+                positions = range(first, len(tokens))
+                if not positions:
+                    continue
+                for name, memory, layout in self._caches(layer):
+                    stored = memory.download(layout.numpy_dtype, layout.shape)
+                    found = layout.read(stored, sequence, positions, self._table(layer))
+                    wanted = np.concatenate([tokens[p][name] for p in positions], axis=1)
+                    np.testing.assert_array_equal(found, wanted, err_msg=f"{name} of {sequence}")
+
+    def _caches(self, layer: int) -> list[tuple[str, Any, Any]]:
+        given, layout = self.cache.arguments(layer), self.cache.layout(layer)
+        return [
+            (f"keys {layer}", given["k_cache"], layout),
+            (f"values {layer}", given["v_cache"], layout.values),
+        ]
+
+    def _table(self, layer: int) -> Array | None:
+        layout = self.cache.layout(layer)
+        if not layout.is_paged:
+            return None
+        shape = (layout.sequences, layout.blocks)
+        return self.cache.arguments(layer)["block_table"].download(np.uint32, shape)
+
+
+@pytest.mark.parametrize("page_len", [0, PAGE])
+def test_rings_wrap_are_cut_and_forked(device: Device, page_len: int) -> None:
+    """Steps of up to ROWS tokens, over and over: what is looked back on is there, in all layers."""
+    shape = shape_of(config_of(value_dim=24), "f32", page_len=page_len)
+    with KvCache(device, shape) as cache:
+        model = Model(cache)
+        for end in (3, 20, 40, 41):
+            model.write(0, end)
+            model.check()
+        model.fork(0, 1)
+        model.write(1, 60)  # overwrites all that it shared of the ring
+        model.check()
+        model.write(0, 43)
+        model.check()
+        model.truncate(0, 40)
+        model.write(0, 45)
+        model.check()
+        model.fork(1, 0)
+        model.truncate(1, 0)
+        model.write(1, 17)
+        model.write(0, 77)
+        model.check()
+
+
+@pytest.mark.parametrize("page_len", [0, PAGE])
+def test_what_is_kept(device: Device, page_len: int) -> None:
+    """Of a ring as much as it holds before the last token ever written; then all, or none."""
+    with KvCache(device, shape_of(config_of(), page_len=page_len)) as cache:
+        cache.reserve(0, 0, RING)
+        assert [cache.kept(0, n) for n in (0, 1, RING)] == [0, 1, RING]  # nothing is lost yet
+        cache.reserve(0, RING, RING + 10)
+        lowest = 10 + WINDOW - 1
+        assert [cache.kept(0, n) for n in (lowest - 1, lowest, RING + 10)] == [
+            0,
+            lowest,
+            RING + 10,
+        ]
+        assert cache.kept(1, 7) == 7
+        with pytest.raises(ModelError, match="cannot be cut to 13 tokens: layers with a window"):
+            cache.truncate(0, lowest - 1)
+        cache.truncate(0, lowest + 1)  # the later ones have taken the places of others all the same
+        assert cache.kept(0, lowest - 1) == 0
+        cache.fork(0, 1, lowest + 1)
+        assert (cache.kept(1, lowest), cache.kept(1, lowest - 1)) == (lowest, 0)
+        cache.truncate(0, 0)
+        assert cache.kept(0, 5) == 5
+        with pytest.raises(ModelError, match="the cache has 2"):
+            cache.kept(2, 0)
+
+
+# ---- pages ----
+
+
+def test_pages_of_a_ring_are_used_again(device: Device) -> None:
+    shape = shape_of(config_of(), page_len=PAGE)
+    with KvCache(device, shape) as cache:
+        for end in range(10, 100, 10):
+            cache.reserve(0, end - 10, end)
+        assert len(cache.pages(0, 0)) == RING // PAGE
+        assert len(cache.pages(0, 1)) == 6
+        assert cache.pages(0, 1) == cache.pages(0, 2)
+        cache.truncate(0, 88)
+        assert (len(cache.pages(0, 0)), len(cache.pages(0, 1))) == (2, 6)
+        cache.truncate(0, 0)
+        assert cache.pages(0, 0) == cache.pages(0, 1) == ()
+        assert cache.free_tokens == 2 * RING
+
+
+def test_a_fork_shares_pages_until_one_of_the_two_writes(device: Device) -> None:
+    shape = shape_of(config_of(), page_len=PAGE)
+    with KvCache(device, shape) as cache:
+        cache.reserve(0, 0, 40)
+        cache.fork(0, 1, 40)
+        for layer in (0, 1):
+            assert cache.pages(0, layer) == cache.pages(1, layer)
+        cache.reserve(1, 40, 41)
+        (a, b), (c, d) = cache.pages(0, 0), cache.pages(1, 0)  # position 40: page 0 of the ring
+        assert (a != c, b == d) == (True, True)
+        whole, forked = cache.pages(0, 1), cache.pages(1, 1)
+        assert whole[:2] == forked[:2]
+        assert whole[2] != forked[2]
+        cache.reserve(0, 40, 41)  # it has them for itself now
+        assert cache.pages(0, 0) == (a, b)
+
+
+def test_a_reserve_is_refused_whole(device: Device) -> None:
+    """One group has room, another has not: neither takes a page."""
+    shape = shape_of(config_of(), page_len=PAGE)
+    layers = {i: replace(c, layout=replace(c.layout, pages=3)) for i, c in shape.layers.items()}
+    for limited in ({0: layers[0]}, {1: layers[1], 2: layers[2]}):
+        small = CacheShape({**shape.layers, **limited}, shape.owners, 2, shape.max_len)
+        with KvCache(device, small) as cache:
+            cache.reserve(0, 0, 20)
+            before = [cache.pages(s, layer) for s in (0, 1) for layer in (0, 1)]
+            kept, free = cache.kept(1, 5), cache.free_tokens
+            with pytest.raises(ContextFullError, match="2 pages of 16 tokens are needed, 1 of 3"):
+                cache.reserve(1, 0, 20)
+            assert [cache.pages(s, layer) for s in (0, 1) for layer in (0, 1)] == before
+            assert (cache.kept(1, 5), cache.free_tokens) == (kept, free) == (5, PAGE)
+            cache.reserve(1, 0, PAGE)
+            assert cache.free_tokens == 0
+            with pytest.raises(ContextFullError, match="exceed the cache's 256"):
+                cache.reserve(1, 16, 257)
+
+
+def test_one_shape_for_all_layers() -> None:
+    layout = shape_of(config_of()).layout(1)
+    shape = CacheShape.equal(layout, 2)
+    assert shape.layers == {0: CachedLayer(layout, 0), 1: CachedLayer(layout, 0)}
+    assert (shape.owners, shape.sequences, shape.max_len) == ((0, 1), 2, 256)

@@ -54,11 +54,11 @@ def test_a_table_of_the_kernels_asked_for(cli: Cli) -> None:
     assert lines[0].startswith("urdir check on emulator:sm_90: ")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
     assert rows[0] == ["what", "examples", "error", "allowed", "us", "GB/s", ""]
-    assert (rows[2][:2], rows[2][-1]) == (["add", "7"], "ok")
+    assert (rows[2][:2], rows[2][-1]) == (["add", "8"], "ok")
     assert (rows[3][0], rows[3][-1]) == ("normalise", "ok")
     assert 0 < float(rows[3][2]) <= float(rows[3][3])
-    assert lines[-2] == "28 ok, 0 failed, 0 skipped"
-    assert "add (7 examples): ok" in err
+    assert lines[-2] == "29 ok, 0 failed, 0 skipped"
+    assert "add (8 examples): ok" in err
 
 
 def test_json_has_every_example(cli: Cli) -> None:
@@ -113,14 +113,17 @@ def test_a_failure_is_named_and_gives_exit_code_1(
     monkeypatch.setattr(Add, "reference", off_by_one)
     code, out, err = cli("check", "--kernel", "rescale", "--kernel", "add")
     assert code == 1
-    assert "| rescale | 4 |" in out
-    assert "| add | 7 |  |  |  |  | FAILED |" in out
-    assert "FAILED Add(n=3, scale=1.0, scaled=False): kernel add: y[" in out
-    assert "4 ok, 7 failed, 0 skipped" in out
-    assert "add (7 examples): FAILED\n  Add(n=3, scale=1.0, scaled=False): kernel add: y[" in err
+    assert "| rescale | 5 |" in out
+    assert "| add | 8 |  |  |  |  | FAILED |" in out
+    assert "FAILED Add(n=3, scale=1.0, scaled=False, width=0): kernel add: y[" in out
+    assert "5 ok, 8 failed, 0 skipped" in out
+    assert (
+        "add (8 examples): FAILED\n  Add(n=3, scale=1.0, scaled=False, width=0): kernel add: y["
+        in err
+    )
     code, out, _ = cli("check", "--kernel", "add", "--json")
     report = json.loads(out)
-    assert (code, report["failed"]) == (1, 7)
+    assert (code, report["failed"]) == (1, 8)
     assert {row["error"] for row in report["rows"]} == {None}
 
 
@@ -136,7 +139,7 @@ def test_an_override_takes_effect_and_the_report_says_so(
     assert code == 1
     assert f"with edited PTX: {path.name}\n" in out
     assert f"FAILED {spec}: kernel add: y[" in out
-    assert "6 ok, 1 failed, 0 skipped" in out
+    assert "7 ok, 1 failed, 0 skipped" in out
     assert f"{path} is used instead" in err
     assert err.count("were not used, such as add-sm_90-0000.ptx") == 1
     _, out, _ = cli("check", "--kernel", "add", "--json")
@@ -183,7 +186,7 @@ def test_a_kernel_of_another_package_is_found(tmp_path: Path) -> None:
 def test_after_a_fault_the_others_are_still_checked(owner: DeviceOwner) -> None:
     owner.device.api.inject("launch", nth=2)
     rows = list(check_kernel_examples(owner, Add))
-    assert [row.status for row in rows] == ["ok", "FAILED", *["ok"] * 5]
+    assert [row.status for row in rows] == ["ok", "FAILED", *["ok"] * 6]
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in rows[1].failure
 
 
@@ -204,7 +207,7 @@ def test_what_a_spec_raises_is_reported(
 def test_ptx_that_does_not_compile(owner: DeviceOwner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Add, "template", ("urdir.templates", "activate.ptx.j2"))
     rows = list(check_kernel_examples(owner, Add))
-    assert [row.status for row in rows] == ["FAILED"] * 7
+    assert [row.status for row in rows] == ["FAILED"] * 8
 
 
 @pytest.fixture

@@ -1,0 +1,250 @@
+"""A model's description as plain values for `urdir show`: equal layers together.
+
+A fact that is not there, or is what it usually is, is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from urdir.model.families.description import (
+    Attention,
+    Block,
+    Branch,
+    Config,
+    Dense,
+    LayerConfig,
+    Mixture,
+    Network,
+)
+from urdir.model.families.rope import RopeConfig
+from urdir.model.families.stored import Linear, Normalization, of_any_layer
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.norm import Norm
+
+Facts = dict[str, Any]
+
+
+def layer_groups(config: Config) -> list[Facts]:
+    """Layers that are alike: their numbers, and what they do. A block is a list of networks that
+    read the same stream."""
+    groups: dict[LayerConfig, list[int]] = {}
+    for number, layer in enumerate(config.layers):
+        groups.setdefault(of_any_layer(layer), []).append(number)
+    return [
+        {"layers": numbers, "blocks": [_block(block) for block in layer.blocks], **_end(layer)}
+        for layer, numbers in groups.items()
+    ]
+
+
+def model_facts(config: Config) -> Facts:
+    """What is outside the layers."""
+    extra = config.layer_embeddings
+    return _known(
+        architecture=config.architecture,
+        layers=config.n_layers,
+        hidden=config.hidden,
+        vocabulary=config.vocab_size,
+        context=config.context_length,
+        embedding_scale=_other_than(config.embedding_scale, 1.0),
+        embedding_norm=_norm(config.embedding_norm),
+        positions=config.positions and config.positions.rows,
+        layer_embeddings=extra and extra.width,
+        output_norm=_norm(config.output_norm),
+        output="the embedding again" if config.tied else None,
+        output_bias=config.output.bias is not None,
+        logit_scale=_other_than(config.logit_scale, 1.0),
+        softcap=config.softcap,
+        saves=config.saves,
+        adds=config.adds and config.adds.name,
+    )
+
+
+def layer_lines(group: Facts) -> list[str]:
+    """A group of layers as text: a line with their numbers, and one for each network."""
+    lines = [f"layers {_ranges(group['layers'])}:"]
+    for networks in group["blocks"]:
+        for number, facts in enumerate(networks):
+            lines.append(f"  {'beside it ' if number else ''}{fact_text(facts)}")
+    end = {key: value for key, value in group.items() if key not in ("layers", "blocks")}
+    return [*lines, f"  then {fact_text(end)}"] if end else lines
+
+
+def fact_text(facts: Facts) -> str:
+    """ "attention, heads 32, sinks": what is true is only named, and so is the kind."""
+    parts = []
+    for key, value in facts.items():
+        name = key.replace("_", " ")
+        if key == "kind":
+            parts.append(value)
+        elif isinstance(value, dict):
+            parts.append(f"{name} ({fact_text(value)})")
+        else:
+            parts.append(name if value is True else f"{name} {_value(value)}")
+    return ", ".join(parts)
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """ "0-3, 7": rising numbers, those that follow each other as one part."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] + 1 == number:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def _block(block: Block) -> list[Facts]:
+    """The networks of a block; what happens to their sum is told with the last one."""
+    networks = [_branch(branch) for branch in block.branches]
+    networks[-1] |= _known(
+        norm_of_sum=_norm(block.post_norm), scale_of_sum=_other_than(block.scale, 1.0)
+    )
+    return networks
+
+
+def _branch(branch: Branch) -> Facts:
+    return {
+        **_network(branch.network),
+        **_known(
+            norm=_norm(branch.norm),
+            norm_after=_norm(branch.post_norm),
+            reads_layer_input=branch.reads_layer_input,
+        ),
+    }
+
+
+def _network(network: Network) -> Facts:
+    match network:
+        case Attention():
+            return {"kind": "attention", **_attention(network)}
+        case Dense():
+            return {"kind": "feed-forward", **_dense(network)}
+        case Mixture():
+            return {"kind": "experts", **_mixture(network)}
+        case Linear():
+            return {"kind": "matrix"}
+        case Activation():
+            return {"kind": "activation", "of": _activation(network)}
+
+
+def _attention(of: Attention) -> Facts:
+    norm = of.qk_norm
+    usual = 1.0 / math.sqrt(of.key_dim)
+    return _known(
+        heads=of.heads,
+        kv_heads=_other_than(of.kv_heads, of.heads),
+        dim=of.key_dim,
+        value_dim=_other_than(of.value_dim, of.key_dim),
+        window=of.window,
+        chunk=of.chunk,
+        rope=_rope(of.rope),
+        alibi=of.max_bias,
+        bias=any(linear is not None and linear.bias is not None for linear in (of.q, of.k, of.v)),
+        qk_norm=norm and _norm(norm.q),
+        qk_norm_of=_other_than("row" if norm and norm.over == "row" else "head", "head"),
+        qk_norm_after_rope=norm is not None and norm.after_rope,
+        v_norm=of.v_norm and _norm_text(of.v_norm),
+        values_are_keys=of.k is not None and of.v is None,
+        scale=None if math.isclose(of.scale, usual, rel_tol=1e-6) else of.scale,
+        softcap=of.softcap,
+        sinks=of.sinks is not None,
+        clamp=of.clamp,
+        temperature=of.temperature and of.temperature.scale,
+        gate=of.gate and of.gate.activation,
+        value_scale=_other_than(of.value_scale, 1.0),
+        cache_of_layer=of.shares_cache_of,
+    )
+
+
+def _rope(rope: RopeConfig | None) -> Facts | None:
+    if rope is None:
+        return None
+    scaling = rope.scaling
+    return _known(
+        kind=rope.style,
+        dim=rope.dim,
+        base=rope.freq_base,
+        factor=_other_than(scaling.factor, 1.0),
+        yarn=scaling.ext_factor,
+        magnitude=_other_than(scaling.magnitude, 1.0),
+        factors=rope.factors is not None,
+        long_factors=rope.long_factors is not None,
+    )
+
+
+def _dense(of: Dense) -> Facts:
+    return _known(
+        width=of.width,
+        activation=_activation(of.activation),
+        gated=of.gate is not None,
+        bias=of.up.bias is not None,
+        divisors=of.divisors is not None,
+    )
+
+
+def _mixture(of: Mixture) -> Facts:
+    router = of.router
+    return _known(
+        experts=router.experts,
+        used=router.used,
+        width=of.width,
+        activation=_activation(of.activation),
+        gated=of.gate is not None,
+        bias=of.up.bias is not None,
+        scores=router.scoring,
+        groups=_other_than(router.groups, 1),
+        groups_used=_other_than(router.groups_used, router.groups),
+        normalised=router.normalize,
+        weight_scale=_other_than(router.scale, 1.0),
+        router_reads=_other_than(router.reads, "input"),
+        weighs_input=of.weigh_input,
+        shared=of.shared and _dense(of.shared),
+    )
+
+
+def _end(layer: LayerConfig) -> Facts:
+    """What happens after the blocks."""
+    return _known(
+        embedding=layer.embedding is not None,
+        output_scale=layer.output_scale is not None,
+        output_norm=_norm(layer.output_norm),
+        saves=layer.saves,
+        adds=layer.adds,
+    )
+
+
+def _activation(of: Activation) -> str:
+    return f"{of.kind} up to {of.limit:g}" if of.limit else of.kind
+
+
+def _norm(of: Normalization | None) -> str | None:
+    return None if of is None else _norm_text(of.norm)
+
+
+def _norm_text(norm: Norm) -> str:
+    """ "rms 1e-05": its kind and epsilon, and what it has other than weights alone."""
+    parts = [norm.kind, f"{norm.eps:g}"]
+    parts += ["without weights"] if not norm.weight else []
+    parts += ["with bias"] if norm.bias else []
+    return " ".join(parts)
+
+
+def _other_than(value: Any, usual: Any) -> Any:
+    return None if value == usual else value
+
+
+def _known(**facts: Any) -> Facts:
+    """Those that are there; layer 0 is one, a softcap of 0 is none."""
+    nothing = (None, False, 0.0)
+    return {
+        key: value
+        for key, value in facts.items()
+        if (key == "cache_of_layer" and value is not None) or value not in nothing
+    }

@@ -1,0 +1,109 @@
+"""Writes tests/data/families/errors.json: how far each golden's logits are from llama.cpp's.
+
+    python tests/family_errors.py                       by the numpy reference
+    python tests/family_errors.py --device cuda         by the engine: exact mode, f32 cache
+
+An error is the root mean square of the differences over the standard deviation of llama.cpp's
+logits, all tokens of the golden taken one by one. The file says by what the errors were found:
+
+    {"by": "numpy reference", "errors": {"llama-dense": 2.1e-07, ...}}
+
+A golden whose model cannot be run is left out, and named on stderr. Then the table of families in
+model/README.md has to be written anew: python tests/family_table.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import lzma
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from urdir.driver.errors import DriverError
+from urdir.model.engine.engine import Engine
+from urdir.model.errors import ModelError
+from urdir.model.families.registry import read_config
+from urdir.model.files.gguf import Gguf
+from urdir.ptxgen.errors import PtxgenError
+
+FOLDER = Path(__file__).parent / "data" / "families"
+FILE = FOLDER / "errors.json"
+#: What llama.cpp allocated for the goldens; LongRoPE has other factors for it than for less.
+CONTEXT = 512
+Logits = np.ndarray[Any, Any]
+
+
+def names() -> list[str]:
+    """The goldens."""
+    return [path.name.removesuffix(".gguf.xz") for path in sorted(FOLDER.glob("*.gguf.xz"))]
+
+
+def unpack(name: str, folder: Path) -> Path:
+    """A golden's GGUF file, written to a folder."""
+    path = folder / f"{name}.gguf"
+    path.write_bytes(lzma.decompress((FOLDER / f"{name}.gguf.xz").read_bytes()))
+    return path
+
+
+def by_reference(path: Path, tokens: list[int]) -> Logits:
+    """Logits (tokens, vocab) of `tests/model/reference.py`."""
+    script = Path(__file__).with_name("model") / "reference.py"
+    spec = importlib.util.spec_from_file_location("reference", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with Gguf(path) as file:
+        logits: Logits = module.Reference(file, read_config(file), CONTEXT).logits(tokens)
+    return logits
+
+
+def by_engine(device: str) -> Callable[[Path, list[int]], Logits]:
+    """The same of the engine in exact mode with an f32 cache, on that device."""
+
+    def logits(path: Path, tokens: list[int]) -> Logits:
+        rows = []
+        with Engine.open(path, device=device, exact=True, kv_dtype="f32") as engine:
+            for token in tokens:
+                engine.session.feed([token])
+                rows.append(engine.session.logits_step().copy())
+        return np.array(rows)
+
+    return logits
+
+
+def error_of(name: str, logits_of: Callable[[Path, list[int]], Logits]) -> float:
+    """A golden's error."""
+    golden = np.load(FOLDER / f"{name}.npz")
+    with TemporaryDirectory() as folder:
+        logits = logits_of(unpack(name, Path(folder)), golden["tokens"].tolist())
+    differences = logits - golden["logits"]
+    return float(np.sqrt(np.mean(differences**2)) / golden["logits"].std())
+
+
+def main() -> None:
+    """Write the file."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--device", help="run the engine there (default: the numpy reference)")
+    device = parser.parse_args().device
+    errors = {}
+    for name in names():
+        try:
+            error = error_of(name, by_engine(device) if device else by_reference)
+        except (ModelError, PtxgenError, DriverError, NotImplementedError) as reason:
+            print(f"{name}: {type(reason).__name__} {reason}", file=sys.stderr)
+            continue
+        errors[name] = float(f"{error:.1e}")
+    found = {"by": f"engine on {device}" if device else "numpy reference", "errors": errors}
+    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Writes the table of architectures in model/README.md: what the descriptions of the goldens say.
+
+    python tests/family_table.py
+
+An architecture with several goldens has what any of them has. `tests/test_family_table.py`
+compares.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from tempfile import TemporaryDirectory
+
+from urdir.model.families import architectures
+from urdir.model.families.description import (
+    Attention,
+    Block,
+    Config,
+    Dense,
+    Mixture,
+    Network,
+)
+from urdir.model.families.registry import read_config
+from urdir.model.files.gguf import Gguf
+
+FOLDER = Path(__file__).parent / "data" / "families"
+README = Path(__file__).parents[1] / "model" / "README.md"
+BEGIN, END = "<!-- by tests/family_table.py -->\n", "<!-- end -->\n"
+
+Features = Iterator[tuple[bool, str]]
+
+
+def table() -> str:
+    """The lines between the marks."""
+    written = json.loads((FOLDER / "errors.json").read_text(encoding="utf-8"))
+    goldens = _goldens()
+    lines = [
+        "| architecture | file | layers | attention | positions | network | more | "
+        f"error: {written['by']} |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, file in sorted(_files().items()):
+        configs = goldens.get(name, {})
+        error = max((written["errors"].get(golden, 0.0) for golden in configs), default=0.0)
+        columns = [
+            _of_all(configs.values(), of)
+            for of in (_layers, _attention, _positions, _networks, _more)
+        ]
+        shown = f"{error:.0e}" if error else "no golden"
+        lines.append(f"| `{name}` | `{file}` | {' | '.join(columns)} | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def _files() -> dict[str, str]:
+    """The file of every architecture."""
+    found = {}
+    for module in iter_modules(architectures.__path__, f"{architectures.__name__}."):
+        file = f"{module.name.rpartition('.')[2]}.py"
+        found |= dict.fromkeys(import_module(module.name).ARCHITECTURES, file)
+    return found
+
+
+def _goldens() -> dict[str, dict[str, Config]]:
+    """The descriptions of goldens by architecture and name."""
+    found: dict[str, dict[str, Config]] = {}
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        for packed in sorted(FOLDER.glob("*.gguf.xz")):
+            path.write_bytes(lzma.decompress(packed.read_bytes()))
+            with Gguf(path) as file:
+                config = read_config(file)
+            name = packed.name.removesuffix(".gguf.xz")
+            found.setdefault(config.architecture, {})[name] = config
+    return found
+
+
+def _of_all(configs: Iterable[Config], of: Callable[[Config], Features]) -> str:
+    parts = dict.fromkeys(text for config in configs for has, text in of(config) if has)
+    return ", ".join(parts) or "-"
+
+
+# ---- columns: whether a model has something, and what it is called ----
+
+
+def _blocks(config: Config) -> list[Block]:
+    return [block for layer in config.layers for block in layer.blocks]
+
+
+def _all(config: Config) -> list[Network]:
+    return [network for layer in config.layers for network in layer.networks]
+
+
+def _layers(config: Config) -> Features:
+    blocks = _blocks(config)
+    branches = [branch for block in blocks for branch in block.branches]
+    before = [branch.norm for branch in branches if branch.norm]
+    after = [n for n in (*(b.post_norm for b in blocks), *(b.post_norm for b in branches)) if n]
+    kinds = {norm.norm.kind for norm in (*before, *after)}
+    yield "rms" in kinds, "RMSNorm"
+    yield "layer" in kinds, "LayerNorm"
+    yield bool(after and before), "before and after"
+    yield bool(after and not before), "after"
+    yield any(n.weight is None for n in (*before, *after)), "without weights"
+    yield any(n.bias is not None for n in (*before, *after)), "biases"
+    kinds_of = [{type(branch.network) for branch in block.branches} for block in blocks]
+    yield any(Attention in kinds and len(kinds) > 1 for kinds in kinds_of), "side by side"
+
+
+def _attention(config: Config) -> Features:
+    mixers = config.attentions
+    yield any(m.q.bias for m in mixers), "QKV biases"
+    yield any(m.o.bias for m in mixers), "output bias"
+    norms = [m.qk_norm for m in mixers if m.qk_norm]
+    yield any(n.over == "head" for n in norms), "head norms"
+    yield any(n.over == "row" for n in norms), "row norms"
+    yield any(n.after_rope for n in norms), "after RoPE"
+    yield any(m.v_norm for m in mixers), "value norm"
+    yield any(m.window for m in mixers), "window"
+    yield any(m.chunk for m in mixers), "chunks"
+    yield any(m.softcap for m in mixers), "soft-cap"
+    yield any(m.sinks for m in mixers), "sinks"
+    yield any(m.clamp for m in mixers), "clamp"
+    yield any(m.temperature for m in mixers), "temperature"
+    yield any(m.gate for m in mixers), "gate"
+    yield any(m.v is None and m.k is not None for m in mixers), "K is V"
+    yield any(m.shares_cache_of is not None for m in mixers), "shared caches"
+    yield len({(m.heads, m.kv_heads, m.key_dim) for m in mixers}) > 1, "heads differ by layer"
+
+
+def _positions(config: Config) -> Features:
+    ropes, mixers = config.ropes, config.attentions
+    yield any(rope.style == "interleaved" for rope in ropes), "RoPE of neighbours"
+    yield any(rope.style == "half" for rope in ropes), "RoPE of halves"
+    yield any(m.rope and m.rope.dim < m.key_dim for m in mixers), "of a part"
+    yield len(ropes) > 1, "by kind of layer"
+    yield bool(ropes) and any(m.rope is None for m in mixers), "not in all layers"
+    yield any(rope.factors for rope in ropes), "factors"
+    yield any(rope.long_factors for rope in ropes), "LongRoPE"
+    yield any(rope.still for rope in ropes), "axes"
+    yield any(m.max_bias for m in mixers), "ALiBi"
+    yield config.positions is not None, "learned"
+
+
+def _networks(config: Config) -> Features:
+    networks = _all(config)
+    for network in networks:
+        if isinstance(network, Dense):
+            yield True, _named(network)
+            yield network.divisors is not None, "divisors"
+        elif isinstance(network, Mixture):
+            yield from _mixture(network)
+        elif not isinstance(network, Attention):
+            yield True, f"{type(network).__name__.lower()} alone"
+    yield any(isinstance(n, Dense) and n.up.bias for n in networks), "biases"
+
+
+def _named(network: Dense | Mixture) -> str:
+    kind = network.activation.kind.replace("swiglu_oai", "SwiGLU+1")
+    return f"{kind} gates" if network.gate else kind
+
+
+def _mixture(network: Mixture) -> Features:
+    route = network.router
+    yield True, f"experts ({_named(network)})"
+    yield True, route.scoring.replace("_", " ")
+    yield route.choice_bias is not None, "choice bias"
+    yield route.groups > 1, "groups"
+    yield route.normalize, "sum 1"
+    yield route.scale != 1.0, "scale"
+    yield route.reads != "input", f"router reads {route.reads}"
+    yield route.expert_scale is not None, "expert scales"
+    yield network.weigh_input, "weighed input"
+    yield network.up.bias is not None, "expert biases"
+    yield network.shared is not None, "shared expert"
+    yield network.shared_gate is not None, "with a gate"
+    yield network.activation.limit > 0.0, "limit"
+
+
+def _more(config: Config) -> Features:
+    yield config.output.bias is not None, "output bias"
+    yield config.embedding_norm is not None, "embedding norm"
+    yield config.embedding_scale != 1.0, "embedding scale"
+    yield any(block.scale != 1.0 for block in _blocks(config)), "residual scale"
+    yield config.logit_scale != 1.0, "logit scale"
+    yield config.softcap > 0.0, "logit soft-cap"
+    yield config.layer_embeddings is not None, "per-layer embeddings"
+    yield any(layer.output_scale for layer in config.layers), "layer scale"
+    yield bool(config.saved_streams), "kept streams"
+    sources = [m.q.matrix.name for m in config.attentions]
+    yield len(set(sources)) < len(sources), "layers run again"
+    yield bool(config.unused_tensors), "unused tensors"
+
+
+def main() -> None:
+    """Write the table."""
+    text = README.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    README.write_text(before + BEGIN + "\n" + table() + "\n" + END + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Models with random weights, of any size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from urdir.model.families.reader import Reader
+from urdir.model.families.registry import describe
+from urdir.model.families.shapes import Shape
+from urdir.model.families.stored import StoredMatrix, stored_in
+from urdir.model.files.gguf import Tensor
+from urdir.model.files.metadata import Metadata
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a file would hold."""
+
+    path: Path
+    architecture: str
+    metadata: Metadata
+    tensors: dict[str, Tensor]
+
+
+def _random_model(shape: Shape, kind: str = "F32", seed: int = 0) -> Model:
+    """A model of that shape. Matrices have the type ``kind`` and normal values; vectors vary."""
+    metadata = Metadata(shape.metadata("random"), "random")
+    config = describe(Reader(metadata, shape.arch, shape.stored(), shape.layers))
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, Tensor] = {}
+    for name, stored in sorted({stored.name: stored for stored in stored_in(config)}.items()):
+        values = rng.standard_normal(stored.shape).astype(np.float32)
+        of = "F32"
+        if not isinstance(stored, StoredMatrix):
+            values = values * np.float32(0.2) + np.float32("norm" in name)
+        else:
+            values *= np.float32(1 / math.sqrt(stored.shape[-1]))
+            of = "F32" if "gate_inp" in name else kind
+        tensors[name] = _tensor(name, values, gguf.GGMLQuantizationType[of])
+    return Model(Path("random"), shape.arch, metadata, tensors)
+
+
+def _tensor(name: str, values: np.ndarray[Any, Any], kind: gguf.GGMLQuantizationType) -> Tensor:
+    data = np.ascontiguousarray(gguf.quants.quantize(values, kind)).reshape(-1).view(np.uint8)
+    return Tensor(name, int(kind), values.shape, 0, data.nbytes, data)
+
+
+@pytest.fixture(scope="session")
+def random_model() -> Callable[..., Model]:
+    """See `_random_model`."""
+    return _random_model

@@ -1,0 +1,146 @@
+"""The engine on a model of every architecture, against llama.cpp's logits (`tests/data/families`).
+
+A GPU takes all of them. The emulator takes a sample and few positions, or all with ``--full``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from urdir.driver import execute
+from urdir.driver.stream import Stream
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.runner import Observer
+from urdir.model.engine.session import Session
+from urdir.model.verify.conformance import relative_rms
+
+DATA = Path(__file__).parents[2] / "data" / "families"
+#: What the default run has, and why.
+SAMPLE = {
+    "gemma3-dense": "windows, norms after networks, norms of heads",
+    "gpt-oss-moe": "sinks beside windows, experts with biases",
+    "starcoder-dense": "LayerNorm, biases, learned positions",
+    "bloom-dense": "ALiBi, a norm of the embedding",
+    "command-r-dense": "attention and feed-forward side by side",
+    "gemma2-dense": "soft caps of scores and logits",
+    "gemma4-e": "embeddings of layers, shared caches, two head widths",
+    "hrm_text-dense": "layers run in loops",
+    "hunyuan-moe-moe": "norms after RoPE, a shared expert",
+    "llama4-moe": "chunks, layers without RoPE, weights before experts",
+    "mimo2-moe": "values narrower than keys",
+    "phi3-dense": "stacked matrices, long RoPE factors",
+    "qwen2moe-moe": "a shared expert with a gate",
+    "spark2_5-dense": "gated attention",
+}
+NAMES = [*SAMPLE, *sorted({p.name.partition(".")[0] for p in DATA.glob("*.xz")} - SAMPLE.keys())]
+EXACT_RELATIVE_RMS = 1e-4
+#: Positions, token by token, of the emulator's default run.
+FEW = 3
+#: Tokens fed at once: less than the windows of 20 tokens, and more than an exact ring's 32 slots.
+#: 41 rather than 40, since gemma4-moe chooses its 40th token's experts by a margin of 1e-5 of a
+#: logit: which it takes is a matter of rounding, in llama.cpp's own kernels as well.
+PROMPTS = (17, 41)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A golden, opened: exact, with an f32 cache. ``logits`` (48, vocabulary) f32; ``native``, the
+    error of llama.cpp's kernels; ``positions``, how many to take token by token."""
+
+    engine: Engine
+    tokens: list[int]
+    logits: np.ndarray
+    native: float
+    positions: int
+
+    def default_session(self, observer: Observer | None = None) -> Session:
+        """Not exact, with an f16 cache."""
+        return Session(self.engine.device, self.engine.weights, len(self.tokens), observer=observer)
+
+    def token_by_token(self, session: Session) -> float:
+        """The error of the logits after each of the first tokens."""
+        session.truncate(0)
+        rows = []
+        for token in self.tokens[: self.positions]:
+            session.feed([token])
+            rows.append(session.logits_step())
+        return relative_rms(np.stack(rows), self.logits[: self.positions])
+
+    def prompts(self, session: Session, at_once: bool) -> float:
+        """The error of the logits after prompts: each a whole one, or what goes on with the one
+        before."""
+        session.truncate(0)
+        rows = []
+        for count in PROMPTS:
+            if at_once:
+                session.truncate(0)
+            session.feed(self.tokens[session.length : count])
+            rows.append(session.logits_step())
+        return relative_rms(np.stack(rows), self.logits[[count - 1 for count in PROMPTS]])
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def family(
+    request: pytest.FixtureRequest, device_name: str, family_file: Callable[[str], Path]
+) -> Iterator[Family]:
+    name, whole = request.param, request.config.getoption("--full") or device_name == "cuda"
+    if not whole and name not in SAMPLE:
+        pytest.skip("part of --full on the emulator")
+    with np.load(DATA / f"{name}.npz") as golden:
+        tokens = [int(token) for token in golden["tokens"]]
+        logits, native = golden["logits"], float(golden["native"])
+    with Engine.open(
+        family_file(name), device=device_name, context=len(tokens), kv_dtype="f32", exact=True
+    ) as engine:
+        yield Family(engine, tokens, logits, native, len(tokens) if whole else FEW)
+
+
+def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
+    session = family.engine.session
+    assert family.token_by_token(session) <= EXACT_RELATIVE_RMS
+    assert family.prompts(session, at_once=False) <= EXACT_RELATIVE_RMS
+
+
+@pytest.mark.slow
+def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> None:
+    """Prompts are multiplied by tensor cores, on activations rounded to f16."""
+    allowed = max(2e-3, 1.1 * family.native)
+    with family.default_session() as session:
+        assert family.token_by_token(session) <= allowed
+        assert family.prompts(session, at_once=True) <= allowed
+
+
+@pytest.mark.slow
+def test_a_replayed_graph_gives_the_bits_of_its_launches(family: Family) -> None:
+    class Eager:
+        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+            execute.run(bound, bound.device, stream)
+
+    results = []
+    for observer in (None, Eager()):
+        with family.default_session(observer) as session:
+            session.feed(family.tokens[:25])
+            rows = [session.logits_step()]
+            for token in family.tokens[25:27]:
+                session.feed([token])
+                rows.append(session.logits_step())
+            results.append(np.stack(rows))
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("name", ["gemma3-dense", "olmoe-moe"])
+def test_a_few_tokens_by_recorded_graphs(
+    name: str, device_name: str, family_file: Callable[[str], Path]
+) -> None:
+    with np.load(DATA / f"{name}.npz") as golden:
+        tokens, logits = [int(token) for token in golden["tokens"]], golden["logits"]
+    with Engine.open(family_file(name), device=device_name, context=32) as engine:
+        engine.session.feed(tokens[:21])
+        assert engine.session.greedy_step() == int(np.argmax(logits[20]))
+        assert engine.session.greedy_step() < engine.config.vocab_size

@@ -1,0 +1,85 @@
+"""The engine on models of odd sizes with random weights, against the reference in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.model.engine.session import Session
+from urdir.model.families.description import Config
+from urdir.model.families.shapes import Shape
+from urdir.model.memory.weights import Weights
+from urdir.model.verify.conformance import relative_rms
+
+#: Exact steps are f32 throughout, the reference is f64.
+TOLERANCE = 1e-5
+#: The prompt's products round activations to f16, and the cache keys and values.
+DEFAULT_TOLERANCE = 2e-3
+_QWEN3 = ("ffn_gate.weight", "attn_q_norm.weight", "attn_k_norm.weight")
+#: Shape, type of the matrices.
+CASES = {
+    "head_dim 80, groups of 3": (
+        Shape("llama", 2, 160, 6, 2, 80, 224, 97, False),
+        "Q8_0",
+    ),
+    "head_dim 96, groups of 5, biases": (
+        Shape(
+            *("qwen2", 1, 96, 5, 1, 96, 160, 101, True),
+            layer=("ffn_gate.weight", "attn_q.bias", "attn_k.bias", "attn_v.bias"),
+        ),
+        "BF16",
+    ),
+    "head_dim 256, six layers, five with rings": (
+        Shape(
+            *("gemma3", 6, 64, 3, 1, 256, 96, 67, True),
+            {"attention.sliding_window": 5, "attention.layer_norm_rms_epsilon": 1e-6},
+            _QWEN3,
+        ),
+        "F16",
+    ),
+    "seven experts, groups of 7": (
+        Shape(
+            *("qwen3moe", 2, 96, 7, 1, 64, 96, 83, False),
+            {"expert_count": 7, "expert_used_count": 3, "expert_feed_forward_length": 160},
+            _QWEN3[1:],
+        ),
+        "Q5_1",
+    ),
+    "ALiBi of 3 heads, LayerNorm": (
+        Shape(
+            *("bloom", 2, 96, 3, 3, 32, 160, 71, True),
+            {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5},
+        ),
+        "F32",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_the_reference_s(
+    case: str, device: Device, random_model: Callable[..., Any], reference_model: Any
+) -> None:
+    shape, kind = CASES[case]
+    model = random_model(shape, kind)
+    config = Config.from_gguf(model)
+    tokens = [int(t) for t in np.random.default_rng(1).integers(0, shape.vocab, 21)]
+    rows = []
+    with (
+        Weights.load(model, config, device) as weights,
+        Session(device, weights, 32, "f32", exact=True) as session,
+    ):
+        for count in (1, 2, 19, 20, 21):
+            session.feed(tokens[session.length : count])
+            rows.append(session.logits_step())
+        with Session(device, weights, 32) as rounded:
+            rounded.feed(tokens)
+            after_prompt = rounded.logits_step()
+    golden = reference_model(model, config).logits(tokens)
+    assert relative_rms(np.stack(rows), golden[[0, 1, 18, 19, 20]]) <= TOLERANCE
+    print(f"default, after a prompt: {relative_rms(after_prompt, golden[20]):.1e}")
+    assert relative_rms(after_prompt, golden[20]) <= DEFAULT_TOLERANCE

@@ -1,0 +1,182 @@
+"""Sessions of models whose layers look back on few keys, and keep the last of them in rings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.model.engine.batch import Output
+from urdir.model.engine.generate import Generation
+from urdir.model.engine.realizar import describe
+from urdir.model.engine.realizar.from_sizes import MadeFile
+from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
+from urdir.model.families.description import Attention, Block, Config, LayerConfig
+from urdir.model.measure.bench import BenchCase, bench
+from urdir.model.memory.weights import Weights
+
+#: The window of layer 0, and how many slots its ring has in exact arithmetic.
+WINDOW, RING = 5, 16
+VOCAB, CONTEXT = 60, 256
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Made:
+    file: Any
+    weights: Weights
+    wanted: Any  # logits (tokens, vocab) of a token sequence
+
+    def open(self, device: Device, **settings: Any) -> Session:
+        return Session(device, self.weights, CONTEXT, "f32", exact=True, **settings)
+
+
+def windowed(config: Config, **fields: Any) -> Config:
+    """The same with other fields of the attention of layer 0."""
+    first, *others = config.layers
+    (before, after), mixer = first.blocks, first.attention
+    assert isinstance(mixer, Attention)
+    branch = replace(before.branches[0], network=replace(mixer, **fields))
+    return replace(config, layers=(LayerConfig((Block((branch,)), after)), *others))
+
+
+@pytest.fixture(scope="module")
+def device(device_name: str) -> Iterator[Device]:
+    with Device.open(device_name) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module", params=["window", "chunk"])
+def made(request: pytest.FixtureRequest, device: Device, reference_model: Any) -> Iterator[Made]:
+    """Layer 0 looks back on five keys, or to the last multiple of five; layer 1 on all."""
+    sizes = {"layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "ffn": 64, "vocab": VOCAB}
+    config = windowed(describe(**sizes, context=CONTEXT), **{request.param: WINDOW})
+    rng = np.random.default_rng(5)
+    shapes = {name: t.shape for name, t in MadeFile(config, "F32", {}).tensors.items()}
+    arrays = {
+        name: rng.standard_normal(shape).astype(np.float32) / 4 + (len(shape) == 1)
+        for name, shape in shapes.items()
+    }
+    file = MadeFile(config, "F32", arrays)
+    with Weights.load(file, config, device) as weights:
+        yield Made(file, weights, reference_model(file, config).logits)
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(0, VOCAB, count)]
+
+
+def check(found: Any, wanted: Any) -> None:
+    assert np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("page_len", [0, 16])
+def test_a_ring_wraps(made: Made, device: Device, page_len: int) -> None:
+    """Prompts and single tokens, over more than twice the ring."""
+    sequence = tokens(2 * RING + 9)
+    wanted = made.wanted(sequence)
+    with made.open(device, page_len=page_len) as session:
+        cache = session.parts.cache
+        assert (cache.layout(0).places, cache.layout(1).places) == (RING, CONTEXT)
+        for begin, end in ((0, 7), (7, RING + 5), (RING + 5, RING + 8)):
+            session.feed(sequence[begin:end])
+            check(session.logits_step(), wanted[end - 1])
+        for at in range(RING + 8, len(sequence)):
+            session.feed(sequence[at : at + 1])
+            check(session.logits_step(), wanted[at])
+
+
+def test_what_a_ring_has_lost_is_not_kept(made: Made, device: Device) -> None:
+    sequence = tokens(2 * RING)
+    wanted = made.wanted(sequence)
+    with made.open(device) as session:
+        session.feed(sequence)
+        session.logits_step()
+        oldest = len(sequence) - RING + WINDOW - 1
+        assert (session.kept(oldest), session.kept(oldest - 1), session.kept(0)) == (oldest, 0, 0)
+        with pytest.raises(ModelError, match="layers with a window hold later ones only"):
+            session.truncate(oldest - 1)
+        assert session.length == len(sequence)
+        session.truncate(oldest)
+        session.feed(sequence[oldest:])
+        check(session.logits_step(), wanted[-1])
+
+
+def test_a_shared_prefix_that_is_lost_is_processed_again(made: Made, device: Device) -> None:
+    """A conversation that goes on from far back begins anew; one from its end does not."""
+
+    class Words:
+        end_ids = ()
+
+        def decode(self, ids: Any) -> bytes:
+            return b"".join(b"%d " % i for i in ids)
+
+        token_bytes = decode
+
+    def generate(prompt: list[int]) -> Generation:
+        greedy = SamplingSettings(temperature=0.0)
+        generation = Generation(session, Words(), prompt, greedy, limit=2)  # type: ignore[arg-type]
+        generation._begin()
+        return generation
+
+    first = tokens(2 * RING)
+    with made.open(device) as session:
+        generate(first)
+        session.logits_step()
+        near = [*first[: 2 * RING - 3], 1, 2]
+        assert generate(near).statistics.cached_tokens == 2 * RING - 3
+        check(session.logits_step(), made.wanted(near)[-1])
+        far = [*first[:RING], 3, 4, 5]
+        assert generate(far).statistics.cached_tokens == 0
+        check(session.logits_step(), made.wanted(far)[-1])
+
+
+def test_steps_that_nobody_reads_are_undone(made: Made, device: Device) -> None:
+    """Across the border of the ring; the tokens that follow are those of single steps."""
+    for length in (RING - 3, 2 * RING - 2):
+        with made.open(device) as session:
+            session.feed(tokens(length))
+            expected = [session.greedy_step() for _ in range(6)]
+            session.truncate(0)
+            session.feed(tokens(length))
+            stream = session.stream(Output.GREEDY)
+            assert list(islice(stream, 2)) == expected[:2]
+            stream.close()
+            assert session.length == length + 1
+            assert [session.greedy_step() for _ in range(4)] == expected[2:]
+
+
+@pytest.mark.parametrize("page_len", [0, 16])
+def test_a_fork_has_the_ring_too(made: Made, device: Device, page_len: int) -> None:
+    """Both go on, and write where the other's tokens were."""
+    sequence = tokens(RING + 9)
+    with made.open(device, sequences=2, page_len=page_len) as session:
+        session.feed(sequence)
+        session.fork(0, 1)
+        ends = tokens(2 * RING, seed=1), tokens(2 * RING, seed=2)
+        wanted = [made.wanted(sequence + end) for end in ends]
+        for at in range(4):
+            rows = session.forward_gpu_resident((0, 1))
+            for slot in (0, 1):
+                check(rows[slot], wanted[slot][len(sequence) - 1 + at])
+                session.feed(ends[slot][at : at + 1], slot)
+
+
+def test_a_bench_rewinds_what_a_ring_has_lost(made: Made, device: Device) -> None:
+    case = BenchCase(prompt=RING + 3, generate=3, depth=RING + 2, repeats=1, sequences=(1,))
+    with made.open(device) as session:
+        rows = list(bench(session, made.file, 1e9, case))
+        assert [row.test for row in rows] == ["pp19 @ d18", "tg3 @ d18"]
+        assert session.lengths == [RING + 2 + 3]
+        known = list(session.sequences[0].tokens)
+        session.truncate(0)
+        session.feed(known)
+        again = session.logits_step()
+        check(again, made.wanted(known)[-1])

@@ -1,0 +1,293 @@
+"""Files that lie: every key that a family asks for and every tensor, each with values that cannot
+be, or hardly.
+
+Such a file is refused with an error that names the key or the tensor, or it describes a model that
+can be run: all numbers finite and within 32 bits, all parts within their tensors. There is never
+another exception, and nothing takes long.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.families.description import Attention, Config
+from urdir.model.families.reader import Reader
+from urdir.model.families.registry import describe, read_config
+from urdir.model.families.rope import RopeConfig
+from urdir.model.families.stored import StoredMatrix, StoredVector
+from urdir.model.files.metadata import Metadata, StringArray
+
+FILES = sorted((Path(__file__).parents[2] / "data" / "families").glob("*.gguf.xz"))
+NAMES = [path.name.removesuffix(".gguf.xz") for path in FILES]
+#: How many of them are part of the quick run.
+QUICK = 4
+#: Seconds that no file may take; thousands of times what they do.
+PATIENCE = 5.0
+Q4_0, I8, I32 = 2, 24, 26
+#: Tensors that files of some architecture may lack (llama.cpp: TENSOR_NOT_REQUIRED).
+OPTIONAL = {
+    "token_embd.weight",  # CodeShell: the output matrix is there
+    "output.weight",
+    "output.bias",
+    "output_norm.bias",
+    "position_embd.weight",
+    "rope_freqs.weight",
+    "attn_v.weight",  # Gemma 4: keys are values
+    "attn_sinks.weight",
+    "exp_probs_b",
+    "exp_probs_b.bias",
+    "ffn_gate_exps.weight",
+    "ffn_down_exps.scale",
+}
+#: A matrix of one row, which files have as a vector.
+ROW = {"ffn_gate_inp_shexp.weight"}
+Golden = Callable[[str], Any]
+
+every_golden = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.quick] if index < QUICK else [pytest.mark.slow])
+        for index, name in enumerate(NAMES)
+    ],
+)
+
+
+def strings(*texts: str) -> StringArray:
+    parts, ends, end = [], array("Q"), 0
+    for text in texts:
+        data = text.encode()
+        parts.append(len(data).to_bytes(8, "little") + data)
+        end += len(parts[-1])
+        ends.append(end)
+    return StringArray(memoryview(b"".join(parts)), 0, ends)
+
+
+#: What any key may be given, whatever it means.
+VALUES: dict[str, Any] = {
+    **{f"int {n}": n for n in (0, 1, -1, 3, 2**31 - 1, 2**31, 2**63, -(2**63))},
+    **{
+        f"float {n}": n
+        for n in (0.0, 1.5, -0.5, 1e30, 1e300, 1e-300, math.nan, math.inf, -math.inf)
+    },
+    **{f"bool {n}": n for n in (False, True)},
+    **{f"text {n!r}": n for n in ("", "yarn", "x" * 100)},
+    "no strings": strings(),
+    "strings": strings("a", "b"),
+    "arrays": [np.zeros(2, np.int32), np.zeros(1, np.float32)],
+    "no numbers": np.array([], np.int32),
+    "a number": np.array([2], np.int32),
+    "integers": np.array([-1, 0, 2**31 - 1, 5], np.int32),
+    "long integers": np.full(500, 2**63 - 1, np.int64),
+    "zeros": np.zeros(64, np.uint32),
+    "ones": np.ones(64, np.uint32),
+    "flags": np.array([True, False] * 40),
+    "floats": np.array([math.nan, math.inf, -1.0, 1e30], np.float64),
+    "many floats": np.full(300, math.nan, np.float32),
+}
+
+
+def values_of(file: Any) -> dict[str, Any]:
+    """`VALUES`, and arrays with a number for each layer."""
+    layers = Reader.of(file).layer_count()
+    odd = (0, 1, -1, 2**31 - 1, 2**63 - 1, math.nan, 1.5)
+    return {**VALUES, "none": None, **{f"{n} by layer": np.full(layers, n) for n in odd}}
+
+
+def outcome(file: Any, *names: str) -> Config | None:
+    """The model that a file describes, or None where it is refused with a text that has one of
+    ``names``."""
+    begin = time.perf_counter()
+    try:
+        config = read_config(file)
+    except (ConfigError, UnsupportedError) as error:
+        config = None
+        text = str(error)
+        assert any(name in text for name in names), text
+        assert len(text) < 500, text
+    assert time.perf_counter() - begin < PATIENCE
+    if config is not None:
+        check(config)
+    return config
+
+
+def check(value: Any) -> None:
+    """Whether a part of a description can be run."""
+    if isinstance(value, StoredMatrix):
+        rows = math.prod(value.shape[:-1])
+        assert value.first >= 0
+        assert value.each > 0
+        assert value.first + value.each <= value.period
+        assert rows % value.period == 0
+    elif isinstance(value, StoredVector):
+        assert value.first >= 0
+        assert value.repeat > 0
+        assert value.size % value.repeat == 0
+        assert value.first + value.size // value.repeat <= math.prod(value.shape)
+    elif is_dataclass(value):
+        if isinstance(value, Attention):
+            assert min(value.heads, value.kv_heads, value.key_dim, value.value_dim) > 0
+            assert value.heads % value.kv_heads == 0
+            assert value.scores  # which kernels refuse for numbers below 0
+            assert value.clamp >= 0.0
+        if isinstance(value, RopeConfig):
+            check_turns(value)
+        for field in fields(value):
+            check(getattr(value, field.name))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            check(item)
+    elif isinstance(value, float):
+        assert math.isfinite(value)
+        assert abs(value) <= float(np.finfo(np.float32).max)
+    elif isinstance(value, int):
+        assert abs(value) < 2**31
+    else:
+        assert value is None or isinstance(value, str), value
+
+
+@cache
+def check_turns(rope: RopeConfig) -> None:
+    assert 0.0 < rope.rotation.magnitude < 2.0**128
+    assert rope.scaling.factor > 0.0
+    radians = rope.frequencies()
+    assert radians.shape == (rope.dim // 2,)
+    assert np.isfinite(radians).all()
+    assert (radians >= 0.0).all()
+
+
+def asked(file: Any) -> list[str]:
+    reader = Reader.of(file)
+    describe(reader)
+    return sorted(reader.asked_keys)
+
+
+def with_key(file: Any, key: str, value: Any) -> Any:
+    """The same file, but for a key; None: without it."""
+    values = {**file.metadata, key: value}
+    kept = {k: v for k, v in values.items() if v is not None}
+    return replace(file, metadata=Metadata(kept, str(file.path)))
+
+
+def with_tensor(file: Any, name: str, **changes: Any) -> Any:
+    tensors = {**file.tensors, name: replace(file.tensors[name], **changes)}
+    return replace(file, tensors=tensors)
+
+
+def names_of(file: Any, key: str, value: Any) -> tuple[str, ...]:
+    """What an error may name: the key itself, and for values of its type also what they are at odds
+    with, another key or a tensor."""
+    itself = (key, key.rpartition(".")[2])
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    if is_number or isinstance(value, np.ndarray) or value is None:
+        return *itself, f"{file.architecture}.", "metadata key '", "tensor '"
+    return itself
+
+
+def role_of(name: str) -> str:
+    return name.split(".", 2)[2] if name.startswith("blk.") else name
+
+
+def shapes_near(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    yield (*shape[:-1], shape[-1] + 1)
+    yield (2, *shape)
+    yield (*shape[:-1], 0)
+    if len(shape) > 1:
+        yield (math.prod(shape),)
+        if shape[0] != shape[-1]:
+            yield shape[::-1]
+
+
+@every_golden
+def test_keys_have_values_that_cannot_be(name: str, golden: Golden) -> None:
+    file = golden(name)
+    problems = []
+    for key in asked(file):
+        for label, value in values_of(file).items():
+            try:
+                outcome(with_key(file, key, value), *names_of(file, key, value))
+            except Exception as error:  # all of them, in one list
+                problems.append(f"{key} is {label}: {type(error).__name__} {error}")
+    assert not problems, f"{len(problems)}:\n" + "\n".join(problems[:40])
+
+
+@every_golden
+def test_tensors_are_missing(name: str, golden: Golden) -> None:
+    """Without a tensor that files may lack, another model is described."""
+    file = golden(name)
+    unused = set(read_config(file).unused_tensors)
+    for missing in file.tensors:
+        rest = {n: t for n, t in file.tensors.items() if n != missing}
+        if outcome(replace(file, tensors=rest), "tensor '") is not None:
+            assert missing in unused or role_of(missing) in OPTIONAL, missing
+
+
+@every_golden
+def test_tensors_are_not_what_they_should_be(name: str, golden: Golden) -> None:
+    file = golden(name)
+    unused = set(read_config(file).unused_tensors)
+    for tensor in file.tensors.values():
+        if tensor.name in unused:
+            continue
+        for shape in shapes_near(tensor.shape):
+            changed = with_tensor(file, tensor.name, shape=shape)
+            assert outcome(changed, f"'{tensor.name}'") is None, (tensor.name, shape)
+        for type_id in (I8, I32) if len(tensor.shape) > 1 else (I8, I32, Q4_0):
+            changed = with_tensor(file, tensor.name, type_id=type_id)
+            refused = outcome(changed, f"'{tensor.name}'") is None
+            assert refused or role_of(tensor.name) in ROW, (tensor.name, type_id)
+
+
+@every_golden
+def test_the_vocabulary_has_another_size_than_the_output(name: str, golden: Golden) -> None:
+    """The embedding alone says how many tokens there are."""
+    file = golden(name)
+    table = "token_embd.weight"
+    rows = file.tensors[table].shape[0]
+    others = {
+        n: replace(t, shape=(rows + 1, *t.shape[1:]))
+        for n, t in file.tensors.items()
+        if n in (table, "output.weight", "output.bias", "per_layer_token_embd.weight")
+    }
+    for some in ({table: others[table]}, others):
+        config = outcome(replace(file, tensors={**file.tensors, **some}), *others)
+        assert config is None or config.vocab_size == rows + 1
+        assert config is not None or len(some) < len(others)
+
+
+@every_golden
+def test_tensors_too_many(name: str, golden: Golden) -> None:
+    file = golden(name)
+    some = next(iter(file.tensors.values()))
+    for extra in ("blk.0.other.weight", "other", "blk.999.attn_q.weight", "blk..", "blk.x.ffn_up"):
+        tensors = {**file.tensors, extra: replace(some, name=extra)}
+        with pytest.raises((ConfigError, UnsupportedError), match=extra.replace(".", r"\.")):
+            read_config(replace(file, tensors=tensors))
+
+
+def test_factors_that_no_frequency_can_have(golden: Golden) -> None:
+    """They are read when a model is loaded: whatever is no positive number is refused by name."""
+    found = 0
+    for name in NAMES:
+        for rope in read_config(golden(name)).ropes:
+            for context in (1, 1 << 20) if rope.factors else ():
+                chosen = rope.at_context(context)
+                assert chosen.factors is not None
+                for bad in (math.nan, math.inf, -math.inf, 0.0, -1.0):
+                    factors = np.ones(chosen.factors.size, np.float32)
+                    assert (chosen.frequencies(factors) > 0.0).any()
+                    factors[-1] = bad
+                    with pytest.raises(ConfigError, match=chosen.factors.name):
+                        chosen.frequencies(factors)
+                found += 1
+    assert found > 5

@@ -1,0 +1,43 @@
+"""The table of architectures in model/README.md says what the descriptions say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from urdir.model.families.registry import families
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_the_table_is_current() -> None:
+    """``python tests/family_table.py`` writes it anew."""
+    script = load("family_table")
+    text = script.README.read_text(encoding="utf-8")
+    written = text.partition(script.BEGIN)[2].partition(script.END)[0].strip()
+    assert written.splitlines() == script.table().strip().splitlines()
+    assert all(f"| `{name}` |" in written for name in families())
+
+
+def test_errors_are_those_of_the_goldens() -> None:
+    """Of all of them, each small; a sample is what the file says."""
+    script = load("family_errors")
+    found = script.json.loads(script.FILE.read_text(encoding="utf-8"))
+    assert set(found) == {"by", "errors"}
+    assert set(found["errors"]) == set(script.names())
+    assert min(found["errors"].values()) > 0.0
+    assert max(found["errors"].values()) < 1e-4
+    if found["by"] == "numpy reference":
+        error = script.error_of("llama-dense", script.by_reference)
+        assert error == pytest.approx(found["errors"]["llama-dense"], rel=0.1)
