@@ -144,7 +144,7 @@ class ExpertLayers:
         f = mixture.activation
         if gate is None:
             self._append_up(f"{label}_up", mixture, up, None, f, x, norm, activated)
-        elif gate.layout == up.layout and (gate.bias is None) == (up.bias is None):
+        elif _multiplied_together(gate, up):
             self._append_up(f"{label}_gate_up", mixture, gate, up, f, x, norm, activated)
         else:
             self._append_up(f"{label}_gate", mixture, gate, None, None, x, norm, activated)
@@ -278,16 +278,18 @@ class ExpertLayers:
         group = _group(self.rows, selection.experts, selection.used, height)
         grouped = {"pair": work["expert pair"], "tile_of": work["expert tiles"]}
         plan.launch(group, f"{label}.group", expert=work["expert"], **grouped)
-        gate, first = mixture.gate, work["expert gate"]
+        gate, up, first = mixture.gate, mixture.up, work["expert gate"]
+        f, gemm = mixture.activation, self._append_gemm
         if gate is None:
-            self._append_gemm(f"{label}_up", mixture, mixture.up, height, x.x, first)
+            gemm(f"{label}_up", mixture, up, height, x.x, first, activation=f)
+        elif _multiplied_together(gate, up):
+            gemm(f"{label}_gate_up", mixture, gate, height, x.x, first, up=up, activation=f)
         else:
-            self._append_gemm(f"{label}_gate", mixture, gate, height, x.x, first)
-            up = work["expert up"]
-            self._append_gemm(f"{label}_up", mixture, mixture.up, height, x.x, up)
-        self._append_activation(label, mixture)
+            gemm(f"{label}_gate", mixture, gate, height, x.x, first)
+            gemm(f"{label}_up", mixture, up, height, x.x, work["expert up"])
+            self._append_activation(label, mixture)
         out = work["expert out"]
-        self._append_gemm(f"{label}_down", mixture, mixture.down, height, first, out, down=True)
+        gemm(f"{label}_down", mixture, mixture.down, height, first, out, down=True)
         combine = _combine(self.rows, selection.used, mixture.hidden, residual is not None)
         plan.launch(combine, f"{label}.combine", x=out, y=y, **_given(residual=residual))
 
@@ -301,7 +303,10 @@ class ExpertLayers:
         y: Slice,
         *,
         down: bool = False,
+        up: Matrix | None = None,
+        activation: Activation | None = None,
     ) -> None:
+        """The product with one matrix, or with a gated pair."""
         selection = mixture.selection
         weighted = mixture.weigh_input != down
         kernel = _gemm(
@@ -315,7 +320,10 @@ class ExpertLayers:
             down,
             weighted,
             matrix.bias is not None,
+            up is not None,
+            activation,
         )
+        others = {} if up is None else _given(up=up.data, up_bias=up.bias)
         self.linear.plan.launch(
             kernel,
             label,
@@ -325,15 +333,20 @@ class ExpertLayers:
             x=x,
             y=y,
             **_given(weight=self.work["expert weight"] if weighted else None, bias=matrix.bias),
+            **others,
         )
 
     def _append_activation(self, label: str, mixture: MixtureLayer) -> None:
-        """Of ``work["expert gate"]``, with ``work["expert up"]`` if gated, in place."""
+        """Of ``work["expert gate"]`` with ``work["expert up"]``, in place."""
         values = self.rows * mixture.selection.used * mixture.width
-        kernel = _activate(values, mixture.activation, gated=mixture.gate is not None)
-        first, up = self.work["expert gate"], self.work["expert up"]
-        inputs = {"x": first} if mixture.gate is None else {"gate": first, "up": up}
-        self.linear.plan.launch(kernel, f"{label}.activation", y=first, **inputs)
+        kernel = _activate(values, mixture.activation, gated=True)
+        gate, up = self.work["expert gate"], self.work["expert up"]
+        self.linear.plan.launch(kernel, f"{label}.activation", y=gate, gate=gate, up=up)
+
+
+def _multiplied_together(gate: Matrix, up: Matrix) -> bool:
+    """Whether one launch can multiply with both."""
+    return gate.layout == up.layout and (gate.bias is None) == (up.bias is None)
 
 
 @lru_cache(maxsize=256)

@@ -77,34 +77,18 @@ class LinearLayers:
         scale: float = 1.0,
         softcap: float = 0.0,
         clamp: float = 0.0,
+        ends_block: bool = False,
+        fill: bool = False,
     ) -> None:
         """y (rows, out) = f(x (rows, in) times the matrix (out, in), plus its bias), for each.
 
         x is normalised first where there is a ``norm``; ``work["normed"]`` may be used. Of the
         ``activation`` f, y is multiplied with ``scale`` and bounded as `LinearSpec` says.
+        ``ends_block`` and ``fill``: see `LinearRequest`.
         """
         ends = Ends(activation, scale, softcap, clamp)
         request = self._request(*(matrix for matrix, _ in matrices), ends=ends)
-        self._append(label, request, matrices, x, norm, ends)
-
-    def append_last(
-        self, label: str, matrix: Matrix, x: Slice, y: Slice, fill: bool = False, scale: float = 1.0
-    ) -> None:
-        """y = scale * (x times the matrix, plus its bias): the last product of a network, without
-        the residual. ``fill``: see `CutOptions`."""
-        ends = Ends(scale=scale)
-        request = replace(self._request(matrix, ends=ends), last=True, fill=fill)
-        self._append(label, request, [(matrix, y)], Activations(x), None, ends)
-
-    def _append(
-        self,
-        label: str,
-        request: LinearRequest,
-        matrices: Sequence[tuple[Matrix, Slice]],
-        x: Activations,
-        norm: NormLayer | None,
-        ends: Ends,
-    ) -> None:
+        request = replace(request, ends_block=ends_block, fill=fill)
         x, norm = self._normed(label, request, x, norm)
         if self.takes_gemm:
             for number, (matrix, y) in enumerate(matrices):

@@ -110,7 +110,10 @@ class LayerStep:
         """The last product of a network, to its destination."""
         label, linear = self.name(label), self.linear
         if to.residual is None:
-            linear.append_last(label, matrix, x, to.y, fill=fill, scale=to.scale)
+            product = [(matrix, to.y)]
+            linear.append(
+                label, product, Activations(x), scale=to.scale, ends_block=True, fill=fill
+            )
             return Activations(to.y)
         return linear.append_residual(
             label, matrix, x, to.residual, to.y, to.next_norm, fill=fill, scale=to.scale

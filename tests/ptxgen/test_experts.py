@@ -14,14 +14,19 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.group import GroupExperts, most_tiles
+from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
+from urdir.ptxgen.kernels.linear.gemm import TILES
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS
 
 Q8, F16 = FORMATS["Q8_0"], FORMATS["F16"]
+SILU, LIMITED = Activation("silu"), Activation("silu", limit=1.0)
+TILES_OF_16: dict[str, Any] = {"batch": 9, "height": 16}
+GATED: dict[str, Any] = TILES_OF_16 | {"gated": True, "activation": SILU}
 
 
 def test_the_weights_of_equal_logits() -> None:
@@ -117,6 +122,14 @@ def test_the_list_has_room_for_the_worst_choice(rows: int, experts: int, used: i
         (ExpertsDown, {"split": 2}, "split is 2 of 1 blocks"),
         (ExpertsGemm, {"batch": 9, "height": 17}, "tiles of 17 pairs"),
         (ExpertsGemm, {"batch": 9, "height": 16, "rows": 8}, "a multiple of 16 rows"),
+        (ExpertsGemm, TILES_OF_16 | {"gated": True}, "gated without an activation"),
+        (ExpertsGemm, TILES_OF_16 | {"activation": SILU, "down": True}, "what goes up"),
+        (ExpertsGemm, TILES_OF_16 | {"activation": LIMITED}, "without a gate has no limit"),
+        (ExpertsGemm, GATED | {"tile": TILES[-1]}, "too narrow for a gate"),
+        (RouterLogits, {"rows": 0, "experts": 4, "cols": 8}, "0 rows"),
+        (RouterLogits, {"rows": 9, "experts": 513, "cols": 8}, "513 experts"),
+        (RouterLogits, {"rows": 9, "experts": 4, "cols": 6}, "6 columns"),
+        (RouterLogits, {"rows": 1 << 20, "experts": 4, "cols": 1024}, "exceed 4 GiB"),
     ],
 )
 def test_what_is_refused(kind: type[Any], fields: dict[str, Any], message: str) -> None:

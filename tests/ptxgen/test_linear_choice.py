@@ -97,17 +97,6 @@ def test_a_launch_that_runs_alone_is_one_of_one_vector() -> None:
     assert choose_linear(replace(batch, alone=True)) == choose_linear(batch)
 
 
-def test_a_last_product_takes_of_an_sm_what_one_with_a_residual_takes() -> None:
-    for batch in (1, 2):
-        plain, last, added = (
-            choose_linear(replace(SMALL, batch=batch, **fields)).launch_shape.shared_bytes
-            for fields in ({}, {"last": True}, {"residual": True})
-        )
-        least, _ = H200.shared(larger=True)
-        assert last == added
-        assert (last >= least, plain >= least) == ((True, False) if batch == 1 else (False, True))
-
-
 def test_a_norm_after_a_block_is_for_one_vector_that_fits() -> None:
     rms = Norm("rms", 1e-6)
     request = replace(SMALL, norm=rms, after=rms)
@@ -135,6 +124,46 @@ def test_norms_around_a_block_leave_registers(cols: int) -> None:
         cost = assemble(kernel.ptx("sm_90"), "sm_90").entries["gemv"]
         assert not cost.spills
         assert 2 * cost.registers * kernel.launch_shape.threads <= 65536
+
+
+@pytest.mark.parametrize("fmt", [Q4_K, Q6_K], ids=lambda f: f.name)
+def test_two_ctas_share_columns_that_are_too_many_for_one(fmt: Format) -> None:
+    """Of Mistral Small 3 (24B). Without clusters, and where nothing is rounded: `GemvF32`."""
+    request = LinearRequest(H200, ((fmt, 5120),), 32768, residual=True)
+    spec = choose_linear(request)
+    assert isinstance(spec, Gemv)
+    assert (spec.cluster, spec.cut.warps, spec.cut.rows.tiles) == (2, 8, 5)
+    assert spec.launch_shape.grid == (128, 1, 1)
+    least, most = H200.shared(larger=True)
+    assert least <= spec.launch_shape.shared_bytes <= most
+    alone = replace(H200, cluster=1)
+    for other in (replace(request, limits=alone), replace(request, exact=True)):
+        assert isinstance(choose_linear(other), GemvF32)
+    if is_available():
+        cost = assemble(spec.ptx("sm_90"), "sm_90").entries["gemv"]
+        assert not cost.spills
+        assert cost.registers <= 128, "with a CTA of the next launch"
+
+
+def test_a_cta_takes_all_of_the_memory_rather_than_f32() -> None:
+    """Where the usual share is too little and there are no clusters."""
+    alone = replace(H200, cluster=1)
+    request = LinearRequest(alone, ((Q6_K, 5376),), 21504)
+    spec = choose_linear(request)
+    assert isinstance(spec, Gemv)
+    assert (spec.shared, spec.least_shared, spec.cluster) == (H200.shared_per_cta, 0, 1)
+    layer = Norm("layer", 1e-5, bias=True)  # is for one CTA
+    assert choose_linear(replace(request, limits=H200)).launch_shape.cluster == (2, 1, 1)
+    assert isinstance(choose_linear(replace(request, limits=H200, norm=layer)), GemvF32)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_norm_after_a_block_leaves_the_shares_as_they_are(batch: int) -> None:
+    """Launches that end a block and others alternate, with a residual or without one."""
+    down = replace(SHAPES["8B down"], batch=batch)
+    bare = replace(down, residual=False, ends_block=True)
+    assert bare.options == down.options
+    assert bare.options != replace(bare, ends_block=False).options
 
 
 def test_what_a_cta_takes_of_an_sm() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.group import GroupExperts, most_tiles, random_choice
 from urdir.ptxgen.kernels.experts.tiled import experts_layout
 from urdir.ptxgen.kernels.linear.gemm import (
@@ -44,7 +45,9 @@ class ExpertsGemm(KernelSpec):
     ``height``. Going up, x (batch, cols) has the rows' activations, and y (pairs, rows) is in the
     order of ``pair``. ``down``: x (pairs, cols) is in the order of ``pair``, y (pairs, rows) in
     that of rows and slots. ``weighted``: products are multiplied with the pair's weight, going down
-    with the bias, going up without. Weights and activations are rounded as in `Gemm`.
+    with the bias, going up without. ``activation``, of what goes up: y = f(W x). ``gated``: y =
+    f(W x) * (U x), U with a bias of its own where W has one. Weights and activations are rounded as
+    in `Gemm`.
     """
 
     format: Format
@@ -57,6 +60,8 @@ class ExpertsGemm(KernelSpec):
     down: bool = False
     weighted: bool = False
     bias: bool = False
+    gated: bool = False
+    activation: Activation | None = None
     tile: CtaTile | None = None
 
     name = "experts_gemm"
@@ -68,12 +73,29 @@ class ExpertsGemm(KernelSpec):
                 f"experts_gemm: {self.used} of {self.experts} experts for {self.batch} rows"
             )
         _ = self.layout
+        self._check_activation()
         if self.height not in HEIGHTS or self.cut.batch != self.height:
             raise PtxgenError(f"experts_gemm: tiles of {self.height} pairs: one of {HEIGHTS}")
         if 4 * self.pairs * self.cols >= 2**32:
             raise PtxgenError(f"experts_gemm: {self.pairs} x {self.cols} activations exceed 4 GiB")
         if self.grid_rows > 65535:
             raise PtxgenError(f"experts_gemm: {self.rows} rows are more than 65535 tiles")
+
+    def _check_activation(self) -> None:
+        f = self.activation
+        if self.gated and f is None:
+            raise PtxgenError("experts_gemm: gated without an activation")
+        if f is not None and self.down:
+            raise PtxgenError("experts_gemm: an activation is for what goes up")
+        if f is not None and not self.gated and (f.limit or f.kind == "swiglu_oai"):
+            raise PtxgenError(f"experts_gemm: {f.kind} without a gate has no limit")
+        if self.cut.n_tiles % self.pair:
+            raise PtxgenError(f"experts_gemm: {self.cut} is too narrow for a gate")
+
+    @property
+    def pair(self) -> int:
+        """Matrices that are multiplied together: two if gated."""
+        return 2 if self.gated else 1
 
     @property
     def pairs(self) -> int:
@@ -101,8 +123,8 @@ class ExpertsGemm(KernelSpec):
         if self.tile is not None:
             return self.tile
         tiles = TILES if widest(self.format) <= MAX_RAW_LARGEST else TILES[1:]
-        fitting = [t for t in tiles if t.batch == self.height]
-        full = (t for t in fitting if self.tiles * ceil_div(self.rows, t.rows) >= FULL)
+        fitting = [t for t in tiles if t.batch == self.height and t.n_tiles % self.pair == 0]
+        full = (t for t in fitting if self.tiles * ceil_div(self.pair * self.rows, t.rows) >= FULL)
         return next(full, fitting[-1] if fitting else TILES[-1])
 
     @property
@@ -116,22 +138,31 @@ class ExpertsGemm(KernelSpec):
         return max(1, min(self.cut.depth, self.steps, MAX_RAW // widest(self.format)))
 
     @property
+    def cta_rows(self) -> int:
+        """Rows of y of a CTA."""
+        return self.cut.rows // self.pair
+
+    @property
     def grid_rows(self) -> int:
         """CTAs along the rows of an expert."""
-        return ceil_div(self.rows, self.cut.rows)
+        return ceil_div(self.rows, self.cta_rows)
 
     @property
     def params(self) -> tuple[Param, ...]:
         params = [
-            Param("weights", "u8", (self.layout.nbytes,), Access.IN),
+            Param(name, "u8", (self.layout.nbytes,), Access.IN)
+            for name in ("weights", "up")[: self.pair]
+        ]
+        params += [
             Param("pair", "u32", ("pairs",), Access.IN),
             Param("tile_of", "u32", ("tiles", 4), Access.IN),
             Param("x", "f32", ("x_rows", "cols"), Access.IN),
         ]
         if self.weighted:
             params.append(Param("weight", "f32", ("pairs",), Access.IN))
-        if self.bias:
-            params.append(Param("bias", "f32", ("experts", "rows"), Access.IN))
+        for name in ("bias", "up_bias")[: self.pair]:
+            if self.bias:
+                params.append(Param(name, "f32", ("experts", "rows"), Access.IN))
         params.append(Param("y", "f32", ("pairs", "rows"), Access.OUT))
         return tuple(params)
 
@@ -141,29 +172,43 @@ class ExpertsGemm(KernelSpec):
 
     @property
     def tolerance(self) -> Tolerance:
-        """As `Gemm`'s, twice as much where a weight may be several times another one."""
-        return Tolerance(rtol=2e-3 if self.weighted else 1e-3)
+        """As `Gemm`'s; twice as much where a weight may be several times another one, and twice as
+        much where an activation joins the errors of two products, or bounds the largest values but
+        not the errors."""
+        doubts = self.weighted + (self.activation is not None)
+        return Tolerance(rtol=1e-3 * 2**doubts)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        matrices = self.layout.unpack(inputs["weights"]).reshape(self.experts, self.rows, -1)
         x, pair = inputs["x"].astype(np.float64), inputs["pair"].astype(np.int64)
-        y = np.zeros((self.pairs, self.rows))
-        for expert, first, count, _ in inputs["tile_of"].tolist():
-            places = np.arange(first, first + count)
-            source = places if self.down else pair[places] // self.used
-            weight = inputs["weight"][pair[places], None] if self.weighted else 1.0
-            bias = inputs["bias"][expert] if self.bias else 0.0
-            product = x[source] @ matrices[expert].astype(np.float64).T
-            target = pair[places] if self.down else places
-            y[target] = (product + bias) * weight if self.down else product * weight + bias
+
+        def product(weights: str, bias: str) -> Array:
+            matrices = self.layout.unpack(inputs[weights]).reshape(self.experts, self.rows, -1)
+            y = np.zeros((self.pairs, self.rows))
+            for expert, first, count, _ in inputs["tile_of"].tolist():
+                places = np.arange(first, first + count)
+                source = places if self.down else pair[places] // self.used
+                weight = inputs["weight"][pair[places], None] if self.weighted else 1.0
+                added = inputs[bias][expert] if self.bias else 0.0
+                made = x[source] @ matrices[expert].astype(np.float64).T
+                target = pair[places] if self.down else places
+                y[target] = (made + added) * weight if self.down else made * weight + added
+            return y
+
+        y = product("weights", "bias")
+        if self.activation is not None:
+            f = self.activation
+            y = f.gated(y, product("up", "up_bias")) if self.gated else f(y)
         return {"y": y.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         count = self.layout.rows * self.cols // self.format.block
-        blocks = random_blocks(self.format, count, rng)
+        # Before an activation sums come to where it is curved.
+        scale = {} if self.activation is None else {"scale": 0.5 / self.cols**0.5}
         grouping = GroupExperts(self.batch, self.experts, self.used, self.height)
         choice = random_choice(rng, self.batch, self.experts, self.used)
-        inputs = {"weights": self.layout.pack(blocks), **grouping.reference(expert=choice)}
+        inputs = grouping.reference(expert=choice)
+        for name in ("weights", "up")[: self.pair]:
+            inputs[name] = self.layout.pack(random_blocks(self.format, count, rng, **scale))
         for p in self.params:
             if p.access is Access.IN and p.name not in inputs:
                 inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
@@ -182,8 +227,20 @@ class ExpertsGemm(KernelSpec):
             "F32 down": cls(f32, 3, 2, 16, 37, 20, 16, down=True),
             "tiles of 64": cls(q8, 3, 2, 144, 64, 70, 64),
             "tiles of 128": cls(q4_k, 2, 2, 144, 256, 131, 128, down=True, weighted=True),
+            "gated": cls(
+                q4_k, 5, 2, 48, 512, 23, 16, bias=True, gated=True, activation=Activation("silu")
+            ),
+            "gated, clamped": cls(
+                q8, 4, 2, 80, 288, 70, 64, weighted=True, bias=True, gated=True,
+                activation=Activation("swiglu_oai", limit=1.5),
+            ),
+            "gated 32": cls(f16, 3, 1, 48, 70, 40, 32, gated=True, activation=Activation("gelu")),
+            "gated 128": cls(
+                q4_k, 2, 2, 144, 256, 131, 128, gated=True, activation=Activation("silu")
+            ),
+            "relu2": cls(q6_k, 3, 2, 48, 256, 21, 16, activation=Activation("relu2")),
             "narrow": cls(q8, 9, 2, 48, 288, 12, 16, tile=TILES[-1]),
-        }
+        }  # fmt: skip
 
     def flops(self) -> int:
-        return 2 * self.pairs * self.rows * self.cols
+        return 2 * self.pairs * self.rows * self.cols * self.pair

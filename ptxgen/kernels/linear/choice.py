@@ -83,9 +83,8 @@ class LinearRequest:
     ``matrices``: (format, rows) of each; all have ``cols`` columns. Fields that
     `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
     f32.
-    ``last``: of a network, so that the next launch is the next network's first; with a
-    ``residual`` it is.
     ``after``: see `Gemv`, for one vector where `fits_gemv` says so.
+    ``ends_block``: the product is the last of a block, with or without ``residual``.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
     ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
     """
@@ -104,7 +103,7 @@ class LinearRequest:
     softcap: float = 0.0
     clamp: float = 0.0
     fill: bool = False
-    last: bool = False
+    ends_block: bool = False
     alone: bool = False
     after: Norm | None = None
     summarised: bool = False
@@ -134,23 +133,38 @@ class LinearRequest:
     @property
     def fits_gemv(self) -> bool:
         """Whether `Gemv` serves."""
-        shared = self.options.shared
-        return self.batch == 1 and Gemv.fits(
-            self.formats, self.cols, self.activations, shared, self.norm, self.after
-        )
+        return self.gemv_options is not None
+
+    @property
+    def gemv_options(self) -> CutOptions | None:
+        """How `Gemv` fits: one CTA has all columns; two share them, if activations are rounded; one
+        takes all of the shared memory, and overlaps nothing. None: not at all."""
+        if self.batch > 1:
+            return None
+        ways = [self.options]
+        if self.activations == "i16":
+            all_of_it = replace(ways[0], shared=self.limits.shared_per_cta, least_shared=0)
+            ways += [replace(ways[0], cluster=2)] if self.limits.cluster > 1 else []
+            ways += [all_of_it]
+        for way in ways:
+            given = (self.formats, self.cols, self.activations, way.shared, self.norm, self.after)
+            if Gemv.fits(*given, cluster=way.cluster):
+                return way
+        return None
 
     @property
     def options(self) -> CutOptions:
         """How much of an SM the launch may use.
 
-        In a layer, the first and the last products of networks alternate. One kind takes the
-        larger share of the shared memory, the other the rest. For one vector the larger share is
-        for the last products, for several vectors for the first: on an H200 a step of 2
+        In a layer, launches that end a block (with a residual, unless a norm comes between) and
+        others alternate. One kind takes the larger share of the shared memory, the other the rest.
+        For one vector the larger share is for those that end one, for several vectors for the
+        others: on an H200 a step of 2
         and 4 sequences of an 8B Q4_K_M model takes 1.56 and 1.60 ms, and 1.80 and 1.86 ms with the
         shares exchanged.
         """
-        is_last = self.residual or self.last
-        least, most = self.limits.shared(larger=is_last == (self.batch == 1))
+        ends = self.residual or self.ends_block
+        least, most = self.limits.shared(larger=ends == (self.batch == 1))
         return CutOptions(
             shared=most,
             least_shared=least,
@@ -176,15 +190,15 @@ def cluster_for(limits: Limits, tiles: int, blocks: int) -> int:
 def choose_linear(request: LinearRequest) -> LinearSpec:
     """The kernel for a request, with its cut.
 
-    One vector: `Gemv`, if its activations fit in shared memory. Several vectors: `GemmSmall`, which
-    rounds activations to 16 bits, if that is allowed and all weights are quantised. Else `GemvF32`.
+    One vector: `Gemv`, if its activations fit in the shared memory of a CTA, or of two. Several
+    vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and all weights
+    are quantised. Else `GemvF32`.
     Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`), and
     for one after a block where `Gemv` does not serve.
     """
-    options = request.options
     if request.rounds_several:
-        return _gemm_small(request, options)
-    if request.fits_gemv:
+        return _gemm_small(request, request.options)
+    if (options := request.gemv_options) is not None:
         return Gemv(
             **_fields(request),
             **vars(options),

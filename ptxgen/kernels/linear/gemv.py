@@ -71,13 +71,17 @@ class Gemv(TiledSpec):
         shared: int,
         norm: Norm | None = None,
         after: Norm | None = None,
+        cluster: int = 1,
     ) -> bool:
         """Whether ``shared`` bytes of shared memory have room for the activations and the tiles of
         enough warps, and these warps have registers for the activations; for the weights and the
         bias of a norm as well, if it must be complete before the product or is ``after`` a block.
+        Each CTA of a ``cluster`` has a part of the columns, which allows neither of these norms.
         """
-        warps = _footprint(formats, cols, 1, activations).most_warps(shared)
-        blocks = ceil_div(ceil_div(cols, TILE_COLS), warps)
+        if cluster > 1 and (after is not None or (norm is not None and is_first(norm))):
+            return False
+        warps = _footprint(formats, cols, cluster, activations).most_warps(shared)
+        blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster * warps)
         if after is not None:
             arrays = 2 + max(_arrays(after), _arrays(norm))
             has_registers = 8 * arrays * blocks + OTHER_REGISTERS <= _most_registers(warps)

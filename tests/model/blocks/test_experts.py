@@ -133,8 +133,8 @@ def through(weights: Floats, bias: Floats, expert: Floats, x: Floats) -> Floats:
 
 
 def test_one_row_takes_three_launches(emulator: Device) -> None:
-    """Router, gate and up, down; many rows take eight."""
-    for rows, count in ((1, 3), (16, 8)):
+    """Router, gate and up, down; many rows take six: norm, groups and the sum as well."""
+    for rows, count in ((1, 3), (16, 6)):
         made = Workbench(emulator, rows, exact=False)
         selection = Selection(EXPERTS, 2)
         router, _, _ = made.matrix(1, HIDDEN, bias=False, fmt="F32")
@@ -150,10 +150,13 @@ def test_one_row_takes_three_launches(emulator: Device) -> None:
         made.close()
 
 
-@pytest.mark.parametrize("rows", [1, 2, 11])
-def test_layers_in_a_graph_read_nothing_too_early(urdir_sanitizer: Device, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "many_logits"), [(1, 99), (2, 99), (11, 99), (11, 8)])
+def test_layers_in_a_graph_read_nothing_too_early(
+    urdir_sanitizer: Device, rows: int, many_logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two layers share all buffers. Replays give what launches one after the other give, and the
     emulator finds no race of kernels that overlap."""
+    monkeypatch.setattr(experts, "MANY_LOGITS", many_logits)
     made = Workbench(urdir_sanitizer, rows, exact=False)
     selection = Selection(EXPERTS, 2, normalised=True)
     streams = [made.vectors(rows, HIDDEN)[0] for _ in range(3)]
@@ -194,6 +197,28 @@ CASES = {
 def test_a_mixture_is_the_weighted_sum_of_its_experts(
     bench: Workbench, case: str, allowed: float
 ) -> None:
+    check_mixture(bench, case, allowed)
+
+
+@pytest.mark.parametrize("case", ["qwen3", "llama 4"])
+@pytest.mark.parametrize(
+    ("rows", "exact", "allowed"),
+    [
+        *((rows, False, 1e-3) for rows in (2, 5, 8)),
+        *((rows, False, 4e-3) for rows in (9, 16, 40)),
+        (40, True, 1e-5),
+    ],
+)
+def test_any_number_of_rows(
+    bench: Workbench, case: str, allowed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many logits as well: from 9 rows on."""
+    monkeypatch.setattr(experts, "MANY_LOGITS", 8 * EXPERTS)
+    check_mixture(bench, case, allowed)
+
+
+def check_mixture(bench: Workbench, case: str, allowed: float) -> None:
+    """A router and its experts against numpy."""
     selection, kind, norm, router_type, bias, weigh_input = CASES[case]
     f = Activation(kind, limit=1.5 if kind == "swiglu_oai" else 0.0)  # type: ignore[arg-type]
     router, r, r_bias = bench.matrix(1, HIDDEN, bias, fmt=router_type)
