@@ -25,7 +25,10 @@ def rounded_capacity(context: int) -> int:
 
 def in_pages(shape: KvLayout, page_len: int, pages: int | None) -> KvLayout:
     """A contiguous layout, in ``pages`` pages of ``page_len`` where that is not 0 (None: enough for
-    all sequences at once)."""
+    all sequences at once). A ring has a page at least."""
+    if shape.capacity:
+        capacity = max(shape.capacity, page_len)
+        shape = replace(shape, capacity=capacity if capacity < shape.max_len else 0)
     if page_len and pages is None:
         pages = shape.sequences * (shape.places // page_len)
     return replace(shape, page_len=page_len, pages=pages or 0)

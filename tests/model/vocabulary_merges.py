@@ -1,8 +1,8 @@
 """Vocabularies without the text of their merges, to keep the test data small.
 
-A merge of two tokens makes a third. So a merge "ab c" is stored as two numbers: how far the token
-"abc" lies after the one that the merge before makes, and the length of "ab" in bytes. In a shortened
-file `tokenizer.ggml.merges` is an array of i32: all distances, then all lengths.
+A merge of two tokens makes a third. So a merge "ab c" is stored as two numbers: how far token "abc"
+lies after the one that the merge before makes, and the length of "ab" in bytes. In a shortened file
+`tokenizer.ggml.merges` is an array of i32: all distances, then all lengths.
 
     python tests/model/vocabulary_merges.py VOCABULARY.gguf   writes VOCABULARY.gguf.xz
 """

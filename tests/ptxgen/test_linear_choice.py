@@ -97,35 +97,6 @@ def test_a_launch_that_runs_alone_is_one_of_one_vector() -> None:
     assert choose_linear(replace(batch, alone=True)) == choose_linear(batch)
 
 
-def test_a_norm_after_a_block_is_for_one_vector_that_fits() -> None:
-    rms = Norm("rms", 1e-6)
-    request = replace(SMALL, norm=rms, after=rms)
-    assert request.fits_gemv
-    kernel = choose_linear(request)
-    assert isinstance(kernel, Gemv)
-    assert kernel.after == rms
-    assert replace(kernel, after=None) == choose_linear(replace(request, after=None))
-    for refused in (replace(request, batch=2), replace(request, cols=65536)):
-        assert not refused.fits_gemv
-    with pytest.raises(PtxgenError, match="65536 columns"):
-        choose_linear(replace(request, cols=65536))
-    with pytest.raises(PtxgenError, match="cluster of 1"):
-        replace(kernel, cluster=2)
-
-
-@pytest.mark.parametrize("cols", [2304, 3584, 3840, 4096, 5376, 6144])
-def test_norms_around_a_block_leave_registers(cols: int) -> None:
-    """Streams of Gemma 2 and 3, GLM 4 and OLMo 2."""
-    rms = Norm("rms", 1e-6)
-    gated = replace(SMALL, matrices=((Q4_K, 2 * cols),), cols=cols, gated=True, norm=rms, after=rms)
-    assert gated.fits_gemv
-    kernel = choose_linear(gated)
-    if is_available():
-        cost = assemble(kernel.ptx("sm_90"), "sm_90").entries["gemv"]
-        assert not cost.spills
-        assert 2 * cost.registers * kernel.launch_shape.threads <= 65536
-
-
 @pytest.mark.parametrize("fmt", [Q4_K, Q6_K], ids=lambda f: f.name)
 def test_two_ctas_share_columns_that_are_too_many_for_one(fmt: Format) -> None:
     """Of Mistral Small 3 (24B). Without clusters, and where nothing is rounded: `GemvF32`."""
@@ -164,6 +135,35 @@ def test_a_norm_after_a_block_leaves_the_shares_as_they_are(batch: int) -> None:
     bare = replace(down, residual=False, ends_block=True)
     assert bare.options == down.options
     assert bare.options != replace(bare, ends_block=False).options
+
+
+def test_a_norm_after_a_block_is_for_one_vector_that_fits() -> None:
+    rms = Norm("rms", 1e-6)
+    request = replace(SMALL, norm=rms, after=rms)
+    assert request.fits_gemv
+    kernel = choose_linear(request)
+    assert isinstance(kernel, Gemv)
+    assert kernel.after == rms
+    assert replace(kernel, after=None) == choose_linear(replace(request, after=None))
+    for refused in (replace(request, batch=2), replace(request, cols=65536)):
+        assert not refused.fits_gemv
+    with pytest.raises(PtxgenError, match="65536 columns"):
+        choose_linear(replace(request, cols=65536))
+    with pytest.raises(PtxgenError, match="cluster of 1"):
+        replace(kernel, cluster=2)
+
+
+@pytest.mark.parametrize("cols", [2304, 3584, 3840, 4096, 5376, 6144])
+def test_norms_around_a_block_leave_registers(cols: int) -> None:
+    """Streams of Gemma 2 and 3, GLM 4 and OLMo 2."""
+    rms = Norm("rms", 1e-6)
+    gated = replace(SMALL, matrices=((Q4_K, 2 * cols),), cols=cols, gated=True, norm=rms, after=rms)
+    assert gated.fits_gemv
+    kernel = choose_linear(gated)
+    if is_available():
+        cost = assemble(kernel.ptx("sm_90"), "sm_90").entries["gemv"]
+        assert not cost.spills
+        assert 2 * cost.registers * kernel.launch_shape.threads <= 65536
 
 
 def test_what_a_cta_takes_of_an_sm() -> None:
