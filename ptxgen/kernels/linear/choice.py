@@ -83,8 +83,6 @@ class LinearRequest:
     ``matrices``: (format, rows) of each; all have ``cols`` columns. Fields that
     `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
     f32.
-    ``last``: of a network, so that the next launch is the next network's first; with a
-    ``residual`` it is.
     ``after``: see `Gemv`, for one vector where `fits_gemv` says so.
     ``ends_block``: the product is the last of a block, with or without ``residual``.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
