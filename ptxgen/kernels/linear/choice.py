@@ -83,8 +83,8 @@ class LinearRequest:
     ``matrices``: (format, rows) of each; all have ``cols`` columns. Fields that
     `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
     f32.
+    ``ends_block``: the product is the last of a block; with a ``residual`` it is.
     ``after``: see `Gemv`, for one vector where `fits_gemv` says so.
-    ``ends_block``: the product is the last of a block, with or without ``residual``.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
     ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
     """
@@ -159,9 +159,8 @@ class LinearRequest:
         In a layer, launches that end a block (with a residual, unless a norm comes between) and
         others alternate. One kind takes the larger share of the shared memory, the other the rest.
         For one vector the larger share is for those that end one, for several vectors for the
-        others: on an H200 a step of 2
-        and 4 sequences of an 8B Q4_K_M model takes 1.56 and 1.60 ms, and 1.80 and 1.86 ms with the
-        shares exchanged.
+        others: on an H200 a step of 2 and 4 sequences of an 8B Q4_K_M model takes 1.56 and 1.60 ms,
+        and 1.80 and 1.86 ms with the shares exchanged.
         """
         ends = self.residual or self.ends_block
         least, most = self.limits.shared(larger=ends == (self.batch == 1))
