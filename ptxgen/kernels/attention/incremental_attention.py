@@ -230,7 +230,7 @@ class IncrementalAttention(DecodeAttention):
                 5,
                 KvLayout(2, 1, 24, 72, "f32"),
                 rows=2,
-                token=OwnToken(None, V_NORM, appends=False, qk_norm_over="row"),
+                token=OwnToken(Rotation(64, "half"), V_NORM, appends=False, qk_norm_over="row"),
             ),
             "rope many rows": cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, token=half),
         }

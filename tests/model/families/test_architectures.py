@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from urdir.model.blocks.attention_network import own_token
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.description import Attention, Config, Dense
 from urdir.model.families.reader import Reader
@@ -100,6 +102,48 @@ def test_command_r_has_norms_of_heads_from_64_layers_on() -> None:
     assert norms is not None
     assert norms.k.weight is not None
     assert (norms.k.norm.kind, norms.k.weight.shape) == ("layer", (KV_HEADS, HIDDEN // HEADS))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "fused"),
+    [
+        ("olmo2", 2, ("row", False)),
+        ("hunyuan-dense", 2, ("head", True)),
+        ("maincoder", 2, ("head", True)),
+        ("command-r", 64, None),
+    ],
+)
+def test_norms_of_queries_and_keys_that_attention_computes(
+    name: str, layers: int, fused: tuple[str, bool] | None
+) -> None:
+    """Over a row or a head, before or after the rotation; no LayerNorm."""
+    (token,) = {own_token(mixer) for mixer in attentions(described(name, layers))}
+    found = token.qk_norm and (token.qk_norm_over, token.rope_first)
+    assert found == fused
+    assert token.rope
+
+
+def test_norms_that_attention_does_not_compute() -> None:
+    """A rotation that makes heads longer before them; keys without the weights that queries have;
+    weights for each head; whole rows after the rotation."""
+    (mixer,) = set(attentions(described("hunyuan-dense", 2))[:1])
+    assert mixer.rope is not None
+    assert mixer.qk_norm is not None
+    longer = replace(mixer.rope, scaling=replace(mixer.rope.scaling, attn_factor=1.5))
+    q = mixer.qk_norm.q
+    assert q.weight is not None
+    bare = replace(q, weight=None, norm=replace(q.norm, weight=False))
+    each = replace(q, weight=q.weight.repeated(HEADS))
+    for changed in (
+        replace(mixer, rope=longer),
+        replace(mixer, qk_norm=replace(mixer.qk_norm, k=bare)),
+        replace(mixer, qk_norm=replace(mixer.qk_norm, q=each)),
+        replace(mixer, qk_norm=replace(mixer.qk_norm, over="row")),
+    ):
+        token = own_token(changed)
+        assert token.qk_norm is None
+        assert token.rope is None, "launches of their own rotate before"
+    assert own_token(mixer).qk_norm is not None
 
 
 def test_exaone_4_has_windows_with_64_layers() -> None:

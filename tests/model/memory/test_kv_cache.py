@@ -83,6 +83,12 @@ def test_a_window_that_saves_nothing_has_no_ring() -> None:
     assert [list(group) for group in shape.groups] == [[0, 1, 2]]
 
 
+def test_a_ring_has_a_page_at_least() -> None:
+    layout = shape_of(config_of(), page_len=4 * RING).layout(0)
+    assert (layout.places, layout.blocks, layout.pages) == (4 * RING, 1, 2)
+    assert shape_of(config_of(), page_len=256).layout(0).capacity == 0
+
+
 def test_a_chunk_is_a_window_at_most_as_long() -> None:
     assert shape_of(config_of(chunk=WINDOW)).layers[0] == shape_of(config_of()).layers[0]
 
