@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NormedSum:
-    """before + norm(delta), both (rows, cols) f32; ``label`` is that of a launch for it."""
+    """before + norm(delta), both (rows, cols) f32, times ``scale`` (1,) f32 where there is one;
+    ``label`` is that of a launch for it."""
 
     label: str
     cols: int
     delta: Slice
     norm: NormLayer
     before: Slice
+    scale: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True)

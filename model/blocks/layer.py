@@ -57,7 +57,7 @@ def append_layer(
             target = None if ends else y
         x = _append_block(at, block, x, start, target, following)
     if ends:
-        return append_end(at, layer, at.linear.complete(x).x, y)
+        return append_end(at, layer, x, y)
     return x if y is None else at.linear.complete(x)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations
@@ -19,13 +20,18 @@ def has_end(layer: LayerConfig) -> bool:
     return any(end is not None for end in ends)
 
 
-def append_end(at: LayerStep, layer: LayerConfig, x: Slice, y: Slice | None) -> Activations:
+def append_end(
+    at: LayerStep, layer: LayerConfig, stream: Activations, y: Slice | None
+) -> Activations:
     """Everything in the order that `LayerConfig` says; the result is in ``y`` where it is given."""
     hidden = at.parts.config.hidden
     if layer.embedding is not None:
-        x = _append_embedding(at, layer.embedding, x)
+        stream = _append_embedding(at, layer.embedding, stream)
     if layer.output_scale is not None:
-        x = at.multiply("layer_output_scale", x, at.vector(layer.output_scale), at.free(x))
+        stream = _scaled(at, stream, at.vector(layer.output_scale))
+    if y is None and layer.output_norm is None and layer.saves is None and layer.adds is None:
+        return stream
+    x = at.linear.complete(stream).x
     if layer.output_norm is not None:
         norm = at.norm(layer.output_norm)
         assert norm is not None
@@ -53,12 +59,19 @@ def saved(name: str) -> str:
     return f"saved {name}"
 
 
-def _append_embedding(at: LayerStep, of: LayerEmbedding, x: Slice) -> Slice:
+def _scaled(at: LayerStep, x: Activations, factor: Slice) -> Activations:
+    """factor * x, with the sum that is due where there is one."""
+    if x.due is not None:
+        return replace(x, due=replace(x.due, scale=factor))
+    return Activations(at.multiply("layer_output_scale", x.x, factor, at.free(x.x)))
+
+
+def _append_embedding(at: LayerStep, of: LayerEmbedding, x: Activations) -> Activations:
     """x += norm(proj(f(gate x) * e)), with the token's embedding e for this layer."""
-    gate, norm, to = at.work["layer gate"], at.norm(of.norm), at.free(x)
+    gate, norm, to = at.work["layer gate"], at.norm(of.norm), at.free(x.x)
     assert norm is not None
     label, hidden = at.name("inp_gate"), at.parts.config.hidden
-    at.linear.append(label, [(at.matrix(of.gate), gate)], Activations(x))
+    at.linear.append(label, [(at.matrix(of.gate), gate)], x)
     extra = at.parts.config.layer_embeddings
     assert extra is not None
     width, stride = extra.width, extra.proj.rows
@@ -67,8 +80,8 @@ def _append_embedding(at: LayerStep, of: LayerEmbedding, x: Slice) -> Slice:
     first = 4 * at.index * width
     mine = mine.slice(first, mine.nbytes - first)
     at.plan.launch(kernel, f"{label}.activation", gate=gate, up=mine, y=gate)
-    at.linear.append(at.name("proj"), [(at.matrix(of.proj), at.work["branch"])], Activations(gate))
-    made = at.linear.append_norm_after(
-        at.name("post_norm"), hidden, at.work["branch"], norm, x, to, None
+    product = [(at.matrix(of.proj), at.work["branch"])]
+    at.linear.append(at.name("proj"), product, Activations(gate), ends_block=True)
+    return at.linear.defer_norm_after(
+        at.name("post_norm"), hidden, at.work["branch"], norm, x.x, to, None
     )
-    return made.x

@@ -26,6 +26,7 @@ from urdir.ptxgen.kernels.linear.choice import (
 from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
 from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.kernels.rescale import Rescale
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
@@ -39,6 +40,7 @@ _gemm = lru_cache(maxsize=256)(Gemm)
 _add = lru_cache(maxsize=64)(Add)
 _activate = lru_cache(maxsize=64)(Activate)
 _normalise = lru_cache(maxsize=64)(Normalise)
+_rescale = lru_cache(maxsize=64)(Rescale)
 SILU = Activation("silu")
 
 
@@ -252,9 +254,14 @@ class LinearLayers:
         """x as vectors that any launch may read: a launch for the sum that is due."""
         if (due := x.due) is None:
             return x
-        return self.append_norm_after(
-            due.label, due.cols, due.delta, due.norm, due.before, x.x, x.norm
+        following = x.norm if due.scale is None else None
+        made = self.append_norm_after(
+            due.label, due.cols, due.delta, due.norm, due.before, x.x, following
         )
+        if due.scale is not None:
+            kernel = _rescale(self.rows * due.cols, scaled=True)
+            self.plan.launch(kernel, f"{due.label}.scale", x=x.x, s=due.scale, y=x.x)
+        return made
 
     @property
     def takes_gemm(self) -> bool:
@@ -337,7 +344,8 @@ def _normalising(request: LinearRequest, x: Activations, norm: NormLayer | None)
     """The request of a launch that computes the norm, or what is left of it, and the sum before it
     that is due."""
     if x.due is not None:
-        request = replace(request, after=x.due.norm.norm)
+        due = x.due
+        request = replace(request, after=due.norm.norm, stream_scaled=due.scale is not None)
     if norm is None:
         return request
     return replace(request, norm=norm.norm, summarised=x.has_begun(norm))
@@ -355,7 +363,9 @@ def _vectors(
         return _given(x=x.scaled, x_summary=x.summary)
     weights = {} if norm is None else _given(norm=norm.weight, norm_bias=norm.bias)
     if (due := x.due) is not None:
-        after = _given(post_norm=due.norm.weight, post_norm_bias=due.norm.bias)
+        after = _given(
+            post_norm=due.norm.weight, post_norm_bias=due.norm.bias, stream_scale=due.scale
+        )
         return {"x": due.delta, "before": due.before, "stream": x.x, **after, **weights}
     return {"x": _rows_of(x.x, first, kernel.batch, kernel.cols), **weights}
 

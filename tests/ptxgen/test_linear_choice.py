@@ -151,6 +151,8 @@ def test_a_norm_after_a_block_is_for_one_vector_that_fits() -> None:
         choose_linear(replace(request, cols=65536))
     with pytest.raises(PtxgenError, match="cluster of 1"):
         replace(kernel, cluster=2)
+    with pytest.raises(PtxgenError, match="no stream to scale"):
+        replace(kernel, after=None, stream_scaled=True)
 
 
 @pytest.mark.parametrize("cols", [2304, 3584, 3840, 4096, 5376, 6144])

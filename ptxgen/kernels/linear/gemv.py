@@ -42,14 +42,15 @@ class Gemv(TiledSpec):
     cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads activations before
     weights. ``after``: x is what a block made, and the stream in its place, stream = before +
     after(x), with ``post_norm`` and ``post_norm_bias``. It is stored as well; x and ``before`` are
-    other buffers.
+    other buffers. ``stream_scaled``: times ``stream_scale`` (1,).
 
-    Raises PtxgenError for "i16" with unquantised types.
+    Raises PtxgenError for "i16" with unquantised types, and for a scale without ``after``.
     """
 
     activations: Activations = "f32"
     alone: bool = False
     after: Norm | None = None
+    stream_scaled: bool = False
 
     name = "gemv"
     template = ("urdir.templates", "gemv.ptx.j2")
@@ -60,6 +61,8 @@ class Gemv(TiledSpec):
             raise PtxgenError("gemv: 16-bit activations are for quantised weights only")
         if self.norm_first and self.cluster > 1:
             raise PtxgenError(f"gemv: {self.norm} is for one CTA's columns: cluster is 1")
+        if self.stream_scaled and self.after is None:
+            raise PtxgenError("gemv: no stream to scale: after is None")
         if self.after and self.cluster > 1:
             raise PtxgenError(f"gemv: after a block {self.after} is for a cluster of 1")
 
@@ -125,6 +128,7 @@ class Gemv(TiledSpec):
             (True, Param("before", "f32", row, Access.IN)),
             (after.weight, Param("post_norm", "f32", ("cols",), Access.IN)),
             (after.bias, Param("post_norm_bias", "f32", ("cols",), Access.IN)),
+            (self.stream_scaled, Param("stream_scale", "f32", (1,), Access.IN)),
             (True, Param("stream", "f32", row, Access.OUT)),
         )
         return plain + tuple(param for present, param in given if present)
@@ -133,7 +137,7 @@ class Gemv(TiledSpec):
         if self.after is None:
             return super().reference(**inputs)
         made = self.after(inputs["x"], inputs.get("post_norm"), inputs.get("post_norm_bias"))
-        stream = inputs["before"] + made
+        stream = (inputs["before"] + made) * inputs.get("stream_scale", 1.0)
         outputs = super().reference(**{**inputs, "x": stream})
         return outputs | {"stream": stream.astype(np.float32)}
 
@@ -263,6 +267,9 @@ class Gemv(TiledSpec):
                 q8, 21, 2336, activations="i16", gated=True, norm=fine, after=rms, bias=True
             ),
             "after a block, no norm": cls(q6_k, 18, 512, activations="i16", after=rms, split=1),
+            "after a block, scaled": cls(
+                q4_k, 19, 768, activations="i16", norm=rms, after=fine, stream_scaled=True
+            ),
             "after a block F32": cls(f32, 19, 301, norm=rms, after=rms, split=1),
             "layers after and before": cls(
                 f32,

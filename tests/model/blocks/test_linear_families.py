@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -252,7 +253,14 @@ def test_a_sum_that_is_due_is_made_where_no_product_takes_it(bench: Workbench) -
     scaled = linear.defer_norm_after("scaled", HIDDEN, delta_at, after, x_at, y, None, scale=0.5)
     assert scaled == Activations(y)
     assert bench.kernels() == ["normalise"] * 2
+    factor_at, factor = bench.vectors(1, 1)
+    other = bench.out(HIDDEN)
+    due = linear.defer_norm_after("post", HIDDEN, delta_at, after, x_at, other, following)
+    assert due.due is not None
+    factored = linear.complete(replace(due, due=replace(due.due, scale=factor_at)))
+    assert factored == Activations(other)
     bench.run()
+    bench.compare(other, factor * (x + RMS(delta, **weights)), 1e-5)
     bench.compare(y, x + 0.5 * RMS(delta, **weights), 1e-5)
     hidden = x + RMS(delta, **weights)
     assert made.normed is not None

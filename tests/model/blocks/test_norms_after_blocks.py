@@ -49,13 +49,19 @@ def test_the_next_product_computes_them(
             assert len({id(args[role]) for role in ("x", "before", "stream")}) == 3
 
 
-def test_what_follows_a_layer_reads_a_complete_stream(
-    family_file: Callable[[str], Path],
+EMBEDDED = ("inp_gate", "inp_gate.activation", "proj")
+
+
+@pytest.mark.parametrize(("name", "end"), [("gemma4-d", ()), ("gemma4-e", EMBEDDED)])
+def test_a_layer_s_scale_goes_with_the_sum(
+    name: str, end: tuple[str, ...], family_file: Callable[[str], Path]
 ) -> None:
-    """Gemma 4 multiplies it after the second block: only the first one's norm is left."""
-    with Engine.open(family_file("gemma4-d"), device="emulator", context=64) as engine:
-        plan = build_plan(engine.session.parts, StepShape(1, 64, Output.GREEDY))
+    """As Gemma 4 has it at the end of a layer, perhaps after an embedding of its own."""
+    with Engine.open(family_file(name), device="emulator", context=64) as engine:
+        parts = engine.session.parts
+        plan = build_plan(parts, StepShape(1, 64, Output.GREEDY))
         for layer in range(engine.config.n_layers):
-            labels = launches(plan, layer)
-            assert labels.index("ffn_down") < labels.index("layer_output_scale")
-            assert sum(label.endswith("_norm") for label in labels) == 1
+            assert tuple(launches(plan, layer)) == LAYER + end
+        scaled = [op for op in plan if isinstance(op, Launch) and "stream_scale" in op.args]
+        firsts = [f"blk.{layer}.attn_qkv" for layer in range(1, engine.config.n_layers)]
+        assert [op.label for op in scaled] == [*firsts, "output"]
