@@ -84,7 +84,7 @@ class LinearRequest:
     `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
     f32.
     ``ends_block``: the product is the last of a block; with a ``residual`` it is.
-    ``after``: see `Gemv`, for one vector where `fits_gemv` says so.
+    ``after``, ``stream_scaled``: see `Gemv`, for one vector where `fits_gemv` says so.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
     ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
     """
@@ -106,6 +106,7 @@ class LinearRequest:
     ends_block: bool = False
     alone: bool = False
     after: Norm | None = None
+    stream_scaled: bool = False
     summarised: bool = False
     summarises: bool = False
 
@@ -204,6 +205,7 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
             activations=request.activations,
             alone=request.alone,
             after=request.after,
+            stream_scaled=request.stream_scaled,
         )
     if request.after is not None:
         raise PtxgenError(f"{request.after} after a block: not for {request.cols} columns")
