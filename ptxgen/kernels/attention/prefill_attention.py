@@ -75,9 +75,10 @@ class PrefillAttention(AttentionSpec):
     @property
     def parts(self) -> int:
         """CTAs that share a tile of queries: beyond 128 dims of V (256, where registers hold no
-        queries), sums for all of them are more than the registers hold, so that each makes its part
-        of ``out`` (and all of the scores)."""
-        return ceil_div(self.value_dim, 256 if self.stages_queries else 128)
+        queries, unless they hold q8_0's scales), sums for all of them are more than the registers
+        hold, so that each makes its part of ``out`` (and all of the scores)."""
+        is_wide = self.stages_queries and self.layout.dtype != "q8_0"
+        return ceil_div(self.value_dim, 256 if is_wide else 128)
 
     @property
     def out_dims(self) -> int:
