@@ -15,7 +15,7 @@ from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.verify.conformance import relative_rms
 
-FOLDERS = ("llama-bf16", "qwen2-f16-sharded", "qwen3-bf16")
+FOLDERS = ("llama-bf16", "qwen2-f16-sharded", "qwen3-bf16", "qwen3moe-bf16")
 
 
 def _logits(path: Path, device: str, tokens: Any, **options: Any) -> Any:
