@@ -63,7 +63,8 @@ def model_facts(config: Config) -> Facts:
 
 def layer_lines(group: Facts) -> list[str]:
     """A group of layers as text: a line with their numbers, and one for each network."""
-    lines = [f"layers {_ranges(group['layers'])}:"]
+    plural = "s" if len(group["layers"]) > 1 else ""
+    lines = [f"layer{plural} {_ranges(group['layers'])}:"]
     for networks in group["blocks"]:
         for number, facts in enumerate(networks):
             lines.append(f"  {'beside it ' if number else ''}{fact_text(facts)}")
