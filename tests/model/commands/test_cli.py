@@ -191,7 +191,7 @@ def test_show_describes_layers_that_differ(cli: Cli, family_file: Callable[[str]
     assert "gpt-oss.wkv.head_size" in report["ignored_keys"]
     assert "gpt-oss.expert_count" not in report["ignored_keys"]
     lines = cli("show", path)[1].splitlines()
-    at = lines.index("  layers 0:")
+    at = lines.index("  layer 0:")
     assert lines[at + 1].startswith(
         "    attention, heads 2, kv heads 1, dim 64, window 20, rope (half,"
     )
