@@ -32,7 +32,6 @@ SAMPLE = {
     "command-r-dense": "attention and feed-forward side by side",
     "gemma2-dense": "soft caps of scores and logits",
     "gemma4-e": "embeddings of layers, shared caches, two head widths",
-    "hrm_text-dense": "layers run in loops",
     "hunyuan-moe-moe": "norms after RoPE, a shared expert",
     "llama4-moe": "chunks, layers without RoPE, weights before experts",
     "mimo2-moe": "values narrower than keys",
