@@ -85,6 +85,8 @@ def append_mixture(
 ) -> Activations:
     """The weighted sum of the chosen experts, and the shared network's result; ``start`` is the
     layer's input, which some routers read."""
+    # a weight within the network is no factor of its result
+    assert not (network.weigh_input and to.scale != 1.0)
     experts, route = ExpertLayers(at.linear), network.router
     router = _router(at, route, 1.0 if network.weigh_input else to.scale)
     label = at.name("ffn_gate_inp")
