@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.layer_end import saved
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import StepParts
 from urdir.model.families.description import LayerEmbeddings
 from urdir.model.memory.weights import Matrix
+from urdir.model.memory.workspace import saved
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.embedding import Embedding
 from urdir.ptxgen.kernels.normalise import Normalise

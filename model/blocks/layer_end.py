@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep
 from urdir.model.families.description import LayerConfig, LayerEmbedding
+from urdir.model.memory.workspace import saved
 from urdir.ptxgen.kernels.activate import Activate
 
 if TYPE_CHECKING:
@@ -52,11 +53,6 @@ def append_end(
         at.scale("result", x, y, 1.0)
         x = y
     return Activations(x)
-
-
-def saved(name: str) -> str:
-    """The buffer that keeps the stream under a name."""
-    return f"saved {name}"
 
 
 def _scaled(at: LayerStep, x: Activations, factor: Slice) -> Activations:

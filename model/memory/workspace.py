@@ -22,6 +22,11 @@ STREAMS = ("hidden", "residual", "sum", "spare")
 ZEROED = frozenset({"experts arrived"})
 
 
+def saved(name: str) -> str:
+    """The buffer that keeps the stream under a name."""
+    return f"saved {name}"
+
+
 def workspace_sizes(
     config: Config, cache: CacheShape, rows: int, chunk: int, sm_count: int, exact: bool
 ) -> dict[str, int]:
@@ -59,7 +64,7 @@ def _widths(config: Config) -> dict[str, int]:
     gates = [mixer.gate.linear.rows for mixer in mixers if mixer.gate is not None]
     dense = [d.width for layer in config.layers for d in layer.dense_networks]
     widths = dict.fromkeys((*STREAMS, "normed", "delta", "branch"), hidden)
-    widths |= {f"saved {name}": hidden for name in config.saved_streams}
+    widths |= {saved(name): hidden for name in config.saved_streams}
     widths |= {
         "q": max((mixer.query_width for mixer in mixers), default=0),
         "k": max((mixer.key_width for mixer in mixers), default=0),

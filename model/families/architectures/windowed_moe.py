@@ -121,7 +121,7 @@ def exaone_moe(file: Reader) -> Config:
     """K-EXAONE (arXiv 2601.01739): only layers with a window turn."""
     file.count("expert_shared_count")  # one, whatever it says
     windowed, rope = windowed_layers(file, 4), turning(file, "half", factors=True)
-    attends = _local_turns(file, windowed, rope)
+    attends = _normalised_heads(file, windowed, _window(file), rope, None)
     scores = scoring(file)
 
     def shared(index: int) -> int:
@@ -133,20 +133,10 @@ def exaone_moe(file: Reader) -> Config:
 
 def mellum(file: Reader) -> Config:
     """Mellum 2: windows turn as they were trained, with the base of all layers."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
     window, full = optional_window(file), turning(file, "half")
     windowed = optional_windows(file, window, 4)
     local = replace(full, scaling=RopeScaling.none())
-
-    def attends(index: int) -> Attention:
-        return attention(
-            file,
-            index,
-            local if windowed[index] else full,
-            qk_norm=required_head_norms(file, index, norm, key_dim),
-            window=window if windowed[index] else 0,
-            output_bias="absent",
-        )
+    attends = _normalised_heads(file, windowed, window, local, full)
 
     def network(index: int) -> Mixture:
         return mixture(file, index, router(file, index, normalize=True), divided_width(file, index))
@@ -157,7 +147,7 @@ def mellum(file: Reader) -> Config:
 def maple(file: Reader) -> Config:
     """Maple: only layers with a window turn; gate and up products of the experts are limited."""
     rope = windowed_rope(file, turning(file, "half"), head_dims(file)[0], scaled=True)
-    attends = _local_turns(file, flagged_layers(file), rope)
+    attends = _normalised_heads(file, flagged_layers(file), _window(file), rope, None)
     limits = file.by_layer("swiglu_clamp_exp", float)
 
     def network(index: int) -> Mixture:
@@ -199,18 +189,26 @@ def smallthinker(file: Reader) -> Config:
 # ---- what several of them have ----
 
 
-def _local_turns(
-    file: Reader, windowed: list[bool], rope: RopeConfig
+def _window(file: Reader) -> int:
+    """The window of layers that have one."""
+    return file.size("attention.sliding_window")
+
+
+def _normalised_heads(
+    file: Reader,
+    windowed: list[bool],
+    window: int,
+    local: RopeConfig | None,
+    full: RopeConfig | None,
 ) -> Callable[[int], Attention]:
-    """Normalised heads that turn in layers with a window only."""
+    """Normalised heads that turn as ``local`` in layers with a window, else as ``full``."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    window = file.size("attention.sliding_window")
 
     def build(index: int) -> Attention:
         return attention(
             file,
             index,
-            rope if windowed[index] else None,
+            local if windowed[index] else full,
             qk_norm=required_head_norms(file, index, norm, key_dim),
             window=window if windowed[index] else 0,
             output_bias="absent",

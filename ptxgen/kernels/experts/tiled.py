@@ -18,7 +18,7 @@ from urdir.ptxgen.kernels.linear.cut import (
     TilePart,
     cut_launch,
 )
-from urdir.ptxgen.kernels.linear.ends import norm_text
+from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
 from urdir.ptxgen.kernels.linear.gemv import (
     LEAST_WARPS,
     RECORD_NBYTES,
@@ -130,7 +130,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     @property
     def norm_first(self) -> bool:
         """Whether the norm must be complete before the product, as in `LinearSpec`."""
-        return self.norm is not None and (self.norm.kind == "layer" or self.norm.bias)
+        return self.norm is not None and is_first(self.norm)
 
     @property
     def norm_text(self) -> str:
