@@ -23,11 +23,10 @@ class RopeConfig:
     """One way to rotate heads; layers that rotate alike have equal ones.
 
     ``factors`` (dim / 2,) of the file divide the frequencies; ``long_factors`` do so instead where
-    sequences may be longer than ``long_above``. The pairs ``still`` do not
-    turn.
+    sequences may be longer than ``long_above``. The pairs ``still`` do not rotate.
     """
 
-    dim: int  # leading elements of a head that turn; even
+    dim: int  # leading elements of a head that rotate; even
     style: RopeStyle
     freq_base: float
     scaling: RopeScaling

@@ -3,7 +3,7 @@ layer's input; three of four layers have a window.
 
     x += O attention(Q x', K x', V x') + (experts(x') + shared(x')) / 2      x' = norm(x)
 
-Only layers with a window and the leading dense ones turn. The norm is RMSNorm if its epsilon is
+Only layers with a window and the leading dense ones rotate. The norm is RMSNorm if its epsilon is
 stored and not 0, else LayerNorm without biases. Keys: those of `parts`, `rope`, `windows` and
 `mixtures`: leading_dense_block_count, expert_feed_forward_length (default: feed_forward_length),
 expert_shared_count, expert_shared_feed_forward_length, expert_gating_func (by default 2),
@@ -55,11 +55,11 @@ def cohere2moe(file: Reader) -> Config:
     count = file.count("expert_shared_count")
 
     def attends(index: int) -> Attention:
-        turns = windowed[index] or index < leading
+        rotates = windowed[index] or index < leading
         return attention(
             file,
             index,
-            rope if turns else None,
+            rope if rotates else None,
             window=window if windowed[index] else 0,
             output_bias="absent",
         )

@@ -73,7 +73,7 @@ def gemma2(file: Reader) -> Config:
 
 
 def gemma3(file: Reader) -> Config:
-    """Gemma 3: normalised heads; five of six layers have a window, and turn by another base."""
+    """Gemma 3: normalised heads; five of six layers have a window, and rotate by another base."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = read_rope(file, "half", key_dim, factors=False)
     local, window = rope, optional_window(file)

@@ -93,7 +93,7 @@ def _source(file: Reader, windowed: list[bool], own: int, layer: int) -> int | N
 
 
 def _ropes(file: Reader, windowed: list[bool]) -> dict[bool, RopeConfig]:
-    """How layers turn, with a window or without: those without by divided frequencies, so that a
+    """How layers rotate, with a window or without: those without by divided frequencies, so that a
     part of the head stands (nearly) still."""
     full_dim, local_dim = head_dims(file)[0], head_dims(file, windowed=True)[0]
     rope = read_rope(file, "half", full_dim, factors=False)

@@ -26,7 +26,7 @@ def chatglm(file: Reader) -> Config:
 
 def glm4(file: Reader) -> Config:
     """GLM 4 of 2025: norms after attention and network, too. With positions of several axes (GLM
-    4V) halves turn together instead of neighbours."""
+    4V) halves rotate together instead of neighbours."""
     sizes = file.integers("rope.dimension_sections")
     axes = len(sizes) > 1 and min(sizes[:2]) > 0
     rope = read_rope(file, "half" if axes else "interleaved", head_dims(file)[0], factors=False)

@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al. 2019) and its relatives: LayerNorm with biases, mostly GELU without gates.
 
-Keys: those of `parts`, of `rope` where heads turn, attention.layer_norm_epsilon; more at each
+Keys: those of `parts`, of `rope` where heads rotate, attention.layer_norm_epsilon; more at each
 family. llama.cpp: `src/models/` gpt2.cpp, starcoder.cpp, starcoder2.cpp, bloom.cpp, codeshell.cpp,
 gptneox.cpp, falcon.cpp, jais.cpp, jais2.cpp, mpt.cpp, nemotron.cpp, orion.cpp, stablelm.cpp.
 """

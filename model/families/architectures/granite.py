@@ -30,12 +30,12 @@ def granitemoe(file: Reader) -> Config:
     return _granite(file, True)
 
 
-def _granite(file: Reader, turns: bool) -> Config:
+def _granite(file: Reader, rotates: bool) -> Config:
     rope = read_rope(file, "interleaved", head_dims(file)[0])
     scale = file.optional("attention.scale", float, 0.0) or None
 
     def mixer(layer: int) -> Attention:
-        return attention(file, layer, rope if turns else None, scale=scale)
+        return attention(file, layer, rope if rotates else None, scale=scale)
 
     return _scaled(file, mixer, file.number("logit_scale"), shared=shared_width(file, 0))
 
@@ -44,11 +44,11 @@ def granite_swa(file: Reader) -> Config:
     """Granite with windows and sinks.
 
     Keys: attention.sliding_window, attention.sliding_window_pattern (a flag for each layer),
-    attention.rope_pattern (which layers turn; only an array counts).
+    attention.rope_pattern (which layers rotate; only an array counts).
     """
     windowed, window = flagged_layers(file), file.size("attention.sliding_window")
     layers, pattern = file.layer_count(), "attention.rope_pattern"
-    turns = file.by_layer(pattern, bool) if file.is_array(pattern) else [True] * layers
+    rotates = file.by_layer(pattern, bool) if file.is_array(pattern) else [True] * layers
     rope = read_rope(file, "interleaved", head_dims(file)[0])
     scale = file.optional("attention.scale", float, 0.0) or None
 
@@ -56,7 +56,7 @@ def granite_swa(file: Reader) -> Config:
         return attention(
             file,
             layer,
-            rope if turns[layer] else None,
+            rope if rotates[layer] else None,
             scale=scale,
             window=window if windowed[layer] else 0,
             sinks=file.vector("attn_sinks.weight", layer, heads(file, layer)[0]),

@@ -33,7 +33,7 @@ from urdir.ptxgen.kernels.rotation import RopeStyle
 def llama(file: Reader) -> Config:
     """Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM and others that GGUF calls "llama".
 
-    The converter permutes the rows of Q and K, so that neighbours turn together.
+    The converter permutes the rows of Q and K, so that neighbours rotate together.
     """
     return _decoder(file, "interleaved", optional_mixture)
 
@@ -45,7 +45,7 @@ def qwen2(file: Reader) -> Config:
 
 def qwen3(file: Reader) -> Config:
     """Qwen 3 (arXiv 2505.09388), dense: each head of queries and keys is normalised before it
-    turns."""
+    rotates."""
     return _decoder(file, "half", head_norm=True)
 
 

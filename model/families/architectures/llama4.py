@@ -1,5 +1,5 @@
 """Llama 4 (Meta 2025): chunks of 8192 positions in three of four layers; every fourth layer does
-not turn, and its queries are scaled by their position; every n-th layer has experts.
+not rotate, and its queries are scaled by their position; every n-th layer has experts.
 
     x += O attention(norm(rope(Q x')), norm(rope(K x')), V x')       norms without weights
     x += sum of expert_e(score_e x') + shared(x')           score = sigmoid(logit), the best chosen
@@ -48,14 +48,14 @@ def llama4(file: Reader) -> Config:
         norms = QkNorm(norm, norm, after_rope=True)
 
     def attends(index: int) -> Attention:
-        turns = (index + 1) % 4 != 0
+        rotates = (index + 1) % 4 != 0
         rope = local if chunked[index] else full
         return attention(
             file,
             index,
-            rope if turns else None,
-            qk_norm=norms if turns else None,
-            temperature=None if turns else Temperature(0.1, _CHUNK, 1),
+            rope if rotates else None,
+            qk_norm=norms if rotates else None,
+            temperature=None if rotates else Temperature(0.1, _CHUNK, 1),
             chunk=_CHUNK if chunked[index] else 0,
             output_bias="absent",
         )

@@ -1,5 +1,5 @@
-"""MiMo-V2 and Step 3.5: mixtures of experts with windows in most layers, which turn with a base of
-their own (by default 10000); layers without a router are dense.
+"""MiMo-V2 and Step 3.5: mixtures of experts with windows in most layers, which rotate with a base
+of their own (by default 10000); layers without a router are dense.
 
 llama.cpp: `src/models/` mimo2.cpp, step35.cpp.
 
@@ -76,7 +76,7 @@ def mimo2(file: Reader) -> Config:
 
 
 def step35(file: Reader) -> Config:
-    """Step 3.5: layers without a window turn half as many values and have the file's frequency
+    """Step 3.5: layers without a window rotate half as many values and have the file's frequency
     factors; attention may be gated by head; activated gates and up products are limited (of the
     dense layers as of the shared expert). Layers without a router are dense."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)

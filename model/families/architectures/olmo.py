@@ -46,7 +46,7 @@ def olmo(file: Reader) -> Config:
 
 def olmo2(file: Reader) -> Config:
     """OLMo 2: all queries are normalised as one row, and so are all keys. OLMo 3: three of four
-    layers have a window and turn without context extension."""
+    layers have a window and rotate without context extension."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = read_rope(file, "half", key_dim, factors=False)
     local = replace(rope, scaling=RopeScaling.none())

@@ -98,7 +98,7 @@ def _row_normed(file: Reader) -> Callable[[int], Attention]:
 
 
 def hunyuan_moe(file: Reader) -> Config:
-    """Hunyuan-A13B: a shared expert; heads are normalised after they have turned."""
+    """Hunyuan-A13B: a shared expert; heads are normalised after they have been rotated."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = turning(file, "half")
 

@@ -129,7 +129,7 @@ def exaone(file: Reader) -> Config:
 
 
 def hunyuan(file: Reader, *, axes: bool = False) -> Config:
-    """Hunyuan, dense: heads are normalised after they have turned.
+    """Hunyuan, dense: heads are normalised after they have been rotated.
 
     Keys: rope.scaling.alpha, NTK-aware scaling of the base. With ``axes`` (the text decoder of
     Hunyuan-VL) rope.dimension_sections.
@@ -156,7 +156,7 @@ def internlm2(file: Reader) -> Config:
 
 
 def maincoder(file: Reader) -> Config:
-    """Maincoder: heads are normalised after they have turned."""
+    """Maincoder: heads are normalised after they have been rotated."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = _rope(file, "interleaved")
 

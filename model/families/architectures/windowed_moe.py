@@ -55,7 +55,7 @@ from urdir.ptxgen.kernels.rotation import RopeScaling
 
 def afmoe(file: Reader) -> Config:
     """Trinity (arXiv 2602.17004): norms before and after, attention gated by value; every fourth
-    layer does not turn. A file without a window has none anywhere."""
+    layer does not rotate. A file without a window has none anywhere."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     window, full = optional_window(file), turning(file, "half")
     windowed = optional_windows(file, window, 4)
@@ -86,7 +86,7 @@ def afmoe(file: Reader) -> Config:
 
 
 def laguna(file: Reader) -> Config:
-    """Laguna: attention gated by head or by value, whichever the tensor is; windows turn as they
+    """Laguna: attention gated by head or by value, whichever the tensor is; windows rotate as they
     were trained, other layers with the context extended."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     window, full = optional_window(file), turning(file, "half")
@@ -118,7 +118,7 @@ def laguna(file: Reader) -> Config:
 
 
 def exaone_moe(file: Reader) -> Config:
-    """K-EXAONE (arXiv 2601.01739): only layers with a window turn."""
+    """K-EXAONE (arXiv 2601.01739): only layers with a window rotate."""
     file.count("expert_shared_count")  # one, whatever it says
     windowed, rope = windowed_layers(file, 4), turning(file, "half", factors=True)
     attends = _normalised_heads(file, windowed, _window(file), rope, None)
@@ -132,7 +132,7 @@ def exaone_moe(file: Reader) -> Config:
 
 
 def mellum(file: Reader) -> Config:
-    """Mellum 2: windows turn as they were trained, with the base of all layers."""
+    """Mellum 2: windows rotate as they were trained, with the base of all layers."""
     window, full = optional_window(file), turning(file, "half")
     windowed = optional_windows(file, window, 4)
     local = replace(full, scaling=RopeScaling.none())
@@ -145,7 +145,7 @@ def mellum(file: Reader) -> Config:
 
 
 def maple(file: Reader) -> Config:
-    """Maple: only layers with a window turn; gate and up products of the experts are limited."""
+    """Maple: only layers with a window rotate; gate and up products of the experts are limited."""
     rope = windowed_rope(file, turning(file, "half"), head_dims(file)[0], scaled=True)
     attends = _normalised_heads(file, flagged_layers(file), _window(file), rope, None)
     limits = file.by_layer("swiglu_clamp_exp", float)
@@ -160,7 +160,7 @@ def maple(file: Reader) -> Config:
 
 def smallthinker(file: Reader) -> Config:
     """SmallThinker (arXiv 2507.20984): the router reads what the layer reads, before attention;
-    ReGLU. Windows are of 4096 tokens, and every fourth layer does not turn (but in llama.cpp all
+    ReGLU. Windows are of 4096 tokens, and every fourth layer does not rotate (but in llama.cpp all
     do if there are four)."""
     layers, full = file.layer_count(), turning(file, "half")
     window = 4096 if optional_window(file) else 0
@@ -169,12 +169,12 @@ def smallthinker(file: Reader) -> Config:
     scores = scoring(file)
 
     def attends(index: int) -> Attention:
-        turns = not window or layers == 4 or index % 4
+        rotates = not window or layers == 4 or index % 4
         rope = local if windowed[index] else full
         return attention(
             file,
             index,
-            rope if turns else None,
+            rope if rotates else None,
             window=window if windowed[index] else 0,
             output_bias="absent",
         )
@@ -201,7 +201,7 @@ def _normalised_heads(
     local: RopeConfig | None,
     full: RopeConfig | None,
 ) -> Callable[[int], Attention]:
-    """Normalised heads that turn as ``local`` in layers with a window, else as ``full``."""
+    """Normalised heads that rotate as ``local`` in layers with a window, else as ``full``."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
 
     def build(index: int) -> Attention:
