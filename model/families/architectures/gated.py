@@ -105,8 +105,8 @@ def _gate(file: Reader, layer: int, rows: int) -> OutputGate:
 
 
 def talkie(file: Reader) -> Config:
-    """Talkie: norms without weights; heads are normalised after they have been rotated, queries times
-    a weight for each head; the normalised embedding comes back after every layer, times
+    """Talkie: norms without weights; heads are normalised after they have been rotated, queries
+    times a weight for each head; the normalised embedding comes back after every layer, times
     layer_output_scale. Key: logit_scale.
     """
     norm = rms_norm(file)
