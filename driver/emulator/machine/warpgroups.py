@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,16 @@ class _Accumulators:
         self.group = np.full(warpgroups, -1, np.int64)
 
 
+class Watcher(Protocol):
+    """What a watcher is told, see `Watch`."""
+
+    def operand(self, line: int, lanes: Array, groups: Array, offsets: Array) -> None:
+        """Warpgroups read shared memory."""
+
+    def wgmma_wait(self, lanes: Array, before: Array) -> None:
+        """Warpgroups have waited for groups."""
+
+
 class Warpgroups:
     """Numbered CTA by CTA, each rounded up to whole warpgroups."""
 
@@ -66,7 +76,9 @@ class Warpgroups:
         shared: SharedMemory,
         ctas: int,
         lanes_per_cta: int,
+        watch: Watcher | None = None,
     ) -> None:
+        self._watch = watch
         self._registers = registers
         self._shared = shared
         per_cta = -(-lanes_per_cta // WARPGROUP)
@@ -126,6 +138,8 @@ class Warpgroups:
         before = self._committed[which] - groups
         for number, limit in zip(which.tolist(), before.tolist(), strict=True):
             self._rules.wait(limit, number)
+        if self._watch is not None:
+            self._watch.wgmma_wait(lanes[::WARPGROUP], before)
         for (registers, _), accumulators in self._accumulators.items():
             group = accumulators.group[which]
             done = (group >= 0) & (group < before)
@@ -146,7 +160,7 @@ class Warpgroups:
                 fault.position = WARPGROUP * int(np.flatnonzero(which == number)[0])
                 raise
         a = self._a(form, which, lanes)
-        b = self._operand(form.b, form.n, form.kind, form.b_transposed, which, lanes)
+        b = self._operand(form.b, form.n, form, form.b_transposed, which, lanes)
         total = wgmma.product(a, b)
         if form.sign < 0:
             np.negative(total, total)
@@ -180,14 +194,14 @@ class Warpgroups:
 
     def _a(self, form: Multiply, which: Array, lanes: Array) -> Array:
         if len(form.a) == 1:
-            return self._operand(form.a[0], wgmma.M, form.kind, form.a_transposed, which, lanes)
+            return self._operand(form.a[0], wgmma.M, form, form.a_transposed, which, lanes)
         return wgmma.a_fragments(self._read(form.a, lanes), form.kind)
 
     def _operand(
         self,
         register: int,
         extent: int,
-        kind: str,
+        form: Multiply,
         is_transposed: bool,
         which: Array,
         lanes: Array,
@@ -199,12 +213,16 @@ class Warpgroups:
         ]
         address = np.concatenate(found)
         rows = np.repeat(self._row[which].astype(np.uint64), found[0].size)
+        if self._watch is not None:
+            offsets = (address + rows).astype(np.int64).reshape(which.size, -1)
+            groups = self._committed[which]
+            self._watch.operand(form.operands.line, lanes[::WARPGROUP], groups, offsets)
         try:
             data = self._shared.load(address, 4, rows)
         except AccessFault as fault:
             fault.position = fault.position // found[0].size * WARPGROUP
             raise
-        return wgmma.from_rows(data, kind, extent, is_transposed)
+        return wgmma.from_rows(data, form.kind, extent, is_transposed)
 
     def _same(self, register: int, lanes: Array, what: str) -> Array:
         """The value that all lanes of each warpgroup have in a register."""

@@ -98,6 +98,8 @@ class WaveRun:
                     "the barrier's count, or the member mask, includes must reach it",
                 )
             else:
+                if self.wave.bulk is not None:
+                    self.wave.bulk.finish()
                 return Status.DONE
 
     def _next_round(self, alone: bool) -> bool:
@@ -246,6 +248,11 @@ class WaveRun:
             self._yielded.append((next_pc, lanes, block))
 
     def _exit(self, lanes: Lanes) -> None:
+        if self.wave.bulk is not None:
+            try:
+                self.wave.bulk.end(lanes.numbers())
+            except AccessFault as fault:
+                raise self.diagnosis.access(fault, lanes) from None
         if self.launch.watch is not None:
             self.launch.watch.end(lanes.numbers())
         if lanes.count == self.wave.ctas * self.wave.threads:
