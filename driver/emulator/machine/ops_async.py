@@ -9,7 +9,9 @@ from urdir.driver.emulator.machine.operations import operation
 from urdir.ptxgen.ptx import Discard, Operand
 
 _SHARED = r"(?:\.shared(?:::cta)?)?"
-_SEMANTICS = r"(?:\.(?:release|acquire|relaxed))?(?:\.(?:cta|cluster))?"
+_SCOPE = r"(?:\.(?:cta|cluster))?"
+_RELEASE, _ACQUIRE = rf"(?:\.release)?{_SCOPE}", rf"(?:\.acquire)?{_SCOPE}"
+_RELAXED = r"\.relaxed\.(?:cta|cluster)"
 _HINT = r"(?:\.L2::cache_hint)?"
 
 
@@ -80,7 +82,7 @@ def _mbarrier(e: Emitter, operand: Operand) -> tuple[str, str]:
 
 
 @operation(
-    rf"mbarrier\.expect_tx{_SEMANTICS}(?:{_SHARED}|\.shared::cluster)\.b64",
+    rf"mbarrier\.expect_tx(?:{_RELAXED})?(?:{_SHARED}|\.shared::cluster)\.b64",
     90, (8, 0), branches=True,
 )  # fmt: skip
 def _expect(e: Emitter, m: re.Match[str]) -> None:
@@ -88,11 +90,16 @@ def _expect(e: Emitter, m: re.Match[str]) -> None:
     e.line(f"mbarriers.expect({address}, {e.source(e.operands[1], 'u4')}, {rows})")
 
 
-@operation(rf"mbarrier\.arrive(\.expect_tx){_SEMANTICS}{_SHARED}\.b64", 90, (8, 0), branches=True)
 @operation(
-    rf"mbarrier\.arrive(\.expect_tx)?{_SEMANTICS}\.shared::cluster\.b64", 90, (8, 0), branches=True
-)
-@operation(rf"mbarrier\.arrive(){_SEMANTICS}{_SHARED}\.b64", 80, (7, 0), branches=True)
+    rf"mbarrier\.arrive(\.expect_tx)?{_RELEASE}\.shared::cluster\.b64",
+    90, (8, 0), branches=True,
+)  # fmt: skip
+@operation(
+    rf"mbarrier\.arrive(\.expect_tx)?{_RELAXED}(?:{_SHARED}|\.shared::cluster)\.b64",
+    90, (8, 6), branches=True,
+)  # fmt: skip
+@operation(rf"mbarrier\.arrive(\.expect_tx){_RELEASE}{_SHARED}\.b64", 90, (8, 0), branches=True)
+@operation(rf"mbarrier\.arrive(){_RELEASE}{_SHARED}\.b64", 80, (7, 0), branches=True)
 def _arrive(e: Emitter, m: re.Match[str]) -> None:
     state, where, *rest = e.operands
     address, rows = _mbarrier(e, where)
@@ -110,9 +117,11 @@ def _arrive(e: Emitter, m: re.Match[str]) -> None:
         e.line(f"{e.target(state, 'u8')}[...] = v")
 
 
-@operation(rf"mbarrier\.(test_wait)(\.parity)?{_SEMANTICS}{_SHARED}\.b64", 80, (7, 0),
+@operation(rf"mbarrier\.(test_wait)(\.parity)?{_ACQUIRE}{_SHARED}\.b64", 80, (7, 0),
            branches=True, polls=True)  # fmt: skip
-@operation(rf"mbarrier\.(try_wait)(\.parity)?{_SEMANTICS}{_SHARED}\.b64", 90, (7, 8),
+@operation(rf"mbarrier\.(try_wait)(\.parity)?{_ACQUIRE}{_SHARED}\.b64", 90, (7, 8),
+           branches=True, polls=True)  # fmt: skip
+@operation(rf"mbarrier\.(test_wait|try_wait)(\.parity)?{_RELAXED}{_SHARED}\.b64", 90, (8, 6),
            branches=True, polls=True)  # fmt: skip
 def _poll(e: Emitter, m: re.Match[str]) -> None:
     done, where, state = e.operands[:3]
