@@ -72,6 +72,7 @@ class Program:
     uses_dependencies: bool
     uses_asynchronous: bool
     uses_warpgroups: bool
+    directives: Mapping[str, tuple[int, ...]]
     cluster: tuple[int, ...] | None
     _scattered: tuple[CodeType, list[int]] | None = None
     _watched: Program | None = None
@@ -149,6 +150,7 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
         any(b.ending is Ending.DEPENDENCIES for b in blocks),
         any(map(_ASYNCHRONOUS.match, whole.parts)),
         any(b.is_for_warpgroups for b in blocks),
+        directives,
         directives.get("reqnctapercluster"),
     )
 

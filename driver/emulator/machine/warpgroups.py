@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from urdir.driver.emulator.machine import wgmma
 from urdir.driver.emulator.machine.faults import LAUNCH_FAILED, AccessFault
+from urdir.driver.emulator.machine.register_pool import RegisterPool
 from urdir.driver.emulator.machine.register_rules import Operands, RegisterRules, Stretch
 from urdir.driver.emulator.machine.shared import SharedMemory
 from urdir.driver.emulator.machine.wgmma import WARPGROUP, Descriptor
@@ -76,6 +77,7 @@ class Warpgroups:
         shared: SharedMemory,
         ctas: int,
         lanes_per_cta: int,
+        registers_at_start: int,
         watch: Watcher | None = None,
     ) -> None:
         self._watch = watch
@@ -89,6 +91,7 @@ class Warpgroups:
         self._count = ctas * per_cta
         self._accumulators: dict[tuple[tuple[int, ...], str], _Accumulators] = {}
         self._rules = RegisterRules(self._count, names)
+        self._pool = RegisterPool(self._count, per_cta, registers_at_start)
         self.clear()
 
     def clear(self) -> None:
@@ -96,6 +99,7 @@ class Warpgroups:
         #: How many groups each warpgroup has committed.
         self._committed = np.zeros(self._count, np.int64)
         self._rules.clear()
+        self._pool.clear()
         for accumulators in self._accumulators.values():
             accumulators.group[:] = -1
 
@@ -148,6 +152,18 @@ class Warpgroups:
             accumulators.group[which[done]] = -1
             bits = wgmma.d_registers(accumulators.matrices[which[done]])
             self._write(registers, _lanes(lanes, done), bits)
+
+    def set_registers(self, count: int, is_more: bool, line: int, lanes: Array) -> None:
+        """setmaxnreg."""
+        try:
+            self._pool.change(self._of(lanes), count, is_more, line)
+        except AccessFault as fault:
+            fault.position *= WARPGROUP
+            raise
+
+    def finish(self) -> None:
+        """All CTAs have ended."""
+        self._pool.finish()
 
     def multiply(self, form: Multiply, lanes: Array) -> None:
         """wgmma.mma_async."""

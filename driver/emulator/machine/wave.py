@@ -20,6 +20,7 @@ from urdir.driver.emulator.machine.layout import SPECIALS
 from urdir.driver.emulator.machine.matrix import ldmatrix, mma, movmatrix, stmatrix
 from urdir.driver.emulator.machine.mbarriers import MBarriers
 from urdir.driver.emulator.machine.memory import Memory
+from urdir.driver.emulator.machine.register_pool import registers_at_start
 from urdir.driver.emulator.machine.shared import SharedMemory
 from urdir.driver.emulator.machine.spaces import (
     Changes,
@@ -112,8 +113,9 @@ class Wave:
         }
         if program.uses_warpgroups:
             self.warpgroups = Warpgroups(
-                self.registers, tuple(layout.numbers), self.shared, ctas, self.lanes_per_cta, watch
-            )
+                self.registers, tuple(layout.numbers), self.shared, ctas, self.lanes_per_cta,
+                registers_at_start(program.directives, self.threads), watch,
+            )  # fmt: skip
         self._temps = {name: carver.array(*shape) for name, shape in shapes.items()}
         self.params = np.zeros(-(-max(1, layout.param_bytes) // 16) * 16, np.uint8)
         self._bases: dict[str, Array] = {}

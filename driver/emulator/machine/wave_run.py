@@ -98,9 +98,18 @@ class WaveRun:
                     "the barrier's count, or the member mask, includes must reach it",
                 )
             else:
-                if self.wave.bulk is not None:
-                    self.wave.bulk.finish()
+                self._finish()
                 return Status.DONE
+
+    def _finish(self) -> None:
+        """All threads have ended."""
+        if self.wave.bulk is not None:
+            self.wave.bulk.finish()
+        if self.wave.warpgroups is not None:
+            try:
+                self.wave.warpgroups.finish()
+            except AccessFault as fault:
+                raise self.diagnosis.access(fault, self.wave.all_lanes()) from None
 
     def _next_round(self, alone: bool) -> bool:
         """Let the groups that yielded poll again; False when that is in vain for now."""
