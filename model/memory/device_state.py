@@ -60,9 +60,10 @@ class DecodeState(Owner):
     ``tokens`` (sequences, max_len) u32: prompts and answers. ``known`` (sequences,) u32: how many
     of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows of a decode
     step and the tokens it chose. ``chunk_sequence``, ``chunk_position`` (chunk,) u32: the rows of
-    a prompt step, ``last_row`` (1,) u32 the last of them that is not idle. ``settings`` (sequences, SETTINGS_WORDS) u32 and ``seed`` (sequences,) u64: how
-    each sequence's tokens are sampled. ``mailbox`` (rows, MAILBOX_SLOTS) u32, in page-locked memory
-    of the host: the token that a step chose at position p, in place p % MAILBOX_SLOTS.
+    a prompt step, ``last_row`` (1,) u32 the last of them that is not idle. ``settings`` (sequences,
+    SETTINGS_WORDS) u32 and ``seed`` (sequences,) u64: how each sequence's tokens are sampled.
+    ``mailbox`` (rows, MAILBOX_SLOTS) u32, in page-locked memory of the host: the token that a step
+    chose at position p, in place p % MAILBOX_SLOTS.
     """
 
     def __init__(self, device: Device, shape: StateShape) -> None:
