@@ -1,7 +1,7 @@
 """How tiles of weights lie in a warp's shared memory, made for tensor cores.
 
-A tile (`layout`) is one run of bytes in global memory; in shared memory it is the same, but that the
-16-byte pieces of quants change places within a row. Lane (g, t) = (lane / 4, lane % 4) reads units
+A tile (`layout`) is one run of bytes in global memory. In shared memory it is the same, but that
+the 16-byte pieces of quants change places in a row. Lane (g, t) = (lane / 4, lane % 4) reads units
 2t and 2t + 1 of rows g and g + 8; or of these rows unit after unit, its quads of each, and the
 scales of units t and 4 + t.
 """
