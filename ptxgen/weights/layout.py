@@ -68,21 +68,11 @@ class Layout:
         """Tiles beside each other."""
         return ceil_div(self.row_units, TILE_UNITS)
 
-    @property
-    def band_units(self) -> int:
-        """Units of a band, padding included."""
-        return TILE_ROWS * TILE_UNITS * self.row_tiles
-
-    @property
-    def units(self) -> int:
-        """Units of the matrix, padding included."""
-        return self.bands * self.band_units
-
     def place(self, row: int, unit: int) -> int:
         """The number of unit ``unit`` of row ``row``, counted tile by tile."""
         band, row = divmod(row, TILE_ROWS)
         tile, unit = divmod(unit, TILE_UNITS)
-        return band * self.band_units + (tile * TILE_ROWS + row) * TILE_UNITS + unit
+        return ((band * self.row_tiles + tile) * TILE_ROWS + row) * TILE_UNITS + unit
 
     @property
     def source_nbytes(self) -> int:

@@ -100,18 +100,15 @@ def test_every_unit_has_a_place_of_its_own(fmt: Format, rows: int, cols: int) ->
     places = [layout.place(r, u) for r in range(rows) for u in range(layout.row_units)]
     assert len(set(places)) == len(places) == rows * layout.row_units
     assert min(places) >= 0
-    assert max(places) < layout.units
-    assert layout.units >= len(places)
-    assert layout.units == layout.bands * layout.band_units
-    row_units = layout.band_units // TILE_ROWS
-    assert 0 <= row_units - layout.row_units < TILE_UNITS
+    assert max(places) < layout.bands * layout.row_tiles * TILE_ROWS * TILE_UNITS
+    assert 0 <= layout.row_tiles * TILE_UNITS - layout.row_units < TILE_UNITS
     assert 0 <= layout.bands * TILE_ROWS - rows < TILE_ROWS
 
 
 def test_tiles_are_sixteen_rows_of_eight_units() -> None:
     """Rows of a tile follow each other, then the tiles of sixteen rows, then the next sixteen."""
     layout = Layout(FORMATS["Q8_0"], 35, 32 * 17)
-    assert (layout.bands, layout.row_tiles, layout.band_units) == (3, 3, 3 * 128)
+    assert (layout.bands, layout.row_tiles) == (3, 3)
     assert [layout.place(0, u) for u in (0, 7, 8, 16)] == [0, 7, 128, 256]
     assert [layout.place(r, 0) for r in (0, 1, 15, 16, 34)] == [0, 8, 120, 384, 768 + 16]
     assert layout.place(18, 13) == 384 + 128 + 2 * 8 + 5
@@ -154,7 +151,7 @@ def test_padding_is_zeros(fmt: Format, rows: int, cols: int) -> None:
     packed = layout.pack(np.full(layout.source_nbytes, 0xFF, np.uint8))
     taken = np.array([layout.place(r, u) for r in range(rows) for u in range(layout.row_units)])
     for plane in fmt.planes:
-        used = np.zeros(layout.units // plane.units, bool)
+        used = np.zeros(layout.tiles_nbytes // layout.tile_nbytes * 128 // plane.units, bool)
         used[taken // plane.units] = True
         assert used.sum() == rows * layout.row_units // plane.units
         items = layout.plane_of(packed, plane).reshape(-1, plane.nbytes)
