@@ -131,7 +131,8 @@ class Wave:
             "stmatrix": stmatrix,
         }
         self._bound: dict[tuple[int, int], Functions] = {}
-        self._scattered: Functions | None = None
+        self._scattered: dict[int, Callable[..., Any]] = {}
+        self._gathered: dict[str, Any] = {}
 
     # ---- special registers ----
 
@@ -266,12 +267,13 @@ class Wave:
         shape = (self.lanes, int(count)) if count else (self.lanes,)
         return shape, _TYPES[element]
 
-    def scattered(self) -> Functions:
-        """The functions that take the lane numbers of any group."""
-        if self._scattered is None:
-            space = dict(self.common)
-            space |= {f"R{number}": array for number, array in self.registers.items()}
-            space |= {f"S_{name}": array for name, array in self.specials.items()}
-            exec(self.program.scattered[0], space)  # the translated kernel
-            self._scattered = [space[f"g{pc}"] for pc in range(len(self.program.blocks))]
-        return self._scattered
+    def scattered(self, pc: int) -> Callable[..., Any]:
+        """A block's function that takes the lane numbers of any group."""
+        if pc not in self._scattered:
+            if not self._gathered:
+                self._gathered = dict(self.common)
+                self._gathered |= {f"R{number}": a for number, a in self.registers.items()}
+                self._gathered |= {f"S_{name}": a for name, a in self.specials.items()}
+            exec(self.program.scattered(pc), self._gathered)  # the translated kernel
+            self._scattered[pc] = self._gathered[f"g{pc}"]
+        return self._scattered[pc]
