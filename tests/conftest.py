@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+
 import pytest
 
 from urdir.driver import pytest_plugin
@@ -15,6 +18,16 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     parser.addoption("--full", action="store_true", help="also run the tests marked full")
     if not pluginmanager.has_plugin("urdir"):  # from the source tree: nothing is installed
         pluginmanager.register(pytest_plugin, "urdir")
+
+
+def pytest_configure() -> None:
+    # for xdist's workers, which begin later: each has a core, and idle threads of BLAS spin
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # thousands of tests, which every collection would look through
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

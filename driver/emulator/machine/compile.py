@@ -3,8 +3,8 @@
 Each block of straight-line code becomes a function. A group that is a range of whole warps runs
 ``f<pc>()``, whose names are views of the register file itself. Any other group runs ``g<pc>(L)``,
 the same text over gathered copies of the registers that it reads, written back at its end; each of
-those is compiled when first needed: few are. A function returns the next pc, ``~pc`` when the scheduler must
-look at the block's ``ending`` first, or the mask of the lanes that take a branch.
+those is compiled when first needed, as few are. A function returns the next pc, ``~pc`` when the
+scheduler must look at the block's ``ending`` first, or the mask of the lanes that take a branch.
 """
 
 from __future__ import annotations
