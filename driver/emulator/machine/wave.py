@@ -207,6 +207,11 @@ class Wave:
         if self.asynchronous is not None:
             self.asynchronous.clear()
 
+    def end(self) -> None:
+        """The CTAs are complete: forget the memory, which may be gone before the next ones."""
+        del self.memory.memory
+        self.arena.release()
+
     def all_flags(self) -> Array:
         """Which lanes are threads (all, but for a last warp that is not full), (lanes,) bool."""
         flags: Array = self.numbers % self.lanes_per_cta < self.threads
