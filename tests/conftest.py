@@ -33,11 +33,18 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     quick = set()
     for item in items:
-        if item.get_closest_marker("full") and not config.getoption("--full"):
+        if _is_full(item) and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="part of --full"))
         elif (case := _kind_of_case(item)) not in quick and not item.get_closest_marker("slow"):
             quick.add(case)
             item.add_marker(pytest.mark.quick)
+
+
+def _is_full(item: pytest.Item) -> bool:
+    """Whether the default run leaves a test out: on the emulator. A GPU takes no time for it."""
+    callspec = getattr(item, "callspec", None)
+    is_on_gpu = callspec is not None and callspec.params.get("urdir_device_name") == "cuda"
+    return item.get_closest_marker("full") is not None and not is_on_gpu
 
 
 def _kind_of_case(item: pytest.Item) -> tuple[str, type]:
