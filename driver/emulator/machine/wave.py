@@ -287,9 +287,11 @@ class Wave:
         """A block's function that takes the lane numbers of any group."""
         if pc not in self._scattered:
             if not self._gathered:
-                self._gathered = self.common | self.program.layout.kept
+                self._gathered = dict(self.common)
                 self._gathered |= {f"R{number}": a for number, a in self.registers.items()}
                 self._gathered |= {f"S_{name}": a for name, a in self.specials.items()}
-            exec(self.program.scattered(pc), self._gathered)  # the translated kernel
+            code = self.program.scattered(pc)  # it may keep more objects than those before
+            self._gathered |= self.program.layout.kept
+            exec(code, self._gathered)  # the translated kernel
             self._scattered[pc] = self._gathered[f"g{pc}"]
         return self._scattered[pc]
