@@ -26,11 +26,13 @@ from urdir.driver.emulator.machine import (  # noqa: F401 - they fill the table 
     ops_matrix,
     ops_memory,
     ops_warp,
+    ops_wgmma,
 )
 from urdir.driver.emulator.machine.emitter import Emitter
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
 from urdir.driver.emulator.machine.flow import BarrierForm, Block, Code, Ending, flatten, split
 from urdir.driver.emulator.machine.layout import EntryLayout
+from urdir.driver.emulator.machine.stretches import stretches, touches
 from urdir.ptxgen.ptx import Instruction, Module
 from urdir.ptxgen.ptx.architecture import FIRST_VERSION, MAX_THREADS, number_of, runs_on
 
@@ -68,6 +70,7 @@ class Program:
     compile_watched: Callable[[], Program]
     uses_dependencies: bool
     uses_asynchronous: bool
+    uses_warpgroups: bool
     cluster: tuple[int, ...] | None
     _scattered: tuple[CodeType, list[int]] | None = None
     _watched: Program | None = None
@@ -110,13 +113,13 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
     Raises CompileError, with the driver's error name and the PTX line, for whatever ptxas would
     refuse and for what the emulator lacks.
     """
-    sm = check_target(module, target)
+    check_target(module, target)
     entry = module.entries.get(entry_name)
     if entry is None:
         known = ", ".join(module.entries) or "none"
         raise CompileError(f"no entry {entry_name!r} in the module (it has: {known})")
     layout = EntryLayout(module, entry)
-    blocks, codes = split(flatten(entry, sm, module.version))
+    blocks, codes = split(flatten(entry, module.target, module.version))
     whole = _translate(layout, blocks, codes, scattered=False, watched=watched)
     directives = entry.directives
     threads = 1
@@ -144,6 +147,7 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
         functools.partial(compile_entry, module, entry_name, target, watched=True),
         any(b.ending is Ending.DEPENDENCIES for b in blocks),
         any(line.lstrip().startswith(_ASYNCHRONOUS) for line in whole.parts),
+        any(b.is_for_warpgroups for b in blocks),
         directives.get("reqnctapercluster"),
     )
 
@@ -216,8 +220,11 @@ def _translate(
         if watched:
             emitter.lines.append(f"    watch.block({pc}, {pc if scattered else block.last}, L)")
             emitter.sources.append(block.first_line)
-        for code in codes[block.start : end]:
-            _emit(emitter, code)
+        for stretch in stretches(codes[block.start : end]):
+            if touched := touches(layout, stretch):
+                emitter.check(touched)
+            for code in stretch:
+                _emit(emitter, code)
         terminator = _terminator(emitter, last)
         if scattered:
             _gathering(result, emitter, pc, terminator)
