@@ -130,7 +130,7 @@ def test_a_unit_lies_at_its_place_in_every_plane(fmt: Format) -> None:
         packed = layout.pack_expanded(blocks)
         first = layout.place(row, block * fmt.block_units)
         for plane in fmt.planes:
-            items = layout.plane_of(packed, plane)
+            items = layout.plane_of(packed, plane).reshape(-1, plane.nbytes)
             at = first // plane.units
             count = fmt.block_units // plane.units
             np.testing.assert_array_equal(items[at : at + count], wanted[plane.name])
@@ -144,7 +144,7 @@ def items_of_a_block(fmt: Format, block: Bytes) -> dict[str, Bytes]:
     layout = Layout(fmt, 1, fmt.block)
     packed = layout.pack_expanded(block)
     count = fmt.block_units
-    return {p.name: layout.plane_of(packed, p)[: count // p.units] for p in fmt.planes}
+    return {p.name: layout.plane_of(packed, p)[0, : count // p.units] for p in fmt.planes}
 
 
 @pytest.mark.parametrize(("fmt", "rows", "cols"), _cases(), ids=str)
@@ -157,7 +157,7 @@ def test_padding_is_zeros(fmt: Format, rows: int, cols: int) -> None:
         used = np.zeros(layout.units // plane.units, bool)
         used[taken // plane.units] = True
         assert used.sum() == rows * layout.row_units // plane.units
-        items = layout.plane_of(packed, plane)
+        items = layout.plane_of(packed, plane).reshape(-1, plane.nbytes)
         assert items[used].any(axis=1).all()
         assert not items[~used].any()
     whole = Layout(fmt, layout.bands * TILE_ROWS, layout.row_tiles * TILE_UNITS * UNIT)
@@ -168,17 +168,48 @@ def test_padding_is_zeros(fmt: Format, rows: int, cols: int) -> None:
     assert not weights[:, cols:].any()
 
 
-def test_planes_are_aligned_and_disjoint() -> None:
-    for fmt in FORMATS.values():
-        for rows, cols in ((3, 768), (33, 768), (16, 256)):
-            layout = Layout(fmt, rows, cols)
-            at = 0
-            for plane in fmt.planes:
-                offset = layout.offsets[plane.name]
-                assert offset % 256 == 0
-                assert 0 <= offset - at < 256
-                at = offset + layout.plane_nbytes(plane)
-            assert at == layout.nbytes
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+def test_a_tile_is_one_run_of_its_planes(fmt: Format) -> None:
+    """They follow each other, as 16-byte copies need them; powers follow the tiles."""
+    for rows, cols in ((3, 768), (33, 768), (16, 256)):
+        layout = Layout(fmt, rows, cols)
+        tiles = -(-rows // 16) * cols // 256
+        packed = np.arange(layout.nbytes, dtype=np.uint32).astype(np.uint8)
+        at = 0
+        for plane in fmt.planes:
+            assert layout.offsets[plane.name] == at
+            nbytes = 128 // plane.units * plane.nbytes
+            assert nbytes % 16 == 0
+            view = layout.plane_of(packed, plane)
+            assert np.shares_memory(view, packed)
+            for tile in range(tiles):
+                first = tile * layout.tile_nbytes + at
+                run = packed[first : first + nbytes]
+                np.testing.assert_array_equal(view[tile].reshape(-1), run)
+            at += nbytes
+        assert layout.tile_nbytes == at
+        assert layout.tiles_nbytes == at * tiles
+        powers = 0 if fmt.name == "F16" else 4 * 16 * -(-rows // 16)
+        assert layout.nbytes == layout.tiles_nbytes + powers
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "F16"])
+def test_bytes_lie_tile_by_tile(name: str) -> None:
+    """An item's place, counted by hand: tile 4 is number 1 of the second band."""
+    layout = Layout(FORMATS[name], 35, 256 * 3)
+    starts = {
+        "Q4_K": {"low": 0, "scales": 2048, "scales_high": 2176, "factors": 2240},
+        "Q8_0": {"low": 0, "factors": 4096},
+        "F16": {"values": 0},
+    }[name]
+    tile = {"Q4_K": 2304, "Q8_0": 4352, "F16": 8192}[name]
+    for plane in layout.format.planes:
+        packed = np.zeros(layout.nbytes, np.uint8)
+        item = (5 * 8 + 2) // plane.units  # row 21, unit 10: row 5 and unit 2 of the tile
+        layout.plane_of(packed, plane)[4, item] = 1
+        first = 4 * tile + starts[plane.name] + item * plane.nbytes
+        np.testing.assert_array_equal(np.flatnonzero(packed), first + np.arange(plane.nbytes))
+        assert layout.place(21, 10) // plane.units == 4 * 128 // plane.units + item
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
@@ -186,13 +217,15 @@ def test_planes_are_aligned_and_disjoint() -> None:
 def test_chunks_cover_the_tensor_once_in_order(fmt: Format, max_nbytes: int) -> None:
     """In whole bands, the largest that are allowed, each from a multiple of 16 bytes on."""
     layout = Layout(fmt, 43, 768)
-    at = 0
+    at = end = 0
     chunks = list(layout.chunks(max_nbytes))
     for number, (first, rows) in enumerate(chunks):
         assert first == at
         assert first % TILE_ROWS == 0
-        for plane in fmt.planes:
-            assert layout.place(first, 0) // plane.units * plane.nbytes % 16 == 0
+        offset, tiles_nbytes = layout.span(first, rows)
+        assert offset == end
+        assert offset % 16 == 0
+        end += tiles_nbytes
         nbytes = rows * layout.stored_row_nbytes
         assert nbytes <= max(max_nbytes, TILE_ROWS * layout.stored_row_nbytes)
         if number < len(chunks) - 1:
@@ -200,6 +233,7 @@ def test_chunks_cover_the_tensor_once_in_order(fmt: Format, max_nbytes: int) -> 
             assert nbytes + TILE_ROWS * layout.stored_row_nbytes > max_nbytes
         at += rows
     assert at == layout.rows
+    assert end == layout.tiles_nbytes
     assert layout.rows * layout.source_row_nbytes == layout.source_nbytes
 
 
