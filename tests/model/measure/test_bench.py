@@ -220,7 +220,7 @@ def test_products_beside_a_read_only_kernel(device_name: str) -> None:
         (kind, *shape) for kind in ("Q6_K", "F16") for shape in shapes
     ]
     for row in rows:
-        assert row.weight_bytes == Layout(FORMATS[row.type], row.rows, row.cols).nbytes
+        assert row.weight_bytes == Layout(FORMATS[row.type], row.rows, row.cols).tiles_nbytes
         assert row.launches * row.weight_bytes >= 20_000 - 256 * row.launches
         assert 0 < row.best_us <= row.median_us
         assert row.share == pytest.approx(row.read_us / row.best_us)

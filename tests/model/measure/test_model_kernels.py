@@ -94,7 +94,7 @@ def test_it_finds_what_a_session_loads(
             session.logits_step()
     loaded = {path.stem for path in tmp_path.iterdir()}
     listed = {kernel.spec.key("sm_90") for kernel in found}
-    assert {key for key in loaded if not key.startswith("repack-")} <= listed
+    assert {key for key in loaded if not key.startswith(("repack-", "row_powers-"))} <= listed
     assert not [kernel.spec for kernel in found if kernel.spec.key("sm_90") not in loaded]
 
 
