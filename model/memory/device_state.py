@@ -50,6 +50,7 @@ class StateShape:
             "sampled": 4 * self.rows,
             "chunk_sequence": 4 * self.chunk,
             "chunk_position": 4 * self.chunk,
+            "last_row": 4,
         }
 
 
@@ -59,9 +60,10 @@ class DecodeState(Owner):
     ``tokens`` (sequences, max_len) u32: prompts and answers. ``known`` (sequences,) u32: how many
     of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows of a decode
     step and the tokens it chose. ``chunk_sequence``, ``chunk_position`` (chunk,) u32: the rows of
-    a prompt step. ``settings`` (sequences, SETTINGS_WORDS) u32 and ``seed`` (sequences,) u64: how
-    each sequence's tokens are sampled. ``mailbox`` (rows, MAILBOX_SLOTS) u32, in page-locked memory
-    of the host: the token that a step chose at position p, in place p % MAILBOX_SLOTS.
+    a prompt step, ``last_row`` (1,) u32 the last of them that is not idle. ``settings`` (sequences,
+    SETTINGS_WORDS) u32 and ``seed`` (sequences,) u64: how each sequence's tokens are sampled.
+    ``mailbox`` (rows, MAILBOX_SLOTS) u32, in page-locked memory of the host: the token that a step
+    chose at position p, in place p % MAILBOX_SLOTS.
     """
 
     def __init__(self, device: Device, shape: StateShape) -> None:
@@ -128,6 +130,7 @@ class DecodeState(Owner):
         """Make positions ``start`` to ``end`` of a sequence the rows of the next prompt step."""
         pairs = [(sequence, position) for position in range(start, end)]
         self._write_pairs("chunk_sequence", "chunk_position", pairs, self.chunk)
+        self["last_row"].upload(np.array([end - start - 1], np.uint32))
 
     def _write_pairs(
         self, first: str, second: str, pairs: Sequence[tuple[int, int]], count: int

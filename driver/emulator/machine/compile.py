@@ -26,11 +26,13 @@ from urdir.driver.emulator.machine import (  # noqa: F401 - they fill the table 
     ops_matrix,
     ops_memory,
     ops_warp,
+    ops_wgmma,
 )
 from urdir.driver.emulator.machine.emitter import Emitter
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
 from urdir.driver.emulator.machine.flow import BarrierForm, Block, Code, Ending, flatten, split
 from urdir.driver.emulator.machine.layout import EntryLayout
+from urdir.driver.emulator.machine.stretches import stretches, touches
 from urdir.ptxgen.ptx import Instruction, Module
 from urdir.ptxgen.ptx.architecture import FIRST_VERSION, MAX_THREADS, number_of, runs_on
 
@@ -69,6 +71,7 @@ class Program:
     compile_watched: Callable[[], Program]
     uses_dependencies: bool
     uses_asynchronous: bool
+    uses_warpgroups: bool
     cluster: tuple[int, ...] | None
     _scattered: dict[int, tuple[CodeType, list[int]]] = field(default_factory=dict)
     _watched: Program | None = None
@@ -107,13 +110,13 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
     Raises CompileError, with the driver's error name and the PTX line, for whatever ptxas would
     refuse and for what the emulator lacks.
     """
-    sm = check_target(module, target)
+    check_target(module, target)
     entry = module.entries.get(entry_name)
     if entry is None:
         known = ", ".join(module.entries) or "none"
         raise CompileError(f"no entry {entry_name!r} in the module (it has: {known})")
     layout = EntryLayout(module, entry)
-    blocks, codes = split(flatten(entry, sm, module.version))
+    blocks, codes = split(flatten(entry, module.target, module.version))
     whole = _translate_whole(layout, blocks, codes, watched)
     directives = entry.directives
     threads = 1
@@ -141,6 +144,7 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
         functools.partial(compile_entry, module, entry_name, target, watched=True),
         any(b.ending is Ending.DEPENDENCIES for b in blocks),
         any(line.lstrip().startswith(_ASYNCHRONOUS) for line in whole.parts),
+        any(b.is_for_warpgroups for b in blocks),
         directives.get("reqnctapercluster"),
     )
 
@@ -199,6 +203,15 @@ class _Text:
         self.lines.append(source)
 
 
+def _emit_all(emitter: Emitter, layout: EntryLayout, codes: list[Code]) -> None:
+    """Instructions in a row, with the checks of registers that asynchronous products use."""
+    for stretch in stretches(codes):
+        if touched := touches(layout, stretch):
+            emitter.check(touched)
+        for code in stretch:
+            _emit(emitter, code)
+
+
 def _translate_whole(
     layout: EntryLayout, blocks: list[Block], codes: list[Code], watched: bool
 ) -> _Text:
@@ -211,8 +224,7 @@ def _translate_whole(
         if watched:
             emitter.lines.append(f"    watch.block({pc}, {block.last}, L)")
             emitter.sources.append(block.first_line)
-        for code in codes[block.start : block.whole_end]:
-            _emit(emitter, code)
+        _emit_all(emitter, layout, codes[block.start : block.whole_end])
         terminator = _terminator(emitter, blocks[block.last])
         result.add(f"def whole{pc}():")  # not f2, f4: those are types
         for line, source in zip(emitter.lines, emitter.sources, strict=True):
@@ -235,8 +247,7 @@ def _translate_scattered(
     if watched:
         emitter.lines.append(f"    watch.block({pc}, {pc}, L)")
         emitter.sources.append(block.first_line)
-    for code in codes[block.start : block.end]:
-        _emit(emitter, code)
+    _emit_all(emitter, layout, codes[block.start : block.end])
     terminator = _terminator(emitter, block)
     _gathering(result, emitter, pc, terminator)
     return result

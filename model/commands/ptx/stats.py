@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         kernels = arguments.of_model(args, gpu)
         specs = [kernel.spec for kernel in kernels]
-    found = _measure_all(specs, args.target or gpu.target, gpu)
+    found = _measure_all(specs, args.target or gpu.native_target, gpu)
     if args.json:
         rows = [_as_dict(stats, gpu) for stats in found]
         for row, kernel in zip(rows, kernels, strict=False):

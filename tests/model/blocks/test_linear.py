@@ -191,7 +191,7 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
 
 
 def test_a_prompt_step_normalises_once_for_several_matrices(engine: Engine) -> None:
-    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE))
+    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.GREEDY, is_prompt=True))
     assert [kernel for _, kernel in layer(plan, 0)] == [
         *("normalise", "gemm", "gemm", "gemm", "rope", "kv_append", "prefill_attention"),
         *("gemm", "add", "normalise", "gemm", "gemm", "activate", "gemm", "add"),

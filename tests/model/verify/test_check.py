@@ -51,7 +51,7 @@ def test_a_table_of_the_kernels_asked_for(cli: Cli) -> None:
     code, out, err = cli("check", "--kernel", "add", "--kernel", "normalise")
     assert code == 0
     lines = out.split("\n")
-    assert lines[0].startswith("urdir check on emulator:sm_90: ")
+    assert lines[0].startswith("urdir check on emulator:sm_90a: ")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
     assert rows[0] == ["what", "examples", "error", "allowed", "us", "GB/s", ""]
     assert (rows[2][:2], rows[2][-1]) == (["add", "8"], "ok")
@@ -66,7 +66,7 @@ def test_json_has_every_example(cli: Cli) -> None:
     report = json.loads(out)
     assert code == 0
     assert (report["device"], report["target"], report["emulated"]) == (
-        "emulator:sm_90",
+        "emulator:sm_90a",
         "sm_90",
         True,
     )
