@@ -116,8 +116,8 @@ def weight_bytes(gguf: ModelFile, config: Config) -> int:
 
 def flops_of(config: Config, tokens: int, start: int = 0, outputs: int = 1) -> float:
     """Operations of ``tokens`` of one sequence from ``start`` on: two for each value of the
-    matrices that a token is multiplied with, the output matrix for ``outputs`` of them alone, and two for
-    each value of the keys and values that it attends to.
+    matrices that a token is multiplied with, the output matrix for ``outputs`` of them alone, and
+    two for each value of the keys and values that it attends to.
     """
     output = config.output.matrix
     each = {

@@ -65,8 +65,8 @@ class ModelKernel:
 
 def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
     """The steps of a session with one sequence: decode steps by length bucket and output, prompt
-    steps by rows and length bucket. What follows the layers in a prompt step is as in a decode step
-    with the same output: one stands for all.
+    steps by rows and length bucket. One output stands for all of a prompt's: what follows the
+    layers is as in a decode step.
     """
     buckets, outputs = shapes.lengths, (Output.GREEDY, Output.SAMPLE, Output.LOGITS)
     decode = (StepShape(1, keys, output) for output in outputs for keys in buckets)
@@ -75,9 +75,7 @@ def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
         for rows in shapes.chunks
         for keys in buckets
     )
-    longest = shapes.chunks[-1]
-    first = (StepShape(longest, keys, Output.NONE, is_prompt=True) for keys in buckets)
-    return (*decode, *prompt, *first)
+    return (*decode, *prompt)
 
 
 def model_kernels(
