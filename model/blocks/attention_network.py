@@ -43,7 +43,9 @@ def append_attention(
         assert mixer.o.bias is None
         to = replace(to, scale=to.scale * mixer.value_scale)
     fill = fills_sms(at.rows.keys)
-    return at.finish("attn_output", at.matrix(mixer.o), at.work["heads"], to, fill=fill)
+    return at.finish(
+        "attn_output", at.matrix(mixer.o), Activations(at.work["heads"]), to, fill=fill
+    )
 
 
 def append_keys(at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None) -> None:

@@ -13,7 +13,8 @@ On an H200, Q4_K, a chain of launches with programmatic edges, us (rows x vector
 | 2048 | 155 | 107 | 747 | 356 |
 
 A CTA takes about 0.25 us and 4.1 ns a vector for each 64 rows x 256 columns, if it has warpgroups
-enough: one alone takes three times as long. A cluster of two costs 2.2 us; of four more than it gives.
+enough: one alone takes three times as long. A cluster of two costs 2.2 us; of four, more than it
+gives.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from urdir.ptxgen.kernels.linear.packed import GROUP, TILE_SLICES
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
 
+#: The targets whose products they are.
+TARGETS = ("sm_90a",)
 #: Row groups and splits of the columns: for vectors that fit in one CTA's few, and for more.
 FEW_SHAPES, MANY_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2)), ((2, 1), (1, 1))
 #: The most vectors of a CTA with activations of a whole tile in a stage, and of any.

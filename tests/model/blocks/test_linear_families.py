@@ -46,11 +46,11 @@ class Workbench:
         self.device, self.rows = device, rows
         self.random = np.random.default_rng(3)
         self.plan = Plan("layers")
-        names = ("normed", "delta", "scaled", "summary", "gate", "up")
+        names = ("normed", "delta", "scaled", "summary", "gate", "up", "packed")
         sizes = dict.fromkeys(names, 4 * MOST * WIDTH)
         self.work: Arena = device.arena(sizes, "work")
         self.owned: list[Any] = [self.work]
-        limits = device_limits(device.properties)
+        limits = device_limits(device)
         self.linear = LinearLayers(self.plan, self.work, rows, exact=exact, limits=limits)
 
     def place(self, values: npt.NDArray[Any]) -> Slice:
@@ -145,7 +145,7 @@ def test_gated_by_another_activation(bench: Workbench, bias: bool, allowed: floa
     up, u, u_bias = bench.matrix(WIDTH, HIDDEN, bias)
     norm, weights = bench.norm(RMS)
     y, gelu = bench.out(WIDTH), Activation("gelu")
-    bench.linear.append_gated("gate_up", gate, up, Activations(x_at), norm, y, gelu)
+    bench.linear.append_inner("gate_up", gate, up, Activations(x_at), norm, y, gelu)
     bench.run()
     normed = RMS(x, **weights)
     bench.compare(y, gelu.gated(normed @ g.T + g_bias, normed @ u.T + u_bias), 2 * allowed)
@@ -159,7 +159,7 @@ def test_only_one_of_two_gated_matrices_has_a_bias(bench: Workbench, allowed: fl
     gate, g, g_bias = bench.matrix(WIDTH, HIDDEN, bias=True)
     up, u, _ = bench.matrix(WIDTH, HIDDEN, bias=False)
     y, silu = bench.out(WIDTH), Activation("silu")
-    bench.linear.append_gated("gate_up", gate, up, Activations(x_at), None, y)
+    bench.linear.append_inner("gate_up", gate, up, Activations(x_at), None, y)
     bench.run()
     bench.compare(y, silu.gated(x @ g.T + g_bias, x @ u.T), 2 * allowed)
 
@@ -221,7 +221,7 @@ def test_norms_after_a_block_are_left_to_the_next_product(
     y, out, read = bench.out(HIDDEN), bench.out(WIDTH), bench.out(WIDTH)
     linear = bench.linear
     made = linear.defer_norm_after("post", HIDDEN, delta_at, after, x_at, y, following)
-    linear.append_gated("gate_up", gate, up, made, following, out)
+    linear.append_inner("gate_up", gate, up, made, following, out)
     linear.append("up", [(up, read)], Activations(y))
     bench.run()
     hidden = x + LAYER(delta, **after_weights)
