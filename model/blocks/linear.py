@@ -7,9 +7,9 @@ for many rows (``takes_gemm``) most of these are launches of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from urdir.model.blocks.activations import Activations, NormedSum
 from urdir.model.blocks.packed_linear import PackedLinear
@@ -47,8 +47,7 @@ _rescale = lru_cache(maxsize=64)(Rescale)
 SILU = Activation("silu")
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
+class Ends(NamedTuple):
     """What follows a product, in this order (`LinearSpec`)."""
 
     activation: Activation | None = None
@@ -93,7 +92,7 @@ class LinearLayers:
         """
         ends = Ends(activation, scale, softcap, clamp)
         if self.packs(*(matrix for matrix, _ in matrices)):
-            self._packed.append(label, matrices, x, norm, **asdict(ends))
+            self._packed.append(label, matrices, x, norm, **ends._asdict())
             return
         request = self._request(*(matrix for matrix, _ in matrices), ends=ends)
         request = replace(request, ends_block=ends_block, fill=fill)
@@ -193,7 +192,7 @@ class LinearLayers:
             packs = following is not None and self.packs(following)
             pair = up if gate is not None else None
             product = [(matrices[0], y)]
-            self._packed.append(label, product, x, norm, up=pair, packs=packs, **asdict(ends))
+            self._packed.append(label, product, x, norm, up=pair, packs=packs, **ends._asdict())
             return Activations(y, packed=y if packs else None)
         if gate is None:
             self.append(label, [(up, y)], x, norm, activation)

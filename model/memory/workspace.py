@@ -38,8 +38,8 @@ def workspace_sizes(
     """Bytes of every intermediate, for decode steps of ``rows`` and prompts of ``chunk``.
 
     All are f32 but the ranks, u64, and packed vectors, f16. ``scaled`` and ``summary`` are for as
-    many rows as products of few rows take. Logits and their ranks exist for decode rows only, and so
-    do the partial results of split attention, which depend on how many SMs the device has; with
+    many rows as products of few rows take. Logits and their ranks exist for decode rows only, and
+    so do the partial results of split attention, which depend on how many SMs the device has; with
     ``exact`` arithmetic that attention serves prompts, too.
     """
     most = max(rows, chunk)

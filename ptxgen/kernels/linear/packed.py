@@ -7,8 +7,8 @@ Places of the depth come in slices of 64. Of each slice, eight activation vector
 A lane has units t and t + 4 of the 256 columns of a tile of weights, and takes four neighbouring
 columns of one of them a step, b = 0 ... 3: bytes of a word, of which a mask gives 0 and 2, or 1 and
 3. So columns change places. Column 32u + 4j + b of a tile, with t = u % 4 and i = u / 4, is in
-slice 2i + j / 4, matrix 2(j % 4) + b % 2 of it, and there at place 2t + b / 2. Places beyond the last
-column are 0.
+slice 2i + j / 4, in its matrix 2(j % 4) + b % 2, and there at place 2t + b / 2. Places beyond the
+last column are 0.
 
 Values are a sixteenth of the activations: up to 1,048,064 they do not overflow, and f16 keeps its
 precision down to 0.001. What is beyond becomes the largest f16, NaN stays NaN.

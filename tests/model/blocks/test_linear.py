@@ -150,7 +150,7 @@ def test_long_rows_are_left_to_f32_where_they_leave_no_room(engine: Engine, targ
             wide = LinearLayers(plan, memory, 1, exact=False, limits=limits)
             wide.append(f"{cols}", [(matrix, memory["y"].slice(0, 128))], x)
             y = memory["y"].slice(0, 128)
-            wide.append_residual(f"{cols} more", matrix, x.x, x.x, y, None)
+            wide.append_residual(f"{cols} more", matrix, x, x.x, y, None)
         for kernel in products(plan):
             if isinstance(kernel, Gemv):
                 assert kernel.cut.warps >= 4

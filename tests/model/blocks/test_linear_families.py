@@ -19,6 +19,7 @@ from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.packed import packed_nbytes
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, random_blocks
 from urdir.ptxgen.weights.layout import Layout
@@ -46,8 +47,9 @@ class Workbench:
         self.device, self.rows = device, rows
         self.random = np.random.default_rng(3)
         self.plan = Plan("layers")
-        names = ("normed", "delta", "scaled", "summary", "gate", "up", "packed")
+        names = ("normed", "delta", "scaled", "summary", "gate", "up")
         sizes = dict.fromkeys(names, 4 * MOST * WIDTH)
+        sizes["packed"] = packed_nbytes(MOST, WIDTH)
         self.work: Arena = device.arena(sizes, "work")
         self.owned: list[Any] = [self.work]
         limits = device_limits(device)
@@ -127,7 +129,7 @@ def test_layer_norm_gelu_and_biases(bench: Workbench, allowed: float) -> None:
     middle, y = bench.out(WIDTH), bench.out(HIDDEN)
     gelu = Activation("gelu")
     bench.linear.append("up", [(up, middle)], Activations(x_at), norm, gelu)
-    bench.linear.append_residual("down", down, middle, x_at, y, None, scale=0.5)
+    bench.linear.append_residual("down", down, Activations(middle), x_at, y, None, scale=0.5)
     bench.run()
     inner = gelu(LAYER(x, **weights) @ u.T + u_bias)
     bench.compare(middle, inner, allowed)
@@ -310,11 +312,12 @@ def test_a_begun_norm_is_that_norm_alone(bench: Workbench) -> None:
     matrix, _, _ = bench.matrix(HIDDEN, HIDDEN, bias=False)
     norm, _ = bench.norm(RMS)
     y = bench.out(HIDDEN)
-    made = bench.linear.append_residual("o", matrix, x_at, x_at, y, norm)
+    made = bench.linear.append_residual("o", matrix, Activations(x_at), x_at, y, norm)
     assert made.has_begun(norm)
     assert made.has_begun(NormLayer(RMS, norm.weight))
     assert not made.has_begun(NormLayer(Norm("rms", 1e-6), norm.weight))
     assert not made.has_begun(NormLayer(RMS, bench.norm(RMS)[0].weight))
     assert not made.has_completed(norm)
     other, _ = bench.norm(LAYER)
-    assert not bench.linear.append_residual("o", matrix, x_at, x_at, y, other).has_begun(other)
+    again = bench.linear.append_residual("o", matrix, Activations(x_at), x_at, y, other)
+    assert not again.has_begun(other)
