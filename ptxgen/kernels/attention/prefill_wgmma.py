@@ -108,7 +108,19 @@ class PrefillWgmma(PromptAttention):
 
         All warps have 168 registers a thread. ``setmaxnreg``, by which those that copy could leave
         theirs to those that multiply, is ignored by the driver's linker (advice C7504)."""
-        return 128 if self.value_dim <= 80 else 96
+        return 128 if self.out_dims <= 80 and self.head_dim <= 128 else 96
+
+    @property
+    def parts(self) -> int:
+        """CTAs that share a tile of queries: sums for more than 128 dims of V are more than the
+        registers hold, so that each makes its part of ``out`` (and all of the scores)."""
+        return ceil_div(self.value_dim, 128)
+
+    @property
+    def out_dims(self) -> int:
+        """Dims of ``out``, and so of V, of one CTA. Where the parts do not divide them, the last two
+        have some in common."""
+        return 16 * ceil_div(self.value_dim, 16 * self.parts)
 
     @property
     def stages(self) -> int:
@@ -118,7 +130,7 @@ class PrefillWgmma(PromptAttention):
     @property
     def shared(self) -> SharedMemory:
         """The CTA's shared memory."""
-        q, v = (2 * LINE * ceil_div(dim, LINE) for dim in (self.head_dim, self.value_dim))
+        q, v = (2 * LINE * ceil_div(dim, LINE) for dim in (self.head_dim, self.out_dims))
         return SharedMemory(
             stages=self.stages,
             consumers=self.consumers,
@@ -130,7 +142,7 @@ class PrefillWgmma(PromptAttention):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.layout.kv_heads, self.tiles, 1),
+            grid=(self.layout.kv_heads, self.tiles, self.parts),
             block=((self.consumers + 1) * WARPGROUP, 1, 1),
             shared_bytes=self.shared.nbytes,
             resident=1,
@@ -148,7 +160,7 @@ class PrefillWgmma(PromptAttention):
             "head_dim 80 softcap": cls(
                 4, KvLayout(1, 2, 150, 80, "f16"), rows=70, scores=Scores(softcap=5.0, scale=0.25)
             ),
-            "value_dim": cls(4, KvLayout(1, 1, 130, 192, "f16", value_dim=128), rows=20),
+            "value_dim": cls(4, KvLayout(1, 1, 130, 192, "f16", value_dim=144), rows=20),
             "chunk and window": cls(
                 1, KvLayout(1, 1, 400, 64, "f16"), 150, Scores(chunk=164, window=150)
             ),
