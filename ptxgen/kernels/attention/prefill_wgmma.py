@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.spec import LaunchShape, ceil_div
@@ -15,6 +15,9 @@ from urdir.ptxgen.spec import LaunchShape, ceil_div
 WARPGROUP, WARPGROUP_QUERIES = 128, 64
 #: Halves of a line in shared memory: the width that wgmma's swizzling repeats in.
 LINE = 64
+#: The widest heads of each type of cache. f16 is copied; other types are converted, and what is loaded
+#: ahead for that takes registers: of wider ones, or of f32, more than there are.
+WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128}
 #: Where the swizzling begins anew: tiles begin at multiples of it.
 ALIGNMENT = 1024
 
@@ -68,8 +71,8 @@ class SharedMemory:
 class PrefillWgmma(PromptAttention):
     """Causal attention of chunks of prompts on Hopper's tensor cores.
 
-    See PromptAttention; for f16 caches and heads of 64 to 256 values. FlashAttention-3 (Shah et al.
-    2024, arXiv 2407.08608) without tensor maps: a paged cache is gathered row by row.
+    See PromptAttention; for most caches and heads of 64 to 256 values (`serves`). FlashAttention-3
+    (Shah et al. 2024, arXiv 2407.08608) without tensor maps: a cache is gathered row by row.
     """
 
     name = "prefill_wgmma"
@@ -79,15 +82,15 @@ class PrefillWgmma(PromptAttention):
         super().__post_init__()
         if not self.serves(self.layout):
             raise PtxgenError(
-                f"attention on wgmma takes f16 caches and heads of 64 to 256 values, a multiple of "
-                f"16: not {self.layout.dtype}, head_dim {self.head_dim}, value_dim {self.value_dim}"
+                f"attention on wgmma takes heads of 64 to {WIDEST} values, a multiple of 16: not "
+                f"{self.layout.dtype}, head_dim {self.head_dim}, value_dim {self.value_dim}"
             )
 
     @staticmethod
     def serves(layout: KvLayout) -> bool:
         """Whether the kernel exists for a cache."""
-        dims = (layout.head_dim, layout.values_per_head)
-        return layout.dtype == "f16" and all(64 <= dim <= 256 and dim % 16 == 0 for dim in dims)
+        dims, widest = (layout.head_dim, layout.values_per_head), WIDEST.get(layout.dtype, 0)
+        return all(64 <= dim <= widest and dim % 16 == 0 for dim in dims)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -108,7 +111,9 @@ class PrefillWgmma(PromptAttention):
 
         All warps have 168 registers a thread. ``setmaxnreg``, by which those that copy could leave
         theirs to those that multiply, is ignored by the driver's linker (advice C7504)."""
-        return 128 if self.out_dims <= 80 and self.head_dim <= 128 else 96
+        if self.scores.max_bias:  # slopes, and the distances to keys
+            return 80
+        return 112 if self.out_dims <= 80 and self.head_dim <= 128 else 96
 
     @property
     def parts(self) -> int:
@@ -126,6 +131,13 @@ class PrefillWgmma(PromptAttention):
     def stages(self) -> int:
         """Places of a ring."""
         return 2
+
+    def pieces(self, dims: int) -> tuple[tuple[int, int], ...]:
+        """What a thread brings of a tile with rows of ``dims``, eight values each: (key, in units
+        of 16 keys; first dim) of each, relative to its first one."""
+        return tuple(
+            (key, dim) for key in range(self.key_tile // 16) for dim in range(0, dims, LINE)
+        )
 
     @property
     def shared(self) -> SharedMemory:
@@ -166,6 +178,10 @@ class PrefillWgmma(PromptAttention):
             ),
             "sinks": cls(3, KvLayout(1, 1, 200, 64, "f16"), 45, Scores(sinks=True)),
             "ALiBi": cls(3, KvLayout(1, 1, 180, 96, "f16"), 30, Scores(max_bias=8.0)),
+            "bf16": cls(2, KvLayout(1, 1, 150, 80, "bf16"), rows=20),
+            "q8_0": cls(
+                2, KvLayout(1, 1, 256, 96, "q8_0", 32, 9), rows=66, scores=Scores(window=120)
+            ),
             "ring of pages": cls(
                 2, KvLayout(2, 1, 640, 64, "f16", 16, 36, capacity=256), 50, Scores(window=130)
             ),
