@@ -168,6 +168,7 @@ def layer_attention(at: LayerStep, mixer: Attention, token: OwnToken) -> LayerAt
         scores=mixer.scores,
         constants=constants,
         sm_count=parts.device.properties.sm_count,
+        target=parts.device.native_target,
         exact=parts.exact,
         fused=parts.fused,
     )
