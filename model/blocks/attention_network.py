@@ -43,7 +43,9 @@ def append_attention(
         assert mixer.o.bias is None
         to = replace(to, scale=to.scale * mixer.value_scale)
     fill = fills_sms(at.rows.keys)
-    return at.finish("attn_output", at.matrix(mixer.o), at.work["heads"], to, fill=fill)
+    return at.finish(
+        "attn_output", at.matrix(mixer.o), Activations(at.work["heads"]), to, fill=fill
+    )
 
 
 def append_keys(at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None) -> None:
@@ -166,6 +168,7 @@ def layer_attention(at: LayerStep, mixer: Attention, token: OwnToken) -> LayerAt
         scores=mixer.scores,
         constants=constants,
         sm_count=parts.device.properties.sm_count,
+        target=parts.device.native_target,
         exact=parts.exact,
         fused=parts.fused,
     )

@@ -40,7 +40,7 @@ class LayerParts:
 
     def linear(self, plan: Plan, rows: Rows) -> LinearLayers:
         """What appends this step's linear layers to ``plan``."""
-        limits = device_limits(self.device.properties)
+        limits = device_limits(self.device)
         return LinearLayers(plan, self.work, rows.count, exact=self.exact, limits=limits)
 
 
@@ -120,15 +120,13 @@ class LayerStep:
             self.plan.launch(kernel, self.name(label), x=x, index=self.last.index, y=x)
 
     def finish(
-        self, label: str, matrix: Matrix, x: Slice, to: Destination, *, fill: bool = False
+        self, label: str, matrix: Matrix, x: Activations, to: Destination, *, fill: bool = False
     ) -> Activations:
         """The last product of a network, to its destination."""
         label, linear = self.name(label), self.linear
         if to.residual is None:
             product = [(matrix, to.y)]
-            linear.append(
-                label, product, Activations(x), scale=to.scale, ends_block=True, fill=fill
-            )
+            linear.append(label, product, x, scale=to.scale, ends_block=True, fill=fill)
             return Activations(to.y)
         return linear.append_residual(
             label, matrix, x, to.residual, to.y, to.next_norm, fill=fill, scale=to.scale

@@ -79,7 +79,7 @@ def bench_gemv(
         shapes = EMULATOR_SHAPES if device.is_emulated else GPU_SHAPES
     if turn_bytes is None:
         turn_bytes = EMULATOR_TURN_BYTES if device.is_emulated else GPU_TURN_BYTES
-    limits = device_limits(device.properties)
+    limits = device_limits(device)
     specs = [
         choose_linear(
             LinearRequest(limits, ((FORMATS[name], rows),), cols, alone=True, residual=cols > rows)

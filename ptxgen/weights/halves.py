@@ -1,9 +1,9 @@
-"""How quants become halves: two of a quad (four neighbouring quants) at a time, without conversion.
+"""How quants become halves: two of a quad (four neighbouring quants) at a time, by masks alone.
 
-The bits of a small integer, read as an f16, are a subnormal number: 2^-24 times the integer. So a mask
-makes two f16 numbers of a 32-bit word that has one quant in each of its bytes: of bytes 0 and 2, or,
-after a shift, of bytes 1 and 3. Quants in the upper halves of bytes stay there where they fit the ten
-bits of a subnormal number (``lift``).
+The bits of a small integer, read as an f16, are a subnormal number: 2^-24 times the integer. So a
+mask makes two f16 numbers of a 32-bit word that has one quant in each of its bytes: of bytes 0 and
+2, or, after a shift, of bytes 1 and 3. Quants in the upper halves of bytes stay there where they
+fit the ten bits of a subnormal number (``lift``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Matrix products (GEMM) of many activation vectors with repacked weights, on Hopper's tensor cores."""
+"""Matrix products (GEMM) of many packed activation vectors, on Hopper's tensor cores."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from urdir.ptxgen.kernels.linear.ends import check_ends, end_text
 from urdir.ptxgen.kernels.linear.packed import (
     GROUP,
     GROUP_NBYTES,
-    LARGEST,
-    SCALE,
     TILE_SLICES,
     pack,
     packed_shape,
@@ -82,8 +80,8 @@ class WgmmaCut:
 
     @property
     def registers(self) -> int:
-        """Registers of a thread. ``setmaxnreg``, with which warpgroups that multiply could take some
-        of those that copy, is ignored by the driver's linker (advice C7504)."""
+        """Registers of a thread. With ``setmaxnreg`` warpgroups that multiply could take some from
+        the one that copies, but the driver's linker ignores it (advice C7504)."""
         return min(SM_REGISTERS // (self.threads * self.resident) // 8 * 8, 248)
 
     @property
@@ -144,8 +142,8 @@ class GemmWgmma(KernelSpec):
     matrices for the same x, each with its own y.
 
     y[b] has the same bits whatever the other vectors are. Sums are taken in an order that ``cols``
-    and the ``cut`` decide. Raises PtxgenError for F32 weights, and where a gated or packed y has
-    rows that are no multiple of 32, or a gated product an odd number of row groups.
+    and the ``cut`` decide. Raises PtxgenError for F32 weights, a cut that does not fit, and an odd
+    number of row groups of a gated product.
     """
 
     format: Format
@@ -265,7 +263,7 @@ class GemmWgmma(KernelSpec):
         """Whether slices of x that follow each other are one run for a CTA: it has all vectors."""
         return self.groups * GROUP == self.cut.vectors
 
-    # ---- shared memory: rings of weights and activations, barriers; then, in their place, sums ----
+    # ---- shared memory: rings of weights and activations, barriers; sums in the rings' place ----
 
     @property
     def weight_nbytes(self) -> int:
@@ -409,14 +407,19 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
         yield fmt.name, cls(fmt, 70, cols, 3 + i % 6, small, bias=i % 2 == 0)
     yield "large tile", cls(q4_k, 200, 512, 201, WgmmaCut(2, 192))
     yield "splits", cls(q4_k, 130, 1280, 17, WgmmaCut(1, 24, splits=4, x_slices=4, x_stages=1))
-    yield "cluster", cls(
-        q6_k, 65, 1280, 20, WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2), residual=True
+    yield (
+        "cluster",
+        cls(q6_k, 65, 1280, 20, WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2), residual=True),
     )
     yield "gated", cls(q4_k, 96, 512, 30, WgmmaCut(2, 16), gated=True, packs=True)
     yield "packed", cls(q8, 96, 288, 9, replace(small, vectors=16), bias=True, packs=True)
-    yield "three matrices", cls(
-        q4_k, 192, 256, 12, replace(small, vectors=16), others=((q6_k, 33), (f16, 64))
+    yield (
+        "three matrices",
+        cls(q4_k, 192, 256, 12, replace(small, vectors=16), others=((q6_k, 33), (f16, 64))),
     )
-    yield "ends", cls(
-        q8, 64, 256, 8, small, bias=True, activation=Activation("gelu"), scale=0.5, softcap=20.0
+    yield (
+        "ends",
+        cls(
+            q8, 64, 256, 8, small, bias=True, activation=Activation("gelu"), scale=0.5, softcap=20.0
+        ),
     )

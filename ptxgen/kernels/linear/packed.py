@@ -1,13 +1,14 @@
 """Activations as f16 in the order in which tensor cores multiply them with repacked weights.
 
-Places of the depth come in slices of 64. Of each slice, eight activation vectors after another, lie 8 x
-8 matrices of halves (`_wgmma.j2`), eight along the depth: (slices, groups of 8 vectors, 8, 8 vectors,
-8 places). One run of bytes then holds a slice of any number of neighbouring vectors.
+Places of the depth come in slices of 64. Of each slice, eight activation vectors after another, lie
+8 x 8 matrices of halves (`_wgmma.j2`), eight along the depth: (slices, groups of 8 vectors, 8,
+8 vectors, 8 places). One run of bytes then holds a slice of any number of neighbouring vectors.
 
 A lane has units t and t + 4 of the 256 columns of a tile of weights, and takes four neighbouring
-columns of one of them a step, b = 0 ... 3: bytes of a word, of which a mask gives 0 and 2, or 1 and 3.
-So columns change places: of column 32u + 4j + b of a tile, with t = u % 4 and i = u / 4, the slice is 2i
-+ j / 4, the matrix 2(j % 4) + b % 2, and the place in it 2t + b / 2. Places beyond the last column are 0.
+columns of one of them a step, b = 0 ... 3: bytes of a word, of which a mask gives 0 and 2, or 1 and
+3. So columns change places. Column 32u + 4j + b of a tile, with t = u % 4 and i = u / 4, is in
+slice 2i + j / 4, in its matrix 2(j % 4) + b % 2, and there at place 2t + b / 2. Places beyond the
+last column are 0.
 
 Values are a sixteenth of the activations: up to 1,048,064 they do not overflow, and f16 keeps its
 precision down to 0.001. What is beyond becomes the largest f16, NaN stays NaN.
@@ -40,6 +41,12 @@ def packed_shape(rows: int, cols: int) -> tuple[int, int, int, int, int]:
     """The shape of ``rows`` packed activation vectors of ``cols`` each."""
     slices = TILE_SLICES * ceil_div(cols, TILE_COLS)
     return slices, ceil_div(rows, GROUP), SLICE // GROUP, GROUP, GROUP
+
+
+def packed_nbytes(rows: int, cols: int) -> int:
+    """Bytes of as many."""
+    slices, groups = packed_shape(rows, cols)[:2]
+    return slices * groups * GROUP_NBYTES
 
 
 @functools.cache
