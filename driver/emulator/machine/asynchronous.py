@@ -23,7 +23,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True)
 class _Copy:
-    """cp.async of several lanes; ``group`` is the number of the group each will be part of."""
+    """cp.async of several lanes; ``group`` is the number of the group each will be part of, and
+    ``announced`` whether an mbarrier counts it.
+    """
 
     lanes: Array
     group: Array
@@ -31,6 +33,7 @@ class _Copy:
     rows: Array
     shift: int
     data: Array
+    announced: Array
 
     def split(self, now: Array) -> tuple[_Copy, _Copy]:
         """The lanes where ``now`` holds, and the others."""
@@ -44,6 +47,7 @@ class _Copy:
             self.rows[m],
             self.shift,
             self.data[m],
+            self.announced[m],
         )
 
 
@@ -101,8 +105,9 @@ class Asynchronous:
                         raise
             data = data.view(self.shared.views[shift].dtype)
         self.shared.unwrite(to, shift, rows)
+        group, announced = self._committed[lanes], np.zeros(lanes.size, np.bool_)
         self._copies.append(
-            _Copy(lanes.copy(), self._committed[lanes], to.copy(), rows.copy(), shift, data)
+            _Copy(lanes.copy(), group, to.copy(), rows.copy(), shift, data, announced)
         )
         self.changes.count += 1
 
@@ -139,5 +144,9 @@ class Asynchronous:
         slot = self.mbarriers.slots(address, rows)
         if not no_increment:
             self.mbarriers.expect_arrivals(slot)
+        arriving = np.zeros(self._lanes, np.bool_)
+        arriving[lanes] = True
+        for copy in self._copies:
+            copy.announced |= arriving[copy.lanes]
         for number in np.unique(slot).tolist():
             self.mbarriers.arrives_later(number, _Copied(self, lanes[slot == number]))

@@ -162,10 +162,13 @@ class RaceDetector(ClusterOrdering):
         return int(races[0]) if races.size else None
 
     def landed(self, line: int, copies: Sequence[Any]) -> None:
-        """A thread has waited for its copies: from now on they are writes of this moment."""
+        """A thread has waited for its copies: from now on they are writes of this moment, but for
+        those of which an mbarrier tells the others."""
         for copy in copies:
-            offset = (copy.addresses + copy.rows).astype(np.int64)
-            self.rewrite(offset, copy.shift, copy.lanes + self.first_lane)
+            left = ~copy.announced
+            if left.any():
+                offset = (copy.addresses + copy.rows).astype(np.int64)[left]
+                self.rewrite(offset, copy.shift, copy.lanes[left] + self.first_lane)
 
     def rewrite(self, offset: Array, shift: int, lanes: Array) -> None:
         """Copies of these lanes count as written now, where no other write has come since."""
