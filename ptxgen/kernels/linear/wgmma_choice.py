@@ -25,9 +25,9 @@ from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
-from urdir.ptxgen.kernels.linear.packed import GROUP, TILE_SLICES
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
 
 #: The targets whose products they are.
 TARGETS = ("sm_90a",)
