@@ -155,6 +155,17 @@ class Session(Owner):
             self.steps.launch(shape, self._stream)
             fed.process(next_end)
 
+    def prepare(self, tokens: int, output: Output) -> None:
+        """Record the graphs that one sequence needs for a prompt of so many tokens and for the
+        first token after it. Nothing runs: the weights need not be there yet. Raises DriverError.
+        """
+        length, end = 0, min(max(tokens, 1), self.context)
+        shapes = []
+        while length < end - 1:
+            shape, length = self.shapes.prompt(length, end - 1)
+            shapes.append(shape)
+        self.steps.record([*shapes, self.shapes.decode(1, end, output)])
+
     def set_sampling(self, settings: SamplingSettings, sequence: int = 0) -> None:
         """How tokens of a sequence are drawn from now on, by steps whose output is SAMPLE."""
         self.sequences[sequence].settings = settings

@@ -23,3 +23,6 @@ class ModelFile(Protocol):
     @property
     def architecture(self) -> str:
         """general.architecture."""
+
+    def close(self) -> None:
+        """Let go of the file; tensors that were taken before stay good."""

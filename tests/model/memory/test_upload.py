@@ -24,8 +24,10 @@ def test_what_lies_on_the_device_is_ggufs_dequantisation(
     assert [rows for _, rows in layout.chunks(16 * layout.stored_row_nbytes)] == [16, 16, 3]
     blocks = random_blocks(fmt, 35 * 768 // fmt.block, np.random.default_rng(1))
     with Device.open(device_name) as device, device.arena({"m": layout.nbytes}, "w") as arena:
-        with upload.Uploader(device) as uploader:
-            uploader.matrix(layout, blocks.reshape(-1), arena["m"])
+        arena["m"].fill(0)
+        repacking = upload.Repacking(device, [layout])
+        pieces = repacking.pieces(layout, blocks.reshape(-1), arena["m"])
+        upload.upload(device, pieces, blocks.nbytes)
         weights = layout.unpack(arena["m"].download(np.uint8))
     kind = gguf.GGMLQuantizationType[fmt.name]
     np.testing.assert_array_equal(weights, gguf.quants.dequantize(blocks.reshape(35, -1), kind))

@@ -1,0 +1,97 @@
+"""What runs side by side while a model is opened.
+
+    the thread that opens                    other threads
+    ---------------------------------------  ------------------------------------------
+    import the engine                        device: load the driver, make a context
+    open the file, read its description
+    check memory, allocate weights           tokeniser: vocabulary and merges
+    make a session, record first graphs      upload: weights, in threads of their own
+
+Python runs one thread at a time, beside driver calls and large copies. So these begin as early as
+they can. Whatever fails ends the opening: threads are stopped or waited for, and what there is is
+freed, in the order opposite to that in which it was made.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from urdir.driver.parallel import Task
+from urdir.model.owner import Owner
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.weights import Weights
+    from urdir.model.text.tokenizer import Tokenizer
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+_Owned = TypeVar("_Owned", bound=_Closes)
+
+
+class Opening(Owner):
+    """The threads of an opening, and the owners of what is open so far.
+
+    The device is opened from the start. ``close`` ends all of it, until `hand_over`.
+    """
+
+    def __init__(self, open_device: Callable[[], Device]) -> None:
+        self._owners = ExitStack()
+        self._device = Task(open_device, "device")
+        self._owners.callback(self._close_device)
+        self._upload: Task[float] | None = None
+
+    def own(self, opened: _Owned) -> _Owned:
+        """Close ``opened`` if the opening fails, and when the engine is closed."""
+        self._owners.callback(opened.close)
+        return opened
+
+    def read_tokenizer(self, gguf: ModelFile) -> Task[Tokenizer]:
+        """Begin to build the tokeniser of a file, which stays open until that is done."""
+        from urdir.model.text.tokenizer import Tokenizer
+
+        task = Task(lambda: Tokenizer.from_gguf(gguf), "tokenizer")
+        self._owners.callback(task.failed)
+        return task
+
+    def device(self) -> Device:
+        """The device, once it is open."""
+        return self._device.result()
+
+    def upload(self, weights: Weights, gguf: ModelFile) -> None:
+        """Begin to fill ``weights``, which are owned."""
+        stop = threading.Event()
+
+        def upload() -> float:
+            start = time.perf_counter()
+            weights.upload(gguf, stop)
+            return time.perf_counter() - start
+
+        self._upload = task = Task(upload, "upload")
+        self._owners.callback(task.failed)
+        self._owners.callback(stop.set)
+
+    def uploaded(self) -> float:
+        """Wait until the weights are there; seconds that they took."""
+        assert self._upload is not None
+        return self._upload.result()
+
+    def hand_over(self) -> ExitStack:
+        """All is open: what closes it again."""
+        return self._owners.pop_all()
+
+    def close(self) -> None:
+        """End the threads, free what is open; closing twice does nothing."""
+        self._owners.close()
+
+    def _close_device(self) -> None:
+        if not self._device.failed():
+            self._device.result().close()
