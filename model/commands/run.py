@@ -141,7 +141,7 @@ def _describe(engine: Engine) -> None:
     device, session = engine.device, engine.session
     print(
         f"model {engine.name}, {engine.weights.nbytes:,} bytes of weights, "
-        f"loaded in {engine.load_seconds:.2f} s\n"
+        f"loaded in {engine.seconds['weights']:.2f} s\n"
         f"device {device.name}: {device.properties.name}, kernels for {device.target}\n"
         f"context {session.context} tokens, KV cache {session.parts.cache.nbytes:,} bytes "
         f"({session.parts.cache.layout(0).dtype})",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from urdir.model.engine.session import Session
     from urdir.model.families.description import Config
     from urdir.model.families.synthetic import SyntheticModel
+    from urdir.model.files.gguf import Gguf
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.files.pretrained.model import SafetensorsModel
     from urdir.model.memory.weights import Weights
     from urdir.model.text.tokenizer import Tokenizer
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
@@ -46,10 +48,11 @@ def demo_model() -> Path:
 class Engine(Owner):
     """Everything that turns tokens into tokens; a context manager that frees the device.
 
-    ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``load_seconds`` is
-    what uploading and repacking the weights took; ``host_sampling`` whether whoever opened it wants
-    tokens to be chosen by the host; ``tokenizer`` is built when first asked for, so that a file
-    without a vocabulary can still be measured.
+    ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``seconds`` is what
+    opening each of "device", "file", "tokenizer", "weights" (upload and repacking) took, beside the
+    others; ``host_sampling`` whether whoever opened it wants tokens to be chosen by the host;
+    ``tokenizer`` is built when first asked for, so that a file without a vocabulary can still be
+    measured.
     """
 
     def __init__(
@@ -60,13 +63,14 @@ class Engine(Owner):
         session: Session,
         host_sampling: bool,
         reading: Task[Tokenizer] | None,
+        seconds: Mapping[str, float],
     ) -> None:
         self.gguf = gguf
         self.config = weights.config
         self.device = device
         self.weights = weights
         self.session = session
-        self.load_seconds = 0.0
+        self.seconds = seconds
         self.host_sampling = host_sampling
         self._reading = reading
         self._owners = ExitStack()
@@ -99,9 +103,9 @@ class Engine(Owner):
         that must run nothing yet: for `Session.prepare`. ``cache_folder`` keeps compiled kernels:
         "user" is the user's (`user_cache_folder`), None keeps none. ``ptx_files`` are folders of
         edited PTX to use and of PTX to write. ``observer`` looks at every step. No variable of the
-        environment is read. The file is checked whole, and the memory it needs against what is free, before
-        anything is allocated. Raises ModelError, and DriverError for a device that is absent or
-        fails.
+        environment is read. The file is checked whole, and the memory it needs against what is
+        free, before anything is allocated. Raises ModelError, and DriverError for a device that is
+        absent or fails; nothing stays open then, and no thread runs.
         """
         with Opening(lambda: _open_device(device, cache_folder, ptx_files)) as opening:
             # imported while the device is opened
@@ -110,8 +114,9 @@ class Engine(Owner):
             from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
             from urdir.model.memory.weights import Weights
 
-            gguf = opening.own(_open_file(path, quantize))
-            config = Config.from_gguf(gguf)
+            with opening.timed("file"):
+                gguf = opening.own(_open_file(path, quantize))
+                config = Config.from_gguf(gguf)
             context = context or default_context(config)
             check_context(config, context)
             config = config.at_context(context)
@@ -140,10 +145,11 @@ class Engine(Owner):
                     observer=observer,
                 )
             )
-            engine = cls(gguf, opened, weights, session, host_sampling, reading)
+            engine = cls(gguf, opened, weights, session, host_sampling, reading, opening.seconds)
             if meanwhile is not None:
-                meanwhile(engine)
-            engine.load_seconds = opening.uploaded()
+                with opening.timed("meanwhile"):
+                    meanwhile(engine)
+            opening.wait_for_upload()
             engine._owners = opening.hand_over()
             return engine
 
@@ -182,7 +188,7 @@ def _open_device(
 
 def _open_file(
     path: str | os.PathLike[str] | SyntheticModel | None, quantize: str | None
-) -> ModelFile:
+) -> Gguf | SafetensorsModel | SyntheticModel:
     from urdir.model.files.source import open_model
 
     if path is None or isinstance(path, str | os.PathLike):

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from urdir.driver.parallel import Task
@@ -35,19 +35,29 @@ class _Closes(Protocol):
 
 
 _Owned = TypeVar("_Owned", bound=_Closes)
+_Result = TypeVar("_Result")
 
 
 class Opening(Owner):
     """The threads of an opening, and the owners of what is open so far.
 
-    The device is opened from the start. ``close`` ends all of it, until `hand_over`.
+    The device is opened from the start. ``close`` ends all of it, until `hand_over`. ``seconds``
+    has what each part took, beside others.
     """
 
     def __init__(self, open_device: Callable[[], Device]) -> None:
+        self.seconds: dict[str, float] = {}
         self._owners = ExitStack()
-        self._device = Task(open_device, "device")
+        self._device = Task(self._timed("device", open_device), "device")
         self._owners.callback(self._close_device)
-        self._upload: Task[float] | None = None
+        self._upload: Task[None] | None = None
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Note the seconds that pass within."""
+        start = time.perf_counter()
+        yield
+        self.seconds[part] = time.perf_counter() - start
 
     def own(self, opened: _Owned) -> _Owned:
         """Close ``opened`` if the opening fails, and when the engine is closed."""
@@ -58,7 +68,7 @@ class Opening(Owner):
         """Begin to build the tokeniser of a file, which stays open until that is done."""
         from urdir.model.text.tokenizer import Tokenizer
 
-        task = Task(lambda: Tokenizer.from_gguf(gguf), "tokenizer")
+        task = Task(self._timed("tokenizer", lambda: Tokenizer.from_gguf(gguf)), "tokenizer")
         self._owners.callback(task.failed)
         return task
 
@@ -69,20 +79,15 @@ class Opening(Owner):
     def upload(self, weights: Weights, gguf: ModelFile) -> None:
         """Begin to fill ``weights``, which are owned."""
         stop = threading.Event()
-
-        def upload() -> float:
-            start = time.perf_counter()
-            weights.upload(gguf, stop)
-            return time.perf_counter() - start
-
-        self._upload = task = Task(upload, "upload")
+        work = self._timed("weights", lambda: weights.upload(gguf, stop))
+        self._upload = task = Task(work, "upload")
         self._owners.callback(task.failed)
         self._owners.callback(stop.set)
 
-    def uploaded(self) -> float:
-        """Wait until the weights are there; seconds that they took."""
+    def wait_for_upload(self) -> None:
+        """Until the weights are there."""
         assert self._upload is not None
-        return self._upload.result()
+        self._upload.result()
 
     def hand_over(self) -> ExitStack:
         """All is open: what closes it again."""
@@ -95,3 +100,10 @@ class Opening(Owner):
     def _close_device(self) -> None:
         if not self._device.failed():
             self._device.result().close()
+
+    def _timed(self, part: str, work: Callable[[], _Result]) -> Callable[[], _Result]:
+        def run() -> _Result:
+            with self.timed(part):
+                return work()
+
+        return run

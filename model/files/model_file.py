@@ -23,6 +23,3 @@ class ModelFile(Protocol):
     @property
     def architecture(self) -> str:
         """general.architecture."""
-
-    def close(self) -> None:
-        """Let go of the file; tensors that were taken before stay good."""

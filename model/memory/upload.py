@@ -1,4 +1,4 @@
-"""From a mapped file to repacked weights on the device, by several threads, through bounded staging.
+"""From a mapped file to repacked weights on the device, by threads, through bounded staging.
 
 The bytes go up in pieces. A thread takes one after the other: it copies the piece into page-locked
 memory, and queues the copy to the device and what is to be done there. It has two slots, so that it
@@ -136,7 +136,7 @@ def upload(
     progress: Callable[[int], None] = lambda nbytes: None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Bring all ``pieces``, about ``nbytes`` together, to the device, and wait until they are there.
+    """Bring all ``pieces``, about ``nbytes`` together, to the device; wait until they are there.
 
     ``progress`` is told the bytes of each. Once ``stop`` is set no further piece is taken. An error
     in any thread, or Ctrl-C, ends all of them and is raised; nothing of the staging stays.
