@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -182,8 +183,6 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
     """The settings that ``add_sampling``'s flags ask for; a seed is drawn where none is given."""
-    import secrets
-
     from urdir.model.engine.sampling import SamplingSettings
 
     return SamplingSettings(
@@ -193,5 +192,5 @@ def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
         min_p=args.min_p,
         repeat_penalty=args.repeat_penalty,
         repeat_last_n=args.repeat_last_n,
-        seed=secrets.randbits(32) if args.seed is None else args.seed,
+        seed=int.from_bytes(os.urandom(4)) if args.seed is None else args.seed,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,12 +25,13 @@ PATIENCE = 20.0  # seconds, before a test says that something does not happen
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The emulated driver of every device that the test opens. At its end no thread may be left
-    over, and no context.
+    over, and no context; turns are as long as before.
     """
     made = bindings.emulated("sm_90", total_memory=256 << 20)
     monkeypatch.setattr(bindings, "emulated", lambda target: made)
-    before = set(threading.enumerate())
+    before, turn = set(threading.enumerate()), sys.getswitchinterval()
     yield made
+    assert sys.getswitchinterval() == turn
     assert set(threading.enumerate()) <= before
     assert not made.cuDevicePrimaryCtxGetState(0)[2]  # None where there was no device
 
