@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import math
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 

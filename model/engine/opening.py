@@ -8,8 +8,9 @@
     make a session, record first graphs      upload: weights, in threads of their own
 
 Python runs one thread at a time, beside driver calls and large copies. So these begin as early as
-they can, and a thread that comes back from one gets its turn soon. Whatever fails ends the opening: threads are stopped or waited for, and what there is is
-freed, in the order opposite to that in which it was made.
+they can, and a thread that comes back from one gets its turn soon. Whatever fails ends the opening:
+threads are stopped or waited for, and what there is is freed, in the order opposite to that in
+which it was made.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def read_template(name: TemplateName) -> str:
         raise PtxgenError(f"no template {file!r} in package {package!r}") from exc
     if data is None:
         raise PtxgenError(f"package {package!r} has no __init__.py, so its {file!r} is not found")
-    return data.decode()
+    return data.decode().replace("\r\n", "\n")
 
 
 _IMPORT = re.compile(r"""\{%-?\s*(?:import|from|include)\s+["']([^"']+)["']""")
