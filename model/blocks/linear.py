@@ -121,13 +121,19 @@ class LinearLayers:
         """y = residual + scale * (x times the matrix, plus its bias); y is another buffer. Returns
         it, perhaps with the ``next_norm`` begun, None where there is none.
 
-        ``work["delta"]``, ``work["scaled"]`` and ``work["summary"]`` may be used. ``fill``: see
+        ``work["delta"]``, ``work["normed"]``, ``work["scaled"]`` and ``work["summary"]`` may be
+        used. ``fill``: see
         `CutOptions`.
         """
         if self.takes_gemm:
             delta = self.work["delta"]
             self._append_gemm(label, matrix, x, delta, Ends())
-            return self.append_sum(f"{label}.residual", matrix.rows, residual, delta, y, scale)
+            label = f"{label}.residual"
+            if next_norm is None:
+                return self.append_sum(label, matrix.rows, residual, delta, y, scale)
+            return self.append_norm_after(
+                label, matrix.rows, delta, None, residual, y, next_norm, scale
+            )
         made = Activations(y)
         begins = next_norm is not None and next_norm.is_scaled_rms
         request = replace(
@@ -213,18 +219,21 @@ class LinearLayers:
         label: str,
         cols: int,
         delta: Slice,
-        norm: NormLayer,
+        norm: NormLayer | None,
         residual: Slice,
         y: Slice,
         next_norm: NormLayer | None,
         scale: float = 1.0,
     ) -> Activations:
         """y = residual + scale * norm(delta), all (rows, cols) f32; y may be ``delta`` or
-        ``residual``. Returns it with the ``next_norm`` completed in ``work["normed"]``.
+        ``residual``. Returns it with the ``next_norm`` completed in ``work["normed"]``. Without a
+        ``norm``, delta itself; there is a ``next_norm`` then.
         """
+        of = None if norm is None else norm.norm
         then = None if next_norm is None else next_norm.norm
-        kernel = _normalise(self.rows, cols, norm.norm, residual=True, scale=scale, then=then)
-        launch = _given(weight=norm.weight, bias=norm.bias)
+        kernel = _normalise(self.rows, cols, of, residual=True, scale=scale, then=then)
+        assert norm is not None or next_norm is not None
+        launch = {} if norm is None else _given(weight=norm.weight, bias=norm.bias)
         made = Activations(y)
         if next_norm is not None:
             made = Activations(y, next_norm, normed=self.work["normed"])

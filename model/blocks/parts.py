@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
-from urdir.model.blocks.rows import Rows
+from urdir.model.blocks.rows import LastRow, Rows
 from urdir.model.families.description import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.memory.device_state import DecodeState
@@ -14,6 +14,7 @@ from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix, Weights
 from urdir.model.memory.workspace import STREAMS
+from urdir.ptxgen.kernels.gather import Gather
 from urdir.ptxgen.kernels.rescale import Rescale
 
 if TYPE_CHECKING:
@@ -64,13 +65,15 @@ class Destination:
 @dataclass(frozen=True, slots=True)
 class LayerStep:
     """One layer in one step: what its launches are appended to and made of. ``y`` is where its
-    result goes, where that is known before."""
+    result goes, where that is known before. With a ``last`` row it alone goes on after attention.
+    """
 
     plan: Plan
     parts: LayerParts
     rows: Rows
     index: int
     y: Slice | None = None
+    last: LastRow | None = None
 
     @property
     def linear(self) -> LinearLayers:
@@ -103,6 +106,18 @@ class LayerStep:
         taken = {(s.buffer, s.offset) for s in (*used, self.y) if s is not None}
         buffers = (self.work[name] for name in STREAMS)
         return next(b for b in buffers if (b.buffer, b.offset) not in taken)
+
+    @property
+    def after_attention(self) -> LayerStep:
+        """The layer for the rows that go on."""
+        return self if self.last is None else replace(self, rows=self.last.rows, last=None)
+
+    def take_last(self, label: str, x: Slice, cols: int) -> None:
+        """Make the last row of x (rows, cols) the first, where it alone goes on. The others are
+        lost."""
+        if self.last is not None:
+            kernel = Gather(cols, self.rows.count)
+            self.plan.launch(kernel, self.name(label), x=x, index=self.last.index, y=x)
 
     def finish(
         self, label: str, matrix: Matrix, x: Slice, to: Destination, *, fill: bool = False

@@ -26,6 +26,7 @@ def open_engine(
     kv_dtype: KvDtype = "f16",
     exact: bool = False,
     sequences: int = 1,
+    chunk: int | None = None,
     text: bool = False,
     meanwhile: Callable[[Engine], None] | None = None,
 ) -> Engine:
@@ -41,6 +42,7 @@ def open_engine(
         kv_dtype=kv_dtype,
         exact=exact,
         sequences=sequences,
+        chunk=chunk,
         text=text,
         cache_folder=environment.cache_dir,
         ptx_files=ptx_files(environment),

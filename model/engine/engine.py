@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -86,6 +86,7 @@ class Engine(Owner):
         kv_dtype: KvDtype = "f16",
         exact: bool = False,
         sequences: int = 1,
+        chunk: int | None = None,
         text: bool = False,
         cache_folder: Path | Literal["user"] | None = "user",
         ptx_files: PtxFiles | None = None,
@@ -98,7 +99,8 @@ class Engine(Owner):
         ``path`` is a GGUF file, any part of a split one, or a folder as transformers writes it,
         whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
         ``context`` defaults to the smaller of the model's and 4096 tokens. The cache stores
-        ``kv_dtype``; ``exact`` keeps activations in f32. With ``text`` a thread of its own
+        ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a prompt
+        (2048) are processed at once, fewer where memory is short. With ``text`` a thread of its own
         builds the tokeniser. ``meanwhile`` is called while the weights are loaded, with an engine
         that must run nothing yet: for `Session.prepare`. ``cache_folder`` keeps compiled kernels:
         "user" is the user's (`user_cache_folder`), None keeps none. ``ptx_files`` are folders of
@@ -111,7 +113,8 @@ class Engine(Owner):
             # imported while the device is opened
             from urdir.model.engine.session import Session
             from urdir.model.families.description import Config
-            from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
+            from urdir.model.memory.buckets import MOST_CHUNK
+            from urdir.model.memory.budget import SessionBudget, check_context, fitting_budget
             from urdir.model.memory.weights import Weights
 
             with opening.timed("file"):
@@ -123,7 +126,8 @@ class Engine(Owner):
             reading = opening.read_tokenizer(gguf) if text else None
             opened = opening.device()
             _announce(opened, gguf)
-            budget = SessionBudget.of(
+            session_budget = partial(
+                SessionBudget.of,
                 config,
                 context,
                 opened.properties.sm_count,
@@ -131,7 +135,13 @@ class Engine(Owner):
                 exact=exact,
                 sequences=sequences,
             )
-            MemoryPlan.of(gguf, config, budget).check(opened)
+            budget = fitting_budget(
+                gguf,
+                config,
+                opened,
+                lambda rows: session_budget(chunk=rows),
+                chunk or MOST_CHUNK,
+            )
             weights = opening.own(Weights(gguf, config, opened))
             opening.upload(weights, gguf)
             session = opening.own(
@@ -142,6 +152,7 @@ class Engine(Owner):
                     kv_dtype,
                     exact=exact,
                     sequences=sequences,
+                    chunk=budget.chunks[-1],
                     observer=observer,
                 )
             )

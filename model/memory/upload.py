@@ -21,6 +21,7 @@ import numpy.typing as npt
 from urdir.driver.launch import launch, pack
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.repack import Repack
+from urdir.ptxgen.kernels.row_powers import RowPowers
 from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.layout import Layout
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Slice
     from urdir.driver.module import LoadedKernel
     from urdir.driver.stream import Event, Stream
+    from urdir.ptxgen.spec import KernelSpec
 
 _SLOTS = 2
 #: Smaller slots cost the interpreter more than they bring, larger ones leave the cache of the CPU.
@@ -75,13 +77,8 @@ class _Band:
         return expand(self.layout.format, self.source[begin : begin + self.nbytes])
 
     def place(self, staged: Slice, stream: Stream) -> None:
-        kernel = self.loaded.kernel
-        assert isinstance(kernel, Repack)
-        planes = {
-            name: self.destination.slice(*span)
-            for name, span in kernel.regions(self.layout, self.first).items()
-        }
-        launch(self.loaded, pack(kernel, {"source": staged, **planes}), stream)
+        tiles = self.destination.slice(*self.layout.span(self.first, self.rows))
+        _launch(self.loaded, stream, source=staged, tiles=tiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +103,35 @@ class Repacking:
     """The kernels that repack matrices of some layouts; what is not compiled is, side by side."""
 
     def __init__(self, device: Device, layouts: Iterable[Layout]) -> None:
-        specs = {
-            (layout.format.name, rows, layout.cols): Repack(layout.format, rows, layout.cols)
-            for layout in layouts
-            for rows in {rows for _, rows in layout.chunks(_SLOT_BYTES)}
-        }
+        self._device = device
+        specs: dict[tuple[type[KernelSpec], str, int, int], KernelSpec] = {}
+        for layout in layouts:
+            fmt, cols = layout.format, layout.cols
+            for rows in {rows for _, rows in layout.chunks(_SLOT_BYTES)}:
+                specs[Repack, fmt.name, rows, cols] = Repack(fmt, rows, cols)
+            if fmt.has_powers:
+                specs[RowPowers, fmt.name, layout.rows, cols] = RowPowers(fmt, layout.rows, cols)
         loaded = device.load_all([*specs.values()])
         self._kernels = dict(zip(specs, loaded, strict=True))
 
     def pieces(self, layout: Layout, source: Any, destination: Slice) -> Iterator[Piece]:
         """A GGUF tensor (its bytes), to be repacked into ``destination``, which holds zeros."""
         for first, rows in layout.chunks(_SLOT_BYTES):
-            loaded = self._kernels[layout.format.name, rows, layout.cols]
+            loaded = self._kernels[Repack, layout.format.name, rows, layout.cols]
             yield _Band(loaded, layout, first, rows, source, destination)
+
+    def add_powers(self, matrices: Iterable[tuple[Layout, Slice]]) -> None:
+        """Make the row powers of matrices, all of which are there."""
+        with self._device.create_stream("row powers") as stream:
+            for layout, weights in matrices:
+                if layout.format.has_powers:
+                    key = RowPowers, layout.format.name, layout.rows, layout.cols
+                    _launch(self._kernels[key], stream, weights=weights)
+            stream.synchronize()
+
+
+def _launch(loaded: LoadedKernel, stream: Stream, **args: Slice) -> None:
+    launch(loaded, pack(loaded.kernel, args), stream)
 
 
 def vector_pieces(source: Bytes, destination: Slice) -> Iterator[Piece]:

@@ -104,12 +104,18 @@ class Weights(Owner):
         fails.
         """
         for of in self._layouts:
-            self._arena[_label(of)].fill(0)  # gaps between planes: no byte stays unwritten
+            self._arena[_label(of)].fill(0)  # padding of the last tiles
         self._upload_rope_tables(gguf)
         self._upload_positions(gguf)
         total = sum(_source_nbytes(of, gguf) for of in _kept(self.config))
+        repacking = Repacking(self._device, self._layouts.values())
+        pieces = self._pieces(gguf, repacking)
         with Progress("loading", total) as progress:
-            upload(self._device, self._pieces(gguf), total, progress=progress.advance, stop=stop)
+            upload(self._device, pieces, total, progress=progress.advance, stop=stop)
+        if stop is None or not stop.is_set():
+            repacking.add_powers(
+                (layout, self._arena[_label(of)]) for of, layout in self._layouts.items()
+            )
 
     def matrix(self, of: Linear | StoredMatrix) -> Matrix:
         """A matrix of the description, with its bias."""
@@ -129,8 +135,7 @@ class Weights(Owner):
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
         return NormLayer(of.norm, weight, bias)
 
-    def _pieces(self, gguf: ModelFile) -> Iterator[Piece]:
-        repacking = Repacking(self._device, self._layouts.values())
+    def _pieces(self, gguf: ModelFile, repacking: Repacking) -> Iterator[Piece]:
         for of in _kept(self.config):
             tensor, place = gguf.tensors[of.name], self._arena[_label(of)]
             if isinstance(of, StoredMatrix):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from urdir.model.families.description import Config
+from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
 from urdir.ptxgen.kernels.argmax import Argmax
@@ -39,7 +40,7 @@ def workspace_sizes(
     """
     most = max(rows, chunk)
     sizes = {name: 4 * width * most for name, width in _widths(config).items()}
-    few = min(rows, MAX_BATCH)
+    few = min(most, MAX_BATCH)
     sizes["scaled"] = 4 * config.hidden * few
     sizes["summary"] = 4 * 2 * ceil_div(config.hidden, SUMMARY) * few
     sizes["logits"] = 4 * config.vocab_size * rows
@@ -81,7 +82,7 @@ def _widths(config: Config) -> dict[str, int]:
 
 def _partial_sizes(config: Config, cache: CacheShape, rows: int, sm_count: int) -> dict[str, int]:
     """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows
-    (a power of two) needs in any length bucket."""
+    needs in any length bucket."""
     shapes = {
         (mixer.heads, mixer.scores, cache.layout(index))
         for index, layer in enumerate(config.layers)
@@ -91,7 +92,7 @@ def _partial_sizes(config: Config, cache: CacheShape, rows: int, sm_count: int) 
         decode_attention(heads, layout, bucket, sm_count, rows=count, scores=scores)
         for heads, scores, layout in shapes
         for bucket in length_buckets(layout.max_len)
-        for count in (1 << power for power in range(rows.bit_length()))
+        for count in row_buckets(rows)
     )
 
 

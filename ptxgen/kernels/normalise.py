@@ -18,7 +18,8 @@ MAX_COLS = 1 << 20
 
 @dataclass(frozen=True)
 class Normalise(KernelSpec):
-    """A norm of each row, and what follows it: y = (residual +) scale * norm(x).
+    """A norm of each row, and what follows it: y = (residual +) scale * norm(x). Where ``norm`` is
+    None, y = residual + scale * x, and a norm follows.
 
     With ``weight_rows`` more than 1, row r has weight and bias number r % weight_rows: heads with
     weights of their own. ``then`` is the norm of the next block, in the same launch: z = then(y),
@@ -27,7 +28,7 @@ class Normalise(KernelSpec):
 
     rows: int
     cols: int
-    norm: Norm
+    norm: Norm | None
     residual: bool = False
     scale: float = 1.0
     weight_rows: int = 1
@@ -43,17 +44,24 @@ class Normalise(KernelSpec):
             raise PtxgenError(
                 f"normalise: {self.cols} columns: at most {MAX_COLS}, as unrolled code"
             )
-        if self.weight_rows < 1 or (self.weight_rows > 1 and not self.norm.weight):
+        if self.norm is None and not (self.residual and self.then):
+            raise PtxgenError("normalise: without a norm it takes a residual and the next norm")
+        if self.weight_rows < 1 or (self.weight_rows > 1 and not self.weighted):
             raise PtxgenError(f"normalise: {self.weight_rows} rows of weights of {self.norm}")
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the first norm has weights."""
+        return self.norm is not None and self.norm.weight
 
     @property
     def params(self) -> tuple[Param, ...]:
         weights = ("cols",) if self.weight_rows == 1 else ("weight_rows", "cols")
-        matrix, then = ("rows", "cols"), self.then
+        matrix, norm, then = ("rows", "cols"), self.norm, self.then
         given = (
             (True, Param("x", "f32", matrix, Access.IN)),
-            (self.norm.weight, Param("weight", "f32", weights, Access.IN)),
-            (self.norm.bias, Param("bias", "f32", weights, Access.IN)),
+            (self.weighted, Param("weight", "f32", weights, Access.IN)),
+            (norm and norm.bias, Param("bias", "f32", weights, Access.IN)),
             (self.residual, Param("residual", "f32", matrix, Access.IN)),
             (then and then.weight, Param("next_weight", "f32", ("cols",), Access.IN)),
             (then and then.bias, Param("next_bias", "f32", ("cols",), Access.IN)),
@@ -117,7 +125,8 @@ class Normalise(KernelSpec):
             None if array is None else array.reshape(self.weight_rows, self.cols)[rows]
             for array in (inputs.get("weight"), inputs.get("bias"))
         )
-        y = self.scale * self.norm(inputs["x"], weight, bias)
+        x = inputs["x"].astype(np.float64)
+        y = self.scale * (x if self.norm is None else self.norm(inputs["x"], weight, bias))
         if self.residual:
             y += inputs["residual"]
         outputs = {"y": y.astype(np.float32)}
@@ -129,7 +138,7 @@ class Normalise(KernelSpec):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows of a layer norm have means other than 0."""
         inputs = super().make_inputs(rng)
-        if self.norm.kind == "layer":
+        if self.norm is not None and self.norm.kind == "layer":
             inputs["x"] += rng.standard_normal((self.rows, 1)).astype(np.float32)
         return inputs
 
@@ -157,6 +166,13 @@ class Normalise(KernelSpec):
             "after and before": cls(rows=2, cols=516, norm=rms, residual=True, then=fine),
             "layers after and before": cls(rows=1, cols=301, norm=layer, residual=True, then=layer),
             "other norms": cls(rows=2, cols=40, norm=plain, scale=3.0, then=Norm("layer", 1e-5)),
+            "sum and norm": cls(rows=3, cols=516, norm=None, residual=True, then=rms),
+            "scaled sum and layer norm": cls(
+                rows=2, cols=301, norm=None, residual=True, scale=0.25, then=layer
+            ),
+            "sum and norm, 16388 columns": cls(
+                rows=1, cols=16388, norm=None, residual=True, then=fine
+            ),
             "after and before, 8192 columns": cls(
                 rows=1, cols=8192, norm=layer, residual=True, then=layer
             ),

@@ -191,11 +191,26 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
 
 
 def test_a_prompt_step_normalises_once_for_several_matrices(engine: Engine) -> None:
-    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE))
+    """The sums before the later norms are in the same launches."""
+    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE, is_prompt=True))
     assert [kernel for _, kernel in layer(plan, 0)] == [
         *("normalise", "gemm", "gemm", "gemm", "rope", "kv_append", "prefill_attention"),
-        *("gemm", "add", "normalise", "gemm", "gemm", "activate", "gemm", "add"),
+        *("gemm", "normalise", "gemm", "gemm", "activate", "gemm", "normalise"),
     ]
+    # of the last layer of all but the last chunk, what later tokens attend to
+    assert [kernel for _, kernel in layer(plan, 1)] == ["gemm"] * 3 + ["rope", "kv_append"]
+    assert len(layer(plan, 0)) + len(layer(plan, 1)) + 1 == len(plan)
+
+
+def test_only_the_last_row_of_a_prompt_goes_on(engine: Engine) -> None:
+    """From the last layer's attention on, in launches of one row."""
+    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.GREEDY, is_prompt=True))
+    assert [kernel for _, kernel in layer(plan, 1)] == [
+        *("gemm", "gemm", "gemm", "rope", "kv_append", "prefill_attention"),
+        *("gather", "gather", "gemv", "gemv", "gemv"),
+    ]
+    decode = build_plan(engine.session.parts, StepShape(1, KEYS, Output.GREEDY))
+    assert [op.kernel for op in plan][-5:] == [op.kernel for op in decode][-5:]
 
 
 def test_every_edge_of_a_step_is_programmatic(engine: Engine) -> None:
