@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from urdir.model.text.tokenizer import Tokenizer
 
 
-#: How long a thread of Python may go on while others wait, in seconds. With the usual 0.005 the
-#: threads that upload wait for those that import, tokenise and plan: on an H200 an 8B model's first
-#: token came 0.1 s later.
+#: How long a thread of Python may go on while others wait, in seconds: threads that upload wait for
+#: those that import, tokenise and plan. First token of an 8B model on an H200, set for the whole
+#: process, medians of eight runs or more: 1.29 s, against 1.47 s with the usual 0.005 (and 1.49 s
+#: with 0.0005, so that some of it may be chance).
 _TURN = 1e-4
 
 
