@@ -15,8 +15,8 @@ from urdir.ptxgen.spec import LaunchShape, ceil_div
 WARPGROUP, WARPGROUP_QUERIES = 128, 64
 #: Halves of a line in shared memory: the width that wgmma's swizzling repeats in.
 LINE = 64
-#: The widest heads of each type of cache. f16 is copied; other types are converted, and what is loaded
-#: ahead for that takes registers: of wider ones, or of f32, more than there are.
+#: The widest heads of each type of cache. f16 is copied; other types are converted, and what is
+#: loaded ahead for that takes registers: of wider ones, or of f32, more than there are.
 WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128}
 #: Where the swizzling begins anew: tiles begin at multiples of it.
 ALIGNMENT = 1024
@@ -123,8 +123,8 @@ class PrefillWgmma(PromptAttention):
 
     @property
     def out_dims(self) -> int:
-        """Dims of ``out``, and so of V, of one CTA. Where the parts do not divide them, the last two
-        have some in common."""
+        """Dims of ``out``, and so of V, of one CTA. Where the parts do not divide them, the last
+        two have some in common."""
         return 16 * ceil_div(self.value_dim, 16 * self.parts)
 
     @property
