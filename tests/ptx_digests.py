@@ -29,7 +29,7 @@ from urdir.model.engine.step import build_plan
 from urdir.model.families.description import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.paper_device import paper_device
-from urdir.model.memory.budget import chunks_of, row_bucket
+from urdir.model.memory.buckets import chunks_of, row_bucket
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.spec import KernelSpec

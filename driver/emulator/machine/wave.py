@@ -140,7 +140,8 @@ class Wave:
             "movmatrix": movmatrix,
         }
         self._bound: dict[tuple[int, int], Functions] = {}
-        self._scattered: Functions | None = None
+        self._scattered: dict[int, Callable[..., Any]] = {}
+        self._gathered: dict[str, Any] = {}
 
     # ---- special registers ----
 
@@ -217,6 +218,11 @@ class Wave:
         if self.warpgroups is not None:
             self.warpgroups.clear()
 
+    def end(self) -> None:
+        """The CTAs are complete: forget the memory, which may be gone before the next ones."""
+        del self.memory.memory
+        self.arena.release()
+
     def all_flags(self) -> Array:
         """Which lanes are threads (all, but for a last warp that is not full), (lanes,) bool."""
         flags: Array = self.numbers % self.lanes_per_cta < self.threads
@@ -277,13 +283,15 @@ class Wave:
         shape = (self.lanes, int(count)) if count else (self.lanes,)
         return shape, _TYPES[element]
 
-    def scattered(self) -> Functions:
-        """The functions that take the lane numbers of any group."""
-        if self._scattered is None:
-            code = self.program.scattered[0]  # it may keep more objects than the whole one
-            space = self.common | self.program.layout.kept
-            space |= {f"R{number}": array for number, array in self.registers.items()}
-            space |= {f"S_{name}": array for name, array in self.specials.items()}
-            exec(code, space)  # the translated kernel
-            self._scattered = [space[f"g{pc}"] for pc in range(len(self.program.blocks))]
-        return self._scattered
+    def scattered(self, pc: int) -> Callable[..., Any]:
+        """A block's function that takes the lane numbers of any group."""
+        if pc not in self._scattered:
+            if not self._gathered:
+                self._gathered = dict(self.common)
+                self._gathered |= {f"R{number}": a for number, a in self.registers.items()}
+                self._gathered |= {f"S_{name}": a for name, a in self.specials.items()}
+            code = self.program.scattered(pc)  # it may keep more objects than those before
+            self._gathered |= self.program.layout.kept
+            exec(code, self._gathered)  # the translated kernel
+            self._scattered[pc] = self._gathered[f"g{pc}"]
+        return self._scattered[pc]

@@ -187,8 +187,7 @@ class WaveRun:
             if found is None:
                 return
             lanes = found
-        function = self.wave.scattered()[pc]
-        assert function is not None
+        function = self.wave.scattered(pc)
         try:
             next_pc = function(lanes.numbers())
         except AccessFault as fault:
