@@ -18,6 +18,7 @@ from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
+from urdir.ptxgen.kernels.linear.packed import pack
 from urdir.ptxgen.tools.assemble import assemble, is_available
 
 Inputs = dict[str, Any]
@@ -154,6 +155,34 @@ def test_a_row_has_the_same_bits_in_every_chunk(device: Device, fields: dict[str
     assert at == whole.rows
 
 
+# ---- packed heads ----
+
+
+# runs of 128, 64 and 32 columns; parts of heads; rows and tiles that end with zeros
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "value_dim", "rows"),
+    [(6, 2, 128, 43), (16, 2, 64, 17), (8, 4, 96, 5), (8, 8, 192, 3), (3, 1, 256, 42)],
+)
+def test_packed_heads_are_those_of_the_other_form(
+    device: Device, heads: int, kv_heads: int, value_dim: int, rows: int
+) -> None:
+    spec = prefill(heads, rows, kv_heads=kv_heads, max_len=60, value_dim=value_dim)
+    inputs = chunk(spec, 10, live=rows - 1)
+    expected = pack(run(device, spec, inputs).reshape(rows, -1))
+    packed = dataclasses.replace(spec, packs=True)
+    np.testing.assert_array_equal(run(device, packed, inputs), expected)
+
+
+@pytest.mark.parametrize(("heads", "value_dim"), [(2, 64), (16, 80), (16, 144)])
+def test_heads_that_leave_gaps_are_not_packed(heads: int, value_dim: int) -> None:
+    layout = KvLayout(1, 1, 60, 64, "f16", value_dim=value_dim)
+    with pytest.raises(PtxgenError, match=f"not {heads} heads of {value_dim}"):
+        PrefillWgmma(heads, layout, packs=True)
+    assert prompt_attention(heads, layout, 9, "sm_90a", packs=True) == PrefillWgmma(
+        heads, layout, 9
+    )
+
+
 # ---- segments of several sequences ----
 
 
@@ -257,7 +286,7 @@ def test_no_spills_and_products_run_on(
 ) -> None:
     """`assemble` fails where wgmma is serialised."""
     layout = KvLayout(4, 8, 1 << 17, head_dim, dtype, 16, 1 << 15, value_dim=value_dim)
-    spec = PrefillWgmma(56, layout, 512, scores)
+    spec = PrefillWgmma(56, layout, 512, scores, packs=value_dim % 32 == 0)
     cost = assemble(spec.ptx("sm_90a"), "sm_90a").entries[spec.name]
     assert not cost.spills
     assert spec.launch_shape.threads * cost.registers <= 65536
