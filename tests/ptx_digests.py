@@ -52,6 +52,8 @@ GPU, SMS, CONTEXT = "sm_90a", 132, 8192
 #: Sequences of a decode step, and the lengths that they may have; most steps are of short ones.
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
 KEYS = (256, CONTEXT)
+#: Tokens of a prompt step: some of them.
+PROMPTS = (8, 16, 64, 512, 2048)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 
 
@@ -103,9 +105,10 @@ def _steps(exact: bool) -> Iterator[StepShape]:
         yield StepShape(rows, KEYS[0], Output.GREEDY)
     for output in (Output.GREEDY, Output.SAMPLE, Output.LOGITS):
         yield StepShape(1, KEYS[-1], output)
-    for rows in chunks_of(exact):
-        yield StepShape(rows, KEYS[0], Output.NONE)
-    yield StepShape(chunks_of(exact)[-1], KEYS[-1], Output.NONE)
+    chunks = chunks_of(exact)
+    for rows in chunks if exact else PROMPTS:
+        yield StepShape(rows, KEYS[0], Output.GREEDY, is_prompt=True)
+    yield StepShape(chunks[-1], KEYS[-1], Output.NONE, is_prompt=True)
 
 
 def _launches(plan: Plan) -> Iterator[str]:
