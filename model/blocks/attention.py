@@ -83,9 +83,12 @@ class LayerAttention:
         plan.launch(kernel, label, **{p.name: given[p.name] for p in kernel.params})
 
 
-def incremental_attention_into(plan: Plan, at: LayerAttention, out: Region) -> None:
+def incremental_attention_into(
+    plan: Plan, at: LayerAttention, out: Region, *, packs: bool = False
+) -> bool:
     """Prepare ``at.work``'s q, k and v, append k and v to the cache and attend into ``out`` (rows,
-    heads, value_dim) f32. q and k may be overwritten.
+    heads, value_dim) f32. q and k may be overwritten. Returns whether ``out`` is packed f16
+    instead, which it is only if ``packs`` allows it.
 
     A row at position p attends to positions up to p of its sequence, as ``at.scores`` says. Works
     for every length, batch and cache; a paged cache is gathered through its block table.
@@ -94,13 +97,13 @@ def incremental_attention_into(plan: Plan, at: LayerAttention, out: Region) -> N
     if not is_fused:
         append_tokens(plan, at)
     if at.rows.is_prompt and not at.exact:
-        flash_attention_multi_head(plan, at, out)
-        return
+        return flash_attention_multi_head(plan, at, out, packs=packs)
     kernel = at.decode_kernel(at.token if is_fused else None)
     if isinstance(kernel, FlashDecodeChunk):
         flash_decoding_graphed(plan, at, kernel, out)
     else:
         at.launch(plan, kernel, at.label, out=out)
+    return False
 
 
 def flash_decoding_graphed(
@@ -116,14 +119,20 @@ def flash_decoding_graphed(
     at.launch(plan, kernel.reduce, at.label, out=out)
 
 
-def flash_attention_multi_head(plan: Plan, at: LayerAttention, out: Region) -> None:
+def flash_attention_multi_head(
+    plan: Plan, at: LayerAttention, out: Region, *, packs: bool = False
+) -> bool:
     """Causal attention of consecutive tokens of one sequence (a prompt or a chunk of one), whose
     keys and values are in the cache: tiled, on tensor cores, without a matrix of scores.
 
-    Queries are prepared already; ``out`` is (rows, heads, value_dim) f32.
+    Queries are prepared already; ``out`` is (rows, heads, value_dim) f32. Returns whether it is
+    packed f16 instead, as `incremental_attention_into` does.
     """
-    kernel = prompt_attention(at.heads, at.layout, at.rows.count, at.target, scores=at.scores)
+    kernel = prompt_attention(
+        at.heads, at.layout, at.rows.count, at.target, scores=at.scores, packs=packs
+    )
     at.launch(plan, kernel, at.label, out=out)
+    return kernel.has_packed
 
 
 def append_tokens(plan: Plan, at: LayerAttention) -> None:

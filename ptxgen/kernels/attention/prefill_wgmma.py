@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.spec import LaunchShape, ceil_div
+from urdir.ptxgen.kernels.linear.packed import GROUP, pack, packed_shape
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.layout import TILE_COLS, UNIT
 
 #: Threads of a warpgroup, and the queries that it multiplies: the height of a wgmma.
 WARPGROUP, WARPGROUP_QUERIES = 128, 64
@@ -73,7 +76,12 @@ class PrefillWgmma(PromptAttention):
 
     See PromptAttention; for most caches and heads of 64 to 256 values (`serves`). FlashAttention-3
     (Shah et al. 2024, arXiv 2407.08608) without tensor maps: a cache is gathered row by row.
+
+    ``packs``: ``out`` is f16, all heads of a row one activation vector as `packed` has them
+    (`can_pack`).
     """
+
+    packs: bool = False
 
     name = "prefill_wgmma"
     template = ("urdir.templates", "prefill_wgmma.ptx.j2")
@@ -85,12 +93,38 @@ class PrefillWgmma(PromptAttention):
                 f"attention on wgmma takes heads of 64 to {WIDEST} values, a multiple of 16: not "
                 f"{self.layout.dtype}, head_dim {self.head_dim}, value_dim {self.value_dim}"
             )
+        if self.packs and not self.can_pack:
+            raise PtxgenError(f"attention of {self.rows} rows and {self.heads} heads, packed")
 
     @staticmethod
     def serves(layout: KvLayout) -> bool:
         """Whether the kernel exists for a cache."""
         dims, widest = (layout.head_dim, layout.values_per_head), WIDEST.get(layout.dtype, 0)
         return all(64 <= dim <= widest and dim % 16 == 0 for dim in dims)
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether rows are whole groups and vectors whole tiles, and heads whole units."""
+        cols = self.heads * self.value_dim
+        whole = self.rows % GROUP == 0 and cols % TILE_COLS == 0
+        return whole and self.value_dim % UNIT == 0 and self.out_dims % UNIT == 0
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        *given, out = super().params
+        if self.packs:
+            shape = packed_shape(self.rows, self.heads * self.value_dim)
+            out = Param("out", "f16", shape, Access.OUT)
+        return (*given, out)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Packed, the result and the reference are rounded to f16 once more."""
+        return Tolerance(rtol=super().tolerance.rtol + (2 * 2**-11 if self.packs else 0))
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        out = self.attend(inputs)
+        return {"out": pack(out.reshape(self.rows, -1)) if self.packs else out}
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -185,4 +219,8 @@ class PrefillWgmma(PromptAttention):
             "ring of pages": cls(
                 2, KvLayout(2, 1, 640, 64, "f16", 16, 36, capacity=256), 50, Scores(window=130)
             ),
+            "packed": cls(2, KvLayout(2, 1, 90, 128, "f16"), 24, packs=True),
+            "packed, head_dim 64": cls(12, KvLayout(1, 4, 60, 64, "f16"), 16, packs=True),
+            "packed, head_dim 96": cls(8, KvLayout(1, 8, 60, 96, "bf16"), 8, packs=True),
+            "packed, head_dim 192": cls(4, KvLayout(1, 2, 40, 192, "f16"), 8, packs=True),
         }

@@ -47,6 +47,11 @@ class PromptAttention(AttentionSpec):
         )
 
     @property
+    def has_packed(self) -> bool:
+        """Whether ``out`` is packed f16."""
+        return self.param("out").dtype == "f16"
+
+    @property
     def queries(self) -> int:
         """Queries of a tile: pairs of a row and one of the heads that share a KV head."""
         raise NotImplementedError
