@@ -19,6 +19,7 @@ from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
+from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Region
     from urdir.driver.plan import Plan
     from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
+    from urdir.ptxgen.kernels.attention.prompt import PromptAttention
     from urdir.ptxgen.spec import KernelSpec
 
 
@@ -77,6 +79,21 @@ class LayerAttention:
             token=token,
         )
 
+    def prompt_kernel(self, packs: bool) -> PromptAttention:
+        """The kernel of prompts; it leaves packed heads where it can and ``packs`` asks for it."""
+        rows, scores = self.rows.count, self.scores
+        return prompt_attention(
+            self.heads, self.layout, rows, self.target, scores=scores, packs=packs
+        )
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether heads can be left as the packed activations of the next product."""
+        if not self.rows.is_prompt or self.exact:
+            return False
+        kernel = self.prompt_kernel(packs=True)
+        return isinstance(kernel, PrefillWgmma) and kernel.packs
+
     def launch(self, plan: Plan, kernel: KernelSpec, label: str, **outputs: Region) -> None:
         """Append a launch of ``kernel``, which takes what it needs of all that is here by name."""
         given = {**self.work, **self.caches, **self.rows.arguments, **self.constants, **outputs}
@@ -85,10 +102,10 @@ class LayerAttention:
 
 def incremental_attention_into(
     plan: Plan, at: LayerAttention, out: Region, *, packs: bool = False
-) -> bool:
+) -> None:
     """Prepare ``at.work``'s q, k and v, append k and v to the cache and attend into ``out`` (rows,
-    heads, value_dim) f32. q and k may be overwritten. Returns whether ``out`` is packed f16
-    instead, which it is only if ``packs`` allows it.
+    heads, value_dim) f32. q and k may be overwritten. With ``packs`` (only where `at.can_pack`) the
+    output is packed for the next product.
 
     A row at position p attends to positions up to p of its sequence, as ``at.scores`` says. Works
     for every length, batch and cache; a paged cache is gathered through its block table.
@@ -97,13 +114,13 @@ def incremental_attention_into(
     if not is_fused:
         append_tokens(plan, at)
     if at.rows.is_prompt and not at.exact:
-        return flash_attention_multi_head(plan, at, out, packs=packs)
+        flash_attention_multi_head(plan, at, out, packs=packs)
+        return
     kernel = at.decode_kernel(at.token if is_fused else None)
     if isinstance(kernel, FlashDecodeChunk):
         flash_decoding_graphed(plan, at, kernel, out)
     else:
         at.launch(plan, kernel, at.label, out=out)
-    return False
 
 
 def flash_decoding_graphed(
@@ -121,28 +138,26 @@ def flash_decoding_graphed(
 
 def flash_attention_multi_head(
     plan: Plan, at: LayerAttention, out: Region, *, packs: bool = False
-) -> bool:
+) -> None:
     """Causal attention of consecutive tokens of one sequence (a prompt or a chunk of one), whose
     keys and values are in the cache: tiled, on tensor cores, without a matrix of scores.
 
-    Queries are prepared already; ``out`` is (rows, heads, value_dim) f32. Returns whether it is
-    packed f16 instead, as `incremental_attention_into` does.
+    Queries are prepared already; ``out`` is (rows, heads, value_dim) f32, or packed: see
+    `incremental_attention_into`.
     """
-    kernel = prompt_attention(
-        at.heads, at.layout, at.rows.count, at.target, scores=at.scores, packs=packs
-    )
-    at.launch(plan, kernel, at.label, out=out)
-    return kernel.has_packed
+    kernel = at.prompt_kernel(packs)
+    region = out.slice(0, kernel.nbytes(kernel.param("out"))) if packs else out
+    at.launch(plan, kernel, at.label, out=region)
 
 
 def append_tokens(plan: Plan, at: LayerAttention) -> None:
     """Prepare ``at.work``'s q in place, where there is something to do; prepare and append k and v,
-    where the layer has a cache of its own. Norms over rows leave k changed, too."""
+    where the layer has a cache of its own. Norms over rows change k in place, too."""
     token = at.token
     if token.qk_norm and token.norms_rows:
         _norm_rows(plan, at, token.qk_norm)
         token = replace(token, qk_norm=None, qk_norm_over="head")
-    if token.appends or token != OwnToken(appends=False):
+    if token != OwnToken(appends=False):
         kernel = PrepareTokens(at.heads, at.layout, at.rows.count, token)
         at.launch(plan, kernel, f"{at.label}.tokens")
 

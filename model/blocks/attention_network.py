@@ -17,9 +17,8 @@ from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.attention.choice import fills_sms
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
-from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
-from urdir.ptxgen.kernels.linear.choice import fills_sms
 from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
@@ -31,14 +30,15 @@ def append_attention(
 ) -> Activations:
     """O (attention of the norm of x), gated where there is a gate."""
     attention = _append_heads(at, mixer, x, norm)
-    heads, matrix = at.work["heads"], at.matrix(mixer.o)
-    # a gate and the choice of the last row take f32
-    packs = mixer.gate is None and at.last is None and at.linear.packs(matrix)
-    is_packed = incremental_attention_into(at.plan, attention, heads, packs=packs)
+    matrix, packs = at.matrix(mixer.o), False
+    if mixer.gate is None and at.last is None:
+        packs = at.linear.packs(matrix) and attention.can_pack
+    heads = at.work["packed" if packs else "heads"]
+    incremental_attention_into(at.plan, attention, heads, packs=packs)
     if mixer.gate is not None:
         _append_gate(at, mixer, mixer.gate)
     if at.last is not None:
-        at.take_last("attention.last_row", heads, mixer.output_width)
+        at.take_last("attention.last_row", at.work["heads"], mixer.output_width)
         if to.residual is not None:
             at.take_last("last_row", to.residual, at.parts.config.hidden)
         at = at.after_attention
@@ -46,8 +46,8 @@ def append_attention(
         assert mixer.o.bias is None
         to = replace(to, scale=to.scale * mixer.value_scale)
     fill = fills_sms(at.rows.keys)
-    x = Activations(heads, packed=heads if is_packed else None)
-    return at.finish("attn_output", matrix, x, to, fill=fill)
+    made = Activations(heads, packed=heads if packs else None)
+    return at.finish("attn_output", matrix, made, to, fill=fill)
 
 
 def append_keys(at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None) -> None:

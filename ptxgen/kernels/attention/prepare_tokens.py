@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +140,15 @@ class PrepareTokens(KernelSpec):
         whole = self.slots(name) * self.eights(name) == 32 * self.warps
         return not whole or self.counts[name] % (self.slots(name) * self.rounds(name)) > 0
 
+    def heads_at_once(self, names: Sequence[str]) -> int:
+        """The most heads of these kinds that a thread has in registers."""
+        return max((min(2, self.rounds(n)) for n in names if n in self.counts), default=0)
+
+    @property
+    def ragged_rounds(self) -> int:
+        """The same of the kinds of which some threads have none."""
+        return self.heads_at_once([name for name in self.counts if self.is_ragged(name)])
+
     def norm(self, name: str) -> Norm | None:
         """The norm of such heads."""
         return self.token.v_norm if name == "v" else self.token.qk_norm
@@ -203,7 +212,7 @@ class PrepareTokens(KernelSpec):
             return inputs
         for name, cache in layout.caches.items():
             lengths = [min(layout.max_len, 64)] * layout.sequences
-            inputs[name] = cache.random_cache(rng, lengths, table)
+            inputs[name] = cache.random_cache(rng, lengths, table, byte=0)
             # what the cache holds exactly, where something is computed: no error of that decides a
             # rounding
             heads = name[0]
