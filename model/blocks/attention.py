@@ -18,8 +18,8 @@ from urdir.ptxgen.kernels.attention.choice import decode_attention, prompt_atten
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
-from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
+from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise

@@ -19,6 +19,7 @@ from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.attention.choice import fills_sms
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:

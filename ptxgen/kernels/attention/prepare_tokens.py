@@ -32,8 +32,8 @@ class PrepareTokens(KernelSpec):
     """Does to the rows' queries, keys and values what ``token`` says: queries in place, keys and
     values into the caches.
 
-    Row r is token ``position[r]`` of sequence ``sequence[r]``. The cache's rounding is the layout's.
-    A position from ``max_len`` on is an idle row, of which nothing is written. Rows must be
+    Row r is token ``position[r]`` of sequence ``sequence[r]``. Rounding is the layout's. A position
+    from ``max_len`` on is an idle row, of which nothing is written. Rows must be
     different tokens (in a ring: of different slots), none of them in a page that sequences share.
 
     Queries are no parameter where nothing happens to them; keys and values are none where the token
@@ -163,7 +163,9 @@ class PrepareTokens(KernelSpec):
     def turns_eights(self) -> bool:
         """Whether a thread's eight values are turned alike, with eight others or among themselves."""
         rope = self.token.rope
-        return rope is not None and rope.rotary_dim % (8 if rope.style == "interleaved" else 16) == 0
+        return (
+            rope is not None and rope.rotary_dim % (8 if rope.style == "interleaved" else 16) == 0
+        )
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -245,7 +247,6 @@ class PrepareTokens(KernelSpec):
         whole, part = Rotation(128, "half"), Rotation(32, "half", 1.2)
         turned = OwnToken(Rotation(64, "interleaved"))
         weightless = Norm("rms", 1e-5, weight=False)
-        cold = Temperature(0.1, 8192, 1)
         return {
             # appended as they are
             "head_dim 8 f32": cls(1, KvLayout(1, 1, 1, 8, "f32")),
@@ -300,7 +301,10 @@ class PrepareTokens(KernelSpec):
             ),
             "norm alone": cls(2, KvLayout(1, 1, 9, 64, "f16"), 2, OwnToken(None, QK_NORM)),
             "temperature": cls(
-                2, KvLayout(1, 1, 90, 48, "f32"), 3, OwnToken(Rotation(40, "half"), temperature=cold)
+                2,
+                KvLayout(1, 1, 90, 48, "f32"),
+                3,
+                OwnToken(Rotation(40, "half"), temperature=cold),
             ),
             "temperature alone": cls(
                 1, KvLayout(1, 1, 5000, 32, "f16"), 3, OwnToken(temperature=Temperature(0.2, 100))
@@ -309,9 +313,7 @@ class PrepareTokens(KernelSpec):
                 6,
                 KvLayout(2, 2, 70, 96, "q8_0"),
                 3,
-                OwnToken(
-                    Rotation(96, "interleaved", 1.3), QK_NORM, V_NORM, Temperature(0.5, 8, 1)
-                ),
+                OwnToken(Rotation(96, "interleaved", 1.3), QK_NORM, V_NORM, Temperature(0.5, 8, 1)),
             ),
             "queries alone": cls(
                 2, KvLayout(1, 2, 30, 320, "f16"), 2, OwnToken(part, weightless, appends=False)
