@@ -161,11 +161,10 @@ class PrepareTokens(KernelSpec):
 
     @property
     def turns_eights(self) -> bool:
-        """Whether a thread's eight values are turned alike, with eight others or among themselves."""
-        rope = self.token.rope
-        return (
-            rope is not None and rope.rotary_dim % (8 if rope.style == "interleaved" else 16) == 0
-        )
+        """Whether a thread's eight values are turned alike, with eight others or each other."""
+        if (rope := self.token.rope) is None:
+            return False
+        return rope.rotary_dim % (8 if rope.style == "interleaved" else 16) == 0
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -304,7 +303,7 @@ class PrepareTokens(KernelSpec):
                 2,
                 KvLayout(1, 1, 90, 48, "f32"),
                 3,
-                OwnToken(Rotation(40, "half"), temperature=cold),
+                OwnToken(Rotation(40, "half"), temperature=Temperature(0.1, 8192, 1)),
             ),
             "temperature alone": cls(
                 1, KvLayout(1, 1, 5000, 32, "f16"), 3, OwnToken(temperature=Temperature(0.2, 100))
