@@ -320,7 +320,7 @@ class ExpertLayers:
         selection, matrix, down = mixture.selection, product.matrix, product.name == "down"
         computed = None if norm is None or down or is_first(norm.norm) else norm.norm
         return _small_fitted(
-            self._shares(larger=not down),
+            shared=self.linear.limits.shared_per_cta,
             format=matrix.format,
             experts=selection.experts,
             used=selection.used,
@@ -480,18 +480,15 @@ def _fitted(kind: type[_Kernel], shares: tuple[Share, ...], **fields: Any) -> _K
 
 
 @lru_cache(maxsize=256)
-def _small_fitted(shares: tuple[Share, ...], **fields: Any) -> ExpertsGemmSmall | None:
-    """The kernel with the first share that it fits in; if need be, with columns in parts."""
+def _small_fitted(**fields: Any) -> ExpertsGemmSmall | None:
+    """The kernel, if need be with columns in parts; None where it does not fit."""
     for parts in range(1, MAX_USED // fields["used"] + 1 if fields["down"] else 2):
-        for most, least, resident in shares:
-            try:
-                kernel = ExpertsGemmSmall(
-                    shared=most, least_shared=least, resident=resident, parts=parts, **fields
-                )
-            except PtxgenError:
-                continue
-            if kernel.fits:
-                return kernel
+        try:
+            kernel = ExpertsGemmSmall(parts=parts, **fields)
+        except PtxgenError:
+            continue
+        if kernel.fits:
+            return kernel
     return None
 
 

@@ -155,11 +155,6 @@ class ExpertsGemmSmall(KernelSpec):
         return self.used * self.parts
 
     @property
-    def x_rows(self) -> int:
-        """Rows of x."""
-        return self.pairs if self.down else self.batch
-
-    @property
     def quartets(self) -> int:
         """Quartets of any choice, at most."""
         return most_tiles(self.batch, self.experts, self.used, QUARTET)
@@ -238,8 +233,8 @@ class ExpertsGemmSmall(KernelSpec):
 
     @property
     def list_nbytes(self) -> int:
-        """Bytes of the quartets, eight each, after their number."""
-        return 16 + 8 * self.quartets
+        """Bytes of the quartets, eight each, after how many those of each 32 experts are."""
+        return 64 + 8 * self.quartets
 
     @property
     def ring_nbytes(self) -> int:
@@ -282,7 +277,7 @@ class ExpertsGemmSmall(KernelSpec):
 
     @property
     def list_at(self) -> int:
-        """Where the number of quartets is; they follow 16 bytes further."""
+        """Where the list of quartets begins."""
         return self.squares_at + self.square_nbytes
 
     # ---- a kernel ----
@@ -294,7 +289,8 @@ class ExpertsGemmSmall(KernelSpec):
         params.append(Param("expert", "u32", ("batch", "used"), Access.IN))
         if self.weighted:
             params.append(Param("weight", "f32", ("batch", "used"), Access.IN))
-        params.append(Param("x", "f32", ("x_rows", "cols"), Access.IN))
+        of_pairs = ("used",) if self.down else ()
+        params.append(Param("x", "f32", ("batch", *of_pairs, "cols"), Access.IN))
         if self.scales_x:
             params.append(Param("norm", "f32", ("cols",), Access.IN))
         for name in ("bias", "up_bias")[: self.pair]:
