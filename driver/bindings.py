@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from urdir.driver.emulator.properties import DEFAULT_TARGET
 from urdir.driver.errors import CudaError, DriverTooOldError, NoDriverError
 
 #: The first driver line that implements CUDA 13, and its version as cuDriverGetVersion counts.
@@ -71,7 +72,7 @@ def real() -> GuardedApi:
     return GuardedApi()
 
 
-def emulated(target: str = "sm_90", **options: Any) -> Any:
+def emulated(target: str = DEFAULT_TARGET, **options: Any) -> Any:
     """A new emulated driver with one device that poses as ``target``; see `emulator.api.Api`."""
     _import_bindings()  # the emulator takes enums and structs from it; says so where it is missing
     from urdir.driver.emulator.api import Api

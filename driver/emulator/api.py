@@ -20,7 +20,7 @@ from urdir.driver.emulator import (
 from urdir.driver.emulator.dispatch import bind
 from urdir.driver.emulator.machine.races import RaceDetector
 from urdir.driver.emulator.machine.watch import Watch
-from urdir.driver.emulator.properties import DeviceProperties
+from urdir.driver.emulator.properties import DEFAULT_TARGET, DeviceProperties
 from urdir.driver.emulator.state import Driver
 
 _MODULES: tuple[ModuleType, ...] = (
@@ -46,8 +46,9 @@ class Api:
     """An emulated driver with one device; two of them share nothing.
 
     Functions, enums, structs and handle types have the names of ``cuda.bindings.driver``.
-    ``target`` is what the device poses as ("sm_90"), ``total_memory`` its memory in bytes, ``seed``
-    that of every order that CUDA leaves open, ``driver_version`` what cuDriverGetVersion says.
+    ``target`` is what the device poses as ("sm_90a"), ``total_memory`` its memory in bytes,
+    ``seed`` that of every order that CUDA leaves open, ``driver_version`` what cuDriverGetVersion
+    says.
     With ``sanitize`` every kernel runs under the sanitizer (see `machine.races`), several times
     slower: a race, or a barrier that not all threads reach together, is a fault of the kernel.
     ``watch`` makes a watcher of one's own for each launch, from the kernel's name.
@@ -59,7 +60,7 @@ class Api:
 
     def __init__(
         self,
-        target: str = "sm_90",
+        target: str = DEFAULT_TARGET,
         sm_count: int = 4,
         total_memory: int = 8 << 30,
         seed: int = 0,

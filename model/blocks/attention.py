@@ -14,12 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.rows import Rows
-from urdir.ptxgen.kernels.attention.choice import decode_attention
+from urdir.ptxgen.kernels.attention.choice import decode_attention, prompt_attention
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
-from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
@@ -47,6 +46,8 @@ class LayerAttention:
     ``turns_table``), ``q_norm`` and ``k_norm`` (head_dim,), or as `OwnToken` says, ``sinks``
     (heads,), all f32.
 
+    ``sm_count`` and the native ``target`` are the device's, by which kernels are chosen.
+
     ``exact`` keeps activations f32. Without ``fused``, the tokens of decode rows are prepared and
     appended by launches of their own, with the same result.
     """
@@ -58,6 +59,7 @@ class LayerAttention:
     rows: Rows
     work: Mapping[str, Region]
     sm_count: int
+    target: str
     scores: Scores = PLAIN
     token: OwnToken = PLAIN_TOKEN
     constants: Mapping[str, Region] = field(default_factory=dict)
@@ -121,7 +123,7 @@ def flash_attention_multi_head(plan: Plan, at: LayerAttention, out: Region) -> N
 
     Queries are prepared already; ``out`` is (rows, heads, value_dim) f32.
     """
-    kernel = PrefillAttention(at.heads, at.layout, at.rows.count, at.scores)
+    kernel = prompt_attention(at.heads, at.layout, at.rows.count, at.target, scores=at.scores)
     at.launch(plan, kernel, at.label, out=out)
 
 

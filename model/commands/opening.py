@@ -24,6 +24,7 @@ def open_engine(
     kv_dtype: KvDtype = "f16",
     exact: bool = False,
     sequences: int = 1,
+    chunk: int | None = None,
     text: bool = False,
 ) -> Engine:
     """`Engine.open` with what ``--device`` and the environment say about the rest."""
@@ -38,6 +39,7 @@ def open_engine(
         kv_dtype=kv_dtype,
         exact=exact,
         sequences=sequences,
+        chunk=chunk,
         text=text,
         cache_folder=environment.cache_dir,
         ptx_files=ptx_files(environment),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,36 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         _check_bounds(value, low, high)
         return value
+
+    return parse
+
+
+#: first-last, first-last+step or first-last*factor
+_RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
+
+
+def number_list(low: int) -> Callable[[str], tuple[int, ...]]:
+    """An argparse type: whole numbers from ``low`` on between commas, and ranges as llama-bench
+    takes them: 1-4, 16-64+16, 16-256*2."""
+    number = whole_number(low)
+
+    def parse(text: str) -> tuple[int, ...]:
+        found: list[int] = []
+        for part in text.split(","):
+            if (match := _RANGE.fullmatch(part)) is None:
+                found.append(number(part))
+                continue
+            first, last, by = number(match[1]), number(match[2]), int(match[4] or 1)
+            if (
+                first > last
+                or by < (2 if match[3] == "*" else 1)
+                or (match[3] == "*" and not first)
+            ):
+                raise argparse.ArgumentTypeError(f"{part!r} is a range without an end")
+            while first <= last:
+                found.append(first)
+                first = first * by if match[3] == "*" else first + by
+        return tuple(found)
 
     return parse
 

@@ -7,7 +7,7 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,8 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.files.model_file import ModelFile
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.source import open_model
-from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
+from urdir.model.memory.buckets import MOST_CHUNK
+from urdir.model.memory.budget import SessionBudget, check_context, fitting_budget
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner
 from urdir.model.text.tokenizer import Tokenizer
@@ -85,6 +86,7 @@ class Engine(Owner):
         kv_dtype: KvDtype = "f16",
         exact: bool = False,
         sequences: int = 1,
+        chunk: int | None = None,
         text: bool = False,
         cache_folder: Path | Literal["user"] | None = "user",
         ptx_files: PtxFiles | None = None,
@@ -96,7 +98,8 @@ class Engine(Owner):
         ``path`` is a GGUF file, any part of a split one, or a folder as transformers writes it,
         whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
         ``context`` defaults to the smaller of the model's and 4096 tokens. The cache stores
-        ``kv_dtype``; ``exact`` keeps activations in f32. With ``text`` a thread of its own
+        ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a prompt
+        (2048) are processed at once, fewer where memory is short. With ``text`` a thread of its own
         builds the tokeniser. ``cache_folder`` keeps compiled kernels: "user" is the user's
         (`user_cache_folder`), None keeps none. ``ptx_files`` are folders of edited PTX to
         use and of PTX to write. ``observer`` looks at every step. No variable of the environment
@@ -121,7 +124,8 @@ class Engine(Owner):
                 Device.open(device, cache_folder=folder, ptx_files=ptx_files)
             )
             _announce(opened, gguf)
-            budget = SessionBudget.of(
+            session_budget = partial(
+                SessionBudget.of,
                 config,
                 context,
                 opened.properties.sm_count,
@@ -129,7 +133,13 @@ class Engine(Owner):
                 exact=exact,
                 sequences=sequences,
             )
-            MemoryPlan.of(gguf, config, budget).check(opened)
+            budget = fitting_budget(
+                gguf,
+                config,
+                opened,
+                lambda rows: session_budget(chunk=rows),
+                chunk or MOST_CHUNK,
+            )
             start = time.perf_counter()
             weights = owners.enter_context(Weights.load(gguf, config, opened))
             seconds = time.perf_counter() - start
@@ -141,6 +151,7 @@ class Engine(Owner):
                     kv_dtype,
                     exact=exact,
                     sequences=sequences,
+                    chunk=budget.chunks[-1],
                     observer=observer,
                 )
             )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.kernels.repack import Repack
+from urdir.ptxgen.kernels.row_powers import RowPowers
 from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.layout import Layout
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Slice
     from urdir.driver.stream import Event
+    from urdir.ptxgen.spec import KernelSpec
 
 _SLOTS = 2
 _SLOT_BYTES = 32 << 20
@@ -35,7 +37,8 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Uploader:
-    """Copies chunks into pinned memory, on to the device, and repacks them there.
+    """Copies chunks into pinned memory, on to the device, and repacks them there. Where all of a
+    matrix is repacked, its row powers are made.
 
     Two slots take turns, so that the host fills one while the device works on the other. A context
     manager; leaving it waits for the last chunk.
@@ -53,18 +56,20 @@ class Uploader:
 
     def matrix(self, layout: Layout, source: Bytes, destination: Slice) -> None:
         """Queue a GGUF tensor (its bytes) to be repacked into ``destination``."""
-        destination.fill(0, self._stream)  # gaps between planes: no byte stays unwritten
+        destination.fill(0, self._stream)  # padding of the last tiles
         row_nbytes = layout.source_row_nbytes
         for first, rows in layout.chunks(_SLOT_BYTES):
             kernel = Repack(layout.format, rows, layout.cols)
-            planes = {
-                name: destination.slice(*span)
-                for name, span in kernel.regions(layout, first).items()
-            }
+            tiles = destination.slice(*layout.span(first, rows))
             chunk = expand(layout.format, source[first * row_nbytes : (first + rows) * row_nbytes])
             with self._stage(chunk) as staged:
-                args = pack(kernel, {"source": staged, **planes})
-                launch(self._device.load(kernel), args, self._stream)
+                self._launch(kernel, source=staged, tiles=tiles)
+        if layout.format.has_powers:
+            powers = RowPowers(layout.format, layout.rows, layout.cols)
+            self._launch(powers, weights=destination)
+
+    def _launch(self, kernel: KernelSpec, **args: Slice) -> None:
+        launch(self._device.load(kernel), pack(kernel, args), self._stream)
 
     def vector(self, source: Bytes, destination: Slice) -> None:
         """Queue a tensor that is kept as it is in the file."""

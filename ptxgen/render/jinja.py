@@ -29,6 +29,11 @@ def f32(value: float) -> str:
     return "0f" + struct.pack(">f", value).hex().upper()
 
 
+def f16x2(value: float) -> str:
+    """The bits of a number as f16, twice: ``0x3C003C00``."""
+    return "0x" + 2 * struct.pack(">e", value).hex().upper()
+
+
 @functools.lru_cache(maxsize=1 << 12)
 def once(macro: Callable[..., str], *args: Hashable) -> str:
     """The text of a macro for ``args``, rendered once a process, for what many kernels share.
@@ -53,7 +58,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
     )
-    env.globals |= {"f32": f32, "once": once}
+    env.globals |= {"f16x2": f16x2, "f32": f32, "once": once}
     return env
 
 

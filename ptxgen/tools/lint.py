@@ -54,10 +54,13 @@ class Finding:
         return f"line {self.line}: {self.rule}: {self.message}"
 
 
-def lint(text: str) -> tuple[Finding, ...]:
-    """All findings in a PTX text, by line; text that does not parse has one, of rule "syntax"."""
+def lint(text: str, parse: Callable[[str], ptx.Module] = ptx.parse) -> tuple[Finding, ...]:
+    """All findings in a PTX text, by line; text that does not parse has one, of rule "syntax".
+
+    ``parse`` is `ptx.parse`, or one that remembers what it has parsed.
+    """
     try:
-        module = ptx.parse(text)
+        module = parse(text)
     except ptx.PtxSyntaxError as exc:
         return (Finding(exc.line, "syntax", f"{exc.reason}: {exc.text}"),)
     lines = text.split("\n")

@@ -339,7 +339,7 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         Gemv(FORMATS["Q4_K"], 5, 512, activations="i16", tiles_each=2, groups=1),
         [("min.u32 %tile_number, %ahead_band, 0;", "mov.u32 %tile_number, %ahead_band;")] * 3,
         CudaError,
-        r"\(@%shared0_has cp.async.cg.shared.global.*out-of-bounds load, 16 bytes.*"
+        r"\(@%rest_has cp.async.cg.shared.global.*out-of-bounds load, 16 bytes.*"
         r"hint: is the tail guarded",
     ),
     "rows beyond the last": (

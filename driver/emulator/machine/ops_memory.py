@@ -193,7 +193,7 @@ def _atom(e: Emitter, m: re.Match[str]) -> None:
 @operation(r"prefetch\.(?:global\.)?L[12](?:::evict_\w+)?")
 @operation(r"prefetchu\.L1")
 @operation(r"applypriority\.global\.L2::evict_normal|discard\.global\.L2")
-@operation(r"pmevent(?:\.mask)?|setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")
+@operation(r"pmevent(?:\.mask)?")
 def _no_effect(e: Emitter, m: re.Match[str]) -> None:
     """Lanes of the emulator see every store at once; only a watcher is told of fences."""
     if e.instruction.parts[0] in ("fence", "membar"):
