@@ -207,7 +207,7 @@ class ExpertsGemmSmall(KernelSpec):
     @property
     def slot_nbytes(self) -> int:
         """Bytes of a slot of a ring."""
-        return ceil_div(self.tile.nbytes, self.tile.alignment) * self.tile.alignment
+        return ceil_div(self.whole.tile_nbytes, self.tile.alignment) * self.tile.alignment
 
     @property
     def block_nbytes(self) -> int:
