@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -213,8 +214,6 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
     """The settings that ``add_sampling``'s flags ask for; a seed is drawn where none is given."""
-    import secrets
-
     from urdir.model.engine.sampling import SamplingSettings
 
     return SamplingSettings(
@@ -224,5 +223,5 @@ def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
         min_p=args.min_p,
         repeat_penalty=args.repeat_penalty,
         repeat_last_n=args.repeat_last_n,
-        seed=secrets.randbits(32) if args.seed is None else args.seed,
+        seed=int.from_bytes(os.urandom(4)) if args.seed is None else args.seed,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from urdir.driver import execute
@@ -62,6 +62,19 @@ class Steps(Owner):
             work = self._begun.pop(shape, None) or self._recording(shape)
             found = self._graphs[shape] = execute.completed(work)
         return found
+
+    def record(self, shapes: Iterable[StepShape]) -> None:
+        """Make the graphs of several shapes; kernels that are not compiled are, side by side.
+
+        With an observer there are none, but the plans and their kernels. Raises DriverError.
+        """
+        shapes = [shape for shape in dict.fromkeys(shapes) if shape not in self._bound]
+        plans = [execute.completed(building(self.parts, shape)) for shape in shapes]
+        self.parts.device.load_all([kernel for plan in plans for kernel in plan.kernels()])
+        for shape, plan in zip(shapes, plans, strict=True):
+            self._bound[shape] = execute.bind(plan, self.parts.device)
+            if self.observer is None:
+                self.graph(shape)
 
     def is_recorded(self, shape: StepShape) -> bool:
         """True where a launch of the shape takes no preparation."""

@@ -164,6 +164,21 @@ class Session(Owner):
             self.steps.launch(shape, self._stream)
             sequence.process(stop)
 
+    def prepare(self, tokens: int, output: Output) -> None:
+        """Record the graphs that one sequence needs for a prompt of so many tokens and for the
+        first token after it. Nothing runs: the weights need not be there yet. Raises DriverError.
+        """
+        known, length = min(max(tokens, 1), self.context), 0
+        shapes = []
+        while length < known - self.shapes.chunks[-1]:
+            shape, length = self.shapes.prompt(length, known - 1)
+            shapes.append(shape)
+        if known - length > 1:
+            shapes.append(self.shapes.prompt(length, known, output)[0])
+        else:
+            shapes.append(self.shapes.decode(1, known, output))
+        self.steps.record(shapes)
+
     def set_sampling(self, settings: SamplingSettings, sequence: int = 0) -> None:
         """How tokens of a sequence are drawn from now on, by steps whose output is SAMPLE."""
         self.sequences[sequence].settings = settings

@@ -7,7 +7,6 @@ Jinja, but neither numpy nor the kernels.
 from __future__ import annotations
 
 import functools
-import importlib.resources
 import shutil
 import struct
 from collections.abc import Callable, Hashable, MutableMapping
@@ -79,7 +78,9 @@ def write_modules(folder: Path = COMPILED) -> int:
 
 def template_names() -> list[str]:
     """The files of all templates of urdir, shared macros included."""
-    files = importlib.resources.files(_TEMPLATES).iterdir()
+    from importlib import resources  # for tools; a start does without
+
+    files = resources.files(_TEMPLATES).iterdir()
     return sorted(file.name for file in files if file.name.endswith(".j2"))
 
 

@@ -94,3 +94,4 @@ def _setmaxnreg(e: Emitter, m: re.Match[str]) -> None:
     count = e.need_immediate(operand, "the number of registers")
     if count % 8 or not 24 <= count <= 256:
         raise e.fail(f"the number of registers is a multiple of 8 from 24 to 256, not {count}")
+    e.line(f"warpgroups.set_registers({count}, {m[1] == 'inc'}, {e.instruction.line}, L)")

@@ -45,17 +45,24 @@ def length_buckets(max_len: int) -> tuple[int, ...]:
 
 
 def prompt_attention(
-    heads: int, layout: KvLayout, rows: int, target: str, *, scores: Scores = PLAIN
+    heads: int,
+    layout: KvLayout,
+    rows: int,
+    target: str,
+    *,
+    scores: Scores = PLAIN,
+    packs: bool = False,
 ) -> PromptAttention:
     """The kernel for rows of prompts on a device of native target ``target``.
 
-    wgmma where the device has it and the kernel takes the cache. Raises PtxgenError for shapes that
-    no kernel handles.
+    wgmma where the device has it and the kernel takes the cache. ``packs`` asks for packed heads,
+    which some shapes have: then the kernel ``packs``. Raises PtxgenError for shapes that no kernel
+    handles.
     """
     if PrefillWgmma.serves(layout):
         kernel = PrefillWgmma(heads, layout, rows, scores)
         if kernel.target_on(target):
-            return kernel
+            return replace(kernel, packs=packs and kernel.can_pack)
     return PrefillAttention(heads, layout, rows, scores)
 
 

@@ -12,7 +12,13 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.ends import check_ends, end_text
-from urdir.ptxgen.kernels.linear.packed import (
+from urdir.ptxgen.kernels.rescale import bounded
+from urdir.ptxgen.ptx.architecture import SM_REGISTERS
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
+from urdir.ptxgen.weights.halves import Halves
+from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
+from urdir.ptxgen.weights.packed import (
     GROUP,
     GROUP_NBYTES,
     TILE_SLICES,
@@ -20,12 +26,6 @@ from urdir.ptxgen.kernels.linear.packed import (
     packed_shape,
     unpack,
 )
-from urdir.ptxgen.kernels.rescale import bounded
-from urdir.ptxgen.ptx.architecture import SM_REGISTERS
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
-from urdir.ptxgen.weights.halves import Halves
-from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 
 #: Rows of a warpgroup's operand A, and bands that they come from.
 WARPGROUP, OPERAND_ROWS = 128, 64

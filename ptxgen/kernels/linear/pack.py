@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from urdir.ptxgen.kernels.linear.packed import GROUP, pack, packed_shape
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
-from urdir.ptxgen.kernels.linear.packed import GROUP, TILE_SLICES
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
 
 #: The targets whose products they are.
 TARGETS = ("sm_90a",)
 #: Row groups and splits of the columns: for vectors that fit in one CTA's few, and for more.
-FEW_SHAPES, MANY_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2)), ((2, 1), (1, 1))
+FEW_SHAPES, MANY_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1)), ((2, 1), (1, 1))
 #: The most vectors of a CTA with activations of a whole tile in a stage, and of any.
 FEW, MOST = 64, 128
 #: Stages of weights, and stages of activations and their slices, deepest first.

@@ -8,7 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from urdir.driver.emulator.machine.faults import KernelFault
+from urdir.driver.emulator.machine.compile import compile_entry
+from urdir.driver.emulator.machine.faults import CompileError, KernelFault
+from urdir.driver.emulator.machine.register_pool import registers_at_start
+from urdir.ptxgen import ptx
 
 ELEMENTS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
 LANE = np.arange(128)
@@ -211,3 +214,56 @@ def test_a_warpgroup_that_is_not_whole(
     code = ordered(ZERO + guard + "\n" + FENCE + PRODUCT + COMMIT + WAIT)
     with pytest.raises(KernelFault, match=message):
         machine.run(code, threads=threads, shared_bytes=256)
+
+
+# Warpgroup 0 gives registers to the two others. An SM has 168 for each of 384 threads.
+HANDED = (
+    "setp.lt.u32 %p, %k, 128; @%p bra GIVES;\nsetmaxnreg.inc.sync.aligned.u32 TAKEN;\nbra END;\n"
+    "GIVES: setmaxnreg.dec.sync.aligned.u32 GIVEN;\nEND: ret;"
+)
+
+
+@pytest.mark.parametrize(("taken", "given"), [(232, 40), (168, 168), (200, 104)])
+def test_registers_are_handed_over(machine: Any, taken: int, given: int) -> None:
+    code = START + HANDED.replace("TAKEN", str(taken)).replace("GIVEN", str(given))
+    machine.run(code, threads=384, ctas=2)
+
+
+@pytest.mark.parametrize(
+    ("taken", "given", "message"),
+    [
+        (240, 40, r"PTX line 10 .*inc waits for ever: .* want 40, 240, 240 registers a thread, .* "
+         "3 times 168"),
+        (160, 40, r"PTX line 10 .*, thread .128, 0, 0. .*: setmaxnreg raises the registers of a "
+         "thread to 160, from 168"),
+        (232, 176, r"PTX line 12 .*, thread .0, 0, 0. .*: setmaxnreg lowers .* to 176, from 168"),
+    ],
+)  # fmt: skip
+def test_registers_that_are_not_there(machine: Any, taken: int, given: int, message: str) -> None:
+    code = START + HANDED.replace("TAKEN", str(taken)).replace("GIVEN", str(given))
+    with pytest.raises(KernelFault, match=message):
+        machine.run(code, threads=384)
+
+
+@pytest.mark.parametrize("count", ["20", "25", "264", "%k"])
+def test_numbers_of_registers_that_ptxas_refuses(machine: Any, count: str) -> None:
+    with pytest.raises(CompileError, match="the number of registers"):
+        machine.compile(START + f"setmaxnreg.dec.sync.aligned.u32 {count};")
+
+
+def test_what_only_hopper_has(machine: Any) -> None:
+    machine.target = "sm_90"
+    for code in (FENCE, "setmaxnreg.dec.sync.aligned.u32 24;"):
+        with pytest.raises(CompileError, match=r"needs .target sm_.*90a.*, not sm_90"):
+            machine.compile(START + code)
+
+
+@pytest.mark.parametrize(
+    ("directives", "registers"),
+    [(".maxntid 384, 1, 1", 168), (".maxntid 384 .minnctapersm 2", 80),
+     (".maxntid 384\n.maxnreg 96", 96), (".reqntid 256", 248), ("", 128)],
+)  # fmt: skip
+def test_registers_at_the_start(machine: Any, directives: str, registers: int) -> None:
+    text = machine.module("setmaxnreg.dec.sync.aligned.u32 24;", (), directives)
+    found = compile_entry(ptx.parse(text), "k", "sm_90a").directives
+    assert registers_at_start(found, 512) == registers

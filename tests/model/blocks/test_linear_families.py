@@ -19,10 +19,10 @@ from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.packed import packed_nbytes
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, random_blocks
 from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.packed import packed_nbytes
 
 Floats = npt.NDArray[np.float64]
 
