@@ -259,7 +259,10 @@ class ExpertLayers:
     def _reads_together(self, mixture: MixtureLayer, norm: NormLayer | None) -> bool:
         """Whether `ExpertsGemmSmall` serves, and pays."""
         selection = mixture.selection
-        if self.linear.exact or not pays_together(self.rows, selection.experts, selection.used):
+        matrices = [m for m in (mixture.gate, mixture.up, mixture.down) if m is not None]
+        nbytes = sum(m.layout.nbytes for m in matrices) // selection.experts
+        few = (self.rows, selection.experts, selection.used)
+        if self.linear.exact or not pays_together(*few, nbytes):
             return False
         products = [_Product("down", mixture.down), *_first_products(mixture)]
         return all(self._small(mixture, product, norm) is not None for product in products)
