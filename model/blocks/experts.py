@@ -1,7 +1,8 @@
 """Mixtures of experts: the router's choice, and the products of each row with its experts.
 
-Nothing here depends on the choice, which stays on the device. Few rows read the matrices of their
-experts as a decode step does; many rows (``takes_gemm``) are grouped by expert first.
+Nothing here depends on the choice, which stays on the device. Of few rows each reads the matrices
+of its experts, as a decode step of one does, or those with the same expert read it together
+(``pays_together``); many rows (``takes_gemm``) are grouped by expert first.
 """
 
 from __future__ import annotations
