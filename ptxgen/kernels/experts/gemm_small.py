@@ -69,9 +69,7 @@ class ExpertsGemmSmall(KernelSpec):
     parts: int = 1
     warps: int = 0
     stages: int = MAX_SLOTS
-    resident: int = 1
     shared: int = SHARED_NBYTES
-    least_shared: int = 0
     sms: int = SMS
 
     name = "experts_gemm_small"
@@ -244,9 +242,9 @@ class ExpertsGemmSmall(KernelSpec):
 
     @cached_property
     def cta_warps(self) -> int:
-        """Warps of a CTA: as many as have two slots each, and registers."""
+        """Warps of a CTA: as many as have two slots each."""
         room = self.ring_nbytes // (MIN_SLOTS * self.slot_nbytes)
-        return self.warps or max(1, min(MAX_WARPS // max(1, self.resident), room))
+        return self.warps or max(1, min(MAX_WARPS, room))
 
     @property
     def fits(self) -> bool:
@@ -304,8 +302,8 @@ class ExpertsGemmSmall(KernelSpec):
         return LaunchShape(
             grid=(self.ctas, 1, 1),
             block=(32 * self.cta_warps, 1, 1),
-            shared_bytes=max(self.list_at + self.list_nbytes, self.least_shared),
-            resident=self.resident,
+            shared_bytes=self.list_at + self.list_nbytes,
+            resident=1,
             prefers_shared=True,
         )
 
