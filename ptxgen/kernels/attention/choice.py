@@ -5,27 +5,23 @@ A plan is built for a length bucket; the choice is made then and never looks at 
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
+from urdir.ptxgen.spec import ceil_div
 
 #: The shortest bucket, and how much longer each is than the one before.
 FIRST_BUCKET, BUCKET_RATIO = 512, 4
-#: Up to this many keys one CTA a KV head is as quick as two launches.
+#: Up to this many keys a row is not split.
 INCREMENTAL_KEYS = 512
-#: CTAs an SM, from which on rows and heads alone keep the memory busy.
-FULL = 4
-#: CTAs an SM that flash decoding aims at for rows at the end of the bucket: as many as run there
-#: at once. Measured on an H200, 32 / 8 heads of 128, f16, 32,768 keys: 61.7 % of the read bandwidth
-#: with two, 57.7 % with four, 52.3 % with eight.
-FLASH_CTAS = 2
-#: Limits of a chunk: below, a CTA's beginning and end outweigh its keys.
-MIN_CHUNK, MAX_CHUNK = 64, 1024
+#: CTAs an SM of split attention: as many as run there at once.
+CTAS = 2
+#: Keys of a chunk: at least these, and at most these where rows are several.
+LEAST_KEYS, MOST_KEYS = 32, 1024
 
 
 def length_buckets(max_len: int) -> tuple[int, ...]:
@@ -50,36 +46,30 @@ def decode_attention(
     rows: int = 1,
     scores: Scores = PLAIN,
     token: OwnToken | None = None,
-) -> IncrementalAttention | FlashDecodeChunk:
+) -> IncrementalAttention | FlashDecode:
     """The kernel for rows with positions below ``max_keys``, a bucket.
 
-    Incremental attention for few keys (a window bounds them too) and where rows and heads make
-    enough CTAs; flash decoding (its ``reduce`` follows it) otherwise, in chunks that make about
-    `FLASH_CTAS` CTAs an SM. With a ``token`` the kernel prepares and appends the rows' own tokens,
-    too; the choice is the same. Raises PtxgenError for shapes that no kernel handles.
+    Incremental attention for few keys (a window bounds them too), flash decoding otherwise. With a
+    ``token`` the kernel prepares and appends the rows' own tokens, too; the choice is the same.
+    Raises PtxgenError for shapes that no kernel handles.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
-    keys = min(scores.span or max_keys, max_keys)
-    ctas = layout.kv_heads * incremental.tiles * rows
-    if keys <= INCREMENTAL_KEYS or ctas >= FULL * sm_count:
+    if min(scores.span or max_keys, max_keys) <= INCREMENTAL_KEYS:
         return _spread(incremental, sm_count)
-    return split_attention(incremental, max_keys, sm_count)
+    return split_attention(incremental, sm_count)
 
 
-def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -> FlashDecodeChunk:
-    """Flash decoding of what ``whole`` computes, for rows with positions below ``max_keys``, in
-    chunks that make about `FLASH_CTAS` CTAs an SM."""
-    keys = min(whole.scores.span or max_keys, max_keys)
-    wanted = keys * whole.layout.kv_heads * whole.tiles * whole.rows / (FLASH_CTAS * sm_count)
-    chunk = min(MAX_CHUNK, max(MIN_CHUNK, 1 << max(0, round(math.log2(wanted)))))
-    return FlashDecodeChunk(
+def split_attention(whole: IncrementalAttention, sm_count: int) -> FlashDecode:
+    """Flash decoding of what ``whole`` computes, by about `CTAS` CTAs an SM."""
+    return FlashDecode(
         whole.heads,
         whole.layout,
         whole.rows,
         whole.scores,
         whole.token,
-        max_keys=max_keys,
-        chunk=chunk,
+        ctas=max(1, CTAS * sm_count // (whole.layout.kv_heads * whole.tiles)),
+        least=LEAST_KEYS,
+        most=0 if whole.rows == 1 else MOST_KEYS * ceil_div(whole.rows, 32),
     )
 
 
