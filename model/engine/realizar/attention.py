@@ -97,7 +97,7 @@ def flash_decoding_graphed(
     rows = at.rows(layer, sequences)
     work = at.layer(layer, rows, q=q, k=k, v=v)
     whole = IncrementalAttention(at.heads, at.layout, rows.count)
-    kernel = split_attention(whole, at.device.properties.sm_count)
+    kernel = split_attention(whole, rows.keys, at.device.properties.sm_count)
     plan = Plan("flash decoding")
     appends = k is not None or v is not None
     if appends:

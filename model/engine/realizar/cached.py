@@ -128,7 +128,7 @@ class CachedAttention(Owner):
         kernels: list[IncrementalAttention | FlashDecode] = []
         for rows in counts:
             whole = IncrementalAttention(self.heads, layout, rows)
-            kernels.append(split_attention(whole, sm_count))
+            kernels.append(split_attention(whole, layout.max_len, sm_count))
             kernels.append(
                 decode_attention(self.heads, layout, layout.max_len, sm_count, rows=rows)
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from urdir.ptxgen.kernels.attention.decode_cta import STAGES
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -18,9 +19,11 @@ from urdir.ptxgen.spec import ceil_div
 FIRST_BUCKET, BUCKET_RATIO = 512, 4
 #: Up to this many keys a row is not split.
 INCREMENTAL_KEYS = 512
-#: CTAs an SM of split attention: as many as run there at once.
-CTAS = 2
-#: Keys of a chunk: at least these, and at most these where rows are several.
+#: Up to this many keys split attention has one CTA an SM, with a deep ring, above two.
+DEEP_KEYS = 4096
+#: Stages of a deep ring, at most.
+DEEP_STAGES = 6
+#: Keys of a chunk: at least these, and at most these where rows are several (see `FlashDecode`).
 LEAST_KEYS, MOST_KEYS = 32, 1024
 
 
@@ -46,6 +49,7 @@ def decode_attention(
     rows: int = 1,
     scores: Scores = PLAIN,
     token: OwnToken | None = None,
+    shared_per_sm: int = 0,
 ) -> IncrementalAttention | FlashDecode:
     """The kernel for rows with positions below ``max_keys``, a bucket.
 
@@ -56,21 +60,36 @@ def decode_attention(
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     if min(scores.span or max_keys, max_keys) <= INCREMENTAL_KEYS:
         return _spread(incremental, sm_count)
-    return split_attention(incremental, sm_count)
+    return split_attention(incremental, max_keys, sm_count, shared_per_sm)
 
 
-def split_attention(whole: IncrementalAttention, sm_count: int) -> FlashDecode:
-    """Flash decoding of what ``whole`` computes, by about `CTAS` CTAs an SM."""
-    return FlashDecode(
+def split_attention(
+    whole: IncrementalAttention, max_keys: int, sm_count: int, shared_per_sm: int = 0
+) -> FlashDecode:
+    """Flash decoding of what ``whole`` computes, for rows with positions below ``max_keys``."""
+    keys = min(whole.scores.span or max_keys, max_keys)
+    is_deep = whole.rows == 1 and keys <= DEEP_KEYS
+    split = FlashDecode(
         whole.heads,
         whole.layout,
         whole.rows,
         whole.scores,
         whole.token,
-        ctas=max(1, CTAS * sm_count // (whole.layout.kv_heads * whole.tiles)),
+        ctas=max(1, (1 if is_deep else 2) * sm_count // (whole.layout.kv_heads * whole.tiles)),
         least=LEAST_KEYS,
         most=0 if whole.rows == 1 else MOST_KEYS * ceil_div(whole.rows, 32),
     )
+    return _deepened(split, shared_per_sm) if is_deep else split
+
+
+def _deepened(spec: FlashDecode, shared_per_sm: int) -> FlashDecode:
+    """The same with a ring as deep as fits beside the CTAs of the launches before and after it,
+    which leave 4 / 9 of an SM's shared memory (`linear.choice.Limits`)."""
+    for stages in range(DEEP_STAGES, STAGES, -1):
+        deeper = replace(spec, stages=stages)
+        if deeper.launch_shape.shared_bytes <= shared_per_sm * 4 // 9 - 1024:
+            return deeper
+    return spec
 
 
 def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:

@@ -9,19 +9,23 @@ depends on its own keys alone: not on other rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
+from urdir.ptxgen.kernels.attention.decode_cta import STAGES, DecodeCta
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import QK_NORM, V_NORM, OwnToken, Temperature
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.target import Target, since
 
+#: A target that has rings.
+RINGS = Target.parse("sm_80")
 #: Chunks are multiples of this.
 CHUNK_UNIT = 16
 #: Threads that merge the same outputs, at most: there is shared memory for these.
@@ -35,8 +39,11 @@ class FlashDecode(DecodeAttention):
     See DecodeAttention for what it computes. For each KV head (tile of its query heads) there are
     ``ctas`` CTAs, to which the chunks of all rows are dealt. A row of n keys has chunks of n /
     (ctas / rows) keys, rounded up, so that rows of equal lengths give each CTA one chunk; but at
-    least ``least`` keys, and at most ``most`` (0: any number), so that a row among shorter ones
-    has more chunks and a CTA takes several.
+    least ``least``. Where it were more than twice ``most`` (0: any number), it has chunks of
+    ``most`` keys: a long row among short ones has many, and a CTA takes several.
+
+    On targets that copy asynchronously, a ring of ``stages`` steps of keys is filled before the
+    launch waits for the one before.
 
     Between launches ``arrived`` is 0. ``partial`` (sums of weights times V) and ``softmax`` (the
     maximum of 2's exponent that they are relative to, and the sum of weights) are a launch's own.
@@ -45,10 +52,10 @@ class FlashDecode(DecodeAttention):
     ctas: int = 16
     least: int = 64
     most: int = 0
-    trigger: str = "wait"
-    flagged: bool = False
+    stages: int = STAGES
 
     splits_keys = True
+    always = False
     name = "flash_decode"
     template = ("urdir.templates", "flash_decode.ptx.j2")
 
@@ -73,8 +80,7 @@ class FlashDecode(DecodeAttention):
     def chunk_of(self, keys: int) -> int:
         """Keys of each chunk (the last may have fewer) of a row of ``keys`` keys."""
         even = CHUNK_UNIT * ceil_div(ceil_div(keys, self.share), CHUNK_UNIT)
-        chunk = max(self.least, even)
-        return min(self.most, chunk) if self.most else chunk
+        return self.most if self.most and even > 2 * self.most else max(self.least, even)
 
     def chunks_of(self, keys: int) -> int:
         """How many chunks a row of ``keys`` keys has."""
@@ -84,7 +90,7 @@ class FlashDecode(DecodeAttention):
     def chunks(self) -> int:
         """The most chunks of a row."""
         split = min(self.share, ceil_div(self._longest, self.least))
-        return max(split, ceil_div(self._longest, self.most)) if self.most else split
+        return max(split, self.chunks_of(self._longest))
 
     @property
     def row_ctas(self) -> int:
@@ -115,6 +121,17 @@ class FlashDecode(DecodeAttention):
     # ---- the launch ----
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        """With a deep ring those that have one."""
+        return since(75 if self.stages == STAGES else 80)
+
+    @property
+    def deep_nbytes(self) -> int:
+        if self.stages == STAGES:
+            return 0
+        return DecodeCta(replace(self, stages=STAGES), RINGS).deep_bytes(self.stages)
+
+    @property
     def params(self) -> tuple[Param, ...]:
         if self.chunks == 1:
             split: tuple[Param, ...] = ()
@@ -142,7 +159,7 @@ class FlashDecode(DecodeAttention):
         return LaunchShape(
             grid=(self.head_tiles, self.row_ctas, 1),
             block=(32 * WARPS, 1, 1),
-            shared_bytes=self.token_nbytes + WARPS * self.parked_nbytes,
+            shared_bytes=self.deep_nbytes + self.token_nbytes + WARPS * self.parked_nbytes,
             prefers_shared=True,
         )
 
@@ -162,8 +179,6 @@ class FlashDecode(DecodeAttention):
                 softmax[row, :, index] = np.stack([top, total], axis=1)
                 partial[row, :, index] = values
         arrived = np.zeros_like(inputs["arrived"])
-        if self.flagged:
-            partial, softmax = inputs["partial"].copy(), inputs["softmax"].copy()
         return out | {"partial": partial, "softmax": softmax, "arrived": arrived}
 
     def split(self, position: int) -> list[range]:
@@ -187,8 +202,6 @@ class FlashDecode(DecodeAttention):
         for name in ("partial", "softmax", "arrived") if self.chunks > 1 else ():
             param = self.param(name)
             inputs[name] = np.zeros(self.shape_of(param), param.numpy_dtype)
-            if self.flagged and name != "arrived":
-                inputs[name].view(np.uint32)[...] = 0xFFFFFFFF
         return inputs
 
     @classmethod
@@ -201,27 +214,63 @@ class FlashDecode(DecodeAttention):
             "bf16": cls(7, KvLayout(1, 1, 50, 128, "bf16"), ctas=4, least=16, most=16),
             "f32 rows": cls(12, KvLayout(2, 1, 60, 96, "f32"), rows=3, ctas=6, least=16),
             "window": cls(
-                3, KvLayout(2, 1, 70, 112, "f16"), rows=3, scores=Scores(window=20), ctas=4, least=16, most=16
+                3,
+                KvLayout(2, 1, 70, 112, "f16"),
+                rows=3,
+                scores=Scores(window=20),
+                ctas=4,
+                least=16,
+                most=16,
             ),
             "q8_0 softcap": cls(
-                8, KvLayout(1, 1, 64, 256, "q8_0"), scores=Scores(softcap=50.0), ctas=4, least=16, most=32
+                8,
+                KvLayout(1, 1, 64, 256, "q8_0"),
+                scores=Scores(softcap=50.0),
+                ctas=4,
+                least=16,
+                most=32,
             ),
-            "pages": cls(4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=10), rows=3, ctas=4, least=16, most=32),
+            "pages": cls(
+                4,
+                KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=10),
+                rows=3,
+                ctas=4,
+                least=16,
+                most=32,
+            ),
             "pages q8_0": cls(
-                2, KvLayout(3, 1, 128, 128, "q8_0", page_len=64, pages=7), rows=4, ctas=4, least=16, most=16
+                2,
+                KvLayout(3, 1, 128, 128, "q8_0", page_len=64, pages=7),
+                rows=4,
+                ctas=4,
+                least=16,
+                most=16,
             ),
             "pages f32 window": cls(
                 2,
                 KvLayout(1, 1, 64, 256, "f32", page_len=16, pages=5),
                 scores=Scores(window=33),
-                ctas=4, least=16, most=32,
+                ctas=4,
+                least=16,
+                most=32,
             ),
             "head_dim 512": cls(2, KvLayout(1, 1, 40, 512, "f16"), ctas=4, least=16, most=16),
-            "value_dim": cls(3, KvLayout(1, 1, 40, 192, "f16", value_dim=128), ctas=4, least=16, most=32),
-            "chunk sinks": cls(
-                2, KvLayout(3, 1, 90, 64, "f16"), 3, Scores(chunk=48, sinks=True), ctas=4, least=16, most=16
+            "value_dim": cls(
+                3, KvLayout(1, 1, 40, 192, "f16", value_dim=128), ctas=4, least=16, most=32
             ),
-            "ALiBi": cls(3, KvLayout(2, 1, 70, 64, "f16"), 3, Scores(max_bias=8.0), ctas=4, least=16, most=32),
+            "chunk sinks": cls(
+                2,
+                KvLayout(3, 1, 90, 64, "f16"),
+                3,
+                Scores(chunk=48, sinks=True),
+                ctas=4,
+                least=16,
+                most=16,
+            ),
+            "ALiBi": cls(
+                3, KvLayout(2, 1, 70, 64, "f16"), 3, Scores(max_bias=8.0), ctas=4, least=16, most=32
+            ),
+            "deep ring": cls(4, KvLayout(1, 1, 500, 64, "f16"), ctas=2, least=16, stages=6),
             "40 rows": cls(2, KvLayout(40, 1, 50, 64, "f16"), rows=40, ctas=5, least=16, most=16),
             "a long row": cls(2, KvLayout(3, 2, 150, 64, "f16"), rows=3, ctas=8, least=32, most=48),
             "ring": cls(
@@ -229,7 +278,9 @@ class FlashDecode(DecodeAttention):
                 KvLayout(3, 1, 160, 64, "f16", 16, 13, capacity=64),
                 3,
                 Scores(window=50),
-                ctas=4, least=16, most=16,
+                ctas=4,
+                least=16,
+                most=16,
             ),
             **cls._examples_with_a_token(),
         }
@@ -250,26 +301,43 @@ class FlashDecode(DecodeAttention):
                 rows=3,
                 scores=Scores(window=20),
                 token=half,
-                ctas=4, least=16, most=16,
+                ctas=4,
+                least=16,
+                most=16,
             ),
             "rope q8_0 head_dim 256": cls(
-                8, KvLayout(1, 1, 64, 256, "q8_0"), token=OwnToken(Rotation(90, "half")), ctas=4, least=16, most=32
+                8,
+                KvLayout(1, 1, 64, 256, "q8_0"),
+                token=OwnToken(Rotation(90, "half")),
+                ctas=4,
+                least=16,
+                most=32,
             ),
             "rope pages": cls(
-                4, KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=14), 3, token=half, ctas=4, least=16, most=32
+                4,
+                KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=14),
+                3,
+                token=half,
+                ctas=4,
+                least=16,
+                most=32,
             ),
             "norms head_dim 512 shared": cls(
                 2,
                 KvLayout(1, 1, 40, 512, "f16", value_dim=64),
                 token=OwnToken(Rotation(128, "half"), QK_NORM, appends=False),
-                ctas=4, least=16, most=16,
+                ctas=4,
+                least=16,
+                most=16,
             ),
             "norm of rows": cls(
                 6,
                 KvLayout(2, 2, 60, 96, "bf16"),
                 rows=2,
                 token=OwnToken(Rotation(96, "half"), QK_NORM, qk_norm_over="row"),
-                ctas=4, least=16, most=16,
+                ctas=4,
+                least=16,
+                most=16,
             ),
             "norms ring": cls(
                 3,
@@ -277,10 +345,30 @@ class FlashDecode(DecodeAttention):
                 rows=2,
                 scores=Scores(chunk=64, window=40),
                 token=OwnToken(None, QK_NORM, V_NORM, Temperature(0.2, 16)),
-                ctas=4, least=16, most=16,
+                ctas=4,
+                least=16,
+                most=16,
+            ),
+            "rope deep ring": cls(
+                4, KvLayout(1, 2, 300, 128, "f16"), token=whole, ctas=1, least=16, stages=5
+            ),
+            "norm of rows deep ring": cls(
+                6,
+                KvLayout(2, 2, 140, 96, "q8_0"),
+                rows=2,
+                token=OwnToken(Rotation(96, "half"), QK_NORM, V_NORM, qk_norm_over="row"),
+                ctas=3,
+                least=16,
+                stages=4,
             ),
             "rope pages q8_0": cls(
-                2, KvLayout(3, 1, 128, 128, "q8_0", 64, 7), rows=4, token=whole, ctas=4, least=16, most=16
+                2,
+                KvLayout(3, 1, 128, 128, "q8_0", 64, 7),
+                rows=4,
+                token=whole,
+                ctas=4,
+                least=16,
+                most=16,
             ),
         }
 
