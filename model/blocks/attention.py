@@ -58,7 +58,6 @@ class LayerAttention:
     rows: Rows
     work: Mapping[str, Region]
     sm_count: int
-    shared_per_sm: int = 0
     scores: Scores = PLAIN
     token: OwnToken = PLAIN_TOKEN
     constants: Mapping[str, Region] = field(default_factory=dict)
@@ -75,7 +74,6 @@ class LayerAttention:
             rows=self.rows.count,
             scores=self.scores,
             token=token,
-            shared_per_sm=self.shared_per_sm,
         )
 
     def launch(self, plan: Plan, kernel: KernelSpec, label: str, **outputs: Region) -> None:

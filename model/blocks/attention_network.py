@@ -143,7 +143,6 @@ def layer_attention(at: LayerStep, mixer: Attention, token: OwnToken) -> LayerAt
         scores=mixer.scores,
         constants=constants,
         sm_count=parts.device.properties.sm_count,
-        shared_per_sm=parts.device.properties.shared_per_sm,
         exact=parts.exact,
         fused=parts.fused,
     )

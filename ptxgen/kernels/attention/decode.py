@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.decode_cta import STAGES, DecodeCta
+from urdir.ptxgen.kernels.attention.decode_cta import DecodeCta
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, Rotation, frequencies, turns_table
@@ -53,8 +53,6 @@ class DecodeAttention(AttentionSpec):
 
     #: Whether a CTA takes a chunk of a row's keys, which may be without the row's own token.
     splits_keys: ClassVar[bool] = False
-    #: Steps of keys that the ring in shared memory holds, where there is one.
-    stages = STAGES
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,17 +62,6 @@ class DecodeAttention(AttentionSpec):
             raise PtxgenError(f"rotary_dim {self.rope.rotary_dim} of a head_dim of {self.head_dim}")
         if (self.rope or self.scores.max_bias) and self.layout.max_len > MAX_POSITIONS:
             raise PtxgenError(f"RoPE positions are exact below 2^24: max_len {self.layout.max_len}")
-
-    @property
-    def threads(self) -> int:
-        """Threads of a CTA."""
-        return 32 * WARPS
-
-    @property
-    def deep_nbytes(self) -> int:
-        """Dynamic shared memory of a ring that is too deep for static shared memory, and of all
-        else that lies there; 0 where it fits."""
-        return 0
 
     @property
     def rope(self) -> Rotation | None:

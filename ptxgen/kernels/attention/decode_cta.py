@@ -8,13 +8,11 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rotation import Rotation
-from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.spec import LaunchShape, ceil_div
 from urdir.ptxgen.target import Target
 
 #: Shared memory that a kernel may declare, on every target.
 MAX_STATIC_SHARED = 48 << 10
-#: Stages of a ring that fits there.
-STAGES = 3
 
 
 class Divided(Protocol):
@@ -31,13 +29,7 @@ class Divided(Protocol):
     @property
     def appends(self) -> bool: ...
     @property
-    def threads(self) -> int: ...
-    @property
-    def stages(self) -> int: ...
-    @property
-    def deep_nbytes(self) -> int: ...
-    @property
-    def token_nbytes(self) -> int: ...
+    def launch_shape(self) -> LaunchShape: ...
     @property
     def head_dim(self) -> int: ...
     @property
@@ -62,7 +54,7 @@ class DecodeCta:
     """
 
     def __init__(self, spec: Divided, target: Target) -> None:
-        layout, threads = spec.layout, spec.threads
+        layout, threads = spec.layout, spec.launch_shape.threads
         self.spec, self.target, self.layout = spec, target, layout
         self.head_dim, self.value_dim = spec.head_dim, spec.value_dim
         self.threads, self.warps = threads, threads // 32
@@ -77,13 +69,13 @@ class DecodeCta:
 
         # the ring: a thread's part of the first copy of a key or value, the distance to its second
         # one, eight dims of a key or value of all threads
-        self.stages = spec.stages
+        self.stages = 3
         self.thread_bytes = 8 if self.quantised else 16
         self.second_part = self.thread_bytes * threads
         self.piece_bytes = (32 if layout.dtype == "f32" else 16) * threads
         # keys a step: of a lane, of the CTA
         wide = max(spec.pieces) > 1
-        fewest = STAGES * sum(spec.pieces) * self.piece_bytes
+        fewest = self.stages * sum(spec.pieces) * self.piece_bytes
         in_words = not self.quantised or (self.head_dim % 64 == 0 and self.value_dim % 64 == 0)
         self.asynchronous = target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
         self.ahead = 1 if wide or (self.asynchronous and layout.dtype == "f32") else 2
@@ -120,23 +112,9 @@ class DecodeCta:
         scratch = [self.values_at + 4 * self.warps * self.tile * self.value_dim]
         if self.asynchronous:
             scratch.append(self.ring_bytes)
-        self.staged_end = 0
         if spec.token:
-            norms_end = self.norms_at + 4 * (self.staged_heads + 1)
-            self.staged_end = end if self.row_norms else norms_end
-            scratch.append(self.staged_end)
+            scratch.append(end if self.row_norms else self.norms_at + 4 * (self.staged_heads + 1))
         self.scratch_bytes = max(scratch)
-
-        # a deeper ring lies in dynamic shared memory, before what else is there
-        self.scratch = "dynamic_shared" if spec.deep_nbytes else "scratch"
-        self.token_at = spec.deep_nbytes
-        self.parked_at = self.token_at + spec.token_nbytes
-
-    def deep_bytes(self, stages: int) -> int:
-        """Bytes of this shared memory if the ring had so many stages."""
-        more = (stages - self.stages) * self.stage_bytes
-        most = max(self.scratch_bytes, self.staged_end + more, self.ring_bytes + more)
-        return 16 * ceil_div(most, 16)
 
     def guard(self, name: str, piece: int) -> str:
         """The predicate of lanes that have dims of this piece of "k" or "v"; "" where all have."""

@@ -9,23 +9,19 @@ depends on its own keys alone: not on other rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
-from urdir.ptxgen.kernels.attention.decode_cta import STAGES, DecodeCta
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import QK_NORM, V_NORM, OwnToken, Temperature
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
-from urdir.ptxgen.target import Target, since
 
-#: A target that has rings.
-RINGS = Target.parse("sm_80")
 #: Chunks are multiples of this.
 CHUNK_UNIT = 16
 #: Threads that merge the same outputs, at most: there is shared memory for these.
@@ -42,9 +38,6 @@ class FlashDecode(DecodeAttention):
     least ``least``. Where it were more than twice ``most`` (0: any number), it has chunks of
     ``most`` keys: a long row among short ones has many, and a CTA takes several.
 
-    On targets that copy asynchronously, a ring of ``stages`` steps of keys is filled before the
-    launch waits for the one before.
-
     Between launches ``arrived`` is 0. ``partial`` (sums of weights times V) and ``softmax`` (the
     maximum of 2's exponent that they are relative to, and the sum of weights) are a launch's own.
     """
@@ -52,10 +45,8 @@ class FlashDecode(DecodeAttention):
     ctas: int = 16
     least: int = 64
     most: int = 0
-    stages: int = STAGES
 
     splits_keys = True
-    always = False
     name = "flash_decode"
     template = ("urdir.templates", "flash_decode.ptx.j2")
 
@@ -121,17 +112,6 @@ class FlashDecode(DecodeAttention):
     # ---- the launch ----
 
     @property
-    def targets(self) -> tuple[str, ...]:
-        """With a deep ring those that have one."""
-        return since(75 if self.stages == STAGES else 80)
-
-    @property
-    def deep_nbytes(self) -> int:
-        if self.stages == STAGES:
-            return 0
-        return DecodeCta(replace(self, stages=STAGES), RINGS).deep_bytes(self.stages)
-
-    @property
     def params(self) -> tuple[Param, ...]:
         if self.chunks == 1:
             split: tuple[Param, ...] = ()
@@ -159,7 +139,7 @@ class FlashDecode(DecodeAttention):
         return LaunchShape(
             grid=(self.head_tiles, self.row_ctas, 1),
             block=(32 * WARPS, 1, 1),
-            shared_bytes=self.deep_nbytes + self.token_nbytes + WARPS * self.parked_nbytes,
+            shared_bytes=self.token_nbytes + WARPS * self.parked_nbytes,
             prefers_shared=True,
         )
 
@@ -270,7 +250,6 @@ class FlashDecode(DecodeAttention):
             "ALiBi": cls(
                 3, KvLayout(2, 1, 70, 64, "f16"), 3, Scores(max_bias=8.0), ctas=4, least=16, most=32
             ),
-            "deep ring": cls(4, KvLayout(1, 1, 500, 64, "f16"), ctas=2, least=16, stages=6),
             "40 rows": cls(2, KvLayout(40, 1, 50, 64, "f16"), rows=40, ctas=5, least=16, most=16),
             "a long row": cls(2, KvLayout(3, 2, 150, 64, "f16"), rows=3, ctas=8, least=32, most=48),
             "ring": cls(
@@ -348,18 +327,6 @@ class FlashDecode(DecodeAttention):
                 ctas=4,
                 least=16,
                 most=16,
-            ),
-            "rope deep ring": cls(
-                4, KvLayout(1, 2, 300, 128, "f16"), token=whole, ctas=1, least=16, stages=5
-            ),
-            "norm of rows deep ring": cls(
-                6,
-                KvLayout(2, 2, 140, 96, "q8_0"),
-                rows=2,
-                token=OwnToken(Rotation(96, "half"), QK_NORM, V_NORM, qk_norm_over="row"),
-                ctas=3,
-                least=16,
-                stages=4,
             ),
             "rope pages q8_0": cls(
                 2,
