@@ -7,11 +7,13 @@ belongs to one opened device.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
 
-from urdir.driver.errors import CudaError, DriverTooOldError, NoDriverError
+from urdir.driver.emulator.properties import DEFAULT_TARGET
+from urdir.driver.errors import CudaError, DriverError, DriverTooOldError, NoDriverError
 
 #: The first driver line that implements CUDA 13, and its version as cuDriverGetVersion counts.
 MINIMUM_DRIVER = 580
@@ -71,7 +73,16 @@ def real() -> GuardedApi:
     return GuardedApi()
 
 
-def emulated(target: str = "sm_90", **options: Any) -> Any:
+def initialise() -> None:
+    """Load the driver (cuInit), whatever comes of it: opening a device asks again, and says so.
+
+    On an H200 that takes 0.1 s, in which other threads may import what a device needs.
+    """
+    with contextlib.suppress(DriverError):
+        real().cuInit(0)
+
+
+def emulated(target: str = DEFAULT_TARGET, **options: Any) -> Any:
     """A new emulated driver with one device that poses as ``target``; see `emulator.api.Api`."""
     _import_bindings()  # the emulator takes enums and structs from it; says so where it is missing
     from urdir.driver.emulator.api import Api

@@ -12,6 +12,7 @@ from urdir.driver import bindings
 from urdir.driver.cache import DEFAULT_LIMIT, CubinCache
 from urdir.driver.compile import compile_ptx
 from urdir.driver.context import Context
+from urdir.driver.emulator.properties import DEFAULT_TARGET
 from urdir.driver.errors import (
     CudaError,
     DeviceNameError,
@@ -27,9 +28,7 @@ from urdir.driver.module import LoadedKernel, ModuleCache
 from urdir.driver.properties import driver_version, read_properties
 from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Event, Stream
-from urdir.ptxgen.ptx.architecture import FIRST_VERSION, OPENED, number_of
-
-DEFAULT_EMULATED = "sm_90"
+from urdir.ptxgen.ptx.architecture import FIRST_VERSION, OPENED, number_of, specific_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class DeviceName:
 
     kind: str
     index: int = 0
-    target: str = DEFAULT_EMULATED
+    target: str = DEFAULT_TARGET
 
     @staticmethod
     def parse(text: str) -> DeviceName:
@@ -114,7 +113,7 @@ class DeviceName:
             raise DeviceNameError(
                 f"unknown device {text!r}: give auto, cuda, cuda:INDEX, emulator or emulator:sm_NN"
             )
-        target = found[5] or DEFAULT_EMULATED
+        target = found[5] or DEFAULT_TARGET
         if target not in targets:
             raise DeviceNameError(f"unknown device {text!r}: sm_NN is one of {', '.join(targets)}")
         return DeviceName(found[1] or found[2] or found[4], int(found[3] or 0), target)
@@ -294,5 +293,4 @@ def native_target(capability: tuple[int, int]) -> str:
     """The architecture-specific target of ``capability`` ("sm_90a") where there is one, else the
     one of `target_for`."""
     major, minor = capability
-    specific = f"sm_{major}{minor}a"
-    return specific if specific in FIRST_VERSION else target_for(capability, "")
+    return specific_target(10 * major + minor) or target_for(capability, "")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -240,6 +239,8 @@ def profile(
     The plan really runs, ``repeats`` times over. An event adds a few microseconds to what it times,
     and an operation's own start-up is in it, so that the sum exceeds the plan's time.
     """
+    from statistics import median
+
     if repeats < 1:
         raise LaunchError(f"profile of plan: {repeats} repeats, at least 1 is needed")
     bound = bind(plan, device)

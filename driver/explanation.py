@@ -9,6 +9,7 @@ import numpy as np
 
 from urdir.driver.bindings import emulated
 from urdir.driver.device import Device
+from urdir.driver.emulator.properties import DEFAULT_TARGET
 from urdir.driver.harness import ExampleKernel, run_kernel
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Explanation:
         }
 
 
-def explain(kernel: ExampleKernel, target: str = "sm_90", seed: int = 0) -> Explanation:
+def explain(kernel: ExampleKernel, target: str = DEFAULT_TARGET, seed: int = 0) -> Explanation:
     """Run a kernel once on the emulator, on its random inputs, and count what it does.
 
     Raises what `harness.run_kernel` raises; outputs are not compared.

@@ -1,11 +1,12 @@
-"""The same work on several things at once, in threads."""
+"""Work in threads: the same on several things at once, or one thing beside the caller."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -27,3 +28,25 @@ def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list
         return [work(item) for item in items]
     with ThreadPoolExecutor(threads, "urdir") as pool:
         return list(pool.map(work, items))
+
+
+class Task(Generic[_Result]):
+    """``work()``, begun at once in a thread of its own."""
+
+    def __init__(self, work: Callable[[], _Result], name: str) -> None:
+        self._future: Future[_Result] = Future()
+        threading.Thread(target=self._run, args=(work,), name=name).start()
+
+    def _run(self, work: Callable[[], _Result]) -> None:
+        try:
+            self._future.set_result(work())
+        except BaseException as exc:  # raised again where the result is asked for
+            self._future.set_exception(exc)
+
+    def result(self) -> _Result:
+        """What the work returned, or its exception raised, once it is done."""
+        return self._future.result()
+
+    def failed(self) -> bool:
+        """Wait for the end of the work; whether it raised."""
+        return self._future.exception() is not None

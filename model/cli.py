@@ -11,12 +11,12 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
-from urdir.model.commands import bench, chat, check, env, logits, ptx, run, show
 from urdir.model.commands.options import UsageError
 
-COMMANDS = (run, chat, show, logits, bench, check, ptx, env)
+COMMANDS = ("run", "chat", "show", "logits", "bench", "check", "ptx", "env")
 
 EXAMPLES = """\
 examples:
@@ -37,8 +37,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def build_parser(command: str = "") -> argparse.ArgumentParser:
+    """The parser of ``command`` alone, or of all of them where it is no command."""
     parser = _Parser(
         prog="urdir",
         description="Run GGUF language models on NVIDIA GPUs with generated PTX.",
@@ -46,14 +46,15 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for name in (command,) if command in COMMANDS else COMMANDS:
+        import_module(f"urdir.model.commands.{name}").add_parser(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    args = build_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = build_parser(argv[0] if argv else "").parse_args(argv)
     warnings.formatwarning = _warning_line
     try:
         code: int = args.handler(args)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+
 import pytest
 
 from urdir.driver import pytest_plugin
@@ -17,14 +20,31 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         pluginmanager.register(pytest_plugin, "urdir")
 
 
+def pytest_configure() -> None:
+    # for xdist's workers, which begin later: each has a core, and idle threads of BLAS spin
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # thousands of tests, which every collection would look through
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     quick = set()
     for item in items:
-        if item.get_closest_marker("full") and not config.getoption("--full"):
+        if _is_full(item) and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="part of --full"))
         elif (case := _kind_of_case(item)) not in quick and not item.get_closest_marker("slow"):
             quick.add(case)
             item.add_marker(pytest.mark.quick)
+
+
+def _is_full(item: pytest.Item) -> bool:
+    """Whether the default run leaves a test out: on the emulator. A GPU takes no time for it."""
+    callspec = getattr(item, "callspec", None)
+    is_on_gpu = callspec is not None and callspec.params.get("urdir_device_name") == "cuda"
+    return item.get_closest_marker("full") is not None and not is_on_gpu
 
 
 def _kind_of_case(item: pytest.Item) -> tuple[str, type]:

@@ -1,8 +1,8 @@
 """What every kernel is made of, as digests: a table that shows which kernels a change touches.
 
-`examples.txt` has every example of every kernel, for four targets; `plans.txt` the launches of the
-steps of seven published models on an H200, in order, with the kernel of each; layers with the same
-launches stand together. A digest is of the
+`examples.txt` has every example of every kernel, for four targets, and for sm_90a where it has a
+text of its own; `plans.txt` the launches of the steps of seven published models on an H200, in
+order, with the kernel of each; layers with the same launches stand together. A digest is of the
 instructions alone: comments are removed and the entry's name is replaced, so that a rename or a
 better comment leaves it as it was.
 
@@ -29,13 +29,15 @@ from urdir.model.engine.step import build_plan
 from urdir.model.families.description import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.paper_device import paper_device
-from urdir.model.memory.budget import chunks_of, row_bucket
+from urdir.model.memory.buckets import chunks_of, row_bucket
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.spec import KernelSpec
 
 FOLDER = Path(__file__).with_name("data") / "ptx_digests"
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_120")
+#: One more, for the kernels that have a text of their own for it.
+HOPPER = "sm_90a"
 #: Published shape, type of its weights, type of the cache.
 MODELS = (
     ("llama-3.2-1b", "f16", "f16"),
@@ -46,10 +48,12 @@ MODELS = (
     ("qwen2.5-1.5b", "q4_k_m", "f16"),
     ("qwen3-8b", "q6_k", "f16"),
 )
-GPU, SMS, CONTEXT = "sm_90", 132, 8192
+GPU, SMS, CONTEXT = "sm_90a", 132, 8192
 #: Sequences of a decode step, and the lengths that they may have; most steps are of short ones.
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
 KEYS = (256, CONTEXT)
+#: Tokens of a prompt step: some of them.
+PROMPTS = (8, 16, 64, 512, 2048)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 
 
@@ -68,7 +72,9 @@ def examples_table() -> Iterator[str]:
         if not kind.__module__.startswith("urdir."):
             continue
         for name, spec in kind.examples().items():
-            digests = (digest(spec, t) if t in spec.targets else "-" for t in TARGETS)
+            digests = [digest(spec, t) if t in spec.targets else "-" for t in TARGETS]
+            if HOPPER in spec.targets:
+                digests.append(digest(spec, HOPPER))
             yield f"{kind.name} | {name} | " + " ".join(digests)
 
 
@@ -99,9 +105,10 @@ def _steps(exact: bool) -> Iterator[StepShape]:
         yield StepShape(rows, KEYS[0], Output.GREEDY)
     for output in (Output.GREEDY, Output.SAMPLE, Output.LOGITS):
         yield StepShape(1, KEYS[-1], output)
-    for rows in chunks_of(exact):
-        yield StepShape(rows, KEYS[0], Output.NONE)
-    yield StepShape(chunks_of(exact)[-1], KEYS[-1], Output.NONE)
+    chunks = chunks_of(exact)
+    for rows in chunks if exact else PROMPTS:
+        yield StepShape(rows, KEYS[0], Output.GREEDY, is_prompt=True)
+    yield StepShape(chunks[-1], KEYS[-1], Output.NONE, is_prompt=True)
 
 
 def _launches(plan: Plan) -> Iterator[str]:

@@ -19,6 +19,9 @@ from urdir.ptxgen.ptx.architecture import (
     number_of,
 )
 
+#: What the emulator poses as where nothing else is asked for: an H200, which runs sm_90 as well.
+DEFAULT_TARGET = "sm_90a"
+
 KIB = 1024
 MIB = 1024 * 1024
 

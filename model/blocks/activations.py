@@ -28,7 +28,8 @@ class NormedSum:
 class Activations:
     """Vectors ``x`` (rows, n) f32. The launch that made them may have begun the ``norm`` that
     follows: x times its weights is in ``scaled``, and a ``summary`` of both (`GemmSmall`); or
-    completed it, in ``normed``.
+    completed it, in ``normed``. Vectors that are ``packed`` (`GemmWgmma`) have no other form: x is
+    the same buffer.
 
     Where a sum is ``due`` no launch has made x yet. Only the next product, which makes x on its
     way, takes such vectors; anything else needs `LinearLayers.complete`.
@@ -39,6 +40,7 @@ class Activations:
     scaled: Slice | None = None
     summary: Slice | None = None
     normed: Slice | None = None
+    packed: Slice | None = None
     due: NormedSum | None = None
 
     def has_begun(self, norm: NormLayer | None) -> bool:

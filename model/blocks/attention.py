@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.rows import Rows
-from urdir.ptxgen.kernels.attention.choice import decode_attention
+from urdir.ptxgen.kernels.attention.choice import decode_attention, prompt_attention
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
-from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
+from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Region
     from urdir.driver.plan import Plan
     from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
+    from urdir.ptxgen.kernels.attention.prompt import PromptAttention
     from urdir.ptxgen.spec import KernelSpec
 
 
@@ -47,6 +48,8 @@ class LayerAttention:
     ``turns_table``), ``q_norm`` and ``k_norm`` (head_dim,), or as `OwnToken` says, ``sinks``
     (heads,), all f32.
 
+    ``sm_count`` and the native ``target`` are the device's, by which kernels are chosen.
+
     ``exact`` keeps activations f32. Without ``fused``, the tokens of decode rows are prepared and
     appended by launches of their own, with the same result.
     """
@@ -58,6 +61,7 @@ class LayerAttention:
     rows: Rows
     work: Mapping[str, Region]
     sm_count: int
+    target: str
     scores: Scores = PLAIN
     token: OwnToken = PLAIN_TOKEN
     constants: Mapping[str, Region] = field(default_factory=dict)
@@ -76,6 +80,21 @@ class LayerAttention:
             token=token,
         )
 
+    def prompt_kernel(self, packs: bool) -> PromptAttention:
+        """The kernel of prompts; it leaves packed heads where it can and ``packs`` asks for it."""
+        rows, scores = self.rows.count, self.scores
+        return prompt_attention(
+            self.heads, self.layout, rows, self.target, scores=scores, packs=packs
+        )
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether heads can be left as the packed activations of the next product."""
+        if not self.rows.is_prompt or self.exact:
+            return False
+        kernel = self.prompt_kernel(packs=True)
+        return isinstance(kernel, PrefillWgmma) and kernel.packs
+
     def launch(self, plan: Plan, kernel: KernelSpec, label: str, **outputs: Region) -> None:
         """Append a launch of ``kernel``, which takes what it needs of all that is here by name."""
         given = {**self.work, **self.caches, **self.rows.arguments, **self.constants, **outputs}
@@ -83,9 +102,12 @@ class LayerAttention:
         plan.launch(kernel, label, **{p.name: given[p.name] for p in kernel.params})
 
 
-def incremental_attention_into(plan: Plan, at: LayerAttention, out: Region) -> None:
+def incremental_attention_into(
+    plan: Plan, at: LayerAttention, out: Region, *, packs: bool = False
+) -> None:
     """Prepare ``at.work``'s q, k and v, append k and v to the cache and attend into ``out`` (rows,
-    heads, value_dim) f32. q and k may be overwritten.
+    heads, value_dim) f32. q and k may be overwritten. With ``packs`` (only where `at.can_pack`) the
+    output is packed for the next product.
 
     A row at position p attends to positions up to p of its sequence, as ``at.scores`` says. Works
     for every length, batch and cache; a paged cache is gathered through its block table.
@@ -94,20 +116,24 @@ def incremental_attention_into(plan: Plan, at: LayerAttention, out: Region) -> N
     if not is_fused:
         append_tokens(plan, at)
     if at.rows.is_prompt and not at.exact:
-        flash_attention_multi_head(plan, at, out)
+        flash_attention_multi_head(plan, at, out, packs=packs)
         return
     kernel = at.decode_kernel(at.token if is_fused else None)
     at.launch(plan, kernel, at.label, out=out)
 
 
-def flash_attention_multi_head(plan: Plan, at: LayerAttention, out: Region) -> None:
+def flash_attention_multi_head(
+    plan: Plan, at: LayerAttention, out: Region, *, packs: bool = False
+) -> None:
     """Causal attention of consecutive tokens of one sequence (a prompt or a chunk of one), whose
     keys and values are in the cache: tiled, on tensor cores, without a matrix of scores.
 
-    Queries are prepared already; ``out`` is (rows, heads, value_dim) f32.
+    Queries are prepared already; ``out`` is (rows, heads, value_dim) f32, or packed: see
+    `incremental_attention_into`.
     """
-    kernel = PrefillAttention(at.heads, at.layout, at.rows.count, at.scores)
-    at.launch(plan, kernel, at.label, out=out)
+    kernel = at.prompt_kernel(packs)
+    region = out.slice(0, kernel.nbytes(kernel.param("out"))) if packs else out
+    at.launch(plan, kernel, at.label, out=region)
 
 
 def append_tokens(plan: Plan, at: LayerAttention) -> None:

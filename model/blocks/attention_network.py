@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.attention import LayerAttention, incremental_attention_into
+from urdir.model.blocks.attention import (
+    LayerAttention,
+    append_tokens,
+    incremental_attention_into,
+)
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.families.description import Attention, OutputGate, QkNorm
@@ -26,18 +30,42 @@ def append_attention(
     at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None, to: Destination
 ) -> Activations:
     """O (attention of the norm of x), gated where there is a gate."""
-    at.linear.append(at.name("attn_qkv"), _products(at, mixer), x, norm, clamp=mixer.clamp)
-    token = own_token(mixer)
-    if mixer.qk_norm is not None and token.qk_norm is None:
-        _append_norms_apart(at, mixer, mixer.qk_norm)
-    incremental_attention_into(at.plan, layer_attention(at, mixer, token), at.work["heads"])
+    attention = _append_heads(at, mixer, x, norm)
+    matrix, packs = at.matrix(mixer.o), False
+    if mixer.gate is None and at.last is None:
+        packs = at.linear.packs(matrix) and attention.can_pack
+    heads = at.work["packed" if packs else "heads"]
+    incremental_attention_into(at.plan, attention, heads, packs=packs)
     if mixer.gate is not None:
         _append_gate(at, mixer, mixer.gate)
+    if at.last is not None:
+        at.take_last("attention.last_row", at.work["heads"], mixer.output_width)
+        if to.residual is not None:
+            at.take_last("last_row", to.residual, at.parts.config.hidden)
+        at = at.after_attention
     if mixer.value_scale != 1.0:
         assert mixer.o.bias is None
         to = replace(to, scale=to.scale * mixer.value_scale)
     fill = fills_sms(at.rows.keys)
-    return at.finish("attn_output", at.matrix(mixer.o), at.work["heads"], to, fill=fill)
+    made = Activations(heads, packed=heads if packs else None)
+    return at.finish("attn_output", matrix, made, to, fill=fill)
+
+
+def append_keys(at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None) -> None:
+    """The keys and values of x alone, into the cache, where the layer has one."""
+    if mixer.k is not None:
+        append_tokens(at.plan, _append_heads(at, mixer, x, norm))
+
+
+def _append_heads(
+    at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None
+) -> LayerAttention:
+    """The queries, keys and values of the norm of x; what attention does with them."""
+    at.linear.append(at.name("attn_qkv"), _products(at, mixer), x, norm, clamp=mixer.clamp)
+    token = own_token(mixer)
+    if mixer.qk_norm is not None and token.qk_norm is None:
+        _append_norms_apart(at, mixer, mixer.qk_norm)
+    return layer_attention(at, mixer, token)
 
 
 def _append_norms_apart(at: LayerStep, mixer: Attention, norm: QkNorm) -> None:
@@ -143,6 +171,7 @@ def layer_attention(at: LayerStep, mixer: Attention, token: OwnToken) -> LayerAt
         scores=mixer.scores,
         constants=constants,
         sm_count=parts.device.properties.sm_count,
+        target=parts.device.native_target,
         exact=parts.exact,
         fused=parts.fused,
     )

@@ -28,19 +28,18 @@ def append_dense(
     suffix: str = "",
 ) -> Activations:
     """down(f(gate x') * up x'), x' being the norm of x; ``suffix`` ends the labels."""
-    up, activated = at.matrix(network.up), at.work["activated"]
-    if network.gate is not None:
-        gate, label = at.matrix(network.gate), at.name(f"ffn_gate_up{suffix}")
-        at.linear.append_gated(label, gate, up, x, norm, activated, network.activation)
+    up, down, y = at.matrix(network.up), at.matrix(network.down), at.work["activated"]
+    gate, f = None if network.gate is None else at.matrix(network.gate), network.activation
+    label = at.name(f"ffn_{'up' if gate is None else 'gate_up'}{suffix}")
+    if network.divisors is None:
+        inner = at.linear.append_inner(label, gate, up, x, norm, y, f, down)
     else:
-        label, f = at.name(f"ffn_up{suffix}"), network.activation
-        by = network.divisors
-        at.linear.append(label, [(up, activated)], x, norm, f if by is None else None)
-        if by is not None:
-            kernel = Activate(at.rows.count * up.rows, f, width=up.rows)
-            label = f"{label}.activation"
-            at.plan.launch(kernel, label, x=activated, by=at.vector(by), y=activated)
-    return at.finish(f"ffn_down{suffix}", at.matrix(network.down), activated, to)
+        at.linear.append(label, [(up, y)], x, norm)
+        kernel = Activate(at.rows.count * up.rows, f, width=up.rows)
+        by = at.vector(network.divisors)
+        at.plan.launch(kernel, f"{label}.activation", x=y, by=by, y=y)
+        inner = Activations(y)
+    return at.finish(f"ffn_down{suffix}", down, inner, to)
 
 
 def append_linear(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.attention_network import append_attention
+from urdir.model.blocks.attention_network import append_attention, append_keys
 from urdir.model.blocks.feed_forward import (
     append_activation,
     append_dense,
@@ -26,7 +26,7 @@ from urdir.ptxgen.kernels.activation import Activation
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
     from urdir.driver.plan import Plan
-    from urdir.model.blocks.rows import Rows
+    from urdir.model.blocks.rows import LastRow, Rows
 
 
 def append_layer(
@@ -37,15 +37,19 @@ def append_layer(
     x: Activations,
     y: Slice | None = None,
     layer: LayerConfig | None = None,
+    last: LastRow | None = None,
 ) -> Activations:
     """Append layer ``index``: the stream x (rows, hidden) f32 before it, and the stream after it,
     in ``y`` (which may be x's buffer) or in a buffer of the workspace. The norm after it is begun.
+
+    With a ``last`` row it alone goes on after attention, where that `begins_with_attention`: the
+    stream after the layer has this one row.
 
     ``layer`` stands for the description's, which it is like: its weights are used with the cache of
     layer ``index``, and no norm is begun. Raises LaunchError, naming launch and parameter, for a
     buffer that is null, closed or too small.
     """
-    at = LayerStep(plan, parts, rows, index, y)
+    at = LayerStep(plan, parts, rows, index, y, last)
     is_alone, start = layer is not None, x.x
     layer = layer or parts.config.layers[index]
     ends = has_end(layer)
@@ -56,9 +60,36 @@ def append_layer(
             following = None if ends or is_alone else _norm_after(at)
             target = None if ends else y
         x = _append_block(at, block, x, start, target, following)
+        at = at.after_attention
     if ends:
         return append_end(at, layer, x, y)
     return x if y is None else at.linear.complete(x)
+
+
+def begins_with_attention(layer: LayerConfig) -> bool:
+    """Whether a layer's first block is attention alone, and all that follows is made from its sum:
+    other rows of the stream before are not needed after it."""
+    first, *others = layer.blocks
+    alone = len(first.branches) == 1 and first.post_norm is None
+    attention, networks = first.branches[0], [b for block in others for b in block.branches]
+    return (
+        alone
+        and not has_end(layer)
+        and isinstance(attention.network, Attention)
+        and not attention.reads_layer_input
+        and attention.post_norm is None
+        and not any(b.reads_layer_input or isinstance(b.network, Attention) for b in networks)
+    )
+
+
+def append_layer_keys(
+    plan: Plan, parts: LayerParts, rows: Rows, index: int, x: Activations
+) -> None:
+    """Append what later tokens need of a layer that `begins_with_attention`: keys and values."""
+    at = LayerStep(plan, parts, rows, index)
+    branch = parts.config.layers[index].blocks[0].branches[0]
+    assert isinstance(branch.network, Attention)
+    append_keys(at, branch.network, x, at.norm(branch.norm))
 
 
 def _norm_after(at: LayerStep) -> NormLayer | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from urdir.model.blocks.activations import Activations, NormedSum
+from urdir.model.blocks.packed_linear import PackedLinear
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
@@ -25,13 +26,15 @@ from urdir.ptxgen.kernels.linear.choice import (
 )
 from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
+from urdir.ptxgen.kernels.linear.wgmma_choice import TARGETS as WGMMA_TARGETS
+from urdir.ptxgen.kernels.linear.wgmma_choice import takes_wgmma
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rescale import Rescale
 
 if TYPE_CHECKING:
+    from urdir.driver.device import Device
     from urdir.driver.memory import Arena, Slice
     from urdir.driver.plan import Plan
-    from urdir.driver.properties import DeviceProperties
 
 __all__ = ["Activations", "LinearLayers", "NormLayer", "device_limits"]
 
@@ -44,8 +47,7 @@ _rescale = lru_cache(maxsize=64)(Rescale)
 SILU = Activation("silu")
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
+class Ends(NamedTuple):
     """What follows a product, in this order (`LinearSpec`)."""
 
     activation: Activation | None = None
@@ -89,6 +91,9 @@ class LinearLayers:
         ``ends_block`` and ``fill``: see `LinearRequest`.
         """
         ends = Ends(activation, scale, softcap, clamp)
+        if self.packs(*(matrix for matrix, _ in matrices)):
+            self._packed.append(label, matrices, x, norm, **ends._asdict())
+            return
         request = self._request(*(matrix for matrix, _ in matrices), ends=ends)
         request = replace(request, ends_block=ends_block, fill=fill)
         x, norm = self._normed(label, request, x, norm)
@@ -111,7 +116,7 @@ class LinearLayers:
         self,
         label: str,
         matrix: Matrix,
-        x: Slice,
+        x: Activations,
         residual: Slice,
         y: Slice,
         next_norm: NormLayer | None,
@@ -121,13 +126,21 @@ class LinearLayers:
         """y = residual + scale * (x times the matrix, plus its bias); y is another buffer. Returns
         it, perhaps with the ``next_norm`` begun, None where there is none.
 
-        ``work["delta"]``, ``work["scaled"]`` and ``work["summary"]`` may be used. ``fill``: see
-        `CutOptions`.
+        ``work["delta"]``, ``work["normed"]``, ``work["scaled"]`` and ``work["summary"]`` may be
+        used. ``fill``: see `CutOptions`.
         """
+        if self.packs(matrix):
+            self._packed.append(label, [(matrix, y)], x, None, residual=residual, scale=scale)
+            return Activations(y)
         if self.takes_gemm:
             delta = self.work["delta"]
-            self._append_gemm(label, matrix, x, delta, Ends())
-            return self.append_sum(f"{label}.residual", matrix.rows, residual, delta, y, scale)
+            self._append_gemm(label, matrix, x.x, delta, Ends())
+            label = f"{label}.residual"
+            if next_norm is None:
+                return self.append_sum(label, matrix.rows, residual, delta, y, scale)
+            return self.append_norm_after(
+                label, matrix.rows, delta, None, residual, y, next_norm, scale
+            )
         made = Activations(y)
         begins = next_norm is not None and next_norm.is_scaled_rms
         request = replace(
@@ -150,13 +163,44 @@ class LinearLayers:
                 weights=matrix.data,
                 residual=_rows_of(residual, at, count, matrix.rows),
                 y=_rows_of(y, at, count, matrix.rows),
-                x=_rows_of(x, at, count, matrix.cols),
+                x=_rows_of(x.x, at, count, matrix.cols),
                 **_given(bias=matrix.bias),
                 **begun,
             )
         return made
 
-    def append_gated(
+    def append_inner(
+        self,
+        label: str,
+        gate: Matrix | None,
+        up: Matrix,
+        x: Activations,
+        norm: NormLayer | None,
+        y: Slice,
+        activation: Activation = SILU,
+        following: Matrix | None = None,
+    ) -> Activations:
+        """y = f(gate x') * (up x'), or f(up x') without a gate, x' being x after the ``norm``, each
+        product plus its bias; as the product with the ``following`` matrix takes it, f32 without.
+
+        ``work["gate"]``, ``work["up"]`` and ``work["normed"]`` may be used.
+        """
+        # silu is what a gated product has anyway
+        ends = Ends(None if gate is not None and activation == SILU else activation)
+        matrices = [matrix for matrix in (gate, up) if matrix is not None]
+        if self.packs(*matrices) and (gate is None or _alike(gate, up)):
+            packs = following is not None and self.packs(following)
+            pair = up if gate is not None else None
+            product = [(matrices[0], y)]
+            self._packed.append(label, product, x, norm, up=pair, packs=packs, **ends._asdict())
+            return Activations(y, packed=y if packs else None)
+        if gate is None:
+            self.append(label, [(up, y)], x, norm, activation)
+        else:
+            self._append_gated(label, gate, up, x, norm, y, activation)
+        return Activations(y)
+
+    def _append_gated(
         self,
         label: str,
         gate: Matrix,
@@ -164,12 +208,8 @@ class LinearLayers:
         x: Activations,
         norm: NormLayer | None,
         y: Slice,
-        activation: Activation = SILU,
+        activation: Activation,
     ) -> None:
-        """y = f(gate x') * (up x'), x' being x after the ``norm``, each product plus its bias.
-
-        ``work["gate"]``, ``work["up"]`` and ``work["normed"]`` may be used.
-        """
         if self.takes_gemm or not _alike(gate, up):
             gated, plain = self.work["gate"], self.work["up"]
             self.append(label, [(gate, gated), (up, plain)], x, norm)
@@ -213,18 +253,21 @@ class LinearLayers:
         label: str,
         cols: int,
         delta: Slice,
-        norm: NormLayer,
+        norm: NormLayer | None,
         residual: Slice,
         y: Slice,
         next_norm: NormLayer | None,
         scale: float = 1.0,
     ) -> Activations:
         """y = residual + scale * norm(delta), all (rows, cols) f32; y may be ``delta`` or
-        ``residual``. Returns it with the ``next_norm`` completed in ``work["normed"]``.
+        ``residual``. Returns it with the ``next_norm`` completed in ``work["normed"]``. Without a
+        ``norm``, delta itself; there is a ``next_norm`` then.
         """
+        of = None if norm is None else norm.norm
         then = None if next_norm is None else next_norm.norm
-        kernel = _normalise(self.rows, cols, norm.norm, residual=True, scale=scale, then=then)
-        launch = _given(weight=norm.weight, bias=norm.bias)
+        kernel = _normalise(self.rows, cols, of, residual=True, scale=scale, then=then)
+        assert norm is not None or next_norm is not None
+        launch = {} if norm is None else _given(weight=norm.weight, bias=norm.bias)
         made = Activations(y)
         if next_norm is not None:
             made = Activations(y, next_norm, normed=self.work["normed"])
@@ -267,6 +310,15 @@ class LinearLayers:
     def takes_gemm(self) -> bool:
         """Whether these are many rows: see ``choice.takes_gemm``."""
         return takes_gemm(self.rows, self.exact)
+
+    def packs(self, *matrices: Matrix) -> bool:
+        """Whether the product with such matrices takes packed activations (`PackedLinear`)."""
+        fits = takes_wgmma(tuple(matrix.format for matrix in matrices))
+        return self.takes_gemm and self.limits.wgmma and fits
+
+    @property
+    def _packed(self) -> PackedLinear:
+        return PackedLinear(self.plan, self.work, self.rows, self.limits.sms)
 
     def _request(self, *matrices: Matrix, ends: Ends) -> LinearRequest:
         """The vectors of a launch times all of the matrices, without norm or residual."""
@@ -325,13 +377,15 @@ class LinearLayers:
         self.plan.launch(kernel, label, weights=matrix.data, x=x, **_given(bias=matrix.bias), y=y)
 
 
-def device_limits(properties: DeviceProperties) -> Limits:
-    """The sizes of a device that the choice of a kernel depends on."""
+def device_limits(device: Device) -> Limits:
+    """What the choice of a kernel depends on."""
+    properties = device.properties
     return Limits(
         properties.sm_count,
         properties.shared_per_sm,
         properties.shared_per_block_optin,
         properties.max_cluster,
+        wgmma=device.native_target in WGMMA_TARGETS,
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
-from urdir.model.blocks.rows import Rows
+from urdir.model.blocks.rows import LastRow, Rows
 from urdir.model.families.description import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.memory.device_state import DecodeState
@@ -14,6 +14,7 @@ from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix, Weights
 from urdir.model.memory.workspace import STREAMS
+from urdir.ptxgen.kernels.gather import Gather
 from urdir.ptxgen.kernels.rescale import Rescale
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class LayerParts:
 
     def linear(self, plan: Plan, rows: Rows) -> LinearLayers:
         """What appends this step's linear layers to ``plan``."""
-        limits = device_limits(self.device.properties)
+        limits = device_limits(self.device)
         return LinearLayers(plan, self.work, rows.count, exact=self.exact, limits=limits)
 
 
@@ -64,13 +65,15 @@ class Destination:
 @dataclass(frozen=True, slots=True)
 class LayerStep:
     """One layer in one step: what its launches are appended to and made of. ``y`` is where its
-    result goes, where that is known before."""
+    result goes, where that is known before. With a ``last`` row it alone goes on after attention.
+    """
 
     plan: Plan
     parts: LayerParts
     rows: Rows
     index: int
     y: Slice | None = None
+    last: LastRow | None = None
 
     @property
     def linear(self) -> LinearLayers:
@@ -104,16 +107,26 @@ class LayerStep:
         buffers = (self.work[name] for name in STREAMS)
         return next(b for b in buffers if (b.buffer, b.offset) not in taken)
 
+    @property
+    def after_attention(self) -> LayerStep:
+        """The layer for the rows that go on."""
+        return self if self.last is None else replace(self, rows=self.last.rows, last=None)
+
+    def take_last(self, label: str, x: Slice, cols: int) -> None:
+        """Make the last row of x (rows, cols) the first, where it alone goes on. The others are
+        lost."""
+        if self.last is not None:
+            kernel = Gather(cols, self.rows.count)
+            self.plan.launch(kernel, self.name(label), x=x, index=self.last.index, y=x)
+
     def finish(
-        self, label: str, matrix: Matrix, x: Slice, to: Destination, *, fill: bool = False
+        self, label: str, matrix: Matrix, x: Activations, to: Destination, *, fill: bool = False
     ) -> Activations:
         """The last product of a network, to its destination."""
         label, linear = self.name(label), self.linear
         if to.residual is None:
             product = [(matrix, to.y)]
-            linear.append(
-                label, product, Activations(x), scale=to.scale, ends_block=True, fill=fill
-            )
+            linear.append(label, product, x, scale=to.scale, ends_block=True, fill=fill)
             return Activations(to.y)
         return linear.append_residual(
             label, matrix, x, to.residual, to.y, to.next_norm, fill=fill, scale=to.scale

@@ -34,3 +34,17 @@ class Rows:
     def arguments(self) -> dict[str, Slice]:
         """What kernels that work by row take."""
         return {"sequence": self.sequence, "position": self.position}
+
+
+@dataclass(frozen=True, slots=True)
+class LastRow:
+    """The one row of a chunk whose results are wanted: number ``index`` (1,) u32, in device memory,
+    of the chunk's; ``rows`` is that row alone, as a decode step has it."""
+
+    index: Slice
+    rows: Rows
+
+    @classmethod
+    def of(cls, state: DecodeState, keys: int) -> LastRow:
+        """The last row of a prompt step that is not idle."""
+        return cls(state["last_row"], Rows.of(state, 1, keys))

@@ -1,4 +1,4 @@
-"""`urdir bench`: speed beside the device's read bandwidth."""
+"""`urdir bench`: speed beside what the device reads and multiplies at best."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from urdir.model.commands.report import installed_version
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.families.synthetic import SyntheticModel
+    from urdir.model.measure.bench import Rates
 
 EXAMPLES = """\
   urdir bench model.gguf                     512 prompt tokens, 128 decoded, five runs each
-  urdir bench model.gguf -p 0 -n 64 -d 32768 decoding after 32,768 tokens of context
-  urdir bench model.gguf -p 0 -b 1,4,8       decoding by one, four and eight sequences at once
+  urdir bench model.gguf -p 32,128,512-8192*4 -n 0   prompts of several lengths
+  urdir bench model.gguf -p 0 -n 64 -d 0,32768   decoding at once and after 32,768 tokens of context
+  urdir bench model.gguf -p 0 -npl 1,8,16-256*2  decoding by several sequences at once
   urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
   urdir bench --kernels -o csv               single matrix-vector products
@@ -34,24 +36,11 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     model = parser.add_mutually_exclusive_group()
     model.add_argument("model", nargs="?", metavar="FILE", help="model file (default: demo model)")
+    model.add_argument("-m", "--model", dest="file", metavar="FILE", help="the same")
     model.add_argument("--shape", metavar="NAME", help="a model of this shape, random weights")
     parser.add_argument("--type", metavar="TYPE", help="its weights (as published: mostly q4_k_m)")
     options.add_quantize(parser)
-    count, positive = options.whole_number(0), options.whole_number(1)
-    parser.add_argument("-p", "--n-prompt", type=count, default=512, metavar="N", help="(512)")
-    parser.add_argument("-n", "--n-gen", type=count, default=128, metavar="N", help="(128)")
-    parser.add_argument(
-        "-d", "--depth", type=count, default=0, metavar="N", help="tokens of context before (0)"
-    )
-    parser.add_argument("-r", "--repetitions", type=positive, default=5, metavar="N", help="(5)")
-    parser.add_argument(
-        "-b",
-        "--sequences",
-        type=_counts,
-        default=(1,),
-        metavar="N,N,...",
-        help="sequences that are decoded together, a row for each number (1)",
-    )
+    _add_cases(parser)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--kernels", action="store_true", help="time matrix-vector products instead of a model"
@@ -73,6 +62,40 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_device(parser)
 
 
+def _add_cases(parser: argparse.ArgumentParser) -> None:
+    """What is timed, with llama-bench's flags; -npl is llama-batched-bench's."""
+    lists = "N,..."
+    counts, some = options.number_list(0), options.number_list(1)
+    for flags, kind, default, text in (
+        (("-p", "--n-prompt"), counts, (512,), "prompt tokens, 0 for none (512)"),
+        (("-n", "--n-gen"), counts, (128,), "tokens decoded, 0 for none (128)"),
+        (("-d", "--n-depth", "--depth"), counts, (0,), "tokens of context before (0)"),
+        (("-npl", "--sequences"), some, (1,), "sequences that are decoded together (1)"),
+    ):
+        parser.add_argument(*flags, type=kind, default=default, metavar=lists, help=text)
+    parser.add_argument(
+        "-pg",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="PP,TG",
+        help="a prompt and tokens decoded after it, timed together; repeatable",
+    )
+    rows = options.whole_number(1)
+    text = "tokens of a prompt that are processed at once, at most (2048)"
+    parser.add_argument("-b", "--batch-size", type=rows, metavar="N", help=text)
+    parser.add_argument("-ub", "--ubatch-size", type=rows, metavar="N", help="the same")
+    parser.add_argument("-r", "--repetitions", type=rows, default=5, metavar="N", help="(5)")
+
+
+def _pair(text: str) -> tuple[int, int]:
+    """An argparse type: two numbers, both at least 1."""
+    numbers = options.number_list(1)(text)
+    if len(numbers) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not PP,TG")
+    return numbers[0], numbers[1]
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     from urdir.model.measure.profile import check_can_plot
@@ -85,16 +108,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_model(args: argparse.Namespace) -> int:
-    from urdir.model.measure.bandwidth import read_bandwidth
     from urdir.model.measure.bench import BenchCase, bench, profile_step
     from urdir.model.measure.profile import plot_roofline
 
-    case = BenchCase(args.n_prompt, args.n_gen, args.depth, args.repetitions, args.sequences)
-    with open_engine(args, _source(args), case.context, sequences=max(case.sequences)) as engine:
-        bandwidth = read_bandwidth(engine.device)
-        _warn(engine.device, bandwidth)
+    case = BenchCase(
+        prompts=args.n_prompt,
+        generate=args.n_gen,
+        depths=args.n_depth,
+        repeats=args.repetitions,
+        sequences=args.sequences,
+        pairs=tuple(args.pg),
+    )
+    most = [n for n in (args.batch_size, args.ubatch_size) if n]
+    with open_engine(
+        args,
+        _source(args),
+        case.context,
+        sequences=max(case.sequences),
+        chunk=min(most) if most else None,
+    ) as engine:
+        rates = _rates(engine.device)
         rows = []
-        for row in bench(engine.session, engine.gguf, bandwidth, case):
+        for row in bench(engine.session, engine.gguf, rates, case):
             print(f"{row.test}: {row.tokens_per_second:.1f} tokens/s", file=sys.stderr)
             rows.append(row)
         sections = [report.Section("rows", rows, report.ROW_COLUMNS)]
@@ -102,29 +137,27 @@ def _run_model(args: argparse.Namespace) -> int:
             profile = [
                 row
                 for count in case.sequences
-                for row in profile_step(engine.session, bandwidth, count)
+                for row in profile_step(engine.session, rates.read, count)
             ]
             sections.append(report.Section("profile", profile, report.PROFILE_COLUMNS))
             if args.plot:
                 title = f"decode step of {engine.name} on {engine.device.properties.name}"
-                plot_roofline(profile, bandwidth, title, args.plot)
-        conditions = _conditions(engine.device, engine.name, bandwidth)
+                plot_roofline(profile, rates.read, title, args.plot)
+        conditions = _conditions(engine.device, engine.name, rates)
     report.print_report(conditions, sections, args.output)
     return 0
 
 
 def _run_kernels(args: argparse.Namespace) -> int:
-    from urdir.model.measure.bandwidth import read_bandwidth
     from urdir.model.measure.kernels import bench_gemv
 
     with open_device(args) as device:
-        bandwidth = read_bandwidth(device)
-        _warn(device, bandwidth)
+        rates = _rates(device)
         rows = []
         for row in bench_gemv(device):
             print(f"{row.type} {row.rows} x {row.cols}: {row.share:.1%}", file=sys.stderr)
             rows.append(row)
-        conditions = _conditions(device, "matrix-vector products", bandwidth)
+        conditions = _conditions(device, "matrix-vector products", rates)
     section = report.Section("matvecs", rows, report.GEMV_COLUMNS)
     report.print_report(conditions, [section], args.output)
     return 0
@@ -132,16 +165,13 @@ def _run_kernels(args: argparse.Namespace) -> int:
 
 def _run_startup(args: argparse.Namespace) -> int:
     from urdir.model.environment import read_environment
-    from urdir.model.measure.bandwidth import read_bandwidth
     from urdir.model.measure.startup import bench_startup
 
     environment = read_environment()
     rows = bench_startup(_source(args), args.device or environment.device, environment.cache_dir)
     with open_device(args) as device:
-        bandwidth = read_bandwidth(device)
-        _warn(device, bandwidth)
-        model = args.shape or Path(args.model or "the demo model").name
-        conditions = _conditions(device, model, bandwidth)
+        model = args.shape or Path(args.file or args.model or "the demo model").name
+        conditions = _conditions(device, model, _rates(device))
     section = report.Section("startup", rows, report.STARTUP_COLUMNS)
     report.print_report(conditions, [section], args.output)
     return 0
@@ -150,19 +180,24 @@ def _run_startup(args: argparse.Namespace) -> int:
 def _source(args: argparse.Namespace) -> str | SyntheticModel | None:
     from urdir.model.families.synthetic import SyntheticModel
 
-    return SyntheticModel(args.shape, args.type) if args.shape else args.model
+    return SyntheticModel(args.shape, args.type) if args.shape else args.file or args.model
 
 
-def _warn(device: Device, bandwidth: float) -> None:
-    from urdir.model.measure.bandwidth import doubt
+def _rates(device: Device) -> Rates:
+    """What the device does at best; a warning where that is less than it should be."""
+    from urdir.model.measure.bandwidth import doubt, read_bandwidth
+    from urdir.model.measure.bench import Rates
+    from urdir.model.measure.product_rate import product_rate
 
+    rates = Rates(read_bandwidth(device), product_rate(device))
     if device.is_emulated:
         print("no GPU: these are figures of the emulator", file=sys.stderr)
-    if reason := doubt(device.properties.name, bandwidth):
+    if reason := doubt(device.properties.name, rates.read):
         print(f"warning: {reason}", file=sys.stderr)
+    return rates
 
 
-def _conditions(device: Device, model: str, bandwidth: float) -> report.Conditions:
+def _conditions(device: Device, model: str, rates: Rates) -> report.Conditions:
     free, total = device.memory_info()
     return report.Conditions(
         model=model,
@@ -170,12 +205,7 @@ def _conditions(device: Device, model: str, bandwidth: float) -> report.Conditio
         emulated=device.is_emulated,
         driver=".".join(map(str, device.properties.driver_version)),
         version=installed_version("urdir"),
-        read_gb_per_s=bandwidth / 1e9,
+        read_gb_per_s=rates.read / 1e9,
+        product_tflop_per_s=rates.product / 1e12,
         vram_bytes=total - free,
     )
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    """An argparse type: whole numbers from 1 on, separated by commas."""
-    number = options.whole_number(1)
-    return tuple(number(part) for part in text.split(","))

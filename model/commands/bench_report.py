@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 Cell = Callable[[Record], str]
 
-FORMATS = ("md", "csv", "json", "jsonl")
+FORMATS = ("md", "csv", "json", "jsonl", "sql")
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Under which a run was measured; ``vram_bytes`` of the device's memory were in use, by anyone,
-    when it ended.
+    """Under which a run was measured: the device's read bandwidth, and the rate of a dense f16
+    product on it; ``vram_bytes`` of its memory were in use, by anyone, when the run ended.
     """
 
     model: str
@@ -34,6 +34,7 @@ class Conditions:
     driver: str
     version: str
     read_gb_per_s: float
+    product_tflop_per_s: float
     vram_bytes: int
 
 
@@ -65,6 +66,8 @@ ROW_COLUMNS: Mapping[str, Cell] = {
     "MB moved": _number("moved_per_token", ",.1f", 1e6),
     "GB/s": _number("gb_per_s", ",.1f"),
     "of B": _number("share", ".1%"),
+    "TFLOP/s": _number("tflop_per_s", ",.1f"),
+    "of F": _number("product_share", ".1%"),
     "host us": _number("host_us_per_token", ".1f"),
 }
 PROFILE_COLUMNS: Mapping[str, Cell] = {
@@ -94,9 +97,13 @@ STARTUP_COLUMNS: Mapping[str, Cell] = {
 
 def print_report(conditions: Conditions, sections: Sequence[Section], kind: str) -> None:
     """Print everything to stdout in one of `FORMATS`."""
-    {"md": _print_md, "csv": _print_csv, "json": _print_json, "jsonl": _print_jsonl}[kind](
-        conditions, sections
-    )
+    {
+        "md": _print_md,
+        "csv": _print_csv,
+        "json": _print_json,
+        "jsonl": _print_jsonl,
+        "sql": _print_sql,
+    }[kind](conditions, sections)
 
 
 def _complete(conditions: Conditions, sections: Sequence[Section]) -> list[dict[str, Any]]:
@@ -127,10 +134,35 @@ def _print_csv(conditions: Conditions, sections: Sequence[Section]) -> None:
     writer.writerows(records)
 
 
+def _print_sql(conditions: Conditions, sections: Sequence[Section]) -> None:
+    """A table a section, for sqlite and others."""
+    for section in sections:
+        records = [record | asdict(conditions) for record in section.records]
+        for number, record in enumerate(records):
+            table = f"urdir_bench_{section.name}"
+            if not number:
+                columns = ", ".join(f"{name} {_sql_type(v)}" for name, v in record.items())
+                print(f"CREATE TABLE IF NOT EXISTS {table} ({columns});")
+            print(f"INSERT INTO {table} VALUES ({', '.join(map(_sql, record.values()))});")
+
+
+def _sql_type(value: Any) -> str:
+    return "TEXT" if isinstance(value, str) else "REAL"
+
+
+def _sql(value: Any) -> str:
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return "NULL" if value is None else str(float(value))
+
+
 def _print_md(conditions: Conditions, sections: Sequence[Section]) -> None:
     c = conditions
     print(f"{c.model} on {c.device} (driver {c.driver}), urdir {c.version}")
-    print(f"read bandwidth B = {c.read_gb_per_s:,.1f} GB/s, {c.vram_bytes / 1e6:,.0f} MB in use")
+    print(
+        f"read bandwidth B = {c.read_gb_per_s:,.1f} GB/s, dense f16 product F = "
+        f"{c.product_tflop_per_s:,.1f} TFLOP/s, {c.vram_bytes / 1e6:,.0f} MB in use"
+    )
     for section in sections:
         print(f"\n| {' | '.join(section.columns)} |")
         print("|---" * len(section.columns) + "|")

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options
-from urdir.model.commands.opening import open_engine
+from urdir.model.commands.opening import open_engine, template_process
 from urdir.model.commands.report import end_note, print_statistics
 from urdir.model.errors import ContextFullError
 
@@ -39,8 +39,9 @@ def run(args: argparse.Namespace) -> int:
     from urdir.model.text.chat import ChatTemplate
 
     with (
+        template_process() as process,
         open_engine(args, args.model, args.ctx_size, text=True) as engine,
-        ChatTemplate.from_gguf(engine.gguf, engine.tokenizer) as template,
+        ChatTemplate.from_gguf(engine.gguf, engine.tokenizer, process) as template,
     ):
         _Conversation(engine, template, args).run()
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from urdir.model.environment import Environment, read_environment
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.runner import Observer
     from urdir.model.families.synthetic import SyntheticModel
+    from urdir.model.text.sandbox import TemplateProcess
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 
@@ -24,7 +26,9 @@ def open_engine(
     kv_dtype: KvDtype = "f16",
     exact: bool = False,
     sequences: int = 1,
+    chunk: int | None = None,
     text: bool = False,
+    meanwhile: Callable[[Engine], None] | None = None,
 ) -> Engine:
     """`Engine.open` with what ``--device`` and the environment say about the rest."""
     from urdir.model.engine.engine import Engine
@@ -38,11 +42,13 @@ def open_engine(
         kv_dtype=kv_dtype,
         exact=exact,
         sequences=sequences,
+        chunk=chunk,
         text=text,
         cache_folder=environment.cache_dir,
         ptx_files=ptx_files(environment),
         host_sampling=environment.correctness_mode,
         observer=observer(environment),
+        meanwhile=meanwhile,
     )
 
 
@@ -54,6 +60,15 @@ def open_device(args: argparse.Namespace) -> Device:
     return Device.open(args.device or environment.device, cache_folder=environment.cache_dir)
 
 
+def template_process() -> TemplateProcess:
+    """The process that renders chat templates, which starts while the engine is opened."""
+    from urdir.model.text.sandbox import TemplateProcess
+
+    process = TemplateProcess()
+    process.begin()
+    return process
+
+
 def ptx_files(environment: Environment) -> PtxFiles:
     """The folders of edited PTX that the environment names."""
     from urdir.driver.ptx_files import PtxFiles
@@ -63,8 +78,10 @@ def ptx_files(environment: Environment) -> PtxFiles:
 
 def observer(environment: Environment) -> Observer | None:
     """Who looks at every step, if the environment asks for it."""
+    if not environment.gpu_debug and not environment.decode_timing:
+        return None
     from urdir.model.verify.observers import PhaseTimer, TensorSummaries
 
     if environment.gpu_debug:
         return TensorSummaries()
-    return PhaseTimer() if environment.decode_timing else None
+    return PhaseTimer()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,36 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         _check_bounds(value, low, high)
         return value
+
+    return parse
+
+
+#: first-last, first-last+step or first-last*factor
+_RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
+
+
+def number_list(low: int) -> Callable[[str], tuple[int, ...]]:
+    """An argparse type: whole numbers from ``low`` on between commas, and ranges as llama-bench
+    takes them: 1-4, 16-64+16, 16-256*2."""
+    number = whole_number(low)
+
+    def parse(text: str) -> tuple[int, ...]:
+        found: list[int] = []
+        for part in text.split(","):
+            if (match := _RANGE.fullmatch(part)) is None:
+                found.append(number(part))
+                continue
+            first, last, by = number(match[1]), number(match[2]), int(match[4] or 1)
+            if (
+                first > last
+                or by < (2 if match[3] == "*" else 1)
+                or (match[3] == "*" and not first)
+            ):
+                raise argparse.ArgumentTypeError(f"{part!r} is a range without an end")
+            while first <= last:
+                found.append(first)
+                first = first * by if match[3] == "*" else first + by
+        return tuple(found)
 
     return parse
 
@@ -182,8 +214,6 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
     """The settings that ``add_sampling``'s flags ask for; a seed is drawn where none is given."""
-    import secrets
-
     from urdir.model.engine.sampling import SamplingSettings
 
     return SamplingSettings(
@@ -193,5 +223,5 @@ def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
         min_p=args.min_p,
         repeat_penalty=args.repeat_penalty,
         repeat_last_n=args.repeat_last_n,
-        seed=secrets.randbits(32) if args.seed is None else args.seed,
+        seed=int.from_bytes(os.urandom(4)) if args.seed is None else args.seed,
     )

@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options
-from urdir.model.commands.opening import open_engine
+from urdir.model.commands.opening import open_engine, template_process
 from urdir.model.commands.report import end_note, print_statistics, statistics_dict
 from urdir.model.errors import ModelError
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.generate import Generation
+    from urdir.model.text.sandbox import TemplateProcess
 
 EXAMPLES = """\
   urdir run -p "What is 27 plus 45?"                     the built-in demo model
@@ -45,22 +47,21 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; Ctrl-C keeps the text so far and still prints the statistics."""
-    from urdir.model.engine.generate import Generation
-
     prompt = _read_prompt(args)
-    with open_engine(args, args.model, args.ctx_size, text=True) as engine:
+    generation: Generation
+
+    def begin(engine: Engine) -> None:
+        """Do what can be done before the weights are there."""
+        nonlocal generation
+        generation = _generation(engine, args, _encode(engine, args, prompt, process))
+        generation.prepare()
+
+    with (
+        nullcontext() if args.raw else template_process() as process,
+        open_engine(args, args.model, args.ctx_size, text=True, meanwhile=begin) as engine,
+    ):
         if args.verbose:
             _describe(engine)
-        generation = Generation(
-            engine.session,
-            engine.tokenizer,
-            _encode(engine, args, prompt),
-            options.sampling_settings(args),
-            limit=args.n_predict,
-            stops=args.stop,
-            ignore_end=args.ignore_eos,
-            host_sampling=engine.host_sampling,
-        )
         interrupted, text = _stream(generation, quiet=args.json)
     if args.json:
         report = {"text": text, "statistics": statistics_dict(generation.statistics)}
@@ -86,15 +87,32 @@ def _read_prompt(args: argparse.Namespace) -> str:
         raise ModelError(f"the prompt on stdin is not UTF-8: {exc}") from exc
 
 
-def _encode(engine: Engine, args: argparse.Namespace, prompt: str) -> list[int]:
-    from urdir.model.text.chat import ChatTemplate, Message
+def _generation(engine: Engine, args: argparse.Namespace, prompt: list[int]) -> Generation:
+    from urdir.model.engine.generate import Generation
 
-    if args.raw:
+    return Generation(
+        engine.session,
+        engine.tokenizer,
+        prompt,
+        options.sampling_settings(args),
+        limit=args.n_predict,
+        stops=args.stop,
+        ignore_end=args.ignore_eos,
+        host_sampling=engine.host_sampling,
+    )
+
+
+def _encode(
+    engine: Engine, args: argparse.Namespace, prompt: str, process: TemplateProcess | None
+) -> list[int]:
+    if process is None:
         tokens = engine.tokenizer.encode(prompt, parse_special=True, add_bos=True)
     else:
+        from urdir.model.text.chat import ChatTemplate, Message
+
         turns = [Message("system", args.system)] if args.system else []
         turns.append(Message("user", prompt))
-        with ChatTemplate.from_gguf(engine.gguf, engine.tokenizer) as template:
+        with ChatTemplate.from_gguf(engine.gguf, engine.tokenizer, process) as template:
             tokens = template.encode(turns)
     if not tokens:
         raise ModelError("the prompt is empty: the model needs at least one token to go on from")
@@ -123,7 +141,7 @@ def _describe(engine: Engine) -> None:
     device, session = engine.device, engine.session
     print(
         f"model {engine.name}, {engine.weights.nbytes:,} bytes of weights, "
-        f"loaded in {engine.load_seconds:.2f} s\n"
+        f"loaded in {engine.seconds['weights']:.2f} s\n"
         f"device {device.name}: {device.properties.name}, kernels for {device.target}\n"
         f"context {session.context} tokens, KV cache {session.parts.cache.nbytes:,} bytes "
         f"({session.parts.cache.layout(0).dtype})",

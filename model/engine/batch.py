@@ -6,14 +6,14 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
 
-from urdir.model.memory.budget import row_bucket
+from urdir.model.memory.buckets import row_bucket
 from urdir.ptxgen.kernels.attention.choice import length_buckets
 
 
 class Output(Enum):
     """What comes out of a step once the layers are through."""
 
-    NONE = "none"  # of a prompt: the next tokens are known
+    NONE = "none"  # of a prompt's chunk with others after it: the next tokens are known
     LOGITS = "logits"  # for the host, which supplies the next token
     GREEDY = "greedy"  # the most likely token becomes the next one
     SAMPLE = "sample"  # a token drawn by the sequence's settings becomes the next one
@@ -28,25 +28,23 @@ class Output(Enum):
 class StepShape:
     """What a plan is made for: everything that is fixed while its graph is replayed.
 
-    ``rows`` tokens a step (a prompt step's are consecutive tokens of one sequence), each with at
-    most ``keys`` keys to attend to. ``steps`` decode steps follow one another, each with the tokens
-    that the one before has chosen.
+    ``rows`` tokens a step, each with at most ``keys`` keys to attend to. Those of a prompt step are
+    a chunk of one sequence, and the ``output`` is of the last one. ``steps`` decode steps follow
+    one another, each with the tokens that the one before has chosen.
     """
 
     rows: int
     keys: int
     output: Output
     steps: int = 1
-
-    @property
-    def is_prompt(self) -> bool:
-        """True where the rows are a chunk of one sequence."""
-        return self.output is Output.NONE
+    is_prompt: bool = False
 
     @property
     def kind(self) -> str:
-        """The step in a word: "prompt", or the output of a decode step."""
-        return "prompt" if self.is_prompt else self.output.value
+        """The step in words: "greedy", "prompt" (without an output), "prompt greedy"."""
+        if self.is_prompt:
+            return "prompt" if self.output is Output.NONE else f"prompt {self.output.value}"
+        return self.output.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +73,12 @@ class ShapeBuckets:
         """
         return StepShape(row_bucket(rows), self.keys(length), output, steps)
 
-    def prompt(self, start: int, end: int) -> tuple[StepShape, int]:
+    def prompt(self, start: int, end: int, output: Output = Output.NONE) -> tuple[StepShape, int]:
         """The shape of the first prompt step of the tokens from ``start`` to ``end``, and where it
-        ends: not all of them may fit one step. Rows that are left over stay idle.
+        ends: not all of them may fit one step, and the ``output`` is that of the last one's step.
+        Rows that are left over stay idle.
         """
         rows = next((c for c in self.chunks if c >= end - start), self.chunks[-1])
-        end = min(end, start + rows)
-        return StepShape(rows, self.keys(end), Output.NONE), end
+        if end - start > rows:
+            end, output = start + rows, Output.NONE
+        return StepShape(rows, self.keys(end), output, is_prompt=True), end

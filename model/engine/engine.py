@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import cached_property
-from importlib import resources
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from urdir.driver.device import Device
-from urdir.driver.ptx_files import PtxFiles
-from urdir.model.cache_folder import user_cache_folder
-from urdir.model.engine.runner import Observer
-from urdir.model.engine.session import Session
-from urdir.model.families.description import Config
-from urdir.model.families.synthetic import SyntheticModel
-from urdir.model.files.gguf import Gguf
-from urdir.model.files.model_file import ModelFile
-from urdir.model.files.pretrained.model import SafetensorsModel
-from urdir.model.files.source import open_model
-from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
-from urdir.model.memory.weights import Weights
+from urdir.model.engine.opening import Opening
 from urdir.model.owner import Owner
-from urdir.model.text.tokenizer import Tokenizer
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.parallel import Task
+    from urdir.driver.ptx_files import PtxFiles
+    from urdir.model.engine.runner import Observer
+    from urdir.model.engine.session import Session
+    from urdir.model.families.description import Config
+    from urdir.model.families.synthetic import SyntheticModel
+    from urdir.model.files.gguf import Gguf
+    from urdir.model.files.model_file import ModelFile
+    from urdir.model.files.pretrained.model import SafetensorsModel
+    from urdir.model.memory.weights import Weights
+    from urdir.model.text.tokenizer import Tokenizer
+    from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 DEFAULT_CONTEXT = 4096
 #: Above this the emulator says beforehand how slow it will be.
@@ -43,16 +42,17 @@ def default_context(config: Config) -> int:
 
 def demo_model() -> Path:
     """The demo model that ships with the package."""
-    return Path(str(resources.files("urdir.model.data").joinpath("demo-q4_k_m.gguf")))
+    return Path(__file__).parents[1] / "data" / "demo-q4_k_m.gguf"
 
 
 class Engine(Owner):
     """Everything that turns tokens into tokens; a context manager that frees the device.
 
-    ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``load_seconds`` is
-    what uploading and repacking the weights took; ``host_sampling`` whether whoever opened it wants
-    tokens to be chosen by the host; ``tokenizer`` is built when first asked for, so that a file
-    without a vocabulary can still be measured.
+    ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``seconds`` is what
+    opening each of "device", "file", "tokenizer", "weights" (upload and repacking) took, beside the
+    others; ``host_sampling`` whether whoever opened it wants tokens to be chosen by the host;
+    ``tokenizer`` is built when first asked for, so that a file without a vocabulary can still be
+    measured.
     """
 
     def __init__(
@@ -61,17 +61,18 @@ class Engine(Owner):
         device: Device,
         weights: Weights,
         session: Session,
-        load_seconds: float,
         host_sampling: bool,
+        reading: Task[Tokenizer] | None,
+        seconds: Mapping[str, float],
     ) -> None:
         self.gguf = gguf
         self.config = weights.config
         self.device = device
         self.weights = weights
         self.session = session
-        self.load_seconds = load_seconds
+        self.seconds = seconds
         self.host_sampling = host_sampling
-        self._reading: Future[Tokenizer] | None = None
+        self._reading = reading
         self._owners = ExitStack()
 
     @classmethod
@@ -85,43 +86,48 @@ class Engine(Owner):
         kv_dtype: KvDtype = "f16",
         exact: bool = False,
         sequences: int = 1,
+        chunk: int | None = None,
         text: bool = False,
         cache_folder: Path | Literal["user"] | None = "user",
         ptx_files: PtxFiles | None = None,
         host_sampling: bool = False,
         observer: Observer | None = None,
+        meanwhile: Callable[[Engine], None] | None = None,
     ) -> Engine:
         """Open ``path`` (None: the demo model) on ``device`` (auto, cuda[:i], emulator[:sm_NN]).
 
         ``path`` is a GGUF file, any part of a split one, or a folder as transformers writes it,
         whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
         ``context`` defaults to the smaller of the model's and 4096 tokens. The cache stores
-        ``kv_dtype``; ``exact`` keeps activations in f32. With ``text`` a thread of its own
-        builds the tokeniser. ``cache_folder`` keeps compiled kernels: "user" is the user's
-        (`user_cache_folder`), None keeps none. ``ptx_files`` are folders of edited PTX to
-        use and of PTX to write. ``observer`` looks at every step. No variable of the environment
-        is read. The file is checked whole, and the memory it needs against what is free, before
-        anything is allocated. Raises ModelError, and DriverError for a device that is absent or
-        fails.
+        ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a prompt
+        (2048) are processed at once, fewer where memory is short. With ``text`` a thread of its own
+        builds the tokeniser. ``meanwhile`` is called while the weights are loaded, with an engine
+        that must run nothing yet: for `Session.prepare`. ``cache_folder`` keeps compiled kernels:
+        "user" is the user's (`user_cache_folder`), None keeps none. ``ptx_files`` are folders of
+        edited PTX to use and of PTX to write. ``observer`` looks at every step. No variable of the
+        environment is read. The file is checked whole, and the memory it needs against what is
+        free, before anything is allocated. Raises ModelError, and DriverError for a device that is
+        absent or fails; nothing stays open then, and no thread runs.
         """
-        folder = user_cache_folder() if cache_folder == "user" else cache_folder
-        with ExitStack() as owners:
-            gguf: Gguf | SafetensorsModel | SyntheticModel
-            if isinstance(path, SyntheticModel):
-                gguf = path
-            else:
-                gguf = open_model(path or demo_model(), quantize=quantize)
-            owners.callback(gguf.close)
-            config = Config.from_gguf(gguf)
+        with Opening(lambda: _open_device(device, cache_folder, ptx_files)) as opening:
+            # imported while the device is opened
+            from urdir.model.engine.session import Session
+            from urdir.model.families.description import Config
+            from urdir.model.memory.buckets import MOST_CHUNK
+            from urdir.model.memory.budget import SessionBudget, check_context, fitting_budget
+            from urdir.model.memory.weights import Weights
+
+            with opening.timed("file"):
+                gguf = opening.own(_open_file(path, quantize))
+                config = Config.from_gguf(gguf)
             context = context or default_context(config)
             check_context(config, context)
             config = config.at_context(context)
-            reading = _read_tokenizer(gguf, owners) if text else None
-            opened = owners.enter_context(
-                Device.open(device, cache_folder=folder, ptx_files=ptx_files)
-            )
+            reading = opening.read_tokenizer(gguf) if text else None
+            opened = opening.device()
             _announce(opened, gguf)
-            budget = SessionBudget.of(
+            session_budget = partial(
+                SessionBudget.of,
                 config,
                 context,
                 opened.properties.sm_count,
@@ -129,11 +135,16 @@ class Engine(Owner):
                 exact=exact,
                 sequences=sequences,
             )
-            MemoryPlan.of(gguf, config, budget).check(opened)
-            start = time.perf_counter()
-            weights = owners.enter_context(Weights.load(gguf, config, opened))
-            seconds = time.perf_counter() - start
-            session = owners.enter_context(
+            budget = fitting_budget(
+                gguf,
+                config,
+                opened,
+                lambda rows: session_budget(chunk=rows),
+                chunk or MOST_CHUNK,
+            )
+            weights = opening.own(Weights(gguf, config, opened))
+            opening.upload(weights, gguf)
+            session = opening.own(
                 Session(
                     opened,
                     weights,
@@ -141,12 +152,16 @@ class Engine(Owner):
                     kv_dtype,
                     exact=exact,
                     sequences=sequences,
+                    chunk=budget.chunks[-1],
                     observer=observer,
                 )
             )
-            engine = cls(gguf, opened, weights, session, seconds, host_sampling)
-            engine._reading = reading
-            engine._owners = owners.pop_all()
+            engine = cls(gguf, opened, weights, session, host_sampling, reading, opening.seconds)
+            if meanwhile is not None:
+                with opening.timed("meanwhile"):
+                    meanwhile(engine)
+            opening.wait_for_upload()
+            engine._owners = opening.hand_over()
             return engine
 
     @cached_property
@@ -154,6 +169,8 @@ class Engine(Owner):
         """The file's tokeniser; ModelError where it has none."""
         if self._reading is not None:
             return self._reading.result()
+        from urdir.model.text.tokenizer import Tokenizer
+
         return Tokenizer.from_gguf(self.gguf)
 
     @property
@@ -166,10 +183,28 @@ class Engine(Owner):
         self._owners.close()
 
 
-def _read_tokenizer(gguf: ModelFile, owners: ExitStack) -> Future[Tokenizer]:
-    """Begin to build the tokeniser of a file, which stays open until that is done."""
-    thread = owners.enter_context(ThreadPoolExecutor(1, "tokenizer"))
-    return thread.submit(Tokenizer.from_gguf, gguf)
+def _open_device(
+    name: str, cache_folder: Path | Literal["user"] | None, ptx_files: PtxFiles | None
+) -> Device:
+    from urdir.driver import bindings
+
+    if not name.startswith("emulator"):
+        bindings.initialise()
+    from urdir.driver.device import Device
+    from urdir.model.cache_folder import user_cache_folder
+
+    folder = user_cache_folder() if cache_folder == "user" else cache_folder
+    return Device.open(name, cache_folder=folder, ptx_files=ptx_files)
+
+
+def _open_file(
+    path: str | os.PathLike[str] | SyntheticModel | None, quantize: str | None
+) -> Gguf | SafetensorsModel | SyntheticModel:
+    from urdir.model.files.source import open_model
+
+    if path is None or isinstance(path, str | os.PathLike):
+        return open_model(path or demo_model(), quantize=quantize)
+    return path
 
 
 def _announce(device: Device, gguf: ModelFile) -> None:

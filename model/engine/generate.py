@@ -61,6 +61,12 @@ class Generation:
     statistics: Statistics = field(default_factory=Statistics)
     tokens: list[int] = field(default_factory=list)
 
+    def prepare(self) -> None:
+        """Record the graphs of the prompt and of the first token, for a session that has processed
+        nothing: its weights need not be there yet (``meanwhile`` of `Engine.open`).
+        """
+        self.session.prepare(len(self.prompt), self._output)
+
     def text(self) -> Iterator[str]:
         """Pieces of printable text as they become known; together they are the answer.
 
@@ -122,8 +128,13 @@ class Generation:
         """Tokens after the prompt until the cache is full, chosen on the device or by the host."""
         if self.host_sampling:
             return self._choose_on_host()
-        output = Output.GREEDY if self.settings.is_greedy else Output.SAMPLE
-        return self.session.stream(output, self.slot, most=self.limit)
+        return self.session.stream(self._output, self.slot, most=self.limit)
+
+    @property
+    def _output(self) -> Output:
+        if self.host_sampling:
+            return Output.LOGITS
+        return Output.GREEDY if self.settings.is_greedy else Output.SAMPLE
 
     def _choose_on_host(self) -> Generator[int, None, None]:
         """The same with logits downloaded and numpy choosing: what the device must match."""

@@ -45,8 +45,9 @@ class RunAhead(Owner):
         """Something for every step that is complete.
 
         ``queue_steps`` queues one launch on the stream, of at most as many steps as it is given;
-        it returns how many, 0 when there is none any more. While the host would wait, ``use_wait``
-        is called (at least once a launch) until it returns False: it is to return quickly.
+        it returns how many, 0 where none can be queued (yet). While the host would wait,
+        ``use_wait`` is called (at least once a launch) until it returns False: it is to return
+        quickly.
         """
         launches: deque[tuple[Event, int]] = deque()
         launched = ahead = 0

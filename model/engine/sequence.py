@@ -65,6 +65,11 @@ class Sequence:
         return self.known - len(self.tokens)
 
     @property
+    def last(self) -> int:
+        """Where the token is whose step chooses the next: the last one that exists, or the next."""
+        return max(self.length, self.known - 1)
+
+    @property
     def is_full(self) -> bool:
         """True when no further token can be processed."""
         return self.length >= self.context
@@ -126,8 +131,9 @@ class Sequence:
         self.length = end
 
     def step(self, count: int, chooses: bool) -> None:
-        """``count`` decode steps are queued; where the device ``chooses``, a token follows."""
-        self.length += count
+        """``count`` steps from the last token on are queued; where the device ``chooses``, a token
+        follows."""
+        self.length = self.last + count
         if chooses:
             self.known = max(self.known, self.length + 1)
 

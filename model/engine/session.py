@@ -18,6 +18,7 @@ from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence
 from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
+from urdir.model.memory.buckets import MOST_CHUNK
 from urdir.model.memory.budget import SessionBudget, check_context
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.kv_cache import KvCache
@@ -35,11 +36,11 @@ Slots = abc.Sequence[int]
 class Session(Owner):
     """Up to ``sequences`` sequences of at most ``context`` tokens each, numbered from 0.
 
-    ``sequences[s]`` says what a sequence holds. At most one of its tokens, the *pending* one, is
-    known but not yet processed; a step processes it. The cache stores ``kv_dtype``; ``exact`` keeps
-    activations in f32 throughout. ``observer`` looks at every step, launch by launch; without
-    ``fused``, launches that serve several operations are taken apart. Raises ModelError for a
-    context that the model does not take, OutOfMemoryError.
+    ``sequences[s]`` says what a sequence holds. Tokens that are known but not yet processed are
+    *pending*, at most ``chunk`` of them; a step processes them. The cache stores ``kv_dtype``;
+    ``exact`` keeps activations in f32 throughout. ``observer`` looks at every step, launch by
+    launch; without ``fused``, launches that serve several operations are taken apart. Raises
+    ModelError for a context that the model does not take, OutOfMemoryError.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Session(Owner):
         sequences: int = 1,
         page_len: int = 0,
         pages: int | None = None,
+        chunk: int = MOST_CHUNK,
         observer: Observer | None = None,
         fused: bool = True,
     ) -> None:
@@ -67,6 +69,7 @@ class Session(Owner):
             sequences=sequences,
             page_len=page_len,
             pages=pages,
+            chunk=chunk,
         )
         self.context = context
         self.weights = weights
@@ -135,10 +138,11 @@ class Session(Owner):
         return [sequence.length for sequence in self.sequences]
 
     def feed(self, tokens: Ids, sequence: int = 0) -> None:
-        """Append ``tokens``, processing all but the last, which is left pending.
+        """Append ``tokens``; all but the last chunk of what is pending then is processed.
 
-        Raises ModelError for a token id outside the vocabulary and ContextFullError when they do
-        not fit; the sequence is then as it was.
+        The next step processes that chunk, too, and its output is that of the last token. Raises
+        ModelError for a token id outside the vocabulary and ContextFullError when the tokens do not
+        fit; the sequence is then as it was.
         """
         if not tokens:
             return
@@ -149,11 +153,31 @@ class Session(Owner):
         self.parts.cache.reserve(fed.slot, fed.length, end)
         self.parts.state.write_tokens(fed.slot, fed.known, tokens)
         fed.append(tokens)
-        while fed.length < end:
-            shape, next_end = self.shapes.prompt(fed.length, end)
-            self.parts.state.write_chunk(fed.slot, fed.length, next_end)
+        self._process(fed, fed.known - self.shapes.chunks[-1])
+
+    def _process(self, sequence: Sequence, end: int) -> None:
+        """Queue prompt steps without an output until no token before ``end`` is pending: one more
+        chunk may be, where ``end`` is not the last token."""
+        while sequence.length < end:
+            shape, stop = self.shapes.prompt(sequence.length, sequence.last)
+            self.parts.state.write_chunk(sequence.slot, sequence.length, stop)
             self.steps.launch(shape, self._stream)
-            fed.process(next_end)
+            sequence.process(stop)
+
+    def prepare(self, tokens: int, output: Output) -> None:
+        """Record the graphs that one sequence needs for a prompt of so many tokens and for the
+        first token after it. Nothing runs: the weights need not be there yet. Raises DriverError.
+        """
+        known, length = min(max(tokens, 1), self.context), 0
+        shapes = []
+        while length < known - self.shapes.chunks[-1]:
+            shape, length = self.shapes.prompt(length, known - 1)
+            shapes.append(shape)
+        if known - length > 1:
+            shapes.append(self.shapes.prompt(length, known, output)[0])
+        else:
+            shapes.append(self.shapes.decode(1, known, output))
+        self.steps.record(shapes)
 
     def set_sampling(self, settings: SamplingSettings, sequence: int = 0) -> None:
         """How tokens of a sequence are drawn from now on, by steps whose output is SAMPLE."""
@@ -161,7 +185,8 @@ class Session(Owner):
         self.parts.state.write_sampling(sequence, settings.words, settings.seed)
 
     def forward_gpu_resident(self, sequences: Slots = (0,)) -> npt.NDArray[np.float32]:
-        """Process the pending token of each sequence in one step: embedding, layers, norm, LM head.
+        """Process the pending tokens of each sequence: embedding, layers, norm, LM head. The last
+        ones share a step; those of a single sequence are one step with those before them.
 
         Returns the logits (len(sequences), n_vocab) f32 of the tokens after them; the host supplies
         these (``feed``). Raises ContextFullError and ModelError, nothing done then.
@@ -205,6 +230,7 @@ class Session(Owner):
         Raises ModelError, nothing changed, for tokens that there are not or that are not `kept`.
         """
         cut = self.sequences[sequence]
+        self._process(cut, min(length, cut.last))
         cut.check_truncate(length)
         self.parts.cache.truncate(cut.slot, length)
         self.parts.state.write_known(cut.slot, length)
@@ -225,6 +251,7 @@ class Session(Owner):
         """Make ``target`` a copy of ``source``, its pending token included."""
         original = self.sequences[source]
         original.check_read()
+        self._process(original, original.last)
         self.parts.cache.fork(source, target, original.length)
         self.parts.state.copy_tokens(source, target, original.known)
         self.sequences[target].copy(original)
@@ -233,8 +260,8 @@ class Session(Owner):
     # ---- steps ----
 
     def longest(self, sequences: Slots) -> int:
-        """The length of the longest of some sequences."""
-        return max([self.sequences[s].length for s in sequences], default=0)
+        """The length of the longest of some sequences, once one token of each is pending."""
+        return max([self.sequences[s].last for s in sequences], default=0)
 
     def shape_after(self, output: Output, sequences: Slots, steps: int = 1) -> StepShape:
         """The shape of the next ``steps`` steps of ``sequences``. Raises as a step of them would:
@@ -244,6 +271,9 @@ class Session(Owner):
             raise ModelError(f"a step of sequences {list(sequences)}: each once, at least one")
         for s in sequences:
             self.sequences[s].check_step()
+        if len(sequences) == 1 and self.sequences[sequences[0]].pending > 1:
+            prompt = self.sequences[sequences[0]]
+            return self.shapes.prompt(prompt.length, prompt.known, output)[0]
         return self.shapes.decode(len(sequences), self.longest(sequences) + steps, output, steps)
 
     def _step(self, output: Output, sequences: Slots) -> None:
@@ -254,14 +284,19 @@ class Session(Owner):
         self.launch(shape, sequences)
 
     def launch(self, shape: StepShape, sequences: Slots) -> None:
-        """Queue decode steps of that shape; the host's lengths move on with the device's positions.
+        """Queue steps of that shape; the host's lengths move on with the device's positions.
 
-        Raises ContextFullError when the cache has no room, DriverError; nothing was queued then.
+        Raises ContextFullError when the cache has no room, DriverError; no token was chosen then.
         """
         stepped = [self.sequences[s] for s in sequences]
         for s in stepped:
-            self.parts.cache.reserve(s.slot, s.length, s.length + shape.steps)
-        rows = tuple((s.slot, s.length) for s in stepped)
+            self.parts.cache.reserve(s.slot, s.length, s.last + shape.steps)
+        for s in stepped:
+            if shape.is_prompt:
+                self.parts.state.write_chunk(s.slot, s.length, s.known)
+            else:
+                self._process(s, s.last)
+        rows = tuple((s.slot, s.last) for s in stepped)
         if rows != self._rows:
             self.parts.state.write_rows(rows)
         self._rows = ()  # until the steps are queued, device and host may differ

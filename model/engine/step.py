@@ -7,14 +7,15 @@ from collections.abc import Generator
 from urdir.driver.execute import completed
 from urdir.driver.plan import Plan
 from urdir.model.blocks.embedding import append_embedding
-from urdir.model.blocks.layer import append_layer
+from urdir.model.blocks.layer import append_layer, append_layer_keys, begins_with_attention
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import StepParts
-from urdir.model.blocks.rows import Rows
+from urdir.model.blocks.rows import LastRow, Rows
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
+from urdir.ptxgen.kernels.gather import Gather
 from urdir.ptxgen.kernels.sample import Sample
 
 
@@ -29,9 +30,16 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
     rows = Rows.of(parts.state, shape.rows, shape.keys, is_prompt=shape.is_prompt)
     x = append_embedding(plan, parts, rows)
-    for index in range(parts.config.n_layers):
+    *others, final = range(parts.config.n_layers)
+    for index in others:
         x = append_layer(plan, parts, rows, index, x)
         yield
+    if shape.is_prompt:
+        x = _append_last_layer(plan, parts, rows, x, shape.output)
+        rows = LastRow.of(parts.state, rows.keys).rows
+    else:
+        x = append_layer(plan, parts, rows, final, x)
+    yield
     if shape.output is Output.NONE:
         return plan
     _append_head(plan, parts, rows, x)
@@ -40,6 +48,27 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     # What differs from step to step is in device memory, moved on by "advance".
     plan.extend([*plan] * (shape.steps - 1))
     return plan
+
+
+def _append_last_layer(
+    plan: Plan, parts: StepParts, rows: Rows, x: Activations, output: Output
+) -> Activations:
+    """The last layer of a prompt step, for its last row as far as that goes; nothing but keys and
+    values where there is no output."""
+    index = parts.config.n_layers - 1
+    narrows = begins_with_attention(parts.config.layers[index])
+    if narrows and output is Output.NONE:
+        append_layer_keys(plan, parts, rows, index, x)
+        return x
+    last = LastRow.of(parts.state, rows.keys)
+    if narrows:
+        return append_layer(plan, parts, rows, index, x, last=last)
+    linear = parts.linear(plan, rows)
+    x = linear.complete(append_layer(plan, parts, rows, index, x))
+    if output is not Output.NONE:
+        kernel = Gather(parts.config.hidden, rows.count)
+        plan.launch(kernel, "last_row", x=x.x, index=last.index, y=x.x)
+    return Activations(x.x)
 
 
 def _append_head(plan: Plan, parts: StepParts, rows: Rows, x: Activations) -> None:

@@ -54,6 +54,7 @@ class DecodeStream:
         self._slots = slots
         self._most = most
         self._keys = 0  # bucket of the last step
+        self._waits = False  # for the first token: the graph of the later ones is not recorded yet
 
     def tokens(self) -> Generator[list[int], None, None]:
         """The next token of each sequence, step after step. When it is closed, steps that ran
@@ -80,7 +81,8 @@ class DecodeStream:
                 session.undo_unread(slot)
 
     def _queue(self, steps: int, end: int) -> int:
-        """Queue up to ``steps`` steps, none beyond a length of ``end``; returns how many.
+        """Queue up to ``steps`` steps, none beyond a length of ``end``; returns how many, 0 where
+        none can be queued yet.
 
         It is one where all of them have no graph (yet), are not of one length bucket, or have no
         room in the cache.
@@ -91,6 +93,13 @@ class DecodeStream:
             return 0
         shape = session.shape_after(self._output, slots)
         self._keys = shape.keys
+        if shape.is_prompt:
+            session.launch(shape, slots)
+            self._waits = True
+            return 1
+        if self._waits and not session.steps.is_recorded(shape):
+            self._waits = False
+            return 0  # the first token first; the graph is recorded while it is waited for
         if 1 < steps <= end - longest:
             several = session.shape_after(self._output, slots, steps)
             if several.keys == shape.keys and session.steps.is_recorded(several):
@@ -104,6 +113,8 @@ class DecodeStream:
         """Do a small piece of preparing for the steps that will come; False where all is done."""
         prepare = self._session.steps.prepare
         longest = self._session.longest(self._slots)
+        if longest < end and prepare(self._shape(longest + 1)):
+            return True
         later = min(longest + LOOK_AHEAD, end)
         if later > self._keys and prepare(self._shape(later)):
             return True

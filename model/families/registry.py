@@ -21,9 +21,29 @@ Describe = Callable[[Reader], Config]
 def families() -> Mapping[str, Describe]:
     """How the metadata of each architecture becomes a description, sorted by name."""
     found: dict[str, Describe] = {}
-    for module in iter_modules(architectures.__path__, f"{architectures.__name__}."):
-        found |= import_module(module.name).ARCHITECTURES
+    for name in _modules():
+        found |= _described_in(name)
     return dict(sorted(found.items()))
+
+
+def _find(architecture: str) -> Describe | None:
+    """The architecture's entry of `families`. Files whose names it begins with come first, and
+    those after the one that has it are not imported: all of them take 30 ms.
+    """
+    for name in sorted(_modules(), key=lambda name: not architecture.startswith(name)):
+        if (found := _described_in(name).get(architecture)) is not None:
+            return found
+    return None
+
+
+def _modules() -> list[str]:
+    return [module.name for module in iter_modules(architectures.__path__)]
+
+
+def _described_in(name: str) -> Mapping[str, Describe]:
+    module = import_module(f"{architectures.__name__}.{name}")
+    found: Mapping[str, Describe] = module.ARCHITECTURES
+    return found
 
 
 def read_config(file: ModelFile) -> Config:
@@ -46,9 +66,8 @@ def read_config(file: ModelFile) -> Config:
 def describe(file: Reader) -> Config:
     """The description that the family of ``file`` makes; tensors are not checked yet."""
     architecture = file.architecture
-    known = families()
-    if architecture not in known:
+    if (described := _find(architecture)) is None:
         raise UnsupportedError(
-            f"architecture {architecture!r} is not supported (supported: {', '.join(known)})"
+            f"architecture {architecture!r} is not supported (supported: {', '.join(families())})"
         )
-    return known[architecture](file)
+    return described(file)

@@ -7,8 +7,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Little endian
     n_tensors x (string name, u32 n_dims, u64 dims[n_dims], u32 type, u64 offset)
     padding to general.alignment, tensor data (offsets count from here)
 
-The `gguf` package supplies type ids and block sizes; its own reader takes seconds for a large
-vocabulary.
+The reader of the `gguf` package takes seconds for a large vocabulary.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from urdir.model.errors import GgufError, UnsupportedError
 from urdir.model.files.mapping import map_file
 from urdir.model.files.metadata import Metadata, StringArray, Value
 from urdir.model.files.split import join, part_paths
+from urdir.model.files.tensor_types import TENSOR_TYPES
 
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
@@ -62,7 +62,7 @@ class Tensor:
     """A tensor of the file, as stored."""
 
     name: str
-    type_id: int  # ggml type, gguf.GGMLQuantizationType
+    type_id: int  # ggml type, see TENSOR_TYPES
     shape: tuple[int, ...]  # numpy order: rows first, the contiguous dimension (ne[0]) last
     offset: int  # bytes from the start of the file
     nbytes: int
@@ -71,9 +71,7 @@ class Tensor:
     @property
     def type_name(self) -> str:
         """The type as ggml spells it: "F32", "Q4_K"."""
-        from gguf.constants import GGMLQuantizationType
-
-        return str(GGMLQuantizationType(self.type_id).name)
+        return TENSOR_TYPES[self.type_id].name
 
 
 class Gguf:
@@ -336,18 +334,17 @@ def _read_info(cursor: _Cursor) -> _Info:
 
 def _locate(cursor: _Cursor, info: _Info, data_start: int, alignment: int) -> Tensor:
     """Size a tensor by its type and check that it lies within the file."""
-    from gguf.constants import GGML_QUANT_SIZES
-
     name, dims = info.name, info.dims
-    if info.type_id not in GGML_QUANT_SIZES:
+    if (kind := TENSOR_TYPES.get(info.type_id)) is None:
         raise UnsupportedError(f"{cursor.path}: tensor '{name}' has unknown type {info.type_id}")
-    block, block_nbytes = GGML_QUANT_SIZES[info.type_id]
-    if dims[0] % block:
-        cursor.fail(f"tensor '{name}' has rows of {dims[0]}, no multiple of its type's {block}")
+    if dims[0] % kind.block:
+        cursor.fail(
+            f"tensor '{name}' has rows of {dims[0]}, no multiple of its type's {kind.block}"
+        )
     n_elements = 1
     for dim in dims:
         n_elements *= dim
-    nbytes = n_elements // block * block_nbytes
+    nbytes = n_elements // kind.block * kind.nbytes
     if info.offset % alignment:
         cursor.fail(f"tensor '{name}' starts at offset {info.offset}, not aligned to {alignment}")
     start = data_start + info.offset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from urdir.model.errors import SettingsError
+from urdir.model.files.tensor_types import type_number
 
 #: Those that the gguf package makes without data to weigh by, and that our kernels read.
 QUANTISED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "bf16", "f16", "f32")
@@ -10,8 +11,6 @@ QUANTISED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "bf16", "f16", "f32")
 
 def quantised_type(name: str) -> int:
     """ggml's number of the type; SettingsError for one that is not in ``QUANTISED``."""
-    from gguf.constants import GGMLQuantizationType
-
     if name not in QUANTISED:
         raise SettingsError(f"cannot quantise to '{name}' (possible: {', '.join(QUANTISED)})")
-    return int(GGMLQuantizationType[name.upper()])
+    return type_number(name.upper())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from urdir.model.errors import SettingsError
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.hub import PREFIX, HubName, download
-from urdir.model.files.pretrained.model import SafetensorsModel
+
+if TYPE_CHECKING:
+    from urdir.model.files.pretrained.model import SafetensorsModel
 
 
 def open_model(
@@ -25,6 +28,8 @@ def open_model(
         asked = HubName.parse(str(source).removeprefix(PREFIX))
         path, name = download(asked), asked.repo.partition("/")[2]
     if path.is_dir():
+        from urdir.model.files.pretrained.model import SafetensorsModel
+
         return SafetensorsModel(path, quantize, name)
     if quantize is not None:
         raise SettingsError(f"{path}: --quantize is for safetensors; a GGUF file has its types")

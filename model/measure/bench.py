@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Mixture
-from urdir.model.families.stored import StoredMatrix, stored_in
+from urdir.model.families.stored import StoredMatrix, StoredVector, stored_in
 from urdir.model.measure.profile import ProfileRow, summarise
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.ptxgen.kernels.attention.decode import DecodeAttention
@@ -27,35 +27,51 @@ if TYPE_CHECKING:
     from urdir.model.families.description import Config
     from urdir.model.files.model_file import ModelFile
 
+Run = TypeVar("Run")
 _PROFILED = 6  # runs of a step that is profiled
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """What the device does at best: bytes ``read`` per second, and operations per second of a dense
+    f16 ``product``."""
+
+    read: float
+    product: float
+
+
+@dataclass(frozen=True, slots=True)
 class BenchCase:
-    """What to time: ``prompt`` tokens fed, then ``generate`` steps decoded greedily by each number
-    of ``sequences``, ``repeats`` times, all after ``depth`` tokens of context.
+    """What to time, each ``repeats`` times after each of the ``depths``, tokens of context: each
+    number of ``prompts``, tokens fed; each number of ``generate``, steps decoded greedily by each
+    number of ``sequences``; each of ``pairs``, a prompt and steps after it.
     """
 
-    prompt: int = 512
-    generate: int = 128
-    depth: int = 0
+    prompts: tuple[int, ...] = (512,)
+    generate: tuple[int, ...] = (128,)
+    depths: tuple[int, ...] = (0,)
     repeats: int = 5
     sequences: tuple[int, ...] = (1,)
+    pairs: tuple[tuple[int, int], ...] = ()
 
     @property
     def context(self) -> int:
         """Tokens of context that it needs."""
-        return self.depth + max(self.prompt, self.generate, 2)
+        most = (*self.prompts, *self.generate, *(p + n for p, n in self.pairs), 2)
+        return max(self.depths, default=0) + max(most)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One measured case, named as llama-bench names them (``pp512``, ``tg128``, ``tg64 @ d8192``),
-    followed by the number of sequences where it is not one (``tg128 x 4``).
+    """One measured case, named as llama-bench names them (``pp512``, ``tg128``, ``tg64 @ d8192``,
+    ``pp512+tg128``), with the number of sequences where it is not one (``tg128 x 4``).
 
     ``tokens_per_second`` (mean of the runs) and its standard ``deviation`` count the tokens of all
     sequences. ``ms_per_token`` is its inverse, ``ms_per_step`` the time of a step, which makes one
     token of each sequence. With several sequences, what follows is a token's share of a step.
+
+    ``tflop_per_s`` are the operations that the tokens need (`flops_of`), in 10^12 per second, and
+    ``product_share`` their share of the rate of a dense product.
 
     The rest is for decoding only (None for prompts, whose tokens share one reading of the weights).
     ``bytes_per_token`` must be read (`bytes_per_step`); ``gb_per_s`` is the rate of that, and
@@ -70,6 +86,8 @@ class BenchRow:
     tokens_per_second: float
     deviation: float
     ms_per_token: float
+    tflop_per_s: float
+    product_share: float
     ms_per_step: float | None = None
     bytes_per_token: int | None = None
     moved_per_token: int | None = None
@@ -90,6 +108,36 @@ def bytes_per_step(
 
 def weight_bytes(gguf: ModelFile, config: Config) -> int:
     """Bytes of the weights that a token needs, as stored in the file."""
+    total = 0.0
+    for stored, values in _values_of_a_token(config):
+        total += gguf.tensors[stored.name].nbytes * values / math.prod(stored.shape)
+    return round(total)
+
+
+def flops_of(config: Config, tokens: int, start: int = 0, outputs: int = 1) -> float:
+    """Operations of ``tokens`` of one sequence from ``start`` on: two for each value of the
+    matrices that a token is multiplied with, the output matrix for ``outputs`` of them alone, and
+    two for each value of the keys and values that it attends to.
+    """
+    output = config.output.matrix
+    each = {
+        stored: values
+        for stored, values in _values_of_a_token(config)
+        if isinstance(stored, StoredMatrix)
+    }
+    last = each.pop(output, 0.0)
+    total = 2 * (tokens * sum(each.values()) + outputs * last)
+    for layer in config.layers:
+        if (mixer := layer.attention) is not None:
+            length = start + (tokens + 1) / 2  # on average
+            keys = min(length, mixer.span or length)
+            total += 2 * tokens * keys * mixer.heads * (mixer.key_dim + mixer.value_dim)
+    return total
+
+
+def _values_of_a_token(config: Config) -> Iterator[tuple[StoredMatrix | StoredVector, float]]:
+    """Everything stored that a token needs, with the number of its values: of a mixture's experts
+    as many as it uses; no tables, where it looks up a row."""
     tables = {config.embedding, config.positions} - {config.output.matrix}
     if config.layer_embeddings is not None:
         tables.add(config.layer_embeddings.table)
@@ -101,13 +149,10 @@ def weight_bytes(gguf: ModelFile, config: Config) -> int:
         for part in (mixture.gate, mixture.up, mixture.down)
         for stored in stored_in(part)
     }
-    total = 0.0
     for stored in stored_in(config):
         if stored not in tables:
-            whole, values = gguf.tensors[stored.name].nbytes, math.prod(stored.shape)
-            share = stored.rows * stored.cols if isinstance(stored, StoredMatrix) else stored.size
-            total += whole * share / values * shares.get(stored, 1.0)
-    return round(total)
+            size = stored.rows * stored.cols if isinstance(stored, StoredMatrix) else stored.size
+            yield stored, size * shares.get(stored, 1.0)
 
 
 def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
@@ -129,73 +174,131 @@ def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
     return total
 
 
-def bench(
-    session: Session, gguf: ModelFile, bandwidth: float, case: BenchCase
-) -> Iterator[BenchRow]:
-    """Time ``case`` on a session with as many sequences; ``bandwidth`` in bytes per
-    second.
+def bench(session: Session, gguf: ModelFile, rates: Rates, case: BenchCase) -> Iterator[BenchRow]:
+    """Time ``case`` on a session with as many sequences.
 
     One untimed run of each comes first: modules are loaded and graphs recorded in it.
     """
-    rng = np.random.default_rng(0)
+    bench = _Bench(session, gguf, rates, case.repeats)
+    for depth in case.depths:
+        bench.fill(depth, max(case.sequences))
+        for prompt in filter(None, case.prompts):
+            yield bench.prompt(depth, prompt)
+        for generate in filter(None, case.generate):
+            for count in case.sequences:
+                yield bench.decode(depth, generate, count)
+        for prompt, generate in case.pairs:
+            yield bench.pair(depth, prompt, generate)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Rows of a session, each timed ``repeats`` times."""
+
+    session: Session
+    gguf: ModelFile
+    rates: Rates
+    repeats: int
+
+    @property
+    def config(self) -> Config:
+        return self.session.parts.config
+
+    def fill(self, depth: int, sequences: int) -> None:
+        """Give each sequence the same ``depth`` tokens."""
+        for sequence in range(sequences):
+            self.session.truncate(0, sequence)
+        if depth:
+            self.session.feed(_tokens(self.session, depth + 1))
+            for other in range(1, sequences):
+                self.session.fork(0, other)
+
+    def prompt(self, depth: int, prompt: int) -> BenchRow:
+        tokens = _tokens(self.session, prompt)
+        seconds = self._timed(lambda: _feed(self.session, tokens, depth))
+        flops = flops_of(self.config, prompt, depth)
+        return self._row(_name(f"pp{prompt}", depth), prompt, 1, flops, seconds)
+
+    def pair(self, depth: int, prompt: int, generate: int) -> BenchRow:
+        tokens = _tokens(self.session, prompt)
+
+        def run() -> float:
+            seconds = _feed(self.session, tokens, depth)
+            return seconds + _decode(self.session, 1, generate - 1)[0]
+
+        count = prompt + generate
+        flops = flops_of(self.config, count, depth, generate)
+        name = _name(f"pp{prompt}+tg{generate}", depth)
+        return self._row(name, count, 1, flops, self._timed(run))
+
+    def decode(self, depth: int, generate: int, count: int) -> BenchRow:
+        first = _tokens(self.session, count)
+
+        def run() -> tuple[float, float]:
+            for sequence, token in enumerate(first):
+                _rewind(self.session, depth, sequence)
+                self.session.feed([token], sequence)
+            return _decode(self.session, count, generate)
+
+        runs = self._timed(run)
+        name = _name(f"tg{generate}" + (f" x {count}" if count > 1 else ""), depth)
+        flops = count * flops_of(self.config, generate, depth, generate)
+        row = self._row(name, count * generate, count, flops, [seconds for seconds, _ in runs])
+        busy = mean(busy for _, busy in runs) / (generate * count)
+        return self._decode_row(row, depth + generate // 2, busy)
+
+    def _timed(self, run: Callable[[], Run]) -> list[Run]:
+        run()
+        return [run() for _ in range(self.repeats)]
+
+    def _row(
+        self, test: str, tokens: int, sequences: int, flops: float, seconds: Sequence[float]
+    ) -> BenchRow:
+        rates = [tokens / s for s in seconds]
+        product = flops / tokens * mean(rates)
+        return BenchRow(
+            test=test,
+            sequences=sequences,
+            tokens_per_second=mean(rates),
+            deviation=stdev(rates) if len(rates) > 1 else 0.0,
+            ms_per_token=1e3 * mean(seconds) / tokens,
+            tflop_per_s=product / 1e12,
+            product_share=product / self.rates.product,
+        )
+
+    def _decode_row(self, row: BenchRow, length: int, busy: float) -> BenchRow:
+        """``row`` with what is known of decoding only, ``length`` tokens being in the cache."""
+        session, count = self.session, row.sequences
+        needed = bytes_per_step(self.gguf, self.config, session.parts.cache.shape, length, count)
+        shape = session.shapes.decode(count, max(length, 1), Output.GREEDY)
+        plan = session.steps.bound(shape).plan
+        rate = needed / count * row.tokens_per_second
+        return replace(
+            row,
+            ms_per_step=row.ms_per_token * count,
+            bytes_per_token=round(needed / count),
+            moved_per_token=round(moved_per_step(plan, length, count) / count),
+            gb_per_s=rate / 1e9,
+            share=rate / self.rates.read,
+            host_us_per_token=1e6 * busy,
+        )
+
+
+def _name(test: str, depth: int) -> str:
+    return test + (f" @ d{depth}" if depth else "")
+
+
+def _tokens(session: Session, count: int) -> list[int]:
     vocab = session.parts.config.vocab_size
-    at_depth = f" @ d{case.depth}" if case.depth else ""
-    session.truncate(0)
-    if case.depth:
-        session.feed([int(t) for t in rng.integers(0, vocab, case.depth + 1)])
-        for other in range(1, max(case.sequences)):
-            session.fork(0, other)
-    if case.prompt:
-        tokens = [int(t) for t in rng.integers(0, vocab, case.prompt)]
-        _feed(session, tokens, case.depth)
-        seconds = [_feed(session, tokens, case.depth) for _ in range(case.repeats)]
-        yield _row(f"pp{case.prompt}{at_depth}", case.prompt, 1, seconds)
-    for count in case.sequences if case.generate else ():
-        first = [int(t) for t in rng.integers(0, vocab, count)]
-        _decode(session, first, case)
-        runs = [_decode(session, first, case) for _ in range(case.repeats)]
-        name = f"tg{case.generate}" + (f" x {count}" if count > 1 else "") + at_depth
-        yield _decode_row(session, gguf, bandwidth, case, test=name, count=count, runs=runs)
-
-
-def _row(test: str, tokens: int, sequences: int, seconds: Sequence[float]) -> BenchRow:
-    rates = [tokens / s for s in seconds]
-    deviation = stdev(rates) if len(rates) > 1 else 0.0
-    return BenchRow(test, sequences, mean(rates), deviation, 1e3 * mean(seconds) / tokens)
-
-
-def _decode_row(
-    session: Session,
-    gguf: ModelFile,
-    bandwidth: float,
-    case: BenchCase,
-    test: str,
-    count: int,
-    runs: Sequence[tuple[float, float]],
-) -> BenchRow:
-    row = _row(test, count * case.generate, count, [seconds for seconds, _ in runs])
-    config, cache = session.parts.config, session.parts.cache.shape
-    length = case.depth + case.generate // 2  # on average
-    needed = bytes_per_step(gguf, config, cache, length, count)
-    bound = session.steps.bound(session.shapes.decode(count, max(length, 1), Output.GREEDY))
-    rate = needed / count * row.tokens_per_second
-    return replace(
-        row,
-        ms_per_step=row.ms_per_token * count,
-        bytes_per_token=round(needed / count),
-        moved_per_token=round(moved_per_step(bound.plan, length, count) / count),
-        gb_per_s=rate / 1e9,
-        share=rate / bandwidth,
-        host_us_per_token=1e6 * mean(busy for _, busy in runs) / (case.generate * count),
-    )
+    return [int(t) for t in np.random.default_rng(count).integers(0, vocab, count)]
 
 
 def _feed(session: Session, tokens: list[int], depth: int) -> float:
-    """Seconds to process every token of a prompt, to the logits of the last."""
+    """Seconds to process a prompt, until its next token is known."""
     _rewind(session, depth)
     start = time.perf_counter()
     session.feed(tokens)
-    session.logits_step()
+    session.greedy_step()
     return time.perf_counter() - start
 
 
@@ -210,16 +313,12 @@ def _rewind(session: Session, depth: int, sequence: int = 0) -> None:
         session.forward_gpu_resident((sequence,))
 
 
-def _decode(session: Session, first: Sequence[int], case: BenchCase) -> tuple[float, float]:
-    """Seconds to decode greedily after one token that is given to each sequence, and how many of
-    them the host was busy.
+def _decode(session: Session, count: int, steps: int) -> tuple[float, float]:
+    """Seconds to decode greedily, each sequence from its pending token on, and how many of them the
+    host was busy.
     """
-    sequences = range(len(first))
-    for sequence, token in zip(sequences, first, strict=True):
-        _rewind(session, case.depth, sequence)
-        session.feed([token], sequence)
-    steps = session.stream_together(Output.GREEDY, sequences, most=case.generate)
-    with closing(steps) as stream:
+    together = session.stream_together(Output.GREEDY, range(count), most=steps)
+    with closing(together) as stream:
         waited, start = session.ahead.waited_seconds, time.perf_counter()
         for _ in stream:
             pass

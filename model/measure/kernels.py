@@ -79,7 +79,7 @@ def bench_gemv(
         shapes = EMULATOR_SHAPES if device.is_emulated else GPU_SHAPES
     if turn_bytes is None:
         turn_bytes = EMULATOR_TURN_BYTES if device.is_emulated else GPU_TURN_BYTES
-    limits = device_limits(device.properties)
+    limits = device_limits(device)
     specs = [
         choose_linear(
             LinearRequest(limits, ((FORMATS[name], rows),), cols, alone=True, residual=cols > rows)
@@ -87,7 +87,7 @@ def bench_gemv(
         for name in types
         for rows, cols in shapes
     ]
-    readers = {spec: _readers(spec.layout.nbytes, limits.sms) for spec in specs}
+    readers = {spec: _readers(spec.layout.tiles_nbytes, limits.sms) for spec in specs}
     room = max(_copies(spec, turn_bytes) * _stride(spec) for spec in specs)
     every = [reader for each in readers.values() for reader in each]
     beyond = max(4 * reader.words for reader in every)
@@ -111,7 +111,7 @@ def bench_gemv(
 
 
 def _row(spec: LinearSpec, count: int, times: Sequence[float], read_us: float) -> GemvRow:
-    nbytes, best = spec.layout.nbytes, min(times)
+    nbytes, best = spec.layout.tiles_nbytes, min(times)
     return GemvRow(
         type=spec.format.name,
         rows=spec.rows,
@@ -178,7 +178,7 @@ def _read_us(
         return {"data": pool.slice(i * _stride(spec), size), "seen": lanes}
 
     best = min(_chain_us(device, stream, reader, arguments, count))
-    return best * spec.layout.nbytes / size
+    return best * spec.layout.tiles_nbytes / size
 
 
 def _chain_us(

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from urdir.driver.operation import Launch
-from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.measure.paper_device import paper_device
-from urdir.model.memory.budget import chunks_of
 from urdir.model.memory.weights import Weights
-from urdir.ptxgen.kernels.attention.choice import length_buckets
 
 if TYPE_CHECKING:
     from urdir.model.families.description import Config
@@ -65,13 +63,18 @@ class ModelKernel:
         return ", ".join(parts)
 
 
-def step_shapes(max_len: int, exact: bool = False) -> tuple[StepShape, ...]:
+def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
     """The steps of a session with one sequence: decode steps by length bucket and output, prompt
-    steps by rows and length bucket."""
-    buckets = length_buckets(max_len)
-    outputs = (Output.GREEDY, Output.SAMPLE, Output.LOGITS)
+    steps by rows and length bucket. One output stands for all of a prompt's: what follows the
+    layers is as in a decode step.
+    """
+    buckets, outputs = shapes.lengths, (Output.GREEDY, Output.SAMPLE, Output.LOGITS)
     decode = (StepShape(1, keys, output) for output in outputs for keys in buckets)
-    prompt = (StepShape(rows, keys, Output.NONE) for rows in chunks_of(exact) for keys in buckets)
+    prompt = (
+        StepShape(rows, keys, Output.GREEDY, is_prompt=True)
+        for rows in shapes.chunks
+        for keys in buckets
+    )
     return (*decode, *prompt)
 
 
@@ -93,8 +96,7 @@ def model_kernels(
     with paper_device(target, sm_count) as device:
         weights = Weights(gguf, config, device)
         with Session(device, weights, context, kv_dtype, exact=exact) as session:
-            shapes = step_shapes(session.parts.cache.shape.max_len, exact)
-            counts = {shape: _count(session, shape) for shape in shapes}
+            counts = {shape: _count(session, shape) for shape in step_shapes(session.shapes)}
     specs = dict.fromkeys(spec for count in counts.values() for spec in count)
     return tuple(_model_kernel(spec, counts) for spec in specs)
 

@@ -7,12 +7,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from urdir.driver.device import Device
 from urdir.driver.parallel import in_threads
+from urdir.model.engine.batch import Output
 from urdir.model.engine.engine import Engine, default_context, demo_model
 from urdir.model.errors import ModelError
 from urdir.model.families.synthetic import SyntheticModel
@@ -23,6 +25,24 @@ if TYPE_CHECKING:
     from urdir.ptxgen.spec import KernelSpec
 
 _Value = TypeVar("_Value")
+
+#: The parts of `Engine.seconds` with rows of their own, as they are called there.
+_PARTS = {
+    "device": "device opened",
+    "file": "file read and described",
+    "tokenizer": "tokeniser built",
+    "meanwhile": "first graphs recorded",
+}
+_PROMPT_TOKENS = 8
+_MODULES = (
+    "cuda.bindings.driver",
+    "urdir.driver.device",
+    "urdir.model.cli",
+    "urdir.model.commands.run",
+    "urdir.model.engine.generate",
+    "urdir.model.engine.session",
+    "urdir.model.text.tokenizer_models",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +65,17 @@ def bench_startup(
     Rendering: every kernel of every step that a session of default context may launch, by a process
     that finds its templates compiled. Compiling templates: all of them, as the build of a wheel
     does; in a checkout the first process compiles those it needs. Compiling PTX: ``cold`` is all of
-    it with nothing cached, in threads; ``warm`` loads it from a folder of cubins. Loading is from
-    the file in the page cache to weights that are ready on the device. The process is ``urdir run``
-    from its start to its first byte of output, the second time in a row, so that file and kernels
-    are cached; left out where ``source`` is synthetic. Raises ModelError when that run fails.
+    it with nothing cached, in threads; ``warm`` loads it from a folder of cubins. Opening runs its
+    parts side by side: their sum exceeds the row of all. Loading is from the file in the page cache
+    to weights that are ready on the device. The process is ``urdir run`` from its start to its
+    first byte of output, the second time in a row, so that file and kernels are cached; left out
+    where ``source`` is synthetic. It opens the device while it imports. Raises ModelError when that
+    run fails.
     """
     with Engine.open(
         source, device=device_name, cache_folder=cache_folder
     ) as engine:  # also reads the file
-        device, nbytes = engine.device, engine.weights.nbytes
+        device = engine.device
         specs = _specs(engine)
         rows, texts = _render(specs, device.native_target)
         compile_s = _compile_cold(device, specs, texts)
@@ -62,16 +84,48 @@ def bench_startup(
         StartupRow("PTX compiled, cold", 1e3 * compile_s, "ms", f"{len(specs)} kernels"),
         StartupRow("cubins loaded, warm", 1e3 * _load_warm(name, specs), "ms", "from a folder"),
     ]
-    with Engine.open(source, device=device_name, cache_folder=cache_folder) as engine:
-        rate = nbytes / engine.load_seconds / 1e9
-        note = f"{nbytes / 1e9:.2f} GB in {engine.load_seconds:.2f} s"
-        rows.append(StartupRow("weights loaded", rate, "GB/s", note))
+    rows += _open(source, device_name, cache_folder)
     if not isinstance(source, SyntheticModel):
         path = str(source or demo_model())
         _first_output_s(path, name)
         seconds = _first_output_s(path, name)
         rows.append(StartupRow("process to first token", seconds, "s", "urdir run -n 1"))
     return rows
+
+
+def _open(
+    source: str | SyntheticModel | None, device_name: str, cache_folder: Path | None
+) -> list[StartupRow]:
+    """What opening takes, part by part, when all modules are imported."""
+    start = time.perf_counter()
+    with Engine.open(
+        source, device=device_name, cache_folder=cache_folder, text=True, meanwhile=_record
+    ) as engine:
+        total = time.perf_counter() - start
+        with suppress(ModelError):  # a file may have no vocabulary
+            _ = engine.tokenizer
+        seconds, nbytes = engine.seconds, engine.weights.nbytes
+    note = f"{nbytes / 1e9:.2f} GB in {seconds['weights']:.2f} s"
+    return [
+        StartupRow("modules imported", 1e3 * _import_s(), "ms", "Python started, ended"),
+        *(
+            StartupRow(_PARTS[part], 1e3 * seconds[part], "ms", "beside others")
+            for part in _PARTS
+            if part in seconds
+        ),
+        StartupRow("weights loaded", nbytes / seconds["weights"] / 1e9, "GB/s", note),
+        StartupRow("opened, all of that", 1e3 * total, "ms", "modules imported before"),
+    ]
+
+
+def _import_s() -> float:
+    """Seconds of a process that imports what `urdir run` does for a GPU."""
+    command = [sys.executable, "-c", f"import {', '.join(_MODULES)}"]
+    return _timed(lambda: subprocess.run(command, check=True))[0]
+
+
+def _record(engine: Engine) -> None:
+    engine.session.prepare(_PROMPT_TOKENS, Output.GREEDY)
 
 
 def _specs(engine: Engine) -> Sequence[KernelSpec]:

@@ -7,39 +7,25 @@ against what the device has free.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
+from urdir.model.memory.buckets import MOST_CHUNK, chunks_of, row_bucket
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS, StateShape
 from urdir.model.memory.weights import STAGING_BYTES, weight_sizes
 from urdir.model.memory.workspace import workspace_sizes
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
-from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.files.model_file import ModelFile
 
-#: Rows of a prompt step, smallest first; what does not fill one leaves idle rows.
-CHUNKS = (16, 64, 256, 512)
-#: With exact arithmetic, products take f32 activations, few rows at a time.
-EXACT_CHUNKS = (MAX_BATCH,)
 #: What modules, graphs and the driver's own bookkeeping may take beside our allocations.
 RESERVE_BYTES = 64 << 20
-
-
-def chunks_of(exact: bool) -> tuple[int, ...]:
-    """Rows of the prompt steps, smallest first."""
-    return EXACT_CHUNKS if exact else CHUNKS
-
-
-def row_bucket(rows: int) -> int:
-    """Rows of the graph that serves a step of ``rows`` sequences: the next power of two."""
-    return 1 << (rows - 1).bit_length()
 
 
 def check_context(config: Config, context: int) -> None:
@@ -75,12 +61,14 @@ class SessionBudget:
         sequences: int = 1,
         page_len: int = 0,
         pages: int | None = None,
+        chunk: int = MOST_CHUNK,
     ) -> Self:
         """The budget for ``sequences`` of up to ``context`` tokens on a device of ``sm_count`` SMs.
 
-        ``page_len`` and ``pages`` as `in_pages` takes them.
+        ``page_len`` and ``pages`` as `in_pages` takes them. Prompt steps have room for ``chunk``
+        tokens, if the context has.
         """
-        rows, chunks = row_bucket(sequences), chunks_of(exact)
+        rows, chunks = row_bucket(sequences), chunks_of(exact, min(chunk, context))
         cache = CacheShape.of(
             config,
             context,
@@ -124,6 +112,10 @@ class MemoryPlan:
         """Bytes needed at the fullest moment."""
         return self.weights + self.kv_cache + self.workspace + self.state + self.staging
 
+    def fits(self, device: Device) -> bool:
+        """Whether the device has that much free."""
+        return self.total + RESERVE_BYTES <= device.memory_info()[0]
+
     def as_dict(self) -> dict[str, int]:
         """Bytes by owner and in total, for printing."""
         parts = {name: getattr(self, name) for name in self.__slots__}
@@ -131,11 +123,30 @@ class MemoryPlan:
 
     def check(self, device: Device) -> None:
         """Raise ModelError with needed and available bytes when the device has too little."""
-        free, _ = device.memory_info()
-        if self.total + RESERVE_BYTES > free:
+        if not self.fits(device):
+            free, _ = device.memory_info()
             raise ModelError(
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, workspace "
                 f"{self.workspace:,}, staging {self.staging:,}), {free:,} available: "
                 "lower -c or take a smaller model"
             )
+
+
+def fitting_budget(
+    gguf: ModelFile,
+    config: Config,
+    device: Device,
+    budget: Callable[[int], SessionBudget],
+    chunk: int = MOST_CHUNK,
+) -> SessionBudget:
+    """The ``budget`` of the largest prompt steps, of up to ``chunk`` tokens, with which the model
+    and one session fit the device. Raises ModelError where none does.
+    """
+    for rows in reversed(chunks_of(exact=False, most=chunk)):
+        found = budget(rows)
+        plan = MemoryPlan.of(gguf, config, found)
+        if plan.fits(device):
+            return found
+    plan.check(device)
+    return found

@@ -50,6 +50,7 @@ class StateShape:
             "sampled": 4 * self.rows,
             "chunk_sequence": 4 * self.chunk,
             "chunk_position": 4 * self.chunk,
+            "last_row": 4,
         }
 
 
@@ -59,9 +60,10 @@ class DecodeState(Owner):
     ``tokens`` (sequences, max_len) u32: prompts and answers. ``known`` (sequences,) u32: how many
     of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows of a decode
     step and the tokens it chose. ``chunk_sequence``, ``chunk_position`` (chunk,) u32: the rows of
-    a prompt step. ``settings`` (sequences, SETTINGS_WORDS) u32 and ``seed`` (sequences,) u64: how
-    each sequence's tokens are sampled. ``mailbox`` (rows, MAILBOX_SLOTS) u32, in page-locked memory
-    of the host: the token that a step chose at position p, in place p % MAILBOX_SLOTS.
+    a prompt step, ``last_row`` (1,) u32 the last of them that is not idle. ``settings`` (sequences,
+    SETTINGS_WORDS) u32 and ``seed`` (sequences,) u64: how each sequence's tokens are sampled.
+    ``mailbox`` (rows, MAILBOX_SLOTS) u32, in page-locked memory of the host: the token that a step
+    chose at position p, in place p % MAILBOX_SLOTS.
     """
 
     def __init__(self, device: Device, shape: StateShape) -> None:
@@ -122,23 +124,38 @@ class DecodeState(Owner):
 
     def write_rows(self, rows: Sequence[tuple[int, int]]) -> None:
         """Make (sequence, position) pairs the rows of the next decode steps, the rest idle."""
-        self._write_pairs("sequence", "position", rows, self.rows)
+        pairs = np.asarray(rows, np.uint32).reshape(-1, 2)
+        self._write(
+            sequence=_padded(pairs[:, 0], self.rows, pairs[0, 0] if rows else 0),
+            position=_padded(pairs[:, 1], self.rows, IDLE),
+        )
 
     def write_chunk(self, sequence: int, start: int, end: int) -> None:
         """Make positions ``start`` to ``end`` of a sequence the rows of the next prompt step."""
-        pairs = [(sequence, position) for position in range(start, end)]
-        self._write_pairs("chunk_sequence", "chunk_position", pairs, self.chunk)
+        self._write(
+            chunk_sequence=np.full(self.chunk, sequence, np.uint32),
+            chunk_position=_padded(np.arange(start, end, dtype=np.uint32), self.chunk, IDLE),
+            last_row=np.array([end - start - 1], np.uint32),
+        )
 
-    def _write_pairs(
-        self, first: str, second: str, pairs: Sequence[tuple[int, int]], count: int
-    ) -> None:
-        table = np.full((2, count), IDLE, np.uint32)
-        table[0] = pairs[0][0] if pairs else 0  # an idle row's sequence must still exist
-        table[:, : len(pairs)] = np.asarray(pairs, np.uint32).reshape(-1, 2).T
-        self[first].upload(table[0])
-        self[second].upload(table[1])
+    def _write(self, **parts: Words) -> None:
+        """Write whole parts that are neighbours in one copy: each takes the host some 10 us."""
+        places = [self[name] for name in parts]
+        start, stop = places[0].offset, places[-1].offset + places[-1].nbytes
+        words = np.zeros((stop - start) // 4, np.uint32)
+        for place, values in zip(places, parts.values(), strict=True):
+            at = (place.offset - start) // 4
+            words[at : at + len(values)] = values
+        self._arena.buffer.upload(words, offset=start)
 
     def close(self) -> None:
         """Free the state; closing twice does nothing."""
         self._arena.close()
         self.mailbox.close()
+
+
+def _padded(values: Words, count: int, rest: int) -> Words:
+    """``values`` and then ``rest``, together ``count``; an idle row's sequence must exist, too."""
+    padded = np.full(count, rest, np.uint32)
+    padded[: len(values)] = values
+    return padded

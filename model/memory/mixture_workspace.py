@@ -27,9 +27,8 @@ def mixture_workspace(
         "expert up": 4 * pairs * width,
     }
     if takes_gemm(rows, exact):
-        counts = [1 << power for power in range(rows.bit_length())] + [rows]
         sizes["expert pair"] = 4 * pairs
-        sizes["expert tiles"] = 16 * max(_tiles(selection, count) for count in counts)
+        sizes["expert tiles"] = 16 * max(_tiles(selection, count) for count in range(1, rows + 1))
         sizes["expert out"] = 4 * pairs * hidden
     return sizes
 

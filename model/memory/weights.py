@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -20,7 +21,7 @@ from urdir.model.families.stored import (
 )
 from urdir.model.memory.cache_shape import rounded_capacity
 from urdir.model.memory.norms import NormLayer
-from urdir.model.memory.upload import STAGING_BYTES, Uploader
+from urdir.model.memory.upload import STAGING_BYTES, Piece, Repacking, upload, vector_pieces
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.rotation import turns_table
@@ -67,10 +68,12 @@ class Matrix:
 
 class Weights(Owner):
     """All weights of a model in one allocation, found by their references in the description;
-    ``rope_tables`` by what they rotate."""
+    ``rope_tables`` by what they rotate. They have their addresses, which plans need, before they
+    are there (`upload`)."""
 
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
+        self._device = device
         self._arena: Arena = device.arena(weight_sizes(gguf, config), "weights")
         self._layouts = {
             of: _layout(of, gguf) for of in _kept(config) if isinstance(of, StoredMatrix)
@@ -83,18 +86,36 @@ class Weights(Owner):
     def load(cls, gguf: ModelFile, config: Config, device: Device) -> Self:
         """Upload and repack every tensor of ``gguf``, which ``config`` was read from.
 
-        A bounded staging buffer is used and freed; a progress bar goes to stderr. Raises
-        DriverError when memory runs out or the device fails; nothing stays allocated then.
+        Raises as `upload` does; nothing stays allocated then.
         """
         weights = cls(gguf, config, device)
         try:
-            weights._upload_rope_tables(gguf)
-            weights._upload_positions(gguf)
-            weights._upload(gguf, device)
+            weights.upload(gguf)
         except BaseException:
             weights.close()
             raise
         return weights
+
+    def upload(self, gguf: ModelFile, stop: threading.Event | None = None) -> None:
+        """Fill the memory: upload and repack every tensor of ``gguf``.
+
+        Bounded staging buffers are used and freed; a progress bar goes to stderr. Setting ``stop``
+        ends it early, from another thread. Raises DriverError when memory runs out or the device
+        fails.
+        """
+        for of in self._layouts:
+            self._arena[_label(of)].fill(0)  # padding of the last tiles
+        self._upload_rope_tables(gguf)
+        self._upload_positions(gguf)
+        total = sum(_source_nbytes(of, gguf) for of in _kept(self.config))
+        repacking = Repacking(self._device, self._layouts.values())
+        pieces = self._pieces(gguf, repacking)
+        with Progress("loading", total) as progress:
+            upload(self._device, pieces, total, progress=progress.advance, stop=stop)
+        if stop is None or not stop.is_set():
+            repacking.add_powers(
+                (layout, self._arena[_label(of)]) for of, layout in self._layouts.items()
+            )
 
     def matrix(self, of: Linear | StoredMatrix) -> Matrix:
         """A matrix of the description, with its bias."""
@@ -114,17 +135,13 @@ class Weights(Owner):
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
         return NormLayer(of.norm, weight, bias)
 
-    def _upload(self, gguf: ModelFile, device: Device) -> None:
-        kept = list(_kept(self.config))
-        total = sum(_source_nbytes(of, gguf) for of in kept)
-        with Uploader(device) as uploader, Progress("loading", total) as progress:
-            for of in kept:
-                tensor, place = gguf.tensors[of.name], self._arena[_label(of)]
-                if isinstance(of, StoredMatrix):
-                    uploader.matrix(self._layouts[of], _rows(of, tensor), place)
-                else:
-                    uploader.vector(vector_values(of, tensor).view(np.uint8), place)
-                progress.advance(_source_nbytes(of, gguf))
+    def _pieces(self, gguf: ModelFile, repacking: Repacking) -> Iterator[Piece]:
+        for of in _kept(self.config):
+            tensor, place = gguf.tensors[of.name], self._arena[_label(of)]
+            if isinstance(of, StoredMatrix):
+                yield from repacking.pieces(self._layouts[of], _rows(of, tensor), place)
+            else:
+                yield from vector_pieces(vector_values(of, tensor).view(np.uint8), place)
 
     def _upload_rope_tables(self, gguf: ModelFile) -> None:
         for rope, table in self.rope_tables.items():

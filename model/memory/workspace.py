@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from urdir.model.families.description import Config
+from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
 from urdir.ptxgen.kernels.argmax import Argmax
@@ -14,12 +15,16 @@ from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAtte
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.summary import SUMMARY
 from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.packed import packed_nbytes
 
 #: Buffers for the stream: what a block reads, what it makes, and what a parallel block adds up.
 STREAMS = ("hidden", "residual", "sum", "spare")
 
 #: Parameters of split attention, and the buffers that they take.
 PARTIAL = {"partial": "partial", "softmax": "softmax", "arrived": "chunks arrived"}
+#: Buffers with the vectors of products.
+_INPUTS = ("hidden", "heads", "activated", "layer gate")
+
 #: Buffers that are zeros at first: kernels leave them so.
 ZEROED = frozenset({"experts arrived", "chunks arrived"})
 
@@ -34,16 +39,22 @@ def workspace_sizes(
 ) -> dict[str, int]:
     """Bytes of every intermediate, for decode steps of ``rows`` and prompts of ``chunk``.
 
-    All are f32 but the ranks, u64. ``scaled`` and ``summary`` are for as many rows as products of
-    few rows take. Logits and their ranks exist for decode rows only, and so do the partial
-    results of split attention, which depend on how many SMs the device has; with ``exact``
-    arithmetic that attention serves prompts, too.
+    All are f32 but the ranks, u64, and packed vectors, f16. ``scaled`` and ``summary`` are for as
+    many rows as products of few rows take. Logits and their ranks exist for decode rows only, and
+    so do the partial results of split attention, which depend on how many SMs the device has; with
+    ``exact`` arithmetic that attention serves prompts, too.
     """
     most = max(rows, chunk)
     sizes = {name: 4 * width * most for name, width in _widths(config).items()}
-    few = min(rows, MAX_BATCH)
+    few = min(most, MAX_BATCH)
     sizes["scaled"] = 4 * config.hidden * few
     sizes["summary"] = 4 * 2 * ceil_div(config.hidden, SUMMARY) * few
+    if most > MAX_BATCH and not exact:
+        inputs = max(_widths(config)[name] for name in _INPUTS if name in _widths(config))
+        sizes["packed"] = packed_nbytes(most, inputs)
+        if "activated" in sizes:
+            wide = packed_nbytes(most, _widths(config)["activated"])
+            sizes["activated"] = max(sizes["activated"], wide)
     sizes["logits"] = 4 * config.vocab_size * rows
     sizes["ranks"] = 8 * Argmax(n=config.vocab_size).slices * rows
     sizes |= _mixture_sizes(config, most, exact)
@@ -83,7 +94,7 @@ def _widths(config: Config) -> dict[str, int]:
 
 def _partial_sizes(config: Config, cache: CacheShape, rows: int, sm_count: int) -> dict[str, int]:
     """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows
-    (a power of two) needs in any length bucket."""
+    needs in any length bucket."""
     shapes = {
         (mixer.heads, mixer.scores, cache.layout(index))
         for index, layer in enumerate(config.layers)
@@ -93,7 +104,7 @@ def _partial_sizes(config: Config, cache: CacheShape, rows: int, sm_count: int) 
         decode_attention(heads, layout, bucket, sm_count, rows=count, scores=scores)
         for heads, scores, layout in shapes
         for bucket in length_buckets(layout.max_len)
-        for count in (1 << power for power in range(rows.bit_length()))
+        for count in row_buckets(rows)
     )
 
 

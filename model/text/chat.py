@@ -48,15 +48,19 @@ class Prompt:
 class ChatTemplate(Owner):
     """Renders and tokenises conversations; a context manager that owns the rendering process."""
 
-    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
-        """`source` is the Jinja template."""
+    def __init__(
+        self, source: str, tokenizer: Tokenizer, process: TemplateProcess | None = None
+    ) -> None:
+        """`source` is the Jinja template; `process`, which may have begun, is owned from now on."""
         self.source = source
         self._tokenizer = tokenizer
-        self._process = TemplateProcess()
+        self._process = process or TemplateProcess()
         self._marker = _Marker(tokenizer.control_texts())
 
     @classmethod
-    def from_gguf(cls, gguf: ModelFile, tokenizer: Tokenizer) -> ChatTemplate:
+    def from_gguf(
+        cls, gguf: ModelFile, tokenizer: Tokenizer, process: TemplateProcess | None = None
+    ) -> ChatTemplate:
         """The file's template; TemplateError where it has none."""
         source = gguf.metadata.optional(TEMPLATE_KEY, str, None)
         if source is None:
@@ -64,7 +68,7 @@ class ChatTemplate(Owner):
                 f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}); "
                 "use --raw to give the model the plain prompt"
             )
-        return cls(source, tokenizer)
+        return cls(source, tokenizer, process)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the conversation up to where the assistant answers, BOS as the model wants.

@@ -25,18 +25,34 @@ class TemplateProcess(Owner):
     """Renders templates in a process with limits (2 s, 512 MB, 1 MB of output). It gets none of
     this process's environment variables but a few harmless ones.
 
-    The process starts with the first rendering, stays for the next, and is replaced after it had
-    to be killed. Not for use by two threads at once.
+    The process starts with the first rendering or `begin`, stays for the next, and is replaced
+    after it had to be killed. Not for use by two threads at once.
     """
 
     def __init__(self, time_limit: float = TIME_LIMIT) -> None:
         """``time_limit`` is in seconds of wall clock, for one rendering."""
         self._time_limit = time_limit
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+
+    def begin(self) -> None:
+        """Start the process; the first rendering waits until it is ready."""
+        # By path, not -m: it must start even where only this process can find urdir.
+        # -P: its own folder must not hide packages (gguf). A session of its own: no Ctrl-C.
+        script = str(Path(__file__).with_name("sandbox_worker.py"))
+        self._is_ready = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+            start_new_session=True,
+        )
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """The text. Raises TemplateError: limits, syntax, sandbox, or the template's own."""
-        process = self._process or self._start()
+        process = self._ready()
         request = {"template": template, "variables": variables}
         try:
             reply, timed_out = _exchange(process, request, self._time_limit)
@@ -70,23 +86,20 @@ class TemplateProcess(Owner):
                 if pipe is not None:
                     _close_quietly(pipe)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        # By path, not -m: it must start even where only this process can find urdir.
-        # -P: its own folder must not hide packages (gguf). A session of its own: no Ctrl-C.
-        script = str(Path(__file__).with_name("sandbox_worker.py"))
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_environment(),
-            start_new_session=True,
-        )
-        ready, _ = _exchange(self._process, None, _START_LIMIT)
-        if ready is None:
-            code = self._process.poll()
-            self.close()
-            raise TemplateError(f"the chat template's rendering process does not start ({code})")
+    def _ready(self) -> subprocess.Popen[bytes]:
+        """The process, which is waiting for a request."""
+        if self._process is None:
+            self.begin()
+        assert self._process is not None
+        if not self._is_ready:
+            ready, _ = _exchange(self._process, None, _START_LIMIT)
+            if ready is None:
+                code = self._process.poll()
+                self.close()
+                raise TemplateError(
+                    f"the chat template's rendering process does not start ({code})"
+                )
+            self._is_ready = True
         return self._process
 
 

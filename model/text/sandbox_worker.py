@@ -2,6 +2,7 @@
 
 Jinja's sandbox keeps a template from reaching Python, but bounds neither time nor memory: this
 process limits its own memory, and its parent kills it after a time. It imports nothing of urdir.
+The parent imports this file for `read_message` and `write_message`, without waiting for Jinja.
 
 Requests and replies are JSON, each after its length in bytes (u32, little endian):
     {"template": str, "variables": {...}}  ->  {"text": str} or {"error": str, "fatal": bool}
@@ -15,13 +16,10 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MEMORY_LIMIT = 512 << 20  # bytes of address space
 OUTPUT_LIMIT = 1 << 20  # characters
@@ -30,34 +28,39 @@ ORPHAN_SECONDS = 10  # after which a render ends itself, should the parent have 
 _LENGTH = struct.Struct("<I")
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, stricter: a name with an underscore in front is an error, never 'undefined'."""
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        if attribute.startswith("_"):
-            self.unsafe_undefined(obj, attribute)
-        return super().getattr(obj, attribute)
-
-    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-        raise SecurityError(
-            f"it reaches for the attribute '{attribute}' of a {type(obj).__name__}: not allowed"
-        )
-
-
-class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks text for training; here it is just text."""
-
-    tags = {"generation"}  # noqa: RUF012 (so declared in Jinja)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> _Environment:
+def _environment() -> Environment:
     """The environment that chat templates are written for (that of Hugging Face's library)."""
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    from jinja2 import nodes
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """Stricter: a name with an underscore in front is an error, never 'undefined'."""
+
+        def getattr(self, obj: Any, attribute: str) -> Any:
+            if attribute.startswith("_"):
+                self.unsafe_undefined(obj, attribute)
+            return super().getattr(obj, attribute)
+
+        def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+            name = type(obj).__name__
+            raise SecurityError(
+                f"it reaches for the attribute '{attribute}' of a {name}: not allowed"
+            )
+
+    class Generation(Extension):
+        """`{% generation %}...{% endgeneration %}` marks text for training; it is just text."""
+
+        tags = {"generation"}  # noqa: RUF012 (so declared in Jinja)
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -71,6 +74,8 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 
 def _raise_exception(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
     raise TemplateError(message)
 
 
@@ -90,12 +95,14 @@ class _Renderer:
         for part in self._generate(variables):
             size += len(part)
             if size > OUTPUT_LIMIT:
-                raise TemplateError(f"its output exceeds {OUTPUT_LIMIT:,} characters")
+                _raise_exception(f"its output exceeds {OUTPUT_LIMIT:,} characters")
             parts.append(part)
         return "".join(parts)
 
 
 def _reply(renderer: _Renderer, request: Mapping[str, Any]) -> dict[str, Any]:
+    from jinja2 import TemplateError, TemplateSyntaxError
+
     try:
         return {"text": renderer.render(request["template"], request["variables"])}
     except MemoryError:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Protocol
 
 from urdir.model.files.metadata import Metadata
 from urdir.model.text.bpe import ByteLevelBpe, SentencePieceBpe, SpacedBpe
-from urdir.model.text.huggingface import HuggingFaceTokens
-from urdir.model.text.longest_match import LongestMatch
-from urdir.model.text.plamo import Plamo
 from urdir.model.text.pretokenizers import pre_tokenizer
-from urdir.model.text.unigram import Unigram
 from urdir.model.text.vocabulary import Vocabulary
 
 
@@ -33,12 +30,22 @@ def _bpe(metadata: Metadata) -> TokenModel:
     return ByteLevelBpe(metadata, pre) if pre.byte_level else SpacedBpe(metadata, pre)
 
 
+def _seldom(module: str, name: str) -> Callable[[Metadata], TokenModel]:
+    """The class ``name`` of a module that is imported for the files that need it."""
+
+    def make(metadata: Metadata) -> TokenModel:
+        model: TokenModel = getattr(import_module(f"urdir.model.text.{module}"), name)(metadata)
+        return model
+
+    return make
+
+
 TOKEN_MODELS: dict[str, Callable[[Metadata], TokenModel]] = {
     "gpt2": _bpe,
     "gemma4": lambda metadata: SpacedBpe(metadata, pre_tokenizer("gemma4")),
     "llama": SentencePieceBpe,
-    "t5": Unigram,
-    "rwkv": LongestMatch,
-    "plamo2": Plamo,
-    "huggingface": HuggingFaceTokens,
+    "t5": _seldom("unigram", "Unigram"),
+    "rwkv": _seldom("longest_match", "LongestMatch"),
+    "plamo2": _seldom("plamo", "Plamo"),
+    "huggingface": _seldom("huggingface", "HuggingFaceTokens"),
 }

@@ -11,6 +11,8 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 #: The most columns of a row: its code is unrolled.
 MAX_COLS = 1 << 20
@@ -18,20 +20,23 @@ MAX_COLS = 1 << 20
 
 @dataclass(frozen=True)
 class Normalise(KernelSpec):
-    """A norm of each row, and what follows it: y = (residual +) scale * norm(x).
+    """A norm of each row, and what follows it: y = (residual +) scale * norm(x). Where ``norm`` is
+    None, y = residual + scale * x, and a norm follows.
 
     With ``weight_rows`` more than 1, row r has weight and bias number r % weight_rows: heads with
     weights of their own. ``then`` is the norm of the next block, in the same launch: z = then(y),
-    with ``next_weight`` and ``next_bias``.
+    with ``next_weight`` and ``next_bias``. ``packs``: y is packed f16 (`packed`), of whole tiles of
+    256 columns and groups of eight rows, without a residual.
     """
 
     rows: int
     cols: int
-    norm: Norm
+    norm: Norm | None
     residual: bool = False
     scale: float = 1.0
     weight_rows: int = 1
     then: Norm | None = None
+    packs: bool = False
 
     name = "normalise"
     template = ("urdir.templates", "normalise.ptx.j2")
@@ -43,21 +48,46 @@ class Normalise(KernelSpec):
             raise PtxgenError(
                 f"normalise: {self.cols} columns: at most {MAX_COLS}, as unrolled code"
             )
-        if self.weight_rows < 1 or (self.weight_rows > 1 and not self.norm.weight):
+        if self.norm is None and not (self.residual and self.then):
+            raise PtxgenError("normalise: without a norm it takes a residual and the next norm")
+        if self.packs and not (self.can_pack(self.rows, self.cols) and self.is_plain):
+            raise PtxgenError(f"normalise: {self.rows} rows of {self.cols} packed, {self}")
+        if self.weight_rows < 1 or (self.weight_rows > 1 and not self.weighted):
             raise PtxgenError(f"normalise: {self.weight_rows} rows of weights of {self.norm}")
+
+    @staticmethod
+    def can_pack(rows: int, cols: int) -> bool:
+        """Whether rows and columns are whole groups and tiles."""
+        return rows % GROUP == 0 and cols % TILE_COLS == 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one norm and nothing else."""
+        return not (self.residual or self.then) and self.weight_rows == 1
+
+    @property
+    def groups(self) -> int:
+        """Groups of rows of a packed y."""
+        return self.rows // GROUP
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the first norm has weights."""
+        return self.norm is not None and self.norm.weight
 
     @property
     def params(self) -> tuple[Param, ...]:
         weights = ("cols",) if self.weight_rows == 1 else ("weight_rows", "cols")
-        matrix, then = ("rows", "cols"), self.then
+        matrix, norm, then = ("rows", "cols"), self.norm, self.then
         given = (
             (True, Param("x", "f32", matrix, Access.IN)),
-            (self.norm.weight, Param("weight", "f32", weights, Access.IN)),
-            (self.norm.bias, Param("bias", "f32", weights, Access.IN)),
+            (self.weighted, Param("weight", "f32", weights, Access.IN)),
+            (norm and norm.bias, Param("bias", "f32", weights, Access.IN)),
             (self.residual, Param("residual", "f32", matrix, Access.IN)),
             (then and then.weight, Param("next_weight", "f32", ("cols",), Access.IN)),
             (then and then.bias, Param("next_bias", "f32", ("cols",), Access.IN)),
-            (True, Param("y", "f32", matrix, Access.OUT)),
+            (not self.packs, Param("y", "f32", matrix, Access.OUT)),
+            (self.packs, Param("y", "f16", packed_shape(self.rows, self.cols), Access.OUT)),
             (then, Param("z", "f32", matrix, Access.OUT)),
         )
         return tuple(param for present, param in given if present)
@@ -109,7 +139,7 @@ class Normalise(KernelSpec):
 
     @property
     def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=2e-6)
+        return Tolerance(rtol=6e-4 if self.packs else 2e-6)  # f16 has 11 bits
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         rows = np.arange(self.rows) % self.weight_rows
@@ -117,10 +147,11 @@ class Normalise(KernelSpec):
             None if array is None else array.reshape(self.weight_rows, self.cols)[rows]
             for array in (inputs.get("weight"), inputs.get("bias"))
         )
-        y = self.scale * self.norm(inputs["x"], weight, bias)
+        x = inputs["x"].astype(np.float64)
+        y = self.scale * (x if self.norm is None else self.norm(inputs["x"], weight, bias))
         if self.residual:
             y += inputs["residual"]
-        outputs = {"y": y.astype(np.float32)}
+        outputs = {"y": pack(y) if self.packs else y.astype(np.float32)}
         if self.then is not None:
             z = self.then(y, inputs.get("next_weight"), inputs.get("next_bias"))
             outputs["z"] = z.astype(np.float32)
@@ -129,7 +160,7 @@ class Normalise(KernelSpec):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows of a layer norm have means other than 0."""
         inputs = super().make_inputs(rng)
-        if self.norm.kind == "layer":
+        if self.norm is not None and self.norm.kind == "layer":
             inputs["x"] += rng.standard_normal((self.rows, 1)).astype(np.float32)
         return inputs
 
@@ -157,6 +188,15 @@ class Normalise(KernelSpec):
             "after and before": cls(rows=2, cols=516, norm=rms, residual=True, then=fine),
             "layers after and before": cls(rows=1, cols=301, norm=layer, residual=True, then=layer),
             "other norms": cls(rows=2, cols=40, norm=plain, scale=3.0, then=Norm("layer", 1e-5)),
+            "sum and norm": cls(rows=3, cols=516, norm=None, residual=True, then=rms),
+            "scaled sum and layer norm": cls(
+                rows=2, cols=301, norm=None, residual=True, scale=0.25, then=layer
+            ),
+            "sum and norm, 16388 columns": cls(
+                rows=1, cols=16388, norm=None, residual=True, then=fine
+            ),
+            "packed": cls(rows=8, cols=256, norm=rms, packs=True),
+            "packed layer": cls(rows=16, cols=1280, norm=layer, packs=True),
             "after and before, 8192 columns": cls(
                 rows=1, cols=8192, norm=layer, residual=True, then=layer
             ),

@@ -1,4 +1,4 @@
-"""Repacking at load: GGUF blocks into the planes that every other kernel reads."""
+"""Repacking at load: GGUF blocks into the tiles that every other kernel reads."""
 
 from __future__ import annotations
 
@@ -33,19 +33,8 @@ class Repack(KernelSpec):
 
     @property
     def layout(self) -> Layout:
-        """How the chunk lies in memory, each plane by itself."""
+        """How the chunk's tiles lie in memory."""
         return Layout(self.format, self.rows, self.cols)
-
-    def regions(self, whole: Layout, first_row: int) -> dict[str, tuple[int, int]]:
-        """Plane -> (offset, nbytes) of the chunk from ``first_row`` on in the repacked matrix."""
-        first = whole.place(first_row, 0)
-        return {
-            plane.name: (
-                whole.offsets[plane.name] + first // plane.units * plane.nbytes,
-                self.layout.plane_nbytes(plane),
-            )
-            for plane in self.format.planes
-        }
 
     @property
     def source_nbytes(self) -> int:
@@ -59,12 +48,11 @@ class Repack(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        planes = (
+        return (
+            Param("source", "u8", ("source_nbytes",), Access.IN),
             # INOUT: the padding was zeroed before, and stays
-            Param(p.name, "u8", (self.layout.units // p.units, p.nbytes), Access.INOUT)
-            for p in self.format.planes
+            Param("tiles", "u8", (self.layout.tiles_nbytes,), Access.INOUT),
         )
-        return (Param("source", "u8", ("source_nbytes",), Access.IN), *planes)
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -73,19 +61,16 @@ class Repack(KernelSpec):
         )
 
     def bytes_moved(self) -> int:
-        return self.source_nbytes + self.layout.nbytes
+        return self.source_nbytes + self.layout.tiles_nbytes
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         packed = self.layout.pack_expanded(inputs["source"])
-        return {p.name: self.layout.plane_of(packed, p) for p in self.format.planes}
+        return {"tiles": packed[: self.layout.tiles_nbytes]}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         count = self.source_nbytes // self.format.stored_nbytes
         blocks = expand(self.format, random_blocks(self.format, count, rng))
-        planes = {
-            p.name: np.zeros(self.shape_of(p), np.uint8) for p in self.params if p.name != "source"
-        }
-        return {"source": blocks, **planes}
+        return {"source": blocks, "tiles": np.zeros(self.layout.tiles_nbytes, np.uint8)}
 
     @classmethod
     def examples(cls) -> Mapping[str, Repack]:

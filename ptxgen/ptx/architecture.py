@@ -123,6 +123,12 @@ def is_specific(target: str) -> bool:
     return target.endswith("a")
 
 
+def specific_target(number: int) -> str | None:
+    """The target of an architecture that no newer one includes: "sm_90a" for 90; None for 86."""
+    name = f"sm_{number}a"
+    return name if name in FIRST_VERSION else None
+
+
 def runs_on(target: str, device: str) -> bool:
     """Whether PTX for ``target`` runs on a device that takes ``device`` and what that includes.
 

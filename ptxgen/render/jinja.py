@@ -7,7 +7,6 @@ Jinja, but neither numpy nor the kernels.
 from __future__ import annotations
 
 import functools
-import importlib.resources
 import shutil
 import struct
 from collections.abc import Callable, Hashable, MutableMapping
@@ -27,6 +26,11 @@ _TEMPLATES = "urdir.templates"
 def f32(value: float) -> str:
     """A float constant as PTX writes it exactly: ``0f3F800000`` (PTX ISA 4.5.2)."""
     return "0f" + struct.pack(">f", value).hex().upper()
+
+
+def f16x2(value: float) -> str:
+    """The bits of a number as f16, twice: ``0x3C003C00``."""
+    return "0x" + 2 * struct.pack(">e", value).hex().upper()
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -53,7 +57,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
     )
-    env.globals |= {"f32": f32, "once": once}
+    env.globals |= {"f16x2": f16x2, "f32": f32, "once": once}
     return env
 
 
@@ -74,7 +78,9 @@ def write_modules(folder: Path = COMPILED) -> int:
 
 def template_names() -> list[str]:
     """The files of all templates of urdir, shared macros included."""
-    files = importlib.resources.files(_TEMPLATES).iterdir()
+    from importlib import resources  # for tools; a start does without
+
+    files = resources.files(_TEMPLATES).iterdir()
     return sorted(file.name for file in files if file.name.endswith(".j2"))
 
 

@@ -63,7 +63,8 @@ def assemble(
     """Machine code of ``ptx`` for ``target`` ("sm_90"); ``name`` is for messages.
 
     Raises AssemblerMissingError without the nvJitLink wheel, and AssembleError with the assembler's
-    messages and the PTX around the lines that they name.
+    messages and the PTX around the lines that they name. That the assembler serialises wgmma, or
+    waits for them where the text does not, is an error too: it only says so, and the code is slow.
     """
     nj = _library()
     source = ptx.encode() + b"\0"
@@ -79,6 +80,12 @@ def assemble(
         cubin = bytearray(nj.get_linked_cubin_size(handle))
         nj.get_linked_cubin(handle, cubin)
         log = _text(nj.get_info_log, nj.get_info_log_size(handle), handle)
+    advice = "\n".join(line for line in log.splitlines() if _SERIALISED.search(line))
+    if advice and "-O0" not in options:  # where nothing runs side by side
+        raise AssembleError(
+            f"{name} assembles for {target}, but its wgmma do not run side by side:\n"
+            f"{annotate(ptx, advice)}"
+        )
     return Assembly(target, bytes(cubin), MappingProxyType(parse_resources(log)), log)
 
 
@@ -132,6 +139,9 @@ def _text(fetch: Any, size: int, handle: int) -> str:
     return buffer.rstrip(b"\0").decode(errors="replace").strip()
 
 
+# "(C7513) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ...",
+# "(C7517) wgmma.wait_group is injected in around line 22 by compiler ..."
+_SERIALISED = re.compile(r"\(C\d+\).*\bwgmma\b")
 _ENTRY = re.compile(r"^ptxas info\s*: Function properties for (?P<entry>\S+)$")
 _STACK = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "

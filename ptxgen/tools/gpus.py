@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.ptx.architecture import specific_target
 from urdir.ptxgen.target import Target
 
 
@@ -23,6 +24,11 @@ class Gpu:
     flops: float
     tensor_flops: float
     source: str
+
+    @property
+    def native_target(self) -> str:
+        """The most special target whose code it runs, as `Device.native_target` has it."""
+        return specific_target(Target.parse(self.target).sm) or self.target
 
 
 #: Known GPUs by name; the first of a target stands for it. SMs are those that drivers report (an L4

@@ -50,7 +50,8 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plane:
-    """One array of a repacked matrix: an item of ``nbytes`` bytes for every ``units`` units."""
+    """What tiles of a repacked matrix have of one kind: an item of ``nbytes`` bytes for every
+    ``units`` units."""
 
     name: str
     units: int

@@ -64,6 +64,23 @@ class Format:
         return self.min_sign != 0
 
     @property
+    def has_powers(self) -> bool:
+        """Whether a repacked matrix has a power of two for each row: f16 weights need none."""
+        return self.element != "f16"
+
+    @property
+    def largest_numbers(self) -> tuple[tuple[str, int], ...]:
+        """("d", the largest |scale - scale_offset|), and ("m", the largest minimum) if it has one:
+        as large as the bits of scales and minimums allow, 1 where the type has none.
+        """
+        found = [("d", "scale", self.scale_offset)] + [("m", "minimum", 0)] * self.has_minimums
+        return tuple((of, self._largest(number, offset)) for of, number, offset in found)
+
+    def _largest(self, number: str, offset: int) -> int:
+        bits = sum(part.source.width for _, part in self.parts(number))
+        return max(offset, (1 << bits) - 1 - offset) if bits else 1
+
+    @property
     def has_exponents(self) -> bool:
         """Whether ``d`` is a power of two, of which a byte has the exponent (E8M0)."""
         return any(plane.name == "exponents" for plane in self.planes)

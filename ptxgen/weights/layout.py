@@ -1,13 +1,16 @@
-"""How a matrix of a GGUF type lies on the device: planes made for wide loads.
+"""How a matrix of a GGUF type lies on the device: tiles, each one run of bytes.
 
-A matrix (rows, cols) is cut into units of 32 consecutive weights of a row. Each plane of the
-format holds one item (quants, scales, factors) for every unit or every few units, and starts
-256-byte aligned; together they take as many bytes as the GGUF blocks, but those of types that
-`expansion` lists, and of IQ4_XS.
+A matrix (rows, cols) is cut into units of 32 consecutive weights of a row. A tile is 16 rows x 8
+units; the tiles of 16 rows (a band) follow each other. Each plane of the format holds one item
+(quants, scales, factors) for every unit or every few units. In a tile the planes follow each other,
+in a plane the rows. Together the planes take as many bytes as the GGUF blocks, but those of types
+that `expansion` lists, and of IQ4_XS. The last tiles are padded with zeros.
 
-Units lie tile by tile. A tile is 16 rows x 8 units; the tiles of 16 rows (a band) follow each
-other, and so do the rows of a tile. A warp multiplies a tile at a time, which is one run of bytes
-in each plane. The last tiles are padded with zeros.
+One run for a tile, as a copy of the engine that moves tiles to shared memory costs about 69 cycles
+of an SM whatever its size (H200). Runs are multiples of 32 bytes; a matrix begins 256-byte aligned.
+
+After the tiles of most types there is a power of two for each row, f32, for products in f16: see
+`Layout.row_powers`.
 """
 
 from __future__ import annotations
@@ -25,9 +28,6 @@ from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.formats import UNIT, Bytes, Format
-
-ALIGNMENT = 256
-
 
 #: Rows of a tile, and units of one of its rows.
 TILE_ROWS, TILE_UNITS = 16, 8
@@ -68,45 +68,52 @@ class Layout:
         """Tiles beside each other."""
         return ceil_div(self.row_units, TILE_UNITS)
 
-    @property
-    def band_units(self) -> int:
-        """Units of a band, padding included."""
-        return TILE_ROWS * TILE_UNITS * self.row_tiles
-
-    @property
-    def units(self) -> int:
-        """Units of the matrix, padding included."""
-        return self.bands * self.band_units
-
     def place(self, row: int, unit: int) -> int:
-        """The number in memory of unit ``unit`` of row ``row``."""
+        """The number of unit ``unit`` of row ``row``, counted tile by tile."""
         band, row = divmod(row, TILE_ROWS)
         tile, unit = divmod(unit, TILE_UNITS)
-        return band * self.band_units + (tile * TILE_ROWS + row) * TILE_UNITS + unit
+        return ((band * self.row_tiles + tile) * TILE_ROWS + row) * TILE_UNITS + unit
 
     @property
     def source_nbytes(self) -> int:
         """Bytes of the GGUF tensor."""
         return self.rows * self.source_row_nbytes
 
-    def plane_nbytes(self, plane: Plane) -> int:
-        """Bytes of a plane, without the padding to the next one."""
-        return self.units // plane.units * plane.nbytes
-
     @functools.cached_property
     def offsets(self) -> dict[str, int]:
-        """Plane name -> its first byte in the repacked matrix."""
-        offsets, at = {}, 0
-        for plane in self.format.planes:
-            offsets[plane.name] = at
-            at += ceil_div(self.plane_nbytes(plane), ALIGNMENT) * ALIGNMENT
-        return offsets
+        """Plane name -> its first byte in a tile."""
+        sizes = [plane_run(plane) for plane in self.format.planes]
+        return {p.name: sum(sizes[:i]) for i, p in enumerate(self.format.planes)}
+
+    @property
+    def tile_nbytes(self) -> int:
+        """Bytes of a tile."""
+        return sum(plane_run(plane) for plane in self.format.planes)
+
+    @property
+    def band_nbytes(self) -> int:
+        """Bytes of a band."""
+        return self.row_tiles * self.tile_nbytes
+
+    @property
+    def tiles_nbytes(self) -> int:
+        """Bytes of all tiles. The row powers begin there."""
+        return self.bands * self.band_nbytes
+
+    @property
+    def powers_nbytes(self) -> int:
+        """Bytes of the row powers, those of padded rows included."""
+        return 4 * self.bands * TILE_ROWS if self.format.has_powers else 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of the repacked matrix."""
-        last = self.format.planes[-1]
-        return self.offsets[last.name] + self.plane_nbytes(last)
+        return self.tiles_nbytes + self.powers_nbytes
+
+    def span(self, first_row: int, rows: int) -> tuple[int, int]:
+        """(offset, nbytes) of the tiles of some rows, from a band's first one on."""
+        bands = ceil_div(rows, TILE_ROWS)
+        return first_row // TILE_ROWS * self.band_nbytes, bands * self.band_nbytes
 
     def chunks(self, max_nbytes: int) -> Iterator[tuple[int, int]]:
         """The matrix in whole bands: (first row, rows) of pieces of at most ``max_nbytes``, in GGUF
@@ -146,6 +153,8 @@ class Layout:
                 self._units_of(raw) if self.format.is_float else pack_plane(self.format, plane, raw)
             )
             self._tiles_of(packed, plane)[:] = self._padded(items)
+        if self.format.has_powers:
+            self.powers_of(packed)[:] = self.row_powers(packed)
         return packed
 
     def _units_of(self, raw: Bytes) -> Bytes:
@@ -155,9 +164,44 @@ class Layout:
         return np.pad(rows, ((0, 0), (0, pad))).reshape(-1, UNIT * self.format.nbytes)
 
     def plane_of(self, packed: Bytes, plane: Plane) -> Bytes:
-        """A view of one plane, (items, bytes of an item) u8, as they lie."""
+        """A view of one plane, (tiles, items of a tile, bytes of an item) u8."""
+        tiles = packed[: self.tiles_nbytes].reshape(-1, self.tile_nbytes)
         at = self.offsets[plane.name]
-        return packed[at : at + self.plane_nbytes(plane)].reshape(-1, plane.nbytes)
+        run = tiles[:, at : at + plane_run(plane)]
+        return run.reshape(len(tiles), -1, plane.nbytes)
+
+    def powers_of(self, packed: Bytes) -> npt.NDArray[np.float32]:
+        """A view of the row powers, (bands * 16,) f32; empty where the type has none."""
+        return packed[self.tiles_nbytes :].view(np.float32)
+
+    def row_powers(self, packed: Bytes) -> npt.NDArray[np.float32]:
+        """The power of two of each row, (bands * 16,) f32, from the tiles of a repacked matrix.
+
+        With P, ``bound * P`` is from 2^14 to below 2^15, so that f16 has what is multiplied with
+        quants. ``bound``: the largest |d| of the row times the largest |scale - scale_offset| that
+        the scale's bits can express, or the largest |m| times the largest minimum, if that is more
+        (times 1 for types without them; without `halvings` and quants); of unquantised types the
+        largest |weight|. P has a normal number's exponent. It is 1 for rows whose bound is 0,
+        infinite or NaN, and for padding.
+        """
+        bound = self._bounds(packed)
+        counts = (bound > 0) & np.isfinite(bound)
+        exponents = np.clip(15 - np.frexp(bound)[1], -126, 127)
+        powers = np.ones(self.bands * TILE_ROWS, np.float32)
+        powers[: self.rows][counts] = np.ldexp(np.float32(1), exponents[counts])
+        return powers
+
+    def _bounds(self, packed: Bytes) -> npt.NDArray[np.float32]:
+        """The bound of each row, (rows,) f32."""
+        if self.format.is_float:
+            largest: npt.NDArray[np.float32] = np.abs(self._floats(packed)).max(axis=1)
+            return largest
+        each: list[npt.NDArray[np.float32]] = [
+            np.abs(self._factors(packed, number)).reshape(self.rows, -1).max(axis=1)
+            * np.float32(times)
+            for number, times in self.format.largest_numbers
+        ]
+        return functools.reduce(np.maximum, each)
 
     def _tiles_of(self, packed: Bytes, plane: Plane) -> Bytes:
         """The same as (bands, rows of a band, tiles, items of a tile's row, bytes) u8."""
@@ -232,6 +276,11 @@ class Layout:
                 field = (items[:, byte] >> shift) & part.target.mask
                 by_item[:, index] |= field << part.shift
         return numbers
+
+
+def plane_run(plane: Plane) -> int:
+    """Bytes of a plane in a tile."""
+    return TILE_ROWS * TILE_UNITS // plane.units * plane.nbytes
 
 
 def powers_of_two(exponents: Bytes) -> npt.NDArray[np.float32]:

@@ -1,17 +1,16 @@
 """How tiles of weights lie in a warp's shared memory, made for tensor cores.
 
-A tile (`layout`) is one run of bytes in each plane, and so it is in shared memory, plane after
-plane. Lane (g, t) = (lane / 4, lane % 4) reads units 2t and 2t + 1 of rows g and g + 8; or of these
-rows unit after unit, its quads of each, and the scales of units t and 4 + t.
+A tile (`layout`) is one run of bytes in global memory. In shared memory it is the same, but that
+the 16-byte pieces of quants change places in a row. Lane (g, t) = (lane / 4, lane % 4) reads units
+2t and 2t + 1 of rows g and g + 8; or of these rows unit after unit, its quads of each, and the
+scales of units t and 4 + t.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.fields import Part as Number
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.formats import Format
@@ -73,14 +72,10 @@ class Quads:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A tile's bytes of one plane, from ``offset`` on in shared memory.
-
-    ``first`` counts the pieces of runs that do not fill a warp's copy; these runs share copies.
-    """
+    """A tile's bytes of one plane, from ``offset`` on in the tile."""
 
     plane: Plane
     offset: int
-    first: int
 
     @property
     def nbytes(self) -> int:
@@ -94,13 +89,8 @@ class Run:
 
     @property
     def copies(self) -> int:
-        """Copies of the whole warp; 0 if it shares one."""
+        """Copies of the whole warp; 0 if it is smaller, and others follow it in the same one."""
         return self.nbytes // WARP_PIECE
-
-    @property
-    def pieces(self) -> int:
-        """Pieces of a shared copy."""
-        return 0 if self.copies else self.nbytes // PIECE
 
     @property
     def chunks(self) -> int:
@@ -144,13 +134,8 @@ class Tile:
     @cached_property
     def runs(self) -> tuple[Run, ...]:
         """A run of each plane."""
-        runs: list[Run] = []
-        offset = first = 0
-        for plane in self.layout.format.planes:
-            runs.append(Run(plane, offset, first))
-            offset += runs[-1].nbytes
-            first += runs[-1].pieces
-        return tuple(runs)
+        offsets = self.layout.offsets
+        return tuple(Run(plane, offsets[plane.name]) for plane in self.layout.format.planes)
 
     @cached_property
     def quads(self) -> tuple[tuple[Run, Quads], ...]:
@@ -173,26 +158,21 @@ class Tile:
         return tuple(run for run in self.runs if run not in [quads for quads, _ in self.quads])
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of a tile."""
-        return sum(run.nbytes for run in self.runs)
-
-    @property
     def alignment(self) -> int:
         """What the address of a tile must be a multiple of, if it is read by quads."""
         return max(run.row_nbytes for run in self.runs if run.chunks or run is self.runs[0])
 
     @property
-    def pieces(self) -> int:
-        """Pieces of all shared copies."""
-        return sum(run.pieces for run in self.runs)
+    def rest(self) -> int:
+        """Where in the tile the runs begin that are smaller than a copy: they are the last ones."""
+        return sum(run.nbytes for run in self.runs if run.copies)
 
     @property
-    def shared_copies(self) -> int:
-        """Copies that runs share."""
-        return ceil_div(self.pieces, WARP_PIECE // PIECE)
+    def rest_pieces(self) -> int:
+        """Pieces of these runs."""
+        return (self.layout.tile_nbytes - self.rest) // PIECE
 
-    def shared_by(self, copy: int) -> Iterator[Run]:
-        """The runs that lanes 0 to 31 meet in such a copy."""
-        low, high = 32 * copy, 32 * (copy + 1)
-        return (r for r in self.runs if r.pieces and r.first < high and r.first + r.pieces > low)
+    @property
+    def has_plain_pieces(self) -> bool:
+        """Whether pieces of some runs keep their order."""
+        return not all(run.swizzle for run in self.runs)

@@ -113,7 +113,7 @@ def test_index_out_of_range_names_the_count() -> None:
         ("auto", DeviceName("auto")),
         ("cuda", DeviceName("cuda", 0)),
         ("cuda:3", DeviceName("cuda", 3)),
-        ("emulator", DeviceName("emulator", 0, "sm_90")),
+        ("emulator", DeviceName("emulator", 0, "sm_90a")),
         ("emulator:sm_75", DeviceName("emulator", 0, "sm_75")),
     ],
 )
@@ -318,7 +318,7 @@ def test_the_emulator_poses_as_every_device_that_is_opened(number: int) -> None:
 
 
 def test_failed_opening_leaves_nothing_retained() -> None:
-    api = bindings.emulated("sm_90")
+    api = bindings.emulated()
     api.cuInit(0)
     real_read = api.cuDeviceTotalMem
     api.cuDeviceTotalMem = lambda dev: (cuda.CUresult.CUDA_ERROR_UNKNOWN, None)

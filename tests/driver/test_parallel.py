@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from urdir.driver import parallel
-from urdir.driver.parallel import in_threads
+from urdir.driver.parallel import Task, in_threads
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +48,21 @@ def test_the_first_failure_is_raised_when_nothing_runs_any_more() -> None:
         in_threads(work, range(100))
     assert sorted(begun) == sorted({*ended, 1})
     assert len(begun) < 100
+
+
+def test_a_task_runs_beside_the_caller() -> None:
+    go = threading.Event()
+    task = Task(lambda: go.wait(20) and threading.current_thread().name, "beside")
+    go.set()
+    assert task.result() == "beside"
+    assert not task.failed()
+
+
+def test_a_task_raises_where_its_result_is_asked_for() -> None:
+    def work() -> None:
+        raise KeyError("missing")
+
+    task = Task(work, "beside")
+    assert task.failed()
+    with pytest.raises(KeyError, match="missing"):
+        task.result()

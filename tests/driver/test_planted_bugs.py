@@ -339,7 +339,7 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         Gemv(FORMATS["Q4_K"], 5, 512, activations="i16", tiles_each=2, groups=1),
         [("min.u32 %tile_number, %ahead_band, 0;", "mov.u32 %tile_number, %ahead_band;")] * 3,
         CudaError,
-        r"\(@%shared0_has cp.async.cg.shared.global.*out-of-bounds load, 16 bytes.*"
+        r"\(@%rest_has cp.async.cg.shared.global.*out-of-bounds load, 16 bytes.*"
         r"hint: is the tail guarded",
     ),
     "rows beyond the last": (
@@ -522,6 +522,7 @@ STAGE = """\
     setp.eq.u32 %first, %i, 0;
     @!%first bra READY;
     mbarrier.init.shared.b64 [full], 1;
+    fence.mbarrier_init.release.cluster;
     mbarrier.arrive.expect_tx.shared.b64 _, [full], 256;
     cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [words], [%x], 256, [full];
 READY:
@@ -588,6 +589,12 @@ def test_a_missing_wait_for_an_mbarrier() -> None:
     message = r"race: .*cp.async.bulk.* of thread \(0, 0, 0\).* and .*ld.shared.b32.* of thread"
     with sanitized() as device, pytest.raises(CudaError, match=message):
         check_kernel(device, one_waits)
+
+
+def test_a_missing_fence_after_the_first_state_of_an_mbarrier() -> None:
+    message = r"cp.async.bulk.* signals .* which .*mbarrier.init.* has written, with no fence.proxy"
+    with sanitized() as device, pytest.raises(CudaError, match=message):
+        check_kernel(device, Mutant(Stage(), ("fence.mbarrier_init.release.cluster;", "")))
 
 
 # ---- graphs and the host ----

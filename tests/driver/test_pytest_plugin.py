@@ -168,7 +168,7 @@ def test_the_shared_gpu_is_opened_once_and_again_after_a_fault(
     open_device = Device.open
 
     def open_emulator(name: str, **options: Any) -> Device:
-        assert name == ("emulator:sm_90" if opened else "cuda")  # as it calls itself
+        assert name == ("emulator:sm_90a" if opened else "cuda")  # as it calls itself
         opened.append(open_device("emulator"))
         return opened[-1]
 

@@ -57,6 +57,53 @@ def test_assembling_gives_an_elf_image_and_its_cost():
     assert 8 <= cost.shared <= 32  # the partial sums of two warps, aligned
 
 
+PRODUCT = (
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%d0, %d1, %d2, %d3}, {%a0, %a1, %a2, %a3},"
+    " %desc, %p, 1, 1, 0;"
+)
+COMMIT, WAIT = "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"
+FENCE = "wgmma.fence.sync.aligned;"
+
+
+def hopper(*lines):
+    """Products of a warpgroup, with the accumulators and A's registers loaded and stored."""
+    return "\n".join([
+        ".version 8.0", ".target sm_90a", ".address_size 64",
+        ".visible .entry k(.param .u64 x, .param .u64 desc)", ".maxntid 128", "{",
+        ".reg .b32 %a<4>;", ".reg .f32 %d<4>;", ".reg .b64 %x, %desc;", ".reg .pred %p;",
+        "ld.param.u64 %x, [x];", "ld.param.u64 %desc, [desc];", "setp.ne.u64 %p, %desc, 0;",
+        "ld.global.v4.b32 {%a0, %a1, %a2, %a3}, [%x];",
+        "ld.global.v4.f32 {%d0, %d1, %d2, %d3}, [%x];",
+        *lines,
+        "st.global.v4.f32 [%x], {%d0, %d1, %d2, %d3};", "ret;", "}",
+    ])  # fmt: skip
+
+
+@needs_assembler
+def test_products_of_a_warpgroup_assemble():
+    made = assemble(hopper(FENCE, PRODUCT, COMMIT, WAIT), "sm_90a")
+    assert "wgmma" not in made.log
+
+
+@needs_assembler
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        # A changes while a product reads it
+        ([FENCE, PRODUCT, COMMIT, "add.u32 %a0, %a1, 1;", FENCE, PRODUCT, COMMIT, WAIT],
+         r"\(C7513\) .*wgmma.mma_async instructions are serialized due to .* input registers"),
+        # an accumulator is read too early
+        ([FENCE, PRODUCT, COMMIT, "add.f32 %d0, %d1, %d1;", WAIT],
+         r"\(C7517\) wgmma.wait_group is injected in around line 19 .*\n.*\n.*\n.*\n"
+         r">   19 \| add.f32 %d0"),
+    ],
+    ids=["A", "sums"],
+)  # fmt: skip
+def test_serialised_products_are_an_error(lines, message):
+    with pytest.raises(AssembleError, match=rf"k assembles for sm_90a, but (?s:.*){message}"):
+        assemble(hopper(*lines), "sm_90a", name="k")
+
+
 @needs_assembler
 def test_assembling_twice_gives_the_same_bytes():
     assert assemble(PTX, "sm_80").cubin == assemble(PTX, "sm_80").cubin

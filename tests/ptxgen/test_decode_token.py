@@ -105,8 +105,14 @@ def test_rows_of_every_length_are_normed_as_by_normalise(device: Device, heads: 
     assert_same_bits(device, spec, spec.inputs_at(np.random.default_rng(heads), [2], [0]))
 
 
-@pytest.mark.parametrize("target", ["sm_75", "sm_80"])
-@pytest.mark.parametrize("spec", [s for s in SPECS if "sm_75" in s.targets][::2], ids=name_of)
+@pytest.mark.parametrize(
+    ("target", "spec"),
+    [  # by turns, both with --full
+        pytest.param(target, spec, id=f"{name_of(spec)}-{target}", marks=[pytest.mark.full] * skips)
+        for at, spec in enumerate(SPECS[::2])
+        for target, skips in (("sm_75", at % 2), ("sm_80", 1 - at % 2))
+    ],
+)
 def test_it_equals_three_kernels_on_older_targets(target: str, spec: Spec) -> None:
     """No asynchronous copies, or no griddepcontrol."""
     with Device.open(f"emulator:{target}") as older:

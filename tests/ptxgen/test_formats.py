@@ -100,18 +100,15 @@ def test_every_unit_has_a_place_of_its_own(fmt: Format, rows: int, cols: int) ->
     places = [layout.place(r, u) for r in range(rows) for u in range(layout.row_units)]
     assert len(set(places)) == len(places) == rows * layout.row_units
     assert min(places) >= 0
-    assert max(places) < layout.units
-    assert layout.units >= len(places)
-    assert layout.units == layout.bands * layout.band_units
-    row_units = layout.band_units // TILE_ROWS
-    assert 0 <= row_units - layout.row_units < TILE_UNITS
+    assert max(places) < layout.bands * layout.row_tiles * TILE_ROWS * TILE_UNITS
+    assert 0 <= layout.row_tiles * TILE_UNITS - layout.row_units < TILE_UNITS
     assert 0 <= layout.bands * TILE_ROWS - rows < TILE_ROWS
 
 
 def test_tiles_are_sixteen_rows_of_eight_units() -> None:
     """Rows of a tile follow each other, then the tiles of sixteen rows, then the next sixteen."""
     layout = Layout(FORMATS["Q8_0"], 35, 32 * 17)
-    assert (layout.bands, layout.row_tiles, layout.band_units) == (3, 3, 3 * 128)
+    assert (layout.bands, layout.row_tiles) == (3, 3)
     assert [layout.place(0, u) for u in (0, 7, 8, 16)] == [0, 7, 128, 256]
     assert [layout.place(r, 0) for r in (0, 1, 15, 16, 34)] == [0, 8, 120, 384, 768 + 16]
     assert layout.place(18, 13) == 384 + 128 + 2 * 8 + 5
@@ -130,7 +127,7 @@ def test_a_unit_lies_at_its_place_in_every_plane(fmt: Format) -> None:
         packed = layout.pack_expanded(blocks)
         first = layout.place(row, block * fmt.block_units)
         for plane in fmt.planes:
-            items = layout.plane_of(packed, plane)
+            items = layout.plane_of(packed, plane).reshape(-1, plane.nbytes)
             at = first // plane.units
             count = fmt.block_units // plane.units
             np.testing.assert_array_equal(items[at : at + count], wanted[plane.name])
@@ -144,7 +141,7 @@ def items_of_a_block(fmt: Format, block: Bytes) -> dict[str, Bytes]:
     layout = Layout(fmt, 1, fmt.block)
     packed = layout.pack_expanded(block)
     count = fmt.block_units
-    return {p.name: layout.plane_of(packed, p)[: count // p.units] for p in fmt.planes}
+    return {p.name: layout.plane_of(packed, p)[0, : count // p.units] for p in fmt.planes}
 
 
 @pytest.mark.parametrize(("fmt", "rows", "cols"), _cases(), ids=str)
@@ -154,10 +151,10 @@ def test_padding_is_zeros(fmt: Format, rows: int, cols: int) -> None:
     packed = layout.pack(np.full(layout.source_nbytes, 0xFF, np.uint8))
     taken = np.array([layout.place(r, u) for r in range(rows) for u in range(layout.row_units)])
     for plane in fmt.planes:
-        used = np.zeros(layout.units // plane.units, bool)
+        used = np.zeros(layout.tiles_nbytes // layout.tile_nbytes * 128 // plane.units, bool)
         used[taken // plane.units] = True
         assert used.sum() == rows * layout.row_units // plane.units
-        items = layout.plane_of(packed, plane)
+        items = layout.plane_of(packed, plane).reshape(-1, plane.nbytes)
         assert items[used].any(axis=1).all()
         assert not items[~used].any()
     whole = Layout(fmt, layout.bands * TILE_ROWS, layout.row_tiles * TILE_UNITS * UNIT)
@@ -168,17 +165,48 @@ def test_padding_is_zeros(fmt: Format, rows: int, cols: int) -> None:
     assert not weights[:, cols:].any()
 
 
-def test_planes_are_aligned_and_disjoint() -> None:
-    for fmt in FORMATS.values():
-        for rows, cols in ((3, 768), (33, 768), (16, 256)):
-            layout = Layout(fmt, rows, cols)
-            at = 0
-            for plane in fmt.planes:
-                offset = layout.offsets[plane.name]
-                assert offset % 256 == 0
-                assert 0 <= offset - at < 256
-                at = offset + layout.plane_nbytes(plane)
-            assert at == layout.nbytes
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+def test_a_tile_is_one_run_of_its_planes(fmt: Format) -> None:
+    """They follow each other, as 16-byte copies need them; powers follow the tiles."""
+    for rows, cols in ((3, 768), (33, 768), (16, 256)):
+        layout = Layout(fmt, rows, cols)
+        tiles = -(-rows // 16) * cols // 256
+        packed = np.arange(layout.nbytes, dtype=np.uint32).astype(np.uint8)
+        at = 0
+        for plane in fmt.planes:
+            assert layout.offsets[plane.name] == at
+            nbytes = 128 // plane.units * plane.nbytes
+            assert nbytes % 16 == 0
+            view = layout.plane_of(packed, plane)
+            assert np.shares_memory(view, packed)
+            for tile in range(tiles):
+                first = tile * layout.tile_nbytes + at
+                run = packed[first : first + nbytes]
+                np.testing.assert_array_equal(view[tile].reshape(-1), run)
+            at += nbytes
+        assert layout.tile_nbytes == at
+        assert layout.tiles_nbytes == at * tiles
+        powers = 0 if fmt.name == "F16" else 4 * 16 * -(-rows // 16)
+        assert layout.nbytes == layout.tiles_nbytes + powers
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "F16"])
+def test_bytes_lie_tile_by_tile(name: str) -> None:
+    """An item's place, counted by hand: tile 4 is number 1 of the second band."""
+    layout = Layout(FORMATS[name], 35, 256 * 3)
+    starts = {
+        "Q4_K": {"low": 0, "scales": 2048, "scales_high": 2176, "factors": 2240},
+        "Q8_0": {"low": 0, "factors": 4096},
+        "F16": {"values": 0},
+    }[name]
+    tile = {"Q4_K": 2304, "Q8_0": 4352, "F16": 8192}[name]
+    for plane in layout.format.planes:
+        packed = np.zeros(layout.nbytes, np.uint8)
+        item = (5 * 8 + 2) // plane.units  # row 21, unit 10: row 5 and unit 2 of the tile
+        layout.plane_of(packed, plane)[4, item] = 1
+        first = 4 * tile + starts[plane.name] + item * plane.nbytes
+        np.testing.assert_array_equal(np.flatnonzero(packed), first + np.arange(plane.nbytes))
+        assert layout.place(21, 10) // plane.units == 4 * 128 // plane.units + item
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
@@ -186,13 +214,15 @@ def test_planes_are_aligned_and_disjoint() -> None:
 def test_chunks_cover_the_tensor_once_in_order(fmt: Format, max_nbytes: int) -> None:
     """In whole bands, the largest that are allowed, each from a multiple of 16 bytes on."""
     layout = Layout(fmt, 43, 768)
-    at = 0
+    at = end = 0
     chunks = list(layout.chunks(max_nbytes))
     for number, (first, rows) in enumerate(chunks):
         assert first == at
         assert first % TILE_ROWS == 0
-        for plane in fmt.planes:
-            assert layout.place(first, 0) // plane.units * plane.nbytes % 16 == 0
+        offset, tiles_nbytes = layout.span(first, rows)
+        assert offset == end
+        assert offset % 16 == 0
+        end += tiles_nbytes
         nbytes = rows * layout.stored_row_nbytes
         assert nbytes <= max(max_nbytes, TILE_ROWS * layout.stored_row_nbytes)
         if number < len(chunks) - 1:
@@ -200,6 +230,7 @@ def test_chunks_cover_the_tensor_once_in_order(fmt: Format, max_nbytes: int) -> 
             assert nbytes + TILE_ROWS * layout.stored_row_nbytes > max_nbytes
         at += rows
     assert at == layout.rows
+    assert end == layout.tiles_nbytes
     assert layout.rows * layout.source_row_nbytes == layout.source_nbytes
 
 

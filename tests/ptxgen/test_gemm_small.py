@@ -77,10 +77,10 @@ def test_a_block_s_sums_are_integers_of_32_bits(fmt: Format) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "target"),
-    [
-        (spec, target)
-        for spec in GemmSmall.examples().values()
-        for target in ("sm_75", "sm_80")
+    [  # by turns, both with --full
+        pytest.param(spec, target, marks=[pytest.mark.full] * ((at + turn) % 2))
+        for at, spec in enumerate(GemmSmall.examples().values())
+        for turn, target in enumerate(("sm_75", "sm_80"))
         if target in spec.targets
     ],
     ids=str,

@@ -132,8 +132,14 @@ CUTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-@every_format
+@pytest.mark.parametrize(
+    ("fmt", "cut"),
+    [  # three cuts with every format, all of them with --full
+        pytest.param(fmt, cut, id=f"{fmt.name}-{cut}", marks=[pytest.mark.full] * ((f + c) % 3 > 0))
+        for f, fmt in enumerate(QUANTISED)
+        for c, cut in enumerate(CUTS)
+    ],
+)
 def test_products_of_integers_are_exact(device: Device, fmt: Format, cut: dict[str, Any]) -> None:
     """Whatever the cut: all partial sums are integers that f32 holds, in any order."""
     cols = 576 if fmt.block == 32 else 768
@@ -497,10 +503,10 @@ def test_a_gated_pair_gates_the_bits_of_two(device: Device) -> None:
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    [
-        (name, target)
-        for name, spec in Gemv.examples().items()
-        for target in ("sm_75", "sm_80")  # sm_90: test_races has every kernel's examples
+    [  # by turns, both with --full; sm_90: test_races has every kernel's examples
+        pytest.param(name, target, marks=[pytest.mark.full] * ((at + turn) % 2))
+        for at, (name, spec) in enumerate(Gemv.examples().items())
+        for turn, target in enumerate(("sm_75", "sm_80"))
         if target in spec.targets
     ],
 )

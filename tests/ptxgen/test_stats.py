@@ -80,7 +80,7 @@ def test_the_mix_counts_each_instruction_of_the_text_once() -> None:
 @pytest.mark.parametrize("kernel", kernels().values(), ids=kernels())
 def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
     spec = list(kernel.examples().values())[-1]
-    text = spec.ptx("sm_90")
+    text = spec.ptx("sm_90a")
     mix = instruction_mix(text, spec.name)
     assert sum(mix.values()) == sum(1 for _ in ptx.parse(text).entries[spec.name].instructions)
     assert (mix["tensor"] > 0) == (
@@ -89,7 +89,9 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
             "experts_gemm",
             "gemm",
             "gemm_small",
+            "gemm_wgmma",
             "prefill_attention",
+            "prefill_wgmma",
         )
     )
     assert mix["memory"] > 0

@@ -67,3 +67,17 @@ def test_what_lanes_read_at_a_time_lies_in_different_banks(fmt: Format) -> None:
                     for r in range(8 // run.chunks)
                 ]
                 assert len({place % 8 for place in read}) == 8
+
+
+@every_format
+def test_copies_and_the_rest_are_the_tile(fmt: Format) -> None:
+    """Runs of whole copies come first; what follows is no more than one copy."""
+    tile = Tile(Layout(fmt, 16, 256 * 8))
+    at = 0
+    for run in tile.runs:
+        assert run.offset == at
+        assert bool(run.copies) == (at < tile.rest)
+        assert run.nbytes == 512 * run.copies or not run.copies
+        at += run.nbytes
+    assert at == tile.layout.tile_nbytes == tile.rest + 16 * tile.rest_pieces
+    assert 0 <= tile.rest_pieces <= 32

@@ -2,9 +2,9 @@
 
 Each block of straight-line code becomes a function. A group that is a range of whole warps runs
 ``f<pc>()``, whose names are views of the register file itself. Any other group runs ``g<pc>(L)``,
-the same text over gathered copies of the registers that it reads, written back at its end; those
-are compiled when first needed. A function returns the next pc, ``~pc`` when the scheduler must
-look at the block's ``ending`` first, or the mask of the lanes that take a branch.
+the same text over gathered copies of the registers that it reads, written back at its end; each of
+those is compiled when first needed, as few are. A function returns the next pc, ``~pc`` when the
+scheduler must look at the block's ``ending`` first, or the mask of the lanes that take a branch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from urdir.driver.emulator.machine import (  # noqa: F401 - they fill the table of operations
     ops_async,
+    ops_bulk,
     ops_cluster,
     ops_compare,
     ops_convert,
@@ -26,15 +27,17 @@ from urdir.driver.emulator.machine import (  # noqa: F401 - they fill the table 
     ops_matrix,
     ops_memory,
     ops_warp,
+    ops_wgmma,
 )
 from urdir.driver.emulator.machine.emitter import Emitter
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
 from urdir.driver.emulator.machine.flow import BarrierForm, Block, Code, Ending, flatten, split
 from urdir.driver.emulator.machine.layout import EntryLayout
+from urdir.driver.emulator.machine.stretches import stretches, touches
 from urdir.ptxgen.ptx import Instruction, Module
 from urdir.ptxgen.ptx.architecture import FIRST_VERSION, MAX_THREADS, number_of, runs_on
 
-_ASYNCHRONOUS = ("asynchronous.", "v = asynchronous.")
+_ASYNCHRONOUS = re.compile(r"\s*(?:v = )?(?:asynchronous|bulk|mbarriers)\.")
 
 #: The newest PTX ISA that the emulated driver takes.
 NEWEST_VERSION = (9, 0)
@@ -59,27 +62,29 @@ class Program:
     #: Instructions of each pc's whole function.
     costs: list[int]
     whole: CodeType
-    #: Generated line -> PTX line, of ``whole`` and of ``scattered``.
+    #: Generated line -> PTX line, of ``whole``.
     whole_lines: list[int]
     views: Mapping[int, frozenset[str]]
     temps: frozenset[str]
     specials: frozenset[str]
-    compile_scattered: Callable[[], tuple[CodeType, list[int]]]
+    #: The function of a pc for scattered groups, and its line table.
+    compile_scattered: Callable[[int], tuple[CodeType, list[int]]]
     compile_watched: Callable[[], Program]
     uses_dependencies: bool
     uses_asynchronous: bool
+    uses_warpgroups: bool
+    directives: Mapping[str, tuple[int, ...]]
     cluster: tuple[int, ...] | None
-    _scattered: tuple[CodeType, list[int]] | None = None
+    _scattered: dict[int, tuple[CodeType, list[int]]] = field(default_factory=dict)
     _watched: Program | None = None
     #: Idle register files, see wave.py.
     idle: dict[object, list[Any]] = field(default_factory=dict)
 
-    @property
-    def scattered(self) -> tuple[CodeType, list[int]]:
-        """The functions for scattered groups, and their line table."""
-        if self._scattered is None:
-            self._scattered = self.compile_scattered()
-        return self._scattered
+    def scattered(self, pc: int) -> CodeType:
+        """The function of a block for scattered groups."""
+        if pc not in self._scattered:
+            self._scattered[pc] = self.compile_scattered(pc)
+        return self._scattered[pc][0]
 
     @property
     def watched(self) -> Program:
@@ -90,11 +95,8 @@ class Program:
 
     def line_tables(self) -> dict[str, list[int]]:
         """PTX line of each generated line, by the file name in tracebacks."""
-        tables = {self.whole.co_filename: self.whole_lines}
-        if self._scattered is not None:
-            code, lines = self._scattered
-            tables[code.co_filename] = lines
-        return tables
+        scattered = {code.co_filename: lines for code, lines in self._scattered.values()}
+        return {self.whole.co_filename: self.whole_lines, **scattered}
 
     @property
     def exit(self) -> int:
@@ -110,14 +112,14 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
     Raises CompileError, with the driver's error name and the PTX line, for whatever ptxas would
     refuse and for what the emulator lacks.
     """
-    sm = check_target(module, target)
+    check_target(module, target)
     entry = module.entries.get(entry_name)
     if entry is None:
         known = ", ".join(module.entries) or "none"
         raise CompileError(f"no entry {entry_name!r} in the module (it has: {known})")
     layout = EntryLayout(module, entry)
-    blocks, codes = split(flatten(entry, sm, module.version))
-    whole = _translate(layout, blocks, codes, scattered=False, watched=watched)
+    blocks, codes = split(flatten(entry, module.target, module.version))
+    whole = _translate_whole(layout, blocks, codes, watched)
     directives = entry.directives
     threads = 1
     for extent in directives.get("maxntid", directives.get("reqntid", (MAX_THREADS,))):
@@ -143,7 +145,9 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
         functools.partial(_compile_scattered, layout, blocks, codes, watched),
         functools.partial(compile_entry, module, entry_name, target, watched=True),
         any(b.ending is Ending.DEPENDENCIES for b in blocks),
-        any(line.lstrip().startswith(_ASYNCHRONOUS) for line in whole.parts),
+        any(map(_ASYNCHRONOUS.match, whole.parts)),
+        any(b.is_for_warpgroups for b in blocks),
+        directives,
         directives.get("reqnctapercluster"),
     )
 
@@ -202,35 +206,53 @@ class _Text:
         self.lines.append(source)
 
 
-def _translate(
-    layout: EntryLayout, blocks: list[Block], codes: list[Code], scattered: bool, watched: bool
+def _emit_all(emitter: Emitter, layout: EntryLayout, codes: list[Code]) -> None:
+    """Instructions in a row, with the checks of registers that asynchronous products use."""
+    for stretch in stretches(codes):
+        if touched := touches(layout, stretch):
+            emitter.check(touched)
+        for code in stretch:
+            _emit(emitter, code)
+
+
+def _translate_whole(
+    layout: EntryLayout, blocks: list[Block], codes: list[Code], watched: bool
 ) -> _Text:
-    kind = "scattered" if scattered else "whole"
-    result = _Text(f"<emulated {layout.entry.name}, {kind}>")
+    """The functions for whole warps."""
+    result = _Text(f"<emulated {layout.entry.name}, whole>")
     for pc, block in enumerate(blocks):
-        if not scattered and not block.leads:
+        if not block.leads:
             continue
-        end = block.end if scattered else block.whole_end
-        last = block if scattered else blocks[block.last]
         emitter = Emitter(layout, watched)
         if watched:
-            emitter.lines.append(f"    watch.block({pc}, {pc if scattered else block.last}, L)")
+            emitter.lines.append(f"    watch.block({pc}, {block.last}, L)")
             emitter.sources.append(block.first_line)
-        for code in codes[block.start : end]:
-            _emit(emitter, code)
-        terminator = _terminator(emitter, last)
-        if scattered:
-            _gathering(result, emitter, pc, terminator)
-        else:
-            result.add(f"def whole{pc}():")  # not f2, f4: those are types
-            for line, source in zip(emitter.lines, emitter.sources, strict=True):
-                result.add(line, source)
-            for line in terminator:
-                result.add(line)
-            for number, elements in emitter.used.items():
-                result.views.setdefault(number, set()).update(elements)
-            result.temps |= emitter.temps
-            result.specials |= emitter.specials
+        _emit_all(emitter, layout, codes[block.start : block.whole_end])
+        terminator = _terminator(emitter, blocks[block.last])
+        result.add(f"def whole{pc}():")  # not f2, f4: those are types
+        for line, source in zip(emitter.lines, emitter.sources, strict=True):
+            result.add(line, source)
+        for line in terminator:
+            result.add(line)
+        for number, elements in emitter.used.items():
+            result.views.setdefault(number, set()).update(elements)
+        result.temps |= emitter.temps
+        result.specials |= emitter.specials
+    return result
+
+
+def _translate_scattered(
+    layout: EntryLayout, block: Block, pc: int, codes: list[Code], watched: bool
+) -> _Text:
+    """The function of a block for scattered groups."""
+    result = _Text(f"<emulated {layout.entry.name}, scattered {pc}>")
+    emitter = Emitter(layout, watched)
+    if watched:
+        emitter.lines.append(f"    watch.block({pc}, {pc}, L)")
+        emitter.sources.append(block.first_line)
+    _emit_all(emitter, layout, codes[block.start : block.end])
+    terminator = _terminator(emitter, block)
+    _gathering(result, emitter, pc, terminator)
     return result
 
 
@@ -310,7 +332,7 @@ def _gathering(result: _Text, e: Emitter, pc: int, terminator: list[str]) -> Non
 
 
 def _compile_scattered(
-    layout: EntryLayout, blocks: list[Block], codes: list[Code], watched: bool
+    layout: EntryLayout, blocks: list[Block], codes: list[Code], watched: bool, pc: int
 ) -> tuple[CodeType, list[int]]:
-    text = _translate(layout, blocks, codes, scattered=True, watched=watched)
+    text = _translate_scattered(layout, blocks[pc], pc, codes, watched)
     return compile(text.text, text.filename, "exec"), text.lines

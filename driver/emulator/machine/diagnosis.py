@@ -72,6 +72,7 @@ class Diagnosis:
             if table is not None:
                 line = table[frame.tb_lineno]
             frame = frame.tb_next
+        line = fault.line or line
         text = self.program.instructions.get(line, "")
         lane = int(lanes.numbers()[fault.position])
         where = f"PTX line {line} ({text}), {self.thread(lane)}"
@@ -93,10 +94,10 @@ class Diagnosis:
             yield f"{self.threads(lanes)} wait at {name}, {at}"
         for pc, lanes in parked.items():
             line = self.program.blocks[pc].first_line
-            yield (
-                f"{self.threads(lanes)} wait at PTX line {line} for the lanes of their warp that "
-                "its member mask names"
-            )
+            whom = "the lanes of their warp that its member mask names"
+            if self.program.blocks[pc].is_for_warpgroups:
+                whom = "all threads of their warpgroup"
+            yield f"{self.threads(lanes)} wait at PTX line {line} for {whom}"
 
     def _polled_address(self, block: Block, lanes: Lanes) -> str:
         """The address that a polling instruction looks at."""

@@ -20,6 +20,7 @@ from urdir.ptxgen.ptx import Address, Discard, Immediate, Instruction, Operand, 
 
 if TYPE_CHECKING:
     from urdir.driver.emulator.machine.layout import EntryLayout
+    from urdir.driver.emulator.machine.register_rules import Stretch
 
 #: PTX type -> numpy element; bf16 and the packed types are their bits.
 NUMPY: Mapping[str, str] = {
@@ -117,6 +118,11 @@ class Emitter:
     def fail(self, message: str) -> Unsupported:
         """An error about the current instruction."""
         return Unsupported(message)
+
+    def check(self, stretch: Stretch) -> None:
+        """Before instructions that touch registers which wgmma uses, see register_rules.py."""
+        self.lines.append(f"    warpgroups.run({self.layout.keep(stretch)}, L)")
+        self.sources.append(stretch.touches[0].line)
 
     # ---- operands ----
 

@@ -99,7 +99,7 @@ class GridExecution:
                 if status is not Status.DONE:
                     return status
                 wave = self._run.wave
-                wave.arena.release()
+                wave.end()
                 if self.watch is None:
                     self.program.idle[self._key].append(wave)
                 self._run = None

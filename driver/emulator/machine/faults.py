@@ -34,11 +34,13 @@ class CompileError(Exception):
 class AccessFault(Exception):  # noqa: N818 - a signal
     """A lane's memory access failed; the machine adds kernel, line and thread.
 
-    ``position`` counts the lanes that took part in the access.
+    ``position`` counts the lanes that took part in the access; ``line`` is the PTX line where it is
+    not that of the generated line that raises.
     """
 
-    def __init__(self, position: int, code: str, message: str) -> None:
+    def __init__(self, position: int, code: str, message: str, line: int = 0) -> None:
         super().__init__(message)
+        self.line = line
         self.position = position
         self.code = code
         self.message = message

@@ -2,7 +2,9 @@
 
 A block begins at every label, after every branch or barrier, and at every ``.sync`` operation,
 where a scattered group may have to wait for the rest of its warps. Only the first two kinds are
-leaders: a group of whole warps runs from leader to leader in one go.
+leaders: a group of whole warps runs from leader to leader in one go. The first of several
+operations of warpgroups is a leader too: there whole warps may have to wait. What follows such an
+operation is a block of its own, for it changes registers that it does not name.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
 from urdir.driver.emulator.machine.operations import Operation, find
 from urdir.ptxgen.ptx import Entry, Immediate, Instruction, Label, Operand, Register, Symbol
+from urdir.ptxgen.ptx.architecture import number_of
 
 
 class Ending(enum.Enum):
@@ -76,6 +79,8 @@ class Block:
     whole_end: int = 0
     last: int = 0
     converges: bool = False
+    #: The .sync operation that begins it waits for all threads of its warpgroup.
+    is_for_warpgroups: bool = False
     #: Member mask of the .sync operation that begins the block: constant or register.
     members: Operand | None = None
     polled: Instruction | None = field(default=None)
@@ -105,7 +110,7 @@ _CLUSTER_ORDER = frozenset(("release", "relaxed", "acquire"))
 _SINCE_90 = frozenset(("wait", "launch", "cluster_arrive", "cluster_wait"))
 
 
-def flatten(entry: Entry, sm: int, version: tuple[int, int]) -> list[Code]:
+def flatten(entry: Entry, target: str, version: tuple[int, int]) -> list[Code]:
     """Instructions with their operations; guards that need it become branches around."""
     result: list[Code] = []
     labels: list[str] = []
@@ -114,7 +119,7 @@ def flatten(entry: Entry, sm: int, version: tuple[int, int]) -> list[Code]:
         if isinstance(item, Label):
             labels.append(item.name)
             continue
-        operation, match = _lookup(item, sm, version)
+        operation, match = _lookup(item, target, version)
         around = item.predicate is not None and (
             operation.branches if operation else match.lastgroup not in ("branch", "exit")
         )
@@ -146,12 +151,12 @@ def _control(instruction: Instruction) -> re.Match[str]:
 
 
 def _lookup(
-    item: Instruction, sm: int, version: tuple[int, int]
+    item: Instruction, target: str, version: tuple[int, int]
 ) -> tuple[Operation | None, re.Match[str]]:
     control = _CONTROL.fullmatch(item.opcode)
     if control is None:
-        return find(item, sm, version)
-    if control.lastgroup in _SINCE_90 and sm < 90:
+        return find(item, target, version)
+    if control.lastgroup in _SINCE_90 and number_of(target) < 90:
         raise CompileError(f"PTX line {item.line}: {item.opcode} needs .target sm_90 or higher")
     if _CLUSTER_ORDER & set(item.parts) and item.parts[1] == "cluster" and version < (8, 0):
         raise CompileError(
@@ -176,26 +181,27 @@ def split(codes: list[Code]) -> tuple[list[Block], list[Code]]:
 
 
 def _cut(codes: list[Code]) -> Iterator[Block]:
-    start, leads = 0, True
+    start, leads, met = 0, True, False
     for at, code in enumerate(codes):
         last = at + 1 == len(codes)
         ends = code.operation is None and code.match.lastgroup != "launch"
         following = None if last else codes[at + 1]
         label = following is not None and bool(following.labels)
-        converges = (
-            following is not None
-            and following.operation is not None
-            and following.operation.converges
-        )
-        if last or ends or label or converges:
+        operation = None if following is None else following.operation
+        converges = operation is not None and operation.converges
+        is_for_warpgroups = code.operation is not None and code.operation.warpgroup
+        if last or ends or label or converges or is_for_warpgroups:
             first = codes[start]
             line = first.instruction.line
             block = Block(start, at + 1, leads, code.instruction, line)
             if first.operation is not None and first.operation.converges:
                 block.converges = True
+                block.is_for_warpgroups = first.operation.warpgroup
                 block.members = _members(first.instruction)
             yield block
-            start, leads = at + 1, ends or label
+            met = (met or is_for_warpgroups) and not (ends or label)
+            meets = operation is not None and operation.warpgroup and not met
+            start, leads = at + 1, ends or label or meets
 
 
 def _members(instruction: Instruction) -> Operand:

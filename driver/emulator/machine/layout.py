@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from urdir.driver.emulator.machine.faults import CompileError
-from urdir.ptxgen.ptx import TYPE_BYTES, Entry, Module, Variable
+from urdir.ptxgen.ptx import TYPE_BYTES, Entry, Module, Variable, Vector
+from urdir.ptxgen.ptx.flow import registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,10 @@ class EntryLayout:
             if v.space == "local":
                 raise CompileError(f"PTX line {v.line}: .local variables are not supported")
         self.globals = {v.name for v in variables if v.space in ("global", "const")}
+        #: Registers that wgmma uses for A or D.
+        self.fragments = _fragments(entry)
+        #: Other objects that the generated text names.
+        self.kept: dict[str, object] = {}
         self.constants: dict[tuple[str, bytes], str] = {}
         self.constant_arrays: dict[str, np.ndarray[Any, Any]] = {}
 
@@ -93,6 +98,12 @@ class EntryLayout:
         """What is known of a special register."""
         return SPECIALS.get(name)
 
+    def keep(self, thing: object) -> str:
+        """The name of an object that the generated text needs."""
+        name = f"h{len(self.kept)}"
+        self.kept[name] = thing
+        return name
+
     def constant(self, array: np.ndarray[Any, Any]) -> str:
         """The name of a constant array, the same for equal ones."""
         key = (array.dtype.str, array.tobytes())
@@ -101,6 +112,12 @@ class EntryLayout:
             name = self.constants[key] = f"k{len(self.constants)}"
             self.constant_arrays[name] = array
         return name
+
+
+def _fragments(entry: Entry) -> frozenset[str]:
+    products = [i for i in entry.instructions if i.parts[:2] == ("wgmma", "mma_async")]
+    operands = [o for i in products for o in i.operands[:2] if isinstance(o, Vector)]
+    return frozenset(name for operand in operands for name in registers(operand))
 
 
 def _align(offset: int, alignment: int) -> int:

@@ -1,4 +1,4 @@
-"""Matrix instructions of a warp: mma.sync, ldmatrix, stmatrix (PTX ISA 9.7.14).
+"""Matrix instructions of a warp: mma.sync, ldmatrix, stmatrix, movmatrix (PTX ISA 9.7.14).
 
 Products are exact, sums are taken in float64 and rounded once to float32 (hardware rounds or cuts
 in between, in an order that it does not document); integers are exact and wrap.
@@ -171,6 +171,13 @@ def stmatrix(
     except AccessFault as fault:
         fault.position = _position(warps, n, fault.position, 8 * count)
         raise
+
+
+def movmatrix(warps: WholeWarps, register: Array) -> Array:
+    """An 8x8 matrix of 16-bit elements, transposed; (n,) uint32."""
+    matrix = np.ascontiguousarray(warps.spread(register)).view(np.uint16).reshape(-1, 8, 8)
+    words = np.ascontiguousarray(matrix.swapaxes(1, 2)).reshape(-1, 64).view(np.uint32)
+    return warps.collect(words)
 
 
 def _position(warps: WholeWarps, n: int, row: int, rows_per_warp: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from urdir.driver.emulator.machine.emitter import Handler
 from urdir.driver.emulator.machine.faults import UNSUPPORTED_PTX_VERSION, CompileError
 from urdir.ptxgen.ptx import Instruction
+from urdir.ptxgen.ptx.architecture import number_of
 
 Version = tuple[int, int]
 
@@ -17,7 +18,9 @@ Version = tuple[int, int]
 class Operation:
     """A form of an instruction; ``sm`` and ``version`` are the first that have it.
 
-    ``converges`` marks the ``.sync`` operations, which wait for the lanes of their warp;
+    ``only`` are the targets that have it, where they are not all that are new enough.
+    ``converges`` marks the ``.sync`` operations, which wait for the lanes of their warp, and
+    ``warpgroup`` those that wait for the other warps of their warpgroup, too;
     ``polls`` those whose repetition means waiting for somebody else; ``branches`` those that
     cannot be guarded lane by lane and are branched around instead.
     """
@@ -29,6 +32,8 @@ class Operation:
     converges: bool = False
     polls: bool = False
     branches: bool = False
+    warpgroup: bool = False
+    only: frozenset[str] = frozenset()
 
 
 TABLE: dict[str, list[Operation]] = {}
@@ -42,6 +47,8 @@ def operation(
     converges: bool = False,
     polls: bool = False,
     branches: bool = False,
+    warpgroup: bool = False,
+    only: frozenset[str] = frozenset(),
 ) -> Callable[[Handler], Handler]:
     """Decorator: the handler of every opcode that ``pattern`` matches as a whole.
 
@@ -49,9 +56,11 @@ def operation(
     """
 
     def register(handler: Handler) -> Handler:
+        meets = converges or warpgroup
         found = Operation(
-            re.compile(pattern), handler, sm, version, converges, polls, branches or converges
-        )
+            re.compile(pattern), handler, sm, version, meets, polls, branches or meets, warpgroup,
+            only,
+        )  # fmt: skip
         for stem in re.sub(r"[()]|\?:|\\.*", "", pattern).split("|"):
             TABLE.setdefault(stem, []).append(found)
         return handler
@@ -59,8 +68,11 @@ def operation(
     return register
 
 
-def find(instruction: Instruction, sm: int, version: Version) -> tuple[Operation, re.Match[str]]:
+def find(
+    instruction: Instruction, target: str, version: Version
+) -> tuple[Operation, re.Match[str]]:
     """The operation of an instruction; raises CompileError where the target has none."""
+    sm = number_of(target)
     where = f"PTX line {instruction.line}"
     forms = TABLE.get(instruction.parts[0])
     if forms is None:
@@ -73,6 +85,9 @@ def find(instruction: Instruction, sm: int, version: Version) -> tuple[Operation
             raise CompileError(
                 f"{where}: {instruction.opcode} needs .target sm_{form.sm} or higher, not sm_{sm}"
             )
+        if form.only and target not in form.only:
+            names = " or ".join(sorted(form.only))
+            raise CompileError(f"{where}: {instruction.opcode} needs .target {names}, not {target}")
         if version < form.version:
             raise CompileError(
                 f"{where}: {instruction.opcode} needs PTX ISA .version "

@@ -1,4 +1,4 @@
-"""mma.sync, ldmatrix, stmatrix (PTX ISA 9.7.14)."""
+"""mma.sync, ldmatrix, stmatrix, movmatrix (PTX ISA 9.7.14)."""
 
 from __future__ import annotations
 
@@ -94,3 +94,10 @@ def _stmatrix(e: Emitter, m: re.Match[str]) -> None:
     address = e.address(destination)
     e.watch_access("store", "shared", address, 4, _addressed(int(m[1])))
     e.line(f"stmatrix(W, shared.memory, {address}, {rows}, ({data}), {bool(m[2])})")
+
+
+@operation(r"movmatrix\.sync\.aligned\.m8n8\.trans\.b16", 75, (7, 8), converges=True)
+def _movmatrix(e: Emitter, m: re.Match[str]) -> None:
+    d, a = e.operands
+    e.line(f"v = movmatrix(W, {e.full(a, 'u4')})")
+    e.line(f"{e.target(d, 'u4')}[...] = v")

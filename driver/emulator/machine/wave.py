@@ -12,12 +12,15 @@ import numpy.typing as npt
 from urdir.driver.emulator.machine import arithmetic, formats, integers
 from urdir.driver.emulator.machine.arena import Carver, free_arena
 from urdir.driver.emulator.machine.asynchronous import Asynchronous
+from urdir.driver.emulator.machine.bulk import BulkCopies
 from urdir.driver.emulator.machine.cluster_space import ClusterSpace, map_rank
 from urdir.driver.emulator.machine.compile import Program
 from urdir.driver.emulator.machine.groups import Lanes, cta_index
 from urdir.driver.emulator.machine.layout import SPECIALS
-from urdir.driver.emulator.machine.matrix import ldmatrix, mma, stmatrix
+from urdir.driver.emulator.machine.matrix import ldmatrix, mma, movmatrix, stmatrix
+from urdir.driver.emulator.machine.mbarriers import MBarriers
 from urdir.driver.emulator.machine.memory import Memory
+from urdir.driver.emulator.machine.register_pool import registers_at_start
 from urdir.driver.emulator.machine.shared import SharedMemory
 from urdir.driver.emulator.machine.spaces import (
     Changes,
@@ -26,6 +29,7 @@ from urdir.driver.emulator.machine.spaces import (
     SharedSpace,
     pick,
 )
+from urdir.driver.emulator.machine.warpgroups import Warpgroups
 from urdir.driver.emulator.machine.warps import ScatteredWarps, WholeWarps
 
 Array = npt.NDArray[Any]
@@ -72,7 +76,7 @@ class Wave:
         block: Extent,
         cluster: Extent,
         shared_bytes: int,
-        watch: object = None,
+        watch: Any = None,
     ) -> None:
         self.program = program
         self.ctas = ctas
@@ -90,11 +94,14 @@ class Wave:
         self.memory = GlobalSpace(self.changes)
         shared_space = SharedSpace(self.shared, self.changes)
         self.cluster_space = ClusterSpace(self.shared, self.changes, self.cluster_size, ctas)
-        self.asynchronous = (
-            Asynchronous(self.lanes, self.shared, self.memory)
-            if program.uses_asynchronous
-            else None
-        )
+        self.asynchronous: Asynchronous | None = None
+        self.bulk: BulkCopies | None = None
+        self.mbarriers: MBarriers | None = None
+        if program.uses_asynchronous:
+            self.mbarriers = MBarriers(self.shared, self.changes)
+            self.asynchronous = Asynchronous(self.lanes, self.mbarriers, self.memory)
+            self.bulk = BulkCopies(self.lanes, self.mbarriers, self.memory, self.cluster_space)
+        self.warpgroups: Warpgroups | None = None
         shapes = {name: self._temp_shape(name) for name in sorted(program.temps)}
         total = sum(64 + self.lanes * max(1, width) for width in layout.widths)
         total += sum(64 + 16 * int(np.prod(shape)) for shape, _ in shapes.values())
@@ -104,6 +111,11 @@ class Wave:
             number: carver.array((self.lanes,), f"u{width}" if width else np.bool_)
             for number, width in enumerate(layout.widths)
         }
+        if program.uses_warpgroups:
+            self.warpgroups = Warpgroups(
+                self.registers, tuple(layout.numbers), self.shared, ctas, self.lanes_per_cta,
+                registers_at_start(program.directives, self.threads), watch,
+            )  # fmt: skip
         self._temps = {name: carver.array(*shape) for name, shape in shapes.items()}
         self.params = np.zeros(-(-max(1, layout.param_bytes) // 16) * 16, np.uint8)
         self._bases: dict[str, Array] = {}
@@ -115,6 +127,7 @@ class Wave:
             **{name: getattr(np, name) for name in _NUMPY_NAMES},
             **_ARITHMETIC,
             **layout.constant_arrays,
+            **layout.kept,
             **{f"P_{e}": self.params.view(t) for e, t in _TYPES.items() if e[0] != "c"},
             "memory": self.memory,
             "shared": shared_space,
@@ -126,12 +139,17 @@ class Wave:
             "pick": pick,
             "scatter_warps": ScatteredWarps,
             "asynchronous": self.asynchronous,
+            "bulk": self.bulk,
+            "mbarriers": self.mbarriers,
+            "warpgroups": self.warpgroups,
             "mma": mma,
             "ldmatrix": ldmatrix,
             "stmatrix": stmatrix,
+            "movmatrix": movmatrix,
         }
         self._bound: dict[tuple[int, int], Functions] = {}
-        self._scattered: Functions | None = None
+        self._scattered: dict[int, Callable[..., Any]] = {}
+        self._gathered: dict[str, Any] = {}
 
     # ---- special registers ----
 
@@ -203,8 +221,14 @@ class Wave:
         for name, address in symbols.items():
             self.set_special(f"g_{name}", address)
         self.shared.clear()
-        if self.asynchronous is not None:
-            self.asynchronous.clear()
+        for owner in (self.asynchronous, self.bulk, self.mbarriers, self.warpgroups):
+            if owner is not None:
+                owner.clear()
+
+    def end(self) -> None:
+        """The CTAs are complete: forget the memory, which may be gone before the next ones."""
+        del self.memory.memory
+        self.arena.release()
 
     def all_flags(self) -> Array:
         """Which lanes are threads (all, but for a last warp that is not full), (lanes,) bool."""
@@ -266,12 +290,15 @@ class Wave:
         shape = (self.lanes, int(count)) if count else (self.lanes,)
         return shape, _TYPES[element]
 
-    def scattered(self) -> Functions:
-        """The functions that take the lane numbers of any group."""
-        if self._scattered is None:
-            space = dict(self.common)
-            space |= {f"R{number}": array for number, array in self.registers.items()}
-            space |= {f"S_{name}": array for name, array in self.specials.items()}
-            exec(self.program.scattered[0], space)  # the translated kernel
-            self._scattered = [space[f"g{pc}"] for pc in range(len(self.program.blocks))]
-        return self._scattered
+    def scattered(self, pc: int) -> Callable[..., Any]:
+        """A block's function that takes the lane numbers of any group."""
+        if pc not in self._scattered:
+            if not self._gathered:
+                self._gathered = dict(self.common)
+                self._gathered |= {f"R{number}": a for number, a in self.registers.items()}
+                self._gathered |= {f"S_{name}": a for name, a in self.specials.items()}
+            code = self.program.scattered(pc)  # it may keep more objects than those before
+            self._gathered |= self.program.layout.kept
+            exec(code, self._gathered)  # the translated kernel
+            self._scattered[pc] = self._gathered[f"g{pc}"]
+        return self._scattered[pc]

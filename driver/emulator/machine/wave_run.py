@@ -98,7 +98,18 @@ class WaveRun:
                     "the barrier's count, or the member mask, includes must reach it",
                 )
             else:
+                self._finish()
                 return Status.DONE
+
+    def _finish(self) -> None:
+        """All threads have ended."""
+        if self.wave.bulk is not None:
+            self.wave.bulk.finish()
+        if self.wave.warpgroups is not None:
+            try:
+                self.wave.warpgroups.finish()
+            except AccessFault as fault:
+                raise self.diagnosis.access(fault, self.wave.all_lanes()) from None
 
     def _next_round(self, alone: bool) -> bool:
         """Let the groups that yielded poll again; False when that is in vain for now."""
@@ -133,6 +144,11 @@ class WaveRun:
     def _run_group(self, pc: int, lanes: Lanes) -> None:
         """Run a group until it meets, splits, waits or ends, or a lower pc must run first."""
         program = self.program
+        if program.blocks[pc].is_for_warpgroups:
+            found = self._met(program.blocks[pc], pc, lanes)
+            if found is None:
+                return
+            lanes = found
         limit = min(self._ready, default=program.exit)
         if self._parked:
             limit = min(limit, *self._parked)
@@ -163,7 +179,11 @@ class WaveRun:
                     else:
                         self._attend(last, next_pc, lanes)
                         return
-                if next_pc >= limit or self.launch.spent > budget:
+                if (
+                    next_pc >= limit
+                    or self.launch.spent > budget
+                    or blocks[next_pc].is_for_warpgroups
+                ):
                     self._put_or_end(next_pc, lanes)
                     return
                 pc = next_pc
@@ -173,13 +193,12 @@ class WaveRun:
     def _run_scattered(self, pc: int, lanes: Lanes) -> None:
         """Run one block of a scattered group."""
         block = self.program.blocks[pc]
-        if block.converges:
+        if block.converges and not block.is_for_warpgroups:
             found = self._converged(block, pc, lanes)
             if found is None:
                 return
             lanes = found
-        function = self.wave.scattered()[pc]
-        assert function is not None
+        function = self.wave.scattered(pc)
         try:
             next_pc = function(lanes.numbers())
         except AccessFault as fault:
@@ -237,6 +256,11 @@ class WaveRun:
             self._yielded.append((next_pc, lanes, block))
 
     def _exit(self, lanes: Lanes) -> None:
+        if self.wave.bulk is not None:
+            try:
+                self.wave.bulk.end(lanes.numbers())
+            except AccessFault as fault:
+                raise self.diagnosis.access(fault, lanes) from None
         if self.launch.watch is not None:
             self.launch.watch.end(lanes.numbers())
         if lanes.count == self.wave.ctas * self.wave.threads:
@@ -335,7 +359,26 @@ class WaveRun:
             number = self.program.layout.number(block.members.name)
             members[warp] = self.wave.registers[number][index]
         wanted = living & members
-        complete = ((present & wanted) == wanted)[warp]
+        return self._park(pc, lanes, ((present & wanted) == wanted)[warp])
+
+    def _met(self, block: Block, pc: int, lanes: Lanes) -> Lanes | None:
+        """Lanes whose warpgroups are complete at an operation of warpgroups."""
+        warpgroups = self.wave.warpgroups
+        assert warpgroups is not None
+        alive = self.wave.all_flags() if self._alive is None else self._alive
+        here = warpgroups.numbers(lanes.numbers())
+        if (short := warpgroups.incomplete(alive)[here]).any():
+            lane = int(lanes.numbers()[short.argmax()])
+            raise self.diagnosis.fault(
+                LAUNCH_FAILED,
+                f"{self.diagnosis.line(block)}: {self.diagnosis.thread(lane)} is in no warpgroup "
+                "of 128 threads, or some of them have ended; hint: a warpgroup is four warps, the "
+                "first of them with a number that is a multiple of four",
+            )
+        return self._park(pc, lanes, warpgroups.complete(here)[here])
+
+    def _park(self, pc: int, lanes: Lanes, complete: Array) -> Lanes | None:
+        """The lanes that are complete; the others wait for the rest."""
         if complete.all():
             return lanes
         self._parked[pc] = lanes.pick(~complete)

@@ -92,9 +92,9 @@ def of_model(args: argparse.Namespace, gpu: Gpu) -> tuple[ModelKernel, ...]:
     with open_model(demo_model() if args.model == "demo" else args.model) as gguf:
         config = Config.from_gguf(gguf)
         context = args.ctx_size or default_context(config)
-        found = model_kernels(gguf, config, context, gpu.target, gpu.sm_count)
+        found = model_kernels(gguf, config, context, gpu.native_target, gpu.sm_count)
     print(
-        f"{len(found)} kernels for {gpu.target}, {gpu.sm_count} SMs ({gpu.title}), "
+        f"{len(found)} kernels for {gpu.native_target}, {gpu.sm_count} SMs ({gpu.title}), "
         f"a context of {context} tokens",
         file=sys.stderr,
     )

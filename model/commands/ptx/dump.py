@@ -79,8 +79,8 @@ def _dumps(args: argparse.Namespace) -> list[Dump]:
         gpu = arguments.gpu(args)
         found = arguments.of_model(args, gpu)
         origin = f"as used by {args.model}"
-        return [Dump(k.spec, gpu.target, origin, args.life_ranges) for k in found]
-    target = args.target or arguments.gpu(args).target
+        return [Dump(k.spec, gpu.native_target, origin, args.life_ranges) for k in found]
+    target = args.target or arguments.gpu(args).native_target
     return [Dump(arguments.one_kernel(args), target, _origin(args), args.life_ranges)]
 
 

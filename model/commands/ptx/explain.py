@@ -30,7 +30,7 @@ def add_parser(commands: options.Subparsers) -> None:
         EXAMPLES,
     )  # fmt: skip
     arguments.add_kernel(parser)
-    parser.add_argument("--target", metavar="sm_NN", help="what to pose as (default: sm_90)")
+    parser.add_argument("--target", metavar="sm_NN", help="what to pose as (default: sm_90a)")
     parser.add_argument(
         "--top",
         type=options.whole_number(1),
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.kernel is None:
         raise options.UsageError("explain: give a KERNEL (see urdir ptx list)")
     spec = arguments.one_kernel(args)
-    target = DeviceName.parse(f"emulator:{args.target or 'sm_90'}").target
+    target = DeviceName.parse(f"emulator:{args.target}" if args.target else "emulator").target
     found = explain(spec, target)
     if args.json:
         print(json.dumps({"fields": fields_text(spec), **found.as_dict()}, indent=2))

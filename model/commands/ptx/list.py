@@ -83,7 +83,7 @@ def _list_model(args: argparse.Namespace) -> None:
     gpu = arguments.gpu(args)
     found = arguments.of_model(args, gpu)
     if args.json:
-        entries = [describe(kernel.spec, gpu.target) | kernel.as_dict() for kernel in found]
+        entries = [describe(kernel.spec, gpu.native_target) | kernel.as_dict() for kernel in found]
         print(json.dumps(entries, indent=2))
         return
     rows = [("launches", "kernel", "fields", "grid x block", "bytes moved", "a step of")]

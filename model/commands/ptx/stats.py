@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         kernels = arguments.of_model(args, gpu)
         specs = [kernel.spec for kernel in kernels]
-    found = _measure_all(specs, args.target or gpu.target, gpu)
+    found = _measure_all(specs, args.target or gpu.native_target, gpu)
     if args.json:
         rows = [_as_dict(stats, gpu) for stats in found]
         for row, kernel in zip(rows, kernels, strict=False):
@@ -201,7 +201,7 @@ def _print_steps(kernels: Sequence[ModelKernel], found: Sequence[KernelStats], g
     shapes = list(dict.fromkeys(shape for kernel in kernels for shape in kernel.launches))
     print(f"\n| a step, on {gpu.title} | launches | MB | Mflop | bound us | tokens/s at most |")
     print("|---|---|---|---|---|---|")
-    for kind in ("greedy", "prompt"):
+    for kind in ("greedy", "prompt greedy"):
         chosen = [s for s in shapes if s.kind == kind]
         shape = max(chosen, key=lambda s: (s.rows, s.keys))
         pairs = zip(kernels, found, strict=True)

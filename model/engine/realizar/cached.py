@@ -249,6 +249,7 @@ class CachedAttention(Owner):
             rows=rows,
             work={**self.work, **given},
             sm_count=self.device.properties.sm_count,
+            target=self.device.native_target,
             token=OwnToken(None if rope is None else rope.rotation),
             constants={} if rope is None else {"frequencies": self.work["frequencies"]},
         )

@@ -22,6 +22,7 @@ from urdir.model.files.pretrained.families import Family
 from urdir.model.files.pretrained.rows import GGML_TYPES, Rows, row_bytes
 from urdir.model.files.quantised import quantised_type
 from urdir.model.files.safetensors import StoredTensor
+from urdir.model.files.tensor_types import TENSOR_TYPES
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
 #: GGUF names of what stays F32 whatever the rest is.
@@ -150,8 +151,6 @@ def _order(group: Group, heads: int | None, path: Path) -> NDArray[np.intp] | No
 
 
 def _tensor(name: str, rows: Rows, family: Family, wanted: int | None, kept: list[str]) -> Tensor:
-    from gguf.constants import GGML_QUANT_SIZES
-
     part = rows.parts[0]
     shape = part.shape if len(rows.parts) == 1 else (len(rows.parts), *part.shape)
     if len(shape) == 1:
@@ -159,7 +158,7 @@ def _tensor(name: str, rows: Rows, family: Family, wanted: int | None, kept: lis
         return vector(name, values + family.norm_shift if name.endswith("_norm.weight") else values)
     type_id = GGML_TYPES["F32" if _ALWAYS_F32.search(name) else rows.dtype]
     if wanted is not None and not _ALWAYS_F32.search(name):
-        if rows.width % GGML_QUANT_SIZES[wanted][0]:
+        if rows.width % TENSOR_TYPES[wanted].block:
             kept.append(name)
         else:
             type_id = wanted

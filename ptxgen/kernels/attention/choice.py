@@ -1,4 +1,4 @@
-"""Which kernel serves decode attention: a function of the shape, the length bucket and the device.
+"""Which kernel serves attention: a function of the shape, the length bucket and the device.
 
 A plan is built for a length bucket; the choice is made then and never looks at device state.
 """
@@ -11,6 +11,9 @@ from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
+from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
+from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.spec import ceil_div
 
@@ -34,6 +37,28 @@ def length_buckets(max_len: int) -> tuple[int, ...]:
     """
     borders = (SINGLE_KEYS, INCREMENTAL_KEYS, FEW_KEYS)
     return (*(border for border in borders if border < max_len), max_len)
+
+
+def prompt_attention(
+    heads: int,
+    layout: KvLayout,
+    rows: int,
+    target: str,
+    *,
+    scores: Scores = PLAIN,
+    packs: bool = False,
+) -> PromptAttention:
+    """The kernel for rows of prompts on a device of native target ``target``.
+
+    wgmma where the device has it and the kernel takes the cache. ``packs`` asks for packed heads,
+    which some shapes have: then the kernel ``packs``. Raises PtxgenError for shapes that no kernel
+    handles.
+    """
+    if PrefillWgmma.serves(layout):
+        kernel = PrefillWgmma(heads, layout, rows, scores)
+        if kernel.target_on(target):
+            return replace(kernel, packs=packs and kernel.can_pack)
+    return PrefillAttention(heads, layout, rows, scores)
 
 
 def decode_attention(

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.kernels.attention.spec import AttentionSpec
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import LaunchShape, ceil_div
 
 #: Queries of a warp: the height of an mma.
 WARP_QUERIES = 16
@@ -23,38 +19,14 @@ PIECE = 8
 
 
 @dataclass(frozen=True)
-class PrefillAttention(AttentionSpec):
-    """Causal attention of a chunk of a prompt; the K and V of its rows are in the cache already.
+class PrefillAttention(PromptAttention):
+    """Causal attention of chunks of prompts, for every target, cache and width of heads.
 
-    See AttentionSpec for what it computes. All rows belong to sequence ``sequence[0]``, usually at
-    consecutive positions. Any others work too, but a tile reads all keys between the first and the
-    last that some row of it sees.
-
-    FlashAttention-2 (Dao 2023, arXiv 2307.08691). The queries of the heads that share a KV head lie
-    in one tile, so that K and V are read once for all of them. q (scaled), the probabilities, K and
-    V are rounded to f16, which is exact for K and V of an f16 cache; sums are f32. Scaled queries,
-    and keys and values of other caches, become infinite from 65520 on. A NaN or an infinity in V
-    also reaches the rows before it whose last key shares its tile, as 0 * infinity.
-
-    A row has the same bits in whatever chunk it stands, whatever (finite) keys and values come
-    after it, and in a paged cache as in a contiguous one.
+    See PromptAttention. FlashAttention-2 (Dao 2023, arXiv 2307.08691).
     """
 
     name = "prefill_attention"
     template = ("urdir.templates", "prefill_attention.ptx.j2")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tiles > 65535:
-            raise PtxgenError(f"prefill attention of {self.rows} rows: more than 65535 tiles")
-
-    @property
-    def params(self) -> tuple[Param, ...]:
-        return (
-            *self.input_params,
-            *self.sink_params,
-            Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT),
-        )
 
     @property
     def warps(self) -> int:
@@ -68,9 +40,8 @@ class PrefillAttention(AttentionSpec):
         return self.head_dim > 256
 
     @property
-    def tiles(self) -> int:
-        """CTAs that share one KV head."""
-        return ceil_div(self.rows * self.group, self.warps * WARP_QUERIES)
+    def queries(self) -> int:
+        return self.warps * WARP_QUERIES
 
     @property
     def parts(self) -> int:
@@ -128,26 +99,6 @@ class PrefillAttention(AttentionSpec):
             shared_bytes=queries if self.stages_queries else 0,
         )
 
-    @property
-    def tolerance(self) -> Tolerance:
-        """2^-11 for each rounding to f16: q and probabilities; K and V where the cache's own
-        values are no f16 (bf16 has fewer bits). Rounding errors of q and K reach the output as
-        errors of scores: larger where scores are spread wider than about 2."""
-        roundings = 2 if self.layout.dtype in ("f16", "bf16") else 4
-        return Tolerance(rtol=roundings * 2**-11)
-
-    def reference(self, **inputs: Any) -> dict[str, Array]:
-        return {"out": self.attend(inputs)}
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """A chunk at a random place of a random sequence, often with an idle tail."""
-        max_len = self.layout.max_len
-        live = min(int(rng.integers(ceil_div(self.rows, 2), self.rows + 1)), max_len)
-        start = int(rng.integers(0, max_len - live + 1))
-        positions = [start + r if r < live else max_len + 1000 * r for r in range(self.rows)]
-        sequence = int(rng.integers(0, self.layout.sequences))
-        return self.inputs_at(rng, positions, [sequence] * self.rows)
-
     @classmethod
     def examples(cls) -> Mapping[str, PrefillAttention]:
         return {
@@ -191,17 +142,3 @@ class PrefillAttention(AttentionSpec):
                 2, KvLayout(2, 1, 320, 64, "bf16", 16, 18, capacity=128), 50, Scores(chunk=70)
             ),
         }
-
-    def flops(self) -> int:
-        """Of the last ``rows`` positions of a full cache: two products and about eight operations
-        of softmax for every key that a query sees."""
-        last = range(max(0, self.layout.max_len - self.rows), self.layout.max_len)
-        seen = sum(p + 1 - self.scores.first_key(p) for p in last)
-        return self.heads * seen * (2 * self.head_dim + 2 * self.value_dim + 8)
-
-    def bytes_moved(self) -> int:
-        """q and out, and once K and V of the keys that the last ``rows`` positions see."""
-        span = self.scores.span
-        keys = min(self.layout.max_len, span + self.rows - 1 if span else 1 << 32)
-        ends = self.nbytes(self.param("q")) + self.nbytes(self.param("out"))
-        return ends + keys * self.layout.pair_nbytes

@@ -149,5 +149,9 @@ class RouteExperts(KernelSpec):
             "choice bias": cls(2, 68, biased, bias=True),
         }
 
+    def bytes_moved(self) -> int:
+        """Without the row powers, which are not read."""
+        return super().bytes_moved() - self.layout.powers_nbytes
+
     def flops(self) -> int:
         return 2 * self.rows * self.selection.experts * self.cols

@@ -171,7 +171,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     def footprint(self) -> Footprint:
         """What a CTA keeps in shared memory."""
         return Footprint(
-            tile=Tile(self.whole).nbytes,
+            tile=self.whole.tile_nbytes,
             sums=4 * TILE_ROWS,
             warp_squares=8 if self.norm_first else 4,
             activations=self.record_nbytes * TILE_UNITS * self.blocks,
@@ -240,7 +240,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     def bytes_moved(self) -> int:
         """Those of the chosen experts, each read for each row, and of the activations."""
         matrices = sum(p.dtype == "u8" for p in self.params)
-        chosen = self.batch * self.used * self.whole.nbytes // self.experts
+        chosen = self.batch * self.used * self.whole.tiles_nbytes // self.experts
         rest = sum(self.nbytes(p) for p in self.params if p.dtype != "u8")
         return matrices * chosen + rest
 

@@ -48,12 +48,13 @@ def fills_sms(keys: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Sizes of a device: SMs, bytes of shared memory of an SM, the most bytes of a CTA, and the
-    most CTAs of a cluster (1: no clusters)."""
+    most CTAs of a cluster (1: no clusters); and whether it has ``wgmma`` (`GemmWgmma`)."""
 
     sms: int
     shared_per_sm: int
     shared_per_cta: int
     cluster: int = 1
+    wgmma: bool = False
 
     @property
     def resident(self) -> int:

@@ -136,14 +136,14 @@ class GemmSmall(TiledSpec):
         """Tiles that a CTA should take: fewer of a matrix of a larger type, which take longer."""
         if self.tiles_each or not self.others:
             return even_tiles(self, self.layouts)
-        costs = [Tile(layout).nbytes for layout in self.layouts]
+        costs = [layout.tile_nbytes for layout in self.layouts]
         return balanced([layout.bands for layout in self.layouts], costs, self.clusters)
 
     @property
     def _slot_nbytes(self) -> int:
         tiles = [Tile(Layout(fmt, 1, self.cols)) for fmt in self.formats]
         alignment = max(tile.alignment for tile in tiles)
-        return ceil_div(max(tile.nbytes for tile in tiles), alignment) * alignment
+        return ceil_div(max(layout.tile_nbytes for layout in self.layouts), alignment) * alignment
 
     @property
     def late_rounds(self) -> int:

@@ -19,7 +19,6 @@ from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
-from urdir.ptxgen.weights.tiles import Tile
 
 #: With fewer warps `GemvF32` is faster: each warp has too many activations to round.
 LEAST_WARPS = 4
@@ -312,7 +311,7 @@ def _footprint(
     """Each CTA has the activations of its blocks."""
     cta_blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster)
     return Footprint(
-        tile=max(Tile(Layout(fmt, 1, cols)).nbytes for fmt in formats),
+        tile=max(Layout(fmt, 1, cols).tile_nbytes for fmt in formats),
         sums=4 * TILE_ROWS,
         warp_squares=4,
         activations=RECORD_NBYTES[activations] * TILE_UNITS * cta_blocks,

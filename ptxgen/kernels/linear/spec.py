@@ -279,6 +279,12 @@ class LinearSpec(KernelSpec):
                 inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
         return inputs
 
+    def bytes_moved(self) -> int:
+        """Without the row powers, which are not read."""
+        powers = sum(layout.powers_nbytes for layout in self.layouts)
+        up = self.layout.powers_nbytes if self.gated else 0
+        return super().bytes_moved() - powers - up
+
     def flops(self) -> int:
         return 2 * self.batch * self.total_rows * self.cols * self.pair
 

@@ -96,8 +96,8 @@ def test_foreign_and_damaged_images(bench: Any, make_bench: Any) -> None:
 SPECIFIC = EMPTY.replace("7.0", "8.0").replace("sm_75", "sm_90a")
 
 
-def test_code_for_one_architecture_alone(bench: Any, make_bench: Any) -> None:
-    hopper = make_bench(target="sm_90a")
+def test_code_for_one_architecture_alone(make_bench: Any) -> None:
+    hopper, portable = make_bench(target="sm_90a"), make_bench(target="sm_90")
     for text in (SPECIFIC, EMPTY, EMPTY.replace("7.0", "7.8").replace("sm_75", "sm_90")):
         hopper.ok(hopper.api.cuModuleLoadData(text.encode()))
     for target in ("sm_90", "sm_100", "sm_100a"):
@@ -106,8 +106,8 @@ def test_code_for_one_architecture_alone(bench: Any, make_bench: Any) -> None:
         made = Link(other)
         other.fails(made.add(SPECIFIC), "INVALID_PTX")
         assert f"the module is for sm_90a, which the device ({target}) is not" in made.log()
-    hopper.ok(hopper.api.cuModuleLoadData(link(bench, EMPTY)))
-    bench.fails(bench.api.cuModuleLoadData(link(hopper, EMPTY)), "NO_BINARY_FOR_GPU")
+    hopper.ok(hopper.api.cuModuleLoadData(link(portable, EMPTY)))
+    portable.fails(portable.api.cuModuleLoadData(link(hopper, EMPTY)), "NO_BINARY_FOR_GPU")
 
 
 BROKEN = EMPTY.replace("    ret;\n", "    mov.u32 %r, 1;\n    ret;\n")

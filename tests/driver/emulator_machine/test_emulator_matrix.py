@@ -162,3 +162,23 @@ def test_ldmatrix_fault_names_the_lane(machine: Any) -> None:
     )
     with pytest.raises(KernelFault, match=r"thread \(1, 0, 0\).*misaligned load, 16 bytes"):
         machine.run(body, threads=64)
+
+
+@pytest.mark.parametrize("divergent", [False, True])
+def test_movmatrix(machine: Any, rng: Any, divergent: bool) -> None:
+    data = rng.integers(0, 1 << 16, (2, 8, 8)).astype("u2")
+    x, out = machine.upload(data), machine.upload(np.zeros(64, "u4"))
+    body = (
+        ".reg .b32 %i, %r, %t; .reg .b64 %at, %step; .reg .pred %p; mov.u32 %i, %tid.x;"
+        "mul.wide.u32 %step, %i, 4; ld.param.u64 %at, [x]; add.u64 %at, %at, %step;"
+        "ld.global.u32 %r, [%at];"
+    )
+    if divergent:
+        body += "and.b32 %t, %i, 1; setp.eq.u32 %p, %t, 1; @%p bra A; add.u32 %r, %r, 0; A:"
+    body += (
+        "movmatrix.sync.aligned.m8n8.trans.b16 %r, %r; ld.param.u64 %at, [out];"
+        "add.u64 %at, %at, %step; st.global.u32 [%at], %r;"
+    )
+    machine.run(body, {"x": x, "out": out}, threads=64)
+    got = machine.download(out, "u2", 128).reshape(2, 8, 8)
+    assert (got == data.swapaxes(1, 2)).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -432,3 +434,16 @@ def test_huge_allocations_cost_nothing_until_touched() -> None:
     memory.write(x + (5 << 30), b"here")
     assert memory.read(x + (5 << 30), 4) == b"here"
     assert memory.used == 6 << 30
+
+
+def test_a_program_remembers_no_memory(machine: Any) -> None:
+    """Programs live as long as the process; what they ran on may be gone."""
+    x = machine.upload(np.zeros(1, np.uint32))
+    execution = machine.execution(".reg .b64 %at; ld.param.u64 %at, [x];", {"x": x})
+    assert execution.run(alone=True) is Status.DONE
+    program, memory = execution.program, weakref.ref(machine.memory)
+    machine.memory = Memory()
+    del execution
+    gc.collect()
+    assert program.idle
+    assert memory() is None

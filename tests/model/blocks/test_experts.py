@@ -31,6 +31,7 @@ from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, random_blocks
 from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.packed import packed_nbytes
 
 Floats = npt.NDArray[np.float64]
 
@@ -57,10 +58,11 @@ class Workbench:
         self.plan = Plan("experts")
         shapes = [mixture_workspace(Selection(count, 4), WIDTH, HIDDEN, rows, exact)]
         sizes = most_workspace(shapes) | {"normed": 4 * rows * HIDDEN}
+        sizes["packed"] = packed_nbytes(rows, HIDDEN)
         self.work = device.arena(sizes, "work")
         self.work["experts arrived"].fill(0)
         self.owned: list[Any] = [self.work]
-        limits = device_limits(device.properties)
+        limits = device_limits(device)
         linear = LinearLayers(self.plan, self.work, rows, exact=exact, limits=limits)
         self.experts = ExpertLayers(linear)
 

@@ -28,14 +28,14 @@ from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
 
 KEYS = 64
+PATH = Path(__file__).parent.parent.parent / "data" / "golden" / "nano-llama-q4_k_m.gguf"
 BOTH_NORMS = ("attn_norm", "ffn_norm")
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """A model of Q4_K and Q6_K matrices, on the emulator."""
-    path = Path(__file__).parent.parent.parent / "data" / "golden" / "nano-llama-q4_k_m.gguf"
-    with Engine.open(str(path), device="emulator", context=KEYS, sequences=4) as engine:
+    with Engine.open(str(PATH), device="emulator", context=KEYS, sequences=4) as engine:
         yield engine
 
 
@@ -140,7 +140,7 @@ def test_a_launch_leaves_shared_memory_to_the_next(engine: Engine) -> None:
 def test_long_rows_are_left_to_f32_where_they_leave_no_room(engine: Engine, target: str) -> None:
     """With the shared memory of any device, no product is refused nor has fewer than four warps."""
     with Device.open(f"emulator:{target}") as device:
-        limits = device_limits(device.properties)
+        limits = device_limits(device)
     plan = Plan("wide")
     with engine.device.arena({"weights": 1 << 26, "x": 1 << 20, "y": 1 << 20}, "wide") as memory:
         x = Activations(memory["x"])
@@ -150,7 +150,7 @@ def test_long_rows_are_left_to_f32_where_they_leave_no_room(engine: Engine, targ
             wide = LinearLayers(plan, memory, 1, exact=False, limits=limits)
             wide.append(f"{cols}", [(matrix, memory["y"].slice(0, 128))], x)
             y = memory["y"].slice(0, 128)
-            wide.append_residual(f"{cols} more", matrix, x.x, x.x, y, None)
+            wide.append_residual(f"{cols} more", matrix, x, x.x, y, None)
         for kernel in products(plan):
             if isinstance(kernel, Gemv):
                 assert kernel.cut.warps >= 4
@@ -165,7 +165,7 @@ def test_long_rows_are_left_to_f32_where_they_leave_no_room(engine: Engine, targ
 @pytest.mark.parametrize(("target", "cluster"), [("sm_80", 1), ("sm_90", 8), ("sm_120", 8)])
 def test_products_know_the_clusters_that_a_device_has(target: str, cluster: int) -> None:
     with Device.open(f"emulator:{target}") as device:
-        limits = device_limits(device.properties)
+        limits = device_limits(device)
         assert limits.cluster == cluster
         assert (limits.sms, limits.shared_per_sm, limits.shared_per_cta) == (
             device.properties.sm_count,
@@ -190,12 +190,38 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
         assert [product.launch_shape.cluster[0] for product in products(plan)] == wanted
 
 
-def test_a_prompt_step_normalises_once_for_several_matrices(engine: Engine) -> None:
-    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE))
+def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:
+    """Sums, gates and packing are at the end of products and of attention."""
+    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE, is_prompt=True))
+    assert [kernel for _, kernel in layer(plan, 0)] == [
+        *("normalise", "gemm_wgmma", "rope", "kv_append", "prefill_wgmma"),
+        *("gemm_wgmma", "normalise", "gemm_wgmma", "gemm_wgmma"),
+    ]
+
+
+def test_a_portable_prompt_step_normalises_once_for_several_matrices() -> None:
+    """The sums before the later norms are in the same launches."""
+    shape = StepShape(16, KEYS, Output.NONE, is_prompt=True)
+    with Engine.open(str(PATH), device="emulator:sm_90", context=KEYS) as engine:
+        plan = build_plan(engine.session.parts, shape)
     assert [kernel for _, kernel in layer(plan, 0)] == [
         *("normalise", "gemm", "gemm", "gemm", "rope", "kv_append", "prefill_attention"),
-        *("gemm", "add", "normalise", "gemm", "gemm", "activate", "gemm", "add"),
+        *("gemm", "normalise", "gemm", "gemm", "activate", "gemm", "normalise"),
     ]
+    # of the last layer of all but the last chunk, what later tokens attend to
+    assert [kernel for _, kernel in layer(plan, 1)] == ["gemm"] * 3 + ["rope", "kv_append"]
+    assert len(layer(plan, 0)) + len(layer(plan, 1)) + 1 == len(plan)
+
+
+def test_only_the_last_row_of_a_prompt_goes_on(engine: Engine) -> None:
+    """From the last layer's attention on, in launches of one row."""
+    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.GREEDY, is_prompt=True))
+    assert [kernel for _, kernel in layer(plan, 1)] == [
+        *("normalise", "gemm_wgmma", "rope", "kv_append", "prefill_wgmma"),
+        *("gather", "gather", "gemv", "gemv", "gemv"),
+    ]
+    decode = build_plan(engine.session.parts, StepShape(1, KEYS, Output.GREEDY))
+    assert [op.kernel for op in plan][-5:] == [op.kernel for op in decode][-5:]
 
 
 def test_every_edge_of_a_step_is_programmatic(engine: Engine) -> None:

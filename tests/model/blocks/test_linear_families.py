@@ -22,6 +22,7 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, random_blocks
 from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.packed import packed_nbytes
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,9 +49,10 @@ class Workbench:
         self.plan = Plan("layers")
         names = ("normed", "delta", "scaled", "summary", "gate", "up")
         sizes = dict.fromkeys(names, 4 * MOST * WIDTH)
+        sizes["packed"] = packed_nbytes(MOST, WIDTH)
         self.work: Arena = device.arena(sizes, "work")
         self.owned: list[Any] = [self.work]
-        limits = device_limits(device.properties)
+        limits = device_limits(device)
         self.linear = LinearLayers(self.plan, self.work, rows, exact=exact, limits=limits)
 
     def place(self, values: npt.NDArray[Any]) -> Slice:
@@ -127,7 +129,7 @@ def test_layer_norm_gelu_and_biases(bench: Workbench, allowed: float) -> None:
     middle, y = bench.out(WIDTH), bench.out(HIDDEN)
     gelu = Activation("gelu")
     bench.linear.append("up", [(up, middle)], Activations(x_at), norm, gelu)
-    bench.linear.append_residual("down", down, middle, x_at, y, None, scale=0.5)
+    bench.linear.append_residual("down", down, Activations(middle), x_at, y, None, scale=0.5)
     bench.run()
     inner = gelu(LAYER(x, **weights) @ u.T + u_bias)
     bench.compare(middle, inner, allowed)
@@ -145,7 +147,7 @@ def test_gated_by_another_activation(bench: Workbench, bias: bool, allowed: floa
     up, u, u_bias = bench.matrix(WIDTH, HIDDEN, bias)
     norm, weights = bench.norm(RMS)
     y, gelu = bench.out(WIDTH), Activation("gelu")
-    bench.linear.append_gated("gate_up", gate, up, Activations(x_at), norm, y, gelu)
+    bench.linear.append_inner("gate_up", gate, up, Activations(x_at), norm, y, gelu)
     bench.run()
     normed = RMS(x, **weights)
     bench.compare(y, gelu.gated(normed @ g.T + g_bias, normed @ u.T + u_bias), 2 * allowed)
@@ -159,7 +161,7 @@ def test_only_one_of_two_gated_matrices_has_a_bias(bench: Workbench, allowed: fl
     gate, g, g_bias = bench.matrix(WIDTH, HIDDEN, bias=True)
     up, u, _ = bench.matrix(WIDTH, HIDDEN, bias=False)
     y, silu = bench.out(WIDTH), Activation("silu")
-    bench.linear.append_gated("gate_up", gate, up, Activations(x_at), None, y)
+    bench.linear.append_inner("gate_up", gate, up, Activations(x_at), None, y)
     bench.run()
     bench.compare(y, silu.gated(x @ g.T + g_bias, x @ u.T), 2 * allowed)
 
@@ -221,7 +223,7 @@ def test_norms_after_a_block_are_left_to_the_next_product(
     y, out, read = bench.out(HIDDEN), bench.out(WIDTH), bench.out(WIDTH)
     linear = bench.linear
     made = linear.defer_norm_after("post", HIDDEN, delta_at, after, x_at, y, following)
-    linear.append_gated("gate_up", gate, up, made, following, out)
+    linear.append_inner("gate_up", gate, up, made, following, out)
     linear.append("up", [(up, read)], Activations(y))
     bench.run()
     hidden = x + LAYER(delta, **after_weights)
@@ -310,11 +312,12 @@ def test_a_begun_norm_is_that_norm_alone(bench: Workbench) -> None:
     matrix, _, _ = bench.matrix(HIDDEN, HIDDEN, bias=False)
     norm, _ = bench.norm(RMS)
     y = bench.out(HIDDEN)
-    made = bench.linear.append_residual("o", matrix, x_at, x_at, y, norm)
+    made = bench.linear.append_residual("o", matrix, Activations(x_at), x_at, y, norm)
     assert made.has_begun(norm)
     assert made.has_begun(NormLayer(RMS, norm.weight))
     assert not made.has_begun(NormLayer(Norm("rms", 1e-6), norm.weight))
     assert not made.has_begun(NormLayer(RMS, bench.norm(RMS)[0].weight))
     assert not made.has_completed(norm)
     other, _ = bench.norm(LAYER)
-    assert not bench.linear.append_residual("o", matrix, x_at, x_at, y, other).has_begun(other)
+    again = bench.linear.append_residual("o", matrix, Activations(x_at), x_at, y, other)
+    assert not again.has_begun(other)

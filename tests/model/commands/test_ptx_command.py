@@ -55,9 +55,9 @@ def test_list_of_a_model_says_what_its_steps_launch(cli: Cli, nano: Path) -> Non
     assert f"{len(rows)} kernels for sm_90" in err
     argmax = next(row for row in rows if row["kernel"] == "argmax")
     assert argmax["launches_per_decode_step"] == 1
-    assert argmax["launches_per_prompt_step"] == 0
+    assert argmax["launches_per_prompt_step"] == 1
     assert argmax["bytes_moved"] == Argmax(argmax["fields"]["n"]).bytes_moved()
-    assert {step["kind"] for step in argmax["steps"]} == {"greedy"}
+    assert {step["kind"] for step in argmax["steps"]} == {"greedy", "prompt greedy"}
     text = cli("ptx", "list", "--model", nano, "--gpu", "l4")
     assert "sm_89, 58 SMs (L4)" in text[2]
     assert len(text[1].splitlines()) == len(rows) + 1
@@ -76,13 +76,14 @@ def test_products_of_a_model_are_cut_for_the_gpu(
     products = [row for row in rows if row["kernel"] == "gemv"]
     assert not any(row["kernel"] == "gemv_f32" for row in rows)
     assert {row["fields"]["sms"] for row in products} == {sms}
-    launches = {True: 0, False: 0}
+    launches, last = {True: 0, False: 0}, {True: 0, False: 0}
     for row in products:
         launches[row["fields"]["residual"]] += row["launches_per_decode_step"]
-        assert row["launches_per_prompt_step"] == 0
+        last[row["fields"]["residual"]] += row["launches_per_prompt_step"]
         assert (row["fields"]["least_shared"] > 0) == (gpu == "h200" and row["fields"]["residual"])
         assert row["fields"]["shared"] == shared or row["fields"]["residual"]
     assert launches == {True: 2 * 2, False: 2 * 2 + 1}
+    assert last == {True: 2, False: 1 + 1}  # of a prompt's last row, from O of the last layer on
 
 
 def test_dump_prints_one_text(cli: Cli) -> None:

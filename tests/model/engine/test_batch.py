@@ -6,31 +6,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
-from urdir.model.memory.budget import chunks_of, row_bucket
+from urdir.model.memory.buckets import chunks_of, row_bucket
 
 EXACT = st.booleans()
 
 
-@given(exact=EXACT, start=st.integers(0, 4095), count=st.integers(1, 2000))
-def test_prompt_steps_cover_every_token_once(exact: bool, start: int, count: int) -> None:
-    shapes = ShapeBuckets.of(chunks_of(exact), 8192)
+@given(
+    exact=EXACT,
+    most=st.integers(1, 4096),
+    start=st.integers(0, 4095),
+    count=st.integers(1, 2000),
+    output=st.sampled_from(Output),
+)
+def test_prompt_steps_cover_every_token_once(
+    exact: bool, most: int, start: int, count: int, output: Output
+) -> None:
+    shapes = ShapeBuckets.of(chunks_of(exact, most), 8192)
+    assert shapes.chunks[-1] >= most or shapes.chunks == chunks_of(exact)
     at, end = start, start + count
     while at < end:
-        shape, stop = shapes.prompt(at, end)
+        shape, stop = shapes.prompt(at, end, output)
         assert at < stop <= end
         assert stop - at <= shape.rows
         assert shape.rows in shapes.chunks
         assert stop <= shape.keys
+        assert shape.is_prompt
+        assert shape.output is (output if stop == end else Output.NONE)
         if stop < end:
             assert stop - at == shapes.chunks[-1]  # only the last step leaves rows idle
         at = stop
+
+
+@given(count=st.integers(33, 2048))
+def test_a_prompt_is_one_step_not_much_larger(count: int) -> None:
+    shape, stop = ShapeBuckets.of(chunks_of(exact=False), 8192).prompt(0, count)
+    assert stop == count
+    assert shape.rows <= (64 if count <= 64 else 1.5 * count)
 
 
 @given(rows=st.integers(1, 256), length=st.integers(1, 8192), steps=st.integers(1, 4))
 def test_decode_steps_have_room(rows: int, length: int, steps: int) -> None:
     shapes = ShapeBuckets.of(chunks_of(False), 8192)
     shape = shapes.decode(rows, length, Output.GREEDY, steps)
-    assert rows <= shape.rows < 2 * rows
+    assert rows <= shape.rows < (2 * rows if rows <= 16 else 1.5 * rows)
     assert shape.rows == row_bucket(shape.rows)
     assert length <= shape.keys
     assert shape.keys in shapes.lengths
@@ -38,11 +56,8 @@ def test_decode_steps_have_room(rows: int, length: int, steps: int) -> None:
 
 
 def test_a_step_is_named_by_what_it_does() -> None:
-    kinds = {output: StepShape(1, 512, output).kind for output in Output}
-    assert kinds == {
-        Output.NONE: "prompt",
-        Output.LOGITS: "logits",
-        Output.GREEDY: "greedy",
-        Output.SAMPLE: "sample",
-    }
+    outputs = (Output.LOGITS, Output.GREEDY, Output.SAMPLE)
+    assert [StepShape(1, 512, o).kind for o in outputs] == ["logits", "greedy", "sample"]
+    prompts = [StepShape(64, 512, output, is_prompt=True).kind for output in Output]
+    assert prompts == ["prompt", "prompt logits", "prompt greedy", "prompt sample"]
     assert [o for o in Output if o.is_token] == [Output.GREEDY, Output.SAMPLE]

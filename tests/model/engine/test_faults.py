@@ -27,7 +27,7 @@ def gguf(data: Path) -> Iterator[Gguf]:
 
 @pytest.fixture
 def api() -> Any:
-    return bindings.emulated("sm_90", total_memory=256 << 20)
+    return bindings.emulated(total_memory=256 << 20)
 
 
 @pytest.fixture

@@ -290,7 +290,7 @@ def test_layers_share_pages_that_one_of_them_leaves(shared: Device) -> None:
 
 @pytest.mark.parametrize("nth", [1, 2])
 def test_an_allocation_that_fails_frees_the_rest(nth: int) -> None:
-    api = bindings.emulated("sm_90")
+    api = bindings.emulated()
     with Device.open("emulator", api=api) as device:
         free, _ = device.memory_info()
         api.inject("allocation", nth=nth)
@@ -463,7 +463,7 @@ class Watched:
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("nth", [1, 2])
 def test_the_length_stays_where_a_launch_fails(operation: Operation, nth: int) -> None:
-    api = Watched(bindings.emulated("sm_90"))
+    api = Watched(bindings.emulated())
     with Device.open("emulator", api=api) as device, small(device) as at:
         tensors = Tensors(at, 2)
         api.failing = nth
@@ -482,7 +482,7 @@ def test_the_length_stays_where_a_launch_fails(operation: Operation, nth: int) -
 
 def test_nothing_waits_and_nothing_is_allocated() -> None:
     """From the second token of a layer on there are launches alone."""
-    api = Watched(bindings.emulated("sm_90"))
+    api = Watched(bindings.emulated())
     with Device.open("emulator", api=api) as device, small(device) as at:
         tensors = Tensors(at, 1)
         q, k, v, out = tensors.arguments

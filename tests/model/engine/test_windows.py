@@ -19,7 +19,7 @@ from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Attention, Block, Config, LayerConfig
-from urdir.model.measure.bench import BenchCase, bench
+from urdir.model.measure.bench import BenchCase, Rates, bench
 from urdir.model.memory.weights import Weights
 
 #: The window of layer 0, and how many slots its ring has in exact arithmetic.
@@ -170,9 +170,9 @@ def test_a_fork_has_the_ring_too(made: Made, device: Device, page_len: int) -> N
 
 
 def test_a_bench_rewinds_what_a_ring_has_lost(made: Made, device: Device) -> None:
-    case = BenchCase(prompt=RING + 3, generate=3, depth=RING + 2, repeats=1, sequences=(1,))
+    case = BenchCase((RING + 3,), (3,), (RING + 2,), repeats=1)
     with made.open(device) as session:
-        rows = list(bench(session, made.file, 1e9, case))
+        rows = list(bench(session, made.file, Rates(1e9, 1e12), case))
         assert [row.test for row in rows] == ["pp19 @ d18", "tg3 @ d18"]
         assert session.lengths == [RING + 2 + 3]
         known = list(session.sequences[0].tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from urdir.model.families.synthetic import TYPES, RepeatedBlocks, SyntheticModel
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
+
+Tiny = Callable[[str], SyntheticModel]
 
 #: Parameters of the text decoder, by the safetensors counts of the models' pages on Hugging Face.
 #: Gemma 3: table 1 of arXiv 2503.19786. Gemma 4: general.size_label of its GGUF files, which have
@@ -213,24 +216,44 @@ def test_repeated_blocks_are_cut_anywhere() -> None:
         np.testing.assert_array_equal(data[begin:end], whole[begin:end])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_small_one_decodes(kind: str, device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SyntheticModel]:
+    """A model of one small layer, of a type."""
     norms = ("ffn_gate.weight", "attn_q_norm.weight", "attn_k_norm.weight")
-    tiny = Shape("qwen3", 1, 256, 4, 2, 64, 256, 77, tied=False, layer=norms)
-    monkeypatch.setitem(SHAPES, "tiny", tiny)
+    shape = Shape("qwen3", 1, 256, 4, 2, 64, 256, 77, tied=False, layer=norms)
+    monkeypatch.setitem(SHAPES, "tiny", shape)
     monkeypatch.setattr(shapes, "_POOL_BLOCKS", 64)
-    model = SyntheticModel("tiny", kind)
+    return lambda kind: SyntheticModel("tiny", kind)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_small_one_is_loaded(kind: str, device_name: str, tiny: Tiny) -> None:
+    model = tiny(kind)
     with (
         Device.open(device_name) as device,
         Weights.load(model, Config.from_gguf(model), device) as weights,
-        Session(device, weights, 16) as session,
     ):
         q = weights.matrix(StoredMatrix.whole("blk.0.attn_q.weight", 256, 256))
         layout = Layout(FORMATS[model.tensors["blk.0.attn_q.weight"].type_name], 256, 256)
         expected = layout.unpack(layout.pack(model.tensors["blk.0.attn_q.weight"].data[:]))
         np.testing.assert_array_equal(layout.unpack(q.data.download(np.uint8)), expected)
         assert expected.std() == pytest.approx(0.7 / 16, rel=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [  # every third, or all with --full
+        pytest.param(kind, marks=[pytest.mark.full] * (at % 3 > 0)) for at, kind in enumerate(TYPES)
+    ],
+)
+def test_a_small_one_decodes(kind: str, device_name: str, tiny: Tiny) -> None:
+    model = tiny(kind)
+    with (
+        Device.open(device_name) as device,
+        Weights.load(model, Config.from_gguf(model), device) as weights,
+        Session(device, weights, 16) as session,
+    ):
         session.feed([1, 2, 3])
         assert np.isfinite(session.logits_step()).all()
         session.feed([4])

@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import os
+import sqlite3
 import sys
 import types
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,27 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
+from urdir.model.commands.options import number_list
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure import bandwidth as bandwidth_module
+from urdir.model.measure import product_rate as product_module
 from urdir.model.measure.bandwidth import doubt, read_bandwidth
-from urdir.model.measure.bench import BenchCase, bench, bytes_per_step, moved_per_step, profile_step
+from urdir.model.measure.bench import (
+    BenchCase,
+    Rates,
+    bench,
+    bytes_per_step,
+    flops_of,
+    moved_per_step,
+    profile_step,
+)
 from urdir.model.measure.kernels import bench_gemv
 from urdir.model.measure.paper_device import paper_device
+from urdir.model.measure.product_rate import product_rate
 from urdir.model.measure.profile import plot_roofline
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.weights import Weights
@@ -35,10 +48,14 @@ from urdir.ptxgen.weights.layout import Layout
 
 Cli = Callable[..., tuple[int, str, str]]
 
-CONDITIONS = {"model", "device", "emulated", "driver", "version", "read_gb_per_s", "vram_bytes"}
+CONDITIONS = {
+    *("model", "device", "emulated", "driver", "version", "vram_bytes"),
+    *("read_gb_per_s", "product_tflop_per_s"),
+}
 ROW = {
     *("test", "sequences", "tokens_per_second", "deviation", "ms_per_token", "ms_per_step"),
     *("bytes_per_token", "moved_per_token", "gb_per_s", "share", "host_us_per_token"),
+    *("tflop_per_s", "product_share"),
 }
 
 
@@ -52,6 +69,7 @@ def cli(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """The shared one, where the bandwidth is measured with little to read."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setattr(bandwidth_module, "EMULATOR_READ_BYTES", (1 << 18,))
+    monkeypatch.setattr(product_module, "EMULATOR_SIZE", 32)
     return cli
 
 
@@ -96,13 +114,33 @@ def test_tied_weights_are_read_and_sequences_add_keys() -> None:
     assert bytes_per_step(model, config, cache, 10, 4) == whole + 40 * (32 << 10)
 
 
+def test_operations_of_an_8b_prompt() -> None:
+    """Two a value of the layers' matrices and token; of the output matrix for one token alone; and
+    those of attention, four a query head, dim and key."""
+    config = Config.from_gguf(SyntheticModel("llama-3.1-8b", "q4_k_m"))
+    layer = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
+    keys = sum(range(101, 611))  # of each token, itself included
+    products = 2 * (510 * 32 * layer + 128256 * 4096)
+    assert flops_of(config, 510, start=100) == products + 4 * keys * 4096 * 32
+
+
+def test_operations_of_a_mixture_are_those_of_the_experts_used() -> None:
+    config = Config.from_gguf(SyntheticModel("qwen3-30b-a3b", "q4_k_m"))
+    assert flops_of(config, 1) == pytest.approx(2 * 3.0e9, rel=0.05)  # 3.3e9 with the embedding
+
+
 @pytest.mark.slow
 def test_rows_agree_with_themselves(engine: Engine) -> None:
-    case = BenchCase(prompt=3, generate=4, depth=2, repeats=2, sequences=(1, 3))
-    rows = list(bench(engine.session, engine.gguf, 1e9, case))
-    assert [row.test for row in rows] == ["pp3 @ d2", "tg4 @ d2", "tg4 x 3 @ d2"]
-    prompt, single, three = rows
+    case = BenchCase((3,), (4,), (0, 2), repeats=2, sequences=(1, 3), pairs=((2, 3),))
+    rates = Rates(read=1e9, product=1e12)
+    tests = ("pp3", "tg4", "tg4 x 3", "pp2+tg3")
+    every = list(bench(engine.session, engine.gguf, rates, case))
+    assert [row.test for row in every] == [*tests, *(f"{test} @ d2" for test in tests)]
+    prompt, single, three, pair = rows = every[4:]
     assert prompt.bytes_per_token is prompt.share is prompt.host_us_per_token is None
+    for row, tokens, outputs in ((prompt, 3, 1), (single, 4, 4), (pair, 5, 3)):
+        rate = flops_of(engine.config, tokens, 2, outputs) / tokens * row.tokens_per_second
+        assert row.tflop_per_s == row.product_share == pytest.approx(rate / 1e12)
     for row in rows:
         assert row.tokens_per_second > 0
         assert row.deviation >= 0
@@ -182,7 +220,7 @@ def test_products_beside_a_read_only_kernel(device_name: str) -> None:
         (kind, *shape) for kind in ("Q6_K", "F16") for shape in shapes
     ]
     for row in rows:
-        assert row.weight_bytes == Layout(FORMATS[row.type], row.rows, row.cols).nbytes
+        assert row.weight_bytes == Layout(FORMATS[row.type], row.rows, row.cols).tiles_nbytes
         assert row.launches * row.weight_bytes >= 20_000 - 256 * row.launches
         assert 0 < row.best_us <= row.median_us
         assert row.share == pytest.approx(row.read_us / row.best_us)
@@ -209,8 +247,14 @@ def test_the_startup_section(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     assert code == 0, err
     rows = json.loads(out)["startup"]
     phases = {row["phase"]: (row["value"], row["unit"]) for row in rows}
-    assert [unit for _, unit in phases.values()] == ["ms", "ms", "ms", "ms", "GB/s", "s"]
+    assert [unit for _, unit in phases.values()] == [*["ms"] * 9, "GB/s", "ms", "s"]
     assert all(value > 0 for value, _ in phases.values())
+    parts = ("device opened", "file read and described", "tokeniser built", "first graphs recorded")
+    (note,) = (row["note"] for row in rows if row["phase"] == "weights loaded")
+    longest = max(*(phases[part][0] for part in parts), 1e3 * float(note.split()[-2]) - 5)
+    assert longest <= phases["opened, all of that"][0]
+    imported = phases["modules imported"][0] / 1e3
+    assert imported < phases["process to first token"][0]
     cold, warm = phases["PTX compiled, cold"][0], phases["cubins loaded, warm"][0]
     assert warm < cold
     (note,) = (row["note"] for row in rows if row["phase"] == "templates compiled")
@@ -231,7 +275,7 @@ def test_startup_says_when_a_model_cannot_run(cli: Cli, nano: Path) -> None:
 @pytest.fixture
 def report(cli: Cli, nano: Path) -> Callable[[str], str]:
     def run(kind: str) -> str:
-        words = ("-p", "2", "-n", "2", "-r", "2", "-b", "1,2", "--profile", "-o", kind)
+        words = ("-p", "2", "-n", "2", "-r", "2", "-npl", "1,2", "--profile", "-o", kind)
         code, out, err = cli("bench", nano, *words)
         assert code == 0
         assert "emulator" in err
@@ -271,7 +315,13 @@ def test_markdown_has_a_table_a_section(report: Callable[[str], str]) -> None:
     assert any(line.startswith("| blk.*.ffn_down gemm_small | 2 | 2 |") for line in lines)
 
 
-@pytest.mark.parametrize("words", [("-b", "0"), ("-b", "1,x"), ("--kernels", "--startup")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("-npl", "0"), ("-npl", "1,x"), ("-npl", "4-2"), ("-p", "0-8*2"), ("-p", "2-8*1")),
+        *(("-pg", "5"), ("-b", "0"), ("--kernels", "--startup"), ("x.gguf", "-m", "y.gguf")),
+    ],
+)
 def test_bad_usage(cli: Cli, words: tuple[str, ...]) -> None:
     assert cli("bench", *words)[0] == 2
 
@@ -330,6 +380,25 @@ def test_a_roofline_is_a_picture(engine: Engine, tmp_path: Path) -> None:
     path = tmp_path / "roofline.png"
     plot_roofline(profile_step(engine.session, 1e9), 1e9, "a step", path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_rate_of_a_product_is_measured(device_name: str) -> None:
+    with Device.open(device_name) as device:
+        assert product_rate(device) > 1e3
+
+
+def test_sql_can_be_read(report: Callable[[str], str]) -> None:
+    with closing(sqlite3.connect(":memory:")) as base:
+        base.executescript(report("sql"))
+        tests = base.execute("SELECT test, model FROM urdir_bench_rows").fetchall()
+        assert [test for test, _ in tests] == ["pp2", "tg2", "tg2 x 2"]
+        assert base.execute("SELECT count(*) FROM urdir_bench_profile").fetchone()[0] > 10
+
+
+def test_lists_of_numbers() -> None:
+    numbers = number_list(1)
+    assert numbers("512") == (512,)
+    assert numbers("1,4-6,16-64*2,10-30+10") == (1, 4, 5, 6, 16, 32, 64, 10, 20, 30)
 
 
 def test_read_bandwidth_is_measured(device_name: str) -> None:

@@ -14,7 +14,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.driver.ptx_files import PtxFiles
-from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
 from urdir.model.engine.realizar import describe
 from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling import SamplingSettings
@@ -25,6 +25,7 @@ from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import StoredVector, stored_in
 from urdir.model.files.gguf import Gguf, Tensor
 from urdir.model.measure.model_kernels import model_kernels, step_shapes
+from urdir.model.memory.buckets import chunks_of
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
@@ -79,19 +80,22 @@ def test_it_finds_what_a_session_loads(
             Weights.load(gguf, config, device) as weights,
             Session(device, weights, CONTEXT, kv_dtype, exact=exact) as session,
         ):
-            for end in (6, 20, 49):  # each size of prompt step
+            for end in (6, 13, 20, 49):  # each size of prompt step
                 session.truncate(0)
                 session.feed([1] * end)
+                session.greedy_step()
+            session.truncate(0)
+            session.feed([1] * 49)
+            session.truncate(48)  # a prompt step without an output
+            session.feed([1])
             session.greedy_step()
             session.set_sampling(SamplingSettings(seed=1))
             session.forward_gpu_resident_to_token_id(output=Output.SAMPLE)
             session.logits_step()
     loaded = {path.stem for path in tmp_path.iterdir()}
     listed = {kernel.spec.key("sm_90") for kernel in found}
-    assert {key for key in loaded if not key.startswith("repack-")} <= listed
-    unused = [kernel for kernel in found if kernel.spec.key("sm_90") not in loaded]
-    # All that is left are the steps of more rows than this context has.
-    assert all(s.rows > CONTEXT for kernel in unused for s in kernel.launches)
+    assert {key for key in loaded if not key.startswith(("repack-", "row_powers-"))} <= listed
+    assert not [kernel.spec for kernel in found if kernel.spec.key("sm_90") not in loaded]
 
 
 def test_counts_are_those_of_the_plans(nano: Path) -> None:
@@ -101,7 +105,7 @@ def test_counts_are_those_of_the_plans(nano: Path) -> None:
         with Weights(gguf, config, device) as weights, Session(device, weights, CONTEXT) as session:
             for shape in (
                 StepShape(1, session.parts.cache.shape.max_len, Output.GREEDY),
-                StepShape(16, session.parts.cache.shape.max_len, Output.NONE),
+                StepShape(64, session.parts.cache.shape.max_len, Output.GREEDY, is_prompt=True),
             ):
                 plan = Steps(session.parts).bound(shape).plan
                 expected = Counter(op.kernel for op in plan if isinstance(op, Launch))
@@ -114,14 +118,15 @@ def test_a_large_model_needs_its_metadata_only() -> None:
     found = model_kernels(gguf, config, 4096, "sm_90", 132)
     by_name = Counter(kernel.spec.name for kernel in found)
     assert by_name["flash_decode"] >= 1
-    steps = step_shapes(4096)
-    assert {s.keys for s in steps} == {512, 2048, 4096}
+    steps = step_shapes(ShapeBuckets.of(chunks_of(exact=False), 4096))
+    assert {s.keys for s in steps} == {256, 512, 2048, 4096}
     for kernel in found:
         for shape, count in kernel.launches.items():
-            assert count % 32 in (0, 1) or kernel.spec.name == "normalise", (kernel.spec, shape)
+            if not shape.is_prompt:
+                assert count % 32 in (0, 1) or kernel.spec.name == "normalise", (kernel.spec, shape)
         assert set(kernel.launches) | set(kernel.missing) == set(steps)
         assert not set(kernel.launches) & set(kernel.missing)
-    shortest = next(s for s in steps if s.keys == 512 and s.output is Output.GREEDY)
+    shortest = next(s for s in steps if s.rows == 1 and s.keys == 512)
     weights = sum(
         kernel.spec.nbytes(param) * kernel.launches.get(shortest, 0)
         for kernel in found
@@ -154,11 +159,11 @@ def test_it_says_which_steps_use_a_kernel() -> None:
     gguf, config = _shape_8b(layers=1)
     found = model_kernels(gguf, config, 4096, "sm_90", 132)
     used = {kernel.spec.name: kernel.used_in() for kernel in found if "argm" in kernel.spec.name}
-    assert used == {"argmax": "decode (greedy)"}
+    assert used == {"argmax": "decode (greedy), prompt"}
     attention = {k.used_in() for k in found if "attention" in k.spec.name and not k.per_step(True)}
-    assert attention == {"decode (512 keys)"}
+    assert attention == {"decode (256 keys)"}
     chunks = {k.used_in() for k in found if k.spec.name == "flash_decode"}
-    assert chunks == {"decode (2048 keys)", "decode (4096 keys)"}
+    assert chunks == {"decode (512, 2048 keys)", "decode (4096 keys)"}
     assert "prompt (64 rows)" in {k.used_in() for k in found}
     assert "decode" in {k.used_in() for k in found}
 

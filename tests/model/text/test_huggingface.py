@@ -13,9 +13,9 @@ from tokenizers import Tokenizer as Library
 
 from urdir.model.errors import TokenizerError, UnsupportedError
 from urdir.model.files.metadata import Metadata
+from urdir.model.text.huggingface import HuggingFaceTokens
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
-from urdir.model.text.tokenizer_models import HuggingFaceTokens
 
 TEXTS = (
     "", "a", " a", "hello world", "  two  spaces ", "<|user|> hello<|stop|>\n\n hello",

@@ -28,6 +28,7 @@ from urdir.model.verify.check import CheckRow, check_kernel_examples, check_plan
 from urdir.ptxgen.catalog import kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
+from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import KernelSpec
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -51,13 +52,13 @@ def test_a_table_of_the_kernels_asked_for(cli: Cli) -> None:
     code, out, err = cli("check", "--kernel", "add", "--kernel", "normalise")
     assert code == 0
     lines = out.split("\n")
-    assert lines[0].startswith("urdir check on emulator:sm_90: ")
+    assert lines[0].startswith("urdir check on emulator:sm_90a: ")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
     assert rows[0] == ["what", "examples", "error", "allowed", "us", "GB/s", ""]
     assert (rows[2][:2], rows[2][-1]) == (["add", "8"], "ok")
     assert (rows[3][0], rows[3][-1]) == ("normalise", "ok")
     assert 0 < float(rows[3][2]) <= float(rows[3][3])
-    assert lines[-2] == "29 ok, 0 failed, 0 skipped"
+    assert lines[-2] == "32 ok, 0 failed, 0 skipped"
     assert "add (8 examples): ok" in err
 
 
@@ -66,7 +67,7 @@ def test_json_has_every_example(cli: Cli) -> None:
     report = json.loads(out)
     assert code == 0
     assert (report["device"], report["target"], report["emulated"]) == (
-        "emulator:sm_90",
+        "emulator:sm_90a",
         "sm_90",
         True,
     )
@@ -321,15 +322,16 @@ def test_a_replay_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_a_launch_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Add.reference
+    right = Normalise.reference
 
-    def wrong(self: Add, **inputs: Any) -> dict[str, Any]:
-        y = right(self, **inputs)["y"]
-        y[7] += 1
-        return {"y": y}
+    def wrong(self: Normalise, **inputs: Any) -> dict[str, Any]:
+        outputs = right(self, **inputs)
+        if self.residual:
+            outputs["y"][1, 7] += 1
+        return outputs
 
-    monkeypatch.setattr(Add, "reference", wrong)
-    with pytest.raises(check.CheckError, match=r"residual \(add\): y\[7\] is "):
+    monkeypatch.setattr(Normalise, "reference", wrong)
+    with pytest.raises(check.CheckError, match=r"residual \(normalise\): y\[1, 7\] is "):
         check._check_launches("launches", "emulator", open_demo)
 
 

@@ -1,0 +1,102 @@
+"""Products of many activation vectors on Hopper's tensor cores, which take them as packed f16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from urdir.model.blocks.activations import Activations
+from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.pack import Pack
+from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
+from urdir.ptxgen.kernels.normalise import Normalise
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Arena, Slice
+    from urdir.driver.plan import Plan
+
+# One object for equal kernels, with its cached properties.
+_pack = lru_cache(maxsize=64)(Pack)
+_normalise = lru_cache(maxsize=64)(Normalise)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """Appends products of ``rows`` vectors to a plan, for a device with ``sms`` SMs.
+
+    ``work["packed"]`` holds the vectors of one product.
+    """
+
+    plan: Plan
+    work: Arena
+    rows: int
+    sms: int
+
+    def append(
+        self,
+        label: str,
+        matrices: Sequence[tuple[Matrix, Slice]],
+        x: Activations,
+        norm: NormLayer | None,
+        *,
+        residual: Slice | None = None,
+        up: Matrix | None = None,
+        packs: bool = False,
+        **ends: Any,
+    ) -> None:
+        """y (rows, out) = the ends of x, after the ``norm``, times the matrix, for each.
+
+        The other arguments are fields of `GemmWgmma`.
+        """
+        (first, _), *others = matrices
+        kernel = choose_wgmma(
+            GemmWgmma(
+                first.format,
+                first.rows,
+                first.cols,
+                self.rows,
+                any_cut(self.rows),
+                bias=tuple(matrix.bias is not None for matrix, _ in matrices),
+                residual=residual is not None,
+                gated=up is not None,
+                others=tuple((matrix.format, matrix.rows) for matrix, _ in others),
+                packs=packs,
+                **ends,
+            ),
+            self.sms,
+        )
+        launch: dict[str, Slice | None] = {"x": self._packed(label, x, norm, first.cols)}
+        for number, (matrix, y) in enumerate(matrices):
+            n = str(number or "")
+            launch |= {f"weights{n}": matrix.data, f"bias{n}": matrix.bias}
+            launch[f"y{n}"] = y.slice(0, kernel.nbytes(kernel.param(f"y{n}")))
+        if up is not None:
+            launch |= {"up": up.data, "up_bias": up.bias}
+        launch["residual"] = residual
+        given = {name: value for name, value in launch.items() if value is not None}
+        self.plan.launch(kernel, label, **given)
+
+    def _packed(self, label: str, x: Activations, norm: NormLayer | None, cols: int) -> Slice:
+        """The vectors of a product, packed: by a launch, unless they are."""
+        if norm is None and x.packed is not None:
+            return x.packed
+        packed, source = self.work["packed"], x.x
+        if norm is not None and not x.has_completed(norm):
+            packs = Normalise.can_pack(self.rows, cols)
+            normed = packed if packs else self.work["normed"]
+            kernel = _normalise(self.rows, cols, norm.norm, packs=packs)
+            weights = {"weight": norm.weight, "bias": norm.bias}
+            given = {name: value for name, value in weights.items() if value is not None}
+            self.plan.launch(kernel, f"{label}.norm", x=source, y=normed, **given)
+            if packs:
+                return packed
+            source = normed
+        elif norm is not None:
+            assert x.normed is not None
+            source = x.normed
+        self.plan.launch(_pack(self.rows, cols), f"{label}.pack", x=source, y=packed)
+        return packed

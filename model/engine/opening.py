@@ -1,0 +1,122 @@
+"""What runs side by side while a model is opened.
+
+    the thread that opens                    other threads
+    ---------------------------------------  ------------------------------------------
+    import the engine                        device: load the driver, make a context
+    open the file, read its description
+    check memory, allocate weights           tokeniser: vocabulary and merges
+    make a session, record first graphs      upload: weights, in threads of their own
+
+Python runs one thread at a time, beside driver calls and large copies. So these begin as early as
+they can, and a thread that comes back from one gets its turn soon. Whatever fails ends the opening:
+threads are stopped or waited for, and what there is is freed, in the order opposite to that in
+which it was made.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from urdir.driver.parallel import Task
+from urdir.model.owner import Owner
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.weights import Weights
+    from urdir.model.text.tokenizer import Tokenizer
+
+
+#: How long a thread of Python may go on while others wait, in seconds: threads that upload wait for
+#: those that import, tokenise and plan. First token of an 8B model on an H200, set for the whole
+#: process, medians of eight runs or more: 1.29 s, against 1.47 s with the usual 0.005 (and 1.49 s
+#: with 0.0005, so that some of it may be chance).
+_TURN = 1e-4
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+_Owned = TypeVar("_Owned", bound=_Closes)
+_Result = TypeVar("_Result")
+
+
+class Opening(Owner):
+    """The threads of an opening, and the owners of what is open so far.
+
+    The device is opened from the start. ``close`` ends all of it, until `hand_over`. ``seconds``
+    has what each part took, beside others. Until then the threads of the process take short turns.
+    """
+
+    def __init__(self, open_device: Callable[[], Device]) -> None:
+        self.seconds: dict[str, float] = {}
+        self._usual_turn = sys.getswitchinterval()
+        sys.setswitchinterval(_TURN)
+        self._owners = ExitStack()
+        self._device = Task(self._timed("device", open_device), "device")
+        self._owners.callback(self._close_device)
+        self._upload: Task[None] | None = None
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Note the seconds that pass within."""
+        start = time.perf_counter()
+        yield
+        self.seconds[part] = time.perf_counter() - start
+
+    def own(self, opened: _Owned) -> _Owned:
+        """Close ``opened`` if the opening fails, and when the engine is closed."""
+        self._owners.callback(opened.close)
+        return opened
+
+    def read_tokenizer(self, gguf: ModelFile) -> Task[Tokenizer]:
+        """Begin to build the tokeniser of a file, which stays open until that is done."""
+        from urdir.model.text.tokenizer import Tokenizer
+
+        task = Task(self._timed("tokenizer", lambda: Tokenizer.from_gguf(gguf)), "tokenizer")
+        self._owners.callback(task.failed)
+        return task
+
+    def device(self) -> Device:
+        """The device, once it is open."""
+        return self._device.result()
+
+    def upload(self, weights: Weights, gguf: ModelFile) -> None:
+        """Begin to fill ``weights``, which are owned."""
+        stop = threading.Event()
+        work = self._timed("weights", lambda: weights.upload(gguf, stop))
+        self._upload = task = Task(work, "upload")
+        self._owners.callback(task.failed)
+        self._owners.callback(stop.set)
+
+    def wait_for_upload(self) -> None:
+        """Until the weights are there."""
+        assert self._upload is not None
+        self._upload.result()
+
+    def hand_over(self) -> ExitStack:
+        """All is open: what closes it again."""
+        sys.setswitchinterval(self._usual_turn)
+        return self._owners.pop_all()
+
+    def close(self) -> None:
+        """End the threads, free what is open; closing twice does nothing."""
+        sys.setswitchinterval(self._usual_turn)
+        self._owners.close()
+
+    def _close_device(self) -> None:
+        if not self._device.failed():
+            self._device.result().close()
+
+    def _timed(self, part: str, work: Callable[[], _Result]) -> Callable[[], _Result]:
+        def run() -> _Result:
+            with self.timed(part):
+                return work()
+
+        return run

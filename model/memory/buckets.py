@@ -1,0 +1,34 @@
+"""The numbers of rows that steps have: rounded up to a few, as each takes a graph and kernels."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
+
+#: Rows of a decode step, smallest first; a step of fewer sequences leaves idle rows.
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+#: Rows of a prompt step, smallest first; what does not fill one leaves idle rows.
+CHUNKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+#: With exact arithmetic, products take f32 activations, few rows at a time.
+EXACT_CHUNKS = (MAX_BATCH,)
+#: The most rows of a prompt step, where memory allows them.
+MOST_CHUNK = CHUNKS[-1]
+
+
+def row_bucket(rows: int) -> int:
+    """Rows of the graph that serves a step of ``rows`` sequences: the next of `ROWS`, beyond them
+    the next power of two."""
+    at = bisect_left(ROWS, rows)
+    return ROWS[at] if at < len(ROWS) else 1 << (rows - 1).bit_length()
+
+
+def row_buckets(rows: int) -> tuple[int, ...]:
+    """All that serve steps of up to ``rows`` sequences, smallest first."""
+    return tuple(dict.fromkeys(row_bucket(count) for count in range(1, rows + 1)))
+
+
+def chunks_of(exact: bool, most: int = MOST_CHUNK) -> tuple[int, ...]:
+    """Rows of the prompt steps, smallest first, up to the first with room for ``most`` tokens."""
+    chunks = EXACT_CHUNKS if exact else CHUNKS
+    return chunks[: bisect_left(chunks, most) + 1]

@@ -1,0 +1,243 @@
+"""Causal attention over prompts on Hopper's tensor cores: wgmma, two warpgroups taking turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+from urdir.ptxgen.kernels.attention.prompt import PromptAttention
+from urdir.ptxgen.kernels.attention.scores import Scores
+from urdir.ptxgen.kernels.linear.packed import GROUP, pack, packed_shape
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.layout import TILE_COLS
+
+#: Threads of a warpgroup, and the queries that it multiplies: the height of a wgmma.
+WARPGROUP, WARPGROUP_QUERIES = 128, 64
+#: Halves of a line in shared memory: the width that wgmma's swizzling repeats in.
+LINE = 64
+#: The widest heads of each type of cache. f16 is copied; other types are converted, and what is
+#: loaded ahead for that takes registers: of wider ones, or of f32, more than there are.
+WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128}
+#: Where the swizzling begins anew: tiles begin at multiples of it.
+ALIGNMENT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """What lies where in a CTA's shared memory, in bytes from its first multiple of `ALIGNMENT`.
+
+    Queries of both warpgroups, then the rings of K and of V, each tile in lines of 64 halves: all
+    lines of the first 64 dims, then those of the next; then what is known of queries, and barriers.
+    """
+
+    stages: int
+    consumers: int
+    q_nbytes: int
+    k_nbytes: int
+    v_nbytes: int
+
+    @property
+    def k(self) -> int:
+        """The first tile of K."""
+        return self.consumers * self.q_nbytes
+
+    @property
+    def v(self) -> int:
+        """The first tile of V."""
+        return self.k + self.stages * self.k_nbytes
+
+    @property
+    def seen(self) -> int:
+        """The position of every query, u32."""
+        return self.v + self.stages * self.v_nbytes
+
+    @property
+    def bounds(self) -> int:
+        """How many keys some query sees, and the first query's position, u32."""
+        return self.seen + 4 * self.consumers * WARPGROUP_QUERIES
+
+    def barrier(self, name: str) -> int:
+        """The barriers of a ring, one a place: "full_k", "empty_k", "full_v" or "empty_v"."""
+        names = ("full_k", "empty_k", "full_v", "empty_v")
+        return self.bounds + 8 + 8 * self.stages * names.index(name)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a CTA, wherever its shared memory begins."""
+        return self.barrier("empty_v") + 8 * self.stages + ALIGNMENT
+
+
+@dataclass(frozen=True)
+class PrefillWgmma(PromptAttention):
+    """Causal attention of chunks of prompts on Hopper's tensor cores.
+
+    See PromptAttention; for most caches and heads of 64 to 256 values (`serves`). FlashAttention-3
+    (Shah et al. 2024, arXiv 2407.08608) without tensor maps: a cache is gathered row by row.
+
+    With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
+    packed f16 (`linear.packed`). Only for heads that fill their places (`can_pack`).
+    """
+
+    packs: bool = False
+
+    name = "prefill_wgmma"
+    template = ("urdir.templates", "prefill_wgmma.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.serves(self.layout):
+            raise PtxgenError(
+                f"attention on wgmma takes heads of 64 to {WIDEST} values, a multiple of 16: not "
+                f"{self.layout.dtype}, head_dim {self.head_dim}, value_dim {self.value_dim}"
+            )
+
+        if self.packs and not self.can_pack:
+            raise PtxgenError(
+                f"attention packs parts of heads that are multiples of 32 values, of rows that are "
+                f"multiples of {TILE_COLS}: not {self.heads} heads of {self.value_dim}"
+            )
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether there is a form with ``packs``: nobody clears places beyond the last column."""
+        fills = self.heads * self.value_dim % TILE_COLS == 0
+        return fills and self.value_dim % (32 * self.parts) == 0
+
+    @property
+    def out_param(self) -> Param:
+        if not self.packs:
+            return super().out_param
+        shape = packed_shape(self.rows, self.heads * self.value_dim)
+        return Param("out", "f16", shape, Access.OUT)
+
+    @property
+    def packed_groups(self) -> int:
+        """Groups of eight packed rows; those beyond ``rows`` are zeros."""
+        return ceil_div(self.rows, GROUP)
+
+    @property
+    def packed_run(self) -> int:
+        """Units of 32 columns that are neighbours wherever a CTA's part of a head begins."""
+        return math.gcd(self.out_dims // 32, 4)
+
+    @property
+    def tiles(self) -> int:
+        rows = GROUP * self.packed_groups if self.packs else self.rows
+        return ceil_div(rows * self.group, self.queries)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        attention = super().tolerance
+        return replace(attention, rtol=attention.rtol + 2**-11) if self.packs else attention
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        out = self.attend(inputs)
+        return {"out": pack(out.reshape(self.rows, -1)) if self.packs else out}
+
+    @staticmethod
+    def serves(layout: KvLayout) -> bool:
+        """Whether the kernel exists for a cache."""
+        dims, widest = (layout.head_dim, layout.values_per_head), WIDEST.get(layout.dtype, 0)
+        return all(64 <= dim <= widest and dim % 16 == 0 for dim in dims)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return ("sm_90a",)
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return 2
+
+    @property
+    def queries(self) -> int:
+        return self.consumers * WARPGROUP_QUERIES
+
+    @property
+    def key_tile(self) -> int:
+        """Keys of a step: as many as registers for their scores and weights are left by the sums.
+
+        All warps have 168 registers a thread. ``setmaxnreg``, by which those that copy could leave
+        theirs to those that multiply, is ignored by the driver's linker (advice C7504)."""
+        if self.scores.max_bias:  # slopes, and the distances to keys
+            return 80
+        return 112 if self.out_dims <= 80 and self.head_dim <= 128 else 96
+
+    @property
+    def parts(self) -> int:
+        """CTAs that share a tile of queries: sums for more than 128 dims of V are more than the
+        registers hold, so that each makes its part of ``out`` (and all of the scores)."""
+        return ceil_div(self.value_dim, 128)
+
+    @property
+    def out_dims(self) -> int:
+        """Dims of ``out``, and so of V, of one CTA. Where the parts do not divide them, the last
+        two have some in common."""
+        return 16 * ceil_div(self.value_dim, 16 * self.parts)
+
+    @property
+    def stages(self) -> int:
+        """Places of a ring."""
+        return 2
+
+    def pieces(self, dims: int) -> tuple[tuple[int, int], ...]:
+        """What a thread brings of a tile with rows of ``dims``, eight values each: (key, in units
+        of 16 keys; first dim) of each, relative to its first one."""
+        return tuple(
+            (key, dim) for key in range(self.key_tile // 16) for dim in range(0, dims, LINE)
+        )
+
+    @property
+    def shared(self) -> SharedMemory:
+        """The CTA's shared memory."""
+        q, v = (2 * LINE * ceil_div(dim, LINE) for dim in (self.head_dim, self.out_dims))
+        return SharedMemory(
+            stages=self.stages,
+            consumers=self.consumers,
+            q_nbytes=WARPGROUP_QUERIES * q,
+            k_nbytes=self.key_tile * q,
+            v_nbytes=self.key_tile * v,
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(
+            grid=(self.layout.kv_heads, self.tiles, self.parts),
+            block=((self.consumers + 1) * WARPGROUP, 1, 1),
+            shared_bytes=self.shared.nbytes,
+            resident=1,
+        )
+
+    @classmethod
+    def examples(cls) -> Mapping[str, PrefillWgmma]:
+        return {
+            "one tile": cls(2, KvLayout(2, 1, 40, 64, "f16"), rows=7),
+            "head_dim 128": cls(8, KvLayout(2, 2, 300, 128, "f16"), rows=41),
+            "pages window": cls(
+                7, KvLayout(2, 1, 320, 128, "f16", 16, 42), rows=20, scores=Scores(window=70)
+            ),
+            "head_dim 256": cls(2, KvLayout(1, 1, 200, 256, "f16"), rows=20),
+            "head_dim 80 softcap": cls(
+                4, KvLayout(1, 2, 150, 80, "f16"), rows=70, scores=Scores(softcap=5.0, scale=0.25)
+            ),
+            "value_dim": cls(4, KvLayout(1, 1, 130, 192, "f16", value_dim=144), rows=20),
+            "chunk and window": cls(
+                1, KvLayout(1, 1, 400, 64, "f16"), 150, Scores(chunk=164, window=150)
+            ),
+            "sinks": cls(3, KvLayout(1, 1, 200, 64, "f16"), 45, Scores(sinks=True)),
+            "ALiBi": cls(3, KvLayout(1, 1, 180, 96, "f16"), 30, Scores(max_bias=8.0)),
+            "bf16": cls(2, KvLayout(1, 1, 150, 80, "bf16"), rows=20),
+            "q8_0": cls(
+                2, KvLayout(1, 1, 256, 96, "q8_0", 32, 9), rows=66, scores=Scores(window=120)
+            ),
+            "packs": cls(8, KvLayout(1, 2, 150, 128, "f16"), rows=35, packs=True),
+            "packs head_dim 64": cls(12, KvLayout(1, 4, 40, 64, "f16"), rows=9, packs=True),
+            "packs head_dim 192": cls(4, KvLayout(1, 4, 40, 192, "f16"), rows=3, packs=True),
+            "ring of pages": cls(
+                2, KvLayout(2, 1, 640, 64, "f16", 16, 36, capacity=256), 50, Scores(window=130)
+            ),
+        }

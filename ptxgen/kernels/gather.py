@@ -1,0 +1,84 @@
+"""Some rows of an array: those of a prompt's chunk whose results are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+
+
+@dataclass(frozen=True)
+class Gather(KernelSpec):
+    """y[r] = x[index[r]], x (height, cols) and y (rows, cols) f32, index (rows,) u32.
+
+    An index of ``height`` or more reads nothing and gives zeros. y may be x where ``rows`` is 1.
+    """
+
+    cols: int
+    height: int
+    rows: int = 1
+
+    name = "gather"
+    template = ("urdir.templates", "gather.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if self.cols < 1 or not 1 <= self.height < 2**31 or not 1 <= self.rows <= 65535:
+            raise PtxgenError(
+                f"gather: {self.rows} of {self.height} rows of {self.cols} values: all at least 1, "
+                "and at most 65535 rows"
+            )
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            Param("x", "f32", ("height", "cols"), Access.IN),
+            Param("index", "u32", ("rows",), Access.IN),
+            Param("y", "f32", ("rows", "cols"), Access.OUT),
+        )
+
+    @property
+    def vector(self) -> int:
+        """Values of one access: four where that keeps every row 16-byte aligned."""
+        return 4 if self.cols % 4 == 0 else 1
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        vectors = self.cols // self.vector
+        threads = min(128, 32 * ceil_div(vectors, 32))
+        return LaunchShape(grid=(ceil_div(vectors, threads), self.rows, 1), block=(threads, 1, 1))
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        x, index = inputs["x"], inputs["index"]
+        y = np.zeros((self.rows, self.cols), np.float32)
+        inside = index < self.height
+        y[inside] = x[index[inside]]
+        return {"y": y}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Any rows, the last of several beyond the array."""
+        index = rng.integers(0, self.height, self.rows).astype(np.uint32)
+        if self.rows > 1:
+            index[-1] = 0xFFFFFFFF
+        x = rng.standard_normal((self.height, self.cols)).astype(np.float32)
+        return {"x": x, "index": index}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, Gather]:
+        return {
+            "the last row": cls(cols=516, height=9),
+            "odd columns": cls(cols=37, height=5, rows=3),
+            "rows of one value": cls(cols=1, height=3, rows=2),
+            "some rows": cls(cols=132, height=70, rows=7),
+        }
+
+    def flops(self) -> int:
+        return 0
+
+    def bytes_moved(self) -> int:
+        """The rows that are taken, not those they are taken from."""
+        return self.rows * (4 + 8 * self.cols)

@@ -1,0 +1,101 @@
+"""How a product on Hopper's tensor cores is cut: an estimate of its time for each way, measured.
+
+On an H200, Q4_K, a chain of launches with programmatic edges, us (rows x vectors of the weights):
+
+| vectors | 6144 x 4096 | 4096 x 4096 | 2 x 14336 x 4096 | 4096 x 14336 |
+|---|---|---|---|---|
+| 16 | 7.2 | 6.3 | 23.2 | 14.2 |
+| 32 | 8.0 | 7.3 | 25.0 | 15.6 |
+| 64 | 10.2 | 8.9 | 31.9 | 18.8 |
+| 128 | 17.1 | 12.4 | 53.2 | 32.1 |
+| 256 | 25.8 | 17.8 | 107.5 | 47.4 |
+| 512 | 51.7 | 27.2 | 187.9 | 87.3 |
+| 2048 | 155 | 107 | 747 | 356 |
+
+A CTA takes about 0.25 us and 4.1 ns a vector for each 64 rows x 256 columns, if it has warpgroups
+enough: one alone takes three times as long. A cluster of two costs 2.2 us; of four, more than it
+gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
+from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
+
+#: The targets whose products they are.
+TARGETS = ("sm_90a",)
+#: Row groups and splits of the columns: for vectors that fit in one CTA's few, and for more.
+FEW_SHAPES, MANY_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1)), ((2, 1), (1, 1))
+#: The most vectors of a CTA with activations of a whole tile in a stage, and of any.
+FEW, MOST = 64, 128
+#: Stages of weights, and stages of activations and their slices, deepest first.
+RINGS = ((4, 3, 4), (3, 2, 4), (2, 2, 4), (3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1))
+#: us: of a CTA for a tile of an operand, per vector, of a warpgroup alone, and of a cluster.
+TILE, PER_VECTOR, ALONE, ALONE_PER_VECTOR, CLUSTER = 0.25, 0.0041, 0.7, 0.002, 2.2
+
+
+def takes_wgmma(formats: tuple[Format, ...]) -> bool:
+    """Whether `GemmWgmma` multiplies with such weights."""
+    return all(fmt.element != "f32" for fmt in formats)
+
+
+@lru_cache(maxsize=256)
+def choose_wgmma(product: GemmWgmma, sms: int) -> GemmWgmma:
+    """The product, cut for a device with ``sms`` SMs; the cut that it has does not matter."""
+    ways = [replace(product, cut=cut) for cut in _cuts(product, sms)]
+    return min(ways, key=lambda way: estimate(way, sms))
+
+
+def any_cut(batch: int) -> WgmmaCut:
+    """A cut that every product of ``batch`` vectors may have at first."""
+    return WgmmaCut(2, min(64, GROUP * ceil_div(batch, GROUP)), weight_stages=1, x_stages=1)
+
+
+def estimate(product: GemmWgmma, sms: int) -> float:
+    """us on an H200."""
+    cut = product.cut
+    waves = ceil_div(_ctas(product), sms)
+    tiles = cut.row_groups * ceil_div(product.row_tiles, cut.cluster)
+    together = TILE + PER_VECTOR * cut.vectors
+    alone = (ALONE + ALONE_PER_VECTOR * cut.vectors) / cut.warpgroups
+    return waves * tiles * max(together, alone) + (CLUSTER if cut.cluster > 1 else 0.0)
+
+
+def _cuts(product: GemmWgmma, sms: int) -> Iterator[WgmmaCut]:
+    whole = GROUP * ceil_div(product.batch, GROUP)
+    half = GROUP * ceil_div(whole // GROUP, 2)
+    few = whole <= FEW
+    for vectors in sorted({whole} if few else {v for v in (whole, half, FEW, MOST) if v <= MOST}):
+        for groups, splits in FEW_SHAPES if few else MANY_SHAPES:
+            for cluster in (1, 2):
+                cut = _deepest(product, groups, splits, cluster, vectors)
+                if cut is not None and (cluster == 1 or _ctas(replace(product, cut=cut)) <= sms):
+                    yield cut
+
+
+def _ctas(product: GemmWgmma) -> int:
+    grid = product.launch_shape.grid
+    return grid[0] * grid[1]
+
+
+def _deepest(
+    product: GemmWgmma, groups: int, splits: int, cluster: int, vectors: int
+) -> WgmmaCut | None:
+    """With the deepest rings that fit; None where none does."""
+    for weights, activations, slices in RINGS:
+        if (vectors > FEW) == (slices == TILE_SLICES):
+            continue
+        try:
+            cut = WgmmaCut(groups, vectors, splits, cluster, weights, activations, slices)
+            replace(product, cut=cut)
+        except PtxgenError:
+            continue
+        return cut
+    return None

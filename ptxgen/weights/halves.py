@@ -1,0 +1,87 @@
+"""How quants become halves: two of a quad (four neighbouring quants) at a time, by masks alone.
+
+The bits of a small integer, read as an f16, are a subnormal number: 2^-24 times the integer. So a
+mask makes two f16 numbers of a 32-bit word that has one quant in each of its bytes: of bytes 0 and
+2, or, after a shift, of bytes 1 and 3. Quants in the upper halves of bytes stay there where they
+fit the ten bits of a subnormal number (``lift``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from urdir.ptxgen.weights.fields import Plane
+from urdir.ptxgen.weights.format import UNIT, Format
+
+#: Quads of a unit, and of half a unit, for which weights are made together.
+QUADS, HALF_QUADS = UNIT // 4, UNIT // 8
+#: Bits of a subnormal f16.
+SUBNORMAL_BITS = 10
+#: Codes are looked up as bytes that are larger than their values by so much.
+TABLE_OFFSET = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Bits of a word of a plane's item: shifted left by ``distance`` (or right), then masked."""
+
+    plane: Plane
+    word: int
+    distance: int
+    mask: int
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """What the templates ask about a type's quants as halves."""
+
+    format: Format
+
+    def lift(self, quad: int) -> int:
+        """How far left the quants of a quad stay."""
+        if self.format.table:
+            return 0
+        parts = list(self.format.parts("q"))
+        bits = sum(part.source.width for _, part in parts)
+        in_byte = parts[0][1].target.position(4 * quad) % 8
+        return 4 if in_byte >= 4 and 4 + bits <= SUBNORMAL_BITS else 0
+
+    @property
+    def lifts(self) -> tuple[int, ...]:
+        """All that there are."""
+        return tuple(sorted({self.lift(quad) for quad in range(QUADS)}))
+
+    def group(self, quad: int) -> int:
+        """The group of a unit that a quad belongs to."""
+        return 4 * quad // self.format.group
+
+    def moves(self, quad: int, odd: int) -> Iterator[Move]:
+        """What makes the halves of a quad's quants 0 and 2, or (``odd`` 1) of 1 and 3."""
+        lift = self.lift(quad)
+        for plane, part in self.format.parts("q"):
+            word, position = divmod(part.target.position(4 * quad), 32)
+            up = part.shift + lift
+            mask = (part.source.mask << up) * 0x00010001
+            yield Move(plane, word, up - position - 8 * odd, mask)
+
+    @property
+    def offset(self) -> int:
+        """What a quant is too large by."""
+        return TABLE_OFFSET if self.format.table else self.format.offset
+
+    def loaded(self, plane: Plane, half: int) -> tuple[int, int]:
+        """The words of an item, first and count, that are loaded for half a unit. What is no more
+        than 16 bytes is loaded with the first half for both."""
+        words = plane.nbytes // 4
+        if words <= 4:
+            return (0, 0 if half else words)
+        return half * words // 2, words // 2
+
+    @property
+    def skew(self) -> int:
+        """Bytes between a tile and the one below it in shared memory, so that lanes of a load find
+        different banks: tiles of even and of odd rows (`_weight_halves.j2`) are apart by half of
+        what four of its lanes and two rows span."""
+        item = self.format.planes[0].nbytes
+        return {4: 16, 8: 32, 16: 64}.get(item, 16)

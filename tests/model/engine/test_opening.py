@@ -1,0 +1,169 @@
+"""Opening an engine: what runs side by side, and that nothing is left of an opening that fails."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from urdir.driver import bindings
+from urdir.driver.errors import DriverError
+from urdir.model.engine.batch import Output
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.runner import Steps
+from urdir.model.errors import GgufError, ModelError
+from urdir.model.memory.weights import Weights
+from urdir.model.text.tokenizer import Tokenizer
+
+PATIENCE = 20.0  # seconds, before a test says that something does not happen
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The emulated driver of every device that the test opens. At its end no thread may be left
+    over, and no context; turns are as long as before.
+    """
+    made = bindings.emulated("sm_90", total_memory=256 << 20)
+    monkeypatch.setattr(bindings, "emulated", lambda target: made)
+    before, turn = set(threading.enumerate()), sys.getswitchinterval()
+    yield made
+    assert sys.getswitchinterval() == turn
+    assert set(threading.enumerate()) <= before
+    assert not made.cuDevicePrimaryCtxGetState(0)[2]  # None where there was no device
+
+
+@pytest.fixture
+def model(data: Path) -> Path:
+    return data / "golden" / "nano-llama-q8_0.gguf"
+
+
+def open_engine(model: Path | None, **more: Any) -> Engine:
+    return Engine.open(model, device="emulator", context=32, cache_folder=None, **more)
+
+
+# ---- side by side ----
+
+
+@pytest.mark.quick
+def test_the_caller_prepares_while_device_tokeniser_and_weights_are_not_ready(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two threads waits for what the caller does; the other way round it would hang."""
+    prepared = threading.Event()
+
+    def later(work: Any) -> Any:
+        def run(*args: Any, **more: Any) -> Any:
+            assert prepared.wait(PATIENCE)
+            return work(*args, **more)
+
+        return run
+
+    def meanwhile(engine: Engine) -> None:
+        engine.session.prepare(5, Output.GREEDY)
+        prepared.set()
+
+    monkeypatch.setattr(Weights, "upload", later(Weights.upload))
+    monkeypatch.setattr(Tokenizer, "from_gguf", later(Tokenizer.from_gguf))
+    with open_engine(None, text=True, meanwhile=meanwhile) as engine:
+        assert engine.tokenizer.encode("a")
+        assert engine.seconds.keys() == {"device", "file", "tokenizer", "weights", "meanwhile"}
+
+
+def test_what_was_prepared_is_what_runs(
+    api: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [1, 2, 3, 4, 5]
+
+    def first_token(engine: Engine) -> int:
+        engine.session.feed(prompt)
+        return next(engine.session.stream(Output.GREEDY, most=1))
+
+    with open_engine(model) as engine:
+        expected = first_token(engine)
+    with open_engine(
+        model, meanwhile=lambda engine: engine.session.prepare(len(prompt), Output.GREEDY)
+    ) as engine:
+        recorded: list[Any] = []
+        monkeypatch.setattr(Steps, "_recording", lambda self, shape: recorded.append(shape))
+        assert first_token(engine) == expected
+        assert recorded == []
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 32, 1000])
+def test_prompts_of_any_length_can_be_prepared_for(api: Any, model: Path, tokens: int) -> None:
+    with open_engine(
+        model, meanwhile=lambda engine: engine.session.prepare(tokens, Output.LOGITS)
+    ) as engine:
+        assert engine.session.length == 0
+
+
+# ---- what fails ----
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("kind", "nth"),
+    [
+        ("allocation", 1),  # weights
+        ("allocation", 3),
+        ("allocation", 4),
+        ("host_allocation", 1),
+        ("host_allocation", 2),
+        ("link", 1),
+        ("module_load", 1),
+        ("instantiate", 1),
+        ("launch", 1),  # repacking
+        ("launch", 9),
+    ],
+)
+def test_a_fault_in_any_thread_ends_the_opening(api: Any, model: Path, kind: str, nth: int) -> None:
+    api.inject(kind, nth=nth)
+    with pytest.raises(DriverError):
+        open_engine(model, meanwhile=lambda engine: engine.session.prepare(3, Output.GREEDY))
+    assert not api.pending_faults()
+
+
+def test_no_device(api: Any, model: Path) -> None:
+    api.inject("init")
+    with pytest.raises(DriverError):
+        open_engine(model)
+
+
+def test_no_file(api: Any, tmp_path: Path) -> None:
+    with pytest.raises(GgufError):
+        open_engine(tmp_path / "absent.gguf")
+
+
+def test_the_caller_fails(api: Any, model: Path) -> None:
+    def meanwhile(engine: Engine) -> None:
+        raise ModelError("an empty prompt")
+
+    with pytest.raises(ModelError, match="empty prompt"):
+        open_engine(model, text=True, meanwhile=meanwhile)
+
+
+def test_a_file_without_a_vocabulary_opens(api: Any, model: Path) -> None:
+    with open_engine(model, text=True) as engine, pytest.raises(ModelError, match="no vocabulary"):
+        _ = engine.tokenizer
+
+
+@pytest.mark.quick
+def test_ctrl_c_stops_an_upload(api: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the weights' thread would go on for long, were it not stopped."""
+    ended = threading.Event()
+
+    def upload(self: Weights, gguf: Any, stop: threading.Event) -> None:
+        if stop.wait(PATIENCE):
+            ended.set()
+
+    def meanwhile(engine: Engine) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Weights, "upload", upload)
+    with pytest.raises(KeyboardInterrupt):
+        open_engine(model, meanwhile=meanwhile)
+    assert ended.is_set()

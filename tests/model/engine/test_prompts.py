@@ -1,0 +1,164 @@
+"""Prompts: any division into steps gives the same logits, which come with the last step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.driver.stream import Stream
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.sampling import SamplingSettings, sample
+from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
+from urdir.model.families.description import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.budget import MemoryPlan, SessionBudget, fitting_budget
+from urdir.model.memory.weights import Weights
+from urdir.model.verify.conformance import relative_rms
+
+TOKENS = [int(t) for t in np.random.default_rng(7).integers(0, 320, 37)]
+#: Steps of many rows round activations to f16, those of few to 16-bit integers.
+ROUNDED, EXACT = 2e-3, 1e-5
+
+
+@pytest.fixture(scope="module")
+def device(device_name: str) -> Iterator[Device]:
+    with Device.open(device_name) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def gguf() -> Iterator[Gguf]:
+    path = Path(__file__).parent.parent.parent / "data" / "golden" / "nano-llama-q8_0.gguf"
+    with Gguf(path) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def weights(gguf: Gguf, device: Device) -> Iterator[Weights]:
+    with Weights.load(gguf, Config.from_gguf(gguf), device) as loaded:
+        yield loaded
+
+
+def watch(session: Session) -> list[StepShape]:
+    """The shapes that are launched from now on."""
+    shapes: list[StepShape] = []
+    launch = session.steps.launch
+
+    def watched(shape: StepShape, stream: Stream) -> None:
+        shapes.append(shape)
+        launch(shape, stream)
+
+    session.steps.launch = watched  # type: ignore[method-assign]
+    return shapes
+
+
+def singly(device: Device, weights: Weights, exact: bool) -> Any:
+    """The logits after the last token, a step each."""
+    kv_dtype = "f32" if exact else "f16"
+    with Session(device, weights, 48, kv_dtype, exact=exact) as session:
+        for token in TOKENS:
+            session.feed([token])
+            logits = session.logits_step()
+    return logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [False, True])
+def test_any_division_into_steps_gives_the_same_logits(
+    device: Device, weights: Weights, exact: bool
+) -> None:
+    wanted, kv_dtype = singly(device, weights, exact), "f32" if exact else "f16"
+    odd, nearly = (5, 9, 1, 20, 2), (36, 1)
+    for chunk, pieces in ((64, (37,)), (16, (37,)), (8, (37,)), (64, odd), (16, nearly)):
+        with Session(
+            device, weights, 48, cast("Any", kv_dtype), exact=exact, chunk=chunk
+        ) as session:
+            shapes = watch(session)
+            at = 0
+            for count in pieces:
+                session.feed(TOKENS[at : at + count])
+                at += count
+            logits = session.logits_step()
+            assert session.lengths == [len(TOKENS)]
+            assert session.device_positions() == {0: len(TOKENS)}
+        assert relative_rms(logits, wanted) < (EXACT if exact else ROUNDED)
+        assert [shape.output for shape in shapes[:-1]] == [Output.NONE] * (len(shapes) - 1)
+        assert shapes[-1].output is Output.LOGITS
+        assert len(shapes) == -(-len(TOKENS) // min(chunk, 8 if exact else chunk))
+
+
+def test_a_short_prompt_is_one_step(device: Device, weights: Weights) -> None:
+    """Sampling included; its token is what numpy takes from the logits, and steps go on from it."""
+    settings = SamplingSettings(temperature=1.2, seed=3)
+    with Session(device, weights, 48) as session:
+        session.set_sampling(settings)
+        shapes = watch(session)
+        session.feed(TOKENS[:11])
+        assert (session.sequences[0].pending, shapes) == (11, [])
+        found = list(islice(session.stream(Output.SAMPLE), 3))
+        assert shapes[0] == StepShape(16, 256, Output.SAMPLE, is_prompt=True)
+        assert {shape.is_prompt for shape in shapes[1:]} == {False}
+        session.truncate(0)
+        known = list(TOKENS[:11])
+        session.feed(known)
+        for _ in range(3):
+            known.append(sample(session.logits_step(), settings, len(known), known))
+            session.feed(known[-1:])
+    assert found == known[11:]
+
+
+def test_what_is_pending_is_forked_cut_and_stepped_together(
+    device: Device, weights: Weights
+) -> None:
+    with Session(device, weights, 48, sequences=2) as session:
+        session.feed(TOKENS[:11])
+        session.fork(0, 1)
+        assert session.lengths == [10, 10]
+        session.feed(TOKENS[11:14])
+        shapes = watch(session)
+        one, other = session.forward_gpu_resident_to_token_id((0, 1))
+        assert [(shape.is_prompt, shape.output) for shape in shapes] == [
+            (True, Output.NONE),
+            (False, Output.GREEDY),
+        ]
+        assert session.lengths == [14, 11]
+        session.truncate(0, 0)
+        session.feed(TOKENS[:14])
+        assert session.greedy_step() == one
+        session.truncate(0, 1)
+        session.feed(TOKENS[:12], 1)
+        session.truncate(11, 1)
+        assert (session.lengths[1], session.sequences[1].pending) == (11, 0)
+        session.truncate(10, 1)
+        session.feed(TOKENS[10:11], 1)
+        assert session.forward_gpu_resident_to_token_id((1,)) == [other]
+
+
+def test_a_small_device_gets_smaller_steps(gguf: Gguf) -> None:
+    """The largest that fit beside weights and cache; where none does, the smallest is named."""
+    config = Config.from_gguf(gguf)
+
+    def budget(rows: int) -> SessionBudget:
+        return SessionBudget.of(config, config.context_length, 4, chunk=rows)
+
+    def rows_with(free: int) -> int:
+        device = SimpleNamespace(name="small", memory_info=lambda: (free, 1 << 40))
+        return fitting_budget(gguf, config, cast("Device", device), budget).chunks[-1]
+
+    def needed(rows: int) -> int:
+        return MemoryPlan.of(gguf, config, budget(rows)).total + (64 << 20)
+
+    most = budget(2048).chunks[-1]
+    assert config.context_length <= most
+    assert rows_with(1 << 40) == rows_with(needed(most)) == most
+    assert rows_with(needed(64)) == rows_with(needed(96) - 1) == 64
+    with pytest.raises(ModelError, match=f"{needed(8):,} bytes needed"):
+        rows_with(needed(8) - 1)
