@@ -17,8 +17,8 @@ from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.attention.choice import fills_sms
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
-from urdir.ptxgen.kernels.linear.choice import fills_sms
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rope import Rope
 

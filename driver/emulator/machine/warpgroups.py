@@ -37,8 +37,8 @@ class Multiply:
     d: tuple[int, ...]
     a: tuple[int, ...]
     b: int
-    #: The predicate that says whether D is added to, and whether it counts negated.
-    scale_d: int
+    #: Whether D is added to: a predicate and whether it counts negated, or a constant.
+    scale_d: int | bool
     is_negated: bool
     #: 1 or -1, what the product is multiplied with.
     sign: int
@@ -168,7 +168,10 @@ class Warpgroups:
     def multiply(self, form: Multiply, lanes: Array) -> None:
         """wgmma.mma_async."""
         which = self._of(lanes)
-        adds = self._same(form.scale_d, lanes, "scale-d") != form.is_negated
+        if isinstance(form.scale_d, bool):
+            adds = np.full(which.size, form.scale_d)
+        else:
+            adds = self._same(form.scale_d, lanes, "scale-d") != form.is_negated
         for number, group in zip(which.tolist(), self._committed[which].tolist(), strict=True):
             try:
                 self._rules.multiply(form.operands, group, (number,))
