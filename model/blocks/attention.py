@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.rows import Rows
 from urdir.ptxgen.kernels.attention.choice import decode_attention, prompt_attention
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
@@ -67,7 +67,7 @@ class LayerAttention:
     exact: bool = False
     fused: bool = True
 
-    def decode_kernel(self, token: OwnToken | None) -> IncrementalAttention | FlashDecodeChunk:
+    def decode_kernel(self, token: OwnToken | None) -> IncrementalAttention | FlashDecode:
         """The kernel of decoding, which prepares and appends where a token is given."""
         return decode_attention(
             self.heads,
@@ -97,6 +97,7 @@ class LayerAttention:
     def launch(self, plan: Plan, kernel: KernelSpec, label: str, **outputs: Region) -> None:
         """Append a launch of ``kernel``, which takes what it needs of all that is here by name."""
         given = {**self.work, **self.caches, **self.rows.arguments, **self.constants, **outputs}
+        given |= {"arrived": self.work["chunks arrived"]} if "chunks arrived" in self.work else {}
         plan.launch(kernel, label, **{p.name: given[p.name] for p in kernel.params})
 
 
@@ -117,23 +118,7 @@ def incremental_attention_into(
         flash_attention_multi_head(plan, at, out, packs=packs)
         return
     kernel = at.decode_kernel(at.token if is_fused else None)
-    if isinstance(kernel, FlashDecodeChunk):
-        flash_decoding_graphed(plan, at, kernel, out)
-    else:
-        at.launch(plan, kernel, at.label, out=out)
-
-
-def flash_decoding_graphed(
-    plan: Plan, at: LayerAttention, kernel: FlashDecodeChunk, out: Region
-) -> None:
-    """Attention of decode rows, split over chunks of keys: two launches, ``kernel``'s and their
-    merge. Prepares and appends the rows' tokens where ``kernel`` has a token.
-
-    Partial results go to ``at.work["partial"]`` and ``at.work["softmax"]`` (see
-    `workspace.partial_sizes`).
-    """
-    at.launch(plan, kernel, f"{at.label}.chunks")
-    at.launch(plan, kernel.reduce, at.label, out=out)
+    at.launch(plan, kernel, at.label, out=out)
 
 
 def flash_attention_multi_head(

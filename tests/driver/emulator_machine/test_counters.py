@@ -141,7 +141,7 @@ def test_explain_a_norm() -> None:
 
 @pytest.mark.slow
 def test_explain_says_the_same_every_time() -> None:
-    spec = kernels()["flash_decode_chunk"].examples()["f32 rows"]
+    spec = kernels()["flash_decode"].examples()["f32 rows"]
     assert explain(spec).as_dict() == explain(spec).as_dict()
     assert explain(spec, "sm_75").as_dict() != explain(spec, "sm_80").as_dict()
 
