@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from urdir.ptxgen.kernels.experts.gemm import tile_height
-from urdir.ptxgen.kernels.experts.group import most_tiles
+from urdir.ptxgen.kernels.experts.group import most_places, most_tiles
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
+from urdir.ptxgen.weights.packed import GROUP, packed_nbytes
 
 
 def mixture_workspace(
@@ -27,9 +28,12 @@ def mixture_workspace(
         "expert up": 4 * pairs * width,
     }
     if takes_gemm(rows, exact):
-        sizes["expert pair"] = 4 * pairs
+        # Packed vectors take the place of products: before them, and between them.
+        places = most_places(rows, selection.experts, selection.used, GROUP)
+        sizes["expert pair"] = 4 * places
+        sizes["expert gate"] = max(sizes["expert gate"], packed_nbytes(places, width))
         sizes["expert tiles"] = 16 * max(_tiles(selection, count) for count in range(1, rows + 1))
-        sizes["expert out"] = 4 * pairs * hidden
+        sizes["expert out"] = max(4 * pairs * hidden, packed_nbytes(places, hidden))
     return sizes
 
 
