@@ -6,13 +6,14 @@ experts as a decode step does; many rows (``takes_gemm``) are grouped by expert 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.linear import LinearLayers
 from urdir.model.blocks.mixtures import MixtureLayer, RouterLayer
+from urdir.model.blocks.packed_experts import PackedExperts
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.errors import PtxgenError
@@ -28,13 +29,8 @@ from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, Mixture
 from urdir.ptxgen.kernels.linear.gemv import Activations as Rounding
-from urdir.ptxgen.kernels.linear.pack import Pack
-from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
-from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.packed import GROUP
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
@@ -54,7 +50,6 @@ _combine = lru_cache(maxsize=64)(CombineExperts)
 _gemm = lru_cache(maxsize=256)(ExpertsGemm)
 _group = lru_cache(maxsize=64)(GroupExperts)
 _logits = lru_cache(maxsize=64)(RouterLogits)
-_pack = lru_cache(maxsize=64)(Pack)
 _route = lru_cache(maxsize=64)(RouteExperts)
 _select = lru_cache(maxsize=64)(SelectExperts)
 
@@ -281,7 +276,8 @@ class ExpertLayers:
             cols = mixture.up.cols
             x, _ = _completed(self.linear.append_norm(f"{label}.norm", cols, x, norm, normed), norm)
         if self._packs(mixture):
-            self._append_packed(label, mixture, x.x, residual, y)
+            PackedExperts(plan, work, self.rows, self.linear.limits.sms).append(label, mixture, x.x)
+            self._append_sum(label, mixture, residual, y)
             return
         height = tile_height(self.rows, selection.experts, selection.used)
         group = _group(self.rows, selection.experts, selection.used, height)
@@ -314,81 +310,6 @@ class ExpertLayers:
         gate, up = mixture.gate, mixture.up
         together = gate is None or _multiplied_together(gate, up)
         return together and self.linear.packs(up, mixture.down, *(() if gate is None else (gate,)))
-
-    def _append_packed(
-        self, label: str, mixture: MixtureLayer, x: Slice, residual: Slice | None, y: Slice
-    ) -> None:
-        """All products of packed vectors, in the order of the pairs."""
-        selection, work = mixture.selection, self.work
-        height = tile_height(self.rows, selection.experts, selection.used)
-        tiles = Mixture(selection.experts, selection.used, height)
-        pair, tile_of = work["expert pair"], work["expert tiles"]
-        group = _group(self.rows, selection.experts, selection.used, height, GROUP)
-        launch = self.linear.plan.launch
-        launch(group, f"{label}.group", expert=work["expert"], pair=pair, tile_of=tile_of)
-        weighs = mixture.weigh_input
-        cols = mixture.up.cols
-        kernel = _pack(self.rows, cols, selection.used, group.places, weighs)
-        weight = work["expert weight"]
-        # The same buffer has the packed vectors, and the last products.
-        packed = _part(work["expert out"], kernel, "y")
-        launch(
-            kernel,
-            f"{label}.pack",
-            x=x,
-            pair=pair,
-            y=packed,
-            **_given(weight=weight if weighs else None),
-        )
-        gate, up = mixture.gate, mixture.up
-        first, other = (up, None) if gate is None else (gate, up)
-        name = "up" if gate is None else "gate_up"
-        product = self._product(first, mixture.width, tiles, mixture.activation, gate is not None)
-        inner = _part(work["expert gate"], product, "y")
-        biases = _given(bias=first.bias, up_bias=other and other.bias, up=other and other.data)
-        launch(
-            product,
-            f"{label}_{name}",
-            x=packed,
-            tile_of=tile_of,
-            weights=first.data,
-            y=inner,
-            **biases,
-        )
-        down = mixture.down
-        tiles = replace(tiles, weighted=not weighs)
-        product = self._product(down, mixture.hidden, tiles, None, False)
-        launch(
-            product,
-            f"{label}_down",
-            x=inner,
-            tile_of=tile_of,
-            pair=pair,
-            weights=down.data,
-            y=_part(work["expert out"], product, "y"),
-            **_given(bias=down.bias, weight=None if weighs else weight),
-        )
-        self._append_sum(label, mixture, residual, y)
-
-    def _product(
-        self, matrix: Matrix, rows: int, tiles: Mixture, f: Activation | None, gated: bool
-    ) -> GemmWgmma:
-        """With the matrix of each pair's expert; packed where an activation follows."""
-        return choose_wgmma(
-            GemmWgmma(
-                matrix.format,
-                rows,
-                matrix.cols,
-                self.rows,
-                any_cut(tiles.height),
-                bias=matrix.bias is not None,
-                gated=gated,
-                activation=f,
-                packs=f is not None,
-                mixture=tiles,
-            ),
-            self.linear.limits.sms,
-        )
 
     def _append_gemm(
         self,
@@ -462,11 +383,6 @@ def _fitted(kind: type[_Kernel], shares: tuple[Share, ...], **fields: Any) -> _K
         f"{kind.name}: {fields['used']} experts of {fields['rows']} x {fields['cols']}, "
         f"{fields['activations']} activations: {max(shares)[0]} bytes of shared memory are too few"
     ) from refusal
-
-
-def _part(buffer: Slice, kernel: KernelSpec, name: str) -> Slice:
-    """What a kernel takes of a buffer."""
-    return buffer.slice(0, kernel.nbytes(kernel.param(name)))
 
 
 def _completed(x: Activations, norm: NormLayer | None) -> tuple[Activations, NormLayer | None]:

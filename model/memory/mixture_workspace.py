@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from urdir.ptxgen.kernels.experts.gemm import tile_height
-from urdir.ptxgen.kernels.experts.group import most_places, most_tiles
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
+from urdir.ptxgen.kernels.pairs import most_places, most_tiles
 from urdir.ptxgen.weights.packed import GROUP, packed_nbytes
 
 

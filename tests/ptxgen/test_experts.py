@@ -13,7 +13,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
-from urdir.ptxgen.kernels.experts.group import GroupExperts, most_tiles
+from urdir.ptxgen.kernels.experts.group import GroupExperts
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
@@ -21,6 +21,7 @@ from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.gemm import TILES
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.pairs import most_tiles
 from urdir.ptxgen.weights.formats import FORMATS
 
 Q8, F16 = FORMATS["Q8_0"], FORMATS["F16"]

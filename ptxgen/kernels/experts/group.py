@@ -11,25 +11,10 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS
 from urdir.ptxgen.kernels.experts.tiled import MAX_USED
+from urdir.ptxgen.kernels.pairs import grouped, most_places, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 THREADS = 256
-#: In a list of pairs: a place without one.
-NO_PAIR = 0xFFFFFFFF
-
-
-def most_tiles(rows: int, experts: int, used: int, tile: int) -> int:
-    """How many tiles of ``tile`` pairs of one expert the pairs of any choice are, at most."""
-    pairs = rows * used
-    chosen = min(experts, pairs)
-    return chosen + (pairs - chosen) // tile
-
-
-def most_places(rows: int, experts: int, used: int, align: int) -> int:
-    """How many places the pairs of any choice take, at most, if those of each expert begin at
-    multiples of ``align``; a multiple of it."""
-    pairs = rows * used
-    return (pairs + (align - 1) * min(experts, pairs)) // align * align
 
 
 @dataclass(frozen=True)
@@ -38,7 +23,8 @@ class GroupExperts(KernelSpec):
 
     Pair p is slot p % used of row p / used. ``pair``: all of them, those of expert 0 first, in
     rising order of an expert; those of each begin at a multiple of ``align``, a power of two, and
-    places between are `NO_PAIR`, as are those after the last. ``tile_of`` (tiles, 4) u32: for up to
+    places between are
+    `NO_PAIR`, as are those after the last. ``tile_of`` (tiles, 4) u32: for up to
     ``tile`` neighbouring ones of an expert its number, the place of the first, how many, 0; how
     many is 0 after the last tile.
     """
@@ -102,18 +88,7 @@ class GroupExperts(KernelSpec):
         return ceil_div(self.pairs, THREADS)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        expert = inputs["expert"].ravel()
-        tile_of = np.zeros((self.tiles, 4), np.uint32)
-        pair = np.full(self.places, NO_PAIR, np.uint32)
-        place = number = 0
-        for e in range(self.experts):
-            chosen = np.flatnonzero(expert == e)
-            pair[place : place + len(chosen)] = chosen
-            for first in range(0, len(chosen), self.tile):
-                tile_of[number] = e, place + first, min(self.tile, len(chosen) - first), 0
-                number += 1
-            place += ceil_div(len(chosen), self.align) * self.align
-        return {"pair": pair, "tile_of": tile_of}
+        return grouped(inputs["expert"], self.experts, self.tile, self.align)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Some experts are chosen by most rows, some by none."""
@@ -134,10 +109,3 @@ class GroupExperts(KernelSpec):
 
     def flops(self) -> int:
         return self.experts * self.pairs
-
-
-def random_choice(rng: np.random.Generator, rows: int, experts: int, used: int) -> Array:
-    """Different experts for each row, (rows, used) u32, some more often than others."""
-    liking = 2.0 * rng.standard_normal(experts)
-    choice = liking + rng.gumbel(size=(rows, experts))
-    return np.argsort(-choice, axis=1)[:, :used].astype(np.uint32)

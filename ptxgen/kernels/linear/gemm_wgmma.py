@@ -11,14 +11,8 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.experts.group import (
-    GroupExperts,
-    most_places,
-    most_tiles,
-    random_choice,
-)
-from urdir.ptxgen.kernels.experts.tiled import experts_layout
 from urdir.ptxgen.kernels.linear.ends import check_ends, end_text
+from urdir.ptxgen.kernels.pairs import grouped, most_places, most_tiles, random_choice
 from urdir.ptxgen.kernels.rescale import bounded
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
@@ -159,16 +153,12 @@ class Mixture:
     height: int
     weighted: bool = False
 
-    def grouping(self, rows: int) -> GroupExperts:
-        """The launch that lists the pairs of as many rows."""
-        return GroupExperts(rows, self.experts, self.used, self.height, GROUP)
-
     def places(self, rows: int) -> int:
-        """Places of that list."""
+        """Places of the list of as many rows."""
         return most_places(rows, self.experts, self.used, GROUP)
 
     def tiles(self, rows: int) -> int:
-        """Tiles of that list."""
+        """Tiles of the same."""
         return most_tiles(rows, self.experts, self.used, self.height)
 
 
@@ -240,6 +230,10 @@ class GemmWgmma(KernelSpec):
             raise PtxgenError(f"gemm_wgmma: tiles of {mixture.height} vectors, {self.cut}")
         if self.residual or self.others or not 1 <= mixture.used <= mixture.experts:
             raise PtxgenError(f"gemm_wgmma: {mixture} without residual and other matrices")
+        if self.rows % TILE_ROWS:
+            raise PtxgenError(
+                f"gemm_wgmma: {self.rows} rows of an expert: a multiple of {TILE_ROWS}"
+            )
         if mixture.weighted and self.packs:
             raise PtxgenError("gemm_wgmma: packed vectors have no weights")
         if self.tiles > MAX_GRID:
@@ -290,9 +284,7 @@ class GemmWgmma(KernelSpec):
             first = parts[-1].first_cta + parts[-1].ctas if parts else 0
             ctas = self._row_tiles(rows)
             experts = 1 if self.mixture is None else self.mixture.experts
-            layout = Layout(fmt, rows, self.cols)
-            if experts > 1:
-                layout = experts_layout(fmt, experts, rows, self.cols)
+            layout = Layout(fmt, experts * rows, self.cols)
             parts.append(WgmmaPart(number, layout, first, ctas, experts))
         return tuple(parts)
 
@@ -506,9 +498,9 @@ class GemmWgmma(KernelSpec):
         # What is bounded is as large as its bound, and its errors as large as the sums.
         scale = {"scale": 0.5 / self.cols**0.5} if self.f is not None and self.f.limit else {}
         if self.mixture is not None:
-            grouping = self.mixture.grouping(self.batch)
-            chosen = random_choice(rng, self.batch, self.mixture.experts, self.mixture.used)
-            lists = grouping.reference(expert=chosen)
+            m = self.mixture
+            choice = random_choice(rng, self.batch, m.experts, m.used)
+            lists = grouped(choice, m.experts, m.height, GROUP)
             inputs = {p.name: lists[p.name] for p in self.params if p.name in lists}
         for p in self.params:
             if p.name in inputs:

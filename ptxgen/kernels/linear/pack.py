@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.group import NO_PAIR
+from urdir.ptxgen.kernels.pairs import NO_PAIR
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
@@ -90,7 +90,9 @@ class Pack(KernelSpec):
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Pairs in any order, each once, and places without one."""
-        inputs = {"x": rng.standard_normal((self.rows, self.cols)).astype(np.float32)}
+        inputs: dict[str, Any] = {
+            "x": rng.standard_normal((self.rows, self.cols)).astype(np.float32)
+        }
         if self.used:
             pair = np.full(self.places, NO_PAIR, np.uint32)
             taken = rng.permutation(self.places)[: self.pairs]
