@@ -60,6 +60,8 @@ FEATURES: tuple[Feature, ...] = tuple(
         (r"\bmbarrier\.arrive\.[\w.:]* +_", (7, 1), 80),
         (r"\bmbarrier\.try_wait\b", (7, 8), 90),
         (r"\bmbarrier\.[\w.:]*\b(expect_tx|acquire|release|relaxed)\b", (8, 0), 90),
+        (r"\bmbarrier\.[\w.]*\.shared::cluster\b", (8, 0), 90),
+        (r"\bmbarrier\.(arrive|test_wait|try_wait)\b[\w.]*\.relaxed\b", (8, 6), 90),
         (r"\bfence\.proxy\.async\b", (8, 0), 90),
         (r"\bfence\.mbarrier_init\b", (8, 0), 90),
         (r"\bfence\.(acquire|release)\b", (8, 6), 90),

@@ -18,7 +18,7 @@ from urdir.driver.emulator import (
     transfers,
 )
 from urdir.driver.emulator.dispatch import bind
-from urdir.driver.emulator.machine.races import RaceDetector
+from urdir.driver.emulator.machine.async_races import Sanitizer
 from urdir.driver.emulator.machine.watch import Watch
 from urdir.driver.emulator.properties import DEFAULT_TARGET, DeviceProperties
 from urdir.driver.emulator.state import Driver
@@ -48,9 +48,9 @@ class Api:
     Functions, enums, structs and handle types have the names of ``cuda.bindings.driver``.
     ``target`` is what the device poses as ("sm_90a"), ``total_memory`` its memory in bytes,
     ``seed`` that of every order that CUDA leaves open, ``driver_version`` what cuDriverGetVersion
-    says.
-    With ``sanitize`` every kernel runs under the sanitizer (see `machine.races`), several times
-    slower: a race, or a barrier that not all threads reach together, is a fault of the kernel.
+    says. With ``sanitize`` every kernel runs under the sanitizer (see `machine.async_races`),
+    several times slower: a race, a missing proxy fence, or a barrier that not all threads reach
+    together is a fault of the kernel.
     ``watch`` makes a watcher of one's own for each launch, from the kernel's name.
     Raises ValueError for a target that it cannot pose as.
     """
@@ -70,7 +70,7 @@ class Api:
     ) -> None:
         properties = DeviceProperties.of(target, sm_count, total_memory)
         self._driver = Driver(properties, seed, driver_version)
-        self._driver.new_watch = watch or (_new_race_detector if sanitize else None)
+        self._driver.new_watch = watch or (_new_sanitizer if sanitize else None)
         for name, function in FUNCTIONS.items():
             setattr(self, name, bind(self._driver, function))
 
@@ -112,8 +112,8 @@ class Api:
             setattr(self, name, _missing(name))
 
 
-def _new_race_detector(kernel: str) -> Watch:
-    return RaceDetector()
+def _new_sanitizer(kernel: str) -> Watch:
+    return Sanitizer()
 
 
 def _missing(name: str) -> Any:

@@ -19,6 +19,7 @@ from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
+from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Region
     from urdir.driver.plan import Plan
     from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
+    from urdir.ptxgen.kernels.attention.prompt import PromptAttention
     from urdir.ptxgen.spec import KernelSpec
 
 
@@ -78,15 +80,33 @@ class LayerAttention:
             token=token,
         )
 
+    def prompt_kernel(self, packs: bool) -> PromptAttention:
+        """The kernel of prompts; it leaves packed heads where it can and ``packs`` asks for it."""
+        rows, scores = self.rows.count, self.scores
+        return prompt_attention(
+            self.heads, self.layout, rows, self.target, scores=scores, packs=packs
+        )
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether heads can be left as the packed activations of the next product."""
+        if not self.rows.is_prompt or self.exact:
+            return False
+        kernel = self.prompt_kernel(packs=True)
+        return isinstance(kernel, PrefillWgmma) and kernel.packs
+
     def launch(self, plan: Plan, kernel: KernelSpec, label: str, **outputs: Region) -> None:
         """Append a launch of ``kernel``, which takes what it needs of all that is here by name."""
         given = {**self.work, **self.caches, **self.rows.arguments, **self.constants, **outputs}
         plan.launch(kernel, label, **{p.name: given[p.name] for p in kernel.params})
 
 
-def incremental_attention_into(plan: Plan, at: LayerAttention, out: Region) -> None:
+def incremental_attention_into(
+    plan: Plan, at: LayerAttention, out: Region, *, packs: bool = False
+) -> None:
     """Prepare ``at.work``'s q, k and v, append k and v to the cache and attend into ``out`` (rows,
-    heads, value_dim) f32. q and k may be overwritten.
+    heads, value_dim) f32. q and k may be overwritten. With ``packs`` (only where `at.can_pack`) the
+    output is packed for the next product.
 
     A row at position p attends to positions up to p of its sequence, as ``at.scores`` says. Works
     for every length, batch and cache; a paged cache is gathered through its block table.
@@ -95,7 +115,7 @@ def incremental_attention_into(plan: Plan, at: LayerAttention, out: Region) -> N
     if not is_fused:
         append_tokens(plan, at)
     if at.rows.is_prompt and not at.exact:
-        flash_attention_multi_head(plan, at, out)
+        flash_attention_multi_head(plan, at, out, packs=packs)
         return
     kernel = at.decode_kernel(at.token if is_fused else None)
     if isinstance(kernel, FlashDecodeChunk):
@@ -117,14 +137,18 @@ def flash_decoding_graphed(
     at.launch(plan, kernel.reduce, at.label, out=out)
 
 
-def flash_attention_multi_head(plan: Plan, at: LayerAttention, out: Region) -> None:
+def flash_attention_multi_head(
+    plan: Plan, at: LayerAttention, out: Region, *, packs: bool = False
+) -> None:
     """Causal attention of consecutive tokens of one sequence (a prompt or a chunk of one), whose
     keys and values are in the cache: tiled, on tensor cores, without a matrix of scores.
 
-    Queries are prepared already; ``out`` is (rows, heads, value_dim) f32.
+    Queries are prepared already; ``out`` is (rows, heads, value_dim) f32, or packed: see
+    `incremental_attention_into`.
     """
-    kernel = prompt_attention(at.heads, at.layout, at.rows.count, at.target, scores=at.scores)
-    at.launch(plan, kernel, at.label, out=out)
+    kernel = at.prompt_kernel(packs)
+    region = out.slice(0, kernel.nbytes(kernel.param("out"))) if packs else out
+    at.launch(plan, kernel, at.label, out=region)
 
 
 def append_tokens(plan: Plan, at: LayerAttention) -> None:

@@ -17,8 +17,8 @@ from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.attention.choice import fills_sms
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
-from urdir.ptxgen.kernels.linear.choice import fills_sms
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rope import Rope
 
@@ -31,7 +31,11 @@ def append_attention(
 ) -> Activations:
     """O (attention of the norm of x), gated where there is a gate."""
     attention = _append_heads(at, mixer, x, norm)
-    incremental_attention_into(at.plan, attention, at.work["heads"])
+    matrix, packs = at.matrix(mixer.o), False
+    if mixer.gate is None and at.last is None:
+        packs = at.linear.packs(matrix) and attention.can_pack
+    heads = at.work["packed" if packs else "heads"]
+    incremental_attention_into(at.plan, attention, heads, packs=packs)
     if mixer.gate is not None:
         _append_gate(at, mixer, mixer.gate)
     if at.last is not None:
@@ -43,9 +47,8 @@ def append_attention(
         assert mixer.o.bias is None
         to = replace(to, scale=to.scale * mixer.value_scale)
     fill = fills_sms(at.rows.keys)
-    return at.finish(
-        "attn_output", at.matrix(mixer.o), Activations(at.work["heads"]), to, fill=fill
-    )
+    made = Activations(heads, packed=heads if packs else None)
+    return at.finish("attn_output", matrix, made, to, fill=fill)
 
 
 def append_keys(at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None) -> None:

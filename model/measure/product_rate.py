@@ -9,8 +9,12 @@ import numpy as np
 
 from urdir.driver import execute
 from urdir.driver.plan import Plan
+from urdir.model.blocks.linear import device_limits
 from urdir.ptxgen.kernels.linear.gemm import Gemm
+from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
 from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.layout import Layout
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -30,20 +34,28 @@ def product_rate(device: Device) -> float:
     free, _ = device.memory_info()
     while size > EMULATOR_SIZE and 10 * size * size > 0.8 * free:  # f16 weights, x and y in f32
         size //= 2
-    spec = Gemm(FORMATS["F16"], size, size, size)
+    spec, f16 = _product(device, size), FORMATS["F16"]
     plan = Plan("dense product")
+    x_dtype = spec.param("x").numpy_dtype
     with (
-        device.allocate(spec.weight_nbytes, "product weights") as weights,
-        device.allocate(4 * size * size, "product input") as x,
+        device.allocate(Layout(f16, size, size).nbytes, "product weights") as weights,
+        device.allocate(spec.nbytes(spec.param("x")), "product input") as x,
         device.allocate(4 * size * size, "product output") as y,
         device.create_stream() as stream,
     ):
         noise = np.random.default_rng(0).standard_normal(_NOISE)
         _fill(weights, noise.astype(np.float16).view(np.uint8))
-        _fill(x, noise.astype(np.float32).view(np.uint8))
+        _fill(x, noise.astype(x_dtype).view(np.uint8))
         plan.launch(spec, "product", weights=weights, x=x, y=y)
         runs = [execute.profile(plan, device, stream)[0].ms for _ in range(_RUNS)]
     return spec.flops() / (1e-3 * median(runs))
+
+
+def _product(device: Device, size: int) -> Gemm | GemmWgmma:
+    fmt, limits = FORMATS["F16"], device_limits(device)
+    if not limits.wgmma:
+        return Gemm(fmt, size, size, size)
+    return choose_wgmma(GemmWgmma(fmt, size, size, size, any_cut(size)), limits.sms)
 
 
 def _fill(buffer: Buffer, values: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:

@@ -17,6 +17,8 @@ missing-ret            the end of the entry reached without `ret`
 unreachable            instructions that no path reaches
 unused-register        a register that nothing reads (a numbered range counts as one)
 unused-label           a label that no branch names
+ignored-setmaxnreg     `setmaxnreg` in an entry with neither `.maxnreg` nor `.minnctapersm`: the
+                       assembler ignores it there
 indirect-branch        `brx` or `call`, whose targets are not followed here
 =====================  =========================================================================
 """
@@ -312,6 +314,14 @@ def _unused_label(s: _Subject) -> Iterator[Finding]:
             yield Finding(item.line, "unused-label", f"no branch goes to {item.name}")
 
 
+def _ignored_setmaxnreg(s: _Subject) -> Iterator[Finding]:
+    if {"maxnreg", "minnctapersm"} & s.entry.directives.keys():
+        return
+    for i in s.entry.instructions:
+        if i.parts[0] == "setmaxnreg":
+            yield Finding(i.line, "ignored-setmaxnreg", "needs .maxnreg or .minnctapersm")
+
+
 _RULES: tuple[Callable[[_Subject], Iterator[Finding]], ...] = (
     _threads,
     _static_shared,
@@ -322,4 +332,5 @@ _RULES: tuple[Callable[[_Subject], Iterator[Finding]], ...] = (
     _unreachable,
     _unused_register,
     _unused_label,
+    _ignored_setmaxnreg,
 )

@@ -287,6 +287,34 @@ ret;
     assert rules(body) == []
 
 
+def test_registers_that_the_assembler_does_not_hand_over():
+    body = "setmaxnreg.dec.sync.aligned.u32 40;\nret;"
+    assert rules(body) == [(9, "ignored-setmaxnreg")]
+    assert rules(body, "128\n.minnctapersm 1") == []
+    assert rules(body, "128\n.maxnreg 168") == []
+
+
+def test_the_registers_of_a_wgmma():
+    """It writes the accumulators, and reads A, the descriptor and the predicate."""
+    body = """
+.reg .b64 %b; .reg .b32 %a<4>; .reg .f32 %d<4>; .reg .pred %p;
+PUT
+wgmma.fence.sync.aligned;
+wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%d0, %d1, %d2, %d3}, {%a0, %a1, %a2, %a3},
+    %b, %p, 1, 1, 0;
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0;
+st.global.f32 [%b], %d3;
+ret;
+"""
+    put = "ld.param.u64 %b, [out]; setp.eq.u64 %p, %b, 0; mov.b32 %a0, 0; mov.b32 %a1, 0;"
+    put += " mov.b32 %a2, 0; mov.b32 %a3, 0;"
+    assert rules(body.replace("PUT", put)) == []
+    for missing in ("mov.b32 %a1, 0;", "setp.eq.u64 %p, %b, 0;"):
+        found = rules(body.replace("PUT", put.replace(missing, "")))
+        assert found == [(12, "read-before-write")]
+
+
 def test_indirect_branches_are_not_followed():
     body = ".reg .b32 %i;\nmov.b32 %i, 0;\nbrx.idx %i, table;\ntable:\nret;"
     assert rules(body) == [(11, "indirect-branch")]

@@ -1,4 +1,4 @@
-"""Attention over prompts on wgmma: borders of its tiles, equal bits, segments of sequences, cost."""
+"""Attention over prompts on wgmma: borders of tiles, equal bits, segments of sequences, cost."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.weights.packed import pack
 
 Inputs = dict[str, Any]
 IDLE = 0xFFFFFFFF
@@ -60,8 +61,8 @@ def run(device: Device, spec: PromptAttention, inputs: Inputs) -> Any:
 # ---- borders ----
 
 
-# 70 rows of 2 heads: two tiles of 128 queries; keys come in tiles of 128
-@pytest.mark.parametrize("start", [0, 57, 58, 59, 64, 127, 128, 250])
+# 70 rows of 2 heads: two tiles of 128 queries; keys come in tiles of 112
+@pytest.mark.parametrize("start", [0, 41, 42, 43, 111, 112, 154, 250])
 def test_chunks_around_the_borders_of_key_tiles(device: Device, start: int) -> None:
     spec = prefill()
     run(device, spec, chunk(spec, start))
@@ -84,10 +85,21 @@ def test_dims(device: Device, head_dim: int, value_dim: int) -> None:
     run(device, spec, chunk(spec, 205))
 
 
-@pytest.mark.parametrize("window", [1, 127, 128, 129])
+@pytest.mark.parametrize("window", [1, 111, 112, 113])
 def test_windows(device: Device, window: int) -> None:
     spec = prefill(rows=100, window=window)
     run(device, spec, chunk(spec, 290))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "value_dim"), [("bf16", 144, 80), ("q8_0", 128, 0), ("q8_0", 64, 96)]
+)
+def test_caches_that_are_converted(
+    device: Device, dtype: str, head_dim: int, value_dim: int
+) -> None:
+    """More tiles of keys than the rings have places."""
+    spec = prefill(rows=9, head_dim=head_dim, value_dim=value_dim, dtype=dtype)
+    run(device, spec, chunk(spec, 390))
 
 
 def test_all_of_it_at_once(device: Device) -> None:
@@ -141,6 +153,34 @@ def test_a_row_has_the_same_bits_in_every_chunk(device: Device, fields: dict[str
         np.testing.assert_array_equal(out[:live], expected[at : at + live])
         at += live
     assert at == whole.rows
+
+
+# ---- packed heads ----
+
+
+# runs of 128, 64 and 32 columns; parts of heads; rows and tiles that end with zeros
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "value_dim", "rows"),
+    [(6, 2, 128, 43), (16, 2, 64, 17), (8, 4, 96, 5), (8, 8, 192, 3), (3, 1, 256, 42)],
+)
+def test_packed_heads_are_those_of_the_other_form(
+    device: Device, heads: int, kv_heads: int, value_dim: int, rows: int
+) -> None:
+    spec = prefill(heads, rows, kv_heads=kv_heads, max_len=60, value_dim=value_dim)
+    inputs = chunk(spec, 10, live=rows - 1)
+    expected = pack(run(device, spec, inputs).reshape(rows, -1))
+    packed = dataclasses.replace(spec, packs=True)
+    np.testing.assert_array_equal(run(device, packed, inputs), expected)
+
+
+@pytest.mark.parametrize(("heads", "value_dim"), [(2, 64), (16, 80), (16, 144)])
+def test_heads_that_leave_gaps_are_not_packed(heads: int, value_dim: int) -> None:
+    layout = KvLayout(1, 1, 60, 64, "f16", value_dim=value_dim)
+    with pytest.raises(PtxgenError, match=f"not {heads} heads of {value_dim}"):
+        PrefillWgmma(heads, layout, packs=True)
+    assert prompt_attention(heads, layout, 9, "sm_90a", packs=True) == PrefillWgmma(
+        heads, layout, 9
+    )
 
 
 # ---- segments of several sequences ----
@@ -201,6 +241,9 @@ def test_idle_rows_read_nothing(device: Device) -> None:
         ("sm_90a", 48, 0, "f16", PrefillAttention),
         ("sm_90a", 72, 0, "f16", PrefillAttention),
         ("sm_90a", 320, 0, "f16", PrefillAttention),
+        ("sm_90a", 128, 0, "q8_0", PrefillWgmma),
+        ("sm_90a", 160, 0, "q8_0", PrefillAttention),
+        ("sm_90a", 192, 128, "bf16", PrefillWgmma),
         ("sm_90a", 128, 0, "f32", PrefillAttention),
         ("sm_90", 128, 0, "f16", PrefillAttention),
         ("sm_120", 128, 0, "f16", PrefillAttention),
@@ -226,13 +269,24 @@ def test_caches_and_heads_that_it_does_not_take_are_refused() -> None:
 
 
 @pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
-@pytest.mark.parametrize("scores", [Scores(), ALL])
-@pytest.mark.parametrize("dims", [(64, 64), (80, 80), (128, 128), (192, 128), (256, 256)])
-def test_no_spills_and_products_run_on(dims: tuple[int, int], scores: Scores) -> None:
+@pytest.mark.parametrize("scores", [Scores(), Scores(window=4096, softcap=50.0), ALL])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "value_dim"),
+    [
+        ("f16", 64, 64),
+        ("f16", 80, 80),
+        ("f16", 128, 128),
+        ("f16", 256, 256),
+        ("bf16", 192, 192),
+        ("q8_0", 128, 128),
+    ],
+)
+def test_no_spills_and_products_run_on(
+    dtype: Any, head_dim: int, value_dim: int, scores: Scores
+) -> None:
     """`assemble` fails where wgmma is serialised."""
-    head_dim, value_dim = dims
-    layout = KvLayout(4, 8, 1 << 17, head_dim, "f16", 16, 1 << 15, value_dim=value_dim)
-    spec = PrefillWgmma(56, layout, 512, scores)
+    layout = KvLayout(4, 8, 1 << 17, head_dim, dtype, 16, 1 << 15, value_dim=value_dim)
+    spec = PrefillWgmma(56, layout, 512, scores, packs=value_dim % 32 == 0)
     cost = assemble(spec.ptx("sm_90a"), "sm_90a").entries[spec.name]
     assert not cost.spills
     assert spec.launch_shape.threads * cost.registers <= 65536

@@ -26,7 +26,11 @@ cp.async.cg.shared.global [%s], [%g], 16;
 cp.async.commit_group;
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%g], 16, [%s];
 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%s], [%g], 16, [%s];
+BULK.multicast::cluster [%s], [%g], 16, [%s], %h;
+cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%s], [%s], 16, [%s];
+cp.async.bulk.global.shared::cta.bulk_group [%g], [%s], 16;
 cp.async.bulk.commit_group;
+cp.async.bulk.wait_group.read 0;
 st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%s], %a, [%s];
 st.bulk.weak.shared::cta [%s], 64, 0;
 mbarrier.init.shared.b64 [%s], 1;
@@ -37,11 +41,19 @@ mbarrier.test_wait.parity.shared.b64 %p, [%s], 0;
 mbarrier.try_wait.parity.shared.b64 %p, [%s], 0;
 mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 %p, [%s], 0;
 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%s], 16;
+mbarrier.arrive.shared::cluster.b64 _, [%s];
+mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%s];
+mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%s];
+mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 %p, [%s], 0;
+mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%s], 16;
 fence.proxy.async.shared::cta;
 fence.mbarrier_init.release.cluster;
 fence.release.sync_restrict::shared::cta.cluster;
 fence.acquire.sync_restrict::shared::cluster.cluster;
+fence.proxy.async;
+fence.proxy.async.global;
 barrier.cta.sync.aligned 0;
+barrier.cta.arrive.aligned 1, 64;
 barrier.cluster.arrive;
 barrier.cluster.arrive.relaxed;
 mapa.shared::cluster.u32 %a, %s, 0;
@@ -54,15 +66,20 @@ griddepcontrol.launch_dependents;
 elect.sync %a|%p, 0xffffffff;
 clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p, %x;
 setmaxnreg.inc.sync.aligned.u32 240;
+setmaxnreg.dec.sync.aligned.u32 24;
 ldmatrix.sync.aligned.m8n8.x4.shared.b16 INTS, [%s];
 movmatrix.sync.aligned.m8n8.trans.b16 %a, %b;
 stmatrix.sync.aligned.m8n8.x4.shared.b16 [%s], INTS;
+stmatrix.sync.aligned.m8n8.x2.trans.shared::cta.b16 [%s], {%a, %b};
 mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 QUAD, {%a, %b}, {%c}, QUAD;
 mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%a, %b}, {%c}, {%e}, {%a, %b};
 mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 INTS, {%a, %b}, {%c}, INTS;
 mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 QUAD, {%a, %b}, {%c}, QUAD;
 mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 QUAD, INTS, {%a, %b}, QUAD;
 wgmma.fence.sync.aligned;
+WGMMA.f32.f16.f16 QUAD, INTS, %d, %p, 1, 1, 0; WAIT
+WGMMA.f32.bf16.bf16 QUAD, %d, %q, %p, -1, 1, 0, 1; WAIT
+WGMMA.f16.f16.f16 {%a, %b}, %d, %q, !%p, 1, -1, 1, 1; WAIT
 fma.rn.bf16x2 %a, %b, %c, %a;
 max.bf16x2 %a, %b, %c;
 add.bf16x2 %a, %b, %c;
@@ -114,8 +131,18 @@ shfl.sync.bfly.b32 %a, %b, 16, 31, 0xffffffff;
 GENEROUS = {(t, "cvt.rn.satfinite.e4m3x2.f32") for t in ("sm_90", "sm_90a")}
 
 
+SHORT = {
+    "BULK": "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+    "QUAD": "{%f, %k, %l, %m}",
+    "INTS": "{%a, %b, %c, %e}",
+    "WGMMA": "wgmma.fence.sync.aligned; wgmma.mma_async.sync.aligned.m64n8k16",
+    "WAIT": "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;",
+}
+
+
 def assembles(snippet: str, target: str, version: tuple[int, int]) -> bool:
-    snippet = snippet.replace("QUAD", "{%f, %k, %l, %m}").replace("INTS", "{%a, %b, %c, %e}")
+    for short, text in SHORT.items():
+        snippet = snippet.replace(short, text)
     wide = ".reg .b128 %x;" if "%x" in snippet else ""
     text = f"""
 .version {version[0]}.{version[1]}
@@ -140,6 +167,8 @@ def assembles(snippet: str, target: str, version: tuple[int, int]) -> bool:
 
 
 def version_or_none(snippet: str, target: str) -> tuple[int, int] | None:
+    for short, text in SHORT.items():
+        snippet = snippet.replace(short, text)
     try:
         return Target.parse(target).version_for(snippet)
     except PtxgenError:

@@ -3,6 +3,9 @@
 Every warp counts its epochs; it begins a new one whenever others may learn of what it has done.
 What a warp knows of another is the last epoch of it that is ordered before its own next access.
 Within a CTA that is a table, between CTAs a sparse one: few warps ever meet another CTA's.
+
+What a fence.proxy.async has made visible to asynchronous copies and wgmma is counted in the same
+way, and travels with the rest: by every release to those who acquire.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-#: Epochs known of the warps of some CTAs: CTA -> (warps,) int32.
+#: Epochs known of the warps of some CTAs: CTA -> (warps,) int32; under ~CTA those that asynchronous
+#: accesses see.
 Knowledge = dict[int, Array]
 
 
@@ -32,20 +36,45 @@ class Clocks:
         #: The epoch that each warp is in.
         self.now: Array = np.ones(ctas * warps, np.int32)
         self._near: Array = np.zeros((ctas, warps, warps), np.int32)
+        self._near_fenced: Array = np.zeros((ctas, warps, warps), np.int32)
         self._far: dict[int, Knowledge] = {}
 
     def known(self, warp: Array, other: Array) -> Array:
         """The last epoch of each ``other`` warp that each ``warp`` is ordered after."""
+        return self._epochs(self._near, warp, other, is_fenced=False)
+
+    def fenced(self, warp: Array, other: Array) -> Array:
+        """The last epoch of each ``other`` warp that asynchronous accesses of each ``warp`` see."""
+        return self._epochs(self._near_fenced, warp, other, is_fenced=True)
+
+    def _epochs(self, near: Array, warp: Array, other: Array, is_fenced: bool) -> Array:
         cta, at = np.divmod(other, self.warps)
         own, place = np.divmod(warp, self.warps)
-        epochs: Array = self._near[own, place, at]
+        epochs: Array = near[own, place, at]
         foreign = own != cta
         epochs[foreign] = 0
         for one in np.unique(warp[foreign]).tolist() if self._far else ():
             for home, far in self._far.get(one, {}).items():
-                some = foreign & (warp == one) & (cta == home)
+                some = foreign & (warp == one) & (cta == (~home if is_fenced else home))
                 epochs[some] = far[at[some]]
         return epochs
+
+    def converged(self, warp: int) -> int:
+        """The epoch in which the lanes of a warp have last converged."""
+        cta, at = divmod(warp, self.warps)
+        return int(self._near[cta, at, at])
+
+    def fence(self, warp: int, is_whole: bool) -> None:
+        """fence.proxy.async: asynchronous accesses see what the warp knows, and if all lanes that
+        have written take part, what it has done."""
+        cta, at = divmod(warp, self.warps)
+        seen = self._near[cta, at].copy()
+        if is_whole:
+            seen[at] = self.now[warp]
+            self.now[warp] += 1
+        np.maximum(self._near_fenced[cta, at], seen, out=self._near_fenced[cta, at])
+        far = self._far.get(warp, {})
+        join(far, {~home: epochs for home, epochs in far.items() if home >= 0})
 
     def converge(self, warps: Array) -> None:
         """The lanes of each of these warps are ordered (bar.warp.sync)."""
@@ -57,7 +86,8 @@ class Clocks:
         """All warps of these CTAs meet at a barrier."""
         warps = (ctas[:, None] * self.warps + np.arange(self.warps)).reshape(-1)
         self.converge(warps)
-        self._near[ctas] = self._near[ctas].max(axis=1, keepdims=True)
+        for near in (self._near, self._near_fenced):
+            near[ctas] = near[ctas].max(axis=1, keepdims=True)
         for cta in ctas.tolist() if self._far else ():
             members = range(cta * self.warps, (cta + 1) * self.warps)
             together: Knowledge = {}
@@ -73,6 +103,7 @@ class Clocks:
         epochs = self._near[cta, at].copy()
         epochs[at] = self.now[warp]
         knowledge[cta] = epochs
+        knowledge[~cta] = self._near_fenced[cta, at].copy()
         self.now[warp] += 1
         return knowledge
 
@@ -83,8 +114,9 @@ class Clocks:
     def acquire(self, warp: int, knowledge: Knowledge) -> None:
         """A warp learns of what others have released."""
         cta, at = divmod(warp, self.warps)
-        far = {other: epochs for other, epochs in knowledge.items() if other != cta}
-        if cta in knowledge:
-            np.maximum(self._near[cta, at], knowledge[cta], out=self._near[cta, at])
+        far = {other: epochs for other, epochs in knowledge.items() if other not in (cta, ~cta)}
+        for key, near in ((cta, self._near), (~cta, self._near_fenced)):
+            if key in knowledge:
+                np.maximum(near[cta, at], knowledge[key], out=near[cta, at])
         if far:
             join(self._far.setdefault(warp, {}), far)

@@ -56,6 +56,23 @@ class ClusterSpace(SharedSpace):
         self._check(address, window, cta, q)
         return address & np.uint64(_OFFSET), (cta * stride).astype(np.uint64)
 
+    def members(self, home: Array, mask: int) -> Array:
+        """Where the shared memory begins of each CTA in a mask of ranks, given one of the cluster.
+
+        Raises AccessFault for ranks that are not there.
+        """
+        stride = self.memory.stride
+        first = int(home[0]) // stride // self.size * self.size
+        ranks = [rank for rank in range(16) if mask >> rank & 1]
+        if not ranks or ranks[-1] >= self.size or mask >> 16:
+            what = f"the CTA mask 0x{mask:x} does not fit a cluster of {self.size} CTAs"
+            raise AccessFault(0, LAUNCH_FAILED, what)
+        ctas = first + np.array(ranks)
+        if not self.live[ctas].all():
+            rank = ranks[int((self.live[ctas] == 0).argmax())]
+            raise AccessFault(0, LAUNCH_FAILED, f"copy to the CTA of rank {rank}, which has ended")
+        return (ctas * stride).astype(np.uint64)
+
     def _check(self, address: Array, window: Array, cta: Array, q: Array | None) -> None:
         beyond = (window < 0) | (window > self.size)
         missing = beyond | (self.live[np.where(beyond, 0, cta)] == 0)

@@ -18,6 +18,7 @@ from typing import Any
 
 from urdir.driver.emulator.machine import (  # noqa: F401 - they fill the table of operations
     ops_async,
+    ops_bulk,
     ops_cluster,
     ops_compare,
     ops_convert,
@@ -36,7 +37,7 @@ from urdir.driver.emulator.machine.stretches import stretches, touches
 from urdir.ptxgen.ptx import Instruction, Module
 from urdir.ptxgen.ptx.architecture import FIRST_VERSION, MAX_THREADS, number_of, runs_on
 
-_ASYNCHRONOUS = ("asynchronous.", "v = asynchronous.")
+_ASYNCHRONOUS = re.compile(r"\s*(?:v = )?(?:asynchronous|bulk|mbarriers)\.")
 
 #: The newest PTX ISA that the emulated driver takes.
 NEWEST_VERSION = (9, 0)
@@ -72,6 +73,7 @@ class Program:
     uses_dependencies: bool
     uses_asynchronous: bool
     uses_warpgroups: bool
+    directives: Mapping[str, tuple[int, ...]]
     cluster: tuple[int, ...] | None
     _scattered: dict[int, tuple[CodeType, list[int]]] = field(default_factory=dict)
     _watched: Program | None = None
@@ -143,8 +145,9 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
         functools.partial(_compile_scattered, layout, blocks, codes, watched),
         functools.partial(compile_entry, module, entry_name, target, watched=True),
         any(b.ending is Ending.DEPENDENCIES for b in blocks),
-        any(line.lstrip().startswith(_ASYNCHRONOUS) for line in whole.parts),
+        any(map(_ASYNCHRONOUS.match, whole.parts)),
         any(b.is_for_warpgroups for b in blocks),
+        directives,
         directives.get("reqnctapercluster"),
     )
 

@@ -304,6 +304,10 @@ class Memory:
                 raise self._fault(addresses, bad, shift, "atomic access to never-written bytes")
         return operation(allocation.views[shift], index, None)
 
+    def check(self, addresses: Array, shift: int, action: str) -> None:
+        """Raise AccessFault where an access of 1 << shift bytes is not possible."""
+        self._locate(addresses, shift, action)
+
     def _locate(self, addresses: Array, shift: int, action: str) -> tuple[Allocation | None, Array]:
         """The one allocation that all addresses lie in and their element index in it.
 
@@ -321,10 +325,10 @@ class Memory:
                 if shift:
                     np.right_shift(index, _SHIFTS[shift], index)
                 return allocation, index.view(np.int64)
-        self._check(addresses, shift, action)
+        self._raise_first(addresses, shift, action)
         return None, addresses
 
-    def _check(self, addresses: Array, shift: int, action: str) -> None:
+    def _raise_first(self, addresses: Array, shift: int, action: str) -> None:
         """Raise for the first bad lane."""
         size = 1 << shift
         for position, address in enumerate(addresses.tolist()):

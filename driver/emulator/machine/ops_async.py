@@ -8,16 +8,15 @@ from urdir.driver.emulator.machine.emitter import Emitter
 from urdir.driver.emulator.machine.operations import operation
 from urdir.ptxgen.ptx import Discard, Operand
 
-_SHARED = r"(?:\.shared(?:::cta|::cluster)?)?"
-_SEMANTICS = r"(?:\.(?:release|acquire|relaxed))?(?:\.(?:cta|cluster))?"
+_SHARED = r"(?:\.shared(?:::cta)?)?"
+_SCOPE = r"(?:\.(?:cta|cluster))?"
+_RELEASE, _ACQUIRE = rf"(?:\.release)?{_SCOPE}", rf"(?:\.acquire)?{_SCOPE}"
+_RELAXED = r"\.relaxed\.(?:cta|cluster)"
+_HINT = r"(?:\.L2::cache_hint)?"
 
 
 def _rows(e: Emitter) -> str:
     return e.special("row offset", "u8")
-
-
-def _shared_address(e: Emitter, operand: Operand) -> str:
-    return e.address(operand)
 
 
 @operation(
@@ -58,78 +57,77 @@ def _wait(e: Emitter, m: re.Match[str]) -> None:
 def _copy_arrive(e: Emitter, m: re.Match[str]) -> None:
     address = e.address(e.operands[0])
     e.line(f"asynchronous.arrive_when_copied({address}, {_rows(e)}, L, {bool(m[1])})")
-    e.watch("signal", address, "L")
+    e.watch("signal", address, "L", _rows(e))
 
 
 @operation(rf"mbarrier\.init{_SHARED}\.b64", 80, (7, 0), branches=True)
 def _init(e: Emitter, m: re.Match[str]) -> None:
     address, count = e.address(e.operands[0]), e.source(e.operands[1], "u4")
-    e.line(f"asynchronous.init({address}, {count}, {_rows(e)})")
+    e.watch_access("store", "shared", address, 3)
+    e.line(f"mbarriers.init({address}, {count}, {_rows(e)})")
 
 
 @operation(rf"mbarrier\.inval{_SHARED}\.b64", 80, (7, 0), branches=True)
 def _inval(e: Emitter, m: re.Match[str]) -> None:
-    e.line(f"asynchronous.invalidate({e.address(e.operands[0])}, {_rows(e)})")
+    e.line(f"mbarriers.invalidate({e.address(e.operands[0])}, {_rows(e)})")
 
 
-@operation(rf"mbarrier\.expect_tx{_SEMANTICS}{_SHARED}\.b64", 90, (8, 0), branches=True)
+def _mbarrier(e: Emitter, operand: Operand) -> tuple[str, str]:
+    """The names of an mbarrier's address, and of the rows that it is in."""
+    address, rows = e.address(operand), _rows(e)
+    if "shared::cluster" not in e.instruction.parts:
+        return address, rows
+    e.line(f"bar, home = cluster.resolve({address}, {rows}, None)")
+    return "bar", "home"
+
+
+@operation(
+    rf"mbarrier\.expect_tx(?:{_RELAXED})?(?:{_SHARED}|\.shared::cluster)\.b64",
+    90, (8, 0), branches=True,
+)  # fmt: skip
 def _expect(e: Emitter, m: re.Match[str]) -> None:
-    address, nbytes = e.address(e.operands[0]), e.source(e.operands[1], "u4")
-    e.line(f"asynchronous.expect({address}, {nbytes}, {_rows(e)})")
+    address, rows = _mbarrier(e, e.operands[0])
+    e.line(f"mbarriers.expect({address}, {e.source(e.operands[1], 'u4')}, {rows})")
 
 
-@operation(rf"mbarrier\.arrive(\.expect_tx){_SEMANTICS}{_SHARED}\.b64", 90, (8, 0), branches=True)
-@operation(rf"mbarrier\.arrive(){_SEMANTICS}{_SHARED}\.b64", 80, (7, 0), branches=True)
+@operation(
+    rf"mbarrier\.arrive(\.expect_tx)?{_RELEASE}\.shared::cluster\.b64",
+    90, (8, 0), branches=True,
+)  # fmt: skip
+@operation(
+    rf"mbarrier\.arrive(\.expect_tx)?{_RELAXED}(?:{_SHARED}|\.shared::cluster)\.b64",
+    90, (8, 6), branches=True,
+)  # fmt: skip
+@operation(rf"mbarrier\.arrive(\.expect_tx){_RELEASE}{_SHARED}\.b64", 90, (8, 0), branches=True)
+@operation(rf"mbarrier\.arrive(){_RELEASE}{_SHARED}\.b64", 80, (7, 0), branches=True)
 def _arrive(e: Emitter, m: re.Match[str]) -> None:
     state, where, *rest = e.operands
-    address, rows = e.address(where), _rows(e)
+    address, rows = _mbarrier(e, where)
+    if rows == "home" and not isinstance(state, Discard):
+        raise e.fail("an arrival in another CTA has no state: write _")
     count = e.constant(1, "u4")
-    e.watch("signal", address, "L")
+    if "relaxed" not in e.instruction.parts:
+        e.watch("signal", address, "L", rows)
     if m[1]:
-        e.line(f"asynchronous.expect({address}, {e.source(rest[0], 'u4')}, {rows})")
+        e.line(f"mbarriers.expect({address}, {e.source(rest[0], 'u4')}, {rows})")
     elif rest:
         count = e.source(rest[0], "u4")
-    e.line(f"v = asynchronous.arrive({address}, {count}, {rows})")
+    e.line(f"v = mbarriers.arrive({address}, {count}, {rows})")
     if not isinstance(state, Discard):
         e.line(f"{e.target(state, 'u8')}[...] = v")
 
 
-@operation(rf"mbarrier\.(test_wait)(\.parity)?{_SEMANTICS}{_SHARED}\.b64", 80, (7, 0),
+@operation(rf"mbarrier\.(test_wait)(\.parity)?{_ACQUIRE}{_SHARED}\.b64", 80, (7, 0),
            branches=True, polls=True)  # fmt: skip
-@operation(rf"mbarrier\.(try_wait)(\.parity)?{_SEMANTICS}{_SHARED}\.b64", 90, (7, 8),
+@operation(rf"mbarrier\.(try_wait)(\.parity)?{_ACQUIRE}{_SHARED}\.b64", 90, (7, 8),
+           branches=True, polls=True)  # fmt: skip
+@operation(rf"mbarrier\.(test_wait|try_wait)(\.parity)?{_RELAXED}{_SHARED}\.b64", 90, (8, 6),
            branches=True, polls=True)  # fmt: skip
 def _poll(e: Emitter, m: re.Match[str]) -> None:
     done, where, state = e.operands[:3]
     address = e.address(where)
     phase = e.source(state, "u4" if m[2] else "u8")
-    e.line(f"v = asynchronous.poll({address}, {phase}, {_rows(e)})")
-    e.watch("observe", address, "v", "L")
+    e.line(f"v = mbarriers.poll({address}, {phase}, {_rows(e)})")
+    if "relaxed" not in e.instruction.parts:
+        e.watch("observe", address, "v", "L")
     e.line(f"{e.target(done, 'b1')}[...] = v")
-
-
-@operation(
-    r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes"
-    r"(?:\.L2::cache_hint)?",
-    90, (8, 0), branches=True,
-)  # fmt: skip
-def _bulk_load(e: Emitter, m: re.Match[str]) -> None:
-    to, origin, size, barrier = e.operands[:4]
-    names = e.address(to), e.address(origin), e.source(size, "u4"), e.address(barrier)
-    e.line(f"asynchronous.bulk_load({', '.join(names)}, {_rows(e)})")
-    e.watch("bulk", *names, "L")
-
-
-@operation(
-    r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(?:\.L2::cache_hint)?",
-    90, (8, 0), branches=True,
-)  # fmt: skip
-def _bulk_store(e: Emitter, m: re.Match[str]) -> None:
-    to, origin, size = e.operands[:3]
-    names = e.address(to), e.address(origin), e.source(size, "u4")
-    e.line(f"asynchronous.bulk_store({', '.join(names)}, {_rows(e)})")
-
-
-@operation(r"cp\.async\.bulk\.(?:commit_group|wait_group(?:\.read)?)", 90, (8, 0), branches=True)
-@operation(r"cp\.async\.bulk\.prefetch\.L2\.global(?:\.L2::cache_hint)?", 90, (8, 0), branches=True)
-def _bulk_group(e: Emitter, m: re.Match[str]) -> None:
-    """Bulk stores land when they are issued."""

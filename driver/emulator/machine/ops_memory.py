@@ -128,19 +128,33 @@ def _st(e: Emitter, m: re.Match[str]) -> None:
         raise e.fail(f"an access moves at most 16 bytes, not {size}")
     address = e.address(destination)
     space = _is_shared(e, m[1], destination)
-    if len(elements) == 1:
-        data = e.source(value, "u" + element[1]) if element[0] != "f" else e.source(value, element)
-        if element[0] == "f":
-            data = f"{data}.view(u{element[1]})"
-    else:
-        row = e.row(element, len(elements))
-        for at, operand in enumerate(elements):
-            e.line(f"{row}[:, {at}] = {e.source(operand, element)}")
-        data = f"{row}.view({'c16' if size == 16 else f'u{size}'}).reshape(-1)"
+    data = _joined(e, elements, element)
     suffix = _guarded(e)
     e.watch_access("store", space, address, SHIFT[size], f"{suffix or ', None'}, {data}")
     e.line(f"{space}.store({address}, {data}, {SHIFT[size]}{lane_rows(e, space)}{suffix})")
     _leave(e)
+
+
+def _joined(e: Emitter, elements: tuple[Operand, ...], element: str) -> str:
+    """The operands of each lane as one element."""
+    if len(elements) == 1:
+        data = e.source(elements[0], "u" + element[1] if element[0] != "f" else element)
+        return f"{data}.view(u{element[1]})" if element[0] == "f" else data
+    row, size = e.row(element, len(elements)), int(element[1]) * len(elements)
+    for at, operand in enumerate(elements):
+        e.line(f"{row}[:, {at}] = {e.source(operand, element)}")
+    return f"{row}.view({'c16' if size == 16 else f'u{size}'}).reshape(-1)"
+
+
+def vector_data(e: Emitter, value: Operand, element: str, vector: str | None) -> tuple[str, int]:
+    """What a store of a value or vector writes, (n,), and the bytes of each lane."""
+    elements = _elements(e, value, vector)
+    size = int(element[1]) * len(elements)
+    if size not in SHIFT:
+        raise e.fail(f"an access moves at most 16 bytes, not {size}")
+    if len(elements) == 1:
+        return f"{e.full(value, element)}.view(u{size})", size
+    return _joined(e, elements, element), size
 
 
 _ATOMICS = r"(add|min|max|and|or|xor|exch|cas|inc|dec)\.(b32|b64|[us]32|[us]64|f32|f64|f16x2)"
@@ -196,7 +210,10 @@ def _atom(e: Emitter, m: re.Match[str]) -> None:
 @operation(r"pmevent(?:\.mask)?")
 def _no_effect(e: Emitter, m: re.Match[str]) -> None:
     """Lanes of the emulator see every store at once; only a watcher is told of fences."""
-    if e.instruction.parts[0] in ("fence", "membar"):
+    parts = e.instruction.parts
+    if parts[:3] == ("fence", "proxy", "async") or parts[:2] == ("fence", "mbarrier_init"):
+        e.watch("fence_proxy", "L")
+    if parts[0] == "membar" or (parts[0] == "fence" and parts[1] != "proxy"):
         e.watch("fence", "L")
 
 

@@ -88,17 +88,18 @@ class Ordering(Watch):
         """bar.warp.sync."""
         self.clocks.converge(np.unique((lanes + self.first_lane) // WARP))
 
-    def signal(self, line: int, mbarrier: Array, lanes: Array) -> None:
+    def signal(self, line: int, mbarrier: Array, lanes: Array, rows: Array) -> None:
         """An arrival releases."""
-        self._at_mbarriers(mbarrier, lanes, self.release_at)
+        self._at_mbarriers(mbarrier, lanes, rows, self.release_at)
 
     def observe(self, line: int, mbarrier: Array, done: Array, lanes: Array) -> None:
         """Seeing the end of a phase acquires."""
-        self._at_mbarriers(mbarrier[done], lanes[done], self._acquire_at)
+        rows = self.rows(lanes[done] + self.first_lane)
+        self._at_mbarriers(mbarrier[done], lanes[done], rows, self._acquire_at)
 
-    def _at_mbarriers(self, mbarrier: Array, lanes: Array, act: Any) -> None:
+    def _at_mbarriers(self, mbarrier: Array, lanes: Array, rows: Array, act: Any) -> None:
         lanes = lanes + self.first_lane
-        at = mbarrier.astype(np.int64) + self.rows(lanes)
+        at = mbarrier.astype(np.int64) + rows.astype(np.int64)
         pairs = {(int(a), int(lane) // WARP) for a, lane in zip(at, lanes, strict=True)}
         for where, warp in sorted(pairs):
             act((1, where), warp)

@@ -9,15 +9,15 @@ Two accesses of one address by different threads, one of them a write, are a rac
 
 Shuffles, votes and matrix instructions order no memory accesses, nor does it help that the lanes
 of a warp usually run in lockstep (PTX ISA, Memory Consistency Model). Of a byte only the last write
-and two reads are remembered: a race can be missed. Asynchronous copies count as writes of the
-thread that issued them, at its wait or at the end of the mbarrier's phase.
+and two reads are remembered: a race can be missed. cp.async counts as a write of the thread that
+issued it, at its wait. For other asynchronous accesses see async_races.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -69,8 +69,6 @@ class RaceDetector(ClusterOrdering):
         """Shared memory is new."""
         super().begin_wave(wave, first_cta)
         self._shared = Shadow(wave.shared.views[0].size)
-        #: mbarrier -> bulk copies under way: offsets of their 16-byte parts, and the issuing lane.
-        self._bulk: dict[int, list[tuple[Array, int]]] = {}
         self._left = np.full(wave.ctas, wave.threads)
         self._is_visited = False
 
@@ -113,6 +111,8 @@ class RaceDetector(ClusterOrdering):
         size = 1 << access.shift
         if int(offset.max()) + size > place.views[0].size or (offset & (size - 1)).any():
             return  # beyond the end, or misaligned: the access itself is a fault
+        if access.action != "load":
+            self.check_write(access, place, offset)
         index, each = shadow.units(offset, access.shift)
         epochs = self.clocks.now[access.lanes // WARP]
         code = encode(access.lanes, epochs, access.line, access.order != "weak")
@@ -140,6 +140,9 @@ class RaceDetector(ClusterOrdering):
             for at in np.flatnonzero(winners != code).tolist()[:1]:
                 self._report(int(code[at]), int(winners[at]), place, int(index[at]))
 
+    def check_write(self, access: Access, place: Place, offset: Array) -> None:
+        """For other rules about writes."""
+
     def _compare(self, past: Array, code: Array, place: Place, index: Array) -> None:
         if (at := self._unordered(past, code)) is not None:
             self._report(int(past[at]), int(code[at]), place, int(index[at]))
@@ -159,12 +162,15 @@ class RaceDetector(ClusterOrdering):
         return int(races[0]) if races.size else None
 
     def landed(self, line: int, copies: Sequence[Any]) -> None:
-        """A thread has waited for its copies: from now on they are writes of this moment."""
+        """A thread has waited for its copies: from now on they are writes of this moment, but for
+        those of which an mbarrier tells the others."""
         for copy in copies:
-            offset = (copy.addresses + copy.rows).astype(np.int64)
-            self._rewrite(offset, copy.shift, copy.lanes + self.first_lane)
+            left = ~copy.announced
+            if left.any():
+                offset = (copy.addresses + copy.rows).astype(np.int64)[left]
+                self.rewrite(offset, copy.shift, copy.lanes[left] + self.first_lane)
 
-    def _rewrite(self, offset: Array, shift: int, lanes: Array) -> None:
+    def rewrite(self, offset: Array, shift: int, lanes: Array) -> None:
         """Copies of these lanes count as written now, where no other write has come since."""
         index, each = self._shared.units(offset, shift)
         lanes = np.repeat(lanes, each)
@@ -206,30 +212,6 @@ class RaceDetector(ClusterOrdering):
                     "barrier.cluster.arrive and barrier.cluster.wait until the others have done"
                 )
 
-    # ---- copies ----
-
-    def bulk(
-        self, line: int, to: Array, origin: Array, size: Array, mbarrier: Array, lanes: Array
-    ) -> None:
-        """Remember what will have landed when the mbarrier's phase ends."""
-        super().bulk(line, to, origin, size, mbarrier, lanes)
-        issuers = lanes + self.first_lane
-        rows = self.rows(issuers)
-        slots, starts = (a.astype(np.int64) + rows for a in (mbarrier, to))
-        sizes = np.broadcast_to(size, to.shape)
-        for slot, start, count, issuer in zip(slots, starts, sizes, issuers, strict=True):
-            steps = start + np.arange(0, int(count), 16)
-            self._bulk.setdefault(int(slot), []).append((steps, int(issuer)))
-
-    def observe(self, line: int, mbarrier: Array, done: Array, lanes: Array) -> None:
-        """Seeing the end of a phase acquires, also what bulk copies have written until now."""
-        slots = mbarrier[done].astype(np.int64) + self.rows(lanes[done] + self.first_lane)
-        for slot in np.unique(slots).tolist() if self._bulk else ():
-            for steps, issuer in self._bulk.pop(slot, ()):
-                self._rewrite(steps, 4, np.full(steps.size, issuer))
-                self.release_at((1, slot), issuer // WARP)
-        super().observe(line, mbarrier, done, lanes)
-
     # ---- reports ----
 
     def _report(self, past: int, code: int, place: Place, unit: int) -> None:
@@ -251,9 +233,12 @@ class RaceDetector(ClusterOrdering):
             f"{self.line(line)} of {self.thread(lane)}"
             for line, lane in zip(lines, lanes, strict=True)
         )
+        self._report_pair(first, second, self._where(place.base, offset), hint)
+
+    def _report_pair(self, first: str, second: str, where: str, hint: str) -> NoReturn:
         raise self.fault(
-            f"race: {first} and {second} touch {self._where(place.base, offset)} with "
-            f"nothing to order them; hint: {_HINTS[hint]}"
+            f"race: {first} and {second} touch {where} with nothing to order them; hint: "
+            f"{_HINTS[hint]}"
         )
 
     def _where(self, base: int, offset: int) -> str:

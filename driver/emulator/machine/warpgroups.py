@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.emulator.machine import wgmma
 from urdir.driver.emulator.machine.faults import LAUNCH_FAILED, AccessFault
+from urdir.driver.emulator.machine.register_pool import RegisterPool
 from urdir.driver.emulator.machine.register_rules import Operands, RegisterRules, Stretch
 from urdir.driver.emulator.machine.shared import SharedMemory
 from urdir.driver.emulator.machine.wgmma import WARPGROUP, Descriptor
@@ -36,8 +37,8 @@ class Multiply:
     d: tuple[int, ...]
     a: tuple[int, ...]
     b: int
-    #: The predicate that says whether D is added to, and whether it counts negated.
-    scale_d: int
+    #: Whether D is added to: a predicate and whether it counts negated, or a constant.
+    scale_d: int | bool
     is_negated: bool
     #: 1 or -1, what the product is multiplied with.
     sign: int
@@ -56,6 +57,16 @@ class _Accumulators:
         self.group = np.full(warpgroups, -1, np.int64)
 
 
+class Watcher(Protocol):
+    """What a watcher is told, see `Watch`."""
+
+    def operand(self, line: int, lanes: Array, groups: Array, offsets: Array) -> None:
+        """Warpgroups read shared memory."""
+
+    def wgmma_wait(self, lanes: Array, before: Array) -> None:
+        """Warpgroups have waited for groups."""
+
+
 class Warpgroups:
     """Numbered CTA by CTA, each rounded up to whole warpgroups."""
 
@@ -66,7 +77,10 @@ class Warpgroups:
         shared: SharedMemory,
         ctas: int,
         lanes_per_cta: int,
+        registers_at_start: int,
+        watch: Watcher | None = None,
     ) -> None:
+        self._watch = watch
         self._registers = registers
         self._shared = shared
         per_cta = -(-lanes_per_cta // WARPGROUP)
@@ -77,6 +91,7 @@ class Warpgroups:
         self._count = ctas * per_cta
         self._accumulators: dict[tuple[tuple[int, ...], str], _Accumulators] = {}
         self._rules = RegisterRules(self._count, names)
+        self._pool = RegisterPool(self._count, per_cta, registers_at_start)
         self.clear()
 
     def clear(self) -> None:
@@ -84,6 +99,7 @@ class Warpgroups:
         #: How many groups each warpgroup has committed.
         self._committed = np.zeros(self._count, np.int64)
         self._rules.clear()
+        self._pool.clear()
         for accumulators in self._accumulators.values():
             accumulators.group[:] = -1
 
@@ -126,6 +142,8 @@ class Warpgroups:
         before = self._committed[which] - groups
         for number, limit in zip(which.tolist(), before.tolist(), strict=True):
             self._rules.wait(limit, number)
+        if self._watch is not None:
+            self._watch.wgmma_wait(lanes[::WARPGROUP], before)
         for (registers, _), accumulators in self._accumulators.items():
             group = accumulators.group[which]
             done = (group >= 0) & (group < before)
@@ -135,10 +153,25 @@ class Warpgroups:
             bits = wgmma.d_registers(accumulators.matrices[which[done]])
             self._write(registers, _lanes(lanes, done), bits)
 
+    def set_registers(self, count: int, is_more: bool, line: int, lanes: Array) -> None:
+        """setmaxnreg."""
+        try:
+            self._pool.change(self._of(lanes), count, is_more, line)
+        except AccessFault as fault:
+            fault.position *= WARPGROUP
+            raise
+
+    def finish(self) -> None:
+        """All CTAs have ended."""
+        self._pool.finish()
+
     def multiply(self, form: Multiply, lanes: Array) -> None:
         """wgmma.mma_async."""
         which = self._of(lanes)
-        adds = self._same(form.scale_d, lanes, "scale-d") != form.is_negated
+        if isinstance(form.scale_d, bool):
+            adds = np.full(which.size, form.scale_d)
+        else:
+            adds = self._same(form.scale_d, lanes, "scale-d") != form.is_negated
         for number, group in zip(which.tolist(), self._committed[which].tolist(), strict=True):
             try:
                 self._rules.multiply(form.operands, group, (number,))
@@ -146,7 +179,7 @@ class Warpgroups:
                 fault.position = WARPGROUP * int(np.flatnonzero(which == number)[0])
                 raise
         a = self._a(form, which, lanes)
-        b = self._operand(form.b, form.n, form.kind, form.b_transposed, which, lanes)
+        b = self._operand(form.b, form.n, form, form.b_transposed, which, lanes)
         total = wgmma.product(a, b)
         if form.sign < 0:
             np.negative(total, total)
@@ -180,14 +213,14 @@ class Warpgroups:
 
     def _a(self, form: Multiply, which: Array, lanes: Array) -> Array:
         if len(form.a) == 1:
-            return self._operand(form.a[0], wgmma.M, form.kind, form.a_transposed, which, lanes)
+            return self._operand(form.a[0], wgmma.M, form, form.a_transposed, which, lanes)
         return wgmma.a_fragments(self._read(form.a, lanes), form.kind)
 
     def _operand(
         self,
         register: int,
         extent: int,
-        kind: str,
+        form: Multiply,
         is_transposed: bool,
         which: Array,
         lanes: Array,
@@ -199,12 +232,16 @@ class Warpgroups:
         ]
         address = np.concatenate(found)
         rows = np.repeat(self._row[which].astype(np.uint64), found[0].size)
+        if self._watch is not None:
+            offsets = (address + rows).astype(np.int64).reshape(which.size, -1)
+            groups = self._committed[which]
+            self._watch.operand(form.operands.line, lanes[::WARPGROUP], groups, offsets)
         try:
             data = self._shared.load(address, 4, rows)
         except AccessFault as fault:
             fault.position = fault.position // found[0].size * WARPGROUP
             raise
-        return wgmma.from_rows(data, kind, extent, is_transposed)
+        return wgmma.from_rows(data, form.kind, extent, is_transposed)
 
     def _same(self, register: int, lanes: Array, what: str) -> Array:
         """The value that all lanes of each warpgroup have in a register."""

@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 class Access:
     """An access of 1 << shift bytes at (n,) addresses by (n,) lanes of the launch.
 
-    ``action`` is "load", "store", "atomic", or "copy" (the destination of cp.async); ``order`` is
+    ``action`` is "load", "store", "atomic", or "copy" (what lands later); ``order`` is
     "weak", or the word of the instruction that makes it a strong operation; ``values`` (n,) are
     those of a plain store; ``rows`` (n,) where the shared memory begins that each lane goes to,
     None where that is its own CTA's.
@@ -159,26 +159,74 @@ class Watch:
     def landed(self, line: int, copies: Sequence[Any]) -> None:
         """cp.async of these lanes are complete, at their own wait."""
 
+    def pieces(
+        self, line: int, action: str, address: Array, lane: int, space: str = "memory"
+    ) -> None:
+        """A lane of the wave accesses 16 bytes at each address."""
+        self.access(line, action, "weak", space, address, 4, np.full(address.size, lane))
+
     def bulk(
+        self,
+        line: int,
+        to: Array,
+        origin: Array,
+        size: Array,
+        mbarrier: Array,
+        lanes: Array,
+        masks: Array | None,
+    ) -> None:
+        """cp.async.bulk from global to shared memory, of the CTAs in ``masks`` where given."""
+        for i, nbytes in enumerate(np.broadcast_to(size, to.shape).tolist()):
+            steps = np.arange(0, nbytes, 16, dtype=np.uint64)
+            self.pieces(line, "load", origin[i] + steps, int(lanes[i]))
+            self.pieces(line, "copy", to[i] + steps, int(lanes[i]), "cluster")
+
+    def bulk_send(
         self, line: int, to: Array, origin: Array, size: Array, mbarrier: Array, lanes: Array
     ) -> None:
-        """cp.async.bulk to shared memory: accesses of the issuing lanes, 16 bytes at a time."""
-        sizes = np.broadcast_to(size, to.shape)
-        for i in range(to.size):
-            steps = np.arange(0, int(sizes[i]), 16, dtype=np.uint64)
-            issuer = np.full(steps.size, lanes[i])
-            self.access(line, "load", "weak", "memory", origin[i] + steps, 4, issuer)
-            self.access(line, "copy", "weak", "shared", to[i] + steps, 4, issuer)
-        self.signal(line, mbarrier, lanes)
+        """cp.async.bulk from shared memory to that of another CTA."""
+        for i, nbytes in enumerate(np.broadcast_to(size, to.shape).tolist()):
+            steps = np.arange(0, nbytes, 16, dtype=np.uint64)
+            self.pieces(line, "load", origin[i] + steps, int(lanes[i]), "shared")
+            self.pieces(line, "copy", to[i] + steps, int(lanes[i]), "cluster")
 
-    def signal(self, line: int, mbarrier: Array, lanes: Array) -> None:
-        """Lanes of the wave arrive at mbarriers."""
+    def store_async(
+        self, line: int, to: Array, data: Array, shift: int, mbarrier: Array, lanes: Array
+    ) -> None:
+        """st.async of 1 << shift bytes a lane."""
+        self.access(line, "copy", "weak", "cluster", to, shift, lanes)
+
+    def bulk_store(self, line: int, to: Array, origin: Array, size: Array, lanes: Array) -> None:
+        """cp.async.bulk from shared to global memory."""
+        for i, nbytes in enumerate(np.broadcast_to(size, to.shape).tolist()):
+            steps = np.arange(0, nbytes, 16, dtype=np.uint64)
+            self.pieces(line, "load", origin[i] + steps, int(lanes[i]), "shared")
+            self.pieces(line, "store", to[i] + steps, int(lanes[i]))
+
+    def bulk_commit(self, line: int, lanes: Array) -> None:
+        """cp.async.bulk.commit_group."""
+
+    def bulk_wait(self, line: int, groups: int, lanes: Array) -> None:
+        """cp.async.bulk.wait_group, which also waits for the copies to have read their source."""
+
+    def signal(self, line: int, mbarrier: Array, lanes: Array, rows: Array) -> None:
+        """Lanes of the wave arrive at mbarriers, in shared memory that begins at ``rows``."""
 
     def observe(self, line: int, mbarrier: Array, done: Array, lanes: Array) -> None:
         """Lanes of the wave see a phase of their mbarrier complete where ``done`` holds."""
 
     def fence(self, line: int, lanes: Array) -> None:
         """A fence of at least CTA scope."""
+
+    def fence_proxy(self, line: int, lanes: Array) -> None:
+        """fence.proxy.async, or fence.mbarrier_init."""
+
+    def operand(self, line: int, lanes: Array, groups: Array, offsets: Array) -> None:
+        """A wgmma of the warpgroups whose first lanes these are reads 16 bytes at each of the
+        offsets (W, n) in the wave's shared memory, as part of a group each."""
+
+    def wgmma_wait(self, lanes: Array, before: Array) -> None:
+        """The groups of these warpgroups with numbers below ``before`` (W,) are complete."""
 
     def converge(self, line: int, lanes: Array) -> None:
         """bar.warp.sync."""

@@ -12,12 +12,15 @@ import numpy.typing as npt
 from urdir.driver.emulator.machine import arithmetic, formats, integers
 from urdir.driver.emulator.machine.arena import Carver, free_arena
 from urdir.driver.emulator.machine.asynchronous import Asynchronous
+from urdir.driver.emulator.machine.bulk import BulkCopies
 from urdir.driver.emulator.machine.cluster_space import ClusterSpace, map_rank
 from urdir.driver.emulator.machine.compile import Program
 from urdir.driver.emulator.machine.groups import Lanes, cta_index
 from urdir.driver.emulator.machine.layout import SPECIALS
 from urdir.driver.emulator.machine.matrix import ldmatrix, mma, movmatrix, stmatrix
+from urdir.driver.emulator.machine.mbarriers import MBarriers
 from urdir.driver.emulator.machine.memory import Memory
+from urdir.driver.emulator.machine.register_pool import registers_at_start
 from urdir.driver.emulator.machine.shared import SharedMemory
 from urdir.driver.emulator.machine.spaces import (
     Changes,
@@ -73,7 +76,7 @@ class Wave:
         block: Extent,
         cluster: Extent,
         shared_bytes: int,
-        watch: object = None,
+        watch: Any = None,
     ) -> None:
         self.program = program
         self.ctas = ctas
@@ -91,11 +94,13 @@ class Wave:
         self.memory = GlobalSpace(self.changes)
         shared_space = SharedSpace(self.shared, self.changes)
         self.cluster_space = ClusterSpace(self.shared, self.changes, self.cluster_size, ctas)
-        self.asynchronous = (
-            Asynchronous(self.lanes, self.shared, self.memory)
-            if program.uses_asynchronous
-            else None
-        )
+        self.asynchronous: Asynchronous | None = None
+        self.bulk: BulkCopies | None = None
+        self.mbarriers: MBarriers | None = None
+        if program.uses_asynchronous:
+            self.mbarriers = MBarriers(self.shared, self.changes)
+            self.asynchronous = Asynchronous(self.lanes, self.mbarriers, self.memory)
+            self.bulk = BulkCopies(self.lanes, self.mbarriers, self.memory, self.cluster_space)
         self.warpgroups: Warpgroups | None = None
         shapes = {name: self._temp_shape(name) for name in sorted(program.temps)}
         total = sum(64 + self.lanes * max(1, width) for width in layout.widths)
@@ -108,8 +113,9 @@ class Wave:
         }
         if program.uses_warpgroups:
             self.warpgroups = Warpgroups(
-                self.registers, tuple(layout.numbers), self.shared, ctas, self.lanes_per_cta
-            )
+                self.registers, tuple(layout.numbers), self.shared, ctas, self.lanes_per_cta,
+                registers_at_start(program.directives, self.threads), watch,
+            )  # fmt: skip
         self._temps = {name: carver.array(*shape) for name, shape in shapes.items()}
         self.params = np.zeros(-(-max(1, layout.param_bytes) // 16) * 16, np.uint8)
         self._bases: dict[str, Array] = {}
@@ -133,6 +139,8 @@ class Wave:
             "pick": pick,
             "scatter_warps": ScatteredWarps,
             "asynchronous": self.asynchronous,
+            "bulk": self.bulk,
+            "mbarriers": self.mbarriers,
             "warpgroups": self.warpgroups,
             "mma": mma,
             "ldmatrix": ldmatrix,
@@ -213,10 +221,9 @@ class Wave:
         for name, address in symbols.items():
             self.set_special(f"g_{name}", address)
         self.shared.clear()
-        if self.asynchronous is not None:
-            self.asynchronous.clear()
-        if self.warpgroups is not None:
-            self.warpgroups.clear()
+        for owner in (self.asynchronous, self.bulk, self.mbarriers, self.warpgroups):
+            if owner is not None:
+                owner.clear()
 
     def end(self) -> None:
         """The CTAs are complete: forget the memory, which may be gone before the next ones."""

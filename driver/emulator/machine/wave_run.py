@@ -98,7 +98,18 @@ class WaveRun:
                     "the barrier's count, or the member mask, includes must reach it",
                 )
             else:
+                self._finish()
                 return Status.DONE
+
+    def _finish(self) -> None:
+        """All threads have ended."""
+        if self.wave.bulk is not None:
+            self.wave.bulk.finish()
+        if self.wave.warpgroups is not None:
+            try:
+                self.wave.warpgroups.finish()
+            except AccessFault as fault:
+                raise self.diagnosis.access(fault, self.wave.all_lanes()) from None
 
     def _next_round(self, alone: bool) -> bool:
         """Let the groups that yielded poll again; False when that is in vain for now."""
@@ -245,6 +256,11 @@ class WaveRun:
             self._yielded.append((next_pc, lanes, block))
 
     def _exit(self, lanes: Lanes) -> None:
+        if self.wave.bulk is not None:
+            try:
+                self.wave.bulk.end(lanes.numbers())
+            except AccessFault as fault:
+                raise self.diagnosis.access(fault, lanes) from None
         if self.launch.watch is not None:
             self.launch.watch.end(lanes.numbers())
         if lanes.count == self.wave.ctas * self.wave.threads:

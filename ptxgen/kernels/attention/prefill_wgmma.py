@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.spec import LaunchShape, ceil_div
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 #: Threads of a warpgroup, and the queries that it multiplies: the height of a wgmma.
 WARPGROUP, WARPGROUP_QUERIES = 128, 64
 #: Halves of a line in shared memory: the width that wgmma's swizzling repeats in.
 LINE = 64
-#: The widest heads of each type of cache. f16 is copied; other types are converted, and what is loaded
-#: ahead for that takes registers: of wider ones, or of f32, more than there are.
+#: The widest heads of each type of cache. f16 is copied; other types are converted, and what is
+#: loaded ahead for that takes registers: of wider ones, or of f32, more than there are.
 WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128}
 #: Where the swizzling begins anew: tiles begin at multiples of it.
 ALIGNMENT = 1024
@@ -73,7 +77,12 @@ class PrefillWgmma(PromptAttention):
 
     See PromptAttention; for most caches and heads of 64 to 256 values (`serves`). FlashAttention-3
     (Shah et al. 2024, arXiv 2407.08608) without tensor maps: a cache is gathered row by row.
+
+    With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
+    packed f16 (`linear.packed`). Only for heads that fill their places (`can_pack`).
     """
+
+    packs: bool = False
 
     name = "prefill_wgmma"
     template = ("urdir.templates", "prefill_wgmma.ptx.j2")
@@ -85,6 +94,49 @@ class PrefillWgmma(PromptAttention):
                 f"attention on wgmma takes heads of 64 to {WIDEST} values, a multiple of 16: not "
                 f"{self.layout.dtype}, head_dim {self.head_dim}, value_dim {self.value_dim}"
             )
+
+        if self.packs and not self.can_pack:
+            raise PtxgenError(
+                f"attention packs parts of heads that are multiples of 32 values, of rows that are "
+                f"multiples of {TILE_COLS}: not {self.heads} heads of {self.value_dim}"
+            )
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether there is a form with ``packs``: nobody clears places beyond the last column."""
+        fills = self.heads * self.value_dim % TILE_COLS == 0
+        return fills and self.value_dim % (32 * self.parts) == 0
+
+    @property
+    def out_param(self) -> Param:
+        if not self.packs:
+            return super().out_param
+        shape = packed_shape(self.rows, self.heads * self.value_dim)
+        return Param("out", "f16", shape, Access.OUT)
+
+    @property
+    def packed_groups(self) -> int:
+        """Groups of eight packed rows; those beyond ``rows`` are zeros."""
+        return ceil_div(self.rows, GROUP)
+
+    @property
+    def packed_run(self) -> int:
+        """Units of 32 columns that are neighbours wherever a CTA's part of a head begins."""
+        return math.gcd(self.out_dims // 32, 4)
+
+    @property
+    def tiles(self) -> int:
+        rows = GROUP * self.packed_groups if self.packs else self.rows
+        return ceil_div(rows * self.group, self.queries)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        attention = super().tolerance
+        return replace(attention, rtol=attention.rtol + 2**-11) if self.packs else attention
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        out = self.attend(inputs)
+        return {"out": pack(out.reshape(self.rows, -1)) if self.packs else out}
 
     @staticmethod
     def serves(layout: KvLayout) -> bool:
@@ -123,8 +175,8 @@ class PrefillWgmma(PromptAttention):
 
     @property
     def out_dims(self) -> int:
-        """Dims of ``out``, and so of V, of one CTA. Where the parts do not divide them, the last two
-        have some in common."""
+        """Dims of ``out``, and so of V, of one CTA. Where the parts do not divide them, the last
+        two have some in common."""
         return 16 * ceil_div(self.value_dim, 16 * self.parts)
 
     @property
@@ -182,6 +234,9 @@ class PrefillWgmma(PromptAttention):
             "q8_0": cls(
                 2, KvLayout(1, 1, 256, 96, "q8_0", 32, 9), rows=66, scores=Scores(window=120)
             ),
+            "packs": cls(8, KvLayout(1, 2, 150, 128, "f16"), rows=35, packs=True),
+            "packs head_dim 64": cls(12, KvLayout(1, 4, 40, 64, "f16"), rows=9, packs=True),
+            "packs head_dim 192": cls(4, KvLayout(1, 4, 40, 192, "f16"), rows=3, packs=True),
             "ring of pages": cls(
                 2, KvLayout(2, 1, 640, 64, "f16", 16, 36, capacity=256), 50, Scores(window=130)
             ),

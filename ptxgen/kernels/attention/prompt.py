@@ -43,8 +43,13 @@ class PromptAttention(AttentionSpec):
         return (
             *self.input_params,
             *self.sink_params,
-            Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT),
+            self.out_param,
         )
+
+    @property
+    def out_param(self) -> Param:
+        """The output."""
+        return Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT)
 
     @property
     def queries(self) -> int:

@@ -33,7 +33,7 @@ from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
 #: The targets whose products they are.
 TARGETS = ("sm_90a",)
 #: Row groups and splits of the columns: for vectors that fit in one CTA's few, and for more.
-FEW_SHAPES, MANY_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2)), ((2, 1), (1, 1))
+FEW_SHAPES, MANY_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1)), ((2, 1), (1, 1))
 #: The most vectors of a CTA with activations of a whole tile in a stage, and of any.
 FEW, MOST = 64, 128
 #: Stages of weights, and stages of activations and their slices, deepest first.

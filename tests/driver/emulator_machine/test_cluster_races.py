@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from urdir.driver.emulator.machine.async_races import Sanitizer
 from urdir.driver.emulator.machine.counters import Counters
 from urdir.driver.emulator.machine.execution import Status
 from urdir.driver.emulator.machine.faults import KernelFault
-from urdir.driver.emulator.machine.races import RaceDetector
 
 # %slot: the thread's own word of `words`, %far: the same place in the next CTA of the cluster.
 HEAD = """
@@ -176,7 +176,7 @@ def run(machine: Any, code: str, watch: Any, ctas: int = 4, size: int = 2) -> No
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.parametrize("size", [2, 4])
 def test_no_false_alarm(machine: Any, name: str, size: int) -> None:
-    run(machine, RIGHT[name], RaceDetector(), 8, size)
+    run(machine, RIGHT[name], Sanitizer(), 8, size)
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -185,7 +185,7 @@ def test_a_race_is_found_and_named(machine: Any, name: str) -> None:
     before, found, after = RIGHT[origin].rpartition(text)
     assert found
     with pytest.raises(KernelFault, match=message):
-        run(machine, before + other + after, RaceDetector())
+        run(machine, before + other + after, Sanitizer())
 
 
 def test_waves_begin_afresh(machine: Any) -> None:
@@ -200,7 +200,7 @@ def test_waves_begin_afresh(machine: Any) -> None:
     y = machine.upload(np.zeros(2048, np.uint32))
     body = HEAD + "\n".join(line.strip() for line in code.splitlines())
     execution = machine.execution(
-        body, {"y": y}, ctas=8, threads=64, cluster=(2, 1, 1), watch=RaceDetector(), sm_count=1,
+        body, {"y": y}, ctas=8, threads=64, cluster=(2, 1, 1), watch=Sanitizer(), sm_count=1,
         shared_bytes=100 << 10,
     )  # fmt: skip
     either = r"of CTA \(4, 0, 0\) and .* of CTA \(5,|of CTA \(5, 0, 0\) and .* of CTA \(4,"

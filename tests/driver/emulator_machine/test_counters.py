@@ -126,7 +126,7 @@ def test_explain_a_norm() -> None:
     """Two rows of 257 columns: the second begins in the middle of a sector."""
     found = explain(Normalise(rows=2, cols=257, norm=Norm("rms", 1e-5)))
     assert (found.kernel, found.target, found.grid, found.block) == (
-        "normalise", "sm_90", (2, 1, 1), (64, 1, 1),
+        "normalise", "sm_90a", (2, 1, 1), (64, 1, 1),
     )  # fmt: skip
     first, *others = found.global_memory
     assert (first.kind, first.requests, first.lanes, first.parts, first.fewest) == (

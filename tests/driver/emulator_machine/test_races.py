@@ -9,9 +9,9 @@ import pytest
 
 from urdir.driver.bindings import emulated
 from urdir.driver.device import Device
+from urdir.driver.emulator.machine.async_races import Sanitizer
 from urdir.driver.emulator.machine.execution import Status
 from urdir.driver.emulator.machine.faults import KernelFault
-from urdir.driver.emulator.machine.races import RaceDetector
 from urdir.driver.harness import check_kernel
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.spec import KernelSpec
@@ -44,7 +44,7 @@ def run(machine: Any, code: str, threads: int = 64, ctas: int = 1) -> None:
     """Run ``code`` under the sanitizer; statements, one a line."""
     y = machine.upload(np.zeros(2048, np.uint32))
     body = HEAD + "\n".join(line.strip() for line in code.strip().splitlines())
-    execution = machine.execution(body, {"y": y}, ctas=ctas, threads=threads, watch=RaceDetector())
+    execution = machine.execution(body, {"y": y}, ctas=ctas, threads=threads, watch=Sanitizer())
     assert execution.run(alone=True) is Status.DONE
 
 
@@ -316,6 +316,7 @@ RIGHT = {
     "a bulk copy": (
         """@!%p bra READY;
         mbarrier.init.shared.b64 [bar], 1;
+        fence.mbarrier_init.release.cluster;
         mbarrier.arrive.expect_tx.shared.b64 _, [bar], 256;
         BULK [words], [%at], 256, [bar];
         READY:
@@ -332,6 +333,19 @@ RIGHT = {
         bar.sync 0;
         cp.async.ca.shared.global [%slot], [%own], 4;
         cp.async.mbarrier.arrive.noinc.shared.b64 [bar];
+        POLL:
+        mbarrier.test_wait.parity.shared.b64 %done, [bar], 0;
+        @!%done bra POLL;
+        ld.shared.u32 %w, [%other];""",
+    ),
+    "copies that arrive at an mbarrier, and are waited for as well": (
+        """@!%p bra READY;
+        mbarrier.init.shared.b64 [bar], 64;
+        READY:
+        bar.sync 0;
+        cp.async.ca.shared.global [%slot], [%own], 4;
+        cp.async.mbarrier.arrive.noinc.shared.b64 [bar];
+        cp.async.wait_all;
         POLL:
         mbarrier.test_wait.parity.shared.b64 %done, [bar], 0;
         @!%done bra POLL;
@@ -460,7 +474,7 @@ def test_accesses_outside_are_named_as_ever(machine: Any, code: str, message: st
     """An allocation of 1030 bytes, and an access that is a fault of its own."""
     y = machine.upload(np.zeros(1030, np.uint8))
     with pytest.raises(KernelFault, match=message + ".*; hint: "):
-        machine.execution(HEAD + code, {"y": y}, watch=RaceDetector()).run(alone=True)
+        machine.execution(HEAD + code, {"y": y}, watch=Sanitizer()).run(alone=True)
 
 
 def test_a_launch_without_a_watcher_runs_the_plain_translation(machine: Any) -> None:
@@ -482,7 +496,7 @@ EXAMPLES = [
 @pytest.mark.parametrize("spec", EXAMPLES)
 def test_no_false_alarm(spec: KernelSpec) -> None:
     """Every example of every kernel, on the oldest architecture (no asynchronous copies) too."""
-    for target in ("sm_90", "sm_75") if "sm_75" in spec.targets else ("sm_90",):
+    for target in ("sm_90a", "sm_75") if "sm_75" in spec.targets else ("sm_90a",):
         if target == "sm_75" and spec != list(type(spec).examples().values())[1]:
             continue
         api = emulated(target, sanitize=True)

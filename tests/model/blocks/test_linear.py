@@ -191,10 +191,10 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
 
 
 def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:
-    """Sums, gates and packing are at the end of products; only attention's result is packed."""
+    """Sums, gates and packing are at the end of products and of attention."""
     plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE, is_prompt=True))
     assert [kernel for _, kernel in layer(plan, 0)] == [
-        *("normalise", "gemm_wgmma", "rope", "kv_append", "prefill_wgmma", "pack"),
+        *("normalise", "gemm_wgmma", "rope", "kv_append", "prefill_wgmma"),
         *("gemm_wgmma", "normalise", "gemm_wgmma", "gemm_wgmma"),
     ]
 

@@ -26,7 +26,7 @@ def specs(kv_dtype: KvDtype, exact: bool, context: int) -> list[KernelSpec]:
     """Every kernel of a large model's steps."""
     model = SyntheticModel("llama-3.1-8b", "q4_k_m")
     config = Config.from_gguf(model)
-    found = model_kernels(model, config, context, "sm_90", 132, kv_dtype, exact)
+    found = model_kernels(model, config, context, "sm_90a", 132, kv_dtype, exact)
     return [kernel.spec for kernel in found]
 
 

@@ -27,8 +27,9 @@ from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 PROMPT = [3, 141, 59, 26, 5]
-#: Prompt steps round activations to f16 for the tensor cores; single tokens do not.
-PROMPT_TOLERANCE = 2e-3
+#: Prompt steps round activations and weights to f16 for the tensor cores: 5e-4 of each product of
+#: Q4_K weights, whose minimums are rounded too. Single tokens round neither.
+PROMPT_TOLERANCE = 4e-3
 
 
 @pytest.fixture(scope="module")

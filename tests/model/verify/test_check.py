@@ -58,7 +58,7 @@ def test_a_table_of_the_kernels_asked_for(cli: Cli) -> None:
     assert (rows[2][:2], rows[2][-1]) == (["add", "8"], "ok")
     assert (rows[3][0], rows[3][-1]) == ("normalise", "ok")
     assert 0 < float(rows[3][2]) <= float(rows[3][3])
-    assert lines[-2] == "32 ok, 0 failed, 0 skipped"
+    assert lines[-2] == "34 ok, 0 failed, 0 skipped"
     assert "add (8 examples): ok" in err
 
 
@@ -284,7 +284,7 @@ def test_plans_agree(device_name: str) -> None:
 @pytest.mark.slow
 def test_plans_run_edited_ptx(tmp_path: Path) -> None:
     with Gguf(demo_model()) as gguf:
-        used = model_kernels(gguf, Config.from_gguf(gguf), check.CONTEXT, "sm_90", sm_count=4)
+        used = model_kernels(gguf, Config.from_gguf(gguf), check.CONTEXT, "sm_90a", sm_count=4)
     spec = next(kernel.spec for kernel in used if kernel.spec.name == "argmax")
     path = tmp_path / f"{spec.key('sm_90')}.ptx"
     path.write_text("// edited\n" + spec.ptx("sm_90"))

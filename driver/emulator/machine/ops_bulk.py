@@ -1,0 +1,74 @@
+"""Bulk copies and st.async (PTX ISA 9.7.9.25.4, 9.7.9.12)."""
+
+from __future__ import annotations
+
+import re
+
+from urdir.driver.emulator.machine.emitter import NUMPY, Emitter
+from urdir.driver.emulator.machine.operations import operation
+from urdir.driver.emulator.machine.ops_memory import SHIFT, vector_data
+
+_HINT = r"(?:\.L2::cache_hint)?"
+_COMPLETES = r"\.mbarrier::complete_tx::bytes"
+
+
+@operation(
+    rf"cp\.async\.bulk\.shared::cluster\.global{_COMPLETES}(\.multicast::cluster)?{_HINT}",
+    90, (8, 0), branches=True,
+)  # fmt: skip
+@operation(rf"cp\.async\.bulk\.shared::cta\.global{_COMPLETES}(){_HINT}", 90, (8, 6), branches=True)
+def _load(e: Emitter, m: re.Match[str]) -> None:
+    to, origin, size, barrier, *rest = e.operands
+    names = [e.address(to), e.address(origin), e.source(size, "u4"), e.address(barrier)]
+    rows = e.special("row offset", "u8")
+    masks = e.source(rest[0], "u2") if m[1] else "None"
+    e.line(f"bulk.load({', '.join(names)}, {rows}, {masks})")
+    e.watch("bulk", *names, "L", masks)
+
+
+@operation(rf"cp\.async\.bulk\.shared::cluster\.shared::cta{_COMPLETES}", 90, (8, 0), branches=True)
+def _send(e: Emitter, m: re.Match[str]) -> None:
+    to, origin, size, barrier = e.operands
+    names = [e.address(to), e.address(origin), e.source(size, "u4"), e.address(barrier)]
+    e.line(f"bulk.send({', '.join(names)}, {e.special('row offset', 'u8')})")
+    e.watch("bulk_send", *names, "L")
+
+
+@operation(
+    rf"st\.async(?:\.weak)?(?:\.shared::cluster)?{_COMPLETES}(?:\.(v2|v4))?"
+    r"\.(b32|b64|[us]32|[us]64|f32|f64)",
+    90, (8, 1), branches=True,
+)  # fmt: skip
+def _store_async(e: Emitter, m: re.Match[str]) -> None:
+    to, value, barrier = e.operands
+    data, size = vector_data(e, value, NUMPY[m[2]], m[1])
+    names = [e.address(to), data, str(SHIFT[size]), e.address(barrier)]
+    e.line(f"bulk.store_async({', '.join(names)}, {e.special('row offset', 'u8')})")
+    e.watch("store_async", *names, "L")
+
+
+@operation(rf"cp\.async\.bulk\.global\.shared::cta\.bulk_group{_HINT}", 90, (8, 0), branches=True)
+def _store(e: Emitter, m: re.Match[str]) -> None:
+    to, origin, size = e.operands[:3]
+    names = [e.address(to), e.address(origin), e.source(size, "u4")]
+    rows = e.special("row offset", "u8")
+    e.watch("bulk_store", *names, "L")
+    e.line(f"bulk.store({', '.join(names)}, {rows}, L, {e.instruction.line})")
+
+
+@operation(r"cp\.async\.bulk\.commit_group", 90, (8, 0), branches=True)
+def _commit(e: Emitter, m: re.Match[str]) -> None:
+    e.line("bulk.commit(L)")
+    e.watch("bulk_commit", "L")
+
+
+@operation(r"cp\.async\.bulk\.wait_group(\.read)?", 90, (8, 0), branches=True)
+def _wait(e: Emitter, m: re.Match[str]) -> None:
+    groups = e.need_immediate(e.operands[0], "the number of groups")
+    e.line(f"bulk.wait({groups}, {bool(m[1])}, L)")
+    e.watch("bulk_wait", str(groups), "L")
+
+
+@operation(rf"cp\.async\.bulk\.prefetch\.L2\.global{_HINT}", 90, (8, 0), branches=True)
+def _prefetch(e: Emitter, m: re.Match[str]) -> None:
+    """Nothing changes but the time that it takes."""
