@@ -74,7 +74,9 @@ class PackedExperts:
             pair=_part(pair, group, "pair"),
             tile_of=_part(tile_of, group, "tile_of"),
         )
-        pack = _pack(self.rows, mixture.up.cols, tiles.used, group.places, weighted)
+        pack = _pack(
+            self.rows, mixture.up.cols, used=tiles.used, places=group.places, weighted=weighted
+        )
         vectors = _part(work["expert out"], pack, "y")
         weight = _given(weight=work["expert weight"] if weighted else None)
         self.plan.launch(pack, f"{label}.pack", x=x, pair=pair, y=vectors, **weight)

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 from urdir.ptxgen.kernels.experts.gemm import tile_height
 from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.experts.tiled import MAX_USED
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.pairs import most_places, most_tiles
 from urdir.ptxgen.weights.packed import GROUP, packed_nbytes
 
@@ -27,13 +29,17 @@ def mixture_workspace(
         "expert gate": 4 * pairs * width,
         "expert up": 4 * pairs * width,
     }
+    if not exact:
+        # of steps of few rows: up to MAX_USED products of a row
+        sizes["expert out"] = 4 * min(rows, MAX_BATCH) * MAX_USED * hidden
     if takes_gemm(rows, exact):
         # Packed vectors take the place of products: before them, and between them.
         places = most_places(rows, selection.experts, selection.used, GROUP)
         sizes["expert pair"] = 4 * places
         sizes["expert gate"] = max(sizes["expert gate"], packed_nbytes(places, width))
         sizes["expert tiles"] = 16 * max(_tiles(selection, count) for count in range(1, rows + 1))
-        sizes["expert out"] = max(4 * pairs * hidden, packed_nbytes(places, hidden))
+        vectors = packed_nbytes(places, hidden)
+        sizes["expert out"] = max(sizes["expert out"], 4 * pairs * hidden, vectors)
     return sizes
 
 

@@ -232,15 +232,15 @@ class Warpgroups:
         ]
         address = np.concatenate(found)
         rows = np.repeat(self._row[which].astype(np.uint64), found[0].size)
-        if self._watch is not None:
-            offsets = (address + rows).astype(np.int64).reshape(which.size, -1)
-            groups = self._committed[which]
-            self._watch.operand(form.operands.line, lanes[::WARPGROUP], groups, offsets)
         try:
             data = self._shared.load(address, 4, rows)
         except AccessFault as fault:
             fault.position = fault.position // found[0].size * WARPGROUP
             raise
+        if self._watch is not None:
+            offsets = (address + rows).astype(np.int64).reshape(which.size, -1)
+            groups = self._committed[which]
+            self._watch.operand(form.operands.line, lanes[::WARPGROUP], groups, offsets)
         return wgmma.from_rows(data, form.kind, extent, is_transposed)
 
     def _same(self, register: int, lanes: Array, what: str) -> Array:

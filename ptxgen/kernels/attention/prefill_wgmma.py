@@ -79,7 +79,7 @@ class PrefillWgmma(PromptAttention):
     (Shah et al. 2024, arXiv 2407.08608) without tensor maps: a cache is gathered row by row.
 
     With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
-    packed f16 (`linear.packed`). Only for heads that fill their places (`can_pack`).
+    packed f16 (`weights.packed`). Only for heads that fill their places (`can_pack`).
     """
 
     packs: bool = False

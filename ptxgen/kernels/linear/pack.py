@@ -1,4 +1,4 @@
-"""Activations packed for products on Hopper's tensor cores."""
+"""Activations packed for products on Hopper's tensor cores, normed before where there is a norm."""
 
 from __future__ import annotations
 
@@ -9,22 +9,31 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import NO_PAIR
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
+
+#: Threads that share a tile of a row: each has the sixteen columns of two rows of matrices.
+TILE_THREADS = TILE_COLS // 16
+#: The most threads of a CTA, and rows that share one with a norm: 32 bytes are written at once.
+MAX_THREADS, NORMED_ROWS = 1024, 2
 
 
 @dataclass(frozen=True)
 class Pack(KernelSpec):
-    """x (rows, cols) f32 as f16, in the order of `packed`.
+    """x (rows, cols) f32 as f16, in the order of `packed`; with a ``norm`` its rows' norms, with
+    ``weight`` and ``bias`` (cols,) f32 as it has them (`can_norm`).
 
-    ``used``: vectors of y are those of ``places`` pairs of rows and slots, as `GroupExperts` lists
-    them; the row of a pair is pair / used, and where there is none the vector is 0. ``weighted``:
-    times the pair's weight.
+    ``used``, without a norm: vectors of y are those of ``places`` pairs of rows and slots, as
+    `GroupExperts` lists them; the row of a pair is pair / used, and where there is none the vector
+    is 0. ``weighted``: times the pair's weight.
     """
 
     rows: int
     cols: int
+    norm: Norm | None = None
     used: int = 0
     places: int = 0
     weighted: bool = False
@@ -33,8 +42,34 @@ class Pack(KernelSpec):
     template = ("urdir.templates", "pack.ptx.j2")
 
     def __post_init__(self) -> None:
-        if bool(self.used) != bool(self.places) or (self.weighted and not self.used):
-            raise PtxgenError(f"pack: {self}: places and weights are those of pairs")
+        if self.rows < 1 or self.cols < 1:
+            raise PtxgenError(f"pack: no values in {self.rows} rows of {self.cols}")
+        if self.norm and not self.can_norm(self.cols):
+            raise PtxgenError(f"pack: norms take up to {TILE_COLS * MAX_THREADS // TILE_THREADS} "
+                              f"columns, a multiple of four: {self.cols}")  # fmt: skip
+
+        if bool(self.used) != bool(self.places) or self.places % GROUP:
+            raise PtxgenError(f"pack: {self}: places are those of pairs, a multiple of {GROUP}")
+        if (self.used and self.norm) or (self.weighted and not self.used):
+            raise PtxgenError(f"pack: {self}: pairs have no norm, and weights are those of pairs")
+
+    @staticmethod
+    def can_norm(cols: int) -> bool:
+        """Whether a CTA holds a row of so many columns."""
+        return cols % 4 == 0 and TILE_THREADS * ceil_div(cols, TILE_COLS) <= MAX_THREADS
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        norm = self.norm
+        given = (
+            (True, Param("x", "f32", ("rows", "cols"), Access.IN)),
+            (norm and norm.weight, Param("weight", "f32", ("cols",), Access.IN)),
+            (norm and norm.bias, Param("bias", "f32", ("cols",), Access.IN)),
+            (self.used, Param("pair", "u32", ("places",), Access.IN)),
+            (self.weighted, Param("weight", "f32", ("pairs",), Access.IN)),
+            (True, Param("y", "f16", packed_shape(self.vectors, self.cols), Access.OUT)),
+        )
+        return tuple(param for present, param in given if present)
 
     @property
     def vectors(self) -> int:
@@ -47,17 +82,6 @@ class Pack(KernelSpec):
         return self.rows * self.used
 
     @property
-    def params(self) -> tuple[Param, ...]:
-        shape = packed_shape(self.vectors, self.cols)
-        given = (
-            (True, Param("x", "f32", ("rows", "cols"), Access.IN)),
-            (self.used, Param("pair", "u32", ("places",), Access.IN)),
-            (self.weighted, Param("weight", "f32", ("pairs",), Access.IN)),
-            (True, Param("y", "f16", shape, Access.OUT)),
-        )
-        return tuple(param for present, param in given if present)
-
-    @property
     def tiles(self) -> int:
         """Tiles of 256 columns."""
         return packed_shape(self.vectors, self.cols)[0] // 4
@@ -68,16 +92,41 @@ class Pack(KernelSpec):
         return packed_shape(self.vectors, self.cols)[1]
 
     @property
+    def cta_rows(self) -> int:
+        """Rows of a CTA, in neighbouring lanes."""
+        if self.norm is None:
+            return GROUP
+        return min(NORMED_ROWS, MAX_THREADS // (TILE_THREADS * self.tiles))
+
+    @property
+    def cta_tiles(self) -> int:
+        """Tiles of a CTA: a norm takes all."""
+        return 1 if self.norm is None else self.tiles
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA; the last may have threads without columns."""
+        return ceil_div(self.cta_rows * TILE_THREADS * self.cta_tiles, 32)
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether some threads have no columns."""
+        return self.cta_rows * TILE_THREADS * self.cta_tiles < 32 * self.warps
+
+    @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.tiles, self.groups, 1), block=(16 * GROUP, 1, 1))
+        grid = (self.tiles // self.cta_tiles, self.groups * GROUP // self.cta_rows, 1)
+        return LaunchShape(grid=grid, block=(32 * self.warps, 1, 1))
 
     @property
     def tolerance(self) -> Tolerance:
-        """One rounding, as numpy's: bit for bit; after that of the product with a weight."""
-        return Tolerance(rtol=6e-4) if self.weighted else Tolerance()
+        """One rounding, as numpy's: bit for bit; after another one, f16 has 11 bits."""
+        return Tolerance(rtol=6e-4 if self.norm or self.weighted else 0)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x: Array = inputs["x"]
+        x = inputs["x"]
+        if self.norm is not None:
+            x = self.norm(x, inputs.get("weight"), inputs.get("bias"))
         if self.used:
             pair = inputs["pair"].astype(np.int64)
             found = pair != NO_PAIR
@@ -89,28 +138,34 @@ class Pack(KernelSpec):
         return {"y": pack(x)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Pairs in any order, each once, and places without one."""
-        inputs: dict[str, Any] = {
-            "x": rng.standard_normal((self.rows, self.cols)).astype(np.float32)
-        }
+        """Rows of a layer norm have means other than 0. Pairs are in any order, each once, with
+        places between them."""
+        inputs = super().make_inputs(rng)
         if self.used:
             pair = np.full(self.places, NO_PAIR, np.uint32)
             taken = rng.permutation(self.places)[: self.pairs]
-            pair[taken] = rng.permutation(self.pairs)[: len(taken)]
+            pair[taken] = rng.permutation(self.pairs)
             inputs["pair"] = pair
-        if self.weighted:
-            inputs["weight"] = rng.standard_normal(self.pairs).astype(np.float32)
+        if self.norm is not None and self.norm.kind == "layer":
+            inputs["x"] += rng.standard_normal((self.rows, 1)).astype(np.float32)
         return inputs
 
     @classmethod
     def examples(cls) -> Mapping[str, Pack]:
+        rms, layer = Norm("rms", 1e-5), Norm("layer", 1e-5, bias=True)
         return {
             "one": cls(1, 3),
             "odd": cls(9, 259),
             "vectors": cls(16, 512),
+            "rms": cls(8, 256, rms),
+            "rms of odd rows": cls(11, 1284, rms),
+            "rms of 8448 columns": cls(9, 8448, rms),
+            "rms without weight": cls(3, 20, Norm("rms", 0.1, weight=False)),
+            "layer": cls(16, 1280, layer),
+            "layer of odd rows": cls(5, 900, layer),
             "pairs": cls(5, 36, used=3, places=24),
             "weighted pairs": cls(9, 290, used=1, places=16, weighted=True),
         }
 
     def flops(self) -> int:
-        return self.vectors * self.cols
+        return (5 if self.norm else 1) * self.vectors * self.cols

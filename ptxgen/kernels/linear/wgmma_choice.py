@@ -16,10 +16,10 @@ A CTA takes about 0.25 us and 4.1 ns a vector for each 64 rows x 256 columns, if
 enough: one alone takes three times as long. A cluster of two costs 2.2 us; of four, more than it
 gives.
 
-Of a mixture of 128 experts (qwen3-30b-a3b: 8 of them, 2 x 768 x 2048 Q4_K, 2048 x 768 Q6_K), us up
-and down: 49 and 42 with 16 rows, 71 and 56 with 64, in tiles of 16 pairs, two CTAs of 128 rows on an
-SM (one takes a third longer); 105 and 84 with 512 rows (tiles of 64, 256 rows of weights); 245 and
-170 with 2048 (tiles of 128).
+Of a mixture of 128 experts (qwen3-30b-a3b: 8 of them, 2 x 768 x 2048 Q4_K, 2048 x 768 Q6_K), us
+up and down: 49 and 42 with 16 rows, 71 and 56 with 64, in tiles of 16 pairs, two CTAs of 128 rows
+on an SM (one takes a third longer); 105 and 84 with 512 rows (tiles of 64, 256 rows of weights);
+245 and 170 with 2048 (tiles of 128).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from urdir.model.verify.check import CheckRow, check_kernel_examples, check_plan
 from urdir.ptxgen.catalog import kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.spec import KernelSpec
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -322,16 +322,16 @@ def test_a_replay_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_a_launch_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Normalise.reference
+    right = GemmWgmma.reference
 
-    def wrong(self: Normalise, **inputs: Any) -> dict[str, Any]:
+    def wrong(self: GemmWgmma, **inputs: Any) -> dict[str, Any]:
         outputs = right(self, **inputs)
         if self.residual:
             outputs["y"][1, 7] += 1
         return outputs
 
-    monkeypatch.setattr(Normalise, "reference", wrong)
-    with pytest.raises(check.CheckError, match=r"residual \(normalise\): y\[1, 7\] is "):
+    monkeypatch.setattr(GemmWgmma, "reference", wrong)
+    with pytest.raises(check.CheckError, match=r"attn_output \(gemm_wgmma\): y\[1, 7\] is "):
         check._check_launches("launches", "emulator", open_demo)
 
 
