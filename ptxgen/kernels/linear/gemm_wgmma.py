@@ -557,7 +557,15 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield (
         "ends",
         cls(
-            q8, 64, 256, 8, small, bias=True, activation=Activation("gelu"), scale=0.05, softcap=20.0
+            q8,
+            64,
+            256,
+            8,
+            small,
+            bias=True,
+            activation=Activation("gelu"),
+            scale=0.05,
+            softcap=20.0,
         ),
     )
     oai = Activation("swiglu_oai", limit=1.5)
