@@ -194,8 +194,8 @@ def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:
     """Sums, gates and packing are at the end of products and of attention."""
     plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE, is_prompt=True))
     assert [kernel for _, kernel in layer(plan, 0)] == [
-        *("normalise", "gemm_wgmma", "prepare_tokens", "prefill_wgmma"),
-        *("gemm_wgmma", "normalise", "gemm_wgmma", "gemm_wgmma"),
+        *("pack", "gemm_wgmma", "prepare_tokens", "prefill_wgmma"),
+        *("gemm_wgmma", "pack", "gemm_wgmma", "gemm_wgmma"),
     ]
 
 
@@ -217,7 +217,7 @@ def test_only_the_last_row_of_a_prompt_goes_on(engine: Engine) -> None:
     """From the last layer's attention on, in launches of one row."""
     plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.GREEDY, is_prompt=True))
     assert [kernel for _, kernel in layer(plan, 1)] == [
-        *("normalise", "gemm_wgmma", "prepare_tokens", "prefill_wgmma"),
+        *("pack", "gemm_wgmma", "prepare_tokens", "prefill_wgmma"),
         *("gather", "gather", "gemv", "gemv", "gemv"),
     ]
     decode = build_plan(engine.session.parts, StepShape(1, KEYS, Output.GREEDY))

@@ -45,7 +45,7 @@ def test_list_has_every_kernel_with_its_fields(cli: Cli) -> None:
     text = cli("ptx", "list")[1]
     for name, entry in found.items():
         assert f"{name}  {entry['purpose']}" in text
-    assert cli("ptx", "list", "prepare")[1].startswith("prepare_tokens  ")
+    assert cli("ptx", "list", "prepare_tokens")[1].startswith("prepare_tokens  ")
 
 
 def test_list_of_a_model_says_what_its_steps_launch(cli: Cli, nano: Path) -> None:
