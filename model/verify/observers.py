@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # First pattern that a launch's label matches -> phase.
 _PHASES = (
     (re.compile(r"token_embd"), "embedding"),
-    (re.compile(r"blk\.\d+\.(attn|rope|kv_append|attention)"), "attention"),
+    (re.compile(r"blk\.\d+\.(attn|attention)"), "attention"),
     (re.compile(r"blk\.\d+\.ffn"), "feed-forward"),
     (re.compile(r"output"), "head"),
     (re.compile(r""), "choice"),

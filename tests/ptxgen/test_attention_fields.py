@@ -15,10 +15,10 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
-from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
+from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.kernels.rotation import Rotation
@@ -236,7 +236,7 @@ def test_a_prompt_wraps_around_a_ring(device: Device) -> None:
         given["position"] = np.arange(start, start + rows, dtype=np.uint32)
         outs = []
         for layout, held in caches.items():
-            append = KvAppend(layout, rows)
+            append = PrepareTokens(1, layout, rows)
             attention = PrefillAttention(1, layout, rows, Scores(window=window))
             tokens = {n: given[n] for n in ("k", "v", "sequence", "position")}
             held.update(run_kernel(device, append, tokens | held))

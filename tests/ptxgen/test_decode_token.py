@@ -1,4 +1,4 @@
-"""Decode attention that turns and appends the rows' own tokens: against Rope, KvAppend and
+"""Decode attention that turns and appends the rows' own tokens: against PrepareTokens and
 attention one after another, bit for bit.
 """
 
@@ -18,13 +18,12 @@ from urdir.driver.plan import Plan
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
-from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
-from urdir.ptxgen.kernels.rope import Rope
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.tools.assemble import assemble
 
@@ -47,7 +46,7 @@ def name_of(spec: Spec) -> str:
 
 
 def one_after_another(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
-    """What the three kernels write."""
+    """What two kernels write, or more where rows are normed."""
     layout, token = spec.layout, spec.token
     assert token is not None
 
@@ -57,7 +56,6 @@ def one_after_another(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
             device, kernel, {p.name: given[p.name] for p in kernel.params if p.name in given}
         )
 
-    rope = token.rope or Rotation(2, "half")
     if token.norms_rows and token.qk_norm:
         normed = {}
         for name in "qk" if token.appends else "q":
@@ -68,20 +66,11 @@ def one_after_another(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
             normed[name] = normed[name].reshape(inputs[name].shape)
         token = dataclasses.replace(token, qk_norm=None, qk_norm_over="head")
         inputs = inputs | normed
-    prepared = inputs
-    if token.rope or token.qk_norm or token.temperature:
-        prepared = run(
-            Rope(
-                spec.heads, layout.kv_heads if token.appends else 0, layout.head_dim,
-                rope.rotary_dim if token.rope else 0, rope.style, rope.magnitude, spec.rows,
-                layout.max_len, token.qk_norm, token.temperature,
-                token.rope_first,
-            )
-        )  # fmt: skip
-    caches: Inputs = {}
-    if token.appends:
-        caches = run(KvAppend(layout, spec.rows, token.v_norm), k=prepared["k"])
-    return caches | run(dataclasses.replace(spec, token=None), **prepared | caches)
+    prepared: Inputs = {}
+    if token != OwnToken(appends=False):
+        prepared = run(PrepareTokens(spec.heads, layout, spec.rows, token))
+    attended = run(dataclasses.replace(spec, token=None), **inputs | prepared)
+    return attended | {name: value for name, value in prepared.items() if name != "q"}
 
 
 def assert_same_bits(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
@@ -92,7 +81,7 @@ def assert_same_bits(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=name_of)
-def test_it_equals_three_kernels(device: Device, spec: Spec) -> None:
+def test_it_equals_separate_kernels(device: Device, spec: Spec) -> None:
     assert_same_bits(device, spec, spec.make_inputs(np.random.default_rng(11)))
 
 
@@ -113,7 +102,7 @@ def test_rows_of_every_length_are_normed_as_by_normalise(device: Device, heads: 
         for target, skips in (("sm_75", at % 2), ("sm_80", 1 - at % 2))
     ],
 )
-def test_it_equals_three_kernels_on_older_targets(target: str, spec: Spec) -> None:
+def test_it_equals_separate_kernels_on_older_targets(target: str, spec: Spec) -> None:
     """No asynchronous copies, or no griddepcontrol."""
     with Device.open(f"emulator:{target}") as older:
         assert_same_bits(older, spec, spec.make_inputs(np.random.default_rng(12)))
@@ -185,7 +174,7 @@ def test_infinities_in_the_token_stay_in_its_head(device: Device) -> None:
 def test_a_cache_that_the_launch_before_writes_is_too_young(emulator: Device) -> None:
     """Older keys are read before the wait: the emulator sees that in a graph."""
     layout = KvLayout(1, 1, 32, 64, "f16")
-    spec, append = IncrementalAttention(2, layout, token=OwnToken(PART)), KvAppend(layout)
+    spec, append = IncrementalAttention(2, layout, token=OwnToken(PART)), PrepareTokens(1, layout)
     inputs = spec.inputs_at(np.random.default_rng(3), [5], [0])
     sizes = {p.name: spec.nbytes(p) for p in spec.params} | {"older": 4}
     plan = Plan("too young")

@@ -1,6 +1,6 @@
 """What is done to a row's own query, key and value: norms, temperature; tokens that stay out.
 
-That decode attention does it as Rope and KvAppend do, bit for bit: see test_decode_token.py.
+That decode attention does it as PrepareTokens does, bit for bit: see test_decode_token.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
-from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import QK_NORM, V_NORM, OwnToken, Temperature
+from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.kernels.rope import Rope
 from urdir.ptxgen.kernels.rotation import Rotation
 
 
@@ -30,13 +29,14 @@ from urdir.ptxgen.kernels.rotation import Rotation
 def test_temperature_steps_up(device: Device, position: int, offset: int) -> None:
     """And keys are left alone."""
     temperature = Temperature(0.3, 7, offset)
-    spec = Rope(2, 1, 32, 0, "half", rows=1, temperature=temperature)
+    layout = KvLayout(1, 1, 16, 32, "f32")
+    spec = PrepareTokens(2, layout, token=OwnToken(temperature=temperature))
     inputs = spec.make_inputs(np.random.default_rng(1))
     inputs["position"][:] = position
     out = run_kernel(device, spec, inputs)
     factor = 1 + 0.3 * math.log(math.floor((position + offset) / 7) + 1)
     np.testing.assert_allclose(out["q"], inputs["q"] * factor, rtol=1e-6)
-    np.testing.assert_array_equal(out["k"], inputs["k"])
+    np.testing.assert_array_equal(out["k_cache"][0, :, position], inputs["k"][0])
 
 
 @pytest.mark.parametrize("kind", [IncrementalAttention, FlashDecode])
@@ -47,8 +47,8 @@ def test_a_layer_reads_the_cache_of_another(device: Device, kind: Any) -> None:
     spec = kind(4, layout, 3, token=token)
     inputs = spec.inputs_at(np.random.default_rng(4), [20, 41, 999], [1, 0, 0])
     assert not {"k", "v", "k_norm"} & {p.name for p in spec.params}
-    rope = Rope(4, 0, 64, 64, "half", rows=3, max_len=50, qk_norm=QK_NORM)
-    prepared = run_kernel(device, rope, {p.name: inputs[p.name] for p in rope.params})
+    prepares = PrepareTokens(4, layout, 3, token)
+    prepared = run_kernel(device, prepares, {p.name: inputs[p.name] for p in prepares.params})
     plain = dataclasses.replace(spec, token=None)
     wanted = run_kernel(
         device,
@@ -62,11 +62,14 @@ def test_a_layer_reads_the_cache_of_another(device: Device, kind: Any) -> None:
 @pytest.mark.parametrize("norm", [QK_NORM, Norm("rms", 0.5), Norm("rms", 1e-5, weight=False)])
 def test_norms_come_before_the_rotation(device: Device, norm: Norm) -> None:
     """Written out, with an eps that matters; heads of zeros stay zeros."""
-    spec = Rope(3, 2, 48, 20, "half", rows=2, qk_norm=norm, magnitude=1.2)
+    layout = KvLayout(1, 2, 9, 48, "f32")
+    spec = PrepareTokens(3, layout, 2, OwnToken(Rotation(20, "half", 1.2), norm))
     inputs = spec.make_inputs(np.random.default_rng(5))
     inputs["position"][:] = (0, 5)
+    inputs["sequence"][:] = 0
     inputs["q"][0, 1] = 0
     out = run_kernel(device, spec, inputs)
+    out["k"] = out["k_cache"][0, :, (0, 5)]
     assert not out["q"][0, 1].any()
     for name in "qk":
         x = inputs[name].astype(float)
@@ -82,9 +85,8 @@ def test_norms_come_before_the_rotation(device: Device, norm: Norm) -> None:
 
 def test_values_are_normed_as_they_are_stored(device: Device) -> None:
     """Written out; K is stored as it is."""
-    spec = KvAppend(
-        KvLayout(1, 2, 8, 24, "f32", value_dim=40), rows=2, v_norm=Norm("rms", 0.1, False)
-    )
+    layout = KvLayout(1, 2, 8, 24, "f32", value_dim=40)
+    spec = PrepareTokens(2, layout, 2, OwnToken(v_norm=Norm("rms", 0.1, False)))
     inputs = spec.make_inputs(np.random.default_rng(6))
     inputs["v"] = np.random.default_rng(7).standard_normal((2, 2, 40)).astype(np.float32)
     inputs["position"][:] = (3, 4)
@@ -115,8 +117,11 @@ def test_tokens_that_no_kernel_prepares(fields: dict[str, Any], message: str) ->
         OwnToken(**fields)
 
 
-def test_a_rope_has_something_to_do() -> None:
+def test_a_kernel_has_something_to_do() -> None:
+    layout = KvLayout(1, 1, 4, 64, "f16")
     with pytest.raises(PtxgenError, match="nothing to do"):
-        Rope(1, 1, 64, 0, "half")
+        PrepareTokens(1, layout, token=OwnToken(appends=False))
+    with pytest.raises(PtxgenError, match="launches of their own"):
+        PrepareTokens(1, layout, token=OwnToken(qk_norm=QK_NORM, qk_norm_over="row"))
     with pytest.raises(PtxgenError, match="floor 0"):
         Temperature(0.1, 0)

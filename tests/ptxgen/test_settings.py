@@ -11,14 +11,13 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
-from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.read_stream import ReadStream
-from urdir.ptxgen.kernels.rope import Rope
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
 from urdir.ptxgen.tools.settings import SettingError, fields_of, plain, specialise
@@ -32,7 +31,8 @@ def test_each_type_of_field() -> None:
         1, 33, Norm("rms", 1e-6)
     )
     assert specialise(Advance, ["sampling=no"]).sampling is False
-    assert specialise(Rope, ["style=interleaved"]).style == "interleaved"
+    layout = specialise(PrepareTokens, ["layout.dtype=bf16"]).layout
+    assert layout.dtype == "bf16"
 
 
 def test_unset_fields_are_the_first_examples() -> None:
@@ -42,9 +42,11 @@ def test_unset_fields_are_the_first_examples() -> None:
 
 
 def test_records_are_set_part_by_part_and_all_at_once() -> None:
-    assert specialise(KvAppend, ["layout.head_dim=128"]).layout.head_dim == 128
-    assert specialise(KvAppend, ["head_dim=128"]).layout.head_dim == 128
-    paged = specialise(KvAppend, ["max_len=64", "page_len=16", "pages=7"]).layout  # no order works
+    assert specialise(PrepareTokens, ["layout.head_dim=128"]).layout.head_dim == 128
+    assert specialise(PrepareTokens, ["head_dim=128"]).layout.head_dim == 128
+    paged = specialise(
+        PrepareTokens, ["max_len=64", "page_len=16", "pages=7"]
+    ).layout  # no order works
     assert (paged.max_len, paged.page_len, paged.pages) == (64, 16, 7)
     tiled = specialise(
         Gemm, ["tile.batch=16", "tile.rows=32", "tile.units=4", "tile.warps_batch=1"]
@@ -70,8 +72,8 @@ def test_records_are_set_part_by_part_and_all_at_once() -> None:
         (GemvF32, "rows=1.5", "not int"),
         (GemvF32, "bias=perhaps", "not bool"),
         (GemvF32, "format=Q9_9", "Q4_K"),
-        (Rope, "style=sideways", "interleaved or half"),
-        (KvAppend, "layout=3", "layout.head_dim"),
+        (PrepareTokens, "layout.dtype=f24", "bf16"),
+        (PrepareTokens, "layout=3", "layout.head_dim"),
         (Gemm, "tile.rows=32", "batch, units"),
         (Normalise, "norm.eps=small", "not float"),
         (Normalise, "norm.eps=nan", "eps=nan: not a finite number"),

@@ -38,9 +38,9 @@ class DecodeAttention(AttentionSpec):
     `MAX_TILE`): fewer make more CTAs, each of which reads K and V. The result is the same, bit for
     bit.
 
-    With a ``token``, q is as the products leave it: the kernel prepares it as Rope does. Where the
-    token appends, k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim) of the rows' own
-    tokens are inputs, too. They are prepared and written to the caches as by Rope and KvAppend;
+    With a ``token``, q is as the products leave it: the kernel prepares it as PrepareTokens does.
+    Where the token appends, k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim) of the
+    rows' own tokens are inputs, too. They are prepared and written to the caches as by it;
     neither q nor k is written back. The output is the same as theirs, bit for bit. Rows must then
     be of different sequences, which share no page that a row writes to. Older tokens, the block
     table, sequence, position, frequencies and weights are read before ``griddepcontrol.wait``:

@@ -14,7 +14,7 @@ import pytest
 
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.kernels.argmax import Argmax
-from urdir.ptxgen.kernels.attention.kv_append import KvAppend
+from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.tools import assemble as assembler
 from urdir.ptxgen.tools.assemble import AssemblerMissingError, is_available
 from urdir.ptxgen.tools.dump import body_of
@@ -45,7 +45,7 @@ def test_list_has_every_kernel_with_its_fields(cli: Cli) -> None:
     text = cli("ptx", "list")[1]
     for name, entry in found.items():
         assert f"{name}  {entry['purpose']}" in text
-    assert cli("ptx", "list", "rope")[1].startswith("rope  ")
+    assert cli("ptx", "list", "prepare_tokens")[1].startswith("prepare_tokens  ")
 
 
 def test_list_of_a_model_says_what_its_steps_launch(cli: Cli, nano: Path) -> None:
@@ -87,14 +87,16 @@ def test_products_of_a_model_are_cut_for_the_gpu(
 
 
 def test_dump_prints_one_text(cli: Cli) -> None:
-    code, out, _ = cli("ptx", "dump", "kv_append", "--set", "head_dim=128", "--target", "sm_80")
+    code, out, _ = cli(
+        "ptx", "dump", "prepare_tokens", "--set", "head_dim=128", "--target", "sm_80"
+    )
     assert code == 0
     assert "head_dim=128 as asked for; the others" in out
     assert "head_dim=128," in body_of(out)
     assert ".target sm_80" in out
-    assert "kernel's first example" in cli("ptx", "dump", "kv_append")[1]
-    found = json.loads(cli("ptx", "dump", "kv_append", "--emit", "json")[1])
-    assert found["key"] == KvAppend.smallest_example().key("sm_90")
+    assert "kernel's first example" in cli("ptx", "dump", "prepare_tokens")[1]
+    found = json.loads(cli("ptx", "dump", "prepare_tokens", "--emit", "json")[1])
+    assert found["key"] == PrepareTokens.smallest_example().key("sm_90")
 
 
 def test_dump_writes_files(cli: Cli, tmp_path: Path) -> None:

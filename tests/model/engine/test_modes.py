@@ -128,8 +128,7 @@ def test_a_variable_turns_on_an_observer(
     [
         ("token_embd", "embedding"),
         ("blk.17.attn_q", "attention"),
-        ("blk.0.rope", "attention"),
-        ("blk.0.attention.kv_append", "attention"),
+        ("blk.0.attention.tokens", "attention"),
         ("blk.3.ffn_down rows 8", "feed-forward"),
         ("blk.3.ffn_gate_up.activation", "feed-forward"),
         ("output_norm", "head"),

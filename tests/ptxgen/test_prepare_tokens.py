@@ -1,4 +1,4 @@
-"""KV append: which tokens it writes, and how it rounds."""
+"""Tokens that are appended as they are: which are written, and how they are rounded."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, KvLayout
+from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.tools.assemble import assemble
 
 every_dtype = pytest.mark.parametrize("dtype", KV_DTYPES)
 
 
-def inputs_at(spec: KvAppend, sequences: list[int], positions: list[int]) -> dict[str, Any]:
+def inputs_at(spec: PrepareTokens, sequences: list[int], positions: list[int]) -> dict[str, Any]:
     inputs = spec.make_inputs(np.random.default_rng(1))
     rows = {"sequence": sequences, "position": positions}
     return inputs | {name: np.array(value, np.uint32) for name, value in rows.items()}
@@ -29,7 +29,7 @@ def inputs_at(spec: KvAppend, sequences: list[int], positions: list[int]) -> dic
 @pytest.mark.parametrize("position", [0, 1, 8])
 def test_one_token_of_every_head_is_written(device: Device, dtype: Any, position: int) -> None:
     layout = KvLayout(2, 3, 9, 96, dtype)
-    spec = KvAppend(layout)
+    spec = PrepareTokens(1, layout)
     inputs = inputs_at(spec, [1], [position])
     outputs = run_kernel(device, spec, inputs)
     slots = layout.slots_of(1, [position])[:, 0]
@@ -48,7 +48,7 @@ def test_one_token_of_every_head_is_written(device: Device, dtype: Any, position
 @every_dtype
 @pytest.mark.parametrize("position", [5, 6, 2**31, 2**32 - 1])
 def test_an_idle_row_writes_nothing(device: Device, dtype: Any, position: int) -> None:
-    spec = KvAppend(KvLayout(2, 2, 5, 64, dtype), rows=2)
+    spec = PrepareTokens(1, KvLayout(2, 2, 5, 64, dtype), rows=2)
     inputs = inputs_at(spec, [0, 2**31], [position, position])
     outputs = run_kernel(device, spec, inputs)
     for name in ("k_cache", "v_cache"):
@@ -56,7 +56,7 @@ def test_an_idle_row_writes_nothing(device: Device, dtype: Any, position: int) -
 
 
 def test_f16_rounds_to_even_and_overflows_to_infinity(device: Device) -> None:
-    spec = KvAppend(KvLayout(1, 1, 2, 8, "f16"))
+    spec = PrepareTokens(1, KvLayout(1, 1, 2, 8, "f16"))
     inputs = inputs_at(spec, [0], [1])
     # Ties between neighbours, the largest f16, the tie above it, subnormals and half of one.
     inputs["k"] = np.array(
@@ -70,7 +70,7 @@ def test_f16_rounds_to_even_and_overflows_to_infinity(device: Device) -> None:
 
 
 def test_bf16_rounds_to_even_and_keeps_nan(device: Device) -> None:
-    spec = KvAppend(KvLayout(1, 1, 2, 8, "bf16"))
+    spec = PrepareTokens(1, KvLayout(1, 1, 2, 8, "bf16"))
     inputs = inputs_at(spec, [0], [1])
     inputs["k"] = np.array(
         [[[257, 259, 3.4e38, np.inf, -np.nan, 1 + 2**-8 + 2**-20, -1e-40, 0]]], np.float32
@@ -84,7 +84,7 @@ def test_bf16_rounds_to_even_and_keeps_nan(device: Device) -> None:
 
 def test_q8_0_at_its_ends(device: Device) -> None:
     """Ties, groups of zeros, scales beyond f16 on both sides, NaN: each in a group of its own."""
-    spec = KvAppend(KvLayout(1, 1, 2, 192, "q8_0"))
+    spec = PrepareTokens(1, KvLayout(1, 1, 2, 192, "q8_0"))
     inputs = inputs_at(spec, [0], [1])
     k = inputs["k"][0, 0].reshape(6, 32)
     k[0, :5] = [127, 0.5, 1.5, -126.5, -2.5]
@@ -108,8 +108,8 @@ def test_q8_0_at_its_ends(device: Device) -> None:
 
 
 SPECS = (
-    KvAppend(KvLayout(3, 2, 32, 64, "f16", 16, 6), rows=4),
-    KvAppend(KvLayout(3, 1, 32, 96, "q8_0", 16, 6), rows=4),
+    PrepareTokens(1, KvLayout(3, 2, 32, 64, "f16", 16, 6), rows=4),
+    PrepareTokens(1, KvLayout(3, 1, 32, 96, "q8_0", 16, 6), rows=4),
 )
 
 
@@ -117,7 +117,7 @@ SPECS = (
 @pytest.mark.parametrize("spec", SPECS)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_paged_holds_what_contiguous_holds(spec: KvAppend, data: st.DataObject) -> None:
+def test_paged_holds_what_contiguous_holds(spec: PrepareTokens, data: st.DataObject) -> None:
     """Any permutation of the pages, any different tokens, idle rows among them."""
     paged = spec.layout
     plain = KvLayout(3, paged.kv_heads, 32, paged.head_dim, paged.dtype)
@@ -130,7 +130,7 @@ def test_paged_holds_what_contiguous_holds(spec: KvAppend, data: st.DataObject) 
     del twin["block_table"]
     with Device.open("emulator") as emulator:
         out = run_kernel(emulator, spec, inputs | caches | {"block_table": table})
-        plain_out = run_kernel(emulator, KvAppend(plain, rows=4), twin)
+        plain_out = run_kernel(emulator, PrepareTokens(1, plain, rows=4), twin)
     for name in ("k_cache", "v_cache"):
         for s in range(3):
             a = paged.read(out[name], s, range(32), table)
@@ -141,8 +141,8 @@ def test_paged_holds_what_contiguous_holds(spec: KvAppend, data: st.DataObject) 
 
 def test_no_spills_and_few_registers() -> None:
     for dtype in KV_DTYPES:
-        spec = KvAppend(KvLayout(64, 8, 1 << 17, 128, dtype, 64, 1 << 14), rows=64)
-        cost = assemble(spec.ptx("sm_75"), "sm_75").entries["kv_append"]
+        spec = PrepareTokens(1, KvLayout(64, 8, 1 << 17, 128, dtype, 64, 1 << 14), rows=64)
+        cost = assemble(spec.ptx("sm_75"), "sm_75").entries["prepare_tokens"]
         assert not cost.spills
         assert cost.registers <= 48
 
@@ -150,4 +150,4 @@ def test_no_spills_and_few_registers() -> None:
 @pytest.mark.parametrize("rows", [0, 65536])
 def test_rows_beyond_a_grid_are_refused(rows: int) -> None:
     with pytest.raises(PtxgenError, match=f"{rows} rows"):
-        KvAppend(KvLayout(1, 1, 4, 64, "f16"), rows=rows)
+        PrepareTokens(1, KvLayout(1, 1, 4, 64, "f16"), rows=rows)
