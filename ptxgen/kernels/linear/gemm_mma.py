@@ -83,8 +83,8 @@ class MmaCut:
 
     @property
     def used_registers(self) -> int:
-        """Registers that a thread needs: sums, operands of half a tile, and others."""
-        return self.operands * (self.vectors // 2 + 32) + OTHER_REGISTERS
+        """Registers that a thread needs: sums, operands and others."""
+        return self.operands * (self.vectors // 2 + 16) + OTHER_REGISTERS
 
     @property
     def x_nbytes(self) -> int:
@@ -182,7 +182,8 @@ class GemmMma(PackedProduct):
 
 
 def _examples(cls: type[GemmMma]) -> Iterator[tuple[str, GemmMma]]:
-    q8, q4_k, q6_k, f16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
+    names = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "F16")
+    q4_0, q8, q4_k, q6_k, f16 = (FORMATS[n] for n in names)
     small = MmaCut(1, 8)
     yield "smallest", cls(q8, 8, 32, 1, small)
     types = [fmt for fmt in FORMATS.values() if fmt.element != "f32"]
@@ -190,9 +191,9 @@ def _examples(cls: type[GemmMma]) -> Iterator[tuple[str, GemmMma]]:
         cols = 290 if fmt.is_float else max(fmt.block, 288 // fmt.block * fmt.block)
         yield fmt.name, cls(fmt, 70, cols, 3 + i % 6, small, bias=i % 2 == 0)
     yield "large tile", cls(q4_k, 200, 512, 71, MmaCut(2, 64, operands=2))
-    yield "two operands", cls(q6_k, 250, 1024, 17, MmaCut(4, 16, 1, 2, 3, 2, 2), bias=True)
-    yield "splits", cls(q4_k, 130, 1280, 17, MmaCut(1, 24, 4, 1, 2, 2, 4))
-    yield "more splits than tiles", cls(q8, 65, 288, 9, MmaCut(1, 8, 3), residual=True)
+    yield "two operands", cls(q4_k, 250, 768, 17, MmaCut(4, 16, 1, 2, 2, 2, 2), bias=True)
+    yield "splits", cls(q4_k, 130, 1280, 17, MmaCut(1, 24, 2, x_stages=2, x_slices=4))
+    yield "more splits than tiles", cls(q4_0, 65, 288, 9, MmaCut(1, 8, 3), residual=True)
     yield "gated", cls(q4_k, 96, 512, 30, MmaCut(2, 16, operands=2), gated=True, packs=True)
     yield "packed", cls(q8, 96, 288, 9, replace(small, vectors=16), bias=True, packs=True)
     yield (
