@@ -1,4 +1,4 @@
-"""Activations packed for products on Hopper's tensor cores."""
+"""Activations packed for products on tensor cores."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from functools import lru_cache
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.spec import ceil_div
-from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
 
 #: The targets whose products they are.
@@ -39,11 +38,6 @@ FEW, MOST = 64, 128
 RINGS = ((4, 3, 4), (3, 2, 4), (2, 2, 4), (3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1))
 #: us: of a CTA for a tile of an operand, per vector, of a warpgroup alone, and of a cluster.
 TILE, PER_VECTOR, ALONE, ALONE_PER_VECTOR, CLUSTER = 0.25, 0.0041, 0.7, 0.002, 2.2
-
-
-def takes_wgmma(formats: tuple[Format, ...]) -> bool:
-    """Whether `GemmWgmma` multiplies with such weights."""
-    return all(fmt.element != "f32" for fmt in formats)
 
 
 @lru_cache(maxsize=256)
