@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.rows import Rows
 from urdir.ptxgen.kernels.attention.choice import decode_attention, prompt_attention
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
-from urdir.ptxgen.kernels.attention.kv_append import KvAppend
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import PLAIN_TOKEN, OwnToken
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
+from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
-from urdir.ptxgen.kernels.rope import Rope
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Region
@@ -68,7 +67,7 @@ class LayerAttention:
     exact: bool = False
     fused: bool = True
 
-    def decode_kernel(self, token: OwnToken | None) -> IncrementalAttention | FlashDecodeChunk:
+    def decode_kernel(self, token: OwnToken | None) -> IncrementalAttention | FlashDecode:
         """The kernel of decoding, which prepares and appends where a token is given."""
         return decode_attention(
             self.heads,
@@ -98,6 +97,7 @@ class LayerAttention:
     def launch(self, plan: Plan, kernel: KernelSpec, label: str, **outputs: Region) -> None:
         """Append a launch of ``kernel``, which takes what it needs of all that is here by name."""
         given = {**self.work, **self.caches, **self.rows.arguments, **self.constants, **outputs}
+        given |= {"arrived": self.work["chunks arrived"]} if "chunks arrived" in self.work else {}
         plan.launch(kernel, label, **{p.name: given[p.name] for p in kernel.params})
 
 
@@ -118,23 +118,7 @@ def incremental_attention_into(
         flash_attention_multi_head(plan, at, out, packs=packs)
         return
     kernel = at.decode_kernel(at.token if is_fused else None)
-    if isinstance(kernel, FlashDecodeChunk):
-        flash_decoding_graphed(plan, at, kernel, out)
-    else:
-        at.launch(plan, kernel, at.label, out=out)
-
-
-def flash_decoding_graphed(
-    plan: Plan, at: LayerAttention, kernel: FlashDecodeChunk, out: Region
-) -> None:
-    """Attention of decode rows, split over chunks of keys: two launches, ``kernel``'s and their
-    merge. Prepares and appends the rows' tokens where ``kernel`` has a token.
-
-    Partial results go to ``at.work["partial"]`` and ``at.work["softmax"]`` (see
-    `workspace.partial_sizes`).
-    """
-    at.launch(plan, kernel, f"{at.label}.chunks")
-    at.launch(plan, kernel.reduce, at.label, out=out)
+    at.launch(plan, kernel, at.label, out=out)
 
 
 def flash_attention_multi_head(
@@ -152,31 +136,15 @@ def flash_attention_multi_head(
 
 
 def append_tokens(plan: Plan, at: LayerAttention) -> None:
-    """Prepare ``at.work``'s q and k in place, where there is something to do; append k and v, where
-    the layer has a cache of its own."""
-    layout, token, rows = at.layout, at.token, at.rows
+    """Prepare ``at.work``'s q in place, where there is something to do; prepare and append k and v,
+    where the layer has a cache of its own. Norms over rows change k in place, too."""
+    token = at.token
     if token.qk_norm and token.norms_rows:
         _norm_rows(plan, at, token.qk_norm)
         token = replace(token, qk_norm=None, qk_norm_over="head")
-    rope = token.rope
-    if rope or token.qk_norm or token.temperature:
-        kernel = Rope(
-            q_heads=at.heads,
-            kv_heads=layout.kv_heads if token.appends else 0,
-            head_dim=layout.head_dim,
-            rotary_dim=rope.rotary_dim if rope else 0,
-            style=rope.style if rope else "half",
-            magnitude=rope.magnitude if rope else 1.0,
-            rows=rows.count,
-            max_len=layout.max_len,
-            qk_norm=token.qk_norm,
-            temperature=token.temperature,
-            rope_first=token.rope_first,
-        )
-        at.launch(plan, kernel, f"{at.label}.rope")
-    if token.appends:
-        append = KvAppend(layout, rows.count, token.v_norm)
-        at.launch(plan, append, f"{at.label}.kv_append")
+    if token != OwnToken(appends=False):
+        kernel = PrepareTokens(at.heads, at.layout, at.rows.count, token)
+        at.launch(plan, kernel, f"{at.label}.tokens")
 
 
 def _norm_rows(plan: Plan, at: LayerAttention, norm: Norm) -> None:

@@ -17,10 +17,10 @@ from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.attention.choice import fills_sms
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
-from urdir.ptxgen.kernels.linear.choice import fills_sms
+from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.normalise import Normalise
-from urdir.ptxgen.kernels.rope import Rope
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -72,25 +72,16 @@ def _append_norms_apart(at: LayerStep, mixer: Attention, norm: QkNorm) -> None:
     """Norms that attention has not, before it rotates; or the rotation first, where they come after
     it. In place."""
     if norm.after_rope and mixer.rope is not None:
-        rotation = mixer.rope.rotation
-        kernel = Rope(
-            q_heads=mixer.heads,
-            kv_heads=mixer.kv_heads,
-            head_dim=mixer.key_dim,
-            rotary_dim=rotation.rotary_dim,
-            style=rotation.style,
-            magnitude=rotation.magnitude,
-            rows=at.rows.count,
-            max_len=at.parts.cache.shape.max_len,
-        )
-        at.plan.launch(
-            kernel,
-            at.name("attention.rope"),
-            q=at.work["q"],
-            k=at.work["k"],
-            frequencies=at.parts.weights.rope_tables[mixer.rope],
-            position=at.rows.position,
-        )
+        layout = at.parts.cache.layout(at.index)
+        token = OwnToken(mixer.rope.rotation, appends=False)
+        for name, heads in (("q", mixer.heads), ("k", mixer.kv_heads)):
+            at.plan.launch(
+                PrepareTokens(heads, layout, at.rows.count, token),
+                at.name(f"attention.{name}_rope"),
+                q=at.work[name],
+                frequencies=at.parts.weights.rope_tables[mixer.rope],
+                position=at.rows.position,
+            )
     for name, of, heads in (("q", norm.q, mixer.heads), ("k", norm.k, mixer.kv_heads)):
         rows, cols = (heads, mixer.key_dim) if norm.over == "head" else (1, heads * mixer.key_dim)
         sets = 1 if of.weight is None else of.weight.size // cols

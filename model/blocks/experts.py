@@ -1,11 +1,13 @@
 """Mixtures of experts: the router's choice, and the products of each row with its experts.
 
-Nothing here depends on the choice, which stays on the device. Few rows read the matrices of their
-experts as a decode step does; many rows (``takes_gemm``) are grouped by expert first.
+Nothing here depends on the choice, which stays on the device. Of few rows each reads the matrices
+of its experts, as a decode step of one does, or those with the same expert read it together
+(``pays_together``); many rows (``takes_gemm``) are grouped by expert first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,16 +20,19 @@ from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.choice import pays_together
 from urdir.ptxgen.kernels.experts.combine import CombineExperts
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
+from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.group import GroupExperts
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
-from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
+from urdir.ptxgen.kernels.experts.tiled import MAX_USED, ExpertsSpec
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
+from urdir.ptxgen.kernels.linear.ends import is_first
 from urdir.ptxgen.kernels.linear.gemv import Activations as Rounding
 from urdir.ptxgen.weights.formats import Format
 
@@ -51,6 +56,21 @@ _group = lru_cache(maxsize=64)(GroupExperts)
 _logits = lru_cache(maxsize=64)(RouterLogits)
 _route = lru_cache(maxsize=64)(RouteExperts)
 _select = lru_cache(maxsize=64)(SelectExperts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """What a launch multiplies: a matrix of all experts, perhaps with the ``up`` matrix of a gated
+    pair; then comes the activation, if there is one."""
+
+    name: str
+    matrix: Matrix
+    up: Matrix | None = None
+    activation: Activation | None = None
+
+
+#: Appends a product with this label, whose result goes there.
+_Multiply = Callable[[str, _Product, "Slice"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +135,8 @@ class ExpertLayers:
         x, norm = _completed(x, norm)
         if takes_gemm(self.rows, self.linear.exact):
             self._append_many(label, mixture, x, norm, residual, y)
+        elif self._reads_together(mixture, norm):
+            self._append_together(label, mixture, x, norm, residual, y)
         else:
             self._append_few(label, mixture, x, norm, residual, y)
         return Activations(y)
@@ -129,7 +151,17 @@ class ExpertLayers:
         """Rows of the step."""
         return self.linear.rows
 
-    # ---- few rows ----
+    def _append_activated(self, label: str, mixture: MixtureLayer, multiply: _Multiply) -> None:
+        """``work["expert gate"]`` = f(gate x) * up x, without a gate f(up x), for each pair of a
+        row and its experts."""
+        gate, up = self.work["expert gate"], self.work["expert up"]
+        first, *second = _first_products(mixture)
+        multiply(f"{label}_{first.name}", first, gate)
+        if second:
+            multiply(f"{label}_{second[0].name}", second[0], up)
+            self._append_activation(label, mixture)
+
+    # ---- few rows, each of which reads its experts ----
 
     def _append_few(
         self,
@@ -140,17 +172,10 @@ class ExpertLayers:
         residual: Slice | None,
         y: Slice,
     ) -> None:
-        gate, up, activated = mixture.gate, mixture.up, self.work["expert gate"]
-        f = mixture.activation
-        if gate is None:
-            self._append_up(f"{label}_up", mixture, up, None, f, x, norm, activated)
-        elif _multiplied_together(gate, up):
-            self._append_up(f"{label}_gate_up", mixture, gate, up, f, x, norm, activated)
-        else:
-            self._append_up(f"{label}_gate", mixture, gate, None, None, x, norm, activated)
-            other = self.work["expert up"]
-            self._append_up(f"{label}_up", mixture, up, None, None, x, norm, other)
-            self._append_activation(label, mixture)
+        def multiply(name: str, product: _Product, to: Slice) -> None:
+            self._append_up(name, mixture, product, x, norm, to)
+
+        self._append_activated(label, mixture, multiply)
         down, selection = mixture.down, mixture.selection
         kernel = _fitted(
             ExpertsDown,
@@ -174,7 +199,7 @@ class ExpertLayers:
             f"{label}_down",
             weights=down.data,
             expert=self.work["expert"],
-            x=activated,
+            x=self.work["expert gate"],
             y=y,
             **_given(weight=weight, bias=down.bias, residual=residual),
         )
@@ -183,15 +208,12 @@ class ExpertLayers:
         self,
         label: str,
         mixture: MixtureLayer,
-        matrix: Matrix,
-        up: Matrix | None,
-        activation: Activation | None,
+        product: _Product,
         x: Activations,
         norm: NormLayer | None,
         y: Slice,
     ) -> None:
-        """The products with one matrix, or with a gated pair."""
-        selection = mixture.selection
+        selection, matrix, up = mixture.selection, product.matrix, product.up
         kernel = _fitted(
             ExpertsUp,
             self._shares(larger=self.rows > 1),
@@ -204,7 +226,7 @@ class ExpertLayers:
             activations=self._rounding(matrix.format),
             sms=self.linear.limits.sms,
             gated=up is not None,
-            activation=activation,
+            activation=product.activation,
             norm=None if norm is None else norm.norm,
             weighted=mixture.weigh_input,
             bias=matrix.bias is not None,
@@ -232,6 +254,92 @@ class ExpertLayers:
         limits = self.linear.limits
         least, most = limits.shared(larger)
         return (most, least, limits.resident), (limits.shared_per_cta, 0, 1)
+
+    # ---- few rows, of which those with the same expert read it together ----
+
+    def _reads_together(self, mixture: MixtureLayer, norm: NormLayer | None) -> bool:
+        """Whether `ExpertsGemmSmall` serves, and pays."""
+        selection = mixture.selection
+        matrices = [m for m in (mixture.gate, mixture.up, mixture.down) if m is not None]
+        nbytes = sum(m.layout.nbytes for m in matrices) // selection.experts
+        few = (self.rows, selection.experts, selection.used)
+        if self.linear.exact or not pays_together(*few, nbytes):
+            return False
+        products = [_Product("down", mixture.down), *_first_products(mixture)]
+        return all(self._small(mixture, product, norm) is not None for product in products)
+
+    def _append_together(
+        self,
+        label: str,
+        mixture: MixtureLayer,
+        x: Activations,
+        norm: NormLayer | None,
+        residual: Slice | None,
+        y: Slice,
+    ) -> None:
+        if norm is not None and is_first(norm.norm):
+            normed = self.work["normed"]
+            x = self.linear.append_norm(f"{label}.norm", mixture.up.cols, x, norm, normed)
+            x, norm = _completed(x, norm)
+
+        def multiply(name: str, product: _Product, to: Slice) -> None:
+            self._append_small(name, mixture, product, x.x, norm, to)
+
+        self._append_activated(label, mixture, multiply)
+        activated, out = self.work["expert gate"], self.work["expert out"]
+        down = _Product("down", mixture.down)
+        slots = self._append_small(f"{label}_down", mixture, down, activated, None, out)
+        self._append_combined(label, mixture, slots, residual, y)
+
+    def _append_small(
+        self,
+        label: str,
+        mixture: MixtureLayer,
+        product: _Product,
+        x: Slice,
+        norm: NormLayer | None,
+        y: Slice,
+    ) -> int:
+        """Returns how many products of a row there are in y."""
+        kernel, matrix, up = self._small(mixture, product, norm), product.matrix, product.up
+        assert kernel is not None  # as `_reads_together` found
+        pair = {} if up is None else _given(up=up.data, up_bias=up.bias)
+        weight = self.work["expert weight"] if kernel.weighted else None
+        self.linear.plan.launch(
+            kernel,
+            label,
+            weights=matrix.data,
+            expert=self.work["expert"],
+            x=x,
+            y=y,
+            **_given(weight=weight, bias=matrix.bias, norm=None if norm is None else norm.weight),
+            **pair,
+        )
+        return kernel.slots
+
+    def _small(
+        self, mixture: MixtureLayer, product: _Product, norm: NormLayer | None
+    ) -> ExpertsGemmSmall | None:
+        """The kernel, if there is one; a norm that it does not take comes before it."""
+        selection, matrix, down = mixture.selection, product.matrix, product.name == "down"
+        computed = None if norm is None or down or is_first(norm.norm) else norm.norm
+        return _small_fitted(
+            shared=self.linear.limits.shared_per_cta,
+            format=matrix.format,
+            experts=selection.experts,
+            used=selection.used,
+            rows=matrix.rows // selection.experts,
+            cols=matrix.cols,
+            batch=self.rows,
+            down=down,
+            weighted=mixture.weigh_input != down,
+            bias=matrix.bias is not None,
+            gated=product.up is not None,
+            activation=product.activation,
+            norm=computed,
+            early=down,  # the products before it have waited for the router
+            sms=self.linear.limits.sms,
+        )
 
     # ---- many rows ----
 
@@ -278,36 +386,26 @@ class ExpertLayers:
         group = _group(self.rows, selection.experts, selection.used, height)
         grouped = {"pair": work["expert pair"], "tile_of": work["expert tiles"]}
         plan.launch(group, f"{label}.group", expert=work["expert"], **grouped)
-        gate, up, first = mixture.gate, mixture.up, work["expert gate"]
-        f, gemm = mixture.activation, self._append_gemm
-        if gate is None:
-            gemm(f"{label}_up", mixture, up, height, x.x, first, activation=f)
-        elif _multiplied_together(gate, up):
-            gemm(f"{label}_gate_up", mixture, gate, height, x.x, first, up=up, activation=f)
-        else:
-            gemm(f"{label}_gate", mixture, gate, height, x.x, first)
-            gemm(f"{label}_up", mixture, up, height, x.x, work["expert up"])
-            self._append_activation(label, mixture)
-        out = work["expert out"]
-        gemm(f"{label}_down", mixture, mixture.down, height, first, out, down=True)
-        combine = _combine(self.rows, selection.used, mixture.hidden, residual is not None)
-        plan.launch(combine, f"{label}.combine", x=out, y=y, **_given(residual=residual))
+
+        def multiply(name: str, product: _Product, to: Slice) -> None:
+            self._append_gemm(name, mixture, product, height, x.x, to)
+
+        self._append_activated(label, mixture, multiply)
+        activated, out, down = work["expert gate"], work["expert out"], mixture.down
+        self._append_gemm(f"{label}_down", mixture, _Product("down", down), height, activated, out)
+        self._append_combined(label, mixture, selection.used, residual, y)
 
     def _append_gemm(
         self,
         label: str,
         mixture: MixtureLayer,
-        matrix: Matrix,
+        product: _Product,
         height: int,
         x: Slice,
         y: Slice,
-        *,
-        down: bool = False,
-        up: Matrix | None = None,
-        activation: Activation | None = None,
     ) -> None:
-        """The product with one matrix, or with a gated pair."""
-        selection = mixture.selection
+        selection, matrix, up = mixture.selection, product.matrix, product.up
+        down = product.name == "down"
         weighted = mixture.weigh_input != down
         kernel = _gemm(
             matrix.format,
@@ -321,7 +419,7 @@ class ExpertLayers:
             weighted,
             matrix.bias is not None,
             up is not None,
-            activation,
+            product.activation,
         )
         others = {} if up is None else _given(up=up.data, up_bias=up.bias)
         self.linear.plan.launch(
@@ -336,12 +434,30 @@ class ExpertLayers:
             **others,
         )
 
+    def _append_combined(
+        self, label: str, mixture: MixtureLayer, slots: int, residual: Slice | None, y: Slice
+    ) -> None:
+        """y = residual + the sum of the slots of ``work["expert out"]``."""
+        kernel, out = _combine(self.rows, slots, mixture.hidden, residual is not None), "expert out"
+        x = self.work[out]
+        self.linear.plan.launch(kernel, f"{label}.combine", x=x, y=y, **_given(residual=residual))
+
     def _append_activation(self, label: str, mixture: MixtureLayer) -> None:
         """Of ``work["expert gate"]`` with ``work["expert up"]``, in place."""
         values = self.rows * mixture.selection.used * mixture.width
         kernel = _activate(values, mixture.activation, gated=True)
         gate, up = self.work["expert gate"], self.work["expert up"]
         self.linear.plan.launch(kernel, f"{label}.activation", y=gate, gate=gate, up=up)
+
+
+def _first_products(mixture: MixtureLayer) -> list[_Product]:
+    """What is multiplied before the down matrices: a gate and up in one launch if it can."""
+    gate, up, f = mixture.gate, mixture.up, mixture.activation
+    if gate is None:
+        return [_Product("up", up, activation=f)]
+    if _multiplied_together(gate, up):
+        return [_Product("gate_up", gate, up, f)]
+    return [_Product("gate", gate), _Product("up", up)]
 
 
 def _multiplied_together(gate: Matrix, up: Matrix) -> bool:
@@ -365,6 +481,19 @@ def _fitted(kind: type[_Kernel], shares: tuple[Share, ...], **fields: Any) -> _K
         f"{kind.name}: {fields['used']} experts of {fields['rows']} x {fields['cols']}, "
         f"{fields['activations']} activations: {max(shares)[0]} bytes of shared memory are too few"
     ) from refusal
+
+
+@lru_cache(maxsize=256)
+def _small_fitted(**fields: Any) -> ExpertsGemmSmall | None:
+    """The kernel, if need be with columns in parts; None where it does not fit."""
+    for parts in range(1, MAX_USED // fields["used"] + 1 if fields["down"] else 2):
+        try:
+            kernel = ExpertsGemmSmall(parts=parts, **fields)
+        except PtxgenError:
+            continue
+        if kernel.fits:
+            return kernel
+    return None
 
 
 def _completed(x: Activations, norm: NormLayer | None) -> tuple[Activations, NormLayer | None]:

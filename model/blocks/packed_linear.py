@@ -81,19 +81,23 @@ class PackedLinear:
         """The vectors of a product, packed: by a launch, unless they are."""
         if norm is None and x.packed is not None:
             return x.packed
-        packed, source = self.work["packed"], x.x
-        if norm is not None and not x.has_completed(norm):
-            packs = Normalise.can_pack(self.rows, cols)
-            normed = packed if packs else self.work["normed"]
-            kernel = _normalise(self.rows, cols, norm.norm, packs=packs)
-            weights = {"weight": norm.weight, "bias": norm.bias}
-            given = {name: value for name, value in weights.items() if value is not None}
-            self.plan.launch(kernel, f"{label}.norm", x=source, y=normed, **given)
-            if packs:
-                return packed
-            source = normed
-        elif norm is not None:
+        packed, source, taken = self.work["packed"], x.x, None
+        if norm is not None and x.has_completed(norm):
             assert x.normed is not None
             source = x.normed
-        self.plan.launch(_pack(self.rows, cols), f"{label}.pack", x=source, y=packed)
+        elif norm is not None and Pack.can_norm(cols):
+            taken = norm
+        elif norm is not None:
+            source = self.work["normed"]
+            kernel = _normalise(self.rows, cols, norm.norm)
+            self.plan.launch(kernel, f"{label}.norm", x=x.x, y=source, **_weights(norm))
+        pack = _pack(self.rows, cols, taken and taken.norm)
+        label = f"{label}.norm" if taken else f"{label}.pack"
+        weights = {} if taken is None else _weights(taken)
+        self.plan.launch(pack, label, x=source, y=packed, **weights)
         return packed
+
+
+def _weights(norm: NormLayer) -> dict[str, Slice]:
+    weights = {"weight": norm.weight, "bias": norm.bias}
+    return {name: value for name, value in weights.items() if value is not None}

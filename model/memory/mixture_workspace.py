@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from urdir.ptxgen.kernels.experts.gemm import tile_height
 from urdir.ptxgen.kernels.experts.group import most_tiles
 from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.experts.tiled import MAX_USED
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 
 def mixture_workspace(
@@ -26,10 +28,13 @@ def mixture_workspace(
         "expert gate": 4 * pairs * width,
         "expert up": 4 * pairs * width,
     }
+    if not exact:
+        # of steps of few rows: up to MAX_USED products of a row
+        sizes["expert out"] = 4 * min(rows, MAX_BATCH) * MAX_USED * hidden
     if takes_gemm(rows, exact):
         sizes["expert pair"] = 4 * pairs
         sizes["expert tiles"] = 16 * max(_tiles(selection, count) for count in range(1, rows + 1))
-        sizes["expert out"] = 4 * pairs * hidden
+        sizes["expert out"] = max(sizes["expert out"], 4 * pairs * hidden)
     return sizes
 
 

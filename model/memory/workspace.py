@@ -10,7 +10,7 @@ from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.summary import SUMMARY
@@ -20,11 +20,13 @@ from urdir.ptxgen.weights.packed import packed_nbytes
 #: Buffers for the stream: what a block reads, what it makes, and what a parallel block adds up.
 STREAMS = ("hidden", "residual", "sum", "spare")
 
+#: Parameters of split attention, and the buffers that they take.
+PARTIAL = {"partial": "partial", "softmax": "softmax", "arrived": "chunks arrived"}
 #: Buffers with the vectors of products.
 _INPUTS = ("hidden", "heads", "activated", "layer gate")
 
 #: Buffers that are zeros at first: kernels leave them so.
-ZEROED = frozenset({"experts arrived"})
+ZEROED = frozenset({"experts arrived", "chunks arrived"})
 
 
 def saved(name: str) -> str:
@@ -106,11 +108,11 @@ def _partial_sizes(config: Config, cache: CacheShape, rows: int, sm_count: int) 
     )
 
 
-def most_partial(kernels: Iterable[IncrementalAttention | FlashDecodeChunk]) -> dict[str, int]:
+def most_partial(kernels: Iterable[IncrementalAttention | FlashDecode]) -> dict[str, int]:
     """Bytes of the partial results that any of these kernels leaves."""
-    sizes = {"partial": 16, "softmax": 16}  # where none is split: never touched
+    sizes: dict[str, int] = {}
     for kernel in kernels:
-        if isinstance(kernel, FlashDecodeChunk):
-            for name, size in sizes.items():
-                sizes[name] = max(size, kernel.nbytes(kernel.param(name)))
+        if isinstance(kernel, FlashDecode) and kernel.chunks > 1:
+            for param, name in PARTIAL.items():
+                sizes[name] = max(sizes.get(name, 0), kernel.nbytes(kernel.param(param)))
     return sizes

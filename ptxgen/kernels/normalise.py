@@ -11,8 +11,6 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.layout import TILE_COLS
-from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 #: The most columns of a row: its code is unrolled.
 MAX_COLS = 1 << 20
@@ -25,8 +23,7 @@ class Normalise(KernelSpec):
 
     With ``weight_rows`` more than 1, row r has weight and bias number r % weight_rows: heads with
     weights of their own. ``then`` is the norm of the next block, in the same launch: z = then(y),
-    with ``next_weight`` and ``next_bias``. ``packs``: y is packed f16 (`packed`), of whole tiles of
-    256 columns and groups of eight rows, without a residual.
+    with ``next_weight`` and ``next_bias``.
     """
 
     rows: int
@@ -36,7 +33,6 @@ class Normalise(KernelSpec):
     scale: float = 1.0
     weight_rows: int = 1
     then: Norm | None = None
-    packs: bool = False
 
     name = "normalise"
     template = ("urdir.templates", "normalise.ptx.j2")
@@ -50,25 +46,8 @@ class Normalise(KernelSpec):
             )
         if self.norm is None and not (self.residual and self.then):
             raise PtxgenError("normalise: without a norm it takes a residual and the next norm")
-        if self.packs and not (self.can_pack(self.rows, self.cols) and self.is_plain):
-            raise PtxgenError(f"normalise: {self.rows} rows of {self.cols} packed, {self}")
         if self.weight_rows < 1 or (self.weight_rows > 1 and not self.weighted):
             raise PtxgenError(f"normalise: {self.weight_rows} rows of weights of {self.norm}")
-
-    @staticmethod
-    def can_pack(rows: int, cols: int) -> bool:
-        """Whether rows and columns are whole groups and tiles."""
-        return rows % GROUP == 0 and cols % TILE_COLS == 0
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is one norm and nothing else."""
-        return not (self.residual or self.then) and self.weight_rows == 1
-
-    @property
-    def groups(self) -> int:
-        """Groups of rows of a packed y."""
-        return self.rows // GROUP
 
     @property
     def weighted(self) -> bool:
@@ -86,8 +65,7 @@ class Normalise(KernelSpec):
             (self.residual, Param("residual", "f32", matrix, Access.IN)),
             (then and then.weight, Param("next_weight", "f32", ("cols",), Access.IN)),
             (then and then.bias, Param("next_bias", "f32", ("cols",), Access.IN)),
-            (not self.packs, Param("y", "f32", matrix, Access.OUT)),
-            (self.packs, Param("y", "f16", packed_shape(self.rows, self.cols), Access.OUT)),
+            (True, Param("y", "f32", matrix, Access.OUT)),
             (then, Param("z", "f32", matrix, Access.OUT)),
         )
         return tuple(param for present, param in given if present)
@@ -139,7 +117,7 @@ class Normalise(KernelSpec):
 
     @property
     def tolerance(self) -> Tolerance:
-        return Tolerance(rtol=6e-4 if self.packs else 2e-6)  # f16 has 11 bits
+        return Tolerance(rtol=2e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         rows = np.arange(self.rows) % self.weight_rows
@@ -151,7 +129,7 @@ class Normalise(KernelSpec):
         y = self.scale * (x if self.norm is None else self.norm(inputs["x"], weight, bias))
         if self.residual:
             y += inputs["residual"]
-        outputs = {"y": pack(y) if self.packs else y.astype(np.float32)}
+        outputs = {"y": y.astype(np.float32)}
         if self.then is not None:
             z = self.then(y, inputs.get("next_weight"), inputs.get("next_bias"))
             outputs["z"] = z.astype(np.float32)
@@ -195,8 +173,6 @@ class Normalise(KernelSpec):
             "sum and norm, 16388 columns": cls(
                 rows=1, cols=16388, norm=None, residual=True, then=fine
             ),
-            "packed": cls(rows=8, cols=256, norm=rms, packs=True),
-            "packed layer": cls(rows=16, cols=1280, norm=layer, packs=True),
             "after and before, 8192 columns": cls(
                 rows=1, cols=8192, norm=layer, residual=True, then=layer
             ),

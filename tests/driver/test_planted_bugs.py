@@ -61,6 +61,7 @@ def sanitized() -> Device:
     return Device.open("emulator", api=emulated(sanitize=True))
 
 
+GIVE_BACK = "@%elected mbarrier.arrive.release.cta.shared::cta.b64 _, [%x_barrier+32];"
 PUBLISH = "fence.release.sync_restrict::shared::cta.cluster;"
 ARRIVE, WAIT = "barrier.cluster.arrive.relaxed.aligned;", "barrier.cluster.wait.acquire.aligned;"
 NORM, WIDE_NORM = (
@@ -460,10 +461,10 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"kernel incremental_attention: out\[0, 3, \d+\] is .*\d+ of 320 wrong",
     ),
     "the same in a chunk of a split cache": (
-        example("flash_decode_chunk", "fewer keys than the cache"),
+        example("flash_decode", "long chunks"),
         [("mul.rn.f32 %sum, %sum, %rescale;", "")],
         MismatchError,
-        r"kernel flash_decode_chunk: softmax\[0, 3, \d, 1\] is ",
+        r"kernel flash_decode: .*softmax\[0, 3, \d, 1\] is ",
     ),
     "a reduction that skips half of the lanes": (
         WIDE_NORM,
@@ -471,6 +472,48 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
           "mov.f32 %other, 0f00000000;")],
         MismatchError,
         r"kernel normalise: y\[\d, \d+\] is .*wrong\)",
+    ),
+    # ---- products of warpgroups ----
+    "sums read before they are waited for": (
+        example("gemm_wgmma", "smallest"),
+        [("wgmma.wait_group.sync.aligned 0;", "")],
+        CudaError,
+        r"kernel gemm_wgmma: .* (reads|writes) %\w+, (an accumulator of|from which) PTX line \d+ "
+        r"\(wgmma.mma_async.* has not been waited for",
+    ),
+    "no fence before the first product": (
+        example("gemm_wgmma", "smallest"),
+        [("wgmma.fence.sync.aligned;", "")],
+        CudaError,
+        r"kernel gemm_wgmma: .*wgmma.mma_async.* no wgmma.fence has come before the first wgmma",
+    ),
+    "weights written after the fence": (
+        example("gemm_wgmma", "smallest"),
+        [("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned;\n    add.u32 %a2, %a2, 0;")],
+        CudaError,
+        r"uses %a2, which PTX line \d+ \(add.u32 %a2, %a2, 0\) has written; hint: a wgmma.fence",
+    ),
+    "a place of activations given back too early": (
+        example("gemm_wgmma", "Q4_K"),
+        [(f"wgmma.wait_group.sync.aligned 0;\n    {GIVE_BACK}",
+          f"{GIVE_BACK}\n    wgmma.wait_group.sync.aligned 0;")] * 4,
+        CudaError,
+        r"race: .*cp.async.bulk.* writes .* which .*wgmma.mma_async.* may still read; hint: "
+        "wgmma.wait_group",
+    ),
+    "no proxy fence after copies by threads": (
+        example("prefill_wgmma", "one tile"),
+        [("is for wgmma, too\n    fence.proxy.async.shared::cta;", "is for wgmma, too")],
+        CudaError,
+        r"kernel prefill_wgmma: .*wgmma.mma_async.* reads .* which .*cp.async.cg.* has written, "
+        "with no fence.proxy.async between",
+    ),
+    "queries not fenced before they are multiplied": (
+        example("prefill_wgmma", "bf16"),
+        [("fence.proxy.async.shared::cta;", "")],
+        CudaError,
+        r"kernel prefill_wgmma: .*wgmma.mma_async.* reads .* which .*st.shared.* has written, with "
+        "no fence.proxy.async between",
     ),
 }  # fmt: skip
 

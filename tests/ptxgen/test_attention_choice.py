@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
@@ -17,11 +17,11 @@ from urdir.ptxgen.kernels.rotation import Rotation
     ("max_len", "buckets"),
     [
         (1, (1,)),
-        (512, (512,)),
-        (513, (512, 513)),
-        (2048, (512, 2048)),
-        (5000, (512, 2048, 5000)),
-        (131072, (512, 2048, 8192, 32768, 131072)),
+        (256, (256,)),
+        (257, (256, 257)),
+        (512, (256, 512)),
+        (2048, (256, 512, 2048)),
+        (131072, (256, 512, 2048, 131072)),
     ],
 )
 def test_buckets(max_len: int, buckets: tuple[int, ...]) -> None:
@@ -29,45 +29,51 @@ def test_buckets(max_len: int, buckets: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "rows", "max_keys", "window", "sm_count", "chunk"),
-    [  # chunk 0: incremental
-        (32, 8, 1, 512, 0, 132, 0),
-        (32, 8, 1, 2048, 0, 132, 64),
-        (32, 8, 1, 8192, 0, 132, 256),
-        (32, 8, 1, 32768, 0, 132, 1024),
-        (32, 8, 1, 131072, 0, 132, 1024),
-        (32, 8, 4, 131072, 0, 132, 1024),
-        (32, 8, 16, 131072, 0, 132, 1024),
-        (32, 8, 64, 8192, 0, 132, 1024),
-        (32, 8, 66, 131072, 0, 132, 0),
-        (64, 8, 33, 131072, 0, 132, 0),  # two tiles a KV head
-        (28, 4, 1, 32768, 0, 132, 1024),
-        (8, 1, 1, 131072, 0, 132, 1024),
-        (32, 8, 1, 131072, 512, 132, 0),
-        (32, 8, 1, 131072, 4096, 132, 128),
-        (32, 8, 1, 32768, 0, 16, 1024),
-        (32, 8, 8, 32768, 0, 16, 0),
-        (32, 8, 1, 32768, 0, 4, 1024),
+    ("heads", "kv_heads", "rows", "max_keys", "window", "sm_count", "ctas", "most"),
+    [  # no CTAs: incremental
+        (32, 8, 1, 256, 0, 132, 0, 0),
+        (32, 8, 1, 512, 0, 132, 16, 0),
+        (32, 8, 1, 2048, 0, 132, 16, 0),
+        (32, 8, 1, 131072, 0, 132, 33, 0),
+        (32, 8, 2, 512, 0, 132, 0, 0),
+        (32, 8, 2, 2048, 0, 132, 33, 1024),
+        (32, 8, 16, 131072, 0, 132, 33, 1024),
+        (32, 8, 33, 131072, 0, 132, 33, 2048),
+        (64, 8, 64, 131072, 0, 132, 16, 2048),  # two tiles a KV head
+        (28, 4, 1, 32768, 0, 132, 33, 0),
+        (8, 1, 1, 131072, 0, 132, 132, 0),
+        (32, 8, 1, 131072, 256, 132, 0, 0),
+        (32, 8, 1, 131072, 1024, 132, 16, 0),
+        (32, 8, 8, 131072, 512, 132, 0, 0),
+        (32, 8, 1, 32768, 0, 16, 4, 0),
+        (71, 71, 1, 32768, 0, 4, 1, 0),
     ],
 )
 def test_choice(
-    heads: int, kv_heads: int, rows: int, max_keys: int, window: int, sm_count: int, chunk: int
+    heads: int,
+    kv_heads: int,
+    rows: int,
+    max_keys: int,
+    window: int,
+    sm_count: int,
+    ctas: int,
+    most: int,
 ) -> None:
     layout = KvLayout(rows, kv_heads, 131072, 128, "f16")
     spec = decode_attention(
         heads, layout, max_keys, sm_count, rows=rows, scores=Scores(window=window)
     )
     assert (spec.heads, spec.layout, spec.rows, spec.scores.window) == (heads, layout, rows, window)
-    if chunk:
-        assert isinstance(spec, FlashDecodeChunk)
-        assert (spec.keys, spec.chunk) == (max_keys, chunk)
+    if ctas:
+        assert isinstance(spec, FlashDecode)
+        assert (spec.ctas, spec.most) == (ctas, most)
     else:
         assert isinstance(spec, IncrementalAttention)
 
 
 def test_the_options_reach_the_kernel() -> None:
     layout, rope = KvLayout(1, 2, 4096, 64, "q8_0"), Rotation(64, "half")
-    for max_keys in (512, 4096):
+    for max_keys in (256, 4096):
         spec = decode_attention(
             4,
             layout,
@@ -101,7 +107,7 @@ def test_few_rows_are_spread_over_the_sms(
     heads: int, kv_heads: int, rows: int, sm_count: int, ctas: int
 ) -> None:
     spec = decode_attention(
-        heads, KvLayout(rows, kv_heads, 512, 128, "f16"), 512, sm_count, rows=rows
+        heads, KvLayout(rows, kv_heads, 512, 128, "f16"), 256, sm_count, rows=rows
     )
     grid = spec.launch_shape.grid
     assert grid[0] * grid[1] == ctas
@@ -115,5 +121,5 @@ def test_every_bucket_of_every_shape_is_served(max_len: int, rows: int, sm_count
         layout = KvLayout(rows, kv_heads, max_len, 64, "f16")
         for max_keys in length_buckets(max_len):
             spec = decode_attention(heads, layout, max_keys, sm_count, rows=rows)
-            if isinstance(spec, FlashDecodeChunk):
-                assert spec.reduce.chunks == spec.chunks == spec.launch_shape.grid[2]
+            if isinstance(spec, FlashDecode):
+                assert spec.rows * spec.chunks >= spec.row_ctas == spec.launch_shape.grid[1]

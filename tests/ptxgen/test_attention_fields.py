@@ -13,7 +13,7 @@ import pytest
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -26,7 +26,7 @@ from urdir.ptxgen.kernels.rotation import Rotation
 Inputs = dict[str, Any]
 KINDS = {
     "incremental": (IncrementalAttention, {}),
-    "flash": (FlashDecodeChunk, {"chunk": 16}),
+    "flash": (FlashDecode, {"ctas": 3, "least": 16, "most": 16}),
     "prefill": (PrefillAttention, {}),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -38,18 +38,12 @@ def made(kind: str, heads: int, layout: KvLayout, rows: int, scores: Scores, **m
 
 
 def attend(device: Device, spec: AttentionSpec, inputs: Inputs) -> Any:
-    """The output of the kernel, or of both kernels."""
     given = {p.name: inputs[p.name] for p in spec.params if p.name in inputs}
-    outputs = run_kernel(device, spec, given)
-    if not isinstance(spec, FlashDecodeChunk):
-        return outputs["out"]
-    if spec.scores.sinks:
-        outputs["sinks"] = inputs["sinks"]
-    return run_kernel(device, spec.reduce, outputs)["out"]
+    return run_kernel(device, spec, given)["out"]
 
 
 def inputs_at(spec: Any, positions: list[int], seed: int = 0) -> Inputs:
-    """Rows of sequence 0, with what both kernels of flash decoding take."""
+    """Rows of sequence 0."""
     rng = np.random.default_rng(seed)
     inputs: Inputs = spec.inputs_at(rng, positions, [0] * len(positions))
     if spec.scores.sinks:
@@ -126,21 +120,6 @@ def test_keys_of_earlier_chunks_are_not_read(device: Device, kind: str) -> None:
     for name in ("k_cache", "v_cache"):
         inputs[name][:, :, :72] = np.nan
     check(device, spec, inputs)
-
-
-def test_flash_decoding_launches_few_chunks_for_rows_that_see_few_keys() -> None:
-    layout = KvLayout(1, 1, 4096, 64, "f16")
-    for scores, chunks in (
-        (Scores(chunk=64), 4),
-        (Scores(chunk=60), 5),
-        (Scores(chunk=64, window=17), 2),
-        (Scores(window=18), 3),
-    ):
-        spec = FlashDecodeChunk(1, layout, scores=scores, chunk=16)
-        assert spec.chunks == chunks
-        for position in range(400):
-            keys = [k for i in range(spec.chunks) for k in spec.chunk_keys(position, i)]
-            assert keys == list(range(scores.first_key(position), position + 1))
 
 
 # ---- sinks, ALiBi ----

@@ -16,7 +16,7 @@ from urdir.driver.errors import CudaError
 from urdir.driver.harness import run_kernel
 from urdir.driver.plan import Plan
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, KvLayout
@@ -29,11 +29,11 @@ from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.tools.assemble import assemble
 
 Inputs = dict[str, Any]
-Spec = IncrementalAttention | FlashDecodeChunk
+Spec = IncrementalAttention | FlashDecode
 
 SPECS = [
     spec
-    for kind in (IncrementalAttention, FlashDecodeChunk)
+    for kind in (IncrementalAttention, FlashDecode)
     for spec in kind.examples().values()
     if spec.token
 ]
@@ -141,8 +141,8 @@ def test_every_place_in_a_step(device: Device, position: int, dtype: Any) -> Non
 def test_one_chunk_has_the_token(device: Device, position: int, window: int, dtype: Any) -> None:
     """Chunks end within a step, at a step's end, and where the token is the first of its chunk."""
     layout = KvLayout(1, 1, 128, 64, dtype)
-    spec = FlashDecodeChunk(
-        3, layout, scores=Scores(window=window), max_keys=100, chunk=16, token=OwnToken(PART)
+    spec = FlashDecode(
+        3, layout, scores=Scores(window=window), ctas=7, least=16, token=OwnToken(PART)
     )
     inputs = spec.inputs_at(np.random.default_rng(position), [position], [0])
     assert_same_bits(device, spec, inputs)
@@ -162,7 +162,7 @@ def test_fewer_heads_a_cta_change_no_bit(device: Device, group: int) -> None:
 
 
 @pytest.mark.parametrize("position", [40, 2**31, 2**32 - 1])
-@pytest.mark.parametrize("kind", [IncrementalAttention, FlashDecodeChunk])
+@pytest.mark.parametrize("kind", [IncrementalAttention, FlashDecode])
 def test_an_idle_row_writes_nothing(device: Device, position: int, kind: type[Spec]) -> None:
     spec = kind(4, KvLayout(2, 2, 40, 64, "q8_0"), rows=2, token=OwnToken(PART))
     inputs = spec.inputs_at(np.random.default_rng(1), [position, position], [0, 2**31])
@@ -170,16 +170,6 @@ def test_an_idle_row_writes_nothing(device: Device, position: int, kind: type[Sp
     for name in ("k_cache", "v_cache"):
         assert outputs[name].tobytes() == inputs[name].tobytes()
     assert not outputs.get("out", np.zeros(1)).any()
-
-
-def test_a_row_beyond_the_bucket_writes_nothing(device: Device) -> None:
-    spec = FlashDecodeChunk(
-        2, KvLayout(1, 1, 64, 64, "f16"), max_keys=32, chunk=16, token=OwnToken(PART)
-    )
-    inputs = spec.inputs_at(np.random.default_rng(1), [32], [0])
-    outputs = run_kernel(device, spec, inputs)
-    assert outputs["k_cache"].tobytes() == inputs["k_cache"].tobytes()
-    assert np.isnan(outputs["softmax"][..., 1]).all()
 
 
 def test_infinities_in_the_token_stay_in_its_head(device: Device) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
+from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
+from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.group import GroupExperts, most_tiles
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
@@ -25,6 +28,7 @@ from urdir.ptxgen.weights.formats import FORMATS
 
 Q8, F16 = FORMATS["Q8_0"], FORMATS["F16"]
 SILU, LIMITED = Activation("silu"), Activation("silu", limit=1.0)
+FEW: dict[str, Any] = {"batch": 3}
 TILES_OF_16: dict[str, Any] = {"batch": 9, "height": 16}
 GATED: dict[str, Any] = TILES_OF_16 | {"gated": True, "activation": SILU}
 
@@ -93,6 +97,48 @@ def test_the_list_has_room_for_the_worst_choice(rows: int, experts: int, used: i
     assert tiles <= most_tiles(rows, experts, used, height)
 
 
+SHARING = {
+    "no expert": [[0, 5], [4, 1], [2, 3]],
+    "all of them": [[5, 0]] * 3,
+    "every one of eight rows": [[3, 1]] * 8,
+    "one of two": [[2, row] for row in (0, 1, 3, 4, 5)],
+    "in two quartets": [[4, 0]] * 5 + [[0, 1], [1, 3]],
+}
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["up", "down"])
+@pytest.mark.parametrize("shared", SHARING)
+def test_rows_that_share_experts(emulator: Device, shared: str, down: bool) -> None:
+    """All, some or none of them."""
+    chosen = np.array(SHARING[shared], np.uint32)
+    spec = ExpertsGemmSmall(Q8, 6, 2, 32, 288, len(chosen), down=down, bias=True, sms=3)
+    inputs = spec.make_inputs(np.random.default_rng(1)) | {"expert": chosen}
+    compare(spec, run_kernel(emulator, spec, inputs), spec.reference(**inputs))
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["up", "down"])
+def test_a_row_has_the_same_bits_whatever_its_neighbours(emulator: Device, down: bool) -> None:
+    """In another place, beside others that choose other experts, and alone."""
+    fields: dict[str, Any] = {"down": down, "weighted": down}
+    if not down:
+        fields |= {"gated": True, "activation": SILU, "norm": Norm("rms", 1e-5)}
+    spec = ExpertsGemmSmall(FORMATS["Q4_K"], 6, 2, 32, 768, 6, sms=5, **fields)
+    rng = np.random.default_rng(2)
+    inputs = spec.make_inputs(rng) | {"expert": np.array([[1, 4]] * 6, np.uint32)}
+    together = run_kernel(emulator, spec, inputs)["y"]
+
+    order = np.array([3, 5, 0, 1, 2, 4])
+    rows = {name: inputs[name][order] for name in ("expert", "x", "weight") if name in inputs}
+    rows["expert"][:5] = [[4, 0], [2, 3], [0, 5], [1, 2], [3, 0]]
+    rows["x"][:5] = 3 * rng.standard_normal(rows["x"][:5].shape)
+    moved = run_kernel(emulator, spec, inputs | rows)["y"]
+    np.testing.assert_array_equal(moved[5], together[4])
+
+    alone = dataclasses.replace(spec, batch=1)
+    rows = {name: values[5:] for name, values in rows.items()}
+    np.testing.assert_array_equal(run_kernel(emulator, alone, inputs | rows)["y"][0], together[4])
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
@@ -126,6 +172,17 @@ def test_the_list_has_room_for_the_worst_choice(rows: int, experts: int, used: i
         (ExpertsGemm, TILES_OF_16 | {"activation": SILU, "down": True}, "what goes up"),
         (ExpertsGemm, TILES_OF_16 | {"activation": LIMITED}, "without a gate has no limit"),
         (ExpertsGemm, GATED | {"tile": TILES[-1]}, "too narrow for a gate"),
+        (ExpertsGemmSmall, {"batch": 9}, "9 rows: 1 to 8"),
+        (ExpertsGemmSmall, FEW | {"format": F16}, "must be quantised"),
+        (ExpertsGemmSmall, FEW | {"rows": 17}, "a multiple of 16 rows"),
+        (ExpertsGemmSmall, FEW | {"gated": True}, "gated without an activation"),
+        (ExpertsGemmSmall, FEW | {"activation": LIMITED}, "without a gate has no limit"),
+        (ExpertsGemmSmall, FEW | {"activation": SILU, "down": True}, "what goes up"),
+        (ExpertsGemmSmall, FEW | {"norm": Norm("layer", 1e-5)}, "a launch of its own"),
+        (ExpertsGemmSmall, FEW | {"parts": 2}, "1 blocks of columns in 2 parts"),
+        (ExpertsGemmSmall, FEW | {"cols": 512, "parts": 2}, "parts are for what goes down"),
+        (ExpertsGemmSmall, FEW | {"cols": 8192, "shared": 90_000}, "more than 90000 bytes"),
+        (ExpertsGemmSmall, FEW | {"used": 3}, "3 of 2 experts"),
         (RouterLogits, {"rows": 0, "experts": 4, "cols": 8}, "0 rows"),
         (RouterLogits, {"rows": 9, "experts": 513, "cols": 8}, "513 experts"),
         (RouterLogits, {"rows": 9, "experts": 4, "cols": 6}, "6 columns"),
@@ -133,7 +190,7 @@ def test_the_list_has_room_for_the_worst_choice(rows: int, experts: int, used: i
     ],
 )
 def test_what_is_refused(kind: type[Any], fields: dict[str, Any], message: str) -> None:
-    if kind in (ExpertsUp, ExpertsDown, ExpertsGemm):
+    if kind in (ExpertsUp, ExpertsDown, ExpertsGemm, ExpertsGemmSmall):
         shape = {"format": Q8, "experts": 2, "used": 1, "rows": 16, "cols": 32}
         fields = shape | fields
     with pytest.raises(PtxgenError, match=message):

@@ -1,4 +1,4 @@
-"""Flash decoding: chunks and their merging, against incremental attention."""
+"""Flash decoding: rows split among CTAs and merged, against incremental attention."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
-from urdir.ptxgen.kernels.attention.flash_decode_reduce import MAX_CHUNKS, FlashDecodeReduce
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.scores import Scores
@@ -25,42 +24,40 @@ from urdir.ptxgen.tools.assemble import assemble
 Inputs = dict[str, Any]
 
 
-def flash_decode(device: Device, spec: FlashDecodeChunk, inputs: Inputs) -> Any:
-    """Both kernels; partial sums that no chunk writes are NaN."""
-    partial = np.full_like(inputs["partial"], np.nan)
-    parts = run_kernel(device, spec, inputs | {"partial": partial})
-    return run_kernel(device, spec.reduce, parts)["out"]
+def flash_decode(device: Device, spec: FlashDecode, inputs: Inputs) -> Any:
+    return run_kernel(device, spec, inputs)["out"]
 
 
-def incremental(spec: FlashDecodeChunk) -> IncrementalAttention:
-    return IncrementalAttention(spec.heads, spec.layout, spec.rows, spec.scores)
+def incremental(device: Device, spec: FlashDecode, inputs: Inputs) -> Any:
+    whole = IncrementalAttention(spec.heads, spec.layout, spec.rows, spec.scores)
+    given = {p.name: inputs[p.name] for p in whole.params if p.name in inputs}
+    return run_kernel(device, whole, given)["out"]
 
 
-def assert_close(spec: FlashDecodeChunk, out: Any, wanted: Any) -> None:
+def assert_close(spec: FlashDecode, out: Any, wanted: Any) -> None:
     np.testing.assert_allclose(out, wanted, rtol=0, atol=2 * spec.rtol * np.abs(wanted).max())
 
 
-# Chunks of 32 keys; a bucket of 100 keys ends within the fourth chunk; a window of 50.
+# Rows of 100 keys are four chunks, of 32 keys or, dealt out, of at most 32; a window of 50.
 LAYOUT = KvLayout(1, 2, 200, 64, "f16")
-BORDERS = (0, 1, 30, 31, 32, 33, 49, 50, 51, 63, 64, 65, 81, 82, 95, 96, 97, 98, 99)
+BORDERS = (0, 1, 30, 31, 32, 33, 49, 50, 51, 63, 64, 65, 81, 82, 95, 96, 97, 98, 99, 127, 128, 199)
 SPECS = {
-    "plain": FlashDecodeChunk(4, LAYOUT, max_keys=100, chunk=32),
-    "window": FlashDecodeChunk(4, LAYOUT, scores=Scores(window=50), max_keys=100, chunk=32),
-    "window of chunks": FlashDecodeChunk(
-        4, LAYOUT, scores=Scores(window=33), max_keys=100, chunk=32
-    ),
-    "softcap": FlashDecodeChunk(4, LAYOUT, scores=Scores(softcap=20.0), max_keys=100, chunk=32),
+    "plain": FlashDecode(4, LAYOUT, ctas=4, least=32),
+    "dealt": FlashDecode(4, LAYOUT, ctas=3, least=16, most=32),
+    "window": FlashDecode(4, LAYOUT, scores=Scores(window=50), ctas=4, least=16),
+    "window dealt": FlashDecode(4, LAYOUT, scores=Scores(window=33), ctas=1, least=16, most=16),
+    "softcap": FlashDecode(4, LAYOUT, scores=Scores(softcap=20.0), ctas=7, least=16),
 }
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_it_equals_incremental_at_every_border(emulator: Device, spec: FlashDecodeChunk) -> None:
-    """Within tolerance, at lengths around every chunk, bucket and window border."""
-    rows = dataclasses.replace(spec, rows=len(BORDERS))
-    inputs = rows.inputs_at(np.random.default_rng(0), list(BORDERS), [0] * len(BORDERS))
+def test_it_equals_incremental_at_every_border(emulator: Device, spec: FlashDecode) -> None:
+    """Within tolerance, at lengths around every border of a chunk and a window."""
+    count = len(BORDERS)
+    rows = dataclasses.replace(spec, rows=count, ctas=spec.ctas * (1 if spec.most else count))
+    inputs = rows.inputs_at(np.random.default_rng(0), list(BORDERS), [0] * count)
     out = flash_decode(emulator, rows, inputs)
-    others = {name: value for name, value in inputs.items() if name != "partial"}
-    assert_close(spec, out, run_kernel(emulator, incremental(rows), others)["out"])
+    assert_close(spec, out, incremental(emulator, rows, inputs))
     assert_close(spec, out, rows.attend(inputs))
 
 
@@ -68,70 +65,107 @@ def test_it_equals_incremental_at_every_border(emulator: Device, spec: FlashDeco
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
 def test_types_and_positions(device: Device, position: int, dtype: Any) -> None:
     """One row at a time, with only its own keys there; on the GPU too."""
-    layout = KvLayout(2, 1, 100, 128, dtype)
-    spec = FlashDecodeChunk(3, layout, chunk=32)
+    spec = FlashDecode(3, KvLayout(2, 1, 100, 128, dtype), ctas=4, least=16)
     inputs = spec.inputs_at(np.random.default_rng(position), [position], [1])
     compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
-    assert_close(spec, flash_decode(device, spec, inputs), spec.attend(inputs))
 
 
-def test_the_bucket_does_not_change_a_bit(device: Device) -> None:
-    specs = [dataclasses.replace(SPECS["plain"], max_keys=keys) for keys in (60, 64, 100, 200)]
-    inputs = specs[0].inputs_at(np.random.default_rng(1), [59], [0])
+@pytest.mark.parametrize("fields", [{"ctas": 12}, {"ctas": 5, "most": 32}])
+def test_other_rows_do_not_change_a_bit(device: Device, fields: dict[str, int]) -> None:
+    """Long ones, short ones and idle ones: what a CTA gets beside the row's chunks differs."""
+    layout = dataclasses.replace(LAYOUT, sequences=3)
+    spec = FlashDecode(4, layout, rows=3, least=16, **fields)
+    inputs = spec.inputs_at(np.random.default_rng(1), [199, 120, 199], [0, 1, 2])
     outs = []
-    for spec in specs:
-        partial = np.zeros(spec.shape_of(spec.param("partial")), np.float32)
-        outs.append(flash_decode(device, spec, inputs | {"partial": partial}))
+    for others in (199, 3, 200):
+        inputs["position"][[0, 2]] = others
+        outs.append(flash_decode(device, spec, inputs)[1])
     assert all(out.tobytes() == outs[0].tobytes() for out in outs)
 
 
-def test_idle_rows_are_zero_and_rows_beyond_the_bucket_nan(device: Device) -> None:
-    spec = dataclasses.replace(SPECS["plain"], rows=4)
+def test_idle_rows_are_zero(device: Device) -> None:
+    spec = dataclasses.replace(SPECS["dealt"], rows=4)
     inputs = spec.inputs_at(np.random.default_rng(2), [99, 200, 100, 2**32 - 1], [0] * 4)
-    inputs["q"][[1, 3]] = np.nan
     out = flash_decode(device, spec, inputs)
-    assert np.isfinite(out[0]).all()
+    assert np.isfinite(out[[0, 2]]).all()
     assert not out[[1, 3]].any()
-    assert np.isnan(out[2]).all()
 
 
-def test_a_windowed_row_launches_only_the_chunks_it_touches() -> None:
-    def chunks(window: int) -> int:
-        return FlashDecodeChunk(
-            4, KvLayout(1, 2, 4096, 64, "f16"), scores=Scores(window=window), chunk=32
-        ).chunks
+@pytest.mark.parametrize(
+    ("rows", "ctas", "least", "most", "keys", "chunk", "chunks"),
+    [
+        (1, 33, 32, 0, 1, 32, 1),
+        (1, 33, 32, 0, 33, 32, 2),
+        (1, 33, 32, 0, 1056, 32, 33),
+        (1, 33, 32, 0, 1057, 48, 23),
+        (1, 33, 32, 0, 32768, 1008, 33),
+        (8, 33, 32, 1024, 8192, 2048, 4),
+        (8, 33, 32, 1024, 8193, 1024, 9),
+        (8, 33, 32, 1024, 32768, 1024, 32),
+        (8, 33, 32, 1024, 128, 32, 4),
+        (40, 33, 32, 2048, 128, 128, 1),
+        (40, 33, 32, 2048, 4096, 4096, 1),
+        (40, 33, 32, 2048, 4097, 2048, 3),
+    ],
+)
+def test_chunks(
+    rows: int, ctas: int, least: int, most: int, keys: int, chunk: int, chunks: int
+) -> None:
+    layout = KvLayout(rows, 8, 1 << 15, 128, "f16")
+    spec = FlashDecode(32, layout, rows, ctas=ctas, least=least, most=most)
+    assert (spec.chunk_of(keys), spec.chunks_of(keys)) == (chunk, chunks)
+    assert max(map(spec.chunks_of, range(1, (1 << 15) + 1))) <= spec.chunks
+    assert spec.row_ctas == min(ctas, rows * spec.chunks)
 
-    counts = [chunks(window) for window in (1, 2, 33, 34, 65, 66, 5000)]
-    assert counts == [1, 2, 2, 3, 3, 4, 128]
-    for window in (1, 2, 33, 34):
-        spec = FlashDecodeChunk(
-            4, KvLayout(1, 2, 200, 64, "f16"), scores=Scores(window=window), chunk=32
-        )
-        for position in range(200):
-            keys = [k for i in range(spec.chunks) for k in spec.chunk_keys(position, i)]
-            assert keys == list(range(max(0, position - window + 1), position + 1))
+
+def test_chunks_are_all_of_a_rows_keys() -> None:
+    for scores in (Scores(), Scores(window=50), Scores(chunk=64), Scores(chunk=64, window=17)):
+        for most in (0, 32):
+            spec = FlashDecode(4, LAYOUT, scores=scores, ctas=3, least=16, most=most)
+            for position in range(200):
+                keys = [key for chunk in spec.split(position) for key in chunk]
+                seen = list(range(scores.first_key(position), position + 1))
+                assert keys == seen or (not keys and len(seen) <= spec.chunk_of(len(seen)))
 
 
 def test_huge_and_tiny_chunks_merge(device: Device) -> None:
-    """One chunk's scores are far above another's, wherever it stands; some are empty."""
-    spec = FlashDecodeReduce(heads=2, head_dim=64, chunks=21)
-    inputs = spec.make_inputs(np.random.default_rng(3))
-    inputs["softmax"][0, :, :, 0] = -1e6
-    inputs["softmax"][0, :, 17, 0] = 1e6
-    inputs["softmax"][0, :, ::5] = (-np.inf, 0)
-    inputs["partial"][:] = np.nan_to_num(inputs["partial"], nan=1.0)
-    inputs["partial"][0, :, ::5] = np.nan
-    out = run_kernel(device, spec, inputs)
-    winner = inputs["partial"][0, :, 17] / inputs["softmax"][0, :, 17, 1:]
-    np.testing.assert_allclose(out["out"][0], winner, rtol=1e-6)
+    """One chunk's scores are far above the others', wherever it stands."""
+    layout = KvLayout(1, 1, 160, 64, "f32")
+    spec = FlashDecode(2, layout, ctas=10, least=16)
+    for chunk in (0, 4, 9):
+        inputs = spec.inputs_at(np.random.default_rng(3), [159], [0])
+        inputs["q"][:] = 100.0
+        inputs["k_cache"][:] = -100.0
+        inputs["k_cache"][0, 0, 16 * chunk + 5] = 100.0
+        out = flash_decode(device, spec, inputs)[0]
+        np.testing.assert_allclose(out[0], inputs["v_cache"][0, 0, 16 * chunk + 5], rtol=1e-6)
+
+
+def test_a_launch_leaves_room_for_the_next(device: Device) -> None:
+    """The same buffers again and again, with a row of another length each time."""
+    layout = dataclasses.replace(LAYOUT, sequences=2)
+    spec = FlashDecode(4, layout, rows=2, ctas=8, least=16)
+    kept: Inputs = {}
+    for positions in ([199, 20], [30, 199], [15, 64], [199, 199]):
+        inputs = spec.inputs_at(np.random.default_rng(positions[0]), positions, [0, 1])
+        outputs = run_kernel(device, spec, inputs | kept)
+        assert_close(spec, outputs["out"], spec.attend(inputs))
+        kept = {name: outputs[name] for name in ("partial", "softmax", "arrived")}
+        assert not kept["arrived"].any()
 
 
 PAGED = (
-    FlashDecodeChunk(4, KvLayout(3, 2, 96, 64, "f16", 16, 20), rows=3, chunk=32),
-    FlashDecodeChunk(
-        2, KvLayout(3, 1, 96, 96, "q8_0", 16, 13), rows=3, scores=Scores(window=40), chunk=16
+    FlashDecode(4, KvLayout(3, 2, 96, 64, "f16", 16, 20), rows=3, ctas=12, least=16),
+    FlashDecode(
+        2,
+        KvLayout(3, 1, 96, 96, "q8_0", 16, 13),
+        rows=3,
+        scores=Scores(window=40),
+        ctas=4,
+        least=16,
+        most=16,
     ),
-    FlashDecodeChunk(3, KvLayout(2, 1, 64, 128, "bf16", 32, 3), rows=3, max_keys=50, chunk=16),
+    FlashDecode(3, KvLayout(2, 1, 64, 128, "bf16", 32, 3), rows=3, ctas=4, least=16, most=32),
 )
 
 
@@ -139,12 +173,10 @@ PAGED = (
 @pytest.mark.parametrize("spec", PAGED)
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_paged_equals_contiguous_and_rows_equal_single_rows(
-    spec: FlashDecodeChunk, data: st.DataObject
-) -> None:
+def test_paged_equals_contiguous(spec: FlashDecode, data: st.DataObject) -> None:
     """Bit for bit, for any table and any lengths; and within tolerance of incremental."""
     paged = spec.layout
-    lengths = st.one_of(st.integers(0, spec.keys - 1), st.just(paged.max_len))
+    lengths = st.one_of(st.integers(0, paged.max_len - 1), st.just(paged.max_len))
     positions = data.draw(st.lists(lengths, min_size=3, max_size=3))
     of = st.integers(0, paged.sequences - 1)
     sequences = data.draw(st.lists(of, min_size=3, max_size=3))
@@ -155,7 +187,6 @@ def test_paged_equals_contiguous_and_rows_equal_single_rows(
 
     layout = dataclasses.replace(paged, page_len=0, pages=0)
     twin = dataclasses.replace(spec, layout=layout)
-    single = dataclasses.replace(twin, rows=1)
     contiguous = dict(inputs)
     del contiguous["block_table"]
     for name in ("k_cache", "v_cache"):
@@ -163,12 +194,7 @@ def test_paged_equals_contiguous_and_rows_equal_single_rows(
     with Device.open("emulator") as emulator:
         out = flash_decode(emulator, spec, inputs)
         assert flash_decode(emulator, twin, contiguous).tobytes() == out.tobytes()
-        for row in range(spec.rows):
-            names = ("q", "sequence", "position", "partial")
-            alone = contiguous | {name: contiguous[name][row : row + 1] for name in names}
-            assert flash_decode(emulator, single, alone)[0].tobytes() == out[row].tobytes()
-        others = {name: value for name, value in inputs.items() if name != "partial"}
-        assert_close(spec, out, run_kernel(emulator, incremental(spec), others)["out"])
+        assert_close(spec, out, incremental(emulator, spec, inputs))
 
 
 def as_contiguous(paged: KvLayout, layout: KvLayout, cache: Any, table: Any) -> Any:
@@ -187,18 +213,20 @@ def as_contiguous(paged: KvLayout, layout: KvLayout, cache: Any, table: Any) -> 
 @pytest.mark.parametrize("dtype", ["f16", "q8_0"])
 def test_nothing_that_was_never_written_is_read(target: str, dtype: Any) -> None:
     """The emulator faults at such a read: keys outside the window and the position, their table
-    entries, partial sums of empty chunks, idle rows."""
+    entries, sums of chunks that a row has not, idle rows."""
     layout = KvLayout(2, 2, 128, 64, dtype, 16, 9)
-    spec = FlashDecodeChunk(4, layout, rows=2, scores=Scores(window=40), max_keys=120, chunk=16)
+    scores = Scores(window=40)
+    spec = FlashDecode(4, layout, rows=2, scores=scores, ctas=3, least=16, most=16)
     inputs = spec.inputs_at(np.random.default_rng(5), [70, 128], [0, 1])
     table, seen = inputs["block_table"], np.arange(31, 71)
     slots = np.unique(layout.slots_of(0, seen, table))
     with Device.open(f"emulator:{target}") as emulator, emulator.create_stream() as stream:
-        params = dict.fromkeys((*spec.params, *spec.reduce.params))
-        args: dict[str, Any] = {p.name: emulator.allocate(spec.nbytes(p), p.name) for p in params}
+        args: dict[str, Any] = {
+            p.name: emulator.allocate(spec.nbytes(p), p.name) for p in spec.params
+        }
         args["q"].upload(inputs["q"][0])
-        args["sequence"].upload(inputs["sequence"])
-        args["position"].upload(inputs["position"])
+        for name in ("sequence", "position", "arrived"):
+            args[name].upload(inputs[name])
         args["block_table"].upload(table[0, 1:5], 4)
         for name in ("k_cache", "v_cache"):
             for slot in slots.tolist():
@@ -207,9 +235,7 @@ def test_nothing_that_was_never_written_is_read(target: str, dtype: Any) -> None
                 if dtype == "q8_0":
                     offset = layout.scales_offset + slot * layout.scale_row_nbytes
                     args[name].upload(layout.scales(inputs[name])[slot], offset)
-        for kernel in (spec, spec.reduce):
-            own = {p.name: args[p.name] for p in kernel.params}
-            launch(emulator.load(kernel), pack(kernel, own), stream)
+        launch(emulator.load(spec), pack(spec, args), stream)
         stream.synchronize()
         out = args["out"].download(np.float32, (2, 4, 64))
     assert_close(spec, out, spec.attend(inputs))
@@ -222,10 +248,9 @@ def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
     """And from sm_90 on, two CTAs fit an SM."""
     pages = (64, 99) if is_paged else (0, 0)
     layout = KvLayout(64, 8, 1 << 17, 128, dtype, *pages)
-    spec = FlashDecodeChunk(
-        56, layout, rows=8, scores=Scores(window=1 << 14, softcap=30.0), max_keys=1 << 15
-    )
-    cost = assemble(spec.ptx(target), target).entries["flash_decode_chunk"]
+    scores = Scores(window=1 << 14, softcap=30.0)
+    spec = FlashDecode(56, layout, rows=8, scores=scores, ctas=16, least=32, most=1024)
+    cost = assemble(spec.ptx(target), target).entries["flash_decode"]
     assert not cost.spills
     if int(target[3:]) >= 90:
         assert cost.registers <= 128
@@ -234,28 +259,14 @@ def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"max_keys": 201}, "max_keys 201"),
-        ({"chunk": 8}, "chunk 8"),
-        ({"chunk": 48}, "chunk 48"),
+        ({"least": 24}, "chunks of 24 to 0 keys: multiples of 16"),
+        ({"most": 40}, "chunks of 64 to 40 keys: multiples"),
+        ({"most": 32}, "at least 64 and at most 32"),
+        ({"ctas": 0}, "0 CTAs"),
         ({"heads": 3}, "3 query heads"),
-        ({"layout": KvLayout(1, 2, 1 << 17, 64, "f16"), "chunk": 32}, "4096 chunks of 32"),
     ],
 )
 def test_shapes_it_does_not_handle_are_refused(fields: dict[str, Any], message: str) -> None:
     good: dict[str, Any] = {"heads": 4, "layout": LAYOUT}
     with pytest.raises(PtxgenError, match=message):
-        FlashDecodeChunk(**good | fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"chunks": 0}, "0 chunks"),
-        ({"chunks": MAX_CHUNKS + 1}, f"{MAX_CHUNKS + 1} chunks"),
-        ({"head_dim": 520}, "head_dim 520"),
-        ({"rows": 0}, "0 rows"),
-    ],
-)
-def test_reductions_it_does_not_handle_are_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(PtxgenError, match=message):
-        FlashDecodeReduce(**{"heads": 4, "head_dim": 64, "chunks": 4} | fields)
+        FlashDecode(**good | fields)

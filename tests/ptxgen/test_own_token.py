@@ -15,7 +15,7 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_append import KvAppend
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -39,7 +39,7 @@ def test_temperature_steps_up(device: Device, position: int, offset: int) -> Non
     np.testing.assert_array_equal(out["k"], inputs["k"])
 
 
-@pytest.mark.parametrize("kind", [IncrementalAttention, FlashDecodeChunk])
+@pytest.mark.parametrize("kind", [IncrementalAttention, FlashDecode])
 def test_a_layer_reads_the_cache_of_another(device: Device, kind: Any) -> None:
     """What one layer has appended, its own token among it; nothing is written."""
     layout = KvLayout(2, 1, 50, 64, "f16")

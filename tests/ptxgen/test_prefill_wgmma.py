@@ -18,8 +18,8 @@ from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.kernels.linear.packed import pack
 from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.weights.packed import pack
 
 Inputs = dict[str, Any]
 IDLE = 0xFFFFFFFF

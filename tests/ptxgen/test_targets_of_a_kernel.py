@@ -151,8 +151,10 @@ def test_targets_are_no_part_of_fields_and_keys() -> None:
 
 
 def test_kernels_that_exist_everywhere_have_one_key_and_text_for_both_names() -> None:
-    for kind in kernels().values():
-        spec = kind.smallest_example()
+    specs = [kind.smallest_example() for kind in kernels().values()]
+    for spec in (
+        spec for spec in specs if "sm_90" in spec.targets and "sm_90a" not in spec.targets
+    ):
         assert spec.key("sm_90a") == spec.key("sm_90")
         assert spec.key("sm_90").startswith(f"{spec.name}-sm_90-")
         names = {f.name for f in dataclasses.fields(spec)}  # type: ignore[arg-type]

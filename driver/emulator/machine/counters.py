@@ -3,7 +3,8 @@
 The models are those of NVIDIA's profilers: a warp's global access is one request, made of as many
 32-byte sectors as its lanes touch; a shared access takes a wavefront for each different word that
 falls into one of the 32 four-byte banks, 8-byte accesses by half warps and 16-byte ones by quarter
-warps. Caches and time are not modelled. Two runs on equal inputs count the same.
+warps. A bulk copy is a request of one lane on either side. What wgmma reads is not counted. Caches
+and time are not modelled. Two runs on equal inputs count the same.
 """
 
 from __future__ import annotations
@@ -77,6 +78,20 @@ class Counters(Watch):
             parts, fewest = measure(some, of_warp)
             count.parts += parts
             count.fewest += fewest
+
+    def pieces(
+        self, line: int, action: str, address: Array, lane: int, space: str = "memory"
+    ) -> None:
+        """Count the part of a bulk copy on one side: consecutive bytes, one request of one lane."""
+        is_global = space == "memory"
+        unit = SECTOR_BYTES if is_global else BANKS * BANK_BYTES
+        kind = f"{'global' if is_global else 'shared'} {action}"
+        count = self.accesses.setdefault((line, kind), AccessCount(line, kind))
+        first, end = int(address[0]), int(address[-1]) + 16
+        count.requests += 1
+        count.lanes += 1
+        count.parts += -(-end // unit) - first // unit
+        count.fewest += -(-(end - first) // unit)
 
     def block(self, pc: int, last: int, lanes: Array) -> None:
         """Count a run of straight-line code."""

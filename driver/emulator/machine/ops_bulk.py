@@ -52,8 +52,8 @@ def _store(e: Emitter, m: re.Match[str]) -> None:
     to, origin, size = e.operands[:3]
     names = [e.address(to), e.address(origin), e.source(size, "u4")]
     rows = e.special("row offset", "u8")
-    e.watch("bulk_store", *names, "L")
     e.line(f"bulk.store({', '.join(names)}, {rows}, L, {e.instruction.line})")
+    e.watch("bulk_store", *names, "L")
 
 
 @operation(r"cp\.async\.bulk\.commit_group", 90, (8, 0), branches=True)

@@ -36,14 +36,16 @@ def _multiply(e: Emitter, m: re.Match[str]) -> None:
     transposed = [bool(_one_of(e, i, (0, 1))) for i in immediates[2:]]
     if len(immediates) != (4 if in_memory else 3):
         raise e.fail("wrong number of operands")
-    if not isinstance(scale_d, Register):
-        raise e.fail("scale-d is a predicate")
+    adds: int | bool
+    if isinstance(scale_d, Register):
+        (adds,), negated = _registers(e, scale_d, 1, 0), scale_d.negated
+    else:
+        adds, negated = bool(_one_of(e, scale_d, (0, 1))), False
     form = Multiply(
-        Operands(e.instruction.line, e.instruction.text, bits_of(accumulators),
+        Operands(e.instruction.line, e.instruction.text, accumulators, bits_of(accumulators),
                  0 if in_memory else bits_of(left)),
-        n, d_kind, m[3], accumulators, left, _registers(e, b, 1, 8)[0],
-        _registers(e, scale_d, 1, 0)[0], scale_d.negated, scales[0] * scales[1],
-        in_memory and transposed[0], transposed[-1],
+        n, d_kind, m[3], accumulators, left, _registers(e, b, 1, 8)[0], adds, negated,
+        scales[0] * scales[1], in_memory and transposed[0], transposed[-1],
     )  # fmt: skip
     e.line(f"warpgroups.multiply({e.layout.keep(form)}, L)")
 
@@ -51,7 +53,7 @@ def _multiply(e: Emitter, m: re.Match[str]) -> None:
 def _one_of(e: Emitter, operand: Operand, allowed: tuple[int, ...]) -> int:
     if isinstance(operand, Immediate) and operand.value in allowed:
         return int(operand.value)
-    raise e.fail(f"the last operands are constants, {' or '.join(map(str, allowed))} here")
+    raise e.fail(f"{operand} must be {' or '.join(map(str, allowed))}")
 
 
 def _registers(e: Emitter, operand: Operand, count: int, width: int) -> tuple[int, ...]:
@@ -81,8 +83,8 @@ def _fence(e: Emitter, m: re.Match[str]) -> None:
 def _wait(e: Emitter, m: re.Match[str]) -> None:
     (count,) = e.operands
     groups = e.need_immediate(count, "the number of groups")
-    if not 0 <= groups <= 7:
-        raise e.fail(f"at most 7 groups may be pending, not {groups}")
+    if groups < 0:
+        raise e.fail(f"{groups} groups cannot be pending")
     e.line(f"warpgroups.wait({groups}, L)")
 
 

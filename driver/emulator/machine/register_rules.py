@@ -35,10 +35,12 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The registers of a wgmma as bits: accumulators, and those of A (0 where it is in memory)."""
+    """The registers of a wgmma: accumulators in their order, these as bits, and those of A as bits
+    (0 where it is in memory)."""
 
     line: int
     text: str
+    accumulators: tuple[int, ...]
     d: int
     a: int
 
@@ -150,8 +152,8 @@ class RegisterRules:
     def _check_overlap(self, state: _State, operands: Operands, at: int) -> None:
         """Wgmmas may follow each other on the same accumulators, in no other way."""
         for _, o in state.pending:
-            if operands.d != o.d and operands.d & o.d:
-                what = f"has some of the accumulators of {_of(o)}, but not all the same"
+            if operands.accumulators != o.accumulators and operands.d & o.d:
+                what = f"has some of the accumulators of {_of(o)}, but not all, or in another order"
             elif operands.d & o.a:
                 what = f"writes {self._name(operands.d & o.a)}, from which {_of(o)} reads A"
             elif operands.a & o.d:

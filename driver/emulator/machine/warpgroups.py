@@ -37,8 +37,8 @@ class Multiply:
     d: tuple[int, ...]
     a: tuple[int, ...]
     b: int
-    #: The predicate that says whether D is added to, and whether it counts negated.
-    scale_d: int
+    #: Whether D is added to: a predicate and whether it counts negated, or a constant.
+    scale_d: int | bool
     is_negated: bool
     #: 1 or -1, what the product is multiplied with.
     sign: int
@@ -168,7 +168,10 @@ class Warpgroups:
     def multiply(self, form: Multiply, lanes: Array) -> None:
         """wgmma.mma_async."""
         which = self._of(lanes)
-        adds = self._same(form.scale_d, lanes, "scale-d") != form.is_negated
+        if isinstance(form.scale_d, bool):
+            adds = np.full(which.size, form.scale_d)
+        else:
+            adds = self._same(form.scale_d, lanes, "scale-d") != form.is_negated
         for number, group in zip(which.tolist(), self._committed[which].tolist(), strict=True):
             try:
                 self._rules.multiply(form.operands, group, (number,))
@@ -229,15 +232,15 @@ class Warpgroups:
         ]
         address = np.concatenate(found)
         rows = np.repeat(self._row[which].astype(np.uint64), found[0].size)
-        if self._watch is not None:
-            offsets = (address + rows).astype(np.int64).reshape(which.size, -1)
-            groups = self._committed[which]
-            self._watch.operand(form.operands.line, lanes[::WARPGROUP], groups, offsets)
         try:
             data = self._shared.load(address, 4, rows)
         except AccessFault as fault:
             fault.position = fault.position // found[0].size * WARPGROUP
             raise
+        if self._watch is not None:
+            offsets = (address + rows).astype(np.int64).reshape(which.size, -1)
+            groups = self._committed[which]
+            self._watch.operand(form.operands.line, lanes[::WARPGROUP], groups, offsets)
         return wgmma.from_rows(data, form.kind, extent, is_transposed)
 
     def _same(self, register: int, lanes: Array, what: str) -> Array:

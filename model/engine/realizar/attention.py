@@ -88,8 +88,7 @@ def flash_decoding_graphed(
     v: Region | None = None,
     sequences: Sequence[int] = (0,),
 ) -> list[int]:
-    """Attention split over chunks of keys, whatever the length: one launch for the chunks, one that
-    merges them.
+    """Attention split over chunks of keys, whatever the length.
 
     With k and v these are appended before, and q and k rotated in place where the cache has a rope.
     Without them q, rotated already, attends to what is stored.
@@ -103,7 +102,7 @@ def flash_decoding_graphed(
     appends = k is not None or v is not None
     if appends:
         blocks.append_tokens(plan, work)
-    blocks.flash_decoding_graphed(plan, work, kernel, out)
+    work.launch(plan, kernel, work.label, out=out)
     return to.submit(Operation(plan, layer, tuple(sequences), int(appends)))
 
 

@@ -18,11 +18,11 @@ from urdir.model.errors import ModelError
 from urdir.model.families.rope import RopeConfig
 from urdir.model.memory.cache_shape import CacheShape, in_pages
 from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.workspace import most_partial
+from urdir.model.memory.workspace import ZEROED, most_partial
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.attention.choice import decode_attention, split_attention
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
@@ -105,6 +105,8 @@ class CachedAttention(Owner):
             self.stream = owners.enter_context(device.create_stream("attention"))
             if rope is not None:
                 self.work["frequencies"].upload(turns_table(rope.frequencies()))
+            for name in ZEROED & self.work.keys():
+                self.work[name].fill(0)
             self._owners = owners.pop_all()
 
     def _sizes(self, layout: KvLayout, layers: int) -> dict[str, int]:
@@ -123,7 +125,7 @@ class CachedAttention(Owner):
     def partial_sizes(self, layout: KvLayout, counts: Iterable[int]) -> dict[str, int]:
         """Bytes of the partial results of split attention of any of ``counts`` rows."""
         sm_count = self.device.properties.sm_count
-        kernels: list[IncrementalAttention | FlashDecodeChunk] = []
+        kernels: list[IncrementalAttention | FlashDecode] = []
         for rows in counts:
             whole = IncrementalAttention(self.heads, layout, rows)
             kernels.append(split_attention(whole, layout.max_len, sm_count))

@@ -22,7 +22,7 @@ from urdir.model.errors import ModelError
 from urdir.model.families.description import Attention, Config, LayerConfig
 from urdir.model.families.stored import Linear, StoredMatrix, of_any_layer, stored_in
 from urdir.model.memory.weights import Weights
-from urdir.model.memory.workspace import workspace_sizes
+from urdir.model.memory.workspace import ZEROED, workspace_sizes
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 if TYPE_CHECKING:
@@ -86,9 +86,11 @@ class Layers(CachedAttention):
         del sizes["logits"], sizes["ranks"]
         counts = range(1, rows + 1) if exact else range(1, sequences + 1)
         for name, nbytes in self.partial_sizes(self.layout, counts).items():
-            sizes[name] = max(sizes[name], nbytes)
+            sizes[name] = max(sizes.get(name, 0), nbytes)
         try:
             work = self._owners.enter_context(device.arena(sizes, "workspace"))
+            for name in ZEROED & work.keys():
+                work[name].fill(0)
         except BaseException:
             self.close()
             raise

@@ -5,10 +5,9 @@ A plan is built for a length bucket; the choice is made then and never looks at 
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecodeChunk
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
@@ -16,32 +15,28 @@ from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
+from urdir.ptxgen.spec import ceil_div
 
-#: The shortest bucket, and how much longer each is than the one before.
-FIRST_BUCKET, BUCKET_RATIO = 512, 4
-#: Up to this many keys one CTA a KV head is as quick as two launches.
-INCREMENTAL_KEYS = 512
-#: CTAs an SM, from which on rows and heads alone keep the memory busy.
-FULL = 4
-#: CTAs an SM that flash decoding aims at for rows at the end of the bucket: as many as run there
-#: at once. Measured on an H200, 32 / 8 heads of 128, f16, 32,768 keys: 61.7 % of the read bandwidth
-#: with two, 57.7 % with four, 52.3 % with eight.
-FLASH_CTAS = 2
-#: Limits of a chunk: below, a CTA's beginning and end outweigh its keys.
-MIN_CHUNK, MAX_CHUNK = 64, 1024
+#: Up to this many keys a row is not split: one row, several. A step of an 8B Q4_K_M model on an
+#: H200 takes 1.32 ms at 128 keys, split 1.35; 1.41 at 288, split 1.38; of two rows at 288 keys
+#: 1.40, split 1.48.
+SINGLE_KEYS, INCREMENTAL_KEYS = 256, 512
+#: Up to this many keys split attention of one row has one CTA an SM, then two. At 1,024 keys a step
+#: takes 1.39 ms with one, 1.45 with two, at 4,096 1.55 and 1.53.
+FEW_KEYS = 2048
+#: Keys of a chunk: at least these, and where rows are several about this many (see `FlashDecode`).
+LEAST_KEYS, MOST_KEYS = 64, 1024
+#: Rows from which on chunks grow, so that what they leave does not.
+MANY_ROWS = 32
 
 
 def length_buckets(max_len: int) -> tuple[int, ...]:
-    """Rising values of max_keys, the last one ``max_len``: 512, 2048, 8192, ...
+    """Rising values of max_keys, the last one ``max_len``: where another kernel or cut is chosen.
 
     A step whose rows all have a position below a bucket can use the plan built for it.
     """
-    buckets = []
-    bucket = FIRST_BUCKET
-    while bucket < max_len:
-        buckets.append(bucket)
-        bucket *= BUCKET_RATIO
-    return (*buckets, max_len)
+    borders = (SINGLE_KEYS, INCREMENTAL_KEYS, FEW_KEYS)
+    return (*(border for border in borders if border < max_len), max_len)
 
 
 def prompt_attention(
@@ -75,36 +70,33 @@ def decode_attention(
     rows: int = 1,
     scores: Scores = PLAIN,
     token: OwnToken | None = None,
-) -> IncrementalAttention | FlashDecodeChunk:
+) -> IncrementalAttention | FlashDecode:
     """The kernel for rows with positions below ``max_keys``, a bucket.
 
-    Incremental attention for few keys (a window bounds them too) and where rows and heads make
-    enough CTAs; flash decoding (its ``reduce`` follows it) otherwise, in chunks that make about
-    `FLASH_CTAS` CTAs an SM. With a ``token`` the kernel prepares and appends the rows' own tokens,
-    too; the choice is the same. Raises PtxgenError for shapes that no kernel handles.
+    Incremental attention for few keys (a window bounds them too), flash decoding otherwise. With a
+    ``token`` the kernel prepares and appends the rows' own tokens, too; the choice is the same.
+    Raises PtxgenError for shapes that no kernel handles.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
-    keys = min(scores.span or max_keys, max_keys)
-    ctas = layout.kv_heads * incremental.tiles * rows
-    if keys <= INCREMENTAL_KEYS or ctas >= FULL * sm_count:
+    whole = SINGLE_KEYS if rows == 1 else INCREMENTAL_KEYS
+    if min(scores.span or max_keys, max_keys) <= whole:
         return _spread(incremental, sm_count)
     return split_attention(incremental, max_keys, sm_count)
 
 
-def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -> FlashDecodeChunk:
-    """Flash decoding of what ``whole`` computes, for rows with positions below ``max_keys``, in
-    chunks that make about `FLASH_CTAS` CTAs an SM."""
-    keys = min(whole.scores.span or max_keys, max_keys)
-    wanted = keys * whole.layout.kv_heads * whole.tiles * whole.rows / (FLASH_CTAS * sm_count)
-    chunk = min(MAX_CHUNK, max(MIN_CHUNK, 1 << max(0, round(math.log2(wanted)))))
-    return FlashDecodeChunk(
+def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -> FlashDecode:
+    """Flash decoding of what ``whole`` computes, for rows with positions below ``max_keys``."""
+    is_short = min(whole.scores.span or max_keys, max_keys) <= FEW_KEYS
+    ctas = sm_count if is_short and whole.rows == 1 else 2 * sm_count
+    return FlashDecode(
         whole.heads,
         whole.layout,
         whole.rows,
         whole.scores,
         whole.token,
-        max_keys=max_keys,
-        chunk=chunk,
+        ctas=max(1, ctas // (whole.layout.kv_heads * whole.tiles)),
+        least=LEAST_KEYS,
+        most=0 if whole.rows == 1 else MOST_KEYS * ceil_div(whole.rows, MANY_ROWS),
     )
 
 
@@ -117,3 +109,13 @@ def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
             break
         spec = fewer
     return spec
+
+
+def fills_sms(keys: int) -> bool:
+    """Whether the launch after attention over ``keys`` keys puts idle CTAs on SMs it does not need.
+
+    On an SM without a CTA the launch after it would put two, and take as long as these. It does so
+    after split attention: 397 tokens/s with idle CTAs, 361 without, at 32,768 keys (8B Q4_K_M on
+    an H200). After incremental attention idle CTAs only cost time: 728 with, 732 without.
+    """
+    return keys > INCREMENTAL_KEYS

@@ -11,9 +11,9 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.kernels.linear.packed import GROUP, pack, packed_shape
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 #: Threads of a warpgroup, and the queries that it multiplies: the height of a wgmma.
 WARPGROUP, WARPGROUP_QUERIES = 128, 64
@@ -79,7 +79,7 @@ class PrefillWgmma(PromptAttention):
     (Shah et al. 2024, arXiv 2407.08608) without tensor maps: a cache is gathered row by row.
 
     With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
-    packed f16 (`linear.packed`). Only for heads that fill their places (`can_pack`).
+    packed f16 (`weights.packed`). Only for heads that fill their places (`can_pack`).
     """
 
     packs: bool = False

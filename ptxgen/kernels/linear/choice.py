@@ -8,7 +8,6 @@ from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.attention.choice import INCREMENTAL_KEYS
 from urdir.ptxgen.kernels.linear.cut import CutOptions
 from urdir.ptxgen.kernels.linear.ends import is_first
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
@@ -33,16 +32,6 @@ def takes_gemm(rows: int, exact: bool) -> bool:
     whole layer of an 8B model takes 40 us.
     """
     return not exact and rows > MAX_BATCH
-
-
-def fills_sms(keys: int) -> bool:
-    """Whether the launch after attention over ``keys`` keys puts idle CTAs on SMs it does not need.
-
-    On an SM without a CTA the launch after it would put two, and take as long as these. It does so
-    after split attention: 397 tokens/s with idle CTAs, 361 without, at 32,768 keys (8B Q4_K_M on
-    an H200). After incremental attention idle CTAs only cost time: 728 with, 732 without.
-    """
-    return keys > INCREMENTAL_KEYS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Activations packed for products on tensor cores."""
+"""Activations packed for products on tensor cores, normed before where there is a norm."""
 
 from __future__ import annotations
 
@@ -6,24 +6,51 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
+
+#: Threads that share a tile of a row: each has the sixteen columns of two rows of matrices.
+TILE_THREADS = TILE_COLS // 16
+#: The most threads of a CTA, and rows that share one with a norm: 32 bytes are written at once.
+MAX_THREADS, NORMED_ROWS = 1024, 2
 
 
 @dataclass(frozen=True)
 class Pack(KernelSpec):
-    """x (rows, cols) f32 as f16, in the order of `packed`."""
+    """x (rows, cols) f32 as f16, in the order of `packed`; with a ``norm`` its rows' norms, with
+    ``weight`` and ``bias`` (cols,) f32 as it has them (`can_norm`)."""
 
     rows: int
     cols: int
+    norm: Norm | None = None
 
     name = "pack"
     template = ("urdir.templates", "pack.ptx.j2")
 
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.cols < 1:
+            raise PtxgenError(f"pack: no values in {self.rows} rows of {self.cols}")
+        if self.norm and not self.can_norm(self.cols):
+            raise PtxgenError(f"pack: norms take up to {TILE_COLS * MAX_THREADS // TILE_THREADS} "
+                              f"columns, a multiple of four: {self.cols}")  # fmt: skip
+
+    @staticmethod
+    def can_norm(cols: int) -> bool:
+        """Whether a CTA holds a row of so many columns."""
+        return cols % 4 == 0 and TILE_THREADS * ceil_div(cols, TILE_COLS) <= MAX_THREADS
+
     @property
     def params(self) -> tuple[Param, ...]:
+        norm = self.norm
+        names = (("weight", norm and norm.weight), ("bias", norm and norm.bias))
         return (
             Param("x", "f32", ("rows", "cols"), Access.IN),
+            *(Param(name, "f32", ("cols",), Access.IN) for name, present in names if present),
             Param("y", "f16", packed_shape(self.rows, self.cols), Access.OUT),
         )
 
@@ -38,20 +65,64 @@ class Pack(KernelSpec):
         return packed_shape(self.rows, self.cols)[1]
 
     @property
+    def cta_rows(self) -> int:
+        """Rows of a CTA, in neighbouring lanes."""
+        if self.norm is None:
+            return GROUP
+        return min(NORMED_ROWS, MAX_THREADS // (TILE_THREADS * self.tiles))
+
+    @property
+    def cta_tiles(self) -> int:
+        """Tiles of a CTA: a norm takes all."""
+        return 1 if self.norm is None else self.tiles
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA; the last may have threads without columns."""
+        return ceil_div(self.cta_rows * TILE_THREADS * self.cta_tiles, 32)
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether some threads have no columns."""
+        return self.cta_rows * TILE_THREADS * self.cta_tiles < 32 * self.warps
+
+    @property
     def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.tiles, self.groups, 1), block=(32 * GROUP, 1, 1))
+        grid = (self.tiles // self.cta_tiles, self.groups * GROUP // self.cta_rows, 1)
+        return LaunchShape(grid=grid, block=(32 * self.warps, 1, 1))
 
     @property
     def tolerance(self) -> Tolerance:
-        """One rounding, as numpy's: bit for bit."""
-        return Tolerance()
+        """One rounding, as numpy's: bit for bit; of a norm, f16 has 11 bits."""
+        return Tolerance(rtol=6e-4 if self.norm else 0)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        return {"y": pack(inputs["x"])}
+        x = inputs["x"]
+        if self.norm is not None:
+            x = self.norm(x, inputs.get("weight"), inputs.get("bias"))
+        return {"y": pack(x)}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Rows of a layer norm have means other than 0."""
+        inputs = super().make_inputs(rng)
+        if self.norm is not None and self.norm.kind == "layer":
+            inputs["x"] += rng.standard_normal((self.rows, 1)).astype(np.float32)
+        return inputs
 
     @classmethod
     def examples(cls) -> Mapping[str, Pack]:
-        return {"one": cls(1, 3), "odd": cls(9, 259), "vectors": cls(16, 512)}
+        rms, layer = Norm("rms", 1e-5), Norm("layer", 1e-5, bias=True)
+        return {
+            "one": cls(1, 3),
+            "odd": cls(9, 259),
+            "vectors": cls(16, 512),
+            "rms": cls(8, 256, rms),
+            "rms of odd rows": cls(11, 1284, rms),
+            "rms of 8448 columns": cls(9, 8448, rms),
+            "rms without weight": cls(3, 20, Norm("rms", 0.1, weight=False)),
+            "layer": cls(16, 1280, layer),
+            "layer of odd rows": cls(5, 900, layer),
+        }
 
     def flops(self) -> int:
-        return self.rows * self.cols
+        return (5 if self.norm else 1) * self.rows * self.cols

@@ -259,10 +259,18 @@ class PackedProduct(KernelSpec):
 
     @property
     def tolerance(self) -> Tolerance:
-        """Rounding of weights to f16, 2^-11 each at most: a sum of n products of independent errors
-        is off by about 2^-12 of its own standard deviation, of which max|y| is 2 to 4. Scales of
-        groups are rounded, too. A packed y is rounded once more."""
-        return Tolerance(rtol=2e-3 if self.packs or self.gated else 1e-3)
+        """Each rounding to f16 changes a number by up to 2^-11 of itself, and a weight may outweigh
+        all others: it is rounded, and so are its scale and its minimum, if they are products; with
+        a minimum, both are larger than the weight. A packed y is rounded once more, the error of a
+        gate and of its other factor add up."""
+        roundings = max(self._roundings(fmt) for fmt in self.formats)
+        return Tolerance(rtol=2.0**-11 * (self.pair * roundings + self.packs) + 1e-5)
+
+    @staticmethod
+    def _roundings(fmt: Format) -> int:
+        if fmt.is_float:
+            return 1 if fmt.has_powers else 0
+        return 1 + fmt.has("scale") + 2 * fmt.has_minimums
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x = unpack(inputs["x"], self.batch, self.cols)

@@ -228,3 +228,19 @@ def test_a_copy_to_global_memory_is_late(machine: Any, rng: Any) -> None:
     code = HEAD + WRITE + FENCE + MEET + late
     machine.run(code, {"x": y, "y": y}, threads=256)
     assert (machine.download(y, "u4", 64) == np.where(np.arange(64) == 1, 9, 0)).all()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            WRITE + FENCE + MEET + "    add.u64 %desc, %desc, 4096;\n" + PRODUCT,
+            "out-of-bounds load",
+        ),
+        (STORE.replace("[tile]", "[tile+4096]").replace("READ", READ), "out-of-bounds load"),
+    ],
+    ids=["wgmma", "bulk copy"],
+)
+def test_reads_beyond_shared_memory_are_faults(machine: Any, code: str, message: str) -> None:
+    with pytest.raises(KernelFault, match=message):
+        run(machine, code)

@@ -141,7 +141,7 @@ def test_explain_a_norm() -> None:
 
 @pytest.mark.slow
 def test_explain_says_the_same_every_time() -> None:
-    spec = kernels()["flash_decode_chunk"].examples()["f32 rows"]
+    spec = kernels()["flash_decode"].examples()["f32 rows"]
     assert explain(spec).as_dict() == explain(spec).as_dict()
     assert explain(spec, "sm_75").as_dict() != explain(spec, "sm_80").as_dict()
 
@@ -172,3 +172,25 @@ def test_every_kernel_can_be_explained(spec: KernelSpec) -> None:
         assert row.text, row
         assert 1 <= row.fewest <= row.parts, row
         assert row.requests <= row.lanes <= 32 * row.requests, row
+
+
+def test_a_bulk_copy_is_a_request_of_one_lane(machine: Any) -> None:
+    """Two lanes copy 336 bytes each: to rows of 128 bytes, from the middle of a sector."""
+    code = """
+    .reg .b32 %i, %to; .reg .b64 %x; .reg .pred %p;
+    .shared .align 128 .b8 tile[1024]; .shared .align 8 .b64 full;
+    mov.u32 %i, %tid.x; ld.param.u64 %x, [x]; mov.u32 %to, tile;
+    mad.lo.u32 %to, %i, 512, %to;
+    setp.ge.u32 %p, %i, 2;
+    mbarrier.init.shared.b64 [full], 1;
+    @%p bra END;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%to], [%x+16], 336, [full];
+    END: ret;"""
+    counters = Counters()
+    x = machine.upload(np.zeros(512, "u1"))
+    machine.execution(code, {"x": x}, watch=counters).run(alone=True)
+    found = {row.kind: row for row in counters.accesses.values() if row.lanes == 2}
+    assert found.keys() == {"global load", "shared copy"}
+    for kind, parts, fewest in (("global load", 11, 11), ("shared copy", 3, 3)):
+        row = found[kind]
+        assert (row.requests, row.parts, row.fewest) == (2, 2 * parts, 2 * fewest)

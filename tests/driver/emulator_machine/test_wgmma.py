@@ -267,3 +267,90 @@ def test_registers_at_the_start(machine: Any, directives: str, registers: int) -
     text = machine.module("setmaxnreg.dec.sync.aligned.u32 24;", (), directives)
     found = compile_entry(ptx.parse(text), "k", "sm_90a").directives
     assert registers_at_start(found, 512) == registers
+
+
+def test_producers_and_consumers(machine: Any, rng: Any) -> None:
+    """Of three warpgroups the last two multiply, in three CTAs; 32 of N and 48 of K in two groups.
+
+    The first group of products begins anew, and only where the predicate says so.
+    """
+    ctas, n, steps = 3, 32, 3
+    a = rng.integers(-4, 5, (ctas * 3, 64, 16 * steps)).astype("f2")
+    b = rng.integers(-4, 5, (ctas, n, 16 * steps)).astype("f2")
+    c = rng.integers(-9, 10, (ctas * 3, 64, n)).astype("f4")
+    tiles = np.ascontiguousarray(b.reshape(ctas, n, 2 * steps, 8).swapaxes(1, 2))
+    parts = np.stack([fragments(a[..., 16 * s : 16 * s + 16]) for s in range(steps)], axis=2)
+    body = (
+        START
+        + fill(32 * n * steps)
+        + load("a", 4 * steps)
+        + load("c", n // 2, "d")
+        + (
+            f"mov.b64 %desc, {descriptor(0, leading=16 * n, stride=128)};\n"
+            "setp.lt.u32 %p, %k, 128; @%p bra END; setp.ge.u32 %q, %k, 256;"
+        )
+    )
+    for step in range(steps):
+        body += FENCE + (
+            f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {listed('d', n // 2)}, "
+            f"{{%a{4 * step}, %a{4 * step + 1}, %a{4 * step + 2}, %a{4 * step + 3}}}, %desc, "
+            f"{'%q' if step == 0 else '1'}, 1, 1, 0; add.u64 %desc, %desc, {2 * n};\n"
+        )  # fmt: skip
+        body += COMMIT if step != 1 else ""
+        body += "wgmma.wait_group.sync.aligned 1;" if step == 1 else ""
+    body += WAIT + save(n // 2) + "END: ret;"
+    params = {"a": machine.upload(parts), "b": machine.upload(tiles)}
+    params |= {"c": machine.upload(np.stack([c[:, *place(i)] for i in range(n // 2)], axis=2))}
+    out = machine.upload(np.zeros((ctas * 3, 128, n // 2), "f4"))
+    machine.run(
+        body, params | {"out": out}, ctas=ctas, threads=384, shared_bytes=32 * n * steps, sm_count=2
+    )
+    total = a.astype("f8") @ np.repeat(b, 3, 0).astype("f8").swapaxes(1, 2)
+    warpgroup = np.arange(ctas * 3) % 3
+    total += c * (warpgroup == 2)[:, None, None]
+    want = np.stack([total[:, *place(i)] for i in range(n // 2)], axis=2)
+    want[warpgroup == 0] = 0
+    got = machine.download(out, "f4", want.size).reshape(want.shape)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("or.b64 %desc, %desc, %none;", r"thread \(5, 0, 0\) .*the matrix descriptor is not the "
+         "same in all threads"),
+        ("setp.ne.u32 %yes, %k, 5;", r"thread \(5, 0, 0\) .*scale-d is not the same"),
+        (f"mov.b64 %desc, {descriptor(128, leading=128, stride=128)};",
+         "load of never-written bytes, 16 bytes at shared address 0x100"),
+        (f"mov.b64 %desc, {descriptor(0, leading=512, stride=128)};", "out-of-bounds load"),
+    ],
+)  # fmt: skip
+def test_operands_that_are_not_there(machine: Any, code: str, message: str) -> None:
+    only_five = "setp.eq.u32 %q, %k, 5; selp.b64 %none, 16, 0, %q;"
+    code = ordered(ZERO + only_five + code + FENCE + PRODUCT + COMMIT + WAIT)
+    with pytest.raises(KernelFault, match=message):
+        machine.run(code, threads=128, shared_bytes=512)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (PRODUCT.replace("n8k16", "n12k16"), "N is a multiple of 8"),
+        (PRODUCT.replace("%d0, ", ""), "4 registers are needed, not 3"),
+        (PRODUCT.replace("1, 1, 0;", "1, 2, 0;"), "must be 1 or -1"),
+        (PRODUCT.replace("1, 1, 0;", "1, 1, 0, 0;"), "wrong number of operands"),
+        (PRODUCT.replace("%desc", "%x"), "%x is not a register of 64 bits"),
+        (PRODUCT.replace("%yes", "%x"), "%x is not a predicate"),
+        (PRODUCT.replace("f16.f16 ", "f16.bf16 "), "has no form"),
+        ("wgmma.wait_group.sync.aligned %x;", "the number of groups must be a constant"),
+    ],
+)
+def test_malformed(machine: Any, code: str, message: str) -> None:
+    with pytest.raises(CompileError, match=message):
+        machine.compile(ordered(ZERO + FENCE + code))
+
+
+def test_accumulators_in_another_order(machine: Any) -> None:
+    code = ZERO + FENCE + PRODUCT + PRODUCT.replace("%d0, %d1", "%d1, %d0")
+    with pytest.raises(KernelFault, match="but not all, or in another order"):
+        machine.run(ordered(code), threads=128, shared_bytes=256)

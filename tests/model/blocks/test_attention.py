@@ -27,7 +27,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 #: Where the rows of a step stand, each in a sequence of its own; 2048 is an idle one.
 POSITIONS = (0, 3, 2048, 140)
-UNFUSED, SPLIT = ["rope", "kv_append"], ["flash_decode_chunk", "flash_decode_reduce"]
+UNFUSED, SPLIT = ["rope", "kv_append"], ["flash_decode"]
 
 
 @pytest.fixture(scope="module")

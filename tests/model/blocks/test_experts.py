@@ -27,6 +27,8 @@ from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspa
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts import choice
+from urdir.ptxgen.kernels.experts.gemm_small import expected_experts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, random_blocks
@@ -37,16 +39,18 @@ Floats = npt.NDArray[np.float64]
 
 HIDDEN, WIDTH, EXPERTS = 96, 64, 6
 RMS, LAYER = Norm("rms", 1e-5), Norm("layer", 1e-5, bias=True)
-#: Rows, exact, allowed deviation; f16 rounds many rows, 16-bit integers few.
+#: Rows, exact, whether those with the same expert read it together, allowed deviation; f16 rounds
+#: many rows, 16-bit integers few.
 MODES = [
-    pytest.param(1, True, 1e-5, id="one row, exact"),
-    pytest.param(1, False, 1e-3, id="one row"),
-    pytest.param(3, True, 1e-5, id="three rows, exact"),
-    pytest.param(3, False, 1e-3, id="three rows"),
-    pytest.param(12, True, 1e-5, id="many rows, exact"),
-    pytest.param(21, False, 4e-3, id="many rows"),
+    pytest.param(1, True, False, 1e-5, id="one row, exact"),
+    pytest.param(1, False, False, 1e-3, id="one row"),
+    pytest.param(3, True, True, 1e-5, id="three rows, exact"),
+    pytest.param(3, False, False, 1e-3, id="three rows"),
+    pytest.param(3, False, True, 1e-3, id="three rows, together"),
+    pytest.param(12, True, False, 1e-5, id="many rows, exact"),
+    pytest.param(21, False, False, 4e-3, id="many rows"),
 ]
-every_mode = pytest.mark.parametrize(("rows", "exact", "allowed"), MODES)
+every_mode = pytest.mark.parametrize(("rows", "exact", "together", "allowed"), MODES)
 
 
 class Workbench:
@@ -114,7 +118,10 @@ class Workbench:
 
 
 @pytest.fixture
-def bench(emulator: Device, rows: int, exact: bool) -> Iterator[Workbench]:
+def bench(
+    emulator: Device, rows: int, exact: bool, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Workbench]:
+    monkeypatch.setattr(experts, "pays_together", lambda *_: together)
     made = Workbench(emulator, rows, exact)
     yield made
     made.close()
@@ -152,13 +159,21 @@ def test_one_row_takes_three_launches(emulator: Device) -> None:
         made.close()
 
 
-@pytest.mark.parametrize(("rows", "many_logits"), [(1, 99), (2, 99), (11, 99), (11, 8)])
+@pytest.mark.parametrize(
+    ("rows", "many_logits", "together"),
+    [(1, 99, False), (2, 99, False), (2, 99, True), (11, 99, False), (11, 8, False)],
+)
 def test_layers_in_a_graph_read_nothing_too_early(
-    urdir_sanitizer: Device, rows: int, many_logits: int, monkeypatch: pytest.MonkeyPatch
+    urdir_sanitizer: Device,
+    rows: int,
+    many_logits: int,
+    together: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two layers share all buffers. Replays give what launches one after the other give, and the
     emulator finds no race of kernels that overlap."""
     monkeypatch.setattr(experts, "MANY_LOGITS", many_logits)
+    monkeypatch.setattr(experts, "pays_together", lambda *_: together)
     made = Workbench(urdir_sanitizer, rows, exact=False)
     selection = Selection(EXPERTS, 2, normalised=True)
     streams = [made.vectors(rows, HIDDEN)[0] for _ in range(3)]
@@ -186,6 +201,48 @@ def test_layers_in_a_graph_read_nothing_too_early(
     made.close()
 
 
+@pytest.mark.parametrize(
+    ("rows", "exact", "down", "taken"),
+    [
+        (5, False, "Q8_0", True),
+        (1, False, "Q8_0", False),
+        (5, True, "Q8_0", False),
+        (5, False, "F16", False),
+        (9, False, "Q8_0", False),
+    ],
+)
+def test_who_reads_experts_together(
+    emulator: Device,
+    rows: int,
+    exact: bool,
+    down: str,
+    taken: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Few rows that may be rounded, of quantised experts, where it spares as many bytes."""
+    selection = Selection(EXPERTS, 4)
+    kernels = []
+    layouts = [
+        Layout(FORMATS[t], EXPERTS * n, m)
+        for t, n, m in (("Q8_0", WIDTH, HIDDEN), (down, HIDDEN, WIDTH))
+    ]
+    expert_nbytes = sum(layout.nbytes for layout in layouts) // EXPERTS
+    spared = expert_nbytes * (rows * selection.used - expected_experts(rows, EXPERTS, 4))
+    for least in (max(1, int(spared)), int(spared) + 1):
+        monkeypatch.setattr(choice, "SPARED_NBYTES", least)
+        made = Workbench(emulator, rows, exact)
+        up, _, _ = made.matrix(WIDTH, HIDDEN, bias=False)
+        back, _, _ = made.matrix(HIDDEN, WIDTH, bias=False, fmt=down)
+        x, _ = made.vectors(rows, HIDDEN)
+        mixture = MixtureLayer(selection, up, back, None, Activation("silu"))
+        made.experts.append("ffn", mixture, Activations(x), None, None, x)
+        kernels.append(made.kernels())
+        made.close()
+    names = ["experts_gemm_small", "experts_gemm_small", "combine_experts"]
+    assert (kernels[0] == names) is taken
+    assert "experts_gemm_small" not in kernels[1]
+
+
 CASES = {
     "qwen3": (Selection(EXPERTS, 4, normalised=True), "silu", RMS, "F32", False, False),
     "gpt-oss": (Selection(EXPERTS, 2, "softmax_selected"), "swiglu_oai", RMS, "F32", True, False),
@@ -204,11 +261,11 @@ def test_a_mixture_is_the_weighted_sum_of_its_experts(
 
 @pytest.mark.parametrize("case", ["qwen3", "llama 4"])
 @pytest.mark.parametrize(
-    ("rows", "exact", "allowed"),
+    ("rows", "exact", "together", "allowed"),
     [
-        *((rows, False, 1e-3) for rows in (2, 5, 8)),
-        *((rows, False, 4e-3) for rows in (9, 16, 40)),
-        (40, True, 1e-5),
+        *((rows, False, together, 1e-3) for rows in (2, 5, 8) for together in (False, True)),
+        *((rows, False, False, 4e-3) for rows in (9, 16, 40)),
+        (40, True, False, 1e-5),
     ],
 )
 def test_any_number_of_rows(

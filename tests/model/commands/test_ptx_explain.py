@@ -15,7 +15,7 @@ def test_it_prints_the_worst_lines_first(capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().out
     assert shown.startswith(
         "normalise  rows=2 cols=257 kind=rms eps=1e-05 weight=True\n"
-        "sm_90, (2) CTAs of (64) threads:"
+        "sm_90a, (2) CTAs of (64) threads:"
     )
     assert "global memory: 214 sectors, 198 would do" in shown
     first = shown.split("at best\n")[1].splitlines()[0].split()

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from urdir.driver import execute
+from urdir.driver.operation import Launch
 from urdir.driver.stream import Stream
+from urdir.model.blocks import experts
+from urdir.model.engine.batch import Output
 from urdir.model.engine.engine import Engine, demo_model
 from urdir.model.engine.session import Session
 from urdir.model.files.gguf import Gguf
@@ -60,6 +63,13 @@ def _gguf(name: str) -> Path:
     if name == "demo-q4_k_m":
         return demo_model()
     return DATA / "golden" / f"{name}.gguf"
+
+
+class Eager:
+    """Runs a step launch by launch."""
+
+    def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+        execute.run(bound, bound.device, stream)
 
 
 def _golden(name: str) -> tuple[list[int], np.ndarray]:
@@ -124,11 +134,6 @@ def test_replay_equals_eager_bit_for_bit(
 ) -> None:
     tokens, _ = _golden(name)
     n = _positions(device_name, len(tokens), pytestconfig.getoption("--full"))
-
-    class Eager:
-        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
-            execute.run(bound, bound.device, stream)
-
     results = []
     with Engine.open(str(_gguf(name)), device=device_name, context=len(tokens)) as engine:
         for observer in (None, Eager()):
@@ -169,6 +174,44 @@ def test_batched_steps_stay_within_the_allowance(name: str, device_name: str) ->
     print(f"{name} on {device_name}, batches of 3: relative RMS {error:.2e}, KL {kl:.1e}")
     assert error <= max(2e-3, 1.1 * their_error)
     assert kl <= max(1e-6, 1.2 * their_kl)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("nano-mixtral-q4_k_m", 8), ("nano-qwen3moe-q4_k_m", 2)],
+)
+def test_rows_that_read_experts_together(
+    name: str, count: int, device_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of several sequences, each a token ahead of the one before it: as each of them alone,
+    within the allowance, and replayed as launch by launch."""
+    monkeypatch.setattr(experts, "pays_together", lambda *_: True)
+    tokens, golden = _golden(name)
+    results, alone = [], []
+    with Engine.open(str(_gguf(name)), device=device_name, context=16) as engine:
+        for observer in (None, Eager()):
+            with Session(
+                engine.device, engine.weights, 16, sequences=count, observer=observer
+            ) as session:
+                for sequence in range(count):
+                    session.feed(tokens[: sequence + 1], sequence)
+                results.append(session.forward_gpu_resident(range(count)))
+                bound = session.steps.bound(session.shapes.decode(count, count, Output.LOGITS))
+                kernels = [op.kernel.name for op in bound.plan if isinstance(op, Launch)]
+                assert "experts_gemm_small" in kernels
+        for sequence in range(count):
+            engine.session.truncate(0)
+            engine.session.feed(tokens[: sequence + 1])
+            alone.append(engine.session.logits_step())
+    np.testing.assert_array_equal(results[0], results[1])
+    error, difference = (
+        relative_rms(results[0], golden[:count]),
+        relative_rms(results[0], np.stack(alone)),
+    )
+    print(f"{name} on {device_name}, {count} together: {error:.2e}, alone: {difference:.2e}")
+    assert error <= max(2e-3, 1.1 * LLAMA_CPP_ERROR[name][0])
+    assert difference <= 5e-4
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The emulated driver of every device that the test opens. At its end no thread may be left
     over, and no context; turns are as long as before.
     """
-    made = bindings.emulated("sm_90", total_memory=256 << 20)
+    made = bindings.emulated(total_memory=256 << 20)
     monkeypatch.setattr(bindings, "emulated", lambda target: made)
     before, turn = set(threading.enumerate()), sys.getswitchinterval()
     yield made

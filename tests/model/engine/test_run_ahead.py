@@ -173,12 +173,12 @@ def test_no_step_runs_beyond_what_is_asked_for(device: Device, weights: Weights)
 
 @pytest.mark.slow
 def test_several_steps_stay_in_a_length_bucket(device: Device, weights: Weights) -> None:
-    """As single ones do: around 512 tokens attention changes its way to work."""
-    tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 505)]
-    with Session(device, weights, 600) as session:
+    """As single ones do: around 256 tokens attention changes its way to work."""
+    tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 249)]
+    with Session(device, weights, 300) as session:
         session.feed(tokens)
         singly = [session.greedy_step() for _ in range(20)]
-        for keys in (512, 1024):
+        for keys in (256, 512):
             prepare_all(session, StepShape(1, keys, Output.GREEDY, AT_ONCE))
         session.truncate(0)
         session.feed(tokens)
@@ -234,13 +234,13 @@ def test_nothing_is_prepared_far_from_the_end_of_a_bucket(device: Device, weight
     with Session(device, weights, 1000) as session:
         session.feed([1] * 100)
         list(islice(session.stream(Output.GREEDY), 2))
-        assert set(session.steps._graphs) & {StepShape(1, 1024, Output.GREEDY)} == set()
-        several = StepShape(1, 512, Output.GREEDY, AT_ONCE)  # in the bucket that there is
+        assert set(session.steps._graphs) & {StepShape(1, 512, Output.GREEDY)} == set()
+        several = StepShape(1, 256, Output.GREEDY, AT_ONCE)  # in the bucket that there is
         assert set(session.steps._begun) <= {several}
         session.truncate(0)
-        session.feed([1] * (513 - LOOK_AHEAD))
+        session.feed([1] * (257 - LOOK_AHEAD))
         list(islice(session.stream(Output.GREEDY), 2))
-        assert StepShape(1, 1024, Output.GREEDY) in {*session.steps._begun, *session.steps._graphs}
+        assert StepShape(1, 512, Output.GREEDY) in {*session.steps._begun, *session.steps._graphs}
 
 
 def test_a_graph_prepared_in_pieces_is_the_same(device: Device, weights: Weights) -> None:

@@ -27,8 +27,9 @@ from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 PROMPT = [3, 141, 59, 26, 5]
-#: Prompt steps round activations to f16 for the tensor cores; single tokens do not.
-PROMPT_TOLERANCE = 2e-3
+#: Prompt steps round activations and weights to f16 for the tensor cores: 5e-4 of each product of
+#: Q4_K weights, whose minimums are rounded too. Single tokens round neither.
+PROMPT_TOLERANCE = 4e-3
 
 
 @pytest.fixture(scope="module")
@@ -256,13 +257,13 @@ def test_a_batch_on_tensor_cores_equals_single_sequences_within_tolerance(
 @pytest.mark.slow
 @pytest.mark.parametrize("page_len", [0, 64])
 def test_crossing_a_bucket_is_invisible(device: Device, weights: Weights, page_len: int) -> None:
-    """From incremental attention to flash decoding at 512 keys, replayed and eager, and back."""
+    """From incremental attention to flash decoding at 256 keys, replayed and eager, and back."""
 
     class Eager:
         def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
             execute.run(bound, device, stream)
 
-    tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 509)]
+    tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 253)]
     results = []
     for observer in (None, Eager()):
         with Session(device, weights, 1000, page_len=page_len, observer=observer) as session:
@@ -271,13 +272,13 @@ def test_crossing_a_bucket_is_invisible(device: Device, weights: Weights, page_l
             for token in range(6):
                 session.feed([token])
                 rows.append(session.logits_step())
-            assert session.length == 515
-            assert session.device_positions() == {0: 515}
-            session.truncate(510)
+            assert session.length == 259
+            assert session.device_positions() == {0: 259}
+            session.truncate(254)
             session.feed([1])
             rows.append(session.logits_step())
             results.append(np.stack(rows))
-            assert session.shapes.keys(512) < session.shapes.keys(513)
+            assert session.shapes.keys(256) < session.shapes.keys(257)
     np.testing.assert_array_equal(results[0], results[1])
     # below the border again, after truncation from above it: as when it was first there
     np.testing.assert_array_equal(results[0][-1], results[0][2])

@@ -75,7 +75,7 @@ def test_it_finds_what_a_session_loads(
     with Gguf(nano) as gguf, Device.open("emulator", ptx_files=files) as device:
         config = Config.from_gguf(gguf)
         sm_count = device.properties.sm_count
-        found = model_kernels(gguf, config, CONTEXT, "sm_90", sm_count, kv_dtype, exact)
+        found = model_kernels(gguf, config, CONTEXT, "sm_90a", sm_count, kv_dtype, exact)
         with (
             Weights.load(gguf, config, device) as weights,
             Session(device, weights, CONTEXT, kv_dtype, exact=exact) as session,
@@ -93,15 +93,15 @@ def test_it_finds_what_a_session_loads(
             session.forward_gpu_resident_to_token_id(output=Output.SAMPLE)
             session.logits_step()
     loaded = {path.stem for path in tmp_path.iterdir()}
-    listed = {kernel.spec.key("sm_90") for kernel in found}
+    listed = {kernel.spec.key("sm_90a") for kernel in found}
     assert {key for key in loaded if not key.startswith(("repack-", "row_powers-"))} <= listed
-    assert not [kernel.spec for kernel in found if kernel.spec.key("sm_90") not in loaded]
+    assert not [kernel.spec for kernel in found if kernel.spec.key("sm_90a") not in loaded]
 
 
 def test_counts_are_those_of_the_plans(nano: Path) -> None:
     with Gguf(nano) as gguf, Device.open("emulator") as device:
         config = Config.from_gguf(gguf)
-        found = model_kernels(gguf, config, CONTEXT, "sm_90", device.properties.sm_count)
+        found = model_kernels(gguf, config, CONTEXT, "sm_90a", device.properties.sm_count)
         with Weights(gguf, config, device) as weights, Session(device, weights, CONTEXT) as session:
             for shape in (
                 StepShape(1, session.parts.cache.shape.max_len, Output.GREEDY),
@@ -115,11 +115,11 @@ def test_counts_are_those_of_the_plans(nano: Path) -> None:
 @pytest.mark.slow
 def test_a_large_model_needs_its_metadata_only() -> None:
     gguf, config = _shape_8b()
-    found = model_kernels(gguf, config, 4096, "sm_90", 132)
+    found = model_kernels(gguf, config, 4096, "sm_90a", 132)
     by_name = Counter(kernel.spec.name for kernel in found)
-    assert by_name["flash_decode_chunk"] >= 1
+    assert by_name["flash_decode"] >= 1
     steps = step_shapes(ShapeBuckets.of(chunks_of(exact=False), 4096))
-    assert {s.keys for s in steps} == {512, 2048, 4096}
+    assert {s.keys for s in steps} == {256, 512, 2048, 4096}
     for kernel in found:
         for shape, count in kernel.launches.items():
             if not shape.is_prompt:
@@ -157,13 +157,13 @@ def test_rows_too_long_for_an_sm_take_f32_products(target: str, sms: int) -> Non
 
 def test_it_says_which_steps_use_a_kernel() -> None:
     gguf, config = _shape_8b(layers=1)
-    found = model_kernels(gguf, config, 4096, "sm_90", 132)
+    found = model_kernels(gguf, config, 4096, "sm_90a", 132)
     used = {kernel.spec.name: kernel.used_in() for kernel in found if "argm" in kernel.spec.name}
     assert used == {"argmax": "decode (greedy), prompt"}
     attention = {k.used_in() for k in found if "attention" in k.spec.name and not k.per_step(True)}
-    assert attention == {"decode (512 keys)"}
-    chunks = {k.used_in() for k in found if k.spec.name == "flash_decode_chunk"}
-    assert chunks == {"decode (2048 keys)", "decode (4096 keys)"}
+    assert attention == {"decode (256 keys)"}
+    chunks = {k.used_in() for k in found if k.spec.name == "flash_decode"}
+    assert chunks == {"decode (512/2048 keys)", "decode (4096 keys)"}
     assert "prompt (64 rows)" in {k.used_in() for k in found}
     assert "decode" in {k.used_in() for k in found}
 
@@ -173,7 +173,7 @@ def test_targets_and_shapes_that_cannot_be() -> None:
     with pytest.raises(ModelError, match="sm_42"):
         model_kernels(gguf, config, 4096, "sm_42", 132)
     with pytest.raises(ModelError, match="context"):
-        model_kernels(gguf, config, 1 << 20, "sm_90", 132)
+        model_kernels(gguf, config, 1 << 20, "sm_90a", 132)
     gguf, wide = _shape_8b(layers=1, head_dim=2048)
     with pytest.raises((ModelError, PtxgenError), match="head_dim"):
-        model_kernels(gguf, wide, 4096, "sm_90", 132)
+        model_kernels(gguf, wide, 4096, "sm_90a", 132)

@@ -26,6 +26,6 @@ def test_every_shape_has_plans(
     if name not in WHOLE and not pytestconfig.getoption("--full"):
         monkeypatch.setitem(SHAPES, name, replace(SHAPES[name], layers=LAYERS))
     model = SyntheticModel(name)
-    kernels = model_kernels(model, read_config(model), CONTEXT, "sm_90", 132)
+    kernels = model_kernels(model, read_config(model), CONTEXT, "sm_90a", 132)
     assert any(kernel.per_step(prompt=False) for kernel in kernels)
     assert any(kernel.per_step(prompt=True) for kernel in kernels)

@@ -28,7 +28,7 @@ from urdir.model.verify.check import CheckRow, check_kernel_examples, check_plan
 from urdir.ptxgen.catalog import kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.spec import KernelSpec
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -58,7 +58,7 @@ def test_a_table_of_the_kernels_asked_for(cli: Cli) -> None:
     assert (rows[2][:2], rows[2][-1]) == (["add", "8"], "ok")
     assert (rows[3][0], rows[3][-1]) == ("normalise", "ok")
     assert 0 < float(rows[3][2]) <= float(rows[3][3])
-    assert lines[-2] == "32 ok, 0 failed, 0 skipped"
+    assert lines[-2] == "34 ok, 0 failed, 0 skipped"
     assert "add (8 examples): ok" in err
 
 
@@ -284,7 +284,7 @@ def test_plans_agree(device_name: str) -> None:
 @pytest.mark.slow
 def test_plans_run_edited_ptx(tmp_path: Path) -> None:
     with Gguf(demo_model()) as gguf:
-        used = model_kernels(gguf, Config.from_gguf(gguf), check.CONTEXT, "sm_90", sm_count=4)
+        used = model_kernels(gguf, Config.from_gguf(gguf), check.CONTEXT, "sm_90a", sm_count=4)
     spec = next(kernel.spec for kernel in used if kernel.spec.name == "argmax")
     path = tmp_path / f"{spec.key('sm_90')}.ptx"
     path.write_text("// edited\n" + spec.ptx("sm_90"))
@@ -322,16 +322,16 @@ def test_a_replay_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_a_launch_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Normalise.reference
+    right = GemmWgmma.reference
 
-    def wrong(self: Normalise, **inputs: Any) -> dict[str, Any]:
+    def wrong(self: GemmWgmma, **inputs: Any) -> dict[str, Any]:
         outputs = right(self, **inputs)
         if self.residual:
             outputs["y"][1, 7] += 1
         return outputs
 
-    monkeypatch.setattr(Normalise, "reference", wrong)
-    with pytest.raises(check.CheckError, match=r"residual \(normalise\): y\[1, 7\] is "):
+    monkeypatch.setattr(GemmWgmma, "reference", wrong)
+    with pytest.raises(check.CheckError, match=r"attn_output \(gemm_wgmma\): y\[1, 7\] is "):
         check._check_launches("launches", "emulator", open_demo)
 
 

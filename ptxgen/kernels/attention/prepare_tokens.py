@@ -1,0 +1,336 @@
+"""Preparing the own tokens of a step's rows, and appending them to a layer's KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.own_token import (
+    PLAIN_TOKEN,
+    QK_NORM,
+    V_NORM,
+    OwnToken,
+    Temperature,
+)
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, Rotation, frequencies, turns_table
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+
+#: The most warps of a CTA where heads are not longer, and heads that a thread has a part of.
+MAX_WARPS, MAX_ROUNDS = 4, 4
+#: A thread has parts of several heads where this many CTAs are left.
+ENOUGH_CTAS = 1024
+
+
+@dataclass(frozen=True)
+class PrepareTokens(KernelSpec):
+    """Does to the rows' queries, keys and values what ``token`` says: queries in place, keys and
+    values into the caches.
+
+    Row r is token ``position[r]`` of sequence ``sequence[r]``. Rounding is the layout's. A position
+    from ``max_len`` on is an idle row, of which nothing is written. Rows must be
+    different tokens (in a ring: of different slots), none of them in a page that sequences share.
+
+    Queries are no parameter where nothing happens to them; keys and values are none where the token
+    is not appended: any heads can then be prepared in place. Norms over rows are another kernel's.
+    """
+
+    heads: int
+    layout: KvLayout
+    rows: int = 1
+    token: OwnToken = PLAIN_TOKEN
+
+    name = "prepare_tokens"
+    template = ("urdir.templates", "prepare_tokens.ptx.j2")
+
+    def __post_init__(self) -> None:
+        token = self.token
+        if self.heads < 1:
+            raise PtxgenError(f"tokens of {self.heads} query heads")
+        if not 1 <= self.rows <= 65535:
+            raise PtxgenError(f"tokens of {self.rows} rows: 1 to 65535")
+        if token.norms_rows:
+            raise PtxgenError("norms over the heads of a row are launches of their own")
+        if not (token.appends or self.has_queries):
+            raise PtxgenError("tokens that are neither prepared nor appended: nothing to do")
+        if token.rope and token.rope.rotary_dim > self.head_dim:
+            raise PtxgenError(f"rotary_dim {token.rope.rotary_dim} of a head of {self.head_dim}")
+        if token.rope and self.layout.max_len > MAX_POSITIONS:
+            raise PtxgenError(f"RoPE is exact below 2^24: max_len {self.layout.max_len}")
+
+    @property
+    def has_queries(self) -> bool:
+        """Whether something happens to queries."""
+        token = self.token
+        return not (token.rope is None and token.qk_norm is None and token.temperature is None)
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads of the layout."""
+        return self.layout.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Values of a head of queries and keys."""
+        return self.layout.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Values of a head of V."""
+        return self.layout.values_per_head
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        layout, position = self.layout, Param("position", "u32", ("rows",), Access.IN)
+        queries = Param("q", "f32", ("rows", "heads", "head_dim"), Access.INOUT)
+        prepared = (queries,) if self.has_queries else ()
+        constants = self.token.constant_params(self.heads, self.kv_heads)
+        if not self.token.appends:
+            return (*prepared, *constants, position)
+        return (
+            *prepared,
+            Param("k", "f32", ("rows", "kv_heads", "head_dim"), Access.IN),
+            Param("v", "f32", ("rows", "kv_heads", "value_dim"), Access.IN),
+            # A few tokens of a cache are written, the others must survive: INOUT, not OUT.
+            *layout.params(Access.INOUT),
+            *constants,
+            Param("sequence", "u32", ("rows",), Access.IN),
+            position,
+        )
+
+    # ---- who does what: a CTA has some heads of one row, of "q", "k" or "v" ----
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Heads of each kind that there is."""
+        queries = {"q": self.heads} if self.has_queries else {}
+        return queries | ({"k": self.kv_heads, "v": self.kv_heads} if self.token.appends else {})
+
+    def eights(self, name: str) -> int:
+        """Groups of eight values in a head: one a thread."""
+        return (self.value_dim if name == "v" else self.head_dim) // 8
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA: at least one head of each kind."""
+        longest = max(map(self.eights, self.counts))
+        most = max(count * self.eights(name) for name, count in self.counts.items())
+        return max(ceil_div(longest, 32), min(MAX_WARPS, ceil_div(most, 32)))
+
+    def slots(self, name: str) -> int:
+        """Heads that the threads of a CTA have at once."""
+        return 32 * self.warps // self.eights(name)
+
+    def rounds(self, name: str) -> int:
+        """Heads that a thread has one after another: what is found for the first serves all."""
+        needed = ceil_div(self.counts[name], self.slots(name))
+        return max(1, min(MAX_ROUNDS, needed, self.rows * needed // ENOUGH_CTAS))
+
+    def parts(self, name: str) -> int:
+        """CTAs that share the heads of a row."""
+        return ceil_div(self.counts[name], self.slots(name) * self.rounds(name))
+
+    def is_ragged(self, name: str) -> bool:
+        """Whether some threads have no head in some round."""
+        whole = self.slots(name) * self.eights(name) == 32 * self.warps
+        return not whole or self.counts[name] % (self.slots(name) * self.rounds(name)) > 0
+
+    def heads_at_once(self, names: Sequence[str]) -> int:
+        """The most heads of these kinds that a thread has in registers."""
+        return max((min(2, self.rounds(n)) for n in names if n in self.counts), default=0)
+
+    @property
+    def ragged_rounds(self) -> int:
+        """The same of the kinds of which some threads have none."""
+        return self.heads_at_once([name for name in self.counts if self.is_ragged(name)])
+
+    def norm(self, name: str) -> Norm | None:
+        """The norm of such heads."""
+        return self.token.v_norm if name == "v" else self.token.qk_norm
+
+    @property
+    def norms(self) -> int:
+        """Places in shared memory for the factors of norms: as many for each warp."""
+        normed = [name for name in self.counts if self.norm(name)]
+        return max((self.slots(n) * self.rounds(n) + self.warps for n in normed), default=0)
+
+    @property
+    def turns_eights(self) -> bool:
+        """Whether a thread's eight values are turned alike, with eight others or each other."""
+        if (rope := self.token.rope) is None:
+            return False
+        return rope.rotary_dim % (8 if rope.style == "interleaved" else 16) == 0
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        parts = sum(map(self.parts, self.counts))
+        return LaunchShape(grid=(self.rows, parts, 1), block=(32 * self.warps, 1, 1))
+
+    @property
+    def tolerance(self) -> Tolerance:
+        # sin.approx and cos.approx: 2^-20.5 absolute (PTX ISA, "sin"); both enter every value.
+        # The factors of norm and temperature have smaller errors.
+        if not (self.has_queries or self.token.v_norm):
+            return Tolerance()
+        return Tolerance(rtol=2e-6 * max(1.0, self.token.rope.magnitude if self.token.rope else 1))
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        position, layout = inputs["position"], self.layout
+        active = np.flatnonzero(position < layout.max_len)
+        prepared = {}
+        for name in self.counts:
+            x = inputs[name][active]
+            prepared[name] = self.token.prepared(name, x, position[active], inputs)
+        outputs = {}
+        if self.has_queries:
+            outputs["q"] = inputs["q"].copy()
+            outputs["q"][active] = prepared["q"]
+        if not self.token.appends:
+            return outputs
+        for name, cache_layout in layout.caches.items():
+            outputs[name] = cache = inputs[name].copy()
+            for row, values in zip(active.tolist(), prepared[name[0]], strict=True):
+                sequence, table = int(inputs["sequence"][row]), inputs.get("block_table")
+                at = [int(position[row])]
+                cache_layout.write(cache, sequence, at, values[:, None], table)
+        return outputs
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Different tokens of random sequences; with more than two rows, the second is idle."""
+        inputs, layout, token = super().make_inputs(rng), self.layout, self.token
+        if token.rope:
+            inputs["frequencies"] = turns_table(frequencies(token.rope.rotary_dim, 10000.0)[0])
+        if layout.is_paged and token.appends:
+            inputs["block_table"] = layout.random_table(rng)
+        table = inputs.get("block_table")
+        inputs |= self._random_rows(rng, table)
+        if not token.appends:
+            return inputs
+        for name, cache in layout.caches.items():
+            lengths = [min(layout.max_len, 64)] * layout.sequences
+            inputs[name] = cache.random_cache(rng, lengths, table, byte=0)
+            # what the cache holds exactly, where something is computed: no error of that decides a
+            # rounding
+            heads = name[0]
+            if token.v_norm if heads == "v" else self.has_queries:
+                for row, position in enumerate(inputs["position"].tolist()):
+                    stored = cache.rounded(inputs[heads][row])
+                    inputs[heads][row] = token.origin_of(heads, stored, position, inputs)
+        return inputs
+
+    def _random_rows(self, rng: np.random.Generator, table: Array | None) -> dict[str, Array]:
+        """Sequences and positions; one token a slot, whatever the sequences share."""
+        layout, found = self.layout, dict[tuple[int, int], int]()
+        for _ in range(20 * self.rows):
+            sequence = int(rng.integers(layout.sequences))
+            position = int(rng.integers(layout.max_len))
+            paged = self.token.appends and layout.is_paged
+            at = layout if paged or not layout.is_paged else None
+            slot = position if at is None else int(at.slots_of(sequence, [position], table)[0, 0])
+            if slot not in found.values() and len(found) < self.rows:
+                found[sequence, position] = slot
+        rows = [*found] + [(0, layout.max_len)] * (self.rows - len(found))
+        if self.rows > 2:
+            rows[1] = (0, layout.max_len + int(rng.integers(0, 2)) * 1000)
+        sequence_of, position_of = np.array(rows, np.uint32).T.copy()
+        positions = {"position": position_of}
+        return positions | ({"sequence": sequence_of} if self.token.appends else {})
+
+    @classmethod
+    def examples(cls) -> Mapping[str, PrepareTokens]:
+        whole, part = Rotation(128, "half"), Rotation(32, "half", 1.2)
+        turned = OwnToken(Rotation(64, "interleaved"))
+        weightless = Norm("rms", 1e-5, weight=False)
+        return {
+            # appended as they are
+            "head_dim 8 f32": cls(1, KvLayout(1, 1, 1, 8, "f32")),
+            "head_dim 80": cls(3, KvLayout(1, 3, 7, 80, "f16")),
+            "bf16 rows": cls(3, KvLayout(2, 3, 9, 80, "bf16"), 3),
+            "q8_0 rows": cls(2, KvLayout(2, 2, 5, 96, "q8_0"), 5),
+            "pages q8_0": cls(2, KvLayout(2, 2, 64, 160, "q8_0", page_len=32, pages=3), 4),
+            "q8_0 value_dim 320": cls(2, KvLayout(1, 2, 9, 64, "q8_0", value_dim=320), 2),
+            "head_dim 1024": cls(1, KvLayout(1, 2, 5, 1024, "bf16", value_dim=264), 2),
+            "many heads": cls(70, KvLayout(1, 70, 5, 40, "f16", value_dim=24), 2),
+            "v_norm f32": cls(
+                3, KvLayout(1, 3, 9, 16, "f32", value_dim=24), 2, OwnToken(v_norm=V_NORM)
+            ),
+            # turned
+            "rope": cls(8, KvLayout(1, 2, 40, 128, "f16"), 3, OwnToken(whole)),
+            "rope, many rows": cls(9, KvLayout(2, 3, 1000, 128, "f16"), 600, OwnToken(whole)),
+            "rope, partial": cls(3, KvLayout(1, 1, 50, 80, "f32"), 2, OwnToken(part)),
+            "rope, odd": cls(
+                2, KvLayout(1, 1, 90, 72, "bf16"), 2, OwnToken(Rotation(20, "half", 1.1))
+            ),
+            "rope of q8_0": cls(
+                5, KvLayout(2, 1, 64, 96, "q8_0", 16, 7), 3, OwnToken(Rotation(96, "half"))
+            ),
+            "interleaved": cls(4, KvLayout(1, 2, 30, 64, "f16"), 3, turned),
+            "interleaved, partial": cls(
+                5, KvLayout(1, 5, 30, 96, "f32"), 2, OwnToken(Rotation(48, "interleaved", 1.3))
+            ),
+            "interleaved, odd": cls(
+                2, KvLayout(1, 1, 30, 80, "f16"), 2, OwnToken(Rotation(42, "interleaved"))
+            ),
+            "head_dim 512": cls(
+                3, KvLayout(1, 1, 30, 512, "f16"), 2, OwnToken(Rotation(512, "half"), v_norm=V_NORM)
+            ),
+            "ring of pages": cls(4, KvLayout(3, 2, 96, 64, "f16", 16, 7, capacity=32), 5, turned),
+            "ring": cls(2, KvLayout(2, 1, 40, 64, "q8_0", capacity=8), 7, turned),
+            # normed
+            "norm": cls(6, KvLayout(1, 2, 100, 128, "f16"), 3, OwnToken(whole, QK_NORM)),
+            "norm, odd": cls(
+                2, KvLayout(1, 1, 40, 72, "f32"), 2, OwnToken(Rotation(20, "interleaved"), QK_NORM)
+            ),
+            "norm after rope": cls(
+                2,
+                KvLayout(1, 1, 40, 80, "f16"),
+                2,
+                OwnToken(Rotation(48, "half"), QK_NORM, rope_first=True),
+            ),
+            "norms of all, odd": cls(
+                3,
+                KvLayout(1, 1, 40, 72, "f16", value_dim=40),
+                2,
+                OwnToken(Rotation(20, "half"), QK_NORM, V_NORM),
+            ),
+            "norm alone": cls(2, KvLayout(1, 1, 9, 64, "f16"), 2, OwnToken(None, QK_NORM)),
+            "temperature": cls(
+                2,
+                KvLayout(1, 1, 90, 48, "f32"),
+                3,
+                OwnToken(Rotation(40, "half"), temperature=Temperature(0.1, 8192, 1)),
+            ),
+            "temperature alone": cls(
+                1, KvLayout(1, 1, 5000, 32, "f16"), 3, OwnToken(temperature=Temperature(0.2, 100))
+            ),
+            "all of it": cls(
+                6,
+                KvLayout(2, 2, 70, 96, "q8_0"),
+                3,
+                OwnToken(Rotation(96, "interleaved", 1.3), QK_NORM, V_NORM, Temperature(0.5, 8, 1)),
+            ),
+            "queries alone": cls(
+                2, KvLayout(1, 2, 30, 320, "f16"), 2, OwnToken(part, weightless, appends=False)
+            ),
+        }
+
+    def flops(self) -> int:
+        token, flops = self.token, 0
+        for name, count in self.counts.items():
+            dims = count * (self.value_dim if name == "v" else self.head_dim)
+            flops += 4 * dims if self.norm(name) else 0
+            flops += dims if name == "q" and token.temperature else 0
+            flops += 3 * count * token.rope.rotary_dim if name != "v" and token.rope else 0
+        return self.rows * flops
+
+    def bytes_moved(self) -> int:
+        """q twice, k and v once, and one token a row in each cache."""
+        sizes = {"q": 2 * self.head_dim, "k": self.head_dim, "v": self.value_dim}
+        values = sum(count * sizes[name] for name, count in self.counts.items())
+        stored = self.layout.pair_nbytes if self.token.appends else 0
+        return self.rows * (4 * values + stored)

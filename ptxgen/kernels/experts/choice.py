@@ -1,0 +1,25 @@
+"""Whether rows of a decode step that chose the same expert read its weights together."""
+
+from __future__ import annotations
+
+from urdir.ptxgen.kernels.experts.gemm_small import expected_experts
+
+#: Bytes that a layer must spare before `ExpertsGemmSmall` pays: it lists the quartets before it
+#: loads weights, and its results are added up by a launch of their own. Measured on an H200, a
+#: layer's products in microseconds, by pairs and by quartets, for rows that choose at random:
+#:
+#:     rows                       2         3         4         6         8
+#:     mixtral-8x7b            90 / 85  129 / 115 165 / 139 220 / 161 274 / 177
+#:       megabytes spared           50       136       251       537       871
+#:     gpt-oss-20b             39 / 39   55 / 47   72 / 63  105 / 75  133 / 85
+#:       megabytes spared            7        20        39        90       155
+#:     qwen3-30b-a3b           15 / 21   20 / 25   27 / 31   39 / 39   51 / 47
+#:       megabytes spared            2         4         9        21        38
+SPARED_NBYTES = 20_000_000
+
+
+def pays_together(rows: int, experts: int, used: int, expert_nbytes: int) -> bool:
+    """Whether `ExpertsGemmSmall` is faster than `ExpertsUp` and `ExpertsDown`, for experts whose
+    matrices have so many bytes each."""
+    spared = rows * used - expected_experts(rows, experts, used)
+    return spared * expert_nbytes >= SPARED_NBYTES

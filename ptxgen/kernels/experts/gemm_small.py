@@ -1,0 +1,401 @@
+"""Products of a few rows with their experts, each expert read once for up to four of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.group import most_tiles, random_choice
+from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS
+from urdir.ptxgen.kernels.experts.tiled import MAX_USED, experts_layout
+from urdir.ptxgen.kernels.linear.cut import PACE_NBYTES
+from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
+from urdir.ptxgen.weights.tiles import Tile
+
+#: Pairs that are multiplied together: each has two of the eight columns of an ``mma``.
+QUARTET = 4
+#: Warps of a CTA, at most and at least.
+MAX_WARPS, LEAST_WARPS = 16, 8
+#: Slots of a warp's ring, at most and at least.
+MAX_SLOTS, MIN_SLOTS = 6, 2
+
+
+@dataclass(frozen=True)
+class ExpertsGemmSmall(KernelSpec):
+    """y = W x (+ bias) for pairs of a row and a slot, W (rows, cols) of the pair's expert.
+
+    The launch finds out which rows chose the same expert. A quartet is an expert and up to four of
+    its pairs: its tiles are read once for these. Bands of quartets are dealt out evenly over the
+    CTAs, and those of a CTA over its warps.
+
+    Going up, x (batch, cols) has the rows' activations, after ``norm``, and y is (batch, used,
+    rows). ``down``: x (batch, used, cols) has the pairs', and the columns may be cut in ``parts``,
+    each with a product of its own: y (batch, used * parts, rows). ``weighted``: products are
+    multiplied with the pair's weight, going down with the bias, going up without. ``activation``,
+    of what goes up: y = f(W x). ``gated``: y = f(W x) * (U x), U with a bias of its own where W has
+    one. ``early``: as in `ExpertsDown`.
+
+    Activations are rounded as in `GemmSmall`, and tiles multiplied in the same way. A pair's result
+    has the same bits whatever other pairs there are.
+
+    Raises PtxgenError for unquantised types, for norms that subtract the mean or add a bias, and
+    where shared memory is too small.
+    """
+
+    format: Format
+    experts: int
+    used: int
+    rows: int
+    cols: int
+    batch: int
+    down: bool = False
+    weighted: bool = False
+    bias: bool = False
+    gated: bool = False
+    activation: Activation | None = None
+    norm: Norm | None = None
+    early: bool = False
+    parts: int = 1
+    warps: int = 0
+    stages: int = MAX_SLOTS
+    shared: int = SHARED_NBYTES
+    sms: int = SMS
+
+    name = "experts_gemm_small"
+    template = ("urdir.templates", "experts_gemm_small.ptx.j2")
+
+    # The macros of `GemmSmall` ask for these: see there.
+    lane_vectors, lane_units = 1, TILE_UNITS // 2
+    summarised = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.used <= min(self.experts, MAX_USED) or self.experts > MAX_EXPERTS:
+            raise PtxgenError(
+                f"{self.name}: {self.used} of {self.experts} experts: 1 to {MAX_USED} of "
+                f"{MAX_EXPERTS} at most"
+            )
+        if not 1 <= self.batch <= MAX_BATCH:
+            raise PtxgenError(f"{self.name}: {self.batch} rows: 1 to {MAX_BATCH}")
+        if self.format.is_float:
+            raise PtxgenError(f"{self.name}: the weights must be quantised")
+        self._check_ends()
+        if self.parts < 1 or self.whole.row_tiles % self.parts:
+            raise PtxgenError(
+                f"{self.name}: {self.whole.row_tiles} blocks of columns in {self.parts} parts"
+            )
+        if self.parts > 1 and not (self.down and self.slots <= MAX_USED):
+            raise PtxgenError(f"{self.name}: parts are for what goes down, {MAX_USED} slots of y")
+        if not 1 <= self.cta_warps <= 32 or self.ring_slots < MIN_SLOTS:
+            raise PtxgenError(
+                f"{self.name}: {self.cta_warps} warps with {MIN_SLOTS} tiles each and the "
+                f"activations of {2 * self.part_blocks} blocks are more than {self.shared} bytes"
+            )
+        if self.most_units * self.ctas >= 2**32 or self.pairs * self.parts * self.rows >= 2**32:
+            raise PtxgenError(f"{self.name}: {self.pairs} pairs of {self.rows} rows are too many")
+
+    def _check_ends(self) -> None:
+        f = self.activation
+        if self.down and (f is not None or self.norm is not None):
+            raise PtxgenError(f"{self.name}: a norm and an activation are for what goes up")
+        if self.gated and f is None:
+            raise PtxgenError(f"{self.name}: gated without an activation")
+        if f is not None and not self.gated and (f.limit or f.kind == "swiglu_oai"):
+            raise PtxgenError(f"{self.name}: {f.kind} without a gate has no limit")
+        if self.norm is not None and is_first(self.norm):
+            raise PtxgenError(f"{self.name}: {self.norm} must be a launch of its own")
+
+    # ---- sizes ----
+
+    @cached_property
+    def whole(self) -> Layout:
+        """How the matrices of all experts lie in memory."""
+        return experts_layout(self.format, self.experts, self.rows, self.cols)
+
+    @cached_property
+    def tile(self) -> Tile:
+        """A tile of them in shared memory."""
+        return Tile(self.whole)
+
+    @property
+    def bands(self) -> int:
+        """Bands of tiles of an expert."""
+        return self.rows // TILE_ROWS
+
+    @property
+    def part_blocks(self) -> int:
+        """Blocks of columns of a part."""
+        return self.whole.row_tiles // self.parts
+
+    @property
+    def pair(self) -> int:
+        """Matrices that are multiplied together: two if gated."""
+        return 2 if self.gated else 1
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of rows and slots."""
+        return self.batch * self.used
+
+    @property
+    def slots(self) -> int:
+        """Products of a row in y."""
+        return self.used * self.parts
+
+    @property
+    def quartets(self) -> int:
+        """Quartets of any choice, at most."""
+        return most_tiles(self.batch, self.experts, self.used, QUARTET)
+
+    @property
+    def most_units(self) -> int:
+        """Bands of quartets and parts, at most."""
+        return self.quartets * self.parts * self.bands
+
+    @property
+    def ctas(self) -> int:
+        """A CTA for each SM, or so many for each that none takes more bands than there are of a
+        quartet: it then has at most two quartets."""
+        return self.sms * ceil_div(self.quartets * self.parts, self.sms)
+
+    # ---- what the macros of `GemmSmall` ask for ----
+
+    @property
+    def row_units(self) -> int:
+        """Units of a row."""
+        return self.whole.row_units
+
+    @property
+    def has_partial_block(self) -> bool:
+        """Whether the last block of a row has units beyond it."""
+        return self.row_units % TILE_UNITS != 0
+
+    @property
+    def most_groups(self) -> int:
+        """Groups of a unit."""
+        return self.format.unit_groups
+
+    @property
+    def normed(self) -> bool:
+        """Whether x is normalised first."""
+        return self.norm is not None
+
+    @property
+    def scales_x(self) -> bool:
+        """Whether x is to be multiplied with the norm's weights."""
+        return self.norm is not None and self.norm.weight
+
+    @property
+    def norm_text(self) -> str:
+        """What x' is, for the template's contract."""
+        return norm_text(self.norm)
+
+    # ---- shared memory: rings, activations, their sums of squares, the quartets ----
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of a slot of a ring."""
+        return ceil_div(self.whole.tile_nbytes, self.tile.alignment) * self.tile.alignment
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of a block of a quartet's activations: in the registers of a warp's lanes two bytes
+        each, their sums where the type needs them, and scales."""
+        sums = 2 * self.most_groups if self.format.needs_sums else 0
+        return 4 * 32 * (16 + sums + 1)
+
+    @property
+    def table_nbytes(self) -> int:
+        """Bytes of a table of experts, eight each, which the activations replace."""
+        return 512 * ceil_div(8 * self.experts, 512)
+
+    @property
+    def activation_nbytes(self) -> int:
+        """Bytes of the activations of two quartets."""
+        return max(2 * self.part_blocks * self.block_nbytes, self.table_nbytes)
+
+    @property
+    def square_nbytes(self) -> int:
+        """Bytes of the sums of squares of each block and vector."""
+        return 2 * self.part_blocks * 4 * MAX_BATCH if self.normed else 0
+
+    @property
+    def list_nbytes(self) -> int:
+        """Bytes of the quartets, eight each, after how many those of each 32 experts are."""
+        return 64 + 8 * self.quartets
+
+    @property
+    def ring_nbytes(self) -> int:
+        """Bytes that are left for rings."""
+        others = self.activation_nbytes + self.square_nbytes + self.list_nbytes
+        return self.shared - others
+
+    @cached_property
+    def cta_warps(self) -> int:
+        """Warps of a CTA: as many as have two slots each."""
+        room = self.ring_nbytes // (MIN_SLOTS * self.slot_nbytes)
+        return self.warps or max(1, min(MAX_WARPS, room))
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for enough warps."""
+        return self.cta_warps >= LEAST_WARPS
+
+    @cached_property
+    def ring_slots(self) -> int:
+        """Slots of a warp's ring: as many tiles of each matrix of a pair."""
+        room = self.ring_nbytes // (self.cta_warps * self.slot_nbytes)
+        return min(self.stages, room) // self.pair * self.pair
+
+    @property
+    def pace(self) -> int:
+        """Tiles of a warp that are loaded before the activations: see `PACE_NBYTES`."""
+        paced = PACE_NBYTES // (self.cta_warps * self.slot_nbytes) // self.pair * self.pair
+        return min(max(self.pair, paced), self.ring_slots)
+
+    @property
+    def activations_at(self) -> int:
+        """Where the activations begin."""
+        return self.cta_warps * self.ring_slots * self.slot_nbytes
+
+    @property
+    def squares_at(self) -> int:
+        """Where the sums of squares begin."""
+        return self.activations_at + self.activation_nbytes
+
+    @property
+    def list_at(self) -> int:
+        """Where the list of quartets begins."""
+        return self.squares_at + self.square_nbytes
+
+    # ---- a kernel ----
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        matrices = ("weights", "up")[: self.pair]
+        params = [Param(name, "u8", (self.whole.nbytes,), Access.IN) for name in matrices]
+        params.append(Param("expert", "u32", ("batch", "used"), Access.IN))
+        if self.weighted:
+            params.append(Param("weight", "f32", ("batch", "used"), Access.IN))
+        of_pairs = ("used",) if self.down else ()
+        params.append(Param("x", "f32", ("batch", *of_pairs, "cols"), Access.IN))
+        if self.scales_x:
+            params.append(Param("norm", "f32", ("cols",), Access.IN))
+        for name in ("bias", "up_bias")[: self.pair]:
+            if self.bias:
+                params.append(Param(name, "f32", ("experts", "rows"), Access.IN))
+        params.append(Param("y", "f32", ("batch", "slots", "rows"), Access.OUT))
+        return tuple(params)
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(
+            grid=(self.ctas, 1, 1),
+            block=(32 * self.cta_warps, 1, 1),
+            shared_bytes=self.list_at + self.list_nbytes,
+            resident=1,
+            prefers_shared=True,
+        )
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """As `GemmSmall`'s; a weight may be several times another one."""
+        return Tolerance(rtol=3e-4, atol=1e-3)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        chosen, x = inputs["expert"], inputs["x"].astype(np.float64)
+        if self.norm is not None:
+            x = self.norm(x, inputs.get("norm"))
+        part_cols = self.part_blocks * TILE_COLS  # of the last part perhaps fewer
+        padding = [(0, 0), (0, self.parts * part_cols - self.cols)]
+        x = np.pad(x.reshape(-1, self.cols), padding)
+        x = x.reshape(self.batch, self.used if self.down else 1, self.parts, part_cols)
+
+        def product(matrix: str, bias: str) -> Array:
+            weights = np.pad(self.whole.unpack(inputs[matrix]).astype(np.float64), padding)
+            weights = weights.reshape(self.experts, self.rows, self.parts, part_cols)[chosen]
+            of_pairs = np.broadcast_to(x, (*chosen.shape, *x.shape[2:]))
+            y: Array = np.einsum("bsrpc,bspc->bspr", weights, of_pairs)
+            factor = inputs["weight"][:, :, None, None] if self.weighted else 1.0
+            added = inputs[bias][chosen] if self.bias else np.zeros(())
+            if not self.down:
+                return y * factor + added[:, :, None] if self.bias else y * factor
+            if self.bias:
+                y[:, :, 0] += added
+            return y * factor
+
+        y = product("weights", "bias")
+        if self.activation is not None:
+            f = self.activation
+            y = f.gated(y, product("up", "up_bias")) if self.gated else f(y)
+        return {"y": y.reshape(self.batch, self.slots, self.rows).astype(np.float32)}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Small weights, so that sums come to where activations are curved; some experts are chosen
+        by most rows, some by none."""
+        inputs: dict[str, Any] = {}
+        for p in self.params:
+            if p.access is Access.OUT:
+                continue
+            if p.dtype == "u8":
+                count = self.whole.rows * self.cols // self.format.block
+                blocks = random_blocks(self.format, count, rng, scale=0.5 / self.cols**0.5)
+                inputs[p.name] = self.whole.pack(blocks)
+            elif p.name == "expert":
+                inputs[p.name] = random_choice(rng, self.batch, self.experts, self.used)
+            else:
+                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
+        return inputs
+
+    @classmethod
+    def examples(cls) -> Mapping[str, ExpertsGemmSmall]:
+        q8, q4_k, q6_k = (FORMATS[name] for name in ("Q8_0", "Q4_K", "Q6_K"))
+        mxfp4, q5_0, q5_1 = (FORMATS[name] for name in ("MXFP4", "Q5_0", "Q5_1"))
+        oai, silu, rms = Activation("swiglu_oai", limit=7.0), Activation("silu"), Norm("rms", 1e-5)
+        return {
+            "smallest": cls(q8, 2, 1, 16, 32, 2, sms=2),
+            "one row": cls(
+                q4_k, 5, 3, 48, 512, 1, gated=True, activation=silu, norm=rms, sms=3, stages=4
+            ),
+            "one expert": cls(q4_k, 1, 1, 48, 768, 8, norm=Norm("rms", 1e-6, False), sms=5),
+            "gpt-oss": cls(
+                mxfp4, 9, 2, 32, 288, 5, gated=True, bias=True, activation=oai, norm=rms, sms=7
+            ),
+            "weighted up": cls(
+                q5_0, 3, 1, 32, 512, 7, weighted=True, bias=True, gated=True, sms=2, warps=2,
+                activation=Activation("gelu", limit=2.5, clamp="activated"),
+            ),
+            "relu2": cls(q5_1, 40, 4, 16, 96, 8, activation=Activation("relu2"), sms=4, stages=3),
+            "down": cls(q8, 6, 4, 48, 544, 6, down=True, weighted=True, bias=True, sms=3),
+            "down early": cls(q4_k, 4, 2, 80, 1024, 3, down=True, early=True, sms=4, warps=3),
+            "parts": cls(
+                q6_k, 3, 2, 48, 1024, 8, down=True, weighted=True, bias=True, early=True,
+                parts=2, sms=4, stages=2,
+            ),
+            "a part a block": cls(mxfp4, 5, 2, 16, 736, 4, down=True, bias=True, parts=3, sms=9),
+        }  # fmt: skip
+
+    def bytes_moved(self) -> int:
+        """Those of as many experts as rows that choose at random have, each read once, and of the
+        activations."""
+        chosen = expected_experts(self.batch, self.experts, self.used)
+        matrices = round(self.pair * chosen * self.whole.nbytes / self.experts)
+        return matrices + sum(self.nbytes(p) for p in self.params if p.dtype != "u8")
+
+    def flops(self) -> int:
+        return 2 * self.pairs * self.rows * self.cols * self.pair
+
+
+def expected_experts(rows: int, experts: int, used: int) -> float:
+    """How many experts rows choose together, on average, each ``used`` of them at random."""
+    return float(experts * (1 - (1 - used / experts) ** rows))

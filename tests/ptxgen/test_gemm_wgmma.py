@@ -1,0 +1,114 @@
+"""Products on Hopper's tensor cores: how exact they are, and what does not change their bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from urdir.driver import Device, run_kernel
+from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
+from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
+from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
+from urdir.ptxgen.weights.packed import pack, unpack
+
+Array = npt.NDArray[Any]
+
+TYPES = [fmt for fmt in FORMATS.values() if fmt.element != "f32"]
+#: What rounding to f16 changes at most.
+UNIT = 2.0**-11
+#: RMS errors of products of f16 weights; of weights that are rounded to f16 as their groups' scales
+#: are before, sqrt(2 / 3) of a unit; and where a minimum, rounded too, outweighs the sum.
+PLAIN, ROUNDED, SCALED = 1e-6, 0.82 * UNIT, 1.8 * UNIT
+
+
+def allowed(fmt: Format) -> float:
+    if fmt.element == "f16":
+        return PLAIN
+    return SCALED if fmt.has_minimums else ROUNDED
+
+
+def product(fmt: Format, rows: int, cols: int, vectors: int) -> GemmWgmma:
+    return choose_wgmma(GemmWgmma(fmt, rows, cols, vectors, any_cut(vectors)), 132)
+
+
+def row_errors(spec: GemmWgmma, inputs: dict[str, Array], y: Array) -> Array:
+    """RMS error of each row of weights, as a part of the RMS of its products."""
+    x = unpack(inputs["x"], spec.batch, spec.cols)
+    exact = x @ spec.layout.unpack(inputs["weights"]).astype(np.float64).T
+    size = np.sqrt((exact**2).mean(axis=0))
+    errors: Array = np.sqrt(((y - exact) ** 2).mean(axis=0)) / np.maximum(size, 1e-30)
+    return errors
+
+
+@pytest.mark.parametrize("fmt", TYPES, ids=lambda fmt: fmt.name)
+def test_errors_are_those_of_f16(device: Device, fmt: Format) -> None:
+    """Odd rows and columns, and more vectors than two tiles of eight."""
+    index = TYPES.index(fmt)
+    rows, vectors = (65, 17, 130)[index % 3], (9, 17, 63, 65)[index % 4]
+    cols = 70 if fmt.is_float else max(fmt.block, 544 // fmt.block * fmt.block)
+    spec = product(fmt, rows, cols, vectors)
+    inputs = spec.make_inputs(np.random.default_rng(index))
+    y = run_kernel(device, spec, inputs)["y"]
+    assert np.sqrt((row_errors(spec, inputs, y) ** 2).mean()) < allowed(fmt)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0", "Q4_1", "MXFP4", "BF16"])
+def test_rows_of_any_scale_are_as_exact(device: Device, name: str) -> None:
+    """Each row has a power of its own: neither overflows beside the other, or vanishes."""
+    fmt, rng = FORMATS[name], np.random.default_rng(5)
+    rows, cols = 48, 512
+    scales = [1e-4, 1.0, 30.0] if fmt.element else [1e-3, 0.05, 1.0, 30.0]
+    blocks = [
+        random_blocks(fmt, cols // fmt.block, rng, scales[row % len(scales)]).reshape(-1)
+        for row in range(rows)
+    ]
+    spec = product(fmt, rows, cols, 11)
+    x = pack(rng.standard_normal((11, cols)) * np.exp(rng.standard_normal((11, cols))))
+    weights = spec.layout.pack(np.concatenate([row.view(np.uint8) for row in blocks]))
+    inputs = {"weights": weights, "x": x}
+    errors = row_errors(spec, inputs, run_kernel(device, spec, inputs)["y"])
+    assert errors.max() < 3 * allowed(fmt)
+
+
+def test_large_activations_do_not_overflow(device: Device) -> None:
+    """Up to a million; beyond they are cut off."""
+    spec = product(FORMATS["Q8_0"], 16, 64, 9)
+    inputs = spec.make_inputs(np.random.default_rng(1))
+    values = np.random.default_rng(2).standard_normal((9, 64))
+    values[:, 3] = 900_000.0
+    inputs["x"] = pack(values)
+    # one weight of each row decides
+    assert row_errors(spec, inputs, run_kernel(device, spec, inputs)["y"]).max() < 1.01 * UNIT
+    values[:, 3] = 1e9
+    assert unpack(pack(values), 9, 64).max() == 16 * 65504
+
+
+@pytest.mark.parametrize("vectors", [24, 200])
+def test_a_vector_has_the_same_bits_among_any_others(device: Device, vectors: int) -> None:
+    """At whatever place."""
+    spec = product(FORMATS["Q4_K"], 64, 1280, vectors)
+    rng = np.random.default_rng(3)
+    inputs = spec.make_inputs(rng)
+    x = rng.standard_normal((vectors, spec.cols))
+    first = run_kernel(device, spec, inputs | {"x": pack(x)})["y"]
+    order = rng.permutation(vectors)
+    moved = x[order]
+    moved[1:] *= 7
+    second = run_kernel(device, spec, inputs | {"x": pack(moved)})["y"]
+    assert np.array_equal(second[0], first[order[0]])
+    again = run_kernel(device, spec, inputs | {"x": pack(x)})["y"]
+    assert np.array_equal(again, first)
+
+
+def test_sums_of_splits_and_clusters_differ_by_rounding_alone(device: Device) -> None:
+    whole = GemmWgmma(FORMATS["Q5_K"], 70, 1280, 16, WgmmaCut(1, 16, x_slices=4, x_stages=2))
+    inputs = whole.make_inputs(np.random.default_rng(4))
+    y = run_kernel(device, whole, inputs)["y"]
+    cut = WgmmaCut(1, 16, splits=2, cluster=2, x_slices=4, x_stages=2)
+    parts = run_kernel(device, replace(whole, cut=cut), inputs)["y"]
+    assert not np.array_equal(parts, y)
+    assert np.abs(parts - y).max() < 2e-6 * np.abs(y).max()
