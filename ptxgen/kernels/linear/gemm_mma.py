@@ -17,7 +17,7 @@ from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 #: Bytes that a thread copies at once.
 COPIED = 16
 #: Registers of a thread beside sums and operands.
-OTHER_REGISTERS = 56
+OTHER_REGISTERS = 84
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,12 @@ from urdir.ptxgen.weights.formats import Format
 
 def packs(limits: Limits, formats: tuple[Format, ...]) -> bool:
     """Whether a product with such weights takes packed activations on the device."""
-    has_any = limits.target in wgmma_choice.TARGETS or _has_mma(limits)
-    return has_any and takes_packed(formats)
+    if not takes_packed(formats):
+        return False
+    if limits.target in wgmma_choice.TARGETS:
+        return True
+    has_mma = Target.parse(limits.target).portable in mma_choice.TARGETS
+    return has_mma and all(mma_choice.fits(fmt, limits) for fmt in formats)
 
 
 def choose_packed(
@@ -35,6 +39,3 @@ def choose_packed(
         return wgmma_choice.choose_wgmma(product, limits.sms)
     return mma_choice.choose_mma(GemmMma(*given, mma_choice.any_cut(batch), **fields), limits)
 
-
-def _has_mma(limits: Limits) -> bool:
-    return Target.parse(limits.target).portable in mma_choice.TARGETS
