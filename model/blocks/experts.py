@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.linear import LinearLayers
 from urdir.model.blocks.mixtures import MixtureLayer, RouterLayer
+from urdir.model.blocks.packed_experts import PackedExperts
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.errors import PtxgenError
@@ -34,6 +35,7 @@ from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
 from urdir.ptxgen.kernels.linear.ends import is_first
 from urdir.ptxgen.kernels.linear.gemv import Activations as Rounding
+from urdir.ptxgen.kernels.linear.packed_choice import packs_mixtures
 from urdir.ptxgen.weights.formats import Format
 
 if TYPE_CHECKING:
@@ -382,6 +384,10 @@ class ExpertLayers:
             normed = work["normed"]
             cols = mixture.up.cols
             x, _ = _completed(self.linear.append_norm(f"{label}.norm", cols, x, norm, normed), norm)
+        if self._packs(mixture):
+            PackedExperts(plan, work, self.rows, self.linear.limits.sms).append(label, mixture, x.x)
+            self._append_combined(label, mixture, selection.used, residual, y)
+            return
         height = tile_height(self.rows, selection.experts, selection.used)
         group = _group(self.rows, selection.experts, selection.used, height)
         grouped = {"pair": work["expert pair"], "tile_of": work["expert tiles"]}
@@ -394,6 +400,15 @@ class ExpertLayers:
         activated, out, down = work["expert gate"], work["expert out"], mixture.down
         self._append_gemm(f"{label}_down", mixture, _Product("down", down), height, activated, out)
         self._append_combined(label, mixture, selection.used, residual, y)
+
+    def _packs(self, mixture: MixtureLayer) -> bool:
+        """Whether its products take packed activations (`GemmWgmma`)."""
+        gate, up = mixture.gate, mixture.up
+        together = gate is None or _multiplied_together(gate, up)
+        matrices = (up, mixture.down, *(() if gate is None else (gate,)))
+        formats = tuple(matrix.format for matrix in matrices)
+        fits = packs_mixtures(self.linear.limits, formats)
+        return together and fits and self.linear.takes_gemm
 
     def _append_gemm(
         self,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from urdir.ptxgen.kernels.experts.gemm import tile_height
-from urdir.ptxgen.kernels.experts.group import most_tiles
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.tiled import MAX_USED
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
+from urdir.ptxgen.kernels.pairs import most_places, most_tiles
+from urdir.ptxgen.weights.packed import GROUP, packed_nbytes
 
 
 def mixture_workspace(
@@ -32,9 +33,13 @@ def mixture_workspace(
         # of steps of few rows: up to MAX_USED products of a row
         sizes["expert out"] = 4 * min(rows, MAX_BATCH) * MAX_USED * hidden
     if takes_gemm(rows, exact):
-        sizes["expert pair"] = 4 * pairs
+        # Packed vectors take the place of products: before them, and between them.
+        places = most_places(rows, selection.experts, selection.used, GROUP)
+        sizes["expert pair"] = 4 * places
+        sizes["expert gate"] = max(sizes["expert gate"], packed_nbytes(places, width))
         sizes["expert tiles"] = 16 * max(_tiles(selection, count) for count in range(1, rows + 1))
-        sizes["expert out"] = max(sizes["expert out"], 4 * pairs * hidden)
+        vectors = packed_nbytes(places, hidden)
+        sizes["expert out"] = max(sizes["expert out"], 4 * pairs * hidden, vectors)
     return sizes
 
 

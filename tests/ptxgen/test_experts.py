@@ -16,14 +16,16 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
-from urdir.ptxgen.kernels.experts.group import GroupExperts, most_tiles
+from urdir.ptxgen.kernels.experts.group import GroupExperts
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.gemm import TILES
+from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.pairs import most_places, most_tiles
 from urdir.ptxgen.weights.formats import FORMATS
 
 Q8, F16 = FORMATS["Q8_0"], FORMATS["F16"]
@@ -97,6 +99,17 @@ def test_the_list_has_room_for_the_worst_choice(rows: int, experts: int, used: i
     assert tiles <= most_tiles(rows, experts, used, height)
 
 
+@pytest.mark.parametrize(("rows", "experts", "used"), [(1, 8, 2), (9, 8, 2), (20, 128, 8)])
+def test_the_aligned_list_has_room_for_the_worst_choice(rows: int, experts: int, used: int) -> None:
+    """Each expert but one has one pair, or one more than a multiple of eight."""
+    chosen = min(experts, pairs := rows * used)
+    counts = np.ones(chosen, int)
+    counts[: (pairs - chosen) // 8] += 8
+    counts[-1] += pairs - counts.sum()
+    places = int(np.sum(-(-counts // 8) * 8))
+    assert places <= most_places(rows, experts, used, 8) <= pairs + 7 * chosen
+
+
 SHARING = {
     "no expert": [[0, 5], [4, 1], [2, 3]],
     "all of them": [[5, 0]] * 3,
@@ -158,6 +171,10 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(emulator: Device, down:
         ),
         (GroupExperts, {"rows": 600, "experts": 4, "used": 1, "tile": 2}, "600 rows in tiles"),
         (GroupExperts, {"rows": 6, "experts": 4, "used": 5, "tile": 16}, "5 of 4 experts"),
+        (GroupExperts, {"rows": 6, "experts": 4, "used": 2, "tile": 16, "align": 3}, "power of"),
+        (GroupExperts, {"rows": 6, "experts": 4, "used": 2, "tile": 16, "align": 32}, "power of"),
+        (Pack, {"rows": 6, "cols": 4, "used": 2}, "those of pairs"),
+        (Pack, {"rows": 6, "cols": 4, "weighted": True}, "those of pairs"),
         (ExpertsUp, {"rows": 17}, "a multiple of 16 rows"),
         (ExpertsUp, {"used": 3}, "3 of 2 experts"),
         (ExpertsUp, {"format": F16, "activations": "i16"}, "quantised weights only"),

@@ -10,8 +10,11 @@ import numpy.typing as npt
 import pytest
 
 from urdir.driver import Device, run_kernel
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
+from urdir.ptxgen.kernels.linear.packed_product import Mixture
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
+from urdir.ptxgen.kernels.pairs import NO_PAIR, grouped, random_choice
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
 from urdir.ptxgen.weights.packed import pack, unpack
 
@@ -112,3 +115,42 @@ def test_sums_of_splits_and_clusters_differ_by_rounding_alone(device: Device) ->
     parts = run_kernel(device, replace(whole, cut=cut), inputs)["y"]
     assert not np.array_equal(parts, y)
     assert np.abs(parts - y).max() < 2e-6 * np.abs(y).max()
+
+
+def test_a_pair_has_the_same_bits_among_any_others(device: Device) -> None:
+    """Whatever the other rows choose: its tile, its place and its neighbours are others."""
+    rows, mixture = 23, Mixture(5, 2, 16, weighted=True)
+    cut = WgmmaCut(1, 16, 2, 1, 2, 1, 4)
+    spec = GemmWgmma(FORMATS["Q4_K"], 32, 768, rows, cut, mixture=mixture)
+    rng = np.random.default_rng(6)
+    inputs = spec.make_inputs(rng)
+    values = rng.standard_normal((spec.products, spec.cols))
+    choice = random_choice(rng, rows, 5, 2)
+    found = []
+    for factor in (1.0, 7.0):
+        lists = grouped(choice, 5, 16, 8)
+        x = np.zeros((spec.vectors, spec.cols))
+        taken = lists["pair"] != NO_PAIR
+        x[taken] = values[lists["pair"][taken]]
+        found.append(run_kernel(device, spec, inputs | lists | {"x": pack(x)})["y"])
+        choice[2:] = random_choice(rng, rows - 2, 5, 2)
+        values[4:] *= 7 * factor
+    assert np.array_equal(found[0][:4], found[1][:4])
+    assert not np.array_equal(found[0][4:], found[1][4:])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mixture": Mixture(3, 2, 32)}, "tiles of 32 vectors"),
+        ({"mixture": Mixture(3, 4, 16)}, "without residual"),
+        ({"mixture": Mixture(3, 2, 16), "residual": True}, "without residual"),
+        ({"mixture": Mixture(3, 2, 16), "rows": 40}, "a multiple of 16"),
+        ({"mixture": Mixture(3, 2, 16, weighted=True), "packs": True}, "have no weights"),
+        ({"mixture": Mixture(3, 2, 16), "batch": 600_000}, "more than 65535"),
+    ],
+)
+def test_mixtures_that_are_refused(fields: dict[str, Any], message: str) -> None:
+    shape: dict[str, Any] = {"rows": 32, "cols": 64, "batch": 9, "cut": WgmmaCut(1, 16)}
+    with pytest.raises(PtxgenError, match=message):
+        GemmWgmma(FORMATS["Q8_0"], **(shape | fields))

@@ -66,7 +66,9 @@ def test_what_an_8b_model_launches_does_not_spill(target: str, vectors: int) -> 
     gate_up = {"rows": 14336, "gated": True, "packs": True}
     for name in ("Q4_K", "Q6_K"):
         for shape in ({"rows": 6144}, gate_up):
-            product = choose_packed(limits(target), FORMATS[name], cols=4096, batch=vectors, **shape)
+            product = choose_packed(
+                limits(target), FORMATS[name], cols=4096, batch=vectors, **shape
+            )
             made = assemble(product.ptx(target), target).entries[product.name]
             assert not made.spills, f"{product.cut}: {made}"
 

@@ -8,7 +8,7 @@ import pytest
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
-from urdir.ptxgen.kernels.linear.packed_product import takes_packed
+from urdir.ptxgen.kernels.linear.packed_product import Mixture, takes_packed
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma, estimate
 from urdir.ptxgen.tools.gpus import GPUS
 from urdir.ptxgen.weights.formats import FORMATS
@@ -73,3 +73,16 @@ def test_f32_weights_have_none() -> None:
     assert not takes_packed((FORMATS["Q4_K"], FORMATS["F32"]))
     with pytest.raises(PtxgenError, match="not for F32"):
         chosen("F32", 16, rows=64, cols=64)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "MXFP4", "Q8_0", "F16"])
+@pytest.mark.parametrize("height", [16, 32, 64, 128])
+def test_tiles_of_experts_of_any_type_find_room(name: str, height: int) -> None:
+    """Gated or not."""
+    for gated in (True, False):
+        product = GemmWgmma(
+            FORMATS[name], 768, 2048, 64, any_cut(height), gated=gated, packs=gated,
+            mixture=Mixture(128, 8, height),
+        )  # fmt: skip
+        made = choose_wgmma(product, SMS)
+        assert made.cut.vectors == height

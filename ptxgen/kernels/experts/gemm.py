@@ -11,7 +11,6 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.experts.group import GroupExperts, most_tiles, random_choice
 from urdir.ptxgen.kernels.experts.tiled import experts_layout
 from urdir.ptxgen.kernels.linear.gemm import (
     FULL,
@@ -21,6 +20,7 @@ from urdir.ptxgen.kernels.linear.gemm import (
     CtaTile,
     widest,
 )
+from urdir.ptxgen.kernels.pairs import grouped, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
@@ -204,9 +204,8 @@ class ExpertsGemm(KernelSpec):
         count = self.layout.rows * self.cols // self.format.block
         # Before an activation sums come to where it is curved.
         scale = {} if self.activation is None else {"scale": 0.5 / self.cols**0.5}
-        grouping = GroupExperts(self.batch, self.experts, self.used, self.height)
         choice = random_choice(rng, self.batch, self.experts, self.used)
-        inputs = grouping.reference(expert=choice)
+        inputs: dict[str, Any] = grouped(choice, self.experts, self.height)
         for name in ("weights", "up")[: self.pair]:
             inputs[name] = self.layout.pack(random_blocks(self.format, count, rng, **scale))
         for p in self.params:

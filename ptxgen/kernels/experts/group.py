@@ -11,16 +11,10 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS
 from urdir.ptxgen.kernels.experts.tiled import MAX_USED
+from urdir.ptxgen.kernels.pairs import grouped, most_places, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 THREADS = 256
-
-
-def most_tiles(rows: int, experts: int, used: int, tile: int) -> int:
-    """How many tiles of ``tile`` pairs of one expert the pairs of any choice are, at most."""
-    pairs = rows * used
-    chosen = min(experts, pairs)
-    return chosen + (pairs - chosen) // tile
 
 
 @dataclass(frozen=True)
@@ -28,14 +22,18 @@ class GroupExperts(KernelSpec):
     """The pairs of rows and slots sorted by expert, and cut into tiles of one expert.
 
     Pair p is slot p % used of row p / used. ``pair``: all of them, those of expert 0 first, in
-    rising order of an expert. ``tile_of`` (tiles, 4) u32: for up to ``tile`` neighbouring ones of
-    an expert its number, the place of the first, how many, 0; how many is 0 after the last tile.
+    rising order of an expert; those of each begin at a multiple of ``align``, a power of two, and
+    places between are
+    `NO_PAIR`, as are those after the last. ``tile_of`` (tiles, 4) u32: for up to
+    ``tile`` neighbouring ones of an expert its number, the place of the first, how many, 0; how
+    many is 0 after the last tile.
     """
 
     rows: int
     experts: int
     used: int
     tile: int
+    align: int = 1
 
     name = "group_experts"
     template = ("urdir.templates", "group_experts.ptx.j2")
@@ -51,10 +49,21 @@ class GroupExperts(KernelSpec):
                 f"group_experts: {self.rows} rows in tiles of {self.tile}: 1 to {THREADS} tiles"
             )
 
+        if self.align & (self.align - 1) or self.tile % self.align:
+            raise PtxgenError(
+                f"group_experts: tiles of {self.tile} begin at multiples of {self.align}: "
+                f"a power of two that divides it"
+            )
+
     @property
     def pairs(self) -> int:
         """Pairs of rows and slots."""
         return self.rows * self.used
+
+    @property
+    def places(self) -> int:
+        """Places of the list of pairs."""
+        return most_places(self.rows, self.experts, self.used, self.align)
 
     @property
     def tiles(self) -> int:
@@ -65,7 +74,7 @@ class GroupExperts(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             Param("expert", "u32", ("rows", "used"), Access.IN),
-            Param("pair", "u32", ("pairs",), Access.OUT),
+            Param("pair", "u32", ("places",), Access.OUT),
             Param("tile_of", "u32", ("tiles", 4), Access.OUT),
         )
 
@@ -79,16 +88,7 @@ class GroupExperts(KernelSpec):
         return ceil_div(self.pairs, THREADS)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        expert = inputs["expert"].ravel()
-        tile_of = np.zeros((self.tiles, 4), np.uint32)
-        place = number = 0
-        for e in range(self.experts):
-            left = int(np.count_nonzero(expert == e))
-            while left:
-                count = min(left, self.tile)
-                tile_of[number] = e, place, count, 0
-                place, number, left = place + count, number + 1, left - count
-        return {"pair": np.argsort(expert, kind="stable").astype(np.uint32), "tile_of": tile_of}
+        return grouped(inputs["expert"], self.experts, self.tile, self.align)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Some experts are chosen by most rows, some by none."""
@@ -103,14 +103,9 @@ class GroupExperts(KernelSpec):
             "many experts": cls(20, 512, 32, 16),
             "prompt": cls(301, 32, 4, 32),
             "all of them": cls(33, 4, 4, 16),
+            "aligned": cls(37, 13, 3, 16, align=8),
+            "aligned, many experts": cls(9, 300, 2, 16, align=8),
         }
 
     def flops(self) -> int:
         return self.experts * self.pairs
-
-
-def random_choice(rng: np.random.Generator, rows: int, experts: int, used: int) -> Array:
-    """Different experts for each row, (rows, used) u32, some more often than others."""
-    liking = 2.0 * rng.standard_normal(experts)
-    choice = liking + rng.gumbel(size=(rows, experts))
-    return np.argsort(-choice, axis=1)[:, :used].astype(np.uint32)

@@ -1,4 +1,4 @@
-"""Matrix products (GEMM) of many packed activation vectors, on the tensor cores of sm_80 and newer."""
+"""Matrix products (GEMM) of many packed activation vectors, on tensor cores since sm_80."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Run:
 
 @dataclass(frozen=True)
 class GemmMma(PackedProduct):
-    """A `PackedProduct` by ``mma.sync``: every warp copies and multiplies."""
+    """A `PackedProduct` without ``mixture`` by ``mma.sync``: every warp copies and multiplies."""
 
     cut: MmaCut
 
@@ -118,6 +118,11 @@ class GemmMma(PackedProduct):
     @property
     def targets(self) -> tuple[str, ...]:
         return since(80)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mixture is not None:
+            raise PtxgenError(f"{self.name}: not for mixtures")
 
     # ---- shared memory: for each split its stages of weights; then of activations ----
 
@@ -169,7 +174,7 @@ class GemmMma(PackedProduct):
     def launch_shape(self) -> LaunchShape:
         rows = self.parts[-1].first_cta + self.parts[-1].ctas
         return LaunchShape(
-            grid=(self.vector_tiles, rows, 1),
+            grid=(self.tiles, rows, 1),
             block=(self.cut.multipliers, 1, 1),
             shared_bytes=self.shared_bytes,
             resident=self.cut.resident,

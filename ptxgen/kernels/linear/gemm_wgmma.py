@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.packed_product import BANDS, PackedProduct
+from urdir.ptxgen.kernels.linear.packed_product import BANDS, Mixture, PackedProduct
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import LaunchShape, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
@@ -138,16 +138,24 @@ class GemmWgmma(PackedProduct):
         return self.weight_slots + self.x_slots
 
     @property
+    def pairs_at(self) -> int:
+        """Where pair and weight of each vector lie, 8 bytes, of a mixture that goes down."""
+        return self.barriers_at + 16 * self.slots
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes of dynamic shared memory."""
-        return self.barriers_at + 16 * self.slots
+        goes_down = self.mixture is not None and not self.packs
+        return self.pairs_at + (8 * self.cut.vectors if goes_down else 0)
 
     @property
     def launch_shape(self) -> LaunchShape:
         cut = self.cut
-        rows = self.parts[-1].first_cta + self.parts[-1].ctas
+        rows, tiles = self.parts[-1].first_cta + self.parts[-1].ctas, self.tiles
+        # Tiles beyond the last come last, and those of one expert read their x at a time.
+        across, down = (tiles, rows) if self.mixture is None else (rows, tiles)
         return LaunchShape(
-            grid=(cut.cluster * self.vector_tiles, rows, 1),
+            grid=(cut.cluster * across, down, 1),
             block=(cut.threads, 1, 1),
             cluster=(cut.cluster, 1, 1),
             shared_bytes=self.shared_bytes,
@@ -182,6 +190,90 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield (
         "ends",
         cls(
-            q8, 64, 256, 8, small, bias=True, activation=Activation("gelu"), scale=0.5, softcap=20.0
+            q8,
+            64,
+            256,
+            8,
+            small,
+            bias=True,
+            activation=Activation("gelu"),
+            scale=0.05,
+            softcap=20.0,
+        ),
+    )
+    oai = Activation("swiglu_oai", limit=1.5)
+    yield (
+        "experts up",
+        cls(
+            q4_k,
+            48,
+            512,
+            11,
+            WgmmaCut(2, 16, weight_stages=2, x_stages=2),
+            gated=True,
+            packs=True,
+            mixture=Mixture(7, 2, 16),
+        ),
+    )
+    yield (
+        "experts up, biases",
+        cls(
+            q8,
+            80,
+            288,
+            21,
+            WgmmaCut(2, 32, 2, 1, 1, 1, x_slices=4),
+            bias=True,
+            gated=True,
+            packs=True,
+            activation=oai,
+            mixture=Mixture(3, 1, 32),
+        ),
+    )
+    yield (
+        "experts without gate",
+        cls(
+            f16,
+            32,
+            70,
+            5,
+            replace(small, vectors=16),
+            packs=True,
+            activation=Activation("relu2"),
+            mixture=Mixture(9, 2, 16),
+        ),
+    )
+    yield (
+        "experts down",
+        cls(
+            q6_k,
+            80,
+            256,
+            23,
+            replace(small, vectors=16),
+            bias=True,
+            mixture=Mixture(5, 2, 16, weighted=True),
+        ),
+    )
+    yield (
+        "experts down, splits and cluster",
+        cls(
+            q8,
+            144,
+            1056,
+            40,
+            WgmmaCut(2, 64, 2, 2, 1, 1, x_slices=4),
+            mixture=Mixture(3, 2, 64),
+        ),
+    )
+    yield (
+        "experts with one row each",
+        cls(
+            q4_k,
+            32,
+            256,
+            1,
+            replace(small, vectors=16),
+            mixture=Mixture(12, 4, 16, weighted=True),
         ),
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.pairs import NO_PAIR
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
@@ -23,11 +24,19 @@ MAX_THREADS, NORMED_ROWS = 1024, 2
 @dataclass(frozen=True)
 class Pack(KernelSpec):
     """x (rows, cols) f32 as f16, in the order of `packed`; with a ``norm`` its rows' norms, with
-    ``weight`` and ``bias`` (cols,) f32 as it has them (`can_norm`)."""
+    ``weight`` and ``bias`` (cols,) f32 as it has them (`can_norm`).
+
+    ``used``, without a norm: vectors of y are those of ``places`` pairs of rows and slots, as
+    `GroupExperts` lists them; the row of a pair is pair / used, and where there is none the vector
+    is 0. ``weighted``: times the pair's weight.
+    """
 
     rows: int
     cols: int
     norm: Norm | None = None
+    used: int = 0
+    places: int = 0
+    weighted: bool = False
 
     name = "pack"
     template = ("urdir.templates", "pack.ptx.j2")
@@ -39,6 +48,11 @@ class Pack(KernelSpec):
             raise PtxgenError(f"pack: norms take up to {TILE_COLS * MAX_THREADS // TILE_THREADS} "
                               f"columns, a multiple of four: {self.cols}")  # fmt: skip
 
+        if bool(self.used) != bool(self.places) or self.places % GROUP:
+            raise PtxgenError(f"pack: {self}: places are those of pairs, a multiple of {GROUP}")
+        if (self.used and self.norm) or (self.weighted and not self.used):
+            raise PtxgenError(f"pack: {self}: pairs have no norm, and weights are those of pairs")
+
     @staticmethod
     def can_norm(cols: int) -> bool:
         """Whether a CTA holds a row of so many columns."""
@@ -47,22 +61,35 @@ class Pack(KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         norm = self.norm
-        names = (("weight", norm and norm.weight), ("bias", norm and norm.bias))
-        return (
-            Param("x", "f32", ("rows", "cols"), Access.IN),
-            *(Param(name, "f32", ("cols",), Access.IN) for name, present in names if present),
-            Param("y", "f16", packed_shape(self.rows, self.cols), Access.OUT),
+        given = (
+            (True, Param("x", "f32", ("rows", "cols"), Access.IN)),
+            (norm and norm.weight, Param("weight", "f32", ("cols",), Access.IN)),
+            (norm and norm.bias, Param("bias", "f32", ("cols",), Access.IN)),
+            (self.used, Param("pair", "u32", ("places",), Access.IN)),
+            (self.weighted, Param("weight", "f32", ("pairs",), Access.IN)),
+            (True, Param("y", "f16", packed_shape(self.vectors, self.cols), Access.OUT)),
         )
+        return tuple(param for present, param in given if present)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of y."""
+        return self.places or self.rows
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of rows and slots."""
+        return self.rows * self.used
 
     @property
     def tiles(self) -> int:
         """Tiles of 256 columns."""
-        return packed_shape(self.rows, self.cols)[0] // 4
+        return packed_shape(self.vectors, self.cols)[0] // 4
 
     @property
     def groups(self) -> int:
         """Groups of eight vectors."""
-        return packed_shape(self.rows, self.cols)[1]
+        return packed_shape(self.vectors, self.cols)[1]
 
     @property
     def cta_rows(self) -> int:
@@ -93,18 +120,32 @@ class Pack(KernelSpec):
 
     @property
     def tolerance(self) -> Tolerance:
-        """One rounding, as numpy's: bit for bit; of a norm, f16 has 11 bits."""
-        return Tolerance(rtol=6e-4 if self.norm else 0)
+        """One rounding, as numpy's: bit for bit; after another one, f16 has 11 bits."""
+        return Tolerance(rtol=6e-4 if self.norm or self.weighted else 0)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x = inputs["x"]
         if self.norm is not None:
             x = self.norm(x, inputs.get("weight"), inputs.get("bias"))
+        if self.used:
+            pair = inputs["pair"].astype(np.int64)
+            found = pair != NO_PAIR
+            gathered = np.zeros((self.places, self.cols))
+            gathered[found] = x[pair[found] // self.used]
+            if self.weighted:
+                gathered[found] *= inputs["weight"][pair[found], None]
+            x = gathered
         return {"y": pack(x)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Rows of a layer norm have means other than 0."""
+        """Rows of a layer norm have means other than 0. Pairs are in any order, each once, with
+        places between them."""
         inputs = super().make_inputs(rng)
+        if self.used:
+            pair = np.full(self.places, NO_PAIR, np.uint32)
+            taken = rng.permutation(self.places)[: self.pairs]
+            pair[taken] = rng.permutation(self.pairs)
+            inputs["pair"] = pair
         if self.norm is not None and self.norm.kind == "layer":
             inputs["x"] += rng.standard_normal((self.rows, 1)).astype(np.float32)
         return inputs
@@ -122,7 +163,9 @@ class Pack(KernelSpec):
             "rms without weight": cls(3, 20, Norm("rms", 0.1, weight=False)),
             "layer": cls(16, 1280, layer),
             "layer of odd rows": cls(5, 900, layer),
+            "pairs": cls(5, 36, used=3, places=24),
+            "weighted pairs": cls(9, 290, used=1, places=16, weighted=True),
         }
 
     def flops(self) -> int:
-        return (5 if self.norm else 1) * self.rows * self.cols
+        return (5 if self.norm else 1) * self.vectors * self.cols

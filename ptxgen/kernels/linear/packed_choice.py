@@ -24,6 +24,11 @@ def packs(limits: Limits, formats: tuple[Format, ...]) -> bool:
     return has_mma and all(mma_choice.fits(fmt, limits) for fmt in formats)
 
 
+def packs_mixtures(limits: Limits, formats: tuple[Format, ...]) -> bool:
+    """Whether products with such weights of experts do: only `GemmWgmma` has a mixture."""
+    return limits.target in wgmma_choice.TARGETS and takes_packed(formats)
+
+
 def choose_packed(
     limits: Limits, fmt: Format, rows: int, cols: int, batch: int, **fields: Any
 ) -> PackedProduct:
@@ -38,4 +43,3 @@ def choose_packed(
         product = GemmWgmma(*given, wgmma_choice.any_cut(batch), **fields)
         return wgmma_choice.choose_wgmma(product, limits.sms)
     return mma_choice.choose_mma(GemmMma(*given, mma_choice.any_cut(batch), **fields), limits)
-

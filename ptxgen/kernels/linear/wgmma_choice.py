@@ -15,16 +15,23 @@ On an H200, Q4_K, a chain of launches with programmatic edges, us (rows x vector
 A CTA takes about 0.25 us and 4.1 ns a vector for each 64 rows x 256 columns, if it has warpgroups
 enough: one alone takes three times as long. A cluster of two costs 2.2 us; of four, more than it
 gives.
+
+Of a mixture of 128 experts (qwen3-30b-a3b: 8 of them, 2 x 768 x 2048 Q4_K, 2048 x 768 Q6_K), us
+up and down: 49 and 42 with 16 rows, 71 and 56 with 64, in tiles of 16 pairs, two CTAs of 128 rows
+on an SM (one takes a third longer); 105 and 84 with 512 rows (tiles of 64, 256 rows of weights);
+245 and 170 with 2048 (tiles of 128).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
+from urdir.ptxgen.kernels.linear.packed_product import Mixture
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
 
@@ -38,6 +45,10 @@ FEW, MOST = 64, 128
 RINGS = ((4, 3, 4), (3, 2, 4), (2, 2, 4), (3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1))
 #: us: of a CTA for a tile of an operand, per vector, of a warpgroup alone, and of a cluster.
 TILE, PER_VECTOR, ALONE, ALONE_PER_VECTOR, CLUSTER = 0.25, 0.0041, 0.7, 0.002, 2.2
+#: The same for tiles of mixtures, and us from a CTA's begin to its first product, and from its last
+#: one to its end.
+EXPERT_SHAPES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
+BEGIN = 2.0
 
 
 @lru_cache(maxsize=256)
@@ -48,13 +59,16 @@ def choose_wgmma(product: GemmWgmma, sms: int) -> GemmWgmma:
 
 
 def any_cut(batch: int) -> WgmmaCut:
-    """A cut that every product of ``batch`` vectors may have at first."""
-    return WgmmaCut(2, min(64, GROUP * ceil_div(batch, GROUP)), weight_stages=1, x_stages=1)
+    """A cut that every product of ``batch`` vectors may have at first; for tiles of a mixture their
+    height is the batch."""
+    return WgmmaCut(2, min(128, GROUP * ceil_div(batch, GROUP)), weight_stages=1, x_stages=1)
 
 
 def estimate(product: GemmWgmma, sms: int) -> float:
     """us on an H200."""
     cut = product.cut
+    if product.mixture is not None:
+        return _estimate_of_experts(product, product.mixture, sms)
     waves = ceil_div(_ctas(product), sms)
     tiles = cut.row_groups * ceil_div(product.row_tiles, cut.cluster)
     together = TILE + PER_VECTOR * cut.vectors
@@ -62,7 +76,26 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     return waves * tiles * max(together, alone) + (CLUSTER if cut.cluster > 1 else 0.0)
 
 
+def _estimate_of_experts(product: GemmWgmma, mixture: Mixture, sms: int) -> float:
+    """The same where each tile has an expert's matrix, which few share."""
+    cut, experts = product.cut, mixture.experts
+    chosen = experts * (1 - (1 - mixture.used / experts) ** product.batch)
+    tiles = max(chosen, product.products / mixture.height)
+    ctas = math.ceil(tiles) * product.launch_shape.grid[0]
+    alone = (ALONE + ALONE_PER_VECTOR * cut.vectors) / cut.warpgroups
+    together = cut.resident * (TILE + PER_VECTOR * cut.vectors)
+    each = cut.row_groups * product.row_tiles * max(together, alone)
+    return ceil_div(ctas, sms * cut.resident) * (BEGIN + each)
+
+
 def _cuts(product: GemmWgmma, sms: int) -> Iterator[WgmmaCut]:
+    if product.mixture is not None:
+        for groups, splits in EXPERT_SHAPES:
+            for resident in (2, 1):
+                cut = _deepest(product, groups, splits, 1, product.mixture.height, resident)
+                if cut is not None:
+                    yield cut
+        return
     whole = GROUP * ceil_div(product.batch, GROUP)
     half = GROUP * ceil_div(whole // GROUP, 2)
     few = whole <= FEW
@@ -80,14 +113,14 @@ def _ctas(product: GemmWgmma) -> int:
 
 
 def _deepest(
-    product: GemmWgmma, groups: int, splits: int, cluster: int, vectors: int
+    product: GemmWgmma, groups: int, splits: int, cluster: int, vectors: int, resident: int = 1
 ) -> WgmmaCut | None:
     """With the deepest rings that fit; None where none does."""
     for weights, activations, slices in RINGS:
         if (vectors > FEW) == (slices == TILE_SLICES):
             continue
         try:
-            cut = WgmmaCut(groups, vectors, splits, cluster, weights, activations, slices)
+            cut = WgmmaCut(groups, vectors, splits, cluster, weights, activations, slices, resident)
             replace(product, cut=cut)
         except PtxgenError:
             continue

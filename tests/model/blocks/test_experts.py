@@ -142,8 +142,8 @@ def through(weights: Floats, bias: Floats, expert: Floats, x: Floats) -> Floats:
 
 
 def test_one_row_takes_three_launches(emulator: Device) -> None:
-    """Router, gate and up, down; many rows take six: norm, groups and the sum as well."""
-    for rows, count in ((1, 3), (16, 6)):
+    """Router, gate and up, down; many rows take seven: norm, groups, packing and the sum too."""
+    for rows, count in ((1, 3), (16, 7)):
         made = Workbench(emulator, rows, exact=False)
         selection = Selection(EXPERTS, 2)
         router, _, _ = made.matrix(1, HIDDEN, bias=False, fmt="F32")

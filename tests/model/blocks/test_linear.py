@@ -194,22 +194,34 @@ def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:
     """Sums, gates and packing are at the end of products and of attention."""
     plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE, is_prompt=True))
     assert [kernel for _, kernel in layer(plan, 0)] == [
-        *("normalise", "gemm_wgmma", "rope", "kv_append", "prefill_wgmma"),
+        *("pack", "gemm_wgmma", "prepare_tokens", "prefill_wgmma"),
         *("gemm_wgmma", "normalise", "gemm_wgmma", "gemm_wgmma"),
     ]
 
 
-def test_a_portable_prompt_step_normalises_once_for_several_matrices() -> None:
-    """The sums before the later norms are in the same launches."""
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_a_portable_prompt_step_takes_packed_activations(target: str) -> None:
+    """All but those of attention, which are packed by a launch."""
     shape = StepShape(16, KEYS, Output.NONE, is_prompt=True)
-    with Engine.open(str(PATH), device="emulator:sm_90", context=KEYS) as engine:
+    with Engine.open(str(PATH), device=f"emulator:{target}", context=KEYS) as engine:
         plan = build_plan(engine.session.parts, shape)
     assert [kernel for _, kernel in layer(plan, 0)] == [
-        *("normalise", "gemm", "gemm", "gemm", "rope", "kv_append", "prefill_attention"),
+        *("pack", "gemm_mma", "prepare_tokens", "prefill_attention", "pack", "gemm_mma"),
+        *("pack", "gemm_mma", "gemm_mma"),
+    ]
+
+
+def test_a_prompt_step_on_turing_normalises_once_for_several_matrices() -> None:
+    """The sums before the later norms are in the same launches."""
+    shape = StepShape(16, KEYS, Output.NONE, is_prompt=True)
+    with Engine.open(str(PATH), device="emulator:sm_75", context=KEYS) as engine:
+        plan = build_plan(engine.session.parts, shape)
+    assert [kernel for _, kernel in layer(plan, 0)] == [
+        *("normalise", "gemm", "gemm", "gemm", "prepare_tokens", "prefill_attention"),
         *("gemm", "normalise", "gemm", "gemm", "activate", "gemm", "normalise"),
     ]
     # of the last layer of all but the last chunk, what later tokens attend to
-    assert [kernel for _, kernel in layer(plan, 1)] == ["gemm"] * 3 + ["rope", "kv_append"]
+    assert [kernel for _, kernel in layer(plan, 1)] == ["gemm"] * 3 + ["prepare_tokens"]
     assert len(layer(plan, 0)) + len(layer(plan, 1)) + 1 == len(plan)
 
 
@@ -217,7 +229,7 @@ def test_only_the_last_row_of_a_prompt_goes_on(engine: Engine) -> None:
     """From the last layer's attention on, in launches of one row."""
     plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.GREEDY, is_prompt=True))
     assert [kernel for _, kernel in layer(plan, 1)] == [
-        *("normalise", "gemm_wgmma", "rope", "kv_append", "prefill_wgmma"),
+        *("pack", "gemm_wgmma", "prepare_tokens", "prefill_wgmma"),
         *("gather", "gather", "gemv", "gemv", "gemv"),
     ]
     decode = build_plan(engine.session.parts, StepShape(1, KEYS, Output.GREEDY))

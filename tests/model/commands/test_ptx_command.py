@@ -287,5 +287,5 @@ def test_the_demo_models_kernels_take_seconds(tmp_path: Path) -> None:
     """Machines differ: a unit is what a loop takes, some 0.5 s."""
     unit = user_seconds("-c", "sum(i * i % 7 for i in range(4_000_000))")
     for words in (["list"], ["dump", "-o", str(tmp_path)], ["stats"]):
-        # By hand 3, 6 and 16 units.
-        assert user_seconds("-m", "urdir.model", "ptx", *words, "--model", "demo") < 40 * unit
+        # By hand 3, 8 and 60 units: prompts have kernels of 14 sizes.
+        assert user_seconds("-m", "urdir.model", "ptx", *words, "--model", "demo") < 120 * unit
