@@ -57,7 +57,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def text_of_a_new_process(spec: Any = SPEC) -> str:
     template_environment.environment.cache_clear()
-    text: str = spec.ptx("sm_90")
+    text: str = spec.ptx("sm_90a")
     return text
 
 
@@ -84,11 +84,11 @@ def test_nothing_is_compiled_and_the_texts_are_the_same(
     # the last examples: together they take every template
     specs = [list(kind.examples().values())[-1] for kind in kernels().values()]
     template_environment.environment.cache_clear()
-    texts = [spec.ptx("sm_90") for spec in specs]
+    texts = [spec.ptx("sm_90a") for spec in specs]
     assert compiled == []
     monkeypatch.setattr(template_environment, "COMPILED", folder / "absent")
     template_environment.environment.cache_clear()
-    assert texts == [spec.ptx("sm_90") for spec in specs]
+    assert texts == [spec.ptx("sm_90a") for spec in specs]
     assert len(compiled) == len(template_environment.template_names()) > 40
 
 

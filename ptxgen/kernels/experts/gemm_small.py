@@ -11,13 +11,13 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.experts.group import most_tiles, random_choice
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS
 from urdir.ptxgen.kernels.experts.tiled import MAX_USED, experts_layout
 from urdir.ptxgen.kernels.linear.cut import PACE_NBYTES
 from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.pairs import most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
