@@ -166,6 +166,13 @@ class GemmMma(PackedProduct):
         slices = range(self.cut.x_slices)
         return tuple(Run(s * self.slice_nbytes, s * nbytes, nbytes // COPIED) for s in slices)
 
+    @property
+    def ends_twice(self) -> bool:
+        """Whether y ends within eight packed vectors, or within a pair of rows."""
+        if self.packs:
+            return self.batch % GROUP > 0
+        return any(part.rows % 2 for part in self.parts)
+
     def band_run(self, part: PackedPart) -> Run:
         """A band's tile, by one warp."""
         return Run(0, 0, part.layout.tile_nbytes // COPIED)
@@ -208,6 +215,14 @@ def _examples(cls: type[GemmMma]) -> Iterator[tuple[str, GemmMma]]:
     yield (
         "ends",
         cls(
-            q8, 64, 256, 8, small, bias=True, activation=Activation("gelu"), scale=0.5, softcap=20.0
+            q8,
+            64,
+            256,
+            8,
+            small,
+            bias=True,
+            activation=Activation("gelu"),
+            scale=0.05,
+            softcap=20.0,
         ),
     )
