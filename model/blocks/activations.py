@@ -28,8 +28,8 @@ class NormedSum:
 class Activations:
     """Vectors ``x`` (rows, n) f32. The launch that made them may have begun the ``norm`` that
     follows: x times its weights is in ``scaled``, and a ``summary`` of both (`GemmSmall`); or
-    completed it, in ``normed``. Vectors that are ``packed`` (`GemmWgmma`) have no other form: x is
-    the same buffer.
+    completed it, in ``normed``. Vectors that are ``packed`` (`PackedProduct`) have no other form: x
+    is the same buffer.
 
     Where a sum is ``due`` no launch has made x yet. Only the next product, which makes x on its
     way, takes such vectors; anything else needs `LinearLayers.complete`.

@@ -35,6 +35,7 @@ from urdir.ptxgen.kernels.experts.up import ExpertsUp
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
 from urdir.ptxgen.kernels.linear.ends import is_first
 from urdir.ptxgen.kernels.linear.gemv import Activations as Rounding
+from urdir.ptxgen.kernels.linear.packed_choice import packs_mixtures
 from urdir.ptxgen.weights.formats import Format
 
 if TYPE_CHECKING:
@@ -404,7 +405,10 @@ class ExpertLayers:
         """Whether its products take packed activations (`GemmWgmma`)."""
         gate, up = mixture.gate, mixture.up
         together = gate is None or _multiplied_together(gate, up)
-        return together and self.linear.packs(up, mixture.down, *(() if gate is None else (gate,)))
+        matrices = (up, mixture.down, *(() if gate is None else (gate,)))
+        formats = tuple(matrix.format for matrix in matrices)
+        fits = packs_mixtures(self.linear.limits, formats)
+        return together and fits and self.linear.takes_gemm
 
     def _append_gemm(
         self,

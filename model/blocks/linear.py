@@ -25,9 +25,8 @@ from urdir.ptxgen.kernels.linear.choice import (
     takes_gemm,
 )
 from urdir.ptxgen.kernels.linear.gemm import Gemm
+from urdir.ptxgen.kernels.linear.packed_choice import packs
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
-from urdir.ptxgen.kernels.linear.wgmma_choice import TARGETS as WGMMA_TARGETS
-from urdir.ptxgen.kernels.linear.wgmma_choice import takes_wgmma
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rescale import Rescale
 
@@ -313,12 +312,12 @@ class LinearLayers:
 
     def packs(self, *matrices: Matrix) -> bool:
         """Whether the product with such matrices takes packed activations (`PackedLinear`)."""
-        fits = takes_wgmma(tuple(matrix.format for matrix in matrices))
-        return self.takes_gemm and self.limits.wgmma and fits
+        formats = tuple(matrix.format for matrix in matrices)
+        return self.takes_gemm and packs(self.limits, formats)
 
     @property
     def _packed(self) -> PackedLinear:
-        return PackedLinear(self.plan, self.work, self.rows, self.limits.sms)
+        return PackedLinear(self.plan, self.work, self.rows, self.limits)
 
     def _request(self, *matrices: Matrix, ends: Ends) -> LinearRequest:
         """The vectors of a launch times all of the matrices, without norm or residual."""
@@ -385,7 +384,7 @@ def device_limits(device: Device) -> Limits:
         properties.shared_per_sm,
         properties.shared_per_block_optin,
         properties.max_cluster,
-        wgmma=device.native_target in WGMMA_TARGETS,
+        target=device.native_target,
     )
 
 

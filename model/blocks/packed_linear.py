@@ -1,4 +1,4 @@
-"""Products of many activation vectors on Hopper's tensor cores, which take them as packed f16."""
+"""Products of many activation vectors on tensor cores, which take them as packed f16."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from urdir.model.blocks.activations import Activations
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.pack import Pack
-from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
+from urdir.ptxgen.kernels.linear.packed_choice import choose_packed
 from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
     from urdir.driver.plan import Plan
+    from urdir.ptxgen.kernels.linear.choice import Limits
 
 # One object for equal kernels, with its cached properties.
 _pack = lru_cache(maxsize=64)(Pack)
@@ -26,7 +26,7 @@ _normalise = lru_cache(maxsize=64)(Normalise)
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """Appends products of ``rows`` vectors to a plan, for a device with ``sms`` SMs.
+    """Appends products of ``rows`` vectors to a plan, for a device with these ``limits``.
 
     ``work["packed"]`` holds the vectors of one product.
     """
@@ -34,7 +34,7 @@ class PackedLinear:
     plan: Plan
     work: Arena
     rows: int
-    sms: int
+    limits: Limits
 
     def append(
         self,
@@ -50,24 +50,21 @@ class PackedLinear:
     ) -> None:
         """y (rows, out) = the ends of x, after the ``norm``, times the matrix, for each.
 
-        The other arguments are fields of `GemmWgmma`.
+        The other arguments are fields of `PackedProduct`.
         """
         (first, _), *others = matrices
-        kernel = choose_wgmma(
-            GemmWgmma(
-                first.format,
-                first.rows,
-                first.cols,
-                self.rows,
-                any_cut(self.rows),
-                bias=tuple(matrix.bias is not None for matrix, _ in matrices),
-                residual=residual is not None,
-                gated=up is not None,
-                others=tuple((matrix.format, matrix.rows) for matrix, _ in others),
-                packs=packs,
-                **ends,
-            ),
-            self.sms,
+        kernel = choose_packed(
+            self.limits,
+            first.format,
+            first.rows,
+            first.cols,
+            self.rows,
+            bias=tuple(matrix.bias is not None for matrix, _ in matrices),
+            residual=residual is not None,
+            gated=up is not None,
+            others=tuple((matrix.format, matrix.rows) for matrix, _ in others),
+            packs=packs,
+            **ends,
         )
         launch: dict[str, Slice | None] = {"x": self._packed(label, x, norm, first.cols)}
         for number, (matrix, y) in enumerate(matrices):

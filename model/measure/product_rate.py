@@ -11,8 +11,8 @@ from urdir.driver import execute
 from urdir.driver.plan import Plan
 from urdir.model.blocks.linear import device_limits
 from urdir.ptxgen.kernels.linear.gemm import Gemm
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
-from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
+from urdir.ptxgen.kernels.linear.packed_choice import choose_packed, packs
+from urdir.ptxgen.kernels.linear.packed_product import PackedProduct
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
 
@@ -51,11 +51,11 @@ def product_rate(device: Device) -> float:
     return spec.flops() / (1e-3 * median(runs))
 
 
-def _product(device: Device, size: int) -> Gemm | GemmWgmma:
+def _product(device: Device, size: int) -> Gemm | PackedProduct:
     fmt, limits = FORMATS["F16"], device_limits(device)
-    if not limits.wgmma:
+    if not packs(limits, (fmt,)):
         return Gemm(fmt, size, size, size)
-    return choose_wgmma(GemmWgmma(fmt, size, size, size, any_cut(size)), limits.sms)
+    return choose_packed(limits, fmt, size, size, size)
 
 
 def _fill(buffer: Buffer, values: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:

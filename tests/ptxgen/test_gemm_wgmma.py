@@ -11,7 +11,8 @@ import pytest
 
 from urdir.driver import Device, run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, Mixture, WgmmaCut
+from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
+from urdir.ptxgen.kernels.linear.packed_product import Mixture
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
 from urdir.ptxgen.kernels.pairs import NO_PAIR, grouped, random_choice
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks

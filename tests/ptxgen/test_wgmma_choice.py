@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, Mixture, WgmmaCut
-from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma, estimate, takes_wgmma
+from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
+from urdir.ptxgen.kernels.linear.packed_product import Mixture, takes_packed
+from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma, estimate
 from urdir.ptxgen.tools.gpus import GPUS
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -69,7 +70,7 @@ def test_every_type_has_a_way(fmt: str, vectors: int) -> None:
 
 
 def test_f32_weights_have_none() -> None:
-    assert not takes_wgmma((FORMATS["Q4_K"], FORMATS["F32"]))
+    assert not takes_packed((FORMATS["Q4_K"], FORMATS["F32"]))
     with pytest.raises(PtxgenError, match="not for F32"):
         chosen("F32", 16, rows=64, cols=64)
 

@@ -37,13 +37,13 @@ def takes_gemm(rows: int, exact: bool) -> bool:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Sizes of a device: SMs, bytes of shared memory of an SM, the most bytes of a CTA, and the
-    most CTAs of a cluster (1: no clusters); and whether it has ``wgmma`` (`GemmWgmma`)."""
+    most CTAs of a cluster (1: no clusters); and its native target."""
 
     sms: int
     shared_per_sm: int
     shared_per_cta: int
     cluster: int = 1
-    wgmma: bool = False
+    target: str = "sm_75"
 
     @property
     def resident(self) -> int:

@@ -1,4 +1,4 @@
-"""Activations packed for products on Hopper's tensor cores, normed before where there is a norm."""
+"""Activations packed for products on tensor cores, normed before where there is a norm."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, Mixture, WgmmaCut
+from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
+from urdir.ptxgen.kernels.linear.packed_product import Mixture
 from urdir.ptxgen.spec import ceil_div
-from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
 
 #: The targets whose products they are.
@@ -49,11 +49,6 @@ TILE, PER_VECTOR, ALONE, ALONE_PER_VECTOR, CLUSTER = 0.25, 0.0041, 0.7, 0.002, 2
 #: one to its end.
 EXPERT_SHAPES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
 BEGIN = 2.0
-
-
-def takes_wgmma(formats: tuple[Format, ...]) -> bool:
-    """Whether `GemmWgmma` multiplies with such weights."""
-    return all(fmt.element != "f32" for fmt in formats)
 
 
 @lru_cache(maxsize=256)

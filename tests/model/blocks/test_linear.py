@@ -199,10 +199,22 @@ def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:
     ]
 
 
-def test_a_portable_prompt_step_normalises_once_for_several_matrices() -> None:
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_a_portable_prompt_step_takes_packed_activations(target: str) -> None:
+    """All but those of attention, which are packed by a launch."""
+    shape = StepShape(16, KEYS, Output.NONE, is_prompt=True)
+    with Engine.open(str(PATH), device=f"emulator:{target}", context=KEYS) as engine:
+        plan = build_plan(engine.session.parts, shape)
+    assert [kernel for _, kernel in layer(plan, 0)] == [
+        *("pack", "gemm_mma", "prepare_tokens", "prefill_attention", "pack", "gemm_mma"),
+        *("pack", "gemm_mma", "gemm_mma"),
+    ]
+
+
+def test_a_prompt_step_on_turing_normalises_once_for_several_matrices() -> None:
     """The sums before the later norms are in the same launches."""
     shape = StepShape(16, KEYS, Output.NONE, is_prompt=True)
-    with Engine.open(str(PATH), device="emulator:sm_90", context=KEYS) as engine:
+    with Engine.open(str(PATH), device="emulator:sm_75", context=KEYS) as engine:
         plan = build_plan(engine.session.parts, shape)
     assert [kernel for _, kernel in layer(plan, 0)] == [
         *("normalise", "gemm", "gemm", "gemm", "prepare_tokens", "prefill_attention"),

@@ -1,0 +1,45 @@
+"""Which kernel multiplies packed activations with weights on a device, if any does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear import mma_choice, wgmma_choice
+from urdir.ptxgen.kernels.linear.choice import Limits
+from urdir.ptxgen.kernels.linear.gemm_mma import GemmMma
+from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.packed_product import PackedProduct, takes_packed
+from urdir.ptxgen.target import Target
+from urdir.ptxgen.weights.formats import Format
+
+
+def packs(limits: Limits, formats: tuple[Format, ...]) -> bool:
+    """Whether a product with such weights takes packed activations on the device."""
+    if not takes_packed(formats):
+        return False
+    if limits.target in wgmma_choice.TARGETS:
+        return True
+    has_mma = Target.parse(limits.target).portable in mma_choice.TARGETS
+    return has_mma and all(mma_choice.fits(fmt, limits) for fmt in formats)
+
+
+def packs_mixtures(limits: Limits, formats: tuple[Format, ...]) -> bool:
+    """Whether products with such weights of experts do: only `GemmWgmma` has a mixture."""
+    return limits.target in wgmma_choice.TARGETS and takes_packed(formats)
+
+
+def choose_packed(
+    limits: Limits, fmt: Format, rows: int, cols: int, batch: int, **fields: Any
+) -> PackedProduct:
+    """The product, cut for the device: `GemmWgmma` where there is wgmma, else `GemmMma`.
+
+    ``fields``: the other ones of `PackedProduct`. Raises PtxgenError where `packs` says no.
+    """
+    if not packs(limits, (fmt,)):
+        raise PtxgenError(f"no product of packed activations with {fmt.name} on {limits.target}")
+    given = (fmt, rows, cols, batch)
+    if limits.target in wgmma_choice.TARGETS:
+        product = GemmWgmma(*given, wgmma_choice.any_cut(batch), **fields)
+        return wgmma_choice.choose_wgmma(product, limits.sms)
+    return mma_choice.choose_mma(GemmMma(*given, mma_choice.any_cut(batch), **fields), limits)

@@ -1,0 +1,88 @@
+"""Which product of packed activations a device gets, and that its cut fits the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.choice import Limits
+from urdir.ptxgen.kernels.linear.gemm_mma import GemmMma, MmaCut
+from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.packed_choice import choose_packed, packs
+from urdir.ptxgen.ptx.architecture import ARCHITECTURES, number_of
+from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.weights.formats import FORMATS
+
+#: A gated product needs two row groups, any other one.
+SHAPES: tuple[dict[str, Any], ...] = ({"rows": 700}, {"rows": 512, "gated": True, "packs": True})
+
+
+def limits(target: str, sms: int = 108) -> Limits:
+    holds = ARCHITECTURES[number_of(target)]
+    return Limits(sms, holds.shared, holds.shared_per_cta, target=target)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("sm_90a", GemmWgmma),
+        *((target, GemmMma) for target in ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")),
+    ],
+)
+def test_the_target_decides(target: str, kind: type) -> None:
+    product = choose_packed(limits(target), FORMATS["Q4_K"], 512, 512, 16)
+    assert type(product) is kind
+    assert product.target_on(target) == target
+
+
+def test_none_on_turing_and_for_f32_weights() -> None:
+    assert not packs(limits("sm_75"), (FORMATS["Q4_K"],))
+    assert not packs(limits("sm_90"), (FORMATS["Q4_K"], FORMATS["F32"]))
+    with pytest.raises(PtxgenError, match="no product of packed activations with Q4_K on sm_75"):
+        choose_packed(limits("sm_75"), FORMATS["Q4_K"], 512, 512, 16)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
+@pytest.mark.parametrize("vectors", [9, 65, 2048])
+def test_every_type_has_a_cut_that_fits(target: str, vectors: int) -> None:
+    """Unquantised weights are too large for the 99 KB of a CTA of sm_86."""
+    held = limits(target)
+    without = {name for name, fmt in FORMATS.items() if not packs(held, (fmt,))}
+    assert without == ({"F32", "F16", "BF16"} if target == "sm_86" else {"F32"})
+    for name in FORMATS.keys() - without:
+        for shape in SHAPES:
+            product = choose_packed(held, FORMATS[name], cols=512, batch=vectors, **shape)
+            assert product.shared_bytes <= held.shared_per_cta
+            taken = (product.shared_bytes + 1024) * product.launch_shape.resident
+            assert taken <= held.shared_per_sm
+
+
+@pytest.mark.skipif(not is_available(), reason="needs nvJitLink")
+@pytest.mark.parametrize("vectors", [16, 64, 2048])
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90"])
+def test_what_an_8b_model_launches_does_not_spill(target: str, vectors: int) -> None:
+    gate_up = {"rows": 14336, "gated": True, "packs": True}
+    for name in ("Q4_K", "Q6_K"):
+        for shape in ({"rows": 6144}, gate_up):
+            product = choose_packed(
+                limits(target), FORMATS[name], cols=4096, batch=vectors, **shape
+            )
+            made = assemble(product.ptx(target), target).entries[product.name]
+            assert not made.spills, f"{product.cut}: {made}"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"row_groups": 3, "vectors": 16, "operands": 2},  # a warp has rows of two groups
+        {"row_groups": 4, "vectors": 16, "splits": 2},  # 32 warps
+        {"row_groups": 1, "vectors": 12},
+        {"row_groups": 1, "vectors": 8, "x_stages": 3, "x_slices": 4},  # ahead of the weights
+        {"row_groups": 1, "vectors": 8, "weight_stages": 1},
+    ],
+)
+def test_what_is_no_cut(fields: dict[str, int]) -> None:
+    with pytest.raises(PtxgenError, match="no cut"):
+        MmaCut(**fields)
