@@ -21,8 +21,10 @@ from urdir.ptxgen.weights.format import Format
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout
 from urdir.ptxgen.weights.packed import GROUP
 
-#: The targets whose products they are, where there is nothing better.
-TARGETS = since(80)
+#: The targets that it may serve, and those that it serves: none before a GPU has run it. Until then
+#: `Gemm` does, and `GemmMma` is tried on the emulator alone.
+POSSIBLE = since(80)
+TARGETS: tuple[str, ...] = ()
 #: Row groups, splits and operands.
 SHAPES = (
     *((1, 4, 1), (1, 2, 1), (1, 1, 1), (2, 2, 1), (2, 1, 1), (2, 2, 2), (2, 1, 2)),
