@@ -24,9 +24,18 @@ def read_template(name: TemplateName) -> str:
         data = pkgutil.get_data(package, file)  # importlib.resources takes 20 ms to import
     except (ModuleNotFoundError, FileNotFoundError) as exc:
         raise PtxgenError(f"no template {file!r} in package {package!r}") from exc
-    if data is None:
-        raise PtxgenError(f"package {package!r} has no __init__.py, so its {file!r} is not found")
+    if data is None:  # a package without an __init__.py
+        return _read_resource(package, file)
     return data.decode().replace("\r\n", "\n")
+
+
+def _read_resource(package: str, file: str) -> str:
+    from importlib import resources
+
+    try:
+        return resources.files(package).joinpath(file).read_text()
+    except FileNotFoundError as exc:
+        raise PtxgenError(f"no template {file!r} in package {package!r}") from exc
 
 
 _IMPORT = re.compile(r"""\{%-?\s*(?:import|from|include)\s+["']([^"']+)["']""")

@@ -234,6 +234,8 @@ def _forks(block: Block, varying: set[str]) -> bool:
     last = block.instructions[-1] if block.instructions else None
     if not last or not last.predicate or last.predicate.name not in varying:
         return False
+    if "uni" in last.parts:  # the author says that threads go the same way (PTX ISA, bra)
+        return False
     return last.parts[0] in LEAVES or len(block.successors) > 1
 
 

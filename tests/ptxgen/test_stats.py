@@ -87,7 +87,9 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
         spec.name
         in (
             "experts_gemm",
+            "experts_gemm_small",
             "gemm",
+            "gemm_mma",
             "gemm_small",
             "gemm_wgmma",
             "prefill_attention",

@@ -323,7 +323,7 @@ class FlashDecode(DecodeAttention):
                 KvLayout(2, 1, 100, 96, "q8_0", capacity=64),
                 rows=2,
                 scores=Scores(chunk=64, window=40),
-                token=OwnToken(None, QK_NORM, V_NORM, Temperature(0.2, 16)),
+                token=OwnToken(Rotation(96, "half"), QK_NORM, V_NORM, Temperature(0.2, 16)),
                 ctas=4,
                 least=16,
                 most=16,
