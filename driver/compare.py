@@ -15,6 +15,9 @@ from urdir.driver.operation import access_of
 
 Array = npt.NDArray[Any]
 
+#: The distance of neighbouring values of a 16-bit type, relative to the value.
+STEPS: Mapping[str, float] = {"f16": 2.0**-10, "bf16": 2.0**-7}
+
 
 class MismatchError(DriverError):
     """A kernel wrote something else than it should: see the message for where."""
@@ -64,10 +67,15 @@ def written_params(kernel: Kernel) -> list[Param]:
 
 
 def deviations(
-    kernel: Kernel, outputs: Mapping[str, Array], expected: Mapping[str, Array]
+    kernel: Kernel,
+    outputs: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    *,
+    ties: bool = False,
 ) -> tuple[Deviation, ...]:
-    """The worst element of every output. Raises MismatchError for a missing output or a shape that
-    is not the parameter's.
+    """The worst element of every output. With ``ties`` the inputs may lead to values halfway
+    between two of an output's type, see `deviation`. Raises MismatchError for a missing output or a
+    shape that is not the parameter's.
     """
     names = [p.name for p in written_params(kernel)]
     for source, arrays in (("the reference", expected), ("the kernel", outputs)):
@@ -77,12 +85,19 @@ def deviations(
                 f"{', '.join(arrays) or 'nothing'}"
             )
     return tuple(
-        deviation(kernel, p, outputs[p.name], expected[p.name]) for p in written_params(kernel)
+        deviation(kernel, p, outputs[p.name], expected[p.name], ties=ties)
+        for p in written_params(kernel)
     )
 
 
-def deviation(kernel: Kernel, param: Param, output: Array, expected: Array) -> Deviation:
-    """The worst element of one output: ``|output - expected| <= atol + rtol * max|expected|``."""
+def deviation(
+    kernel: Kernel, param: Param, output: Array, expected: Array, *, ties: bool = False
+) -> Deviation:
+    """The worst element of one output: ``|output - expected| <= atol + rtol * max|expected|``.
+
+    With ``ties``, a kernel that has a tolerance may round the other way: `STEPS` is added to
+    ``rtol``.
+    """
     shape = kernel.shape_of(param)
     for source, array in (("reference", expected), ("output", output)):
         if array.shape != shape or array.dtype != param.numpy_dtype:
@@ -94,7 +109,8 @@ def deviation(kernel: Kernel, param: Param, output: Array, expected: Array) -> D
     error = _distance(got, wanted, output == expected)
     finite = np.abs(wanted[np.isfinite(wanted)])
     tolerance = kernel.tolerance
-    bound = tolerance.atol + tolerance.rtol * float(finite.max(initial=0.0))
+    step = STEPS.get(param.dtype, 0.0) if ties and (tolerance.rtol or tolerance.atol) else 0.0
+    bound = tolerance.atol + (tolerance.rtol + step) * float(finite.max(initial=0.0))
     worst = np.unravel_index(int(np.argmax(error)), error.shape)
     return Deviation(
         param=param.name,

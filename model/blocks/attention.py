@@ -49,8 +49,7 @@ class LayerAttention:
 
     ``sm_count`` and the native ``target`` are the device's, by which kernels are chosen.
 
-    ``exact`` keeps activations f32. Without ``fused``, the tokens of decode rows are prepared and
-    appended by launches of their own, with the same result.
+    ``exact`` keeps activations f32.
     """
 
     label: str
@@ -65,7 +64,6 @@ class LayerAttention:
     token: OwnToken = PLAIN_TOKEN
     constants: Mapping[str, Region] = field(default_factory=dict)
     exact: bool = False
-    fused: bool = True
 
     def decode_kernel(self, token: OwnToken | None) -> IncrementalAttention | FlashDecode:
         """The kernel of decoding, which prepares and appends where a token is given."""
@@ -111,13 +109,12 @@ def incremental_attention_into(
     A row at position p attends to positions up to p of its sequence, as ``at.scores`` says. Works
     for every length, batch and cache; a paged cache is gathered through its block table.
     """
-    is_fused = at.fused and not at.rows.is_prompt
-    if not is_fused:
+    if at.rows.is_prompt:
         append_tokens(plan, at)
-    if at.rows.is_prompt and not at.exact:
-        flash_attention_multi_head(plan, at, out, packs=packs)
-        return
-    kernel = at.decode_kernel(at.token if is_fused else None)
+        if not at.exact:
+            flash_attention_multi_head(plan, at, out, packs=packs)
+            return
+    kernel = at.decode_kernel(None if at.rows.is_prompt else at.token)
     at.launch(plan, kernel, at.label, out=out)
 
 

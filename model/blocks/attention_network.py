@@ -164,7 +164,6 @@ def layer_attention(at: LayerStep, mixer: Attention, token: OwnToken) -> LayerAt
         sm_count=parts.device.properties.sm_count,
         target=parts.device.native_target,
         exact=parts.exact,
-        fused=parts.fused,
     )
 
 

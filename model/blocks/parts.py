@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class LayerParts:
     """The device, and the owners of everything on it that layers read and write.
 
-    ``exact`` keeps activations f32; without ``fused``, decode attention is launched in parts.
+    ``exact`` keeps activations f32.
     """
 
     device: Device
@@ -36,7 +36,6 @@ class LayerParts:
     cache: KvCache
     work: Arena
     exact: bool
-    fused: bool = True
 
     def linear(self, plan: Plan, rows: Rows) -> LinearLayers:
         """What appends this step's linear layers to ``plan``."""

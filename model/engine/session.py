@@ -39,8 +39,7 @@ class Session(Owner):
     ``sequences[s]`` says what a sequence holds. Tokens that are known but not yet processed are
     *pending*, at most ``chunk`` of them; a step processes them. The cache stores ``kv_dtype``;
     ``exact`` keeps activations in f32 throughout. ``observer`` looks at every step, launch by
-    launch; without ``fused``, launches that serve several operations are taken apart. Raises
-    ModelError for a context that the model does not take, OutOfMemoryError.
+    launch. Raises ModelError for a context that the model does not take, OutOfMemoryError.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Session(Owner):
         pages: int | None = None,
         chunk: int = MOST_CHUNK,
         observer: Observer | None = None,
-        fused: bool = True,
     ) -> None:
         config = weights.config
         check_context(config, context)
@@ -91,7 +89,6 @@ class Session(Owner):
                 state=state,
                 work=work,
                 exact=exact,
-                fused=fused,
             )
             self.ahead = owners.enter_context(RunAhead(device, self._stream))
             self.steps = owners.enter_context(Steps(self.parts, observer))

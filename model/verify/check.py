@@ -146,14 +146,10 @@ class _Eager:
 
 
 def _check_launches(name: str, device_name: str, open_engine: OpenEngine) -> CheckRow:
-    """Every launch of a prompt step and of a decode step, checked on the inputs that it found.
-
-    Not fused: a key that is turned and rounded in one launch may be rounded the other way by its
-    reference, whose sines differ a little.
-    """
+    """Every launch of a prompt step and of a decode step, checked on the inputs that it found."""
     tracing = _Tracing()
     with open_engine(device_name) as engine:
-        _decode(engine, tracing, steps=1, fused=False)
+        _decode(engine, tracing, steps=1)
     assert tracing.worst is not None
     deviation = tracing.worst.deviation
     if not deviation.ok:
@@ -202,12 +198,12 @@ _PLAN_CHECKS: dict[str, Callable[[str, str, OpenEngine], CheckRow]] = {
 
 
 def _decode(
-    engine: Engine, observer: Observer | None = None, steps: int = STEPS, fused: bool = True
+    engine: Engine, observer: Observer | None = None, steps: int = STEPS
 ) -> tuple[list[int], Logits]:
     """Feed the prompt and decode greedily: the tokens, and the logits (steps, n_vocab) of each."""
     prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
     tokens, rows = [], []
-    with Session(engine.device, engine.weights, CONTEXT, observer=observer, fused=fused) as session:
+    with Session(engine.device, engine.weights, CONTEXT, observer=observer) as session:
         session.feed(prompt)
         shape = (1, engine.config.vocab_size)
         for _ in range(steps):

@@ -184,6 +184,21 @@ def test_integers_and_bf16_are_compared_as_what_they_mean() -> None:
     assert (found.value, found.error, found.ok) == (1.0078125, 0.0078125, True)
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [("bf16", 0x3F80), ("f16", 0x3C00)])
+def test_ties_allow_a_step_of_a_16_bit_type_where_there_is_a_tolerance(
+    dtype: str, bits: int
+) -> None:
+    numpy_type = kernel_of(dtype, Tolerance()).params[0].numpy_dtype
+    one, next_to_one, two_on = (
+        {"y": np.array([bits + n], np.uint16).view(numpy_type)} for n in (0, 1, 2)
+    )
+    close, exact = (kernel_of(dtype, Tolerance(rtol=r), size=1) for r in (1e-6, 0))
+    assert not deviations(close, next_to_one, one)[0].ok
+    assert deviations(close, next_to_one, one, ties=True)[0].ok
+    assert not deviations(close, two_on, one, ties=True)[0].ok
+    assert not deviations(exact, next_to_one, one, ties=True)[0].ok
+
+
 def test_outputs_must_be_complete() -> None:
     kernel = kernel_of("f32", Tolerance())
     good = {"y": np.zeros(4, np.float32)}
