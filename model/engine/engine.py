@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from urdir.model.engine.opening import Opening
+from urdir.model.files.demo import DEMO
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -35,14 +36,15 @@ LARGE_MODEL_BYTES = 100_000_000
 EMULATOR_BYTES_PER_SECOND = 25_000_000
 
 
-def default_context(config: Config) -> int:
-    """Tokens of context where none are asked for."""
-    return min(DEFAULT_CONTEXT, config.context_length)
+def chosen_context(config: Config, context: int | None) -> int:
+    """Tokens of context: as many as are asked for, 0 being as many as the model takes; the smaller
+    of the model's and 4096 where none are asked for. SettingsError for more than the model's."""
+    from urdir.model.memory.budget import check_context
 
-
-def demo_model() -> Path:
-    """The demo model that ships with the package."""
-    return Path(__file__).parents[1] / "data" / "demo-q4_k_m.gguf"
+    if context is None:
+        return min(DEFAULT_CONTEXT, config.context_length)
+    check_context(config, context or config.context_length)
+    return context or config.context_length
 
 
 class Engine(Owner):
@@ -96,32 +98,31 @@ class Engine(Owner):
     ) -> Engine:
         """Open ``path`` (None: the demo model) on ``device`` (auto, cuda[:i], emulator[:sm_NN]).
 
-        ``path`` is a GGUF file, any part of a split one, or a folder as transformers writes it,
-        whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
-        ``context`` defaults to the smaller of the model's and 4096 tokens. The cache stores
-        ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a prompt
-        (2048) are processed at once, fewer where memory is short. With ``text`` a thread of its own
-        builds the tokeniser. ``meanwhile`` is called while the weights are loaded, with an engine
-        that must run nothing yet: for `Session.prepare`. ``cache_folder`` keeps compiled kernels:
-        "user" is the user's (`user_cache_folder`), None keeps none. ``ptx_files`` are folders of
-        edited PTX to use and of PTX to write. ``observer`` looks at every step. No variable of the
-        environment is read. The file is checked whole, and the memory it needs against what is
-        free, before anything is allocated. Raises ModelError, and DriverError for a device that is
-        absent or fails; nothing stays open then, and no thread runs.
+        ``path`` is "demo", a GGUF file, any part of a split one, or a folder as transformers writes
+        it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
+        ``context`` defaults to the smaller of the model's and 4096 tokens, 0 is the model's. The
+        cache stores ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a
+        prompt (2048) are processed at once, fewer where memory is short. With ``text`` a thread of
+        its own builds the tokeniser. ``meanwhile`` is called while the weights are loaded, with an
+        engine that must run nothing yet: for `Session.prepare`. ``cache_folder`` keeps compiled
+        kernels: "user" is the user's (`user_cache_folder`), None keeps none. ``ptx_files`` are
+        folders of edited PTX to use and of PTX to write. ``observer`` looks at every step. No
+        variable of the environment is read. The file is checked whole, and the memory it needs
+        against what is free, before anything is allocated. Raises ModelError, and DriverError for a
+        device that is absent or fails; nothing stays open then, and no thread runs.
         """
         with Opening(lambda: _open_device(device, cache_folder, ptx_files)) as opening:
             # imported while the device is opened
             from urdir.model.engine.session import Session
             from urdir.model.families.description import Config
             from urdir.model.memory.buckets import MOST_CHUNK
-            from urdir.model.memory.budget import SessionBudget, check_context, fitting_budget
+            from urdir.model.memory.budget import SessionBudget, fitting_budget
             from urdir.model.memory.weights import Weights
 
             with opening.timed("file"):
                 gguf = opening.own(_open_file(path, quantize))
                 config = Config.from_gguf(gguf)
-            context = context or default_context(config)
-            check_context(config, context)
+            context = chosen_context(config, context)
             config = config.at_context(context)
             reading = opening.read_tokenizer(gguf) if text else None
             opened = opening.device()
@@ -203,7 +204,7 @@ def _open_file(
     from urdir.model.files.source import open_model
 
     if path is None or isinstance(path, str | os.PathLike):
-        return open_model(path or demo_model(), quantize=quantize)
+        return open_model(path or DEMO, quantize=quantize)
     return path
 
 
@@ -213,7 +214,10 @@ def _announce(device: Device, gguf: ModelFile) -> None:
         return
     if device.note:
         print(f"{device.note}, which is slow", file=sys.stderr)
-    nbytes = sum(t.nbytes for t in gguf.tensors.values())
-    if nbytes > LARGE_MODEL_BYTES:
-        rate = EMULATOR_BYTES_PER_SECOND / nbytes
-        print(f"expect about {rate:.2g} tokens/s for this model", file=sys.stderr)
+    if sum(t.nbytes for t in gguf.tensors.values()) > LARGE_MODEL_BYTES:
+        print(f"expect about {emulated_rate(gguf):.2g} tokens/s for this model", file=sys.stderr)
+
+
+def emulated_rate(gguf: ModelFile) -> float:
+    """Tokens per second on the emulator, very roughly."""
+    return EMULATOR_BYTES_PER_SECOND / max(1, sum(t.nbytes for t in gguf.tensors.values()))

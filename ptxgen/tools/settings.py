@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.errors import PtxgenError, SettingError
 from urdir.ptxgen.ptx.architecture import MAX_GRID
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.weights.formats import FORMATS, Format
@@ -27,10 +27,6 @@ _REFUSALS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError
 _BOOLEANS: Mapping[str, bool] = {
     "true": True, "yes": True, "1": True, "false": False, "no": False, "0": False,
 }  # fmt: skip
-
-
-class SettingError(PtxgenError):
-    """A setting names no field, has a value that is not of its type, or makes no kernel."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,6 +85,10 @@ def respecialise(spec: S, settings: Sequence[str]) -> S:
         for param in made.params:
             if any(extent < 1 for extent in made.shape_of(param)):
                 raise ValueError(f"its {param.name} would be of shape {made.shape_of(param)}")
+    except SettingError:
+        raise
+    except PtxgenError as exc:
+        raise SettingError(str(exc)) from exc
     except _REFUSALS as exc:
         shown = ", ".join(f"{name}={value}" for name, value in values.items())
         raise SettingError(

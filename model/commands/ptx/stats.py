@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from urdir.model.commands import options
+from urdir.model.commands import options, values
 from urdir.model.commands.ptx import arguments
 from urdir.model.commands.report import extent, fields_text
 
@@ -41,7 +41,7 @@ def add_parser(commands: options.Subparsers) -> None:
     arguments.add_target(parser)
     for name, unit in (("--bandwidth", "bytes"), ("--flops", "operations")):
         parser.add_argument(
-            name, type=options.real_number(1), metavar="N", help=f"{unit} a second, for the bound"
+            name, type=values.real_number(1), metavar="N", help=f"{unit} a second, for the bound"
         )
     parser.add_argument("--gpus", action="store_true", help="list the known GPUs and their figures")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
