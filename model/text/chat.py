@@ -23,6 +23,7 @@ from urdir.model.errors import TemplateError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
 from urdir.model.text.sandbox import TemplateProcess
+from urdir.model.text.sandbox_worker import OUTPUT_LIMIT
 from urdir.model.text.tokenizer import Span, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
@@ -86,6 +87,11 @@ class ChatTemplate(Owner):
         Raises TemplateError: exceeded limits, syntax, sandbox, or the template's own complaint.
         """
         contents = [message.content for message in messages]
+        if (length := sum(map(len, contents))) > OUTPUT_LIMIT:
+            raise TemplateError(
+                f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "
+                "a chat template"
+            )
         marked = [self._marker.places(content) for content in contents]
         characters = {
             content[i] for content, places in zip(contents, marked, strict=True) for i in places
