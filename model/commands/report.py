@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,20 @@ def aligned(rows: Sequence[tuple[str, ...]], right: Sequence[int] = ()) -> Itera
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         yield "  ".join(cells).rstrip()
+
+
+def roles_text(roles: Sequence[str]) -> str:
+    """What a kernel does: its first two roles, and how many more there are."""
+    more = f" +{len(roles) - 2}" if len(roles) > 2 else ""
+    return ", ".join(roles[:2]) + more
+
+
+def fitting(line: str) -> str:
+    """A line of a table as wide as the terminal, where stdout is one."""
+    if not sys.stdout.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    return line if len(line) <= width else line[: width - 3] + "..."
 
 
 def _short(value: Any) -> str:

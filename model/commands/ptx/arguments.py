@@ -45,6 +45,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_all(parser: argparse.ArgumentParser) -> None:
+    """--all."""
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="of --model: the kernels of prompts of every size, not of the largest alone",
+    )
+
+
 def add_target(parser: argparse.ArgumentParser) -> None:
     """--target --gpu."""
     parser.add_argument("--target", metavar="sm_NN", help="what PTX is made for (default: sm_90)")
@@ -82,7 +91,9 @@ def one_kernel(args: argparse.Namespace) -> KernelSpec:
     return specialise(kernel(args.kernel), args.settings)
 
 
-def of_model(args: argparse.Namespace, gpu: Gpu) -> tuple[ModelKernel, ...]:
+def of_model(
+    args: argparse.Namespace, gpu: Gpu, all_prompts: bool = True
+) -> tuple[ModelKernel, ...]:
     """The specialisations that --model uses on ``gpu``."""
     from urdir.model.engine.engine import chosen_context
     from urdir.model.families.description import Config
@@ -92,10 +103,18 @@ def of_model(args: argparse.Namespace, gpu: Gpu) -> tuple[ModelKernel, ...]:
     with open_model(args.model) as gguf:
         config = Config.from_gguf(gguf)
         context = chosen_context(config, args.ctx_size)
-        found = model_kernels(gguf, config, context, gpu.native_target, gpu.sm_count)
+        found = model_kernels(
+            gguf,
+            config,
+            context,
+            gpu.native_target,
+            gpu.sm_count,
+            all_prompts=all_prompts,
+        )
+    folded = "" if all_prompts else "; of prompts the largest (--all: of every size)"
     print(
         f"{len(found)} kernels for {gpu.native_target}, {gpu.sm_count} SMs ({gpu.title}), "
-        f"a context of {context} tokens",
+        f"a context of {context} tokens{folded}",
         file=sys.stderr,
     )
     return found
