@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   urdir bench model.gguf                     512 prompt tokens, 128 decoded, five runs each
   urdir bench -m model.gguf -p 32,128-512*2 -n 0   prompts of several lengths
-  urdir bench model.gguf -p 0 -n 64 -d 0,32768   decoding at once and after 32,768 tokens of context
+  urdir bench model.gguf -p 0 -n 64 -d 0,256     decoding at once and after 256 tokens of context
   urdir bench model.gguf -p 0 -npl 1,8,16-256*2  decoding by several sequences at once
   urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes

@@ -11,8 +11,8 @@ from urdir.model.commands.opening import open_engine
 from urdir.model.errors import ModelError
 
 EXAMPLES = """\
-  urdir logits model.gguf --tokens 1,15043,29892 --output logits.npy
-  urdir logits model.gguf --tokens @tokens.txt --output logits.npy --exact --device cuda
+  urdir logits model.gguf --tokens 1,150,298 --output logits.npy
+  urdir logits model.gguf --tokens @tokens.txt --output logits.npy --exact
 """
 
 

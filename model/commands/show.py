@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   urdir show model.gguf              whether it runs here, memory, layers, tensors, metadata
-  urdir show model.gguf -c 16384     memory at that context, too
+  urdir show model.gguf -c 500       memory at that context, too
   urdir show model.gguf --template   the chat template as it stands in the file
   urdir show hf:org/repo:Q8_0        a file on the Hugging Face hub
 

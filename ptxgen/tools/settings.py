@@ -1,7 +1,7 @@
 """Specs from text: the fields of a kernel by name, and values for them as a command line has them.
 
-``specialise(GemvF32, ["format=Q4_K", "rows=4096"])`` replaces fields of the kernel's first example.
-A field that is itself a record is set part by part, ``layout.head_dim=128``; a part's own name does
+``specialise(GemvF32, ["format=Q4_K", "rows=4096"])`` replaces fields of the first example that
+can have them. A field that is itself a record is set part by part, ``layout.head_dim=128``; a part's own name does
 where only one record has it, ``head_dim=128``.
 """
 
@@ -61,12 +61,18 @@ def plain(value: Any) -> Any:
 
 
 def specialise(kernel: type[S], settings: Sequence[str] = ()) -> S:
-    """The kernel's first example with ``settings`` ("field=value") in it.
+    """The kernel's first example that can have ``settings`` ("field=value"), with them.
 
     Raises SettingError, in one line, for an unknown field, a value of the wrong type, and fields
-    that no kernel of this kind has together.
+    that no kernel of this kind has together: what the first example says to them.
     """
-    return respecialise(kernel.smallest_example(), settings)
+    refused: list[SettingError] = []
+    for example in kernel.examples().values():
+        try:
+            return respecialise(example, settings)
+        except SettingError as exc:
+            refused.append(exc)
+    raise refused[0]
 
 
 def respecialise(spec: S, settings: Sequence[str]) -> S:

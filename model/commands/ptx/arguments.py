@@ -24,7 +24,7 @@ def add_kernel(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         metavar="FIELD=VALUE",
         help="a field of the specialisation; repeatable. Those not set are as in the kernel's "
-        "first example",
+        "first example that can have these",
     )
 
 
