@@ -1,8 +1,8 @@
 """Specs from text: the fields of a kernel by name, and values for them as a command line has them.
 
 ``specialise(GemvF32, ["format=Q4_K", "rows=4096"])`` replaces fields of the first example that
-can have them. A field that is itself a record is set part by part, ``layout.head_dim=128``; a part's own name does
-where only one record has it, ``head_dim=128``.
+can have them. A field that is itself a record is set part by part, ``layout.head_dim=128``; a
+part's own name does where only one record has it, ``head_dim=128``.
 """
 
 from __future__ import annotations
