@@ -29,8 +29,8 @@ MAILBOX_SLOTS = 8
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """What a state is made for: ``sequences`` of up to ``max_len`` tokens, decode steps of ``rows``
-    and prompt steps of ``chunk`` rows.
+    """What a state is made for: ``sequences`` of up to ``max_len`` tokens, steps of ``rows`` rows
+    of as many sequences and ``chunk`` rows of prompts.
     """
 
     sequences: int
@@ -47,21 +47,30 @@ class StateShape:
             "seed": 8 * self.sequences,
             "sequence": 4 * self.rows,
             "position": 4 * self.rows,
+            "output_row": 4 * self.rows,
+            "step_sequence": 4 * (self.rows + self.chunk),
+            "step_position": 4 * (self.rows + self.chunk),
             "sampled": 4 * self.rows,
-            "chunk_sequence": 4 * self.chunk,
-            "chunk_position": 4 * self.chunk,
-            "last_row": 4,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of a step: ``sequence`` and ``position`` (rows,) u32, `IDLE` where there is none."""
+
+    sequence: Words
+    position: Words
 
 
 class DecodeState(Owner):
     """The sequences' tokens, and the rows of the next step.
 
     ``tokens`` (sequences, max_len) u32: prompts and answers. ``known`` (sequences,) u32: how many
-    of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows of a decode
-    step and the tokens it chose. ``chunk_sequence``, ``chunk_position`` (chunk,) u32: the rows of
-    a prompt step, ``last_row`` (1,) u32 the last of them that is not idle. ``settings`` (sequences,
-    SETTINGS_WORDS) u32 and ``seed`` (sequences,) u64: how each sequence's tokens are sampled.
+    of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows that choose a
+    token, and what they chose. They are the rows of a step without prompts. All rows of a step with
+    prompts are ``step_sequence``, ``step_position`` (rows + chunk,) u32; those that choose are its
+    rows ``output_row`` (rows,) u32. ``settings`` (sequences, SETTINGS_WORDS) u32 and ``seed``
+    (sequences,) u64: how each sequence's tokens are sampled.
     ``mailbox`` (rows, MAILBOX_SLOTS) u32, in page-locked memory of the host: the token that a step
     chose at position p, in place p % MAILBOX_SLOTS.
     """
@@ -73,7 +82,7 @@ class DecodeState(Owner):
         self.chunk = shape.chunk
         self._arena = device.arena(shape.sizes(), "decode state")
         for name, part in self._arena.items():
-            if name.startswith(("position", "chunk_position")):
+            if name in ("position", "step_position"):
                 part.fill(0xFF)
             else:
                 part.fill(0)
@@ -123,20 +132,27 @@ class DecodeState(Owner):
         return token
 
     def write_rows(self, rows: Sequence[tuple[int, int]]) -> None:
-        """Make (sequence, position) pairs the rows of the next decode steps, the rest idle."""
-        pairs = np.asarray(rows, np.uint32).reshape(-1, 2)
+        """Make (sequence, position) pairs the rows that choose a token, the rest idle."""
+        self._write(**self._choosing(rows))
+
+    def write_step(self, rows: StepRows, chosen: Sequence[int]) -> None:
+        """Make ``rows`` those of the next step, which has prompts; the rows with the numbers
+        ``chosen`` choose a token."""
+        pairs = [(int(rows.sequence[row]), int(rows.position[row])) for row in chosen]
+        count = self.rows + self.chunk
         self._write(
-            sequence=_padded(pairs[:, 0], self.rows, pairs[0, 0] if rows else 0),
-            position=_padded(pairs[:, 1], self.rows, IDLE),
+            **self._choosing(pairs),
+            output_row=_padded(np.array(chosen, np.uint32), self.rows, IDLE),
+            step_sequence=_padded(rows.sequence, count, rows.sequence[0]),
+            step_position=_padded(rows.position, count, IDLE),
         )
 
-    def write_chunk(self, sequence: int, start: int, end: int) -> None:
-        """Make positions ``start`` to ``end`` of a sequence the rows of the next prompt step."""
-        self._write(
-            chunk_sequence=np.full(self.chunk, sequence, np.uint32),
-            chunk_position=_padded(np.arange(start, end, dtype=np.uint32), self.chunk, IDLE),
-            last_row=np.array([end - start - 1], np.uint32),
-        )
+    def _choosing(self, rows: Sequence[tuple[int, int]]) -> dict[str, Words]:
+        pairs = np.asarray(rows, np.uint32).reshape(-1, 2)
+        return {
+            "sequence": _padded(pairs[:, 0], self.rows, pairs[0, 0] if rows else 0),
+            "position": _padded(pairs[:, 1], self.rows, IDLE),
+        }
 
     def _write(self, **parts: Words) -> None:
         """Write whole parts that are neighbours in one copy: each takes the host some 10 us."""

@@ -235,7 +235,8 @@ class CachedAttention(Owner):
             raise ModelError(f"{tokens} tokens: at least one")
         is_prompt, places = tokens > 1, ("sequence", "position")
         at = [self.work[f"prompt {p}" if is_prompt else f"{p}.{layer}"] for p in places]
-        return Rows(max(tokens, len(sequences)), self.layout.max_len, is_prompt, *at)
+        prompt = tokens if is_prompt else 0
+        return Rows(max(tokens, len(sequences)), self.layout.max_len, prompt, *at)
 
     def layer(self, layer: int, rows: Rows, **buffers: Region | None) -> LayerAttention:
         """The attention of a layer over ``rows``; ``buffers`` are the caller's q, k, v, which are
