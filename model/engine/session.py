@@ -80,8 +80,8 @@ class Session(Owner):
         self._rows: tuple[tuple[int, int], ...] = ()  # of the next decode step, on the device
         with ExitStack() as owners:
             self._stream = owners.enter_context(device.create_stream())
-            cache = owners.enter_context(KvCache(device, budget.cache))
-            state = owners.enter_context(DecodeState(device, budget.state))
+            cache = owners.enter_context(KvCache(device, budget.cache, self._stream))
+            state = owners.enter_context(DecodeState(device, budget.state, self._stream))
             work = owners.enter_context(device.arena(budget.workspace, "workspace"))
             for name in ZEROED & work.keys():
                 work[name].fill(0)

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Slice
+    from urdir.driver.stream import Stream
 
 Words = npt.NDArray[np.uint32]
 
@@ -71,11 +73,12 @@ class DecodeState(Owner):
     prompts are ``step_sequence``, ``step_position`` (rows + chunk,) u32; those that choose are its
     rows ``output_row`` (rows,) u32. ``settings`` (sequences, SETTINGS_WORDS) u32 and ``seed``
     (sequences,) u64: how each sequence's tokens are sampled.
+    What is written is queued on ``stream``, behind the steps that are there.
     ``mailbox`` (rows, MAILBOX_SLOTS) u32, in page-locked memory of the host: the token that a step
     chose at position p, in place p % MAILBOX_SLOTS.
     """
 
-    def __init__(self, device: Device, shape: StateShape) -> None:
+    def __init__(self, device: Device, shape: StateShape, stream: Stream) -> None:
         self.sequences = shape.sequences
         self.max_len = shape.max_len
         self.rows = shape.rows
@@ -86,6 +89,7 @@ class DecodeState(Owner):
                 part.fill(0xFF)
             else:
                 part.fill(0)
+        self._writes = QueuedWrites(device, stream)
         letters = shape.rows * MAILBOX_SLOTS
         self.mailbox = device.pinned(4 * letters, "mailbox")
         self._letters = self.mailbox.view(np.uint32, letters).data
@@ -97,12 +101,13 @@ class DecodeState(Owner):
     def write_tokens(self, sequence: int, start: int, tokens: Sequence[int]) -> None:
         """Put ``tokens`` at ``start`` of a sequence and make them the end of what is known."""
         values = np.asarray(tokens, np.uint32)
-        self["tokens"].upload(values, offset=4 * (sequence * self.max_len + start))
+        offset = 4 * (sequence * self.max_len + start)
+        self._writes.write(self["tokens"], values, offset)
         self.write_known(sequence, start + len(values))
 
     def write_known(self, sequence: int, known: int) -> None:
         """Set the number of valid tokens of a sequence."""
-        self["known"].upload(np.array([known], np.uint32), offset=4 * sequence)
+        self._writes.write(self["known"], np.array([known], np.uint32), 4 * sequence)
 
     def copy_tokens(self, source: int, target: int, known: int) -> None:
         """Make a sequence's tokens a copy of another's, the first ``known`` of which are valid."""
@@ -114,8 +119,8 @@ class DecodeState(Owner):
 
     def write_sampling(self, sequence: int, words: Words, seed: int) -> None:
         """Set how a sequence's tokens are drawn: settings (SETTINGS_WORDS,) u32 and seed."""
-        self["settings"].upload(words, offset=sequence * words.nbytes)
-        self["seed"].upload(np.array([seed], np.uint64), offset=8 * sequence)
+        self._writes.write(self["settings"], words, sequence * words.nbytes)
+        self._writes.write(self["seed"], np.array([seed], np.uint64), 8 * sequence)
 
     def positions(self) -> dict[int, int]:
         """Sequence -> position of the rows of the next decode step, read from the device."""
@@ -162,10 +167,11 @@ class DecodeState(Owner):
         for place, values in zip(places, parts.values(), strict=True):
             at = (place.offset - start) // 4
             words[at : at + len(values)] = values
-        self._arena.buffer.upload(words, offset=start)
+        self._writes.write(self._arena.buffer, words, start)
 
     def close(self) -> None:
         """Free the state; closing twice does nothing."""
+        self._writes.close()
         self._arena.close()
         self.mailbox.close()
 

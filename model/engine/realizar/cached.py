@@ -99,10 +99,10 @@ class CachedAttention(Owner):
         self._placed: dict[int, list[tuple[int, int]]] = {}
         with ExitStack() as owners:
             shape = CacheShape.equal(layout, layers)
-            self.cache = owners.enter_context(KvCache(device, shape))
+            self.stream = owners.enter_context(device.create_stream("attention"))
+            self.cache = owners.enter_context(KvCache(device, shape, self.stream))
             sizes = self._sizes(layout, layers)
             self.work = owners.enter_context(device.arena(sizes, "attention"))
-            self.stream = owners.enter_context(device.create_stream("attention"))
             if rope is not None:
                 self.work["frequencies"].upload(turns_table(rope.frequencies()))
             for name in ZEROED & self.work.keys():
