@@ -72,8 +72,8 @@ class DecodeStream:
                 lambda steps: self._queue(steps, end), lambda: self._look_ahead(end)
             ):
                 tokens = []
-                for row, sequence in enumerate(sequences):
-                    tokens.append(chosen(row, len(sequence.tokens) - 1))
+                for sequence in sequences:
+                    tokens.append(chosen(sequence.slot, len(sequence.tokens) - 1))
                     sequence.read(tokens[-1])
                 yield tokens
         finally:

@@ -74,8 +74,8 @@ class DecodeState(Owner):
     rows ``output_row`` (rows,) u32. ``settings`` (sequences, SETTINGS_WORDS) u32 and ``seed``
     (sequences,) u64: how each sequence's tokens are sampled.
     What is written is queued on ``stream``, behind the steps that are there.
-    ``mailbox`` (rows, MAILBOX_SLOTS) u32, in page-locked memory of the host: the token that a step
-    chose at position p, in place p % MAILBOX_SLOTS.
+    ``mailbox`` (sequences, MAILBOX_SLOTS) u32, in page-locked memory of the host: the token that a
+    step chose after position p, in place p % MAILBOX_SLOTS.
     """
 
     def __init__(self, device: Device, shape: StateShape, stream: Stream) -> None:
@@ -90,7 +90,7 @@ class DecodeState(Owner):
             else:
                 part.fill(0)
         self._writes = QueuedWrites(device, stream)
-        letters = shape.rows * MAILBOX_SLOTS
+        letters = shape.sequences * MAILBOX_SLOTS
         self.mailbox = device.pinned(4 * letters, "mailbox")
         self._letters = self.mailbox.view(np.uint32, letters).data
 
@@ -131,9 +131,9 @@ class DecodeState(Owner):
         )
         return {int(s): int(p) for s, p in pairs if p != IDLE}
 
-    def chosen(self, row: int, position: int) -> int:
+    def chosen(self, sequence: int, position: int) -> int:
         """The token that a step, now complete, chose after the one at ``position``."""
-        token: int = self._letters[row * MAILBOX_SLOTS + position % MAILBOX_SLOTS]
+        token: int = self._letters[sequence * MAILBOX_SLOTS + position % MAILBOX_SLOTS]
         return token
 
     def write_rows(self, rows: Sequence[tuple[int, int]]) -> None:
