@@ -17,6 +17,7 @@ from urdir.model.engine.run_ahead import RunAhead
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence
+from urdir.model.engine.step_queue import StepQueue
 from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
 from urdir.model.memory.buckets import MOST_CHUNK
@@ -77,7 +78,6 @@ class Session(Owner):
         self.shapes = ShapeBuckets.of(
             budget.chunks, budget.cache.max_len, budget.state.rows, alignment
         )
-        self._rows: tuple[tuple[int, int], ...] = ()  # of the next decode step, on the device
         with ExitStack() as owners:
             self._stream = owners.enter_context(device.create_stream())
             cache = owners.enter_context(KvCache(device, budget.cache, self._stream))
@@ -96,6 +96,7 @@ class Session(Owner):
             )
             self.ahead = owners.enter_context(RunAhead(device, self._stream))
             self.steps = owners.enter_context(Steps(self.parts, observer))
+            self.queue = StepQueue(self.steps, state, self.shapes, self._stream)
             self._owners = owners.pop_all()
 
     # ---- one sequence ----
@@ -241,7 +242,7 @@ class Session(Owner):
         self.parts.cache.truncate(cut.slot, length)
         self.parts.state.write_known(cut.slot, length)
         cut.truncate(length)
-        self._rows = ()
+        self.queue.forget_rows()
 
     def undo_unread(self, sequence: int) -> None:
         """Forget the steps of a sequence whose tokens were not read; the last one that was read is
@@ -251,7 +252,7 @@ class Session(Owner):
         if undone.forget_unread():
             self.parts.cache.truncate(undone.slot, undone.length)
             self.parts.state.write_known(undone.slot, undone.known)
-            self._rows = ()
+            self.queue.forget_rows()
 
     def fork(self, source: int, target: int) -> None:
         """Make ``target`` a copy of ``source``, its pending token included."""
@@ -261,7 +262,7 @@ class Session(Owner):
         self.parts.cache.fork(source, target, original.length)
         self.parts.state.copy_tokens(source, target, original.known)
         self.sequences[target].copy(original)
-        self._rows = ()
+        self.queue.forget_rows()
 
     # ---- steps ----
 
@@ -323,23 +324,13 @@ class Session(Owner):
         self._launch(self.shapes.of_batch(batch, max(ends.values()), output), batch)
 
     def _launch(self, shape: StepShape, batch: Batch) -> None:
-        """Queue steps: put their rows on the device where they are not there already, and move
-        on."""
-        state, choosing = self.parts.state, [self.sequences[s] for s in batch.choosing]
-        if batch.segments:
-            lasts = [self.sequences[s].last for s in batch.decode]
-            rows = self.shapes.rows_of(batch, shape, lasts)
-            state.write_step(rows, self.shapes.choosing_rows(batch, shape))
-        elif (pairs := tuple((s.slot, s.last) for s in choosing)) != self._rows:
-            state.write_rows(pairs)
-        self._rows = ()  # until the steps are queued, device and host may differ
-        self.steps.launch(shape, self._stream)
+        """Queue steps; the host's lengths move on with the device's positions."""
+        self.queue.launch(shape, batch, [self.sequences[s].last for s in batch.decode])
         for segment in batch.segments:
             if not segment.chooses:
                 self.sequences[segment.sequence].process(segment.end)
-        for sequence in choosing:
-            sequence.step(shape.steps, shape.output.is_token)
-        self._rows = tuple((s.slot, s.length) for s in choosing)
+        for slot in batch.choosing:
+            self.sequences[slot].step(shape.steps, shape.output.is_token)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""

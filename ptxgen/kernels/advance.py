@@ -72,7 +72,11 @@ class Advance(KernelSpec):
             Param("known", "u32", ("sequences",), Access.INOUT),
             Param("sampled", "u32", ("rows",), Access.OUT if self.slices else Access.IN),
             *([Param("ranks", "u64", ("rows", "slices"), Access.IN)] if self.slices else []),
-            *([Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT)] if self.slots else []),
+            *(
+                [Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT)]
+                if self.slots
+                else []
+            ),
         )
 
     @property
