@@ -2,13 +2,15 @@
 
 Storage belongs to *sequences*, numbered from 0. ``reserve`` makes sure that positions may be
 written, ``truncate`` gives storage back (to length 0: all of it), and ``fork`` makes one sequence a
-copy of another's beginning. ``match`` begins a sequence with the pages of a beginning that was
-made known by ``publish``. Each is refused or done whole. Kernels see the arrays only, and take what
-is valid from positions in device memory.
+copy of another's beginning. All three are refused or done whole. Kernels see the arrays only, and
+take what is valid from positions in device memory.
 
 Layers whose tokens look back on few keys keep the last of them only, in a ring (`KvLayout`).
-Layers with equal slots share the bookkeeping: they are a *group*. A beginning can be shared in all
-layers or in none, and a ring overwrites it: caches with rings share none.
+Layers with equal slots share the bookkeeping: they are a *group*.
+
+Sequences can begin with pages that others have computed (`KvCache.publish`, `KvCache.match`). They
+share them in all layers or in none, and a ring overwrites its beginning: so caches with rings share
+none.
 """
 
 from __future__ import annotations
