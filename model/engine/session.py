@@ -31,6 +31,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.driver.stream import Event
 
 Slots = abc.Sequence[int]
 
@@ -331,6 +332,10 @@ class Session(Owner):
                 self.sequences[segment.sequence].process(segment.end)
         for slot in batch.choosing:
             self.sequences[slot].step(shape.steps, shape.output.is_token)
+
+    def record(self, event: Event) -> None:
+        """Mark the point behind all steps that are queued."""
+        self._stream.record(event)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""
