@@ -22,9 +22,10 @@ from itertools import takewhile
 from math import ceil
 from typing import Protocol
 
+from urdir.model.engine.batch import Batch, Segment
 from urdir.model.engine.request import Ending, Request
 from urdir.model.engine.sequence import Finish
-from urdir.model.engine.step_plan import Outcome, Segment, StepPlan
+from urdir.model.engine.step_plan import Outcome, StepPlan
 from urdir.model.engine.task import Task
 from urdir.model.errors import BusyError, ContextFullError, ModelError, SettingsError
 
@@ -197,7 +198,7 @@ class Scheduler:
         """
         rows = self._decode_rows()
         budget = self.limits.mixed_rows if rows else self.limits.prompt_rows
-        segments: list[Segment] = []
+        segments: dict[int, Segment] = {}
         for task in self._running.values():
             if task.stored < task.prefill and budget:
                 budget -= self._segment(task, budget, segments)
@@ -209,8 +210,8 @@ class Scheduler:
             return None
         self.counts.steps += 1
         return StepPlan(
+            Batch(tuple([task.slot for task in rows]), tuple(segments.values())),
             tuple([task.number for task in rows]),
-            tuple([task.slot for task in rows]),
             tuple([task.stored - 1 for task in rows]),
             tuple(segments),
             tuple(admitted),
@@ -224,8 +225,8 @@ class Scheduler:
         choosers = plan.choosers
         if len(tokens) != len(choosers):
             raise ModelError(f"{len(tokens)} tokens of a step that chooses {len(choosers)}")
-        for segment in plan.segments:
-            if (task := self._tasks.get(segment.request)) is not None:
+        for number, segment in zip(plan.prompts, plan.batch.segments, strict=True):
+            if (task := self._tasks.get(number)) is not None:
                 task.in_flight -= 1
                 task.complete = segment.end
                 self._publish(task)
@@ -275,10 +276,10 @@ class Scheduler:
             if youngest is task:
                 return False
 
-    def _segment(self, task: Task, budget: int, segments: list[Segment]) -> int:
+    def _segment(self, task: Task, budget: int, segments: dict[int, Segment]) -> int:
         """Add the next rows of a prompt, ``budget`` at most; how many of these they take."""
         start, end = task.stored, min(task.stored + budget, task.prefill)
-        segments.append(Segment(task.number, task.slot, start, end, end == task.prefill))
+        segments[task.number] = Segment(task.slot, start, end, chooses=end == task.prefill)
         task.stored = end
         task.in_flight += 1
         return -(-(end - start) // self.limits.alignment) * self.limits.alignment

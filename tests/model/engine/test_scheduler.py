@@ -20,10 +20,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from urdir.model.engine.batch import Batch, Segment
 from urdir.model.engine.request import Ending, Request
 from urdir.model.engine.scheduler import Limits, Scheduler
 from urdir.model.engine.sequence import Finish
-from urdir.model.engine.step_plan import Segment, StepPlan
+from urdir.model.engine.step_plan import StepPlan
 from urdir.model.errors import BusyError, ContextFullError, ModelError, SettingsError
 from urdir.model.memory.pages import PagePool
 
@@ -141,12 +142,12 @@ class ToyDevice:
     def run(self, plan: StepPlan) -> list[int]:
         """The tokens that a step chooses."""
         chosen = []
-        for sequence, position in zip(plan.decode, plan.positions, strict=True):
+        for sequence, position in zip(plan.batch.decode, plan.positions, strict=True):
             self._process(sequence, position, position + 1)
             chosen.append(self._choose(sequence, position + 1))
-        for segment in plan.segments:
+        for segment in plan.batch.segments:
             self._process(segment.sequence, segment.start, segment.end)
-            if segment.is_last:
+            if segment.chooses:
                 chosen.append(self._choose(segment.sequence, segment.end))
         return chosen
 
@@ -241,13 +242,13 @@ class Server:
 
     def check_plan(self, plan: StepPlan) -> None:
         limits = self.scheduler.limits
-        sequences = [*plan.decode, *(segment.sequence for segment in plan.segments)]
+        sequences = [*plan.batch.decode, *(segment.sequence for segment in plan.batch.segments)]
         assert len(set(sequences)) == len(sequences) <= self.storage.slots
-        rows = [segment.end - segment.start for segment in plan.segments]
+        rows = [segment.end - segment.start for segment in plan.batch.segments]
         assert all(count > 0 for count in rows)
         aligned = sum(-(-count // limits.alignment) * limits.alignment for count in rows)
-        assert aligned <= (limits.mixed_rows if plan.decode else limits.prompt_rows)
-        assert plan.decode or plan.segments
+        assert aligned <= (limits.mixed_rows if plan.batch.decode else limits.prompt_rows)
+        assert plan.batch.decode or plan.batch.segments
 
     def check_answers(self) -> None:
         """Each answer that has ended by its tokens is the one it gets alone."""
@@ -398,24 +399,27 @@ def test_rows_of_answers_and_chunks_of_prompts_share_steps() -> None:
     second = server.add(ask(*[1] * 18))
     plans = [server.plan()]
     assert plans[0] == StepPlan(
+        Batch((), (Segment(0, 0, 3, chooses=True), Segment(1, 0, 8))),
         (),
         (),
-        (),
-        (Segment(first, 0, 0, 3, True), Segment(second, 1, 0, 8, False)),
+        (first, second),
         ((first, 0), (second, 1)),
     )
+    assert (plans[0].places, plans[0].longest) == ([(0, 2)], 8)
     assert plans[0].choosers == (first,)
     plan = server.plan()  # one ahead: the first answer's token is not known yet
-    assert plan == StepPlan((first,), (0,), (3,), (Segment(second, 1, 8, 12, False),), ())
+    batch = Batch((0,), (Segment(1, 8, 12),))
+    assert plan == StepPlan(batch, (first,), (3,), (second,), ())
+    assert (plan.places, plan.longest) == ([(0, 3)], 12)
     assert plan.choosers == (first,)
     server.complete()
     plan = server.plan()
     assert plan is not None
-    assert (plan.positions, plan.segments[0].end) == ((4,), 16)
+    assert (plan.positions, plan.batch.segments[0].end) == ((4,), 16)
     server.complete()
     plan = server.plan()
     assert plan is not None
-    assert plan.segments == (Segment(second, 1, 16, 18, True),)
+    assert plan.batch.segments == (Segment(1, 16, 18, chooses=True),)
     assert plan.choosers == (first, second)
 
 
@@ -601,5 +605,5 @@ def test_planning_takes_far_less_than_a_step() -> None:
         assert plan is not None
         scheduler.chosen(plan, [1] * len(plan.choosers))
     assert plan is not None
-    assert len(plan.decode) == 256
+    assert len(plan.batch.decode) == 256
     assert sorted(seconds)[len(seconds) // 2] < 0.5e-3
