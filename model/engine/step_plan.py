@@ -14,8 +14,8 @@ class StepPlan:
     """The rows of a step: a ``batch``, and the requests that its rows are of.
 
     Decode row r processes the token at ``positions[r]`` for request ``requests[r]``; the step
-    before may be choosing it still. Segment i is of request ``prompts[i]``. ``admitted`` are the requests
-    whose sequences are new, with these.
+    before may be choosing it still. Segment i is of request ``prompts[i]``. ``admitted`` are the
+    requests whose sequences are new, with these.
     """
 
     batch: Batch
