@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -62,6 +62,13 @@ class Constraint:
         if isinstance(schema, Mapping):
             schema = {"x-guidance": _JSON_OPTIONS, **schema}
         return cls(f"start: {embedded(schema)}")
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Constraint:
+        """One of `texts`; ConstraintError if there are none."""
+        if not texts:
+            raise ConstraintError("a choice of no texts")
+        return cls("start: " + " | ".join(map(json.dumps, texts)))
 
     @classmethod
     def regex(cls, pattern: str) -> Constraint:

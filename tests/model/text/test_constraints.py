@@ -77,10 +77,9 @@ class Language:
 def check_masks(tokenizer: Tokenizer, walks: int) -> None:
     compiler = ConstraintCompiler(tokenizer)
     language = Language(LANGUAGE, tokenizer)
-    alternatives = " | ".join(map(json.dumps, LANGUAGE))
     chance = random.Random(5)
     for _ in range(walks):
-        matcher, prefix = compiler.matcher(Constraint.lark(f"start: {alternatives}")), b""
+        matcher, prefix = compiler.matcher(Constraint.choice(LANGUAGE)), b""
         while True:
             tokens = allowed(matcher, tokenizer, spare=3)
             assert tokens == language.after(prefix), prefix
@@ -252,6 +251,7 @@ MULTIPLE = '{"type": "integer", "multiple\\u004ff": 999983}'
         (lambda: Constraint.json_schema({"const": 1e400}), "no JSON"),
         (lambda: Constraint.json_schema({"const": {1, 2}}), "no JSON"),
         (lambda: Constraint.regex("\ud800"), "surrogate"),
+        (lambda: Constraint.choice([]), "no texts"),
         (lambda: Constraint.lark('%llguidance {}\nstart: "a"'), "leave %llguidance out"),
         (lambda: Constraint.lark("start: %json {"), "no JSON"),
         (lambda: Constraint.lark(f"start: %json {MULTIPLE}"), "multipleOf: 999983"),
