@@ -85,7 +85,7 @@ class ConstraintCompiler:
     """Compiles constraints for one tokeniser, and keeps those used last; for all threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Takes up to a second for 260,000 tokens.
+        """Takes a second or two for 260,000 tokens.
 
         Raises ModelError where llguidance is missing or the vocabulary has no end id.
         """

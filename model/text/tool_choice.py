@@ -19,13 +19,19 @@ Schema = Mapping[str, Any]
 
 
 def required_call(
-    form: AnswerFormat, tools: Tools, *, name: str | None = None, many: bool = False
+    form: AnswerFormat,
+    tools: Tools,
+    prompt: str = "",
+    *,
+    name: str | None = None,
+    many: bool = False,
 ) -> Constraint:
     """An answer that is a call of one of `tools`, of `name` if given; with `many` one or more.
 
     The call is written as the model writes them, with arguments that the function's schema
-    describes. Raises ConstraintError: the model has no known format of calls, no such tool, or a
-    schema that `Constraint.json_schema` refuses.
+    describes, and may come after thoughts; `prompt` is the rendered conversation. gpt-oss makes
+    one call an answer. Raises ConstraintError: the model has no known format of calls, no such
+    tool, or a schema that `Constraint.json_schema` refuses.
     """
     if not form.has_calls:
         raise ConstraintError(
@@ -39,11 +45,12 @@ def required_call(
     rules = _Rules()
     if form.calls is None:
         return rules.constraint(_harmony_calls(rules, chosen))
-    return rules.constraint(_WRITERS[form.calls.name](rules, chosen, many))
+    calls = rules.constraint(_WRITERS[form.calls.name](rules, chosen, many))
+    return after_thoughts(calls, form, prompt)
 
 
 def after_thoughts(constraint: Constraint, form: AnswerFormat, prompt: str) -> Constraint:
-    """`constraint` for what follows a model's thoughts, which stay free.
+    """`constraint`, which is none of `required_call`, for what follows a model's free thoughts.
 
     `prompt` is the rendered conversation, which may begin or end the thoughts.
     """

@@ -179,11 +179,14 @@ def test_harmony_answers_in_its_last_channel(
 def test_a_call_after_thoughts(make_tokenizer: Callable[[list[str]], Tokenizer]) -> None:
     form = AnswerFormat(FORMATS["mistral"].calls, THINK_TAGS[1])
     tokenizer = make_tokenizer(sorted(form.shown))
-    constraint = after_thoughts(required_call(form, TOOLS), form, "")
+    constraint = required_call(form, TOOLS)
     call = '[TOOL_CALLS] [{"name": "g-2", "arguments": {}}]'
     assert accepts(tokenizer, constraint, "[THINK]hm[/THINK]" + call)
     assert accepts(tokenizer, constraint, call)
     assert not accepts(tokenizer, constraint, "[THINK]hm[/THINK]no")
+    constraint = required_call(form, TOOLS, "Do it.[THINK]")
+    assert accepts(tokenizer, constraint, "hm[/THINK]" + call)
+    assert not accepts(tokenizer, constraint, call)
 
 
 def test_calls_that_cannot_be_required() -> None:
