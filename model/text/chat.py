@@ -23,6 +23,7 @@ from urdir.model.errors import TemplateError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
 from urdir.model.text.sandbox import TemplateProcess
+from urdir.model.text.system_text import SystemText
 from urdir.model.text.tokenizer import Span, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
@@ -56,6 +57,7 @@ class ChatTemplate(Owner):
         self._tokenizer = tokenizer
         self._process = process or TemplateProcess()
         self._marker = _Marker(tokenizer.control_texts())
+        self._system = SystemText(self._render_turns)
 
     @classmethod
     def from_gguf(
@@ -95,7 +97,7 @@ class ChatTemplate(Owner):
             {"role": m.role, "content": _substitute(m.content, places, stand_ins)}
             for m, places in zip(messages, marked, strict=True)
         ]
-        rendered = self._process.render(self.source, self._variables(turns))
+        rendered = self._render_turns(self._system.placed(turns))
         original = {stand_in: char for char, stand_in in stand_ins.items()}
         opaque = tuple((i, i + 1) for i, char in enumerate(rendered) if char in original)
         return Prompt("".join(original.get(char, char) for char in rendered), opaque)
@@ -103,6 +105,20 @@ class ChatTemplate(Owner):
     def close(self) -> None:
         """End the rendering process; closing twice does nothing."""
         self._process.close()
+
+    def _render_turns(self, turns: list[dict[str, str]]) -> str:
+        """Their text. A template that fails on tools that are none sees them undefined."""
+        variables = self._variables(turns)
+        try:
+            return self._process.render(self.source, variables)
+        except TemplateError as error:
+            if self._process.pid is None:  # it exceeded a limit
+                raise
+            del variables["tools"]
+            try:
+                return self._process.render(self.source, variables)
+            except TemplateError:
+                raise error from None
 
     def _variables(self, turns: list[dict[str, str]]) -> dict[str, Any]:
         """What templates expect to be defined."""
