@@ -35,13 +35,13 @@ async def together(
             found = [await queue.get()]
             while not queue.empty():
                 found.append(queue.get_nowait())
-            items: list[Item] = []
-            for index, item in found:
+            items = [(index, item) for index, item in found if not isinstance(item, Exception)]
+            left -= sum(isinstance(item, Ending) for _, item in items)
+            if items:
+                yield items
+            for _, item in found:
                 if isinstance(item, Exception):
                     raise item
-                left -= isinstance(item, Ending)
-                items.append((index, item))
-            yield items
     finally:
         for pump in pumps:
             pump.cancel()

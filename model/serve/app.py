@@ -60,7 +60,7 @@ def make_app(service: AsyncService, access: Access, limits: Limits) -> ASGIApp:
             ApiError: _refused,
             ModelError: _refused,
             DriverError: _refused,
-            Exception: _refused,
+            Exception: _failed,
         },
     )
     app = Guard(app, access, limits, metrics, [route.path for route in routes])
@@ -75,11 +75,16 @@ def make_app(service: AsyncService, access: Access, limits: Limits) -> ASGIApp:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """Whatever an endpoint raised, in OpenAI's shape; what is our own fault is also logged."""
+    """What an endpoint raised, in OpenAI's shape; what is no fault of the client is also logged."""
     told = api_error(error)
     if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("%s: %s", request.url.path, error, exc_info=error)
     return error_response(told)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """What nobody expected; uvicorn logs it."""
+    return error_response(api_error(error))
 
 
 async def _no_endpoint(request: Request, error: Exception) -> Response:

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -19,6 +20,7 @@ from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.limits import Limits
 
 _BACKLOG = 2048  # connections that wait to be accepted
+_HANG_UP_SECONDS = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -53,48 +55,53 @@ def serve(
     listener: socket.socket,
     access: Access,
     limits: Limits,
-    on_start: Callable[[], None] = lambda: None,
+    on_start: Callable[[], None],
 ) -> None:
     """Answer requests until SIGINT or SIGTERM, then those that are open, then close ``service``.
 
     A second signal ends the answers; KeyboardInterrupt is raised then.
     """
-    asyncio.run(_serve(service, listener, access, limits, on_start))
 
-
-async def _serve(
-    service: AsyncService,
-    listener: socket.socket,
-    access: Access,
-    limits: Limits,
-    on_start: Callable[[], None],
-) -> None:
-    config = uvicorn.Config(
-        make_app(service, access, limits),
-        http=_http_protocol(limits.stalled_seconds),
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_level="error",
-        server_header=False,
-    )
-    server = _Server(config)
-    try:
-        on_start()
-        await server.serve([listener])
-        if not server.force_exit:
+    async def run() -> None:
+        server = Server(service, access, limits)
+        try:
+            on_start()
+            await server.serve([listener])
+            if server.force_exit:
+                await server.hang_up()
+                raise KeyboardInterrupt
             await service.drain()
-    finally:
-        await service.close()
-    if server.force_exit:
-        raise KeyboardInterrupt
+        finally:
+            await service.close()
+
+    asyncio.run(run())
 
 
-class _Server(uvicorn.Server):
-    """Ends as `serve` says; uvicorn itself would raise the signal again afterwards."""
+class Server(uvicorn.Server):
+    """The application on uvicorn. ``should_exit`` ends it once open requests are answered,
+    ``force_exit`` ends those as well; signals set them, where it runs in the main thread.
+    """
+
+    def __init__(self, service: AsyncService, access: Access, limits: Limits) -> None:
+        config = uvicorn.Config(
+            make_app(service, access, limits),
+            http=_http_protocol(limits.stalled_seconds),
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            log_level="error",
+            proxy_headers=False,
+            server_header=False,
+        )
+        super().__init__(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """In place of uvicorn's handlers, which would raise the signal again at the end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._end)
@@ -103,6 +110,14 @@ class _Server(uvicorn.Server):
         finally:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+
+    async def hang_up(self) -> None:
+        """Close all connections, as if their clients had: that cancels what is open."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        tasks = list(self.server_state.tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_HANG_UP_SECONDS)
 
     def _end(self) -> None:
         if self.should_exit:

@@ -1,13 +1,13 @@
 """Conversations to prompts, by the model's own chat template.
 
-The template's markup is parsed for control tokens ("<|im_end|>"). What users wrote is not (contents,
-calls of tools and their results, descriptions of tools): nobody forges a turn by typing one. To tell
-the two apart in the rendered text, each character of a user's text that begins the text of a control
-token (or a part of one at the text's end) is replaced by a stand-in from Unicode's private use area
-before rendering; afterwards the stand-ins are turned back and their places are what
-`Tokenizer.encode` takes as `opaque`. Whatever a template does to contents (trims, cuts, joins,
-compares), a stand-in is treated as an ordinary character, and the rest of the text is still encoded
-in one piece with the markup around it, as the model was trained.
+The template's markup is parsed for control tokens ("<|im_end|>"). What users wrote is not (message
+contents, calls of tools and their results, descriptions of tools): nobody forges a turn by typing
+one. To tell the two apart in the rendered text, each character of a user's text that begins the
+text of a control token (or a part of one at its end) is replaced by a stand-in from Unicode's
+private use area before rendering; afterwards the stand-ins are turned back and their places are
+what `Tokenizer.encode` takes as `opaque`. Whatever a template does to texts (trims, cuts, joins,
+compares), a stand-in is treated as an ordinary character, and the rest is still encoded in one
+piece with the markup around it, as the model was trained.
 
 Limits: a template does not see control tokens that stand in contents (it cannot cut at them), and
 one that spells half a control token itself and lets a message complete it is not guarded against.
