@@ -12,14 +12,14 @@ from urdir.model.engine.request import Ending, Piece
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.finish import finish_reason
-from urdir.model.serve.formats import Format, checked_format, read_format
+from urdir.model.serve.formats import Format, read_format
 from urdir.model.serve.interface import AnswerParser, Delta, Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import chat_logprobs
 from urdir.model.serve.messages import read_messages
 from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
 from urdir.model.serve.stream import Shape
-from urdir.model.serve.tools import ForcedCallParser, PlainParser, Tools, read_tools
+from urdir.model.serve.tools import Tools, read_tools
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
 
 _UNSUPPORTED = {
@@ -40,11 +40,14 @@ class ChatRequest:
 
     def parser(self, model: ServedModel, prompt: str) -> AnswerParser:
         """For one answer to the rendered conversation."""
-        if self.tools.forced is not None:
-            return ForcedCallParser(self.tools.forced)
-        if self.format is not None:
-            return PlainParser()
-        return model.answer_parser(prompt, self.tools.offered)
+        return model.answer_parser(prompt, self.tools.schemas)
+
+    def constraint(self, model: ServedModel, prompt: str) -> object | None:
+        """What the answers may be; None: anything."""
+        tools, form = self.tools, self.format
+        if tools.is_required:
+            return model.required_call(tools.schemas, tools.name, tools.parallel)
+        return None if form is None else model.constraint(form.kind, form.source, prompt)
 
 
 def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest:
@@ -62,10 +65,8 @@ def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest
     )
     tools = read_tools(fields, limits)
     form = read_format(fields, limits)
-    if tools.forced is not None:
-        if form is not None:
-            fields.fail("response_format", "cannot be had with a 'tool_choice' that forces calls")
-        form = checked_format(fields, Format("json_schema", tools.forced.schema), limits)
+    if tools.is_required and form is not None:
+        fields.fail("response_format", "cannot be had with a 'tool_choice' that asks for a call")
     return ChatRequest(
         messages=read_messages(fields, template_of(model).source),
         tools=tools,
@@ -173,13 +174,13 @@ class ChatShape(Shape):
 
     def _delta(self, choice: _Choice, parts: Sequence[Delta]) -> Json:
         """What ``parts`` add to a message."""
-        content = "".join(part.content for part in parts if part.content)
-        reasoning = "".join(part.reasoning for part in parts if part.reasoning)
+        content = "".join(part.content for part in parts)
+        reasoning = "".join(part.reasoning for part in parts)
         first = len(choice.calls)
         for part in parts:
             call = part.tool_call
             if call is not None and (self._parallel or not choice.calls):
-                function = {"name": call.name, "arguments": call.arguments}
+                function = {"name": call.name, "arguments": call.arguments_piece}
                 choice.calls.append({"id": call.id, "type": "function", "function": function})
         choice.content.append(content)
         choice.reasoning.append(reasoning)

@@ -99,9 +99,7 @@ class Endpoints:
         fields = Fields(await read_json(request, self._limits))
         asked = read_chat(fields, self._model, self._limits)
         text, prompt = await self._with_text(lambda: self._render(asked))
-        constraint = None
-        if (form := asked.format) is not None:
-            constraint = await asyncio.to_thread(self._model.constraint, form.kind, form.source)
+        constraint = await asyncio.to_thread(asked.constraint, self._model, text)
         parameters = asked.parameters
         shape = ChatShape(
             self._model,

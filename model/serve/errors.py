@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from urdir.model.errors import (
     BusyError,
+    ConstraintError,
     ContextFullError,
     ModelError,
     SettingsError,
@@ -72,6 +73,8 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(str(error), param="messages", code="context_length_exceeded")
         case TemplateError():
             return ApiError(str(error), param="messages", code="template_error")
+        case ConstraintError():
+            return ApiError(str(error), code="invalid_constraint")
         case SettingsError() | TokenizerError():
             return ApiError(str(error))
         case ModelError():

@@ -51,7 +51,8 @@ def _read_response_format(response: Fields, limits: Limits) -> Format | None:
             return Format("json_object", None)
         case "json_schema":
             schema = response.needed_object("json_schema").needed_object("schema")
-            return checked_format(schema, Format("json_schema", dict(schema.values)), limits)
+            check_size(schema, schema.values, limits)
+            return Format("json_schema", schema.values)
         case _:
             return None
 
@@ -71,12 +72,12 @@ def _read_structured(structured: Fields, limits: Limits) -> Format | None:
         source = structured.raw(name)
     else:
         source = structured.needed_text(name)
-    return checked_format(structured, Format(kind, source), limits)
+    check_size(structured, source, limits)
+    return Format(kind, source)
 
 
-def checked_format(fields: Fields, form: Format, limits: Limits) -> Format:
-    """``form``, if its source is no larger than allowed."""
-    source = form.source
+def check_size(fields: Fields, source: Any, limits: Limits) -> None:
+    """Refuse ``fields`` for a schema, pattern or grammar that is larger than allowed."""
     size = len(source if isinstance(source, str) else json.dumps(source))
     if size > limits.schema:
         fields.fail(
@@ -84,4 +85,3 @@ def checked_format(fields: Fields, form: Format, limits: Limits) -> Format:
             f"has {size:,} characters, at most {limits.schema:,} are allowed",
             "schema_too_large",
         )
-    return form

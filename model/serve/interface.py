@@ -13,25 +13,42 @@ from urdir.model.text.tokenizer import Tokenizer
 Json = dict[str, Any]
 """A JSON object."""
 
+ToolSchemas = Mapping[str, Mapping[str, Any]]
+"""The JSON schema of the parameters of each function, by its name."""
+
 ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call that the model made; ``arguments`` is JSON as text."""
+class Call(Protocol):
+    """A call that the model made, whole; ``arguments_piece`` is a JSON object as text."""
 
-    id: str
-    name: str
-    arguments: str
+    @property
+    def id(self) -> str:
+        """By which the result will refer to it."""
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+
+    @property
+    def arguments_piece(self) -> str:
+        """All of its arguments."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What a stretch of an answer adds to one of its parts; the others are None."""
+class Delta(Protocol):
+    """What a stretch of an answer adds to one of its three parts."""
 
-    content: str | None = None
-    reasoning: str | None = None
-    tool_call: ToolCall | None = None
+    @property
+    def content(self) -> str:
+        """What is for the user."""
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought before."""
+
+    @property
+    def tool_call(self) -> Call | None:
+        """A call."""
 
 
 class AnswerParser(Protocol):
@@ -67,13 +84,21 @@ class ServedModel(Protocol):
     def template(self) -> ChatTemplate | None:
         """None where the file has none: then there is no chat."""
 
-    def answer_parser(self, prompt: str, tools: Sequence[Mapping[str, Any]]) -> AnswerParser:
-        """For one answer to a rendered conversation, which may end inside a reasoning block."""
+    def answer_parser(self, prompt: str, tools: ToolSchemas) -> AnswerParser:
+        """For one answer to a rendered conversation, which may end within the model's thoughts."""
 
-    def constraint(self, kind: ConstraintKind, source: Any) -> object:
-        """A `Request.constraint`: ``source`` is a schema, a pattern, a grammar or a list of texts.
+    def constraint(self, kind: ConstraintKind, source: Any, prompt: str) -> object:
+        """A `Request.constraint` of what follows the model's thoughts.
 
-        Takes as long as compiling does, in any thread. Raises ModelError for a bad source.
+        ``source`` is a schema, a pattern, a grammar or a list of texts. Any thread may call this.
+        Raises ModelError for a bad source.
+        """
+
+    def required_call(self, tools: ToolSchemas, name: str | None, many: bool) -> object:
+        """A `Request.constraint` of answers that call a tool, or the one with this ``name``.
+
+        With ``many`` several times. Any thread may call this. Raises ModelError where the model has
+        no known way to call.
         """
 
 

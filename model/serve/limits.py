@@ -23,7 +23,7 @@ class Limits:
     depth: int = 64  # of nested JSON
     stops: int = 16
     answers: int = 128  # prompts of a request, times n
-    biases: int = 1024
+    biases: int = 300
     tools: int = 128
     schema: int = 64 << 10  # of a JSON schema, pattern or grammar
     open_requests: int = 2048  # of all clients together

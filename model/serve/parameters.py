@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from typing import Any
 
 from urdir.model.engine.request import Request
 from urdir.model.engine.sampling import SamplingSettings
@@ -37,11 +38,11 @@ class Parameters:
     include_usage: bool
 
     def requests(self, prompt: tuple[int, ...], constraint: object | None = None) -> list[Request]:
-        """One for each of the ``n`` answers, whose seeds follow one another."""
+        """One for each of the ``n`` answers."""
         return [
             Request(
                 prompt=prompt,
-                settings=replace(self.settings, seed=(self.settings.seed + index) % _SEEDS),
+                settings=replace(self.settings, nonce=index),
                 limit=self.limit,
                 min_tokens=self.min_tokens,
                 stops=self.stops,
@@ -95,7 +96,7 @@ def _read_settings(
     repeat, look_back = fields.number("repetition_penalty", 1e-3, 100), -1
     if repeat is None:
         repeat, look_back = fields.number("repeat_penalty", 1e-3, 100), 64
-    given = {
+    given: dict[str, Any] = {
         "temperature": fields.number("temperature", 0, 100),
         "top_p": fields.number("top_p", 0, 1),
         "min_p": fields.number("min_p", 0, 1),

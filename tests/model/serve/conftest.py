@@ -17,9 +17,10 @@ import pytest
 
 from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
 from urdir.model.engine.sequence import Finish
+from urdir.model.errors import ConstraintError
 from urdir.model.files.gguf import Gguf
 from urdir.model.serve.guard import Access
-from urdir.model.serve.interface import Delta, Metrics, ToolCall
+from urdir.model.serve.interface import Metrics
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.server import Server, listen
 from urdir.model.text.chat import ChatTemplate
@@ -33,33 +34,47 @@ OPEN = Access()
 USUAL = Limits()
 
 
+@dataclass
+class ToyCall:
+    id: str
+    name: str
+    arguments_piece: str
+
+
+@dataclass
+class ToyDelta:
+    content: str = ""
+    reasoning: str = ""
+    tool_call: ToyCall | None = None
+
+
 class ToyParser:
     """<think>...</think> is reasoning, <call>{...}</call> a call; whole at the end."""
 
     def __init__(self) -> None:
         self._text = ""
 
-    def push(self, text: str) -> Sequence[Delta]:
+    def push(self, text: str) -> Sequence[ToyDelta]:
         self._text += text
         if self._text.startswith("<"):
             return ()
         taken, self._text = self._text, ""
-        return [Delta(content=taken)] if taken else []
+        return [ToyDelta(content=taken)] if taken else []
 
-    def finish(self) -> Sequence[Delta]:
+    def finish(self) -> Sequence[ToyDelta]:
         parts = []
         rest = self._text
         if rest.startswith("<think>"):
             thought, _, rest = rest.removeprefix("<think>").partition("</think>")
-            parts.append(Delta(reasoning=thought))
+            parts.append(ToyDelta(reasoning=thought))
         number = 0
         while rest.startswith("<call>"):
             call, _, rest = rest.removeprefix("<call>").partition("</call>")
             value = json.loads(call)
             arguments = json.dumps(value["arguments"])
-            parts.append(Delta(tool_call=ToolCall(f"call_{number}", value["name"], arguments)))
+            parts.append(ToyDelta(tool_call=ToyCall(f"call_{number}", value["name"], arguments)))
             number += 1
-        return [*parts, Delta(content=rest)] if rest else parts
+        return [*parts, ToyDelta(content=rest)] if rest else parts
 
 
 @dataclass
@@ -72,11 +87,16 @@ class ToyModel:
     created: int = 1_700_000_000
     context: int = 512
 
-    def answer_parser(self, prompt: str, tools: Sequence[Mapping[str, Any]]) -> ToyParser:
+    def answer_parser(self, prompt: str, tools: Mapping[str, Any]) -> ToyParser:
         return ToyParser()
 
-    def constraint(self, kind: str, source: Any) -> object:
+    def constraint(self, kind: str, source: Any, prompt: str) -> object:
+        if source == "(":
+            raise ConstraintError("the expression has no end")
         return (kind, source)
+
+    def required_call(self, tools: Mapping[str, Any], name: str | None, many: bool) -> object:
+        return (dict(tools), name, many)
 
 
 @dataclass

@@ -97,8 +97,9 @@ def test_several_answers(server: Any, stream: bool) -> None:
         assert answer.usage.prompt_tokens == len(requests[0].prompt)
         assert answer.usage.completion_tokens == 24
     assert texts == ["2 plus 3 is 5."] * 3
-    seeds = [request.settings.seed for request in server.service.requests]
-    assert sorted(seeds) == [0, 1, 2**64 - 1]
+    settings = [request.settings for request in server.service.requests]
+    assert {s.seed for s in settings} == {2**64 - 1}
+    assert sorted(s.nonce for s in settings) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -194,7 +195,7 @@ def test_length_and_stop_strings_end_answers(server: Any) -> None:
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"logit_bias": {"one": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
-        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"modalities": ["text", "audio"]}, "modalities"),
@@ -215,6 +216,15 @@ def test_length_and_stop_strings_end_answers(server: Any) -> None:
         ({"tools": [{"type": "shell"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [WEATHER] * 129}, "tools"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        (
+            {
+                "tools": [TIME],
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
+            },
+            "response_format",
+        ),
         (
             {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "no"}}},
             "tool_choice.function.name",
@@ -270,6 +280,12 @@ def test_response_formats(server: Any) -> None:
     ]
 
 
+def test_a_constraint_that_does_not_compile(server: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="the expression has no end") as caught:
+        ask(server, extra_body={"structured_outputs": {"regex": "("}})
+    assert caught.value.code == "invalid_constraint"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_and_reasoning_are_kept_apart(server: Any, stream: bool) -> None:
     server.service.answer = CALLS
@@ -300,28 +316,23 @@ def test_one_call_at_a_time(server: Any) -> None:
     assert [call.function.name for call in message.tool_calls] == ["weather"]
 
 
-def test_a_named_tool_is_forced(server: Any) -> None:
-    server.service.answer = '{"city": "Ur"}'
-    choice = {"type": "function", "function": {"name": "weather"}}
-    message = ask(server, tools=[WEATHER, TIME], tool_choice=choice).choices[0].message
-    [call] = message.tool_calls
-    assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Ur"}')
-    assert server.service.requests[0].constraint == (
-        "json_schema",
-        WEATHER["function"]["parameters"],
-    )
-
-
-def test_some_tool_is_forced(server: Any) -> None:
-    server.service.answer = '[{"name": "time", "arguments": {}}]'
-    answer = ask(server, tools=[WEATHER, TIME], tool_choice="required").choices[0]
-    [call] = answer.message.tool_calls
-    assert (call.function.name, call.function.arguments) == ("time", "{}")
-    assert answer.finish_reason == "tool_calls"
-    kind, schema = server.service.requests[0].constraint
-    assert kind == "json_schema"
-    names = [call["properties"]["name"]["const"] for call in schema["items"]["anyOf"]]
-    assert names == ["weather", "time"]
+def test_calls_that_are_required(server: Any) -> None:
+    schemas = {"weather": WEATHER["function"]["parameters"], "time": {}}
+    named = {"type": "function", "function": {"name": "weather"}}
+    for more in ({}, {"parallel_tool_calls": False}):
+        for choice in ("required", named, "auto", "none"):
+            ask(server, tools=[WEATHER, TIME], tool_choice=choice, **more)
+    many, one = True, False
+    assert [request.constraint for request in server.service.requests] == [
+        (schemas, None, many),
+        (schemas, "weather", many),
+        None,
+        None,
+        (schemas, None, one),
+        (schemas, "weather", one),
+        None,
+        None,
+    ]
 
 
 # ---- templates -----------------------------------------------------------------------------------
@@ -437,7 +448,7 @@ def test_one_of_several_answers_fails_and_the_others_are_cancelled(server: Any) 
         return original(request)
 
     async def fails() -> Any:
-        raise BusyError("full")
+        raise BusyError("full", 1.0)
         yield
 
     service.generate = generate
