@@ -32,6 +32,11 @@ class SamplingSettings:
     repeat_penalty: float = 1.0  # 1: off
     repeat_last_n: int = 64  # tokens that the penalty looks back; -1: all
     seed: int = 0
+    nonce: int = 0  # answers that share a seed and are to differ take different ones
+    presence_penalty: float = 0.0  # 0: off
+    frequency_penalty: float = 0.0  # 0: off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token, what is added to its logit
+    logprobs: int | None = None  # how many of the likeliest tokens to report; None: nothing
 
     def __post_init__(self) -> None:
         for flag, field, is_good, wanted in _CHECKS:

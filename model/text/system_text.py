@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 from urdir.model.errors import TemplateError
 
-Turn = dict[str, str]
+Turn = dict[str, Any]
 _NEEDLE = "urdir-7f3a"  # in no template
 
 
