@@ -42,12 +42,12 @@ _MESSAGE_LIMIT = 300  # characters of the library's own message
 class Matcher:
     """Follows one answer under a constraint; not for use by two threads at once.
 
-    `mask` and `accept` run without the interpreter's lock, so that another thread can drive a GPU.
+    `mask` runs without the interpreter's lock, so that another thread can drive a GPU meanwhile.
     """
 
     def __init__(self, matcher: Any, n_tokens: int, failed: Callable[[], None]) -> None:
         """`matcher` is an llguidance.LLMatcher at the start of an answer (ConstraintCompiler).
-        `failed` is called where a limit is exceeded.
+        `failed` is called where a step fails, which may be for a limit.
         """
         self._matcher = matcher
         self._n_words = -(-n_tokens // 32)
@@ -76,6 +76,7 @@ class Matcher:
         with _translated():
             is_allowed = self._matcher.consume_token(token_id)
         if not is_allowed:
+            self._failed()
             reason = _one_line(self._matcher.get_error())
             raise ConstraintError(f"token {token_id} is not allowed here: {reason}")
 
