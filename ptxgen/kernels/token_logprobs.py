@@ -23,7 +23,7 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 
 
 @dataclass(frozen=True)
-class Logprobs(KernelSpec):
+class TokenLogprobs(KernelSpec):
     """Log-probabilities of each row's chosen token and of its likeliest tokens.
 
     They are ln softmax(``logits[r]``), of the model's own logits: bias, penalties, masks, filters
@@ -41,8 +41,8 @@ class Logprobs(KernelSpec):
     sequences: int = 1
     slots: int = 1
 
-    name = "logprobs"
-    template = ("urdir.templates", "logprobs.ptx.j2")
+    name = "token_logprobs"
+    template = ("urdir.templates", "token_logprobs.ptx.j2")
 
     threads = 1024
     #: Vectors that a thread loads before it looks at them.
@@ -54,13 +54,13 @@ class Logprobs(KernelSpec):
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_vocab <= 2**28:
-            raise PtxgenError(f"logprobs: n_vocab must be in 1 ... 2^28, not {self.n_vocab}")
+            raise PtxgenError(f"token_logprobs: n_vocab must be in 1 ... 2^28, not {self.n_vocab}")
         if not 1 <= self.max_len < 2**31:
-            raise PtxgenError(f"logprobs: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
+            raise PtxgenError(f"token_logprobs: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
         if not 1 <= self.rows < 2**16 or self.sequences < 1:
-            raise PtxgenError(f"logprobs: no {self.rows} rows of {self.sequences} sequences")
+            raise PtxgenError(f"token_logprobs: no {self.rows} rows of {self.sequences} sequences")
         if self.slots < 1 or self.slots & (self.slots - 1):
-            raise PtxgenError(f"logprobs: slots is {self.slots}: a power of two")
+            raise PtxgenError(f"token_logprobs: slots is {self.slots}: a power of two")
 
     @property
     def vector(self) -> int:
@@ -106,7 +106,7 @@ class Logprobs(KernelSpec):
         return {"logprobs": logprobs, "likely": names}
 
     @classmethod
-    def examples(cls) -> Mapping[str, Logprobs]:
+    def examples(cls) -> Mapping[str, TokenLogprobs]:
         return {
             "one token": cls(n_vocab=1, max_len=1),
             "rows": cls(n_vocab=61, max_len=9, rows=3, sequences=4, slots=2),
