@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from urdir.model.blocks.attention import segment_alignment
 from urdir.model.blocks.parts import StepParts
-from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
+from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.run_ahead import RunAhead
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.sampling import SamplingSettings
@@ -72,12 +73,15 @@ class Session(Owner):
         self.context = context
         self.weights = weights
         self.sequences = tuple(Sequence(slot, context) for slot in range(sequences))
-        self.shapes = ShapeBuckets.of(budget.chunks, budget.cache.max_len)
+        alignment = 1 if exact else segment_alignment(config, budget.cache, device.native_target)
+        self.shapes = ShapeBuckets.of(
+            budget.chunks, budget.cache.max_len, budget.state.rows, alignment
+        )
         self._rows: tuple[tuple[int, int], ...] = ()  # of the next decode step, on the device
         with ExitStack() as owners:
             self._stream = owners.enter_context(device.create_stream())
-            cache = owners.enter_context(KvCache(device, budget.cache))
-            state = owners.enter_context(DecodeState(device, budget.state))
+            cache = owners.enter_context(KvCache(device, budget.cache, self._stream))
+            state = owners.enter_context(DecodeState(device, budget.state, self._stream))
             work = owners.enter_context(device.arena(budget.workspace, "workspace"))
             for name in ZEROED & work.keys():
                 work[name].fill(0)
@@ -143,23 +147,28 @@ class Session(Owner):
         """
         if not tokens:
             return
-        self._check_vocabulary(tokens)
         fed = self.sequences[sequence]
-        fed.check_append(len(tokens))
-        end = fed.known + len(tokens) - 1
-        self.parts.cache.reserve(fed.slot, fed.length, end)
-        self.parts.state.write_tokens(fed.slot, fed.known, tokens)
-        fed.append(tokens)
+        self._check_append(tokens, fed)
+        self.parts.cache.reserve(fed.slot, fed.length, fed.known + len(tokens) - 1)
+        self.append(tokens, sequence)
         self._process(fed, fed.known - self.shapes.chunks[-1])
+
+    def append(self, tokens: Ids, sequence: int = 0) -> None:
+        """Append ``tokens``, which are pending then, however many: for `launch_batch`. Raises as
+        `feed` does, where the context has no room.
+        """
+        extended = self.sequences[sequence]
+        self._check_append(tokens, extended)
+        self.parts.state.write_tokens(extended.slot, extended.known, tokens)
+        extended.append(tokens)
 
     def _process(self, sequence: Sequence, end: int) -> None:
         """Queue prompt steps without an output until no token before ``end`` is pending: one more
         chunk may be, where ``end`` is not the last token."""
         while sequence.length < end:
             shape, stop = self.shapes.prompt(sequence.length, sequence.last)
-            self.parts.state.write_chunk(sequence.slot, sequence.length, stop)
-            self.steps.launch(shape, self._stream)
-            sequence.process(stop)
+            segment = Segment(sequence.slot, sequence.length, stop)
+            self._launch(shape, Batch((), (segment,)))
 
     def prepare(self, tokens: int, output: Output) -> None:
         """Record the graphs that one sequence needs for a prompt of so many tokens and for the
@@ -268,10 +277,16 @@ class Session(Owner):
             raise ModelError(f"a step of sequences {list(sequences)}: each once, at least one")
         for s in sequences:
             self.sequences[s].check_step()
-        if len(sequences) == 1 and self.sequences[sequences[0]].pending > 1:
-            prompt = self.sequences[sequences[0]]
-            return self.shapes.prompt(prompt.length, prompt.known, output)[0]
+        if (segment := self._segment(sequences)) is not None:
+            return self.shapes.prompt(segment.start, segment.end, output)[0]
         return self.shapes.decode(len(sequences), self.longest(sequences) + steps, output, steps)
+
+    def _segment(self, sequences: Slots) -> Segment | None:
+        """What is pending of a single sequence, where that is more than a token."""
+        first = self.sequences[sequences[0]]
+        if len(sequences) > 1 or first.pending <= 1:
+            return None
+        return Segment(first.slot, first.length, first.known, chooses=True)
 
     def _step(self, output: Output, sequences: Slots) -> None:
         """Queue one step of ``sequences``."""
@@ -285,28 +300,53 @@ class Session(Owner):
 
         Raises ContextFullError when the cache has no room, DriverError; no token was chosen then.
         """
-        stepped = [self.sequences[s] for s in sequences]
-        for s in stepped:
+        for s in (self.sequences[slot] for slot in sequences):
             self.parts.cache.reserve(s.slot, s.length, s.last + shape.steps)
-        for s in stepped:
-            if shape.is_prompt:
-                self.parts.state.write_chunk(s.slot, s.length, s.known)
-            else:
-                self._process(s, s.last)
-        rows = tuple((s.slot, s.last) for s in stepped)
-        if rows != self._rows:
-            self.parts.state.write_rows(rows)
+        if (segment := self._segment(sequences)) is not None:
+            self._launch(shape, Batch((), (segment,)))
+            return
+        for slot in sequences:
+            self._process(self.sequences[slot], self.sequences[slot].last)
+        self._launch(shape, Batch(tuple(sequences)))
+
+    def launch_batch(self, batch: Batch, output: Output) -> None:
+        """Queue one step of a batch, whose segments are pending and fit the largest chunk.
+
+        Raises ContextFullError when the cache has no room, ModelError, DriverError; nothing was
+        queued then.
+        """
+        ends = {slot: self.sequences[slot].last + 1 for slot in batch.decode}
+        ends |= {segment.sequence: segment.end for segment in batch.segments}
+        for slot, end in ends.items():
+            self.sequences[slot].check_step()
+            self.parts.cache.reserve(slot, self.sequences[slot].length, end)
+        self._launch(self.shapes.of_batch(batch, max(ends.values()), output), batch)
+
+    def _launch(self, shape: StepShape, batch: Batch) -> None:
+        """Queue steps: put their rows on the device where they are not there already, and move
+        on."""
+        state, choosing = self.parts.state, [self.sequences[s] for s in batch.choosing]
+        if batch.segments:
+            lasts = [self.sequences[s].last for s in batch.decode]
+            rows = self.shapes.rows_of(batch, shape, lasts)
+            state.write_step(rows, self.shapes.choosing_rows(batch, shape))
+        elif (pairs := tuple((s.slot, s.last) for s in choosing)) != self._rows:
+            state.write_rows(pairs)
         self._rows = ()  # until the steps are queued, device and host may differ
         self.steps.launch(shape, self._stream)
-        for s in stepped:
-            s.step(shape.steps, shape.output.is_token)
-        self._rows = tuple((s.slot, s.length) for s in stepped)
+        for segment in batch.segments:
+            if not segment.chooses:
+                self.sequences[segment.sequence].process(segment.end)
+        for sequence in choosing:
+            sequence.step(shape.steps, shape.output.is_token)
+        self._rows = tuple((s.slot, s.length) for s in choosing)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""
         return self.parts.state.positions()
 
-    def _check_vocabulary(self, tokens: Ids) -> None:
+    def _check_append(self, tokens: Ids, sequence: Sequence) -> None:
+        sequence.check_append(len(tokens))
         size = self.parts.config.vocab_size
         for token in tokens:
             if not 0 <= token < size:

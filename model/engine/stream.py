@@ -93,7 +93,7 @@ class DecodeStream:
             return 0
         shape = session.shape_after(self._output, slots)
         self._keys = shape.keys
-        if shape.is_prompt:
+        if shape.prompt:
             session.launch(shape, slots)
             self._waits = True
             return 1

@@ -17,26 +17,31 @@ import numpy as np
 
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.memory.cache_shape import CachedLayer, CacheShape, table_name
+from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Arena, Slice
+    from urdir.driver.stream import Stream
 
 
 class KvCache(Owner):
-    """Keys and values of every layer, laid out as ``shape`` says; nothing is stored at first."""
+    """Keys and values of every layer, laid out as ``shape`` says; nothing is stored at first.
 
-    def __init__(self, device: Device, shape: CacheShape) -> None:
+    Copies within the cache and changes of its tables are queued on ``stream``."""
+
+    def __init__(self, device: Device, shape: CacheShape, stream: Stream) -> None:
         self.shape = shape
+        self._writes = QueuedWrites(device, stream)
         self._arena = device.arena(shape.sizes(), "KV cache")
         self._groups: list[Group] = []
         for number, indices in enumerate(shape.groups):
             layers = {index: shape.layers[index] for index in indices}
             is_paged = shape.layers[indices[0]].layout.is_paged
             kind = PagedGroup if is_paged else Group
-            self._groups.append(kind(self._arena, layers, table_name(number)))
+            self._groups.append(kind(self._arena, self._writes, stream, layers, table_name(number)))
 
     def layout(self, layer: int) -> KvLayout:
         """How the keys and values lie that a layer uses."""
@@ -105,6 +110,7 @@ class KvCache(Owner):
 
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
+        self._writes.close()
         self._arena.close()
 
     def _check_sequence(self, sequence: int) -> None:
@@ -123,8 +129,17 @@ class KvCache(Owner):
 class Group:
     """Layers with equal slots, in a contiguous cache: every sequence has its own; a fork copies."""
 
-    def __init__(self, arena: Arena, layers: dict[int, CachedLayer], table: str) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        writes: QueuedWrites,
+        stream: Stream,
+        layers: dict[int, CachedLayer],
+        table: str,
+    ) -> None:
         self._arena = arena
+        self._writes = writes
+        self._stream = stream
         self._layers = layers
         self._table_name = table
         self.layout = next(iter(layers.values())).layout
@@ -176,20 +191,27 @@ class Group:
                     planes.append((layout.scales_offset, heads * length * layout.scale_row_nbytes))
                 for offset, nbytes in planes:
                     place = cache.slice(offset + target * nbytes, nbytes)
-                    place.copy_from(cache.slice(offset + source * nbytes, nbytes))
+                    place.copy_from(cache.slice(offset + source * nbytes, nbytes), self._stream)
 
 
 class PagedGroup(Group):
     """Layers with equal slots, in pages: sequences take them as they grow; a fork shares them until
     one of the two writes. In a ring a sequence uses its pages again and again."""
 
-    def __init__(self, arena: Arena, layers: dict[int, CachedLayer], table: str) -> None:
-        super().__init__(arena, layers, table)
+    def __init__(
+        self,
+        arena: Arena,
+        writes: QueuedWrites,
+        stream: Stream,
+        layers: dict[int, CachedLayer],
+        table: str,
+    ) -> None:
+        super().__init__(arena, writes, stream, layers, table)
         layout = self.layout
         self._pages: list[list[int]] = [[] for _ in range(layout.sequences)]
         self._users = [0] * layout.pages
         self._table = np.zeros((layout.sequences, layout.blocks), np.uint32)
-        self._arena[table].upload(self._table)
+        writes.write(arena[table], self._table)
 
     @property
     def free_tokens(self) -> int:
@@ -269,4 +291,4 @@ class PagedGroup(Group):
     def _upload(self, sequence: int) -> None:
         held, row = self._pages[sequence], self._table[sequence]
         row[: len(held)] = held
-        self._arena[self._table_name].upload(row, offset=sequence * row.nbytes)
+        self._writes.write(self._arena[self._table_name], row, sequence * row.nbytes)

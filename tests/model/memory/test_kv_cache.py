@@ -188,7 +188,7 @@ class Model:
 def test_rings_wrap_are_cut_and_forked(device: Device, page_len: int) -> None:
     """Steps of up to ROWS tokens, over and over: what is looked back on is there, in all layers."""
     shape = shape_of(config_of(value_dim=24), "f32", page_len=page_len)
-    with KvCache(device, shape) as cache:
+    with device.create_stream() as stream, KvCache(device, shape, stream) as cache:
         model = Model(cache)
         for end in (3, 20, 40, 41):
             model.write(0, end)
@@ -211,7 +211,10 @@ def test_rings_wrap_are_cut_and_forked(device: Device, page_len: int) -> None:
 @pytest.mark.parametrize("page_len", [0, PAGE])
 def test_what_is_kept(device: Device, page_len: int) -> None:
     """Of a ring as much as it holds before the last token ever written; then all, or none."""
-    with KvCache(device, shape_of(config_of(), page_len=page_len)) as cache:
+    with (
+        device.create_stream() as stream,
+        KvCache(device, shape_of(config_of(), page_len=page_len), stream) as cache,
+    ):
         cache.reserve(0, 0, RING)
         assert [cache.kept(0, n) for n in (0, 1, RING)] == [0, 1, RING]  # nothing is lost yet
         cache.reserve(0, RING, RING + 10)
@@ -239,7 +242,7 @@ def test_what_is_kept(device: Device, page_len: int) -> None:
 
 def test_pages_of_a_ring_are_used_again(device: Device) -> None:
     shape = shape_of(config_of(), page_len=PAGE)
-    with KvCache(device, shape) as cache:
+    with device.create_stream() as stream, KvCache(device, shape, stream) as cache:
         for end in range(10, 100, 10):
             cache.reserve(0, end - 10, end)
         assert len(cache.pages(0, 0)) == RING // PAGE
@@ -254,7 +257,7 @@ def test_pages_of_a_ring_are_used_again(device: Device) -> None:
 
 def test_a_fork_shares_pages_until_one_of_the_two_writes(device: Device) -> None:
     shape = shape_of(config_of(), page_len=PAGE)
-    with KvCache(device, shape) as cache:
+    with device.create_stream() as stream, KvCache(device, shape, stream) as cache:
         cache.reserve(0, 0, 40)
         cache.fork(0, 1, 40)
         for layer in (0, 1):
@@ -275,7 +278,7 @@ def test_a_reserve_is_refused_whole(device: Device) -> None:
     layers = {i: replace(c, layout=replace(c.layout, pages=3)) for i, c in shape.layers.items()}
     for limited in ({0: layers[0]}, {1: layers[1], 2: layers[2]}):
         small = CacheShape({**shape.layers, **limited}, shape.owners, 2, shape.max_len)
-        with KvCache(device, small) as cache:
+        with device.create_stream() as stream, KvCache(device, small, stream) as cache:
             cache.reserve(0, 0, 20)
             before = [cache.pages(s, layer) for s in (0, 1) for layer in (0, 1)]
             kept, free = cache.kept(1, 5), cache.free_tokens
