@@ -44,8 +44,8 @@ class Advance(KernelSpec):
 
     ``slices`` (0 for none): the sampled token of a row, idle or not, is that of the highest of its
     ``ranks`` (rows, slices), as Argmax leaves them; ``sampled`` is then written. Position,
-    sequence, known and settings are read before ``griddepcontrol.wait``: earlier launches of the same graph
-    may write them only if a plain edge in between makes sure that they are complete.
+    sequence, known and settings are read before ``griddepcontrol.wait``: earlier launches of the
+    same graph may write them only if a plain edge in between makes sure that they are complete.
     """
 
     max_len: int

@@ -1,10 +1,10 @@
 """Choosing the next token from logits: the settings as the device reads them, and the reference.
 
-The order is llama.cpp's: logit bias, repetition penalty, presence and frequency penalty, what is not
-allowed, top-k, top-p, min-p, temperature, draw. Each filter works on the distribution that the one
-before left, and the temperature does not affect what top-p and min-p keep. Logits are adjusted in
-f32 here as on the device, and thresholds are rounded to it, so that both keep the same tokens;
-probabilities are f64 here.
+The order is llama.cpp's: logit bias, repetition penalty, presence and frequency penalty, what is
+not allowed, top-k, top-p, min-p, temperature, draw. Each filter works on the distribution that the
+one before left, and the temperature does not affect what top-p and min-p keep. Logits
+are adjusted in f32 here as on the device, and thresholds are rounded to it, so that both keep the
+same tokens; probabilities are f64 here.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SETTINGS = np.dtype(
 )
 SETTINGS_WORDS = SETTINGS.itemsize // 4
 #: Byte offsets of its parts.
-OFFSETS: Mapping[str, int] = {str(name): SETTINGS.fields[name][1] for name in SETTINGS.names or ()}
+OFFSETS: Mapping[str, int] = {name: at[1] for name, at in (SETTINGS.fields or {}).items()}
 
 _HIGHEST = float(np.finfo(np.float32).max)
 _LOWEST_PENALTY = float(np.finfo(np.float32).tiny)

@@ -56,7 +56,9 @@ class TokenLogprobs(KernelSpec):
         if not 1 <= self.n_vocab <= 2**28:
             raise PtxgenError(f"token_logprobs: n_vocab must be in 1 ... 2^28, not {self.n_vocab}")
         if not 1 <= self.max_len < 2**31:
-            raise PtxgenError(f"token_logprobs: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
+            raise PtxgenError(
+                f"token_logprobs: max_len must be in 1 ... 2^31 - 1, not {self.max_len}"
+            )
         if not 1 <= self.rows < 2**16 or self.sequences < 1:
             raise PtxgenError(f"token_logprobs: no {self.rows} rows of {self.sequences} sequences")
         if self.slots < 1 or self.slots & (self.slots - 1):
