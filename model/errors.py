@@ -41,3 +41,12 @@ class ContextFullError(ModelError):
 
 class SettingsError(ModelError):
     """A setting the user gave is out of range (bad usage: exit code 2)."""
+
+
+class BusyError(ModelError):
+    """Too many requests are waiting, or this one waited too long: try again after ``retry_after``
+    seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

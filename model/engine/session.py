@@ -17,6 +17,7 @@ from urdir.model.engine.run_ahead import RunAhead
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence, StopConditions
+from urdir.model.engine.step_queue import NO_MASKS, StepQueue
 from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
 from urdir.model.memory.buckets import MOST_CHUNK
@@ -31,11 +32,10 @@ from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.driver.stream import Event
 
 Slots = abc.Sequence[int]
 Words = npt.NDArray[np.uint32]
-#: Every sequence may take any token.
-NO_MASKS: abc.Mapping[int, Words] = {}
 
 
 class Session(Owner):
@@ -81,7 +81,6 @@ class Session(Owner):
         self.shapes = ShapeBuckets.of(
             budget.chunks, budget.cache.max_len, budget.state.rows, alignment
         )
-        self._rows: tuple[tuple[int, int], ...] = ()  # of the next decode step, on the device
         with ExitStack() as owners:
             self._stream = owners.enter_context(device.create_stream())
             cache = owners.enter_context(KvCache(device, budget.cache, self._stream))
@@ -100,6 +99,7 @@ class Session(Owner):
             )
             self.ahead = owners.enter_context(RunAhead(device, self._stream))
             self.steps = owners.enter_context(Steps(self.parts, observer))
+            self.queue = StepQueue(self.steps, state, self.shapes, self._stream)
             self._owners = owners.pop_all()
 
     # ---- one sequence ----
@@ -249,17 +249,16 @@ class Session(Owner):
             raise self.no_choice(sequence)
         reader.read(token)
         if token in reader.stop.end_ids:
-            self._rows = ()  # the device has made its row idle
+            self.queue.forget_rows()  # the device has made its row idle
 
     def no_choice(self, sequence: int) -> ModelError:
         """The error that names a sequence for which the device chose INVALID_TOKEN: one of its
         logits is NaN, or the highest is infinite, also where nothing is allowed. Its row is idle.
         """
-        self._rows = ()
-        at = len(self.sequences[sequence].tokens)
+        self.queue.forget_rows()
         return ModelError(
-            f"sequence {sequence}: no token can be chosen at position {at}: its logits hold NaN or "
-            "infinity (the forward pass went wrong), or no token is allowed"
+            f"sequence {sequence}: no token can be chosen: its logits hold NaN or infinity (the "
+            "forward pass went wrong), or no token is allowed"
         )
 
     def stream_together(
@@ -289,7 +288,7 @@ class Session(Owner):
         self.parts.cache.truncate(cut.slot, length)
         self.parts.state.write_known(cut.slot, length)
         cut.truncate(length)
-        self._rows = ()
+        self.queue.forget_rows()
 
     def undo_unread(self, sequence: int) -> None:
         """Forget the steps of a sequence whose tokens were not read; the last one that was read is
@@ -299,7 +298,7 @@ class Session(Owner):
         if undone.forget_unread():
             self.parts.cache.truncate(undone.slot, undone.length)
             self.parts.state.write_known(undone.slot, undone.known)
-            self._rows = ()
+            self.queue.forget_rows()
 
     def fork(self, source: int, target: int) -> None:
         """Make ``target`` a copy of ``source``, its pending token included."""
@@ -309,7 +308,7 @@ class Session(Owner):
         self.parts.cache.fork(source, target, original.length)
         self.parts.state.copy_tokens(source, target, original.known)
         self.sequences[target].copy(original)
-        self._rows = ()
+        self.queue.forget_rows()
 
     # ---- steps ----
 
@@ -358,7 +357,7 @@ class Session(Owner):
         self._launch(shape, Batch(tuple(sequences)))
 
     def launch_batch(
-        self, batch: Batch, output: Output, masks: abc.Mapping[int, Words] | None = None
+        self, batch: Batch, output: Output, masks: abc.Mapping[int, Words] = NO_MASKS
     ) -> None:
         """Queue one step of a batch, whose segments are pending and fit the largest chunk.
         ``masks`` (ceil(n_vocab / 32),) u32 have, by sequence, a bit for each token that is allowed.
@@ -371,29 +370,22 @@ class Session(Owner):
         for slot, end in ends.items():
             self.sequences[slot].check_step()
             self.parts.cache.reserve(slot, self.sequences[slot].length, end)
-        self._launch(self.shapes.of_batch(batch, max(ends.values()), output), batch, masks or {})
+        self._launch(self.shapes.of_batch(batch, max(ends.values()), output), batch, masks)
 
     def _launch(
         self, shape: StepShape, batch: Batch, masks: abc.Mapping[int, Words] = NO_MASKS
     ) -> None:
-        """Queue steps: put their rows on the device where they are not there already, and move
-        on."""
-        state, choosing = self.parts.state, [self.sequences[s] for s in batch.choosing]
-        if batch.segments:
-            lasts = [self.sequences[s].last for s in batch.decode]
-            rows = self.shapes.rows_of(batch, shape, lasts)
-            state.write_step(rows, self.shapes.choosing_rows(batch, shape))
-        elif (pairs := tuple((s.slot, s.last) for s in choosing)) != self._rows:
-            state.write_rows(pairs)
-        state.write_masks({batch.choosing.index(s): words for s, words in masks.items()})
-        self._rows = ()  # until the steps are queued, device and host may differ
-        self.steps.launch(shape, self._stream)
+        """Queue steps; the host's lengths move on with the device's positions."""
+        self.queue.launch(shape, batch, [self.sequences[s].last for s in batch.decode], masks)
         for segment in batch.segments:
             if not segment.chooses:
                 self.sequences[segment.sequence].process(segment.end)
-        for sequence in choosing:
-            sequence.step(shape.steps, shape.output.is_token)
-        self._rows = tuple((s.slot, s.length) for s in choosing)
+        for slot in batch.choosing:
+            self.sequences[slot].step(shape.steps, shape.output.is_token)
+
+    def record(self, event: Event) -> None:
+        """Mark the point behind all steps that are queued."""
+        self._stream.record(event)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""

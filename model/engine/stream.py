@@ -76,8 +76,8 @@ class DecodeStream:
                 lambda steps: self._queue(steps, end), lambda: self._look_ahead(end)
             ):
                 tokens = []
-                for row, sequence in enumerate(sequences):
-                    tokens.append(chosen(row, len(sequence.tokens) - 1))
+                for sequence in sequences:
+                    tokens.append(chosen(sequence.slot, len(sequence.tokens) - 1))
                     session.read(sequence.slot, tokens[-1])
                 yield tokens
                 if any(sequence.finish is Finish.END for sequence in sequences):

@@ -79,10 +79,10 @@ class DecodeState(Owner):
     may take the tokens whose bits are set in ``masks`` (rows, ceil(vocab / 32)) u32.
     What is written is queued on ``stream``, behind the steps that are there.
 
-    Page-locked memory of the host has what a step chose at position p, in place p % MAILBOX_SLOTS:
-    ``mailbox`` (rows, MAILBOX_SLOTS) u32 the token, ``logprobs`` (rows, MAILBOX_SLOTS,
-    1 + MOST_LIKELY) f32 its log-probability and those of the likeliest tokens, which ``likely``
-    (rows, MAILBOX_SLOTS, MOST_LIKELY) u32 names.
+    Page-locked memory of the host has what a step chose after position p, in place
+    p % MAILBOX_SLOTS: ``mailbox`` (sequences, MAILBOX_SLOTS) u32 the token, ``logprobs``
+    (sequences, MAILBOX_SLOTS, 1 + MOST_LIKELY) f32 its log-probability and those of the likeliest
+    tokens, which ``likely`` (sequences, MAILBOX_SLOTS, MOST_LIKELY) u32 names.
     """
 
     def __init__(self, device: Device, shape: StateShape, stream: Stream) -> None:
@@ -98,7 +98,7 @@ class DecodeState(Owner):
                 part.fill(0)
         self._writes = QueuedWrites(device, stream)
         self._has_masks = False
-        letters = shape.rows * MAILBOX_SLOTS
+        letters = shape.sequences * MAILBOX_SLOTS
         self.mailbox = device.pinned(4 * letters, "mailbox")
         self._letters = self.mailbox.view(np.uint32, letters).data
         self.logprobs = device.pinned(4 * letters * (1 + MOST_LIKELY), "log-probabilities")
@@ -152,18 +152,18 @@ class DecodeState(Owner):
         )
         return {int(s): int(p) for s, p in pairs if p != IDLE}
 
-    def chosen(self, row: int, position: int) -> int:
+    def chosen(self, sequence: int, position: int) -> int:
         """The token that a step, now complete, chose after the one at ``position``."""
-        token: int = self._letters[row * MAILBOX_SLOTS + position % MAILBOX_SLOTS]
+        token: int = self._letters[sequence * MAILBOX_SLOTS + position % MAILBOX_SLOTS]
         return token
 
     def log_probabilities(
-        self, row: int, position: int, likely: int
+        self, sequence: int, position: int, likely: int
     ) -> tuple[float, tuple[tuple[int, float], ...]]:
         """Of the token that a step, now complete, chose after the one at ``position``, and of the
-        ``likely`` likeliest ones with their ids, highest first: as many as the row's settings ask
-        for, at most. They are of the model's own distribution (`TokenLogprobs`)."""
-        at = row * MAILBOX_SLOTS + position % MAILBOX_SLOTS
+        ``likely`` likeliest ones with their ids, highest first: at most as many as the sequence's
+        settings ask for. They are of the model's own distribution (`TokenLogprobs`)."""
+        at = sequence * MAILBOX_SLOTS + position % MAILBOX_SLOTS
         entries = 1 + MOST_LIKELY
         values = self.logprobs.view(np.float32, entries, 4 * entries * at)
         tokens = self.likely.view(np.uint32, MOST_LIKELY, 4 * MOST_LIKELY * at)

@@ -36,11 +36,11 @@ class Advance(KernelSpec):
     sequence.
 
     A row whose sampled token is appended and is one of the end ids in ``settings[s]``
-    (`sampling.pack_settings`), or INVALID_TOKEN, is idle then, its position IDLE: steps that follow
-    in the queue do nothing for it.
+    (`sampling.pack_settings`), with ``min_tokens`` before it, or INVALID_TOKEN, is idle then, its
+    position IDLE: steps that follow in the queue do nothing for it.
 
     ``slots`` (a power of two, or 0 for none): the sampled token of a row at position p is also
-    written to ``mailbox[r, p % slots]``, which may be page-locked memory of the host.
+    written to ``mailbox[sequence[r], p % slots]``, which may be page-locked memory of the host.
 
     ``slices`` (0 for none): the sampled token of a row, idle or not, is that of the highest of its
     ``ranks`` (rows, slices), as Argmax leaves them; ``sampled`` is then written. Position,
@@ -89,7 +89,11 @@ class Advance(KernelSpec):
             Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
             Param("sampled", "u32", ("rows",), Access.OUT if self.slices else Access.IN),
             *([Param("ranks", "u64", ("rows", "slices"), Access.IN)] if self.slices else []),
-            *([Param("mailbox", "u32", ("rows", "slots"), Access.INOUT)] if self.slots else []),
+            *(
+                [Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT)]
+                if self.slots
+                else []
+            ),
         )
 
     @property
@@ -111,13 +115,14 @@ class Advance(KernelSpec):
             sampled = state["sampled"] = indices(inputs["ranks"].max(axis=1))
         for row in np.flatnonzero(position < self.max_len):
             if self.slots:
-                state["mailbox"][row, position[row] % self.slots] = sampled[row]
+                place = inputs["sequence"][row], position[row] % self.slots
+                state["mailbox"][place] = sampled[row]
             position[row] += 1
             if not self.sampling:
                 continue
             at, s = position[row], inputs["sequence"][row]
             if at == state["known"][s]:
-                if sampled[row] in _end_ids(inputs["settings"][s]):
+                if sampled[row] in _end_ids(inputs["settings"][s], int(at)):
                     position[row] = IDLE
                 if at < self.max_len:
                     state["tokens"][s, at] = sampled[row]
@@ -162,7 +167,7 @@ class Advance(KernelSpec):
             "tokens": rng.integers(0, 1000, (self.sequences, self.max_len)),
             "known": known,
             "sampled": rng.integers(1000, 2000, self.rows),
-            "mailbox": rng.integers(0, 1000, (self.rows, self.slots)),
+            "mailbox": rng.integers(0, 1000, (self.sequences, self.slots)),
         }
         inputs = {name: values.astype(np.uint32) for name, values in state.items()}
         logits = rng.integers(-3, 3, (self.rows, self.slices)).astype(np.float32)
@@ -174,11 +179,22 @@ class Advance(KernelSpec):
         for row in np.flatnonzero(rng.random(self.rows) < 0.3):
             token = indices(inputs["ranks"][row].max()) if self.slices else inputs["sampled"][row]
             ends[sequence[row]] = np.append(ends[sequence[row]][1:], token)
-        inputs["settings"] = np.stack([pack_settings(end_ids=ids.tolist()) for ids in ends])
+        inputs["settings"] = np.stack(
+            [
+                pack_settings(
+                    end_ids=ids.tolist(),
+                    answer_at=int(rng.integers(0, self.max_len, endpoint=True)),
+                    min_tokens=int(rng.choice([0, 0, 1, self.max_len])),
+                )
+                for ids in ends
+            ]
+        )
         return {p.name: inputs[p.name] for p in self.params if p.access is not Access.OUT}
 
 
-def _end_ids(settings: Array) -> list[int]:
-    """What ends a sequence: its end ids, and a token that is none."""
+def _end_ids(settings: Array, at: int) -> list[int]:
+    """What ends a sequence as the token at a place: its end ids, and a token that is none."""
     record = unpack_settings(settings)
-    return [*record["end_ids"][: record["end_count"]].tolist(), INVALID_TOKEN]
+    is_early = max(at - int(record["answer_at"]), 0) < record["min_tokens"]
+    count = 0 if is_early else record["end_count"]
+    return [*record["end_ids"][:count].tolist(), INVALID_TOKEN]

@@ -29,7 +29,7 @@ class TokenLogprobs(KernelSpec):
     They are ln softmax(``logits[r]``), of the model's own logits: bias, penalties, masks, filters
     and temperature have no part in them (OpenAI's logprobs; vLLM's raw_logprobs). Row r has chosen
     ``sampled[r]`` after the token at ``position[r]`` of sequence s = ``sequence[r]``; where
-    ``settings[s]`` want them, ``logprobs[r, position[r] % slots]`` gets that of the chosen token
+    ``settings[s]`` want them, ``logprobs[s, position[r] % slots]`` gets that of the chosen token
     and then those of the likeliest, which ``likely`` names, the lowest index first among equals.
     Both may be page-locked memory of the host. A row without a choice (INVALID_TOKEN) and an idle
     one (position ``max_len`` or more) leave them as they are.
@@ -77,8 +77,8 @@ class TokenLogprobs(KernelSpec):
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
             Param("sampled", "u32", ("rows",), Access.IN),
-            Param("logprobs", "f32", ("rows", "slots", "entries"), Access.INOUT),
-            Param("likely", "u32", ("rows", "slots", "most"), Access.INOUT),
+            Param("logprobs", "f32", ("sequences", "slots", "entries"), Access.INOUT),
+            Param("likely", "u32", ("sequences", "slots", "most"), Access.INOUT),
         )
 
     @property
@@ -97,12 +97,13 @@ class TokenLogprobs(KernelSpec):
             token = int(inputs["sampled"][row])
             if position >= self.max_len or token >= self.n_vocab:
                 continue
-            settings = unpack_settings(inputs["settings"][inputs["sequence"][row]])
+            s = inputs["sequence"][row]
+            settings = unpack_settings(inputs["settings"][s])
             if not settings["logprobs"]:
                 continue
             values = log_probabilities(inputs["logits"][row])
             likely = most_likely(inputs["logits"][row], int(settings["logprobs"]) - 1)
-            slot = (row, position % self.slots)
+            slot = (s, position % self.slots)
             names[slot][: len(likely)] = likely
             logprobs[slot][: 1 + len(likely)] = [values[token], *values[likely]]
         return {"logprobs": logprobs, "likely": names}
@@ -147,6 +148,6 @@ class TokenLogprobs(KernelSpec):
             % np.uint32(self.sequences),
             "position": position.astype(np.uint32),
             "sampled": sampled.astype(np.uint32),
-            "logprobs": np.zeros((self.rows, self.slots, self.entries), np.float32),
-            "likely": np.zeros((self.rows, self.slots, self.most), np.uint32),
+            "logprobs": np.zeros((self.sequences, self.slots, self.entries), np.float32),
+            "likely": np.zeros((self.sequences, self.slots, self.most), np.uint32),
         }

@@ -92,7 +92,7 @@ def test_the_mailbox_gets_a_token_for_every_row_with_work(device):
         "mailbox": np.full((4, 2), 7, np.uint32),
     }
     outputs = checked(device, Advance(max_len=4, rows=4, sequences=4, slots=2), inputs)
-    assert outputs["mailbox"].tolist() == [[7, 50], [51, 7], [7, 7], [7, 53]]
+    assert outputs["mailbox"].tolist() == [[51, 7], [7, 53], [7, 7], [7, 50]]
 
 
 def test_the_token_of_the_highest_rank_is_the_sampled_one(device):
@@ -105,13 +105,13 @@ def test_the_token_of_the_highest_rank_is_the_sampled_one(device):
         "known": words(2, 3),
         "settings": ends(sequences=2),
         "ranks": ranks(values, [[40, 30, 20, 10], [11, 21, 31, 41], [12, 22, 32, 42]]),
-        "mailbox": np.zeros((3, 2), np.uint32),
+        "mailbox": np.zeros((2, 2), np.uint32),
     }
     outputs = checked(device, Advance(max_len=4, rows=3, sequences=2, slots=2, slices=4), inputs)
     assert outputs["sampled"].tolist() == [20, 11, 42]
     assert outputs["position"].tolist() == [3, 2, 4]
     assert outputs["tokens"].tolist() == [[0, 1, 11, 3], [4, 5, 6, 20]]
-    assert outputs["mailbox"].tolist() == [[20, 0], [0, 11], [0, 0]]
+    assert outputs["mailbox"].tolist() == [[0, 11], [20, 0]]
 
 
 @pytest.mark.parametrize("slices", [0, 1, 40])
@@ -140,6 +140,23 @@ def test_a_row_is_idle_after_an_end_id_or_no_token(slices, count, device):
     assert outputs["tokens"][[0, 1, 2, 3], [2, 1, 3, 2]].tolist() == chosen[:4].tolist()
     posted = [outputs["mailbox"][row, p % 2] for row, p in enumerate([1, 0, 2, 1, 0])]
     assert posted == chosen[:5].tolist()
+
+
+@pytest.mark.parametrize("answer_at", [0, 2, 4, 9])
+def test_no_end_before_the_least_number_of_tokens(answer_at, device):
+    """Rows whose next token has the place 1 to 5: an end from two tokens of the answer on."""
+    spec = Advance(max_len=9, rows=5, sequences=5)
+    inputs = {
+        "sequence": np.arange(5, dtype=np.uint32),
+        "position": np.arange(5, dtype=np.uint32),
+        "tokens": np.zeros((5, 9), np.uint32),
+        "known": np.arange(1, 6, dtype=np.uint32),
+        "settings": np.tile(pack_settings(end_ids=[7], min_tokens=2, answer_at=answer_at), (5, 1)),
+        "sampled": words(7, 7, 7, 7, INVALID_TOKEN),
+    }
+    idle = [at == 5 or at - answer_at >= 2 for at in range(1, 6)]
+    position = checked(device, spec, inputs)["position"]
+    assert position.tolist() == [IDLE if i else at for at, i in zip(range(1, 6), idle, strict=True)]
 
 
 @pytest.mark.parametrize("slices", [1, 2, 31, 32, 33, 126, 1024])

@@ -21,8 +21,8 @@ def inputs_for(spec, logits, wanted, sampled, position=0):
         "sequence": np.arange(spec.rows, dtype=np.uint32),
         "position": np.broadcast_to(position, spec.rows).astype(np.uint32),
         "sampled": np.broadcast_to(sampled, spec.rows).astype(np.uint32),
-        "logprobs": np.full((spec.rows, spec.slots, 21), 5, np.float32),
-        "likely": np.full((spec.rows, spec.slots, 20), 77, np.uint32),
+        "logprobs": np.full((spec.sequences, spec.slots, 21), 5, np.float32),
+        "likely": np.full((spec.sequences, spec.slots, 20), 77, np.uint32),
     }
 
 
@@ -39,14 +39,16 @@ def test_the_likeliest_and_the_chosen_one(n_vocab, spread, device):
     order = np.lexsort((np.arange(n_vocab), -exact))
     for row, count in enumerate(wanted):
         values, names = found["logprobs"][row], found["likely"][row]
-        assert (values[0] == 5).all() and (names[0] == 77).all()  # the other slot
+        assert (values[0] == 5).all()
+        assert (names[0] == 77).all()
         if count is None:
             assert (values == 5).all()
             continue
         assert values[1, 0] == pytest.approx(exact[chosen[row]], abs=1e-5)
         assert names[1, :count].tolist() == order[:count].tolist()
         np.testing.assert_allclose(values[1, 1 : 1 + count], exact[order[:count]], atol=1e-5)
-        assert (values[1, 1 + count :] == 5).all() and (names[1, count:] == 77).all()
+        assert (values[1, 1 + count :] == 5).all()
+        assert (names[1, count:] == 77).all()
 
 
 def test_equals_go_by_index_and_infinities_come_last(device):
@@ -81,7 +83,8 @@ def test_idle_rows_and_rows_without_a_choice_report_nothing(device):
     inputs = inputs_for(spec, np.nan, [5] * 3, [3, INVALID_TOKEN, 50], position=[8, 2, 3])
     inputs["sequence"][0] = 2**32 - 1  # not looked at
     found = run_kernel(device, spec, inputs)
-    assert (found["logprobs"] == 5).all() and (found["likely"] == 77).all()
+    assert (found["logprobs"] == 5).all()
+    assert (found["likely"] == 77).all()
 
 
 @pytest.mark.parametrize("n_vocab", [500, 4097, 8192])
