@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import contextlib
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from urdir.model.engine.request import Ending, Piece, Request
@@ -19,19 +20,17 @@ _Model = TypeVar("_Model")
 class AsyncService(Generic[_Model]):
     """Answers requests by an engine, which it owns; ``model`` is what its users know of it.
 
-    To be made, used and closed in one event loop.
+    To be used and closed in one event loop.
     """
 
     def __init__(self, engine: Engine, model: _Model, limits: Limits | None = None) -> None:
         self.model = model
         self._engine = engine
+        self._loop: asyncio.AbstractEventLoop | None = None  # of those who wait for answers
         self._open = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        loop = asyncio.get_running_loop()
-        self._service = Service(
-            engine, engine.tokenizer, limits, lambda work: _post(loop, work)
-        )
+        self._service = Service(engine, engine.tokenizer, limits, self._post)
 
     async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
         """Pieces, and an ending last; closing it cancels the request.
@@ -39,6 +38,7 @@ class AsyncService(Generic[_Model]):
         Raises, at the first item: BusyError, ContextFullError, SettingsError; at any: ModelError,
         DriverError.
         """
+        self._loop = asyncio.get_running_loop()
         items: asyncio.Queue[Item] = asyncio.Queue()
         answer = self._service.submit(request, items.put_nowait)
         self._open += 1
@@ -69,3 +69,9 @@ class AsyncService(Generic[_Model]):
         """End what runs, free the device; closing twice does nothing."""
         await asyncio.to_thread(self._service.close)
         self._engine.close()
+
+    def _post(self, work: Callable[[], None]) -> None:
+        """Have the event loop do some work; it may be closed already."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(work)

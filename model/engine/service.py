@@ -29,6 +29,7 @@ from urdir.model.engine.step_plan import Outcome, StepPlan
 from urdir.model.errors import BusyError, ModelError
 from urdir.model.owner import Owner
 from urdir.model.text.text_stream import TextStream
+from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
 if TYPE_CHECKING:
     from urdir.driver.stream import Event
@@ -87,11 +88,12 @@ class Service(Owner):
         self.engine = engine
         self._tokenizer = tokenizer
         self._session = session = engine.session
+        self._end_ids = frozenset(() if tokenizer is None else tokenizer.end_ids)
         self._scheduler = Scheduler(
             session.parts.cache,
             slots=len(session.sequences),
             context=session.context,
-            end_ids=frozenset(() if tokenizer is None else tokenizer.end_ids),
+            end_ids=self._end_ids,
             limits=limits or limits_of(engine),
         )
         self._post = post
@@ -183,11 +185,11 @@ class Service(Owner):
         """Write what is new on the device and queue the step."""
         session, state = self._session, self._session.parts.state
         for number, slot in plan.admitted:
-            settings = self._answers[number].request.settings
+            request = self._answers[number].request
+            ends = () if request.ignore_end else self._end_ids
             state.write_tokens(slot, 0, self._scheduler.tokens(number))
-            state.write_sampling(slot, settings.words, settings.seed)
-        greedy = all(self._answers[n].request.settings.is_greedy for n in plan.choosers)
-        output = Output.GREEDY if greedy else Output.SAMPLE
+            state.write_sampling(slot, request.sampling.words(len(request.prompt), ends))
+        output = Output.of(*(self._answers[n].request.sampling for n in plan.choosers))
         shape = session.shapes.of_batch(plan.batch, plan.longest, output)
         event = self._events[self._scheduler.counts.steps % _AHEAD]
         session.queue.launch(shape, plan.batch, plan.positions)
@@ -201,16 +203,29 @@ class Service(Owner):
         self._steps.popleft()
         chosen = self._session.parts.state.chosen
         tokens = [chosen(sequence, position) for sequence, position in plan.places]
+        for number, (sequence, _), token in zip(plan.choosers, plan.places, tokens, strict=True):
+            if token == INVALID_TOKEN and number in self._answers:
+                self._scheduler.cancel(number)
+                error = self._session.no_choice(sequence)
+                self._items.append((self._answers.pop(number), error))
         for outcome in self._scheduler.chosen(plan, tokens):
-            self._tell(outcome)
+            self._tell(outcome, self._choice(outcome, *plan.places[outcome.row]))
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _choice(self, outcome: Outcome, sequence: int, position: int) -> TokenChoice:
+        """What is known of a token that was chosen after the one at ``position``."""
+        likely = self._answers[outcome.request].request.settings.logprobs
+        if likely is None:
+            return TokenChoice(outcome.token)
+        state = self._session.parts.state
+        return TokenChoice(outcome.token, *state.log_probabilities(sequence, position, likely))
+
+    def _tell(self, outcome: Outcome, choice: TokenChoice) -> None:
         """Turn a token into text, and the end of an answer into its ending."""
         answer, ending = self._answers[outcome.request], outcome.ending
         choices: tuple[TokenChoice, ...] = ()
         text, stream = "", answer.text
         if ending is None or ending.finish is not Finish.END:
-            choices = (TokenChoice(outcome.token),)
+            choices = (choice,)
             text = stream.push(outcome.token) if stream else ""
             if stream and stream.stopped_by is not None:
                 ending = self._stopped(answer, ending, stream.stopped_by)
