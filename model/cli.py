@@ -20,6 +20,7 @@ from urdir.model.commands.report import installed_version
 COMMANDS = (
     "run",
     "chat",
+    "serve",
     "show",
     "pull",
     "list",
@@ -37,6 +38,7 @@ examples:
   urdir run model.gguf "Hello" --temp 0         greedy answer of your model
   urdir chat model.gguf                         a conversation
   urdir chat -hf org/repo-GGUF                  a model on the Hugging Face hub
+  urdir serve model.gguf                        an OpenAI server and a chat page
   urdir show model.gguf                         whether it runs here, and what it needs
   urdir bench model.gguf                        decode speed and share of read bandwidth
   urdir ptx list                                every kernel that is generated

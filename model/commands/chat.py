@@ -37,7 +37,8 @@ def add_parser(commands: options.Subparsers) -> None:
         "words", nargs="*", metavar="MODEL PROMPT", help="the model, and the first turn"
     )
     options.add_model(parser)
-    options.add_llama_flags(parser, "memory", "prompt", "chat", "generation", "sampling", "text")
+    options.add_llama_flags(parser, "memory", "prompt", "chat", "generation", "text")
+    options.add_sampling(parser)
     options.add_device(parser)
 
 
@@ -138,9 +139,10 @@ def _system(conversation: Conversation, rest: str) -> None:
 def _set(conversation: Conversation, rest: str) -> None:
     """[NAME VALUE]: show the settings of sampling, or change one (temp 0.5)"""
     parser = _Settings(prog="/set", add_help=False)
-    options.add_llama_flags(parser, "generation", "sampling")
+    options.add_llama_flags(parser, "generation")
+    options.add_sampling(parser)
     names = {max(a.option_strings, key=len): a.dest for a in parser.flags.values()}
-    values = {n[2:]: d for n, d in names.items() if d not in ("stop", "ignore_eos", "==SUPPRESS==")}
+    values = {n[2:]: d for n, d in names.items() if d not in ("stop", "ignore_eos", "logit_bias")}
     if rest:
         name, _, value = rest.partition(" ")
         parser.parse([f"--{name.lstrip('-')}", value.strip()], conversation.args)

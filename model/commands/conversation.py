@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING
 
 from urdir.model.commands import options
 from urdir.model.commands.prompts import read_text
-from urdir.model.commands.reasoning import begins_inside, split_reasoning
 from urdir.model.commands.report import end_note, print_statistics
 from urdir.model.commands.terminal import shown
 from urdir.model.errors import ContextFullError, ModelError
+from urdir.model.text.answers import AnswerParser, find_answer_format
 from urdir.model.text.chat import Message
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.generate import Generation, Statistics
     from urdir.model.engine.sampling import SamplingSettings
-    from urdir.model.text.chat import ChatTemplate
+    from urdir.model.text.chat import ChatTemplate, Prompt
+    from urdir.model.text.tool_calls import Delta
 
-_DIM, _USUAL = "\x1b[2m", "\x1b[0m"
+#: What is printed before and after thoughts, with colours and without.
+_DIMMED, _BETWEEN = ("\x1b[2m", "\x1b[0m\n"), ("<think>\n", "\n</think>\n")
 #: Of a context this share stays free for an answer: older turns are left out instead.
 _ROOM = 4
 
@@ -50,7 +52,8 @@ class Conversation:
         self.turns: list[Message] = []
         self.statistics: Statistics | None = None
         self._template = template
-        self._colours = colours
+        self._form = find_answer_format(template.source)
+        self._marks = _DIMMED if colours else _BETWEEN
         self._left_out = 0
         self._tries = 0
 
@@ -80,7 +83,9 @@ class Conversation:
 
     def save(self, name: str) -> None:
         """Write the conversation, a JSON list of messages."""
-        messages = [dataclasses.asdict(turn) for turn in self._messages(self.turns)]
+        messages = [
+            {"role": turn.role, "content": turn.content} for turn in self._messages(self.turns)
+        ]
         text = json.dumps(messages, ensure_ascii=False, indent=1)
         try:
             Path(name).write_text(text + "\n", encoding="utf-8")
@@ -111,40 +116,42 @@ class Conversation:
 
         pieces: list[str] = []
         try:
-            prompt, until = self._prompt(turns)
+            prompt = self._prompt(turns)
             generation = Generation(
                 self.engine.session,
                 self.engine.tokenizer,
-                prompt,
+                self._template.tokens(prompt),
                 self._settings(),
                 limit=self.args.n_predict,
                 stops=self.args.stop,
                 ignore_end=self.args.ignore_eos,
                 host_sampling=self.engine.host_sampling,
+                shown=self._form.shown,
             )
-            self._print(generation, until, pieces)
+            self._print(generation, prompt.text, pieces)
         except ContextFullError as exc:
             raise ModelError(f"this turn does not fit: {exc} (or /clear)") from exc
         except KeyboardInterrupt:
-            print("" if pieces else "no answer: the turn is forgotten", file=sys.stderr)
-            if not pieces:
+            if not any(pieces):
+                print("no answer: the turn is forgotten", file=sys.stderr)
                 return
+            print(file=sys.stderr)
         self.turns = [*turns, Message("assistant", "".join(pieces))]
         self.statistics = generation.statistics
         end_note(generation.statistics, self.engine.session.context)
         if self.args.show_timings:
             print_statistics(generation.statistics)
 
-    def _prompt(self, turns: list[Message]) -> tuple[list[int], str]:
-        """Tokens of the system message and the newest of ``turns``, as many as leave room for an
-        answer; and what ends the thought that the template opens."""
+    def _prompt(self, turns: list[Message]) -> Prompt:
+        """The system message and the newest of ``turns``, as many as leave room for an answer."""
         context = self.engine.session.context
         room = min(self.args.n_predict or context, context // _ROOM)
         first = min(self._left_out, len(turns) - 1)
         while True:
             messages = self._messages(turns[first:])
-            tokens = self._template.encode(messages)
-            if len(tokens) + room <= context or first >= len(turns) - 1:
+            prompt = self._template.render(messages, variables=self.args.chat_template_kwargs)
+            fits = len(self._template.tokens(prompt)) + room <= context
+            if fits or first >= len(turns) - 1:
                 break
             first += 2
         if first and not self._left_out:
@@ -154,30 +161,32 @@ class Conversation:
                 file=sys.stderr,
             )
         self._left_out = first
-        return tokens, begins_inside(self._template.render(messages).text)
+        return prompt
 
     def _settings(self) -> SamplingSettings:
         settings = options.sampling_settings(self.args)
         return dataclasses.replace(settings, seed=(settings.seed + self._tries) % 2**64)
 
-    def _print(self, generation: Generation, until: str, pieces: list[str]) -> None:
-        """Write the answer as it comes; thoughts are dimmed where there are colours."""
-        dimmed = False
+    def _print(self, generation: Generation, prompt: str, pieces: list[str]) -> None:
+        """Write the answer as it comes, what the model thinks before it dimmed or between tags."""
+        parser = AnswerParser(self._form, prompt=prompt)
+        thinks = False
         try:
-            for text, is_thought in split_reasoning(_kept(generation, pieces), until):
-                if self._colours and is_thought != dimmed:
-                    sys.stdout.write(_DIM if is_thought else _USUAL)
-                    dimmed = is_thought
-                sys.stdout.write(shown(text))
+            for delta in _deltas(parser, generation.text()):
+                if bool(delta.reasoning) != thinks:
+                    thinks = not thinks
+                    sys.stdout.write(self._marks[not thinks])
+                pieces.append(delta.content)
+                sys.stdout.write(shown(delta.reasoning + delta.content))
                 sys.stdout.flush()
         finally:
-            sys.stdout.write(_USUAL if dimmed else "")
+            sys.stdout.write(self._marks[1] if thinks else "")
         sys.stdout.write("\n")
         sys.stdout.flush()
 
 
-def _kept(generation: Generation, pieces: list[str]) -> Iterator[str]:
-    """The pieces of an answer, each kept as it passes."""
-    for piece in generation.text():
-        pieces.append(piece)
-        yield piece
+def _deltas(parser: AnswerParser, pieces: Iterator[str]) -> Iterator[Delta]:
+    """Thoughts and answer apart, as they become known."""
+    for piece in pieces:
+        yield from parser.push(piece)
+    yield from parser.finish()

@@ -207,6 +207,12 @@ _PROMPT: tuple[Flag, ...] = (
         {"metavar": "FILE"},
         one_of="template",
     ),
+    Served(
+        "--chat-template-kwargs",
+        ("prompt",),
+        'variables of the template, a JSON object: {"enable_thinking": false}',
+        {"type": values.json_object, "default": {}, "metavar": "JSON"},
+    ),
     Served("-v --verbose", ("prompt",), "say on stderr what is used", {"action": "store_true"}),
     Served(
         "--no-show-timings",
@@ -265,7 +271,6 @@ _PROMPT: tuple[Flag, ...] = (
     Refused("--in-prefix --in-suffix", _TEXT, "prefix of turns", "--chat-template TEXT has all"),
     Refused("--in-prefix-bos", _TEXT, "prefix of turns", "--chat-template TEXT has all", takes=0),
     Refused("-sp --special", _TEXT, "control token in answers", "urdir logits shows all", takes=0),
-    Refused("--chat-template-kwargs", _TEXT, "template variables", "--chat-template TEXT has all"),
     Refused(
         "-rea --reasoning --reasoning-format --reasoning-effort --reasoning-budget-message",
         _TEXT,
@@ -313,17 +318,28 @@ _GENERATION: tuple[Flag, ...] = (
     Served(
         "--repeat-last-n",
         ("sampling",),
-        "tokens looked back on; -1: all (default: 64)",
+        "tokens that --repeat-penalty looks back on, also the prompt's; -1: all (default: 64)",
         {"type": values.whole_number(-1), "default": 64, "metavar": "N"},
     ),
-    Refused(
-        "--presence-penalty --frequency-penalty",
-        _TEXT,
-        "such penalty",
-        "use --repeat-penalty",
-        off=0,
+    Served(
+        "--presence-penalty",
+        ("sampling",),
+        "subtract from logits of tokens that the answer has: OpenAI's, the prompt does not count "
+        "(default: 0, off)",
+        {"type": values.real_number(-100, 100), "default": 0.0, "metavar": "N"},
     ),
-    Refused("-l --logit-bias", _TEXT, "bias of tokens", "use --stop TEXT or --ignore-eos"),
+    Served(
+        "--frequency-penalty",
+        ("sampling",),
+        "the same for each time that the answer has them (default: 0, off)",
+        {"type": values.real_number(-100, 100), "default": 0.0, "metavar": "N"},
+    ),
+    Served(
+        "-l --logit-bias",
+        ("sampling",),
+        "add to a token's logit, as 15043+1 or 15043-1; repeatable",
+        {"type": values.bias, "action": "append", "default": [], "metavar": "ID(+/-)BIAS"},
+    ),
     Refused(
         "--mirostat --mirostat-lr --mirostat-ent",
         _TEXT,

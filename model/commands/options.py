@@ -53,6 +53,18 @@ def add_llama_flags(parser: argparse.ArgumentParser, *groups: str) -> None:
         add_flags(parser, FLAGS, group)
 
 
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """The sampling flags of llama.cpp, and --min-tokens."""
+    add_llama_flags(parser, "sampling")
+    parser.add_argument(
+        "--min-tokens",
+        type=values.whole_number(0),
+        default=0,
+        metavar="N",
+        help="tokens before the end may come (default: 0)",
+    )
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     """--device."""
     parser.add_argument(
@@ -124,5 +136,9 @@ def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
         min_p=args.min_p,
         repeat_penalty=args.repeat_penalty,
         repeat_last_n=args.repeat_last_n,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        logit_bias=tuple(args.logit_bias),
+        min_tokens=args.min_tokens,
         seed=int.from_bytes(os.urandom(4)) if args.seed is None else args.seed,
     )

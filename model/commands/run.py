@@ -43,8 +43,9 @@ def add_parser(commands: options.Subparsers) -> None:
         help="the model, and the prompt (default: stdin); a prompt with a blank may stand alone",
     )
     options.add_model(parser)
-    options.add_llama_flags(parser, "memory", "prompt", "generation", "sampling", "text", "run")
+    options.add_llama_flags(parser, "memory", "prompt", "generation", "text", "run")
     parser.add_argument("--raw", action="store_true", help="continue the text: no chat template")
+    options.add_sampling(parser)
     options.add_device(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
@@ -114,7 +115,7 @@ def _encode(
         turns = [Message("system", system)] if system else []
         turns.append(Message("user", prompt))
         with open_template(engine, args, process) as template:
-            tokens = template.encode(turns)
+            tokens = template.tokens(template.render(turns, variables=args.chat_template_kwargs))
     if not tokens:
         raise ModelError("the prompt is empty: the model needs at least one token to go on from")
     return tokens

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Callable
+from typing import Any
 
 
 def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
@@ -80,6 +82,25 @@ def token_limit(text: str) -> int | None:
     """An argparse type: tokens to generate at most; None, at no length, for -1 and -2."""
     value = whole_number(-2)(text)
     return None if value < 0 else value
+
+
+def bias(text: str) -> tuple[int, float]:
+    """An argparse type: a token id and what is added to its logit, as llama.cpp writes them."""
+    found = re.fullmatch(r"(\d+)([+-].+)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID+BIAS or ID-BIAS")
+    return int(found[1]), real_number(-100, 100)(found[2])
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """An argparse type: names and values in JSON."""
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {exc}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is no JSON object such as {{"name": 1}}')
+    return found
 
 
 def seed(text: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,6 @@ from urdir.model.cli import build_parser
 from urdir.model.commands import chat
 from urdir.model.commands.chat_input import read_line
 from urdir.model.commands.conversation import Conversation
-from urdir.model.commands.reasoning import begins_inside, split_reasoning
 from urdir.model.engine import generate
 from urdir.model.engine.generate import Statistics
 from urdir.model.errors import ContextFullError, ModelError
@@ -28,11 +27,13 @@ CONTEXT = 100
 class Template:
     """A token for each character of the messages."""
 
-    def render(self, messages: Sequence[Message]) -> SimpleNamespace:
+    source = "{{ messages }}</think>"
+
+    def render(self, messages: Sequence[Message], variables: Any) -> SimpleNamespace:
         return SimpleNamespace(text="".join(message.content for message in messages))
 
-    def encode(self, messages: Sequence[Message]) -> list[str]:
-        return list(self.render(messages).text)
+    def tokens(self, prompt: SimpleNamespace) -> list[str]:
+        return list(prompt.text)
 
 
 class Answer:
@@ -56,7 +57,13 @@ class Answer:
 
 
 @pytest.fixture
-def conversation(monkeypatch: pytest.MonkeyPatch) -> Conversation:
+def conversation(make_conversation: Callable[[bool], Conversation]) -> Conversation:
+    return make_conversation(False)
+
+
+@pytest.fixture
+def make_conversation(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], Conversation]:
+    """A conversation with colours or without."""
     monkeypatch.setattr(generate, "Generation", Answer)
     monkeypatch.setattr(Answer, "asked", [])
     monkeypatch.setattr(Answer, "interrupt_after", None)
@@ -64,7 +71,7 @@ def conversation(monkeypatch: pytest.MonkeyPatch) -> Conversation:
     session = SimpleNamespace(context=CONTEXT, length=7)
     engine: Any = SimpleNamespace(session=session, tokenizer=None, host_sampling=False)
     template: Any = Template()
-    return Conversation(engine, template, args, "sys:", colours=False)
+    return lambda colours: Conversation(engine, template, args, "sys:", colours)
 
 
 def contents(conversation: Conversation) -> list[str]:
@@ -220,58 +227,20 @@ def test_a_line_that_is_no_text_does_not_end_the_chat(
     assert "not UTF-8 is left out (byte 3)" in capsys.readouterr().err
 
 
-# ---- thoughts ------------------------------------------------------------------------------------
-
-
-def thoughts(pieces: Sequence[str], until: str = "") -> list[tuple[str, bool]]:
-    """The parts, those of one kind joined."""
-    joined: list[tuple[str, bool]] = []
-    for text, is_thought in split_reasoning(pieces, until):
-        if joined and joined[-1][1] == is_thought:
-            joined[-1] = (joined[-1][0] + text, is_thought)
-        else:
-            joined.append((text, is_thought))
-    return joined
-
-
 @pytest.mark.parametrize(
-    ("text", "until", "parts"),
-    [
-        ("plain < text", "", [("plain < text", False)]),
-        ("<think>a</think>b", "", [("<think>a</think>", True), ("b", False)]),
-        ("x<think>a", "", [("x", False), ("<think>a", True)]),
-        ("a</think>b<think>", "</think>", [("a</think>", True), ("b", False), ("<think>", True)]),
-        ("[THINK]a</think>[/THINK]b", "", [("[THINK]a</think>[/THINK]", True), ("b", False)]),
-        ("ends with <thi", "", [("ends with <thi", False)]),
-        ("", "", []),
-    ],
+    ("colours", "printed"),
+    [(True, "\x1b[2mso\x1b[0m\nyes\n"), (False, "<think>\nso\n</think>\nyes\n")],
 )
-@pytest.mark.parametrize("size", [1, 3, 100])
-def test_thoughts_are_found_however_the_text_is_cut(
-    text: str, until: str, parts: list[tuple[str, bool]], size: int
+def test_thoughts_are_dimmed_or_between_tags(
+    make_conversation: Callable[[bool], Conversation],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    colours: bool,
+    printed: str,
 ) -> None:
-    pieces = [text[i : i + size] for i in range(0, len(text), size)]
-    assert thoughts(pieces, until) == parts
-
-
-def test_text_comes_as_soon_as_it_can_be_no_tag() -> None:
-    parts = split_reasoning(iter(["a <", "b", "<think>c"]))
-    assert next(parts) == ("a ", False)
-    assert next(parts) == ("<b", False)
-    assert next(parts) == ("<think>", True)
-
-
-def test_a_template_may_open_the_thought() -> None:
-    assert begins_inside("<|im_start|>assistant\n<think>\n") == "</think>"
-    assert begins_inside("<|im_start|>assistant\n") == ""
-
-
-def test_thoughts_are_dimmed_where_there_are_colours(
-    conversation: Conversation, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Answer, "text", lambda self: iter(["<think>so", "</think>", "yes"]))
+    pieces = ["<thi", "nk>s", "o</think>", "yes"]
+    monkeypatch.setattr(Answer, "text", lambda self: iter(pieces))
+    conversation = make_conversation(colours)
     conversation.ask("one.")
-    assert capsys.readouterr().out == "<think>so</think>yes\n"
-    conversation._colours = True
-    conversation.ask("two.")
-    assert capsys.readouterr().out == "\x1b[2m<think>so</think>\x1b[0myes\n"
+    assert capsys.readouterr().out == printed
+    assert contents(conversation) == ["one.", "yes"]

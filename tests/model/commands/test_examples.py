@@ -16,9 +16,10 @@ import pytest
 from urdir.model import cli as command_line
 from urdir.model.files import hub, source
 
-#: What takes the emulator long. The sizes of bench are for GPUs: its examples are parsed alone.
+#: What takes the emulator long. The sizes of bench are for GPUs, and a server goes on: their
+#: examples are parsed alone.
 SLOW = ("run", "chat", "logits", "ptx stats --model", "ptx dump --model", "ptx explain gemm")
-PARSED = ("bench", "check")
+PARSED = ("bench", "check", "serve")
 
 
 def modules() -> Iterator[ModuleType]:

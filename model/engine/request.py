@@ -1,0 +1,73 @@
+"""What a user asks, and what comes out: plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sequence import GREEDY, Finish
+from urdir.model.errors import ModelError, SettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One answer that is wanted to ``prompt``, its token ids.
+
+    It ends after ``limit`` tokens (None: when the context is full), at an end token of the model
+    (not before ``min_tokens`` others, or never with ``ignore_end``), or where its text has one of
+    ``stops``. A ``constraint`` says which tokens may come next, from those before: each step waits
+    for the token of the last one then. Raises ModelError for an empty prompt, SettingsError.
+    """
+
+    prompt: tuple[int, ...]
+    settings: SamplingSettings = GREEDY
+    limit: int | None = None
+    min_tokens: int = 0
+    stops: tuple[str, ...] = ()
+    ignore_end: bool = False
+    constraint: object | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ModelError("an empty prompt: there is nothing to answer")
+        if self.limit is not None and self.limit < 1:
+            raise SettingsError(f"a limit of {self.limit} tokens: expected 1 or more")
+        if self.min_tokens < 0 or (self.limit is not None and self.min_tokens > self.limit):
+            most = "" if self.limit is None else f" to {self.limit}, the most that are wanted"
+            raise SettingsError(
+                f"at least {self.min_tokens} tokens: expected 0{most or ' or more'}"
+            )
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """The settings, with the end tokens that they are to hold back."""
+        return replace(self.settings, min_tokens=max(self.min_tokens, self.settings.min_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    """One token of an answer, its log-probability, and the most likely tokens with theirs."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that became known, and the tokens that did."""
+
+    text: str
+    choices: tuple[TokenChoice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why an answer ended, and the tokens it took: of the prompt, of that found in the cache, and
+    of the answer, an end token not counted. ``stopped_by`` is the stop string."""
+
+    finish: Finish
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    stopped_by: str | None = None
