@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from urdir.model.engine.opening import Opening
+from urdir.model.errors import ModelError
 from urdir.model.files.demo import DEMO
 from urdir.model.owner import Owner
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.parallel import Task
     from urdir.driver.ptx_files import PtxFiles
+    from urdir.model.engine.generate import Generation
+    from urdir.model.engine.reply import Messages, Reply, ToolDescriptions
     from urdir.model.engine.runner import Observer
+    from urdir.model.engine.sampling import SamplingSettings
     from urdir.model.engine.session import Session
     from urdir.model.families.description import Config
     from urdir.model.families.synthetic import SyntheticModel
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from urdir.model.files.model_file import ModelFile
     from urdir.model.files.pretrained.model import SafetensorsModel
     from urdir.model.memory.weights import Weights
+    from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.tokenizer import Tokenizer
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
@@ -180,10 +185,80 @@ class Engine(Owner):
 
         return Tokenizer.from_gguf(self.gguf)
 
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The file's chat template, which ends with the engine; TemplateError where it has none."""
+        from urdir.model.text.chat import ChatTemplate
+
+        return self._owners.enter_context(ChatTemplate.from_gguf(self.gguf, self.tokenizer))
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: ToolDescriptions | None = None,
+        variables: Mapping[str, Any] | None = None,
+        settings: SamplingSettings | None = None,
+        limit: int | None = None,
+        stops: Sequence[str] = (),
+    ) -> Reply:
+        """The model's answer to a conversation of `Message` objects or dictionaries.
+
+        ``tools`` are descriptions in OpenAI's form, ``variables`` what else the template may read
+        ("enable_thinking"); ``settings`` say how tokens are chosen (those of `SamplingSettings()`),
+        ``limit`` how many at most, ``stops`` at which texts the answer ends. What the conversation
+        has in common with the one before is in the cache. Raises ModelError.
+        """
+        from urdir.model.engine.reply import reply_to
+
+        def begin(tokens: Sequence[int], shown: frozenset[str]) -> Generation:
+            return self._generation(tokens, settings, limit, stops, shown)
+
+        return reply_to(self.template, messages, tools, variables, begin)
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        settings: SamplingSettings | None = None,
+        limit: int | None = None,
+        stops: Sequence[str] = (),
+    ) -> str:
+        """How the model continues a plain text, without a template; see `chat`."""
+        tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
+        if not tokens:
+            raise ModelError("the prompt is empty: the model needs a token to go on from")
+        return "".join(self._generation(tokens, settings, limit, stops).text())
+
+    def _generation(
+        self,
+        tokens: Sequence[int],
+        settings: SamplingSettings | None,
+        limit: int | None,
+        stops: Sequence[str],
+        shown: frozenset[str] = frozenset(),
+    ) -> Generation:
+        from urdir.model.engine.generate import Generation
+        from urdir.model.engine.sampling import SamplingSettings
+
+        return Generation(
+            self.session,
+            self.tokenizer,
+            tokens,
+            settings or SamplingSettings(),
+            limit=limit,
+            stops=stops,
+            host_sampling=self.host_sampling,
+            shown=shown,
+        )
+
     @property
     def name(self) -> str:
         """general.name of the file, or its stem."""
         return self.gguf.metadata.optional("general.name", str, Path(self.gguf.path).stem)
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.name!r} on {self.device.name}, context {self.session.context}>"
 
     def close(self) -> None:
         """Free session, weights, device and file, in this order; closing twice does nothing."""

@@ -33,5 +33,5 @@ def open_model(
 
         return SafetensorsModel(path, quantize, name)
     if quantize is not None:
-        raise SettingsError(f"{path}: --quantize is for safetensors; a GGUF file has its types")
+        raise SettingsError(f"{path}: quantize is for safetensors; a GGUF file has its types")
     return Gguf(path)

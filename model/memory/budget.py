@@ -129,7 +129,7 @@ class MemoryPlan:
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, workspace "
                 f"{self.workspace:,}, staging {self.staging:,}), {free:,} available: "
-                "lower -c or take a smaller model"
+                "a shorter context or a smaller model needs less"
             )
 
 

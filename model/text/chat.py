@@ -40,6 +40,21 @@ class Message:
     content: str
     more: Mapping[str, Any] = field(default_factory=dict)  # "tool_calls", "tool_call_id", ...: JSON
 
+    @classmethod
+    def of(cls, message: Message | Mapping[str, Any]) -> Message:
+        """A message, or a dictionary of its fields as OpenAI has them. Raises TemplateError."""
+        if isinstance(message, Message):
+            return message
+        more = {key: value for key, value in message.items() if key not in ("role", "content")}
+        role, content = message.get("role"), message.get("content")
+        if content is None and "tool_calls" in more:
+            content = ""
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise TemplateError(
+                f"a message needs a role and a content, both texts: {message!r:.80}"
+            )
+        return cls(role, content, more)
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -70,8 +85,8 @@ class ChatTemplate(Owner):
         source = gguf.metadata.optional(TEMPLATE_KEY, str, None)
         if source is None:
             raise TemplateError(
-                f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}); "
-                "use --raw to give the model the plain prompt"
+                f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}): the model continues "
+                "plain prompts only"
             )
         return cls(source, tokenizer, process)
 
