@@ -343,6 +343,10 @@ def test_env_clears_its_own_files_alone(
         (("check", "--kernel", "ad"), "did you mean add"),
         (("quantize", "x"), "does not write"),
         (("embedding", "x"), "not computed"),
+        (("perplexity", "x"), "not measured"),
+        (("run", "--lora", "x"), "LoRA"),
+        (("run", "-md", "x"), "draft model"),
+        (("run", "--mmproj", "x"), "multi-modal"),
         (("run", "--seed", "1e3", "-p", "x"), "--seed"),
         (("run", "--device", "tpu", "-p", "x"), "tpu"),
         (("run", "--device", "emulator:sm_1", "-p", "x"), "sm_1"),
@@ -599,7 +603,9 @@ def test_pull_says_where_the_model_is(
     assert cli("pull", "no name")[0] == 1
 
 
-def test_show_says_first_whether_it_runs(cli: Cli, tmp_path: Path) -> None:
+def test_show_says_first_whether_it_runs(
+    cli: Cli, tmp_path: Path, make_gguf: Callable[..., Path]
+) -> None:
     code, out, _ = cli("show", "demo", "-c", "100")
     first, second, *rest = out.splitlines()
     assert code == 0
@@ -614,6 +620,8 @@ def test_show_says_first_whether_it_runs(cli: Cli, tmp_path: Path) -> None:
         assert (code, err) == (1, "")
         assert f"cannot run: architecture '{name}' is not supported" in out.splitlines()[0]
         assert message in out.splitlines()[0]
+    adapter = make_gguf({"general.architecture": "llama", "general.type": "adapter"})
+    assert "LoRA adapter" in cli("show", adapter)[1].splitlines()[0]
     message = cli("run", tmp_path / "mamba.gguf", "x")[2]
     assert len(message) < 250  # no list of all architectures
 
