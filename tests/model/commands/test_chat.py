@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -245,51 +244,3 @@ def test_thoughts_are_dimmed_or_between_tags(
     conversation.ask("one.")
     assert capsys.readouterr().out == printed
     assert contents(conversation) == ["one.", "yes"]
-
-
-# ---- a terminal ----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
-    """An editor, its history, Ctrl-C at the prompt, and Ctrl-D."""
-    pty = pytest.importorskip("pty")
-    environment = os.environ | {
-        "URDIR_DEVICE": "emulator",
-        "URDIR_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "TERM": "xterm",
-    }
-    child, terminal = pty.fork()
-    if child == 0:  # pragma: no cover
-        words = [sys.executable, "-m", "urdir.model", "chat", "--temp", "0", "-n", "3"]
-        os.execve(sys.executable, words, environment)
-    seen = b""
-    try:
-        for typed, expected in (
-            (b"", b"> "),
-            (b"What is 2 plus 3?\r", b", seed "),
-            (b"half a line\x03", b"Ctrl-D or /exit leaves"),
-            (b"/stats\r", b"tokens of context in use"),
-            (b"\x1b[A\x1b[A\r", b", seed "),  # the question again, from the history
-            (b"\x04", None),
-        ):
-            os.write(terminal, typed)
-            at = len(seen)
-            while expected is None or expected not in seen[at:]:
-                try:
-                    read = os.read(terminal, 4096)
-                except OSError:  # it has left
-                    break
-                if b"\x1b[6n" in read:  # asks where the cursor is
-                    os.write(terminal, b"\x1b[1;1R")
-                seen += read
-    finally:
-        os.close(terminal)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert seen.count(b"2 plus ") >= 2
-    assert b"Urdir Demo 5M" in seen
-    history = tmp_path / "cache" / "chat_history"
-    assert history.read_text().count("What is 2 plus 3?") == 1
-    assert history.stat().st_mode & 0o777 == 0o600
