@@ -128,7 +128,7 @@ class Scheduler:
         self._running: dict[int, Task] = {}
         self._waiting: deque[Task] = deque()
         self._slots = list(reversed(range(slots)))
-        self._is_short = False  # of pages: none is admitted until a request gives some back
+        self._is_short = False  # of pages: none is admitted until a request ends
 
     @property
     def queued(self) -> int:
@@ -194,7 +194,8 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step; None where there is nothing to do, or all waits for tokens.
 
-        256 answers take 0.1 ms, and 0.2 ms where each of them reserves pages (one Xeon core).
+        256 answers take 0.04 ms, or 0.06 ms where some of them reserve pages, and `chosen` takes
+        0.13 ms (medians on one core of a cloud Xeon, CPython 3.11).
         """
         rows = self._decode_rows()
         budget = self.limits.mixed_rows if rows else self.limits.prompt_rows
@@ -344,7 +345,6 @@ class Scheduler:
         """Take slot and pages from a request. Its tokens under way are still read."""
         self._release(task)
         self._waiting.appendleft(task)
-        self._is_short = True
         self.counts.set_back += 1
 
     def _release(self, task: Task) -> None:
