@@ -13,12 +13,13 @@ from urdir.model.errors import ContextFullError
 from urdir.model.memory.pages import Match, PagePool
 
 PAGE = 4
-PAGES = 7
+PAGES = 9
 
 Tokens = tuple[int, ...]
 #: Prompts that often begin alike, by whole pages and by parts of one.
 WHOLE = st.lists(st.sampled_from([(0, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 0)]), max_size=3)
 PARTS = st.lists(st.integers(0, 1), min_size=1, max_size=PAGE)
+LENGTHS = st.just(99) | st.integers(0, 4 * PAGE)  # all of them, or fewer
 PROMPTS = st.builds(lambda whole, part: (*sum(whole, ()), *part), WHOLE, PARTS)
 
 
@@ -74,8 +75,9 @@ class Pool(RuleBasedStateMachine):
         self.write(holder, match.tokens)
         return holder
 
-    @rule(holder=holders, more=PROMPTS)
-    def grow(self, holder: Holder, more: Tokens) -> None:
+    @rule(holder=holders, length=LENGTHS, more=PROMPTS)
+    def go_on_from(self, holder: Holder, length: int, more: Tokens) -> None:
+        self.cut(holder, length)
         start = len(holder.tokens)
         held = len(holder.pages)
         wanted = blocks(start + len(more)) - held
@@ -98,7 +100,6 @@ class Pool(RuleBasedStateMachine):
         holder.tokens += more
         self.write(holder, start)
 
-    @rule(holder=holders, length=st.integers(0, 4 * PAGE))
     def cut(self, holder: Holder, length: int) -> None:
         holder.tokens = holder.tokens[:length]
         keep = blocks(len(holder.tokens))
@@ -111,7 +112,7 @@ class Pool(RuleBasedStateMachine):
         self.living.append(Holder(holder.tokens, list(holder.pages)))
         return self.living[-1]
 
-    @rule(holder=holders, length=st.just(99) | st.integers(0, 4 * PAGE))
+    @rule(holder=holders, length=LENGTHS)
     def publish(self, holder: Holder, length: int) -> None:
         self.pool.publish(holder.tokens[:length], holder.pages)
 
@@ -194,7 +195,7 @@ class Pool(RuleBasedStateMachine):
         assert found == {page for page, known in enumerate(pool._nodes) if known is not None}
 
 
-Pool.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Pool.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 test_any_use = Pool.TestCase
 
 
@@ -266,6 +267,7 @@ def test_what_is_written_over_is_forgotten_with_all_that_follows() -> None:
     assert pool._find(tokens)[1:] == (None, 0)
     pool.forget(pages[0], 3)
     assert pool._find(tokens) == ([], None, 0)
+    assert not any(pool._nodes)
 
 
 def test_the_page_to_copy_goes_last() -> None:
