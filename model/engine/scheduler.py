@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import ceil
@@ -194,8 +195,8 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step; None where there is nothing to do, or all waits for tokens.
 
-        256 answers take 0.04 ms, or 0.06 ms where some of them reserve pages, and `chosen` takes
-        0.13 ms (medians on one core of a cloud Xeon, CPython 3.11).
+        256 answers take 0.04 ms, some of them reserving room in every step, and `chosen` takes
+        0.12 ms (medians on one core of a cloud Xeon, CPython 3.11).
         """
         rows = self._decode_rows()
         budget = self.limits.mixed_rows if rows else self.limits.prompt_rows
@@ -263,14 +264,15 @@ class Scheduler:
         """Reserve room for the next tokens of an answer, taking it from younger requests if need
         be; False where the answer itself was set back."""
         ahead = self.limits.ahead
-        ahead -= (task.stored + task.slot) % ahead  # or equal answers would all reserve at once
-        ends = (min(task.stored + ahead, task.end), task.stored + 1)
+        ahead -= (task.stored + task.slot) % ahead  # equal answers take turns in reserving
+        end = min(task.stored + ahead, task.end)
         while True:
-            for end in ends:
-                try:
-                    task.room = self._storage.reserve(task.slot, task.stored, end)
-                except ContextFullError:
-                    continue
+            with suppress(ContextFullError):
+                self._storage.reserve(task.slot, task.stored, end)
+                task.room = end
+                return True
+            with suppress(ContextFullError):
+                task.room = self._storage.reserve(task.slot, task.stored, task.stored + 1)
                 return True
             youngest = next(reversed(self._running.values()))
             self._set_back(youngest)
