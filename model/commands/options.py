@@ -192,7 +192,7 @@ def add_generation(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """-s --temp --top-k --top-p --min-p --repeat-penalty --repeat-last-n."""
+    """-s --temp --top-k --top-p --min-p, the penalties, --logit-bias, --min-tokens."""
     group = parser.add_argument_group("sampling")
     flags: tuple[tuple[tuple[str, ...], Callable[[str], Any], Any, str], ...] = (
         (("-s", "--seed"), whole_number(0, 2**64 - 1), None, "random seed (default: a new one)"),
@@ -206,10 +206,46 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
             "drop less than this of the best (default: 0.05)",
         ),
         (("--repeat-penalty",), real_number(1e-3), 1.0, "divide repeated logits (default: 1, off)"),
-        (("--repeat-last-n",), whole_number(0), 64, "tokens looked back on (default: 64)"),
+        (
+            ("--repeat-last-n",),
+            whole_number(-1),
+            64,
+            "tokens that --repeat-penalty looks back on, also the prompt's; -1: all (default: 64)",
+        ),
+        (
+            ("--presence-penalty",),
+            real_number(-100, 100),
+            0.0,
+            "subtract from logits of tokens that the answer has: OpenAI's, the prompt does not "
+            "count (default: 0, off)",
+        ),
+        (
+            ("--frequency-penalty",),
+            real_number(-100, 100),
+            0.0,
+            "the same for each time that the answer has them (default: 0, off)",
+        ),
+        (("--min-tokens",), whole_number(0), 0, "tokens before the end may come (default: 0)"),
     )
     for names, kind, default, text in flags:
         group.add_argument(*names, type=kind, default=default, metavar="N", help=text)
+    group.add_argument(
+        "--logit-bias",
+        "-l",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="ID(+/-)BIAS",
+        help="add to a token's logit, as 15043+1 or 15043-1; repeatable",
+    )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """An argparse type: a token id and what is added to its logit, as llama.cpp writes them."""
+    found = re.fullmatch(r"(\d+)([+-].+)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID+BIAS or ID-BIAS")
+    return int(found[1]), real_number(-100, 100)(found[2])
 
 
 def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
@@ -223,5 +259,9 @@ def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
         min_p=args.min_p,
         repeat_penalty=args.repeat_penalty,
         repeat_last_n=args.repeat_last_n,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        logit_bias=tuple(args.logit_bias),
+        min_tokens=args.min_tokens,
         seed=int.from_bytes(os.urandom(4)) if args.seed is None else args.seed,
     )

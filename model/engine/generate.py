@@ -104,9 +104,9 @@ class Generation:
         keep = self.session.kept(shared, self.slot)
         self.session.truncate(keep, self.slot)
         self.session.feed(self.prompt[keep:], self.slot)
-        self.session.set_sampling(self.settings, self.slot)
         ends = frozenset() if self.ignore_end else frozenset(self.tokenizer.end_ids)
-        self.sequence.begin_answer(StopConditions(self.limit, ends, tuple(self.stops)))
+        stop = StopConditions(self.limit, ends, tuple(self.stops))
+        self.session.set_sampling(self.settings, self.slot, stop)
         self.statistics.prompt_tokens = len(self.prompt)
         self.statistics.cached_tokens = keep
 
@@ -134,14 +134,20 @@ class Generation:
     def _output(self) -> Output:
         if self.host_sampling:
             return Output.LOGITS
-        return Output.GREEDY if self.settings.is_greedy else Output.SAMPLE
+        return Output.of(self.settings)
 
     def _choose_on_host(self) -> Generator[int, None, None]:
         """The same with logits downloaded and numpy choosing: what the device must match."""
         while not self.sequence.is_full:
             logits = self.session.forward_gpu_resident((self.slot,))[0]
-            before = self.sequence.tokens
-            token = sample(logits, self.settings, self.sequence.length, before, self.slot)
+            token = sample(
+                logits,
+                self.settings,
+                self.sequence.length,
+                self.sequence.tokens,
+                answer_at=self.sequence.answer_at,
+                end_ids=self.sequence.stop.end_ids,
+            )
             if self.sequence.is_full:
                 self.sequence.read(token)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import GREEDY, Finish
@@ -37,6 +37,11 @@ class Request:
             raise SettingsError(
                 f"at least {self.min_tokens} tokens: expected 0{most or ' or more'}"
             )
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """The settings, with the end tokens that they are to hold back."""
+        return replace(self.settings, min_tokens=max(self.min_tokens, self.settings.min_tokens))
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,10 @@ def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
     steps by rows and length bucket. One output stands for all of a prompt's: what follows the
     layers is as in a decode step.
     """
-    buckets, outputs = shapes.lengths, (Output.GREEDY, Output.SAMPLE, Output.LOGITS)
+    buckets, outputs = (
+        shapes.lengths,
+        (Output.GREEDY, Output.SAMPLE, Output.LOGPROBS, Output.LOGITS),
+    )
     decode = (StepShape(1, keys, output) for output in outputs for keys in buckets)
     prompt = (
         StepShape(rows, keys, Output.GREEDY, prompt=rows)

@@ -81,7 +81,7 @@ class SessionBudget:
         return cls(
             cache=cache,
             chunks=chunks,
-            state=StateShape(sequences, cache.max_len, rows, chunks[-1]),
+            state=StateShape(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
             workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
         )
 
