@@ -128,6 +128,9 @@ class Scheduler:
         # Both in the order that requests came. Every running one is older than all that wait.
         self._running: dict[int, Task] = {}
         self._waiting: deque[Task] = deque()
+        # The last one given back is taken first. Requests are set back the youngest first, and
+        # admitted again the oldest first, so that none takes the slot of another whose tokens under
+        # way are still to be read.
         self._slots = list(reversed(range(slots)))
         self._is_short = False  # of pages: none is admitted until a request ends
 

@@ -31,6 +31,7 @@ from urdir.model.memory.pages import PagePool
 END = 0
 VOCABULARY = 6
 UNWRITTEN = -1
+LETTERS = 4  # of each sequence: as many steps may be under way
 
 
 def advance(state: int, token: int) -> int:
@@ -135,21 +136,25 @@ class ToyDevice:
     def __init__(self, storage: ToyStorage) -> None:
         self.storage = storage
         self.tokens: list[dict[int, int]] = [{} for _ in range(storage.slots)]
+        self.mailbox: dict[tuple[int, int], int] = {}
 
     def upload(self, sequence: int, tokens: Sequence[int]) -> None:
         self.tokens[sequence] = dict(enumerate(tokens))
 
-    def run(self, plan: StepPlan) -> list[int]:
-        """The tokens that a step chooses."""
-        chosen = []
+    def run(self, plan: StepPlan) -> None:
+        """Process the rows of a step, and put the tokens that it chooses into the mailbox."""
         for sequence, position in zip(plan.batch.decode, plan.positions, strict=True):
             self._process(sequence, position, position + 1)
-            chosen.append(self._choose(sequence, position + 1))
         for segment in plan.batch.segments:
             self._process(segment.sequence, segment.start, segment.end)
-            if segment.chooses:
-                chosen.append(self._choose(segment.sequence, segment.end))
-        return chosen
+        for sequence, position in plan.places:
+            token = next_token(self.storage.read(sequence, position))
+            self.tokens[sequence][position + 1] = token
+            self.mailbox[sequence, position % LETTERS] = token
+
+    def chosen(self, sequence: int, position: int) -> int:
+        """The token after the one at ``position``, unless another has taken its place."""
+        return self.mailbox[sequence, position % LETTERS]
 
     def _process(self, sequence: int, start: int, end: int) -> None:
         state = self.storage.read(sequence, start - 1) if start else 1
@@ -157,10 +162,6 @@ class ToyDevice:
         for position in range(start, end):
             state = advance(state, self.tokens[sequence][position])
             self.storage.write(sequence, position, state)
-
-    def _choose(self, sequence: int, end: int) -> int:
-        self.tokens[sequence][end] = next_token(self.storage.read(sequence, end - 1))
-        return self.tokens[sequence][end]
 
 
 class Server:
@@ -185,7 +186,7 @@ class Server:
         self.requests: dict[int, Request] = {}
         self.answers: dict[int, list[int]] = {}
         self.endings: dict[int, Ending] = {}
-        self.queued: deque[tuple[StepPlan, list[int]]] = deque()
+        self.queued: deque[StepPlan] = deque()
         self.admitted: list[int] = []
         self.wasted = 0
 
@@ -212,12 +213,14 @@ class Server:
             for number, sequence in plan.admitted:
                 self.device.upload(sequence, scheduler.tokens(number))
                 self.admitted.append(number)
-            self.queued.append((plan, self.device.run(plan)))
+            self.device.run(plan)
+            self.queued.append(plan)
         return plan
 
     def complete(self) -> None:
         """The oldest step is complete."""
-        plan, tokens = self.queued.popleft()
+        plan = self.queued.popleft()
+        tokens = [self.device.chosen(*place) for place in plan.places]
         outcomes = self.scheduler.chosen(plan, tokens)
         self.wasted += len(tokens) - len(outcomes)
         for outcome in outcomes:

@@ -195,7 +195,7 @@ class Pool(RuleBasedStateMachine):
         assert found == {page for page, known in enumerate(pool._nodes) if known is not None}
 
 
-Pool.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+Pool.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 test_any_use = Pool.TestCase
 
 
