@@ -36,12 +36,9 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_model(parser)
     parser.add_argument("-a", "--alias", metavar="NAME", help="name of the model for clients")
     options.add_device(parser)
-    memory = parser.add_argument_group("how many at once")
-    memory.add_argument(
-        *("-c", "--ctx-size"),
-        type=options.whole_number(1),
-        metavar="N",
-        help="most tokens of a prompt with its answer (the model's, at most 32768)",
+    memory = parser.add_argument_group(
+        "how many at once",
+        "Without -c a prompt with its answer has the model's context, 32768 tokens at most.",
     )
     memory.add_argument(
         *("-np", "--parallel"),

@@ -110,8 +110,8 @@ class Engine(Owner):
         (2048) are processed at once, fewer where memory is short. A ``memory_share`` of what is
         free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`) as
         fit it; ``sequences`` (None) then are `SEQUENCES`, and the context up to `LONG_CONTEXT`.
-        With ``text`` a thread of its own builds the tokeniser. ``meanwhile`` is called while the weights are loaded, with an engine
-        that must run nothing yet: for `Session.prepare`. ``cache_folder`` keeps compiled kernels:
+        With ``text`` a thread of its own builds the tokeniser. ``meanwhile`` is called while the
+        weights are loaded, with an engine that must run nothing yet: for `Session.prepare`. ``cache_folder`` keeps compiled kernels:
         "user" is the user's (`user_cache_folder`), None keeps none. ``ptx_files`` are folders of
         edited PTX to use and of PTX to write. ``observer`` looks at every step. No variable of the
         environment is read. The file is checked whole, and the memory it needs against what is
