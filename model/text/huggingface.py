@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from urdir.model.errors import TokenizerError, UnsupportedError
+from urdir.model.files.limits import TOKEN_IDS, TOKEN_NBYTES
 from urdir.model.files.metadata import Metadata
 from urdir.model.text.end_tokens import find_end_ids, find_markup, find_shown_ids
 from urdir.model.text.spelling import BYTE_ALPHABET
@@ -20,7 +21,6 @@ from urdir.model.text.vocabulary import TokenType, Vocabulary
 
 _PREFIX = "tokenizer.huggingface."
 _ESCAPED_SPACE = "▁"  # U+2581
-_MAX_TOKENS = 10_000_000
 
 
 class HuggingFaceTokens:
@@ -64,8 +64,11 @@ class HuggingFaceTokens:
 
     def _read_vocabulary(self, metadata: Metadata) -> Vocabulary:
         ids = self._engine.get_vocab(with_added_tokens=True)
-        if not ids or max(ids.values()) >= _MAX_TOKENS:
-            raise TokenizerError(f"tokenizer.json has {len(ids)} tokens, or too large an id")
+        if not ids:
+            raise TokenizerError("tokenizer.json has no tokens")
+        TOKEN_IDS.check(max(ids.values()) + 1, "tokenizer.json", TokenizerError)
+        longest = max(len(token.encode("utf-8", "replace")) for token in ids)
+        TOKEN_NBYTES.check(longest, "tokenizer.json", TokenizerError)
         tokens = [""] * (max(ids.values()) + 1)
         types = bytearray([TokenType.UNUSED]) * len(tokens)
         for token, token_id in ids.items():

@@ -523,3 +523,23 @@ def test_broken_sentencepiece_vocabularies(
 ) -> None:
     with pytest.raises(TokenizerError, match=message):
         build(make_gguf, sentencepiece(**changes))
+
+
+def test_a_vocabulary_of_ever_longer_tokens(make_gguf: Callable[..., Path]) -> None:
+    """Small files that would take quadratic time or memory to read, or to cut a text."""
+
+    def tokenizer(longest: int) -> Tokenizer:
+        tokens = ["<unk>", "<s>", "</s>", *("a" * n for n in range(1, longest + 1))]
+        metadata = {
+            "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": np.arange(len(tokens), dtype="<f4"),
+            "tokenizer.ggml.add_space_prefix": False,
+        }  # fmt: skip
+        return Tokenizer.from_gguf(Gguf(make_gguf(metadata)))
+
+    started = time.perf_counter()
+    ids = tokenizer(4096).encode("a" * 10_000)
+    assert ids == [4098, 4098, 10_000 - 2 * 4096 + 2]
+    assert time.perf_counter() - started < 2.0
+    with pytest.raises(TokenizerError, match=r"tokens: 4,097 bytes of a token, at most 4,096"):
+        tokenizer(4097)
