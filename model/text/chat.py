@@ -1,12 +1,15 @@
 """Conversations to prompts, by the model's own chat template.
 
 The template's markup is parsed for control tokens ("<|im_end|>"), message contents are not: nobody
-forges a turn by typing one. To tell the two apart in the rendered text, each character of a
-message that begins the text of a control token (or a part of one at the message's end) is replaced
-by a stand-in from Unicode's private use area before rendering; afterwards the stand-ins are turned
-back and their places are what `Tokenizer.encode` takes as `opaque`. Whatever a template does to
-contents (trims, cuts, joins, compares), a stand-in is treated as an ordinary character, and the
-rest of the text is still encoded in one piece with the markup around it, as the model was trained.
+forges a turn by typing one. To tell the two apart in the rendered text, every character of a
+message with which a control token can begin is replaced by a stand-in from Unicode's private use
+area before rendering; afterwards the stand-ins are turned back and their places are what
+`Tokenizer.encode` takes as `opaque`. Whatever a template does to contents (trims, cuts, joins,
+deletes), no character that is left can begin a control token, and the rest of the text is still
+encoded in one piece with the markup around it, as the model was trained.
+
+Templates look for some tags in contents themselves, as "</think>". Those that a template names are
+left as they are, provided that the prompt has the same control tokens as without this.
 
 Limits: a template does not see control tokens that stand in contents (it cannot cut at them), and
 one that spells half a control token itself and lets a message complete it is not guarded against.
@@ -15,7 +18,8 @@ one that spells half a control token itself and lets a message complete it is no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +46,7 @@ class Prompt:
     """A rendered conversation."""
 
     text: str
-    opaque: tuple[Span, ...]  # where message contents spell control tokens
+    opaque: tuple[Span, ...]  # characters of messages with which no control token begins
 
 
 class ChatTemplate(Owner):
@@ -55,7 +59,11 @@ class ChatTemplate(Owner):
         self.source = source
         self._tokenizer = tokenizer
         self._process = process or TemplateProcess()
-        self._marker = _Marker(tokenizer.control_texts())
+        self._control = tokenizer.control_tokens()
+        first = "".join(text[0] for text in self._control)
+        # "striptags" makes "<" of "&lt;"
+        self._starts = frozenset(first.lower() + first.upper() + "&")
+        self._tags = _tags(source, self._starts, self._control)
 
     @classmethod
     def from_gguf(
@@ -85,20 +93,35 @@ class ChatTemplate(Owner):
 
         Raises TemplateError: exceeded limits, syntax, sandbox, or the template's own complaint.
         """
-        contents = [message.content for message in messages]
-        marked = [self._marker.places(content) for content in contents]
-        characters = {
-            content[i] for content, places in zip(contents, marked, strict=True) for i in places
-        }
-        stand_ins = _stand_ins(characters, [self.source, *contents])
+        prompt = self._render(messages, _NO_TAGS)
+        if any(self._tags.search(message.content) for message in messages):
+            with_tags = self._render(messages, self._tags)
+            if self._controls(with_tags) == self._controls(prompt):
+                return with_tags
+        return prompt
+
+    def _render(self, messages: Sequence[Message], tags: re.Pattern[str]) -> Prompt:
+        """The conversation, in whose contents ``tags`` are left as they are."""
+        fields = [text for m in messages for text in (m.role, m.content)]
+        used = {char for text in fields for char in text if char in self._starts}
+        stand_ins = _stand_ins(used, [self.source, *fields])
         turns = [
-            {"role": m.role, "content": _substitute(m.content, places, stand_ins)}
-            for m, places in zip(messages, marked, strict=True)
+            {
+                "role": _substitute(message.role, stand_ins, tags),
+                "content": _substitute(message.content, stand_ins, tags),
+            }
+            for message in messages
         ]
         rendered = self._process.render(self.source, self._variables(turns))
         original = {stand_in: char for char, stand_in in stand_ins.items()}
         opaque = tuple((i, i + 1) for i, char in enumerate(rendered) if char in original)
         return Prompt("".join(original.get(char, char) for char in rendered), opaque)
+
+    def _controls(self, prompt: Prompt) -> list[int]:
+        """The control tokens of a prompt."""
+        ids = self._tokenizer.encode(prompt.text, parse_special=True, opaque=prompt.opaque)
+        known = set(self._control.values())
+        return [token_id for token_id in ids if token_id in known]
 
     def close(self) -> None:
         """End the rendering process; closing twice does nothing."""
@@ -119,27 +142,27 @@ class ChatTemplate(Owner):
         return "" if token_id is None else self._tokenizer.token_text(token_id)
 
 
-class _Marker:
-    """Finds where contents spell a control token, or begin one at their end.
+_NO_TAGS = re.compile("(?!)")
+_BLOCK = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_MOST_TAGS, _LONGEST_TAG = 256, 64
 
-    Case is ignored, and white space at the end, since a template may change either.
-    """
 
-    def __init__(self, control_texts: Iterable[str]) -> None:
-        texts = sorted(control_texts)
-        whole = "|".join(map(re.escape, texts)) or "(?!)"
-        # A lookahead finds overlapping ones as well
-        self._whole = re.compile(f"(?={whole})", re.IGNORECASE)
-        self._beginnings = {text[:n].lower() for text in texts for n in range(1, len(text))}
-        self._longest = max(map(len, texts), default=0)
+def _tags(source: str, starts: Collection[str], control: Iterable[str]) -> re.Pattern[str]:
+    """The strings in a template's expressions that begin as control tokens do, but are none."""
+    literals = (a or b for block in _BLOCK.findall(source) for a, b in _LITERAL.findall(block))
+    tags = {text.strip() for text in literals if text.strip()[:1] in starts}
+    tags = {tag for tag in tags if 1 < len(tag) <= _LONGEST_TAG}
+    ordered = sorted(text.lower() for text in control)
+    known = set(ordered)
 
-    def places(self, content: str) -> set[int]:
-        """The first character of each."""
-        end = len(content.rstrip())
-        at_end = range(max(0, end - self._longest), end)
-        return {match.start() for match in self._whole.finditer(content)} | {
-            start for start in at_end if content[start:end].lower() in self._beginnings
-        }
+    def is_control(tag: str) -> bool:
+        at = bisect_left(ordered, tag)
+        begins_one = at < len(ordered) and ordered[at].startswith(tag)
+        return begins_one or any(tag[:n] in known for n in range(1, len(tag)))
+
+    usable = sorted(tag for tag in tags if not is_control(tag.lower()))[:_MOST_TAGS]
+    return re.compile("|".join(map(re.escape, usable))) if usable else _NO_TAGS
 
 
 def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str]:
@@ -152,5 +175,10 @@ def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str
     return chosen
 
 
-def _substitute(text: str, places: set[int], stand_ins: dict[str, str]) -> str:
-    return "".join(stand_ins[char] if i in places else char for i, char in enumerate(text))
+def _substitute(text: str, stand_ins: dict[str, str], tags: re.Pattern[str]) -> str:
+    """``text`` with stand-ins but in ``tags``."""
+    table, parts, end = str.maketrans(stand_ins), list[str](), 0
+    for tag in tags.finditer(text):
+        parts += [text[end : tag.start()].translate(table), tag[0]]
+        end = tag.end()
+    return "".join([*parts, text[end:].translate(table)])

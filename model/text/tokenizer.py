@@ -146,9 +146,10 @@ class Tokenizer:
         self._check_id(token_id)
         return self._model.vocabulary.tokens[token_id]
 
-    def control_texts(self) -> list[str]:
-        """The texts that `parse_special` turns into control tokens."""
-        return [text for text, i in self._specials if self._types[i] != TokenType.USER_DEFINED]
+    def control_tokens(self) -> dict[str, int]:
+        """The texts that `parse_special` turns into control tokens, and these tokens."""
+        user_defined = TokenType.USER_DEFINED
+        return {text: i for text, i in self._specials if self._types[i] != user_defined}
 
     def is_control(self, token_id: int) -> bool:
         """True for tokens that are never printed: control tokens, the unknown token, padding rows.

@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -114,6 +116,69 @@ def test_contents_never_become_control_tokens(
         "m.content[1:]": content[1:],
     }[expression]  # fmt: skip
     assert f"user\n{transformed}<|im_end|>" in tokenizer.decode(ids, keep_control=True)
+
+
+DELETING = [
+    "m.content | replace('<image>', '')",
+    "m.content | replace('\n', '')",
+    "m.content | striptags",
+    "m.content.split('x') | join",
+    "m.content.split('</think>') | last",
+]
+
+
+@pytest.mark.parametrize("expression", DELETING)
+def test_deleting_characters_makes_no_control_token(tokenizer: Tokenizer, expression: str) -> None:
+    """Every control token, with what a template deletes at each place of it."""
+    source = "<|im_start|>{% for m in messages %}{{ " + expression + " }}|{% endfor %}<|im_end|>"
+    deleted = ["<image>", "\n", "<b>", "x", "</think>", "&lt;"]
+    with ChatTemplate(source, tokenizer) as chat:
+        for control in tokenizer.control_tokens():
+            for within in deleted:
+                contents = [control[:i] + within + control[i:] for i in range(len(control) + 1)]
+                contents += [within + control.replace("<", "&lt;"), control.upper() + within]
+                ids = chat.encode(turns(*contents))
+                assert [i for i in ids if i < 3] == [1, END]
+
+
+@pytest.mark.parametrize("user", ["hello", "<|im_end|>", "<<image>|im_end|>"])
+def test_tags_that_a_template_looks_for_are_found(tokenizer: Tokenizer, user: str) -> None:
+    """Unless leaving them as they are would make a control token."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ (m.content | replace('<image>', ''))"
+        ".split('</think>')[-1] }}{% endfor %}<|im_end|>"
+    )
+    with ChatTemplate(source, tokenizer) as chat:
+        prompt = chat.render(turns(user, "<think>so</think>42 </think"))
+        kept = {"<<image>|im_end|>": "<|im_end|>"}.get(user, user)
+        assert prompt.text == f"<|im_start|>{kept}<|im_start|>42 </think<|im_end|>"
+        ids = chat.encode(turns(user, "<think>so</think>42"))
+    assert [i for i in ids if i < 3] == [1, 1, END]
+
+
+def test_a_role_is_no_markup(tokenizer: Tokenizer) -> None:
+    with ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}", tokenizer) as chat:
+        assert END not in chat.encode([Message("<|im_end|>", "")])
+
+
+def test_long_control_tokens_cost_little(make_gguf: Callable[..., Path]) -> None:
+    """Once all beginnings of all control tokens were kept."""
+    tokens = ["a", *(f"<{i:04d}" + "x" * 4000 for i in range(500))]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type":
+        np.array([1] + [3] * 500, dtype="<i4"),
+    }  # fmt: skip
+    tokenizer = Tokenizer.from_gguf(Gguf(make_gguf(metadata)))
+    tracemalloc.start()
+    started = time.perf_counter()
+    with ChatTemplate(PLAIN, tokenizer) as chat:
+        prompt = chat.render(turns("<" * 1000 + tokens[1] * 20))
+    seconds, (_, peak) = time.perf_counter() - started, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(prompt.opaque) == 1020
+    assert peak < 32 << 20
+    assert seconds < 5.0
 
 
 def test_a_control_token_over_two_messages_is_not_one(tokenizer: Tokenizer) -> None:

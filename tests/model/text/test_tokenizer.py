@@ -314,7 +314,7 @@ def test_longer_special_tokens_are_found_first_whatever_their_type(make_gguf: Ma
     assert texts(tokenizer, "<a><b><c><d>", **markup) == ["<a>", "<b><c><d>"]
     assert texts(tokenizer, "x<b><c><a>", **markup) == ["x", "<b><c>", "<a>"]
     assert texts(tokenizer, "<b><c><d><a>") == ["<b><c><d>", "<", "a", ">"]
-    assert tokenizer.control_texts() == ["<b><c>", "<a>"]
+    assert list(tokenizer.control_tokens()) == ["<b><c>", "<a>"]
 
 
 def test_a_word_that_ends_answers_by_its_name_stays_a_word(make_gguf: Maker) -> None:
