@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from urdir.model.errors import TemplateError
+from urdir.model.foreign import one_line
 from urdir.model.owner import Owner
 from urdir.model.text.sandbox_worker import read_message, write_message
 
 TIME_LIMIT = 2.0  # seconds for one rendering
 _START_LIMIT = 30.0  # seconds for Python to start and import Jinja
-_MESSAGE_LIMIT = 300  # characters of a template's own error message
 # What Python may need to start (Windows; a shared libpython).
 _INHERITED = ("SYSTEMROOT", "LD_LIBRARY_PATH")
 
@@ -72,7 +72,7 @@ class TemplateProcess(Owner):
         if reply is None:
             raise TemplateError("the chat template's rendering process died (out of memory?)")
         if "error" in reply:
-            raise TemplateError(f"the chat template failed: {_one_line(reply['error'])}")
+            raise TemplateError(f"the chat template failed: {one_line(reply['error'])}")
         return str(reply["text"])
 
     @property
@@ -142,9 +142,3 @@ def _close_quietly(pipe: Any) -> None:
         pipe.close()
     except OSError:  # unsent bytes for a process that is gone
         return
-
-
-def _one_line(message: str) -> str:
-    """A stranger's message without line breaks and terminal control sequences, and not too long."""
-    text = " ".join("".join(c if c.isprintable() else " " for c in message).split())
-    return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."
