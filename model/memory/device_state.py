@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from urdir.driver.context import close_all
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS
 
@@ -150,8 +151,7 @@ class DecodeState(Owner):
 
     def close(self) -> None:
         """Free the state; closing twice does nothing."""
-        self._arena.close()
-        self.mailbox.close()
+        close_all([self._arena, self.mailbox])
 
 
 def _padded(values: Words, count: int, rest: int) -> Words:
