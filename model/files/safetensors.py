@@ -125,13 +125,13 @@ def _span(name: str, entry: object, path: Path) -> tuple[int, int]:
     if not isinstance(dtype, str) or dtype not in ITEM_NBYTES:
         raise fail(f"has the unknown dtype {str(dtype)[:20]!r}")
     if not _are_sizes(shape) or len(shape) > limits.SAFETENSORS_DIMS.most or 0 in shape:
-        raise fail(f"has the shape {str(shape)[:60]}")
+        raise fail(f"has the shape {repr(shape)[:60]}")
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise fail(f"has the offsets {str(offsets)[:60]}")
+        raise fail(f"has the offsets {repr(offsets)[:60]}")
     nbytes = math.prod(shape) * ITEM_NBYTES[dtype]
     if offsets[1] - offsets[0] != nbytes:
         raise fail(
-            f"has {offsets[1] - offsets[0]:,} bytes; {dtype} of shape {str(shape)[:60]} has "
+            f"has {offsets[1] - offsets[0]:,} bytes; {dtype} of shape {repr(shape)[:60]} has "
             f"{nbytes:,}"
         )
     return offsets[0], offsets[1]

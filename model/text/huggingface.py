@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Engine
 from urdir.model.errors import TokenizerError, UnsupportedError
 from urdir.model.files.limits import TOKEN_IDS, TOKEN_NBYTES
 from urdir.model.files.metadata import Metadata
+from urdir.model.foreign import one_line
 from urdir.model.text.end_tokens import find_end_ids, find_markup, find_shown_ids
 from urdir.model.text.spelling import BYTE_ALPHABET
 from urdir.model.text.vocabulary import TokenType, Vocabulary
@@ -33,7 +34,7 @@ class HuggingFaceTokens:
             self._engine = _engine(description)
             self._inner = _engine(_without_prefix(description))
         except Exception as error:  # the library raises nothing more specific
-            raise TokenizerError(f"tokenizer.json cannot be used: {error}") from None
+            raise TokenizerError(f"tokenizer.json cannot be used: {one_line(str(error))}") from None
         self._is_byte_level = _is_byte_level(description)
         self.adds_space = _strips_a_space(description)
         self._added = self._engine.get_added_tokens_decoder()

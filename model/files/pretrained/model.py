@@ -82,7 +82,7 @@ def _size(config: Mapping[str, Any], name: str, default: int, path: Path) -> int
     value = config.get(name)
     value = default if value is None else value
     if type(value) is not int or not 0 < value < 1 << 31:
-        raise ConfigError(f"{path}: '{name}' is {str(value)[:60]}")
+        raise ConfigError(f"{path}: '{name}' is {repr(value)[:60]}")
     return value
 
 
