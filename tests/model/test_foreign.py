@@ -57,7 +57,12 @@ def test_names_that_are_no_files(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("vocabulary", "merges"),
-    [({"a": 0, "b": 1}, [["a", "b"]]), ({"a": 0, "b": 1}, [["a", "c"]]), ({"a": 1 << 40}, [])],
+    [
+        ({"a": 0}, [["a", "\0"]]),
+        ({"a": 0, "b": 1}, [["a", "b"]]),
+        ({"a": 0, "b": 1}, [["a", "c"]]),
+        ({"a": 1 << 40}, []),
+    ],
 )
 def test_merges_of_tokens_that_do_not_exist(
     make_gguf: Callable[..., Path], vocabulary: dict[str, int], merges: Any
@@ -70,8 +75,12 @@ def test_merges_of_tokens_that_do_not_exist(
         }
     )  # fmt: skip
     values = {"tokenizer.ggml.model": "huggingface", "tokenizer.huggingface.json": text}
-    with Gguf(make_gguf(values)) as gguf, pytest.raises(TokenizerError, match=f"{gguf.path}: "):
+    with (
+        Gguf(make_gguf(values)) as gguf,
+        pytest.raises(TokenizerError, match=f"{gguf.path}: ") as caught,
+    ):
         Tokenizer.from_gguf(gguf)
+    assert str(caught.value).isprintable()
 
 
 def test_a_text_that_a_library_fails_on(demo_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The malformed files of llama.cpp (tests/test-gguf.cpp, by their names there), with other contents:
+"""The malformed files of llama.cpp (tests/test-gguf.cpp, by their names), with other contents:
 what it refuses is refused, and the good ones among them are read.
 """
 
