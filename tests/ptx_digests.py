@@ -107,8 +107,8 @@ def _steps(exact: bool) -> Iterator[StepShape]:
         yield StepShape(1, KEYS[-1], output)
     chunks = chunks_of(exact)
     for rows in chunks if exact else PROMPTS:
-        yield StepShape(rows, KEYS[0], Output.GREEDY, is_prompt=True)
-    yield StepShape(chunks[-1], KEYS[-1], Output.NONE, is_prompt=True)
+        yield StepShape(rows, KEYS[0], Output.GREEDY, prompt=rows)
+    yield StepShape(chunks[-1], KEYS[-1], Output.NONE, prompt=chunks[-1])
 
 
 def _launches(plan: Plan) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.memory.device_state import DecodeState
@@ -15,20 +15,38 @@ if TYPE_CHECKING:
 class Rows:
     """The rows of one plan: ``sequence`` and ``position`` (count,) u32 in device memory.
 
-    Each attends to at most ``keys`` keys; those of a prompt are a chunk of one sequence.
+    Each attends to at most ``keys`` keys. The first ones are the next tokens of as many sequences.
+    The last ``prompt`` are segments of prompts: tokens of one sequence side by side.
     """
 
     count: int
     keys: int
-    is_prompt: bool
+    prompt: int
     sequence: Slice
     position: Slice
 
     @classmethod
-    def of(cls, state: DecodeState, count: int, keys: int, *, is_prompt: bool = False) -> Rows:
-        """``count`` rows of a decode or of a prompt step, in ``state``."""
-        prefix = "chunk_" if is_prompt else ""
-        return cls(count, keys, is_prompt, state[prefix + "sequence"], state[prefix + "position"])
+    def of(cls, state: DecodeState, count: int, keys: int, prompt: int = 0) -> Rows:
+        """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts."""
+        prefix = "step_" if prompt else ""
+        return cls(count, keys, prompt, state[prefix + "sequence"], state[prefix + "position"])
+
+    @property
+    def decode(self) -> int:
+        """Rows that are no prompt's."""
+        return self.count - self.prompt
+
+    def split(self) -> tuple[Rows, Rows]:
+        """The rows that are no prompt's, and those that are."""
+        first = replace(self, count=self.decode, prompt=0)
+        at, nbytes = 4 * self.decode, 4 * self.prompt
+        rest = replace(
+            self,
+            count=self.prompt,
+            sequence=self.sequence.slice(at, nbytes),
+            position=self.position.slice(at, nbytes),
+        )
+        return first, rest
 
     @property
     def arguments(self) -> dict[str, Slice]:
@@ -37,14 +55,14 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class LastRow:
-    """The one row of a chunk whose results are wanted: number ``index`` (1,) u32, in device memory,
-    of the chunk's; ``rows`` is that row alone, as a decode step has it."""
+class OutputRows:
+    """The rows of a step with prompts whose results are wanted: their numbers ``index`` (count,)
+    u32, in device memory; ``rows`` are these rows alone, as a decode step has them."""
 
     index: Slice
     rows: Rows
 
     @classmethod
-    def of(cls, state: DecodeState, keys: int) -> LastRow:
-        """The last row of a prompt step that is not idle."""
-        return cls(state["last_row"], Rows.of(state, 1, keys))
+    def of(cls, state: DecodeState, count: int, keys: int) -> OutputRows:
+        """``count`` of them."""
+        return cls(state["output_row"], Rows.of(state, count, keys))

@@ -86,6 +86,8 @@ class Engine(Owner):
         kv_dtype: KvDtype = "f16",
         exact: bool = False,
         sequences: int = 1,
+        page_len: int = 0,
+        pages: int | None = None,
         chunk: int | None = None,
         text: bool = False,
         cache_folder: Path | Literal["user"] | None = "user",
@@ -134,6 +136,8 @@ class Engine(Owner):
                 kv_dtype=kv_dtype,
                 exact=exact,
                 sequences=sequences,
+                page_len=page_len,
+                pages=pages,
             )
             budget = fitting_budget(
                 gguf,
@@ -152,6 +156,8 @@ class Engine(Owner):
                     kv_dtype,
                     exact=exact,
                     sequences=sequences,
+                    page_len=page_len,
+                    pages=pages,
                     chunk=budget.chunks[-1],
                     observer=observer,
                 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import GREEDY, Finish
 from urdir.model.errors import ModelError, SettingsError
+from urdir.model.text.constraints import Constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,8 @@ class Request:
     It ends after ``limit`` tokens (None: when the context is full), at an end token of the model
     (not before ``min_tokens`` others, or never with ``ignore_end``), or where its text has one of
     ``stops``. A ``constraint`` says which tokens may come next, from those before: each step waits
-    for the token of the last one then. Raises ModelError for an empty prompt, SettingsError.
+    for the token of the last one then. Control tokens are no text but those that are ``shown``.
+    Raises ModelError for an empty prompt, SettingsError.
     """
 
     prompt: tuple[int, ...]
@@ -25,7 +27,8 @@ class Request:
     min_tokens: int = 0
     stops: tuple[str, ...] = ()
     ignore_end: bool = False
-    constraint: object | None = None
+    constraint: Constraint | None = None
+    shown: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.prompt:

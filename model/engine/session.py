@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from urdir.model.blocks.attention import segment_alignment
 from urdir.model.blocks.parts import StepParts
-from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
+from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.run_ahead import RunAhead
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence
+from urdir.model.engine.step_queue import StepQueue
 from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
 from urdir.model.memory.buckets import MOST_CHUNK
@@ -29,6 +31,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.driver.stream import Event
 
 Slots = abc.Sequence[int]
 
@@ -72,12 +75,14 @@ class Session(Owner):
         self.context = context
         self.weights = weights
         self.sequences = tuple(Sequence(slot, context) for slot in range(sequences))
-        self.shapes = ShapeBuckets.of(budget.chunks, budget.cache.max_len)
-        self._rows: tuple[tuple[int, int], ...] = ()  # of the next decode step, on the device
+        alignment = 1 if exact else segment_alignment(config, budget.cache, device.native_target)
+        self.shapes = ShapeBuckets.of(
+            budget.chunks, budget.cache.max_len, budget.state.rows, alignment
+        )
         with ExitStack() as owners:
             self._stream = owners.enter_context(device.create_stream())
-            cache = owners.enter_context(KvCache(device, budget.cache))
-            state = owners.enter_context(DecodeState(device, budget.state))
+            cache = owners.enter_context(KvCache(device, budget.cache, self._stream))
+            state = owners.enter_context(DecodeState(device, budget.state, self._stream))
             work = owners.enter_context(device.arena(budget.workspace, "workspace"))
             for name in ZEROED & work.keys():
                 work[name].fill(0)
@@ -92,6 +97,7 @@ class Session(Owner):
             )
             self.ahead = owners.enter_context(RunAhead(device, self._stream))
             self.steps = owners.enter_context(Steps(self.parts, observer))
+            self.queue = StepQueue(self.steps, state, self.shapes, self._stream)
             self._owners = owners.pop_all()
 
     # ---- one sequence ----
@@ -143,23 +149,28 @@ class Session(Owner):
         """
         if not tokens:
             return
-        self._check_vocabulary(tokens)
         fed = self.sequences[sequence]
-        fed.check_append(len(tokens))
-        end = fed.known + len(tokens) - 1
-        self.parts.cache.reserve(fed.slot, fed.length, end)
-        self.parts.state.write_tokens(fed.slot, fed.known, tokens)
-        fed.append(tokens)
+        self._check_append(tokens, fed)
+        self.parts.cache.reserve(fed.slot, fed.length, fed.known + len(tokens) - 1)
+        self.append(tokens, sequence)
         self._process(fed, fed.known - self.shapes.chunks[-1])
+
+    def append(self, tokens: Ids, sequence: int = 0) -> None:
+        """Append ``tokens``, which are pending then, however many: for `launch_batch`. Raises as
+        `feed` does, where the context has no room.
+        """
+        extended = self.sequences[sequence]
+        self._check_append(tokens, extended)
+        self.parts.state.write_tokens(extended.slot, extended.known, tokens)
+        extended.append(tokens)
 
     def _process(self, sequence: Sequence, end: int) -> None:
         """Queue prompt steps without an output until no token before ``end`` is pending: one more
         chunk may be, where ``end`` is not the last token."""
         while sequence.length < end:
             shape, stop = self.shapes.prompt(sequence.length, sequence.last)
-            self.parts.state.write_chunk(sequence.slot, sequence.length, stop)
-            self.steps.launch(shape, self._stream)
-            sequence.process(stop)
+            segment = Segment(sequence.slot, sequence.length, stop)
+            self._launch(shape, Batch((), (segment,)))
 
     def prepare(self, tokens: int, output: Output) -> None:
         """Record the graphs that one sequence needs for a prompt of so many tokens and for the
@@ -232,7 +243,7 @@ class Session(Owner):
         self.parts.cache.truncate(cut.slot, length)
         self.parts.state.write_known(cut.slot, length)
         cut.truncate(length)
-        self._rows = ()
+        self.queue.forget_rows()
 
     def undo_unread(self, sequence: int) -> None:
         """Forget the steps of a sequence whose tokens were not read; the last one that was read is
@@ -242,7 +253,7 @@ class Session(Owner):
         if undone.forget_unread():
             self.parts.cache.truncate(undone.slot, undone.length)
             self.parts.state.write_known(undone.slot, undone.known)
-            self._rows = ()
+            self.queue.forget_rows()
 
     def fork(self, source: int, target: int) -> None:
         """Make ``target`` a copy of ``source``, its pending token included."""
@@ -252,7 +263,7 @@ class Session(Owner):
         self.parts.cache.fork(source, target, original.length)
         self.parts.state.copy_tokens(source, target, original.known)
         self.sequences[target].copy(original)
-        self._rows = ()
+        self.queue.forget_rows()
 
     # ---- steps ----
 
@@ -268,10 +279,16 @@ class Session(Owner):
             raise ModelError(f"a step of sequences {list(sequences)}: each once, at least one")
         for s in sequences:
             self.sequences[s].check_step()
-        if len(sequences) == 1 and self.sequences[sequences[0]].pending > 1:
-            prompt = self.sequences[sequences[0]]
-            return self.shapes.prompt(prompt.length, prompt.known, output)[0]
+        if (segment := self._segment(sequences)) is not None:
+            return self.shapes.prompt(segment.start, segment.end, output)[0]
         return self.shapes.decode(len(sequences), self.longest(sequences) + steps, output, steps)
+
+    def _segment(self, sequences: Slots) -> Segment | None:
+        """What is pending of a single sequence, where that is more than a token."""
+        first = self.sequences[sequences[0]]
+        if len(sequences) > 1 or first.pending <= 1:
+            return None
+        return Segment(first.slot, first.length, first.known, chooses=True)
 
     def _step(self, output: Output, sequences: Slots) -> None:
         """Queue one step of ``sequences``."""
@@ -285,28 +302,47 @@ class Session(Owner):
 
         Raises ContextFullError when the cache has no room, DriverError; no token was chosen then.
         """
-        stepped = [self.sequences[s] for s in sequences]
-        for s in stepped:
+        for s in (self.sequences[slot] for slot in sequences):
             self.parts.cache.reserve(s.slot, s.length, s.last + shape.steps)
-        for s in stepped:
-            if shape.is_prompt:
-                self.parts.state.write_chunk(s.slot, s.length, s.known)
-            else:
-                self._process(s, s.last)
-        rows = tuple((s.slot, s.last) for s in stepped)
-        if rows != self._rows:
-            self.parts.state.write_rows(rows)
-        self._rows = ()  # until the steps are queued, device and host may differ
-        self.steps.launch(shape, self._stream)
-        for s in stepped:
-            s.step(shape.steps, shape.output.is_token)
-        self._rows = tuple((s.slot, s.length) for s in stepped)
+        if (segment := self._segment(sequences)) is not None:
+            self._launch(shape, Batch((), (segment,)))
+            return
+        for slot in sequences:
+            self._process(self.sequences[slot], self.sequences[slot].last)
+        self._launch(shape, Batch(tuple(sequences)))
+
+    def launch_batch(self, batch: Batch, output: Output) -> None:
+        """Queue one step of a batch, whose segments are pending and fit the largest chunk.
+
+        Raises ContextFullError when the cache has no room, ModelError, DriverError; nothing was
+        queued then.
+        """
+        ends = {slot: self.sequences[slot].last + 1 for slot in batch.decode}
+        ends |= {segment.sequence: segment.end for segment in batch.segments}
+        for slot, end in ends.items():
+            self.sequences[slot].check_step()
+            self.parts.cache.reserve(slot, self.sequences[slot].length, end)
+        self._launch(self.shapes.of_batch(batch, max(ends.values()), output), batch)
+
+    def _launch(self, shape: StepShape, batch: Batch) -> None:
+        """Queue steps; the host's lengths move on with the device's positions."""
+        self.queue.launch(shape, batch, [self.sequences[s].last for s in batch.decode])
+        for segment in batch.segments:
+            if not segment.chooses:
+                self.sequences[segment.sequence].process(segment.end)
+        for slot in batch.choosing:
+            self.sequences[slot].step(shape.steps, shape.output.is_token)
+
+    def record(self, event: Event) -> None:
+        """Mark the point behind all steps that are queued."""
+        self._stream.record(event)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""
         return self.parts.state.positions()
 
-    def _check_vocabulary(self, tokens: Ids) -> None:
+    def _check_append(self, tokens: Ids, sequence: Sequence) -> None:
+        sequence.check_append(len(tokens))
         size = self.parts.config.vocab_size
         for token in tokens:
             if not 0 <= token < size:

@@ -72,8 +72,8 @@ class DecodeStream:
                 lambda steps: self._queue(steps, end), lambda: self._look_ahead(end)
             ):
                 tokens = []
-                for row, sequence in enumerate(sequences):
-                    tokens.append(chosen(row, len(sequence.tokens) - 1))
+                for sequence in sequences:
+                    tokens.append(chosen(sequence.slot, len(sequence.tokens) - 1))
                     sequence.read(tokens[-1])
                 yield tokens
         finally:
@@ -93,7 +93,7 @@ class DecodeStream:
             return 0
         shape = session.shape_after(self._output, slots)
         self._keys = shape.keys
-        if shape.is_prompt:
+        if shape.prompt:
             session.launch(shape, slots)
             self._waits = True
             return 1

@@ -38,7 +38,7 @@ class ModelKernel:
 
     def per_step(self, prompt: bool) -> int:
         """Launches in one decode (or prompt) step, the most of any; 0 where none has it."""
-        counts = (n for shape, n in self.launches.items() if shape.is_prompt is prompt)
+        counts = (n for shape, n in self.launches.items() if bool(shape.prompt) is prompt)
         return max(counts, default=0)
 
     def as_dict(self) -> dict[str, Any]:
@@ -56,8 +56,8 @@ class ModelKernel:
         """Which steps it is in, as far as it is not in all decode or all prompt steps."""
         parts = []
         for prompt, kind in ((False, "decode"), (True, "prompt")):
-            used = [shape for shape in self.launches if shape.is_prompt is prompt]
-            others = [shape for shape in self.missing if shape.is_prompt is prompt]
+            used = [shape for shape in self.launches if bool(shape.prompt) is prompt]
+            others = [shape for shape in self.missing if bool(shape.prompt) is prompt]
             if used:
                 parts.append(kind + _restriction(used, others))
         return ", ".join(parts)
@@ -71,7 +71,7 @@ def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
     buckets, outputs = shapes.lengths, (Output.GREEDY, Output.SAMPLE, Output.LOGITS)
     decode = (StepShape(1, keys, output) for output in outputs for keys in buckets)
     prompt = (
-        StepShape(rows, keys, Output.GREEDY, is_prompt=True)
+        StepShape(rows, keys, Output.GREEDY, prompt=rows)
         for rows in shapes.chunks
         for keys in buckets
     )

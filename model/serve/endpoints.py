@@ -84,13 +84,16 @@ class Endpoints:
             [echo if asked.echo else "" for echo in echoes for _ in range(parameters.n)],
             logprobs=parameters.settings.logprobs is not None,
         )
-        return self._response(prompts, parameters, None, shape)
+        requests = [r for p in prompts for r in parameters.requests(p, asked.form)]
+        return self._response(requests, parameters, shape)
 
     def _read_prompts(
         self, given: Sequence[str | tuple[int, ...]]
     ) -> tuple[list[tuple[int, ...]], list[str]]:
         """Prompts as tokens and as text."""
         tokens = [encode_text(self._model, p) if isinstance(p, str) else p for p in given]
+        for prompt in tokens:
+            self._check_prompt(prompt)
         texts = [p if isinstance(p, str) else self._model.tokenizer.decode(p) for p in given]
         return tokens, texts
 
@@ -99,7 +102,6 @@ class Endpoints:
         fields = Fields(await read_json(request, self._limits))
         asked = read_chat(fields, self._model, self._limits)
         text, prompt = await self._with_text(lambda: self._render(asked))
-        constraint = await asyncio.to_thread(asked.constraint, self._model, text)
         parameters = asked.parameters
         shape = ChatShape(
             self._model,
@@ -107,24 +109,21 @@ class Endpoints:
             logprobs=parameters.settings.logprobs is not None,
             parallel=asked.tools.parallel,
         )
-        return self._response([prompt], parameters, constraint, shape)
+        requests = parameters.requests(
+            prompt, asked.constraint(self._model, text), self._model.answer_format.shown
+        )
+        return self._response(requests, parameters, shape)
 
     def _render(self, asked: ChatRequest) -> tuple[str, tuple[int, ...]]:
         """The conversation as text and as tokens."""
         prompt = render(self._model, asked.messages, asked.tools, asked.variables)
-        return prompt.text, tuple(template_of(self._model).tokens(prompt))
+        tokens = tuple(template_of(self._model).tokens(prompt))
+        self._check_prompt(tokens)
+        return prompt.text, tokens
 
     def _response(
-        self,
-        prompts: Sequence[tuple[int, ...]],
-        parameters: Parameters,
-        constraint: object | None,
-        shape: Shape,
+        self, requests: Sequence[EngineRequest], parameters: Parameters, shape: Shape
     ) -> AnswerResponse:
-        requests: list[EngineRequest] = []
-        for prompt in prompts:
-            self._check_prompt(prompt)
-            requests += parameters.requests(prompt, constraint)
         return AnswerResponse(
             together(self._service, requests, self._metrics),
             shape,

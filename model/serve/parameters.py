@@ -12,6 +12,7 @@ from urdir.model.serve.errors import unknown_model
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import ServedModel
 from urdir.model.serve.limits import Limits
+from urdir.model.text.constraints import Constraint
 
 MOST_LOGPROBS = 20
 _SEEDS = 1 << 64
@@ -37,8 +38,13 @@ class Parameters:
     stream: bool
     include_usage: bool
 
-    def requests(self, prompt: tuple[int, ...], constraint: object | None = None) -> list[Request]:
-        """One for each of the ``n`` answers."""
+    def requests(
+        self,
+        prompt: tuple[int, ...],
+        constraint: Constraint | None,
+        shown: frozenset[str] = frozenset(),
+    ) -> list[Request]:
+        """One for each of the ``n`` answers; ``shown`` are control tokens that they may show."""
         return [
             Request(
                 prompt=prompt,
@@ -48,6 +54,7 @@ class Parameters:
                 stops=self.stops,
                 ignore_end=self.ignore_end,
                 constraint=constraint,
+                shown=shown,
             )
             for index in range(self.n)
         ]

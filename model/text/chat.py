@@ -24,6 +24,7 @@ from urdir.model.errors import TemplateError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
 from urdir.model.text.sandbox import TemplateProcess
+from urdir.model.text.system_text import SystemText, Turn
 from urdir.model.text.tokenizer import Span, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
@@ -58,6 +59,7 @@ class ChatTemplate(Owner):
         self._tokenizer = tokenizer
         self._process = process or TemplateProcess()
         self._marker = _Marker(tokenizer.control_texts())
+        self._system = SystemText(self._render_turns)
 
     @classmethod
     def from_gguf(
@@ -113,7 +115,7 @@ class ChatTemplate(Owner):
             written, lambda text: _substitute(text, marked[text], stand_ins)
         )
         turns = [{"role": m.role, **c} for m, c in zip(messages, contents, strict=True)]
-        rendered = self._process.render(self.source, self._variables(turns, tools, more))
+        rendered = self._render_turns(self._system.placed(turns), tools, more)
         original = {stand_in: char for char, stand_in in stand_ins.items()}
         opaque = tuple((i, i + 1) for i, char in enumerate(rendered) if char in original)
         return Prompt("".join(original.get(char, char) for char in rendered), opaque)
@@ -122,9 +124,23 @@ class ChatTemplate(Owner):
         """End the rendering process; closing twice does nothing."""
         self._process.close()
 
-    def _variables(
-        self, turns: list[dict[str, Any]], tools: Any, more: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _render_turns(
+        self, turns: list[Turn], tools: Any = None, more: Mapping[str, Any] | None = None
+    ) -> str:
+        """Their text. A template that fails on tools that are none sees them undefined."""
+        variables = self._variables(turns, tools, more or {})
+        try:
+            return self._process.render(self.source, variables)
+        except TemplateError as error:
+            if tools is not None or self._process.pid is None:  # it exceeded a limit
+                raise
+            del variables["tools"]
+            try:
+                return self._process.render(self.source, variables)
+            except TemplateError:
+                raise error from None
+
+    def _variables(self, turns: list[Turn], tools: Any, more: Mapping[str, Any]) -> dict[str, Any]:
         """What templates expect to be defined."""
         return {
             "add_generation_prompt": True,

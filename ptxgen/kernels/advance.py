@@ -26,7 +26,7 @@ class Advance(KernelSpec):
     sequence.
 
     ``slots`` (a power of two, or 0 for none): the sampled token of a row at position p is also
-    written to ``mailbox[r, p % slots]``, which may be page-locked memory of the host.
+    written to ``mailbox[sequence[r], p % slots]``, which may be page-locked memory of the host.
 
     ``slices`` (0 for none): the sampled token of a row, idle or not, is that of the highest of its
     ``ranks`` (rows, slices), as Argmax leaves them; ``sampled`` is then written. Position,
@@ -72,7 +72,11 @@ class Advance(KernelSpec):
             Param("known", "u32", ("sequences",), Access.INOUT),
             Param("sampled", "u32", ("rows",), Access.OUT if self.slices else Access.IN),
             *([Param("ranks", "u64", ("rows", "slices"), Access.IN)] if self.slices else []),
-            *([Param("mailbox", "u32", ("rows", "slots"), Access.INOUT)] if self.slots else []),
+            *(
+                [Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT)]
+                if self.slots
+                else []
+            ),
         )
 
     @property
@@ -94,7 +98,8 @@ class Advance(KernelSpec):
             sampled = state["sampled"] = indices(inputs["ranks"].max(axis=1))
         for row in np.flatnonzero(position < self.max_len):
             if self.slots:
-                state["mailbox"][row, position[row] % self.slots] = sampled[row]
+                place = inputs["sequence"][row], position[row] % self.slots
+                state["mailbox"][place] = sampled[row]
             position[row] += 1
             if not self.sampling:
                 continue
@@ -141,7 +146,7 @@ class Advance(KernelSpec):
             "tokens": rng.integers(0, 1000, (self.sequences, self.max_len)),
             "known": known,
             "sampled": rng.integers(1000, 2000, self.rows),
-            "mailbox": rng.integers(0, 1000, (self.rows, self.slots)),
+            "mailbox": rng.integers(0, 1000, (self.sequences, self.slots)),
         }
         inputs = {name: values.astype(np.uint32) for name, values in state.items()}
         logits = rng.integers(-3, 3, (self.rows, self.slices)).astype(np.float32)
