@@ -22,7 +22,7 @@ from urdir.model.serve.limits import Limits, read_json
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import Parameters
 from urdir.model.serve.stream import AnswerResponse, Shape
-from urdir.model.serve.tokens import encode_text
+from urdir.model.serve.tokens import check_length, encode_text
 
 _Result = TypeVar("_Result")
 
@@ -101,7 +101,7 @@ class Endpoints:
         """POST /v1/chat/completions."""
         fields = Fields(await read_json(request, self._limits))
         asked = read_chat(fields, self._model, self._limits)
-        text, prompt = await self._with_text(lambda: self._render(asked))
+        text, requests = await self._with_text(lambda: self._read_conversation(asked))
         parameters = asked.parameters
         shape = ChatShape(
             self._model,
@@ -109,17 +109,17 @@ class Endpoints:
             logprobs=parameters.settings.logprobs is not None,
             parallel=asked.tools.parallel,
         )
-        requests = parameters.requests(
-            prompt, asked.constraint(self._model, text), self._model.answer_format.shown
-        )
         return self._response(requests, parameters, shape)
 
-    def _render(self, asked: ChatRequest) -> tuple[str, tuple[int, ...]]:
-        """The conversation as text and as tokens."""
-        prompt = render(self._model, asked.messages, asked.tools, asked.variables)
-        tokens = tuple(template_of(self._model).tokens(prompt))
+    def _read_conversation(self, asked: ChatRequest) -> tuple[str, list[EngineRequest]]:
+        """The conversation as text, and what is asked of the engine."""
+        model = self._model
+        prompt = render(model, asked.messages, asked.tools, asked.variables)
+        check_length(model, prompt.text)
+        tokens = tuple(template_of(model).tokens(prompt))
         self._check_prompt(tokens)
-        return prompt.text, tokens
+        constraint = asked.constraint(model, prompt.text)
+        return prompt.text, asked.parameters.requests(tokens, constraint, model.answer_format.shown)
 
     def _response(
         self, requests: Sequence[EngineRequest], parameters: Parameters, shape: Shape

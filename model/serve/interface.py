@@ -37,6 +37,12 @@ class ServedModel:
         """How it writes thoughts and calls."""
         return find_answer_format(self.template.source) if self.template else AnswerFormat()
 
+    @cached_property
+    def most_text(self) -> int:
+        """Characters that no text exceeds which fits: of tokens that are all the longest one."""
+        tokens = range(self.tokenizer.vocab_size)
+        return self.context * max(len(self.tokenizer.token_bytes(token)) for token in tokens)
+
 
 class AsyncService(Protocol):
     """Answers requests, many at once."""
