@@ -150,5 +150,6 @@ class Endpoints:
             "object": "model",
             "created": self._model.created,
             "owned_by": "urdir",
-            "max_model_len": self._model.context,
+            "max_model_len": self._model.context,  # vLLM
+            "meta": {"n_vocab": self._model.tokenizer.vocab_size},  # llama.cpp
         }
