@@ -12,16 +12,19 @@ from urdir.model.engine.request import Ending, Piece
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.finish import finish_reason
-from urdir.model.serve.formats import Format, read_format
-from urdir.model.serve.interface import AnswerParser, Delta, Json, ServedModel
+from urdir.model.serve.formats import read_format
+from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import chat_logprobs
 from urdir.model.serve.messages import read_messages
 from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
 from urdir.model.serve.stream import Shape
 from urdir.model.serve.tools import Tools, read_tools
+from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.tool_calls import Delta
+from urdir.model.text.tool_choice import after_thoughts, required_call
 
 _UNSUPPORTED = {
     "audio": "this server answers with text",
@@ -35,20 +38,20 @@ class ChatRequest:
 
     messages: list[Message]
     tools: Tools
-    format: Format | None
+    form: Constraint | None
     variables: Json  # what else the template may read
     parameters: Parameters
 
     def parser(self, model: ServedModel, prompt: str) -> AnswerParser:
         """For one answer to the rendered conversation."""
-        return model.answer_parser(prompt, self.tools.schemas)
+        return AnswerParser(model.answer_format, prompt=prompt, tools=self.tools.schemas)
 
     def constraint(self, model: ServedModel, prompt: str) -> Constraint | None:
-        """What the answers may be; None: anything."""
-        tools, form = self.tools, self.format
+        """What the answers may be; None: anything. Raises ConstraintError."""
+        tools, style = self.tools, model.answer_format
         if tools.is_required:
-            return model.required_call(tools.schemas, prompt, tools.name, tools.parallel)
-        return None if form is None else model.constraint(form.kind, form.source, prompt)
+            return required_call(style, tools.schemas, prompt, name=tools.name, many=tools.parallel)
+        return None if self.form is None else after_thoughts(self.form, style, prompt)
 
 
 def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest:
@@ -71,7 +74,7 @@ def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest
     return ChatRequest(
         messages=read_messages(fields, template_of(model).source),
         tools=tools,
-        format=form,
+        form=form,
         variables=read_variables(fields),
         parameters=parameters,
     )

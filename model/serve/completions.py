@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from urdir.model.engine.request import Ending, Piece, TokenChoice
 from urdir.model.serve.fields import Fields, is_whole_list
 from urdir.model.serve.finish import finish_reason
+from urdir.model.serve.formats import read_format
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import text_logprobs
 from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
 from urdir.model.serve.stream import Shape
+from urdir.model.text.constraints import Constraint
 from urdir.model.text.tokenizer import Tokenizer
 
 DEFAULT_LIMIT = 16  # tokens, as OpenAI has it
@@ -30,6 +32,7 @@ class CompletionRequest:
 
     prompts: tuple[str | tuple[int, ...], ...]
     parameters: Parameters
+    form: Constraint | None
     echo: bool
 
 
@@ -51,7 +54,7 @@ def read_completion(fields: Fields, model: ServedModel, limits: Limits) -> Compl
     prompts = _read_prompts(fields, model)
     if len(prompts) * parameters.n > limits.answers:
         fields.fail("prompt", f"and 'n' ask for more than {limits.answers} answers")
-    return CompletionRequest(prompts, parameters, echo)
+    return CompletionRequest(prompts, parameters, read_format(fields, limits), echo)
 
 
 def _read_prompts(fields: Fields, model: ServedModel) -> tuple[str | tuple[int, ...], ...]:

@@ -22,8 +22,7 @@ from urdir.model.serve.limits import Limits, read_json
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import Parameters
 from urdir.model.serve.stream import AnswerResponse, Shape
-from urdir.model.serve.tokens import encode_text
-from urdir.model.text.constraints import Constraint
+from urdir.model.serve.tokens import check_length, encode_text
 
 _Result = TypeVar("_Result")
 
@@ -85,13 +84,16 @@ class Endpoints:
             [echo if asked.echo else "" for echo in echoes for _ in range(parameters.n)],
             logprobs=parameters.settings.logprobs is not None,
         )
-        return self._response(prompts, parameters, shape)
+        requests = [r for p in prompts for r in parameters.requests(p, asked.form)]
+        return self._response(requests, parameters, shape)
 
     def _read_prompts(
         self, given: Sequence[str | tuple[int, ...]]
     ) -> tuple[list[tuple[int, ...]], list[str]]:
         """Prompts as tokens and as text."""
         tokens = [encode_text(self._model, p) if isinstance(p, str) else p for p in given]
+        for prompt in tokens:
+            self._check_prompt(prompt)
         texts = [p if isinstance(p, str) else self._model.tokenizer.decode(p) for p in given]
         return tokens, texts
 
@@ -99,8 +101,7 @@ class Endpoints:
         """POST /v1/chat/completions."""
         fields = Fields(await read_json(request, self._limits))
         asked = read_chat(fields, self._model, self._limits)
-        text, prompt = await self._with_text(lambda: self._render(asked))
-        constraint = await asyncio.to_thread(asked.constraint, self._model, text)
+        text, requests = await self._with_text(lambda: self._read_conversation(asked))
         parameters = asked.parameters
         shape = ChatShape(
             self._model,
@@ -108,25 +109,21 @@ class Endpoints:
             logprobs=parameters.settings.logprobs is not None,
             parallel=asked.tools.parallel,
         )
-        return self._response([prompt], parameters, shape, constraint, self._model.shown)
+        return self._response(requests, parameters, shape)
 
-    def _render(self, asked: ChatRequest) -> tuple[str, tuple[int, ...]]:
-        """The conversation as text and as tokens."""
-        prompt = render(self._model, asked.messages, asked.tools, asked.variables)
-        return prompt.text, tuple(template_of(self._model).tokens(prompt))
+    def _read_conversation(self, asked: ChatRequest) -> tuple[str, list[EngineRequest]]:
+        """The conversation as text, and what is asked of the engine."""
+        model = self._model
+        prompt = render(model, asked.messages, asked.tools, asked.variables)
+        check_length(model, prompt.text)
+        tokens = tuple(template_of(model).tokens(prompt))
+        self._check_prompt(tokens)
+        constraint = asked.constraint(model, prompt.text)
+        return prompt.text, asked.parameters.requests(tokens, constraint, model.answer_format.shown)
 
     def _response(
-        self,
-        prompts: Sequence[tuple[int, ...]],
-        parameters: Parameters,
-        shape: Shape,
-        constraint: Constraint | None = None,
-        shown: frozenset[str] = frozenset(),
+        self, requests: Sequence[EngineRequest], parameters: Parameters, shape: Shape
     ) -> AnswerResponse:
-        requests: list[EngineRequest] = []
-        for prompt in prompts:
-            self._check_prompt(prompt)
-            requests += parameters.requests(prompt, constraint, shown)
         return AnswerResponse(
             together(self._service, requests, self._metrics),
             shape,
@@ -153,5 +150,6 @@ class Endpoints:
             "object": "model",
             "created": self._model.created,
             "owned_by": "urdir",
-            "max_model_len": self._model.context,
+            "max_model_len": self._model.context,  # vLLM
+            "meta": {"n_vocab": self._model.tokenizer.vocab_size},  # llama.cpp
         }

@@ -40,10 +40,10 @@ class Parameters:
     def requests(
         self,
         prompt: tuple[int, ...],
-        constraint: Constraint | None = None,
+        constraint: Constraint | None,
         shown: frozenset[str] = frozenset(),
     ) -> list[Request]:
-        """One for each of the ``n`` answers."""
+        """One for each of the ``n`` answers; ``shown`` are control tokens that they may show."""
         return [
             Request(
                 prompt=prompt,

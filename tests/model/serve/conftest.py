@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +16,10 @@ import pytest
 
 from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
 from urdir.model.engine.sequence import Finish
-from urdir.model.errors import ConstraintError
+from urdir.model.engine.service import Metrics
 from urdir.model.files.gguf import Gguf
 from urdir.model.serve.guard import Access
-from urdir.model.serve.interface import Metrics
+from urdir.model.serve.interface import ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.server import Server, listen
 from urdir.model.text.chat import ChatTemplate
@@ -35,75 +34,10 @@ USUAL = Limits()
 
 
 @dataclass
-class ToyCall:
-    id: str
-    name: str
-    arguments_piece: str
-
-
-@dataclass
-class ToyDelta:
-    content: str = ""
-    reasoning: str = ""
-    tool_call: ToyCall | None = None
-
-
-class ToyParser:
-    """<think>...</think> is reasoning, <call>{...}</call> a call; whole at the end."""
-
-    def __init__(self) -> None:
-        self._text = ""
-
-    def push(self, text: str) -> Sequence[ToyDelta]:
-        self._text += text
-        if self._text.startswith("<"):
-            return ()
-        taken, self._text = self._text, ""
-        return [ToyDelta(content=taken)] if taken else []
-
-    def finish(self) -> Sequence[ToyDelta]:
-        parts = []
-        rest = self._text
-        if rest.startswith("<think>"):
-            thought, _, rest = rest.removeprefix("<think>").partition("</think>")
-            parts.append(ToyDelta(reasoning=thought))
-        number = 0
-        while rest.startswith("<call>"):
-            call, _, rest = rest.removeprefix("<call>").partition("</call>")
-            value = json.loads(call)
-            arguments = json.dumps(value["arguments"])
-            parts.append(ToyDelta(tool_call=ToyCall(f"call_{number}", value["name"], arguments)))
-            number += 1
-        return [*parts, ToyDelta(content=rest)] if rest else parts
-
-
-@dataclass
-class ToyModel:
-    """The demo model's text; constraints are what was asked for."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    name: str = "toy"
-    created: int = 1_700_000_000
-    context: int = 512
-
-    def answer_parser(self, prompt: str, tools: Mapping[str, Any]) -> ToyParser:
-        return ToyParser()
-
-    def constraint(self, kind: str, source: Any, prompt: str) -> object:
-        if source == "(":
-            raise ConstraintError("the expression has no end")
-        return (kind, source)
-
-    def required_call(self, tools: Mapping[str, Any], name: str | None, many: bool) -> object:
-        return (dict(tools), name, many)
-
-
-@dataclass
 class ToyService:
     """Answers every request with ``answer``, a token at a time."""
 
-    model: ToyModel
+    model: ServedModel
     answer: str = "2 plus 3 is 5."
     delay: float = 0.0  # seconds before each token
     repeat: int = 1  # how often the answer is given
@@ -118,7 +52,7 @@ class ToyService:
     async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
         self.requests.append(request)
         self.running += 1
-        stream = TextStream(self.model.tokenizer, request.stops)
+        stream = TextStream(self.model.tokenizer, request.stops, request.shown)
         ids = self.model.tokenizer.encode(self.answer) * self.repeat
         finish = Finish.END
         count = 0
@@ -171,7 +105,7 @@ def toy_texts(demo_file: Path) -> Iterator[tuple[Tokenizer, ChatTemplate]]:
 @pytest.fixture
 def service(toy_texts: tuple[Tokenizer, ChatTemplate]) -> ToyService:
     """A toy; set its fields before asking."""
-    return ToyService(ToyModel(*toy_texts))
+    return ToyService(ServedModel("toy", 512, *toy_texts, created=1_700_000_000))
 
 
 @dataclass
@@ -183,7 +117,7 @@ class Running:
     port: int
     server: Server
 
-    model: ToyModel
+    model: ServedModel
     client: httpx.Client
 
     def http(self) -> httpx.Client:
@@ -246,7 +180,7 @@ def start(service: ToyService) -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture(scope="module")
 def _shared_server(toy_texts: tuple[Tokenizer, ChatTemplate]) -> Iterator[Running]:
-    with running(ToyService(ToyModel(*toy_texts))) as server:
+    with running(ToyService(ServedModel("toy", 512, *toy_texts, created=1_700_000_000))) as server:
         yield server
 
 
@@ -254,6 +188,7 @@ def _shared_server(toy_texts: tuple[Tokenizer, ChatTemplate]) -> Iterator[Runnin
 def server(_shared_server: Running, service: ToyService) -> Running:
     """A server with the usual limits, whose service is as new."""
     kept = _shared_server.service
+    vars(kept.model).clear()
     vars(kept.model).update(vars(service.model))
     vars(kept).clear()
     vars(kept).update(vars(service) | {"model": _shared_server.model})

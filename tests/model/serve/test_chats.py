@@ -9,7 +9,10 @@ from typing import Any
 import openai
 import pytest
 
-from urdir.model.errors import BusyError, ContextFullError, ModelError
+from urdir.model.errors import BusyError, ConstraintError, ContextFullError, ModelError
+from urdir.model.text.answers import find_answer_format
+from urdir.model.text.constraints import Constraint
+from urdir.model.text.tool_choice import after_thoughts, required_call
 
 HI = [{"role": "user", "content": "Hi"}]
 WEATHER = {
@@ -22,9 +25,10 @@ WEATHER = {
 }
 TIME = {"type": "function", "function": {"name": "time"}}
 CALLS = (
-    '<think>Where?</think><call>{"name": "weather", "arguments": {"city": "Ur"}}</call>'
-    '<call>{"name": "time", "arguments": {}}</call>'
+    '<think>Where?</think><tool_call>{"name": "weather", "arguments": {"city": "Ur"}}</tool_call>'
+    '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
 )
+HERMES = find_answer_format("<think></think> <tool_call> </tool_call>")
 
 
 def ask(server: Any, **body: Any) -> Any:
@@ -150,7 +154,7 @@ def test_every_parameter_arrives(server: Any) -> None:
     assert (settings.presence_penalty, settings.frequency_penalty) == (0.25, -0.5)
     assert (settings.logit_bias, settings.seed) == (((5, 3.0), (7, -100.0)), 11)
     assert settings.logprobs is None
-    assert (request.limit, request.min_tokens, request.stops) == (5, 2, ("x", "yz"))
+    assert (request.limit, request.settings.min_tokens, request.stops) == (5, 2, ("x", "yz"))
     assert request.ignore_end
 
 
@@ -268,27 +272,58 @@ def test_response_formats(server: Any) -> None:
     ask(server, response_format={"type": "json_object"})
     named = {"name": "thing", "schema": schema, "strict": True}
     ask(server, response_format={"type": "json_schema", "json_schema": named})
-    for structured in ({"regex": "[0-9]+"}, {"choice": ["a", "b"]}, {"json": schema}):
+    for structured in (
+        {"regex": "[0-9]+"},
+        {"choice": ["a", 'b"']},
+        {"json": schema},
+        {"grammar": 'start: "x"'},
+        {"json_object": True},
+    ):
         ask(server, extra_body={"structured_outputs": structured})
+    server.openai().completions.create(
+        model="toy", prompt="Hi", extra_body={"structured_outputs": {"regex": "[0-9]+"}}
+    )
     assert [request.constraint for request in server.service.requests] == [
         None,
-        ("json_object", None),
-        ("json_schema", schema),
-        ("regex", "[0-9]+"),
-        ("choice", ["a", "b"]),
-        ("json_schema", schema),
+        Constraint.json_object(),
+        Constraint.json_schema(schema),
+        Constraint.regex("[0-9]+"),
+        Constraint.lark(r'start: "a" | "b\""'),
+        Constraint.json_schema(schema),
+        Constraint.lark('start: "x"'),
+        Constraint.json_object(),
+        Constraint.regex("[0-9]+"),
     ]
 
 
-def test_a_constraint_that_does_not_compile(server: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="the expression has no end") as caught:
-        ask(server, extra_body={"structured_outputs": {"regex": "("}})
-    assert caught.value.code == "invalid_constraint"
+def test_a_form_is_that_of_what_follows_the_thoughts(server: Any) -> None:
+    server.service.model.answer_format = HERMES
+    server.service.answer = "<think>Hm.</think>{}"
+    message = ask(server, response_format={"type": "json_object"}).choices[0].message
+    assert (message.reasoning_content, message.content) == ("Hm.", "{}")
+    [request] = server.service.requests
+    assert request.constraint == after_thoughts(Constraint.json_object(), HERMES, "")
+    assert request.shown == HERMES.shown
+
+
+def test_constraints_that_are_refused(server: Any) -> None:
+    def refused(**body: Any) -> str:
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(server, **body)
+        assert caught.value.code == "invalid_constraint"
+        return str(caught.value)
+
+    options = '%llguidance {}\nstart: "a"'
+    assert "%llguidance" in refused(extra_body={"structured_outputs": {"grammar": options}})
+    assert "no known format" in refused(tools=[WEATHER], tool_choice="required")
+    server.service.error = ConstraintError("the expression has no end")  # found by the compiler
+    assert "no end" in refused(extra_body={"structured_outputs": {"regex": "("}})
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_and_reasoning_are_kept_apart(server: Any, stream: bool) -> None:
     server.service.answer = CALLS
+    server.service.model.answer_format = HERMES
     answer = ask(server, tools=[WEATHER, TIME], stream=stream)
     if stream:
         deltas = [(c.choices[0].delta, c.choices[0].finish_reason) for c in answer]
@@ -312,24 +347,25 @@ def test_calls_and_reasoning_are_kept_apart(server: Any, stream: bool) -> None:
 
 def test_one_call_at_a_time(server: Any) -> None:
     server.service.answer = CALLS
+    server.service.model.answer_format = HERMES
     message = ask(server, tools=[WEATHER, TIME], parallel_tool_calls=False).choices[0].message
     assert [call.function.name for call in message.tool_calls] == ["weather"]
 
 
 def test_calls_that_are_required(server: Any) -> None:
+    server.service.model.answer_format = HERMES
     schemas = {"weather": WEATHER["function"]["parameters"], "time": {}}
     named = {"type": "function", "function": {"name": "weather"}}
     for more in ({}, {"parallel_tool_calls": False}):
         for choice in ("required", named, "auto", "none"):
             ask(server, tools=[WEATHER, TIME], tool_choice=choice, **more)
-    many, one = True, False
     assert [request.constraint for request in server.service.requests] == [
-        (schemas, None, many),
-        (schemas, "weather", many),
+        required_call(HERMES, schemas, many=True),
+        required_call(HERMES, schemas, name="weather", many=True),
         None,
         None,
-        (schemas, None, one),
-        (schemas, "weather", one),
+        required_call(HERMES, schemas),
+        required_call(HERMES, schemas, name="weather"),
         None,
         None,
     ]

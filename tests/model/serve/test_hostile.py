@@ -90,6 +90,19 @@ def test_a_large_body_is_not_stored(server: Any, announced: bool) -> None:
     assert server.http().post(CHAT, json=HI).status_code == 200
 
 
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_a_text_that_cannot_fit_is_not_tokenised(server: Any, kind: str) -> None:
+    text = "abc" * 300_000
+    start = time.monotonic()
+    if kind == "chat":
+        body: Any = {"messages": [{"role": "user", "content": text}]}
+        reply = server.http().post(CHAT, json=body)
+    else:
+        reply = server.http().post("/v1/completions", json={"prompt": text})
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+    assert time.monotonic() - start < 1.5
+
+
 @pytest.mark.parametrize("length", ["-5", "x", "9" * 30])
 def test_lengths_that_are_none(server: Any, length: str) -> None:
     with raw(server, b"", f"Content-Length: {length}\r\n") as connection:

@@ -16,6 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
+from urdir.model.text.answers import AnswerFormat
+from urdir.model.text.reasoning import THINK_TAGS
+
 CHROMIUM = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
 pytestmark = [
@@ -239,6 +242,7 @@ def test_settings_reasoning_and_copy(page: Browser, server: Any) -> None:
     page.type("#limit", "40")
     page.click("#settings button")
     server.service.answer = "<think>Hm.</think>Right."
+    server.service.model.answer_format = AnswerFormat(thinks=THINK_TAGS[0])
     page.type("#input", "Hi" + ENTER)
     assert page.answer() == "Right."
     assert page.run("document.querySelector('.reasoning div').textContent") == "Hm."
