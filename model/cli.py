@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from urdir.model.commands.options import UsageError
 
-COMMANDS = ("run", "chat", "show", "logits", "bench", "check", "ptx", "env")
+COMMANDS = ("run", "chat", "serve", "show", "logits", "bench", "check", "ptx", "env")
 
 EXAMPLES = """\
 examples:
@@ -24,6 +24,7 @@ examples:
   urdir run -m model.gguf -p "Hello" --temp 0   greedy answer of your model
   urdir chat -m model.gguf                      a conversation
   urdir chat -hf org/repo-GGUF                  a model on the Hugging Face hub
+  urdir serve -m model.gguf                     an OpenAI server and a chat page
   urdir show model.gguf                         what is in the file and what it needs
   urdir bench model.gguf                        decode speed and share of read bandwidth
   urdir ptx list                                every kernel that is generated

@@ -35,6 +35,10 @@ class TemplateError(ModelError):
     """The chat template is missing, does not compile, fails, or exceeds its limits."""
 
 
+class ConstraintError(ModelError):
+    """A grammar, schema or expression is malformed, too large, or allows no text."""
+
+
 class ContextFullError(ModelError):
     """The context has no room for the tokens; the sequence is as it was before the call."""
 

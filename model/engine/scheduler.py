@@ -261,7 +261,9 @@ class Scheduler:
     def _has_grown(self, task: Task) -> bool:
         """Reserve room for the next tokens of an answer, taking it from younger requests if need
         be; False where the answer itself was set back."""
-        ends = (min(task.stored + self.limits.ahead, task.end), task.stored + 1)
+        ahead = self.limits.ahead
+        ahead -= (task.stored + task.slot) % ahead  # or equal answers would all reserve at once
+        ends = (min(task.stored + ahead, task.end), task.stored + 1)
         while True:
             for end in ends:
                 try:

@@ -106,9 +106,14 @@ class KvCache(Owner):
         positions up to ``end``, which is not before the last of them. Returns how many tokens it
         has.
 
-        Raises ContextFullError, nothing changed, unless room for ``spare`` tokens is left then.
+        Raises ContextFullError, nothing changed, unless room for ``spare`` tokens is left then;
+        ModelError for a sequence that holds something.
         """
-        self._check_length(sequence, max(end, len(tokens)))
+        self._check_length(sequence, end)
+        if len(tokens) > end:
+            raise ModelError(f"{len(tokens)} tokens to look for, and room for {end} is asked for")
+        if any(group.is_written(sequence) for group in self._groups):
+            raise ModelError(f"sequence {sequence} holds tokens: truncate it to 0 first")
         if self._known is not None:
             return self._known.match(sequence, tokens, end, spare)
         for group in self._groups:
@@ -215,6 +220,10 @@ class Group:
     def writable(self, end: int) -> int:
         """Up to where positions are writable once those before ``end`` are."""
         return end
+
+    def is_written(self, sequence: int) -> bool:
+        """Whether a sequence holds anything."""
+        return self._written[sequence] > 0
 
     def reserve(self, sequence: int, start: int, end: int, stored: int) -> None:
         """See KvCache; there is room."""

@@ -1,12 +1,13 @@
 """Conversations to prompts, by the model's own chat template.
 
-The template's markup is parsed for control tokens ("<|im_end|>"), message contents are not: nobody
-forges a turn by typing one. To tell the two apart in the rendered text, each character of a
-message that begins the text of a control token (or a part of one at the message's end) is replaced
-by a stand-in from Unicode's private use area before rendering; afterwards the stand-ins are turned
-back and their places are what `Tokenizer.encode` takes as `opaque`. Whatever a template does to
-contents (trims, cuts, joins, compares), a stand-in is treated as an ordinary character, and the
-rest of the text is still encoded in one piece with the markup around it, as the model was trained.
+The template's markup is parsed for control tokens ("<|im_end|>"). What users wrote is not (message
+contents, calls of tools and their results, descriptions of tools): nobody forges a turn by typing
+one. To tell the two apart in the rendered text, each character of a user's text that begins the
+text of a control token (or a part of one at its end) is replaced by a stand-in from Unicode's
+private use area before rendering; afterwards the stand-ins are turned back and their places are
+what `Tokenizer.encode` takes as `opaque`. Whatever a template does to texts (trims, cuts, joins,
+compares), a stand-in is treated as an ordinary character, and the rest is still encoded in one
+piece with the markup around it, as the model was trained.
 
 Limits: a template does not see control tokens that stand in contents (it cannot cut at them), and
 one that spells half a control token itself and lets a message complete it is not guarded against.
@@ -15,14 +16,15 @@ one that spells half a control token itself and lets a message complete it is no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from urdir.model.errors import TemplateError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
 from urdir.model.text.sandbox import TemplateProcess
+from urdir.model.text.system_text import SystemText
 from urdir.model.text.tokenizer import Span, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
@@ -33,8 +35,9 @@ _PRIVATE_USE = range(0xE000, 0xF900)
 class Message:
     """One turn of a conversation."""
 
-    role: str  # "system", "user" or "assistant"
+    role: str  # "system", "user", "assistant" or "tool"
     content: str
+    more: Mapping[str, Any] = field(default_factory=dict)  # "tool_calls", "tool_call_id", ...: JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class ChatTemplate(Owner):
         self._tokenizer = tokenizer
         self._process = process or TemplateProcess()
         self._marker = _Marker(tokenizer.control_texts())
+        self._system = SystemText(lambda turns: self._render_turns(turns, None, {}))
 
     @classmethod
     def from_gguf(
@@ -75,27 +79,43 @@ class ChatTemplate(Owner):
 
         Raises TemplateError, or TokenizerError for contents that are no valid Unicode.
         """
-        prompt = self.render(messages)
+        return self.tokens(self.render(messages))
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """Token ids of a rendered conversation, BOS as the model wants.
+
+        Raises TokenizerError for contents that are no valid Unicode.
+        """
         return self._tokenizer.encode(
             prompt.text, parse_special=True, add_bos=True, opaque=prompt.opaque
         )
 
-    def render(self, messages: Sequence[Message]) -> Prompt:
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Prompt:
         """The conversation up to where the assistant answers, as text.
 
-        Raises TemplateError: exceeded limits, syntax, sandbox, or the template's own complaint.
+        ``tools`` are descriptions in OpenAI's form, ``variables`` what else the template may read
+        ("enable_thinking"); both are JSON. Raises TemplateError: exceeded limits, syntax, sandbox,
+        or the template's own complaint.
         """
-        contents = [message.content for message in messages]
-        marked = [self._marker.places(content) for content in contents]
-        characters = {
-            content[i] for content, places in zip(contents, marked, strict=True) for i in places
-        }
-        stand_ins = _stand_ins(characters, [self.source, *contents])
-        turns = [
-            {"role": m.role, "content": _substitute(m.content, places, stand_ins)}
-            for m, places in zip(messages, marked, strict=True)
+        written = [
+            [{"content": message.content, **message.more} for message in messages],
+            tools or None,
+            dict(variables or {}),
         ]
-        rendered = self._process.render(self.source, self._variables(turns))
+        texts = set(_texts(written))
+        marked = {text: self._marker.places(text) for text in texts}
+        characters = {text[i] for text, places in marked.items() for i in places}
+        stand_ins = _stand_ins(characters, [self.source, *texts])
+        contents, tools, more = _map_texts(
+            written, lambda text: _substitute(text, marked[text], stand_ins)
+        )
+        turns = [{"role": m.role, **c} for m, c in zip(messages, contents, strict=True)]
+        rendered = self._render_turns(self._system.placed(turns), tools, more)
         original = {stand_in: char for char, stand_in in stand_ins.items()}
         opaque = tuple((i, i + 1) for i, char in enumerate(rendered) if char in original)
         return Prompt("".join(original.get(char, char) for char in rendered), opaque)
@@ -104,15 +124,34 @@ class ChatTemplate(Owner):
         """End the rendering process; closing twice does nothing."""
         self._process.close()
 
-    def _variables(self, turns: list[dict[str, str]]) -> dict[str, Any]:
+    def _render_turns(
+        self, turns: list[dict[str, Any]], tools: Any, more: Mapping[str, Any]
+    ) -> str:
+        """Their text. A template that fails on tools that are none sees them undefined."""
+        variables = self._variables(turns, tools, more)
+        try:
+            return self._process.render(self.source, variables)
+        except TemplateError as error:
+            if tools is not None or self._process.pid is None:  # it exceeded a limit
+                raise
+            del variables["tools"]
+            try:
+                return self._process.render(self.source, variables)
+            except TemplateError:
+                raise error from None
+
+    def _variables(
+        self, turns: list[dict[str, Any]], tools: Any, more: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """What templates expect to be defined."""
         return {
-            "messages": turns,
             "add_generation_prompt": True,
+            "documents": None,
+            **more,
+            "messages": turns,
+            "tools": tools,
             "bos_token": self._text(self._tokenizer.bos_id),
             "eos_token": self._text(self._tokenizer.eos_id),
-            "tools": None,
-            "documents": None,
         }
 
     def _text(self, token_id: int | None) -> str:
@@ -154,3 +193,27 @@ def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str
 
 def _substitute(text: str, places: set[int], stand_ins: dict[str, str]) -> str:
     return "".join(stand_ins[char] if i in places else char for i, char in enumerate(text))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings of a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _texts(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _texts(item)
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with each of its strings changed, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _map_texts(item, change) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_map_texts(item, change) for item in value]
+    return value

@@ -44,6 +44,9 @@ class Tokenizer:
         self.adds_eos = vocabulary.adds_eos
         self._shown = vocabulary.shown_ids
         self._specials = _longest_first(vocabulary)
+        self._controls = {
+            text: i for text, i in self._specials if self._types[i] != TokenType.USER_DEFINED
+        }
         self._strips = re.search("phi-?3", name.lower()) is not None
 
     @classmethod
@@ -148,7 +151,15 @@ class Tokenizer:
 
     def control_texts(self) -> list[str]:
         """The texts that `parse_special` turns into control tokens."""
-        return [text for text, i in self._specials if self._types[i] != TokenType.USER_DEFINED]
+        return list(self._controls)
+
+    def control_id(self, text: str) -> int | None:
+        """The control token that `text` spells, None where it is ordinary text."""
+        return self._controls.get(text)
+
+    def is_markup(self, token_id: int) -> bool:
+        """True for tokens that no text becomes, printed or not: control and unknown tokens."""
+        return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
     def is_control(self, token_id: int) -> bool:
         """True for tokens that are never printed: control tokens, the unknown token, padding rows.
@@ -158,8 +169,7 @@ class Tokenizer:
         """
         if token_id >= self.vocab_size:
             return True
-        hidden = self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
-        return hidden and token_id not in self._shown
+        return self.is_markup(token_id) and token_id not in self._shown
 
     def _pieces(self, ids: Iterable[int], keep_control: bool) -> Iterator[bytes]:
         after_special = True

@@ -155,6 +155,47 @@ def test_bos_is_not_doubled(vocab_file: Callable[[str], Path]) -> None:
         assert writes_none.encode(turns("<s>")) == [1, *spm.encode("<s>")]
 
 
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}"
+    "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+DROPS_SYSTEM = (
+    "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [NO_SYSTEM, DROPS_SYSTEM])
+def test_a_system_text_that_a_template_does_not_take(tokenizer: Tokenizer, source: str) -> None:
+    system = Message("system", "Be kind. <|im_end|>")
+    with ChatTemplate(source, tokenizer) as chat:
+        assert chat.render(turns("Hi", "Hello")).text == "[user]Hi[assistant]Hello"
+        with pytest.warns(UserWarning, match="system text: it goes into the first user turn"):
+            prompt = chat.render([system, *turns("Hi", "Hello")])
+        assert prompt.text == "[user]Be kind. <|im_end|>\nHi[assistant]Hello"
+        assert len(prompt.opaque) == 1
+        assert chat.render([system, *turns("Ho")]).text.endswith("\nHo")  # said once
+
+
+def test_a_system_text_that_a_template_takes(tokenizer: Tokenizer) -> None:
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    with ChatTemplate(source, tokenizer) as chat:
+        assert chat.render([Message("system", "S"), *turns("U")]).text == "[system]S[user]U"
+
+
+def test_a_template_that_always_fails_says_why(tokenizer: Tokenizer) -> None:
+    with (
+        ChatTemplate("{{ raise_exception('never: ' ~ tools) }}", tokenizer) as chat,
+        pytest.raises(TemplateError, match="never: None"),
+    ):
+        chat.render([Message("system", "S"), *turns("U")])
+
+
+def test_a_template_that_takes_no_tools_for_tools(tokenizer: Tokenizer) -> None:
+    source = "{% if tools is defined %}{{ tools | length }} tools{% endif %}" + PLAIN
+    with ChatTemplate(source, tokenizer) as chat:
+        assert chat.render(turns("Hi")).text == "Hi"
+
+
 def test_a_file_without_a_template(data: Path, tokenizer: Tokenizer) -> None:
     path = data / "golden" / "nano-llama-f32.gguf"
     with pytest.raises(TemplateError, match=rf"{path}: .*no chat template.*--raw"):
