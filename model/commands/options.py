@@ -249,19 +249,26 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
-    """The settings that ``add_sampling``'s flags ask for; a seed is drawn where none is given."""
-    from urdir.model.engine.sampling import SamplingSettings
+    """The settings that ``add_sampling``'s flags ask for; a seed is drawn where none is given.
 
-    return SamplingSettings(
-        temperature=args.temp,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        repeat_penalty=args.repeat_penalty,
-        repeat_last_n=args.repeat_last_n,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        logit_bias=tuple(args.logit_bias),
-        min_tokens=args.min_tokens,
-        seed=int.from_bytes(os.urandom(4)) if args.seed is None else args.seed,
-    )
+    Raises UsageError for flags that do not go together.
+    """
+    from urdir.model.engine.sampling import SamplingSettings
+    from urdir.model.errors import SettingsError
+
+    try:
+        return SamplingSettings(
+            temperature=args.temp,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            min_p=args.min_p,
+            repeat_penalty=args.repeat_penalty,
+            repeat_last_n=args.repeat_last_n,
+            presence_penalty=args.presence_penalty,
+            frequency_penalty=args.frequency_penalty,
+            logit_bias=tuple(args.logit_bias),
+            min_tokens=args.min_tokens,
+            seed=int.from_bytes(os.urandom(4)) if args.seed is None else args.seed,
+        )
+    except SettingsError as exc:
+        raise UsageError(str(exc)) from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,8 +13,11 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Batch, Output, Segment
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.request import Piece, Request
 from urdir.model.engine.sampling import SamplingSettings, sample
 from urdir.model.engine.sequence import Finish, StopConditions
+from urdir.model.engine.service import Item, Service
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
@@ -208,3 +212,44 @@ def test_a_bias_outside_the_vocabulary_is_refused(session: Session) -> None:
         ModelError, match=rf"^--logit-bias {size}: the vocabulary has {size} tokens"
     ):
         session.set_sampling(replace(PLAIN, logit_bias=((size, 1.0),)))
+
+
+@pytest.mark.slow
+def test_a_service_reports_what_each_request_wants(device_name: str) -> None:
+    """Log-probabilities for one of four, and the same tokens by seed and nonce in any slot."""
+    path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q8_0.gguf"
+    asked = [
+        PLAIN,
+        replace(PLAIN, logprobs=2),
+        replace(PLAIN, nonce=5, presence_penalty=1.0),
+        PLAIN,
+    ]
+    items: list[list[Item]] = [[] for _ in asked]
+    done = threading.Semaphore(0)
+
+    def taker(of: list[Item]) -> Callable[[Item], None]:
+        def take(item: Item) -> None:
+            of.append(item)
+            if not isinstance(item, Piece):
+                done.release()
+
+        return take
+
+    with (
+        Engine.open(path, device=device_name, context=64, sequences=3, page_len=16) as engine,
+        Service(engine, None) as service,
+    ):
+        for settings, of in zip(asked, items, strict=True):
+            service.submit(Request(prompt=tuple(PROMPT), settings=settings, limit=5), taker(of))
+        for _ in asked:
+            assert done.acquire(timeout=60)
+    pieces = [[item for item in of if isinstance(item, Piece)] for of in items]
+    choices = [[choice for piece in of for choice in piece.choices] for of in pieces]
+    tokens = [[choice.token for choice in of] for of in choices]
+    assert [len(of) for of in tokens] == [5] * 4
+    assert tokens[0] == tokens[1] == tokens[3] != tokens[2]
+    assert {choice.logprob for choice in choices[0]} == {None}
+    for choice in choices[1]:
+        assert choice.logprob is not None
+        assert len(choice.top) == 2
+        assert choice.logprob <= choice.top[0][1] + 1e-6
