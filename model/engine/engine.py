@@ -29,15 +29,19 @@ if TYPE_CHECKING:
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 DEFAULT_CONTEXT = 4096
+#: The same for many users, who share the memory: a sequence takes what it has.
+LONG_CONTEXT = 32768
+#: Sequences, and tokens of a page, for many users.
+SEQUENCES, EMULATED_SEQUENCES, PAGE_LEN = 256, 8, 64
 #: Above this the emulator says beforehand how slow it will be.
 LARGE_MODEL_BYTES = 100_000_000
 #: Weight bytes that the emulator gets through in a second, on two cores (measured with the demo).
 EMULATOR_BYTES_PER_SECOND = 25_000_000
 
 
-def default_context(config: Config) -> int:
+def default_context(config: Config, many_users: bool = False) -> int:
     """Tokens of context where none are asked for."""
-    return min(DEFAULT_CONTEXT, config.context_length)
+    return min(LONG_CONTEXT if many_users else DEFAULT_CONTEXT, config.context_length)
 
 
 def demo_model() -> Path:
@@ -85,7 +89,8 @@ class Engine(Owner):
         context: int | None = None,
         kv_dtype: KvDtype = "f16",
         exact: bool = False,
-        sequences: int = 1,
+        sequences: int | None = 1,
+        memory_share: float = 0.0,
         page_len: int = 0,
         pages: int | None = None,
         chunk: int | None = None,
@@ -102,9 +107,11 @@ class Engine(Owner):
         whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
         ``context`` defaults to the smaller of the model's and 4096 tokens. The cache stores
         ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a prompt
-        (2048) are processed at once, fewer where memory is short. With ``text`` a thread of its own
-        builds the tokeniser. ``meanwhile`` is called while the weights are loaded, with an engine
-        that must run nothing yet: for `Session.prepare`. ``cache_folder`` keeps compiled kernels:
+        (2048) are processed at once, fewer where memory is short. A ``memory_share`` of what is
+        free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`) as
+        fit it; ``sequences`` (None) then are `SEQUENCES`, and the context up to `LONG_CONTEXT`.
+        With ``text`` a thread of its own builds the tokeniser. ``meanwhile`` is called while the
+        weights are loaded, with an engine that must run nothing yet: for `Session.prepare`. ``cache_folder`` keeps compiled kernels:
         "user" is the user's (`user_cache_folder`), None keeps none. ``ptx_files`` are folders of
         edited PTX to use and of PTX to write. ``observer`` looks at every step. No variable of the
         environment is read. The file is checked whole, and the memory it needs against what is
@@ -116,18 +123,27 @@ class Engine(Owner):
             from urdir.model.engine.session import Session
             from urdir.model.families.description import Config
             from urdir.model.memory.buckets import MOST_CHUNK
-            from urdir.model.memory.budget import SessionBudget, check_context, fitting_budget
+            from urdir.model.memory.budget import (
+                SessionBudget,
+                check_context,
+                fitting_budget,
+                most_pages,
+            )
             from urdir.model.memory.weights import Weights
 
             with opening.timed("file"):
                 gguf = opening.own(_open_file(path, quantize))
                 config = Config.from_gguf(gguf)
-            context = context or default_context(config)
+            context = context or default_context(config, memory_share > 0)
             check_context(config, context)
             config = config.at_context(context)
             reading = opening.read_tokenizer(gguf) if text else None
             opened = opening.device()
             _announce(opened, gguf)
+            if sequences is None:
+                sequences = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
+            if memory_share and not page_len:
+                page_len = PAGE_LEN
             session_budget = partial(
                 SessionBudget.of,
                 config,
@@ -137,13 +153,14 @@ class Engine(Owner):
                 exact=exact,
                 sequences=sequences,
                 page_len=page_len,
-                pages=pages,
             )
+            if memory_share and pages is None:
+                pages = most_pages(gguf, config, opened, session_budget, memory_share)
             budget = fitting_budget(
                 gguf,
                 config,
                 opened,
-                lambda rows: session_budget(chunk=rows),
+                lambda rows: session_budget(chunk=rows, pages=pages),
                 chunk or MOST_CHUNK,
             )
             weights = opening.own(Weights(gguf, config, opened))

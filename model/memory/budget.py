@@ -133,6 +133,28 @@ class MemoryPlan:
             )
 
 
+def most_pages(
+    gguf: ModelFile,
+    config: Config,
+    device: Device,
+    budget: Callable[..., SessionBudget],
+    share: float,
+) -> int:
+    """The most ``pages`` of a ``budget`` for which the model and one session take up to a ``share``
+    of what the device has free; no more than all sequences fill at their longest. Raises ModelError
+    where there is no room for a sequence of the whole context."""
+    whole = budget()  # pages for all sequences at once
+    layout = next(iter(whole.cache.layers.values())).layout
+    most = max(of.layout.pages for of in whole.cache.layers.values())
+    least = most // layout.sequences
+    fixed = MemoryPlan.of(gguf, config, budget(pages=least))
+    each = (MemoryPlan.of(gguf, config, budget(pages=2 * least)).total - fixed.total) / least
+    free = share * device.memory_info()[0] - RESERVE_BYTES - fixed.total
+    if free < 0:
+        fixed.check(device)
+    return max(least, min(most, least + int(free / each)))
+
+
 def fitting_budget(
     gguf: ModelFile,
     config: Config,

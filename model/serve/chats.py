@@ -21,6 +21,7 @@ from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, 
 from urdir.model.serve.stream import Shape
 from urdir.model.serve.tools import Tools, read_tools
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
+from urdir.model.text.constraints import Constraint
 
 _UNSUPPORTED = {
     "audio": "this server answers with text",
@@ -42,11 +43,11 @@ class ChatRequest:
         """For one answer to the rendered conversation."""
         return model.answer_parser(prompt, self.tools.schemas)
 
-    def constraint(self, model: ServedModel, prompt: str) -> object | None:
+    def constraint(self, model: ServedModel, prompt: str) -> Constraint | None:
         """What the answers may be; None: anything."""
         tools, form = self.tools, self.format
         if tools.is_required:
-            return model.required_call(tools.schemas, tools.name, tools.parallel)
+            return model.required_call(tools.schemas, prompt, tools.name, tools.parallel)
         return None if form is None else model.constraint(form.kind, form.source, prompt)
 
 

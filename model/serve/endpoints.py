@@ -23,6 +23,7 @@ from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import Parameters
 from urdir.model.serve.stream import AnswerResponse, Shape
 from urdir.model.serve.tokens import encode_text
+from urdir.model.text.constraints import Constraint
 
 _Result = TypeVar("_Result")
 
@@ -84,7 +85,7 @@ class Endpoints:
             [echo if asked.echo else "" for echo in echoes for _ in range(parameters.n)],
             logprobs=parameters.settings.logprobs is not None,
         )
-        return self._response(prompts, parameters, None, shape)
+        return self._response(prompts, parameters, shape)
 
     def _read_prompts(
         self, given: Sequence[str | tuple[int, ...]]
@@ -107,7 +108,7 @@ class Endpoints:
             logprobs=parameters.settings.logprobs is not None,
             parallel=asked.tools.parallel,
         )
-        return self._response([prompt], parameters, constraint, shape)
+        return self._response([prompt], parameters, shape, constraint, self._model.shown)
 
     def _render(self, asked: ChatRequest) -> tuple[str, tuple[int, ...]]:
         """The conversation as text and as tokens."""
@@ -118,13 +119,14 @@ class Endpoints:
         self,
         prompts: Sequence[tuple[int, ...]],
         parameters: Parameters,
-        constraint: object | None,
         shape: Shape,
+        constraint: Constraint | None = None,
+        shown: frozenset[str] = frozenset(),
     ) -> AnswerResponse:
         requests: list[EngineRequest] = []
         for prompt in prompts:
             self._check_prompt(prompt)
-            requests += parameters.requests(prompt, constraint)
+            requests += parameters.requests(prompt, constraint, shown)
         return AnswerResponse(
             together(self._service, requests, self._metrics),
             shape,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.engine.service import Metrics
 from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.constraints import Constraint
 from urdir.model.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -84,38 +85,28 @@ class ServedModel(Protocol):
     def template(self) -> ChatTemplate | None:
         """None where the file has none: then there is no chat."""
 
+    @property
+    def shown(self) -> frozenset[str]:
+        """Texts of the control tokens that the parser of answers must see."""
+
     def answer_parser(self, prompt: str, tools: ToolSchemas) -> AnswerParser:
         """For one answer to a rendered conversation, which may end within the model's thoughts."""
 
-    def constraint(self, kind: ConstraintKind, source: Any, prompt: str) -> object:
+    def constraint(self, kind: ConstraintKind, source: Any, prompt: str) -> Constraint:
         """A `Request.constraint` of what follows the model's thoughts.
 
         ``source`` is a schema, a pattern, a grammar or a list of texts. Any thread may call this.
         Raises ModelError for a bad source.
         """
 
-    def required_call(self, tools: ToolSchemas, name: str | None, many: bool) -> object:
+    def required_call(
+        self, tools: ToolSchemas, prompt: str, name: str | None, many: bool
+    ) -> Constraint:
         """A `Request.constraint` of answers that call a tool, or the one with this ``name``.
 
         With ``many`` several times. Any thread may call this. Raises ModelError where the model has
         no known way to call.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """Where a service stands. Counts are since it was opened; ``running`` and the like are now."""
-
-    queued: int = 0
-    running: int = 0
-    pages_used: int = 0
-    pages_total: int = 0
-    prefix_queries: int = 0  # prompt tokens that were looked up
-    prefix_hits: int = 0  # of these, tokens that were found
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    steps: int = 0
-    preemptions: int = 0
 
 
 class AsyncService(Protocol):
