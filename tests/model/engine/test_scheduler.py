@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from urdir.model.engine.batch import Batch, Segment
 from urdir.model.engine.request import Ending, Request
+from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.scheduler import Limits, Scheduler
 from urdir.model.engine.sequence import Finish
 from urdir.model.engine.step_plan import StepPlan
@@ -50,7 +51,7 @@ def answer_to(request: Request, context: int) -> tuple[list[int], Finish]:
     answer: list[int] = []
     while True:
         token = next_token(state)
-        if token == END and not request.ignore_end and len(answer) >= request.min_tokens:
+        if token == END and not request.ignore_end and len(answer) >= request.settings.min_tokens:
             return answer, Finish.END
         answer.append(token)
         if request.limit is not None and len(answer) >= request.limit:
@@ -285,7 +286,7 @@ REQUESTS = st.builds(
     Request,
     prompt=PROMPTS,
     limit=st.none() | st.integers(4, 20),
-    min_tokens=st.integers(0, 4),
+    settings=st.builds(SamplingSettings, min_tokens=st.integers(0, 4)),
     ignore_end=st.booleans(),
     constraint=st.sampled_from([None, None, object()]),
 )
@@ -575,8 +576,8 @@ def test_bad_requests_and_limits() -> None:
         Request(prompt=())
     with pytest.raises(SettingsError, match="a limit of 0 tokens: expected 1 or more"):
         Request(prompt=(1,), limit=0)
-    with pytest.raises(SettingsError, match="at least 5 tokens: expected 0 to 4, the most"):
-        Request(prompt=(1,), limit=4, min_tokens=5)
+    with pytest.raises(SettingsError, match="at least 5 tokens of 4 that are wanted"):
+        Request(prompt=(1,), limit=4, settings=SamplingSettings(min_tokens=5))
     with pytest.raises(SettingsError, match="prompt_rows 100: expected a multiple of 16"):
         Limits(prompt_rows=100)
     with pytest.raises(SettingsError, match="ahead 0: expected 1 or more"):
