@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options
+from urdir.model.commands import options, values
 from urdir.model.commands.opening import open_engine
 from urdir.model.commands.options import UsageError
 from urdir.model.errors import UnsupportedError
@@ -33,6 +33,7 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "serve", run, "answer OpenAI clients and browsers over HTTP", EXAMPLES
     )
+    options.add_file(parser, optional=True)
     options.add_model(parser)
     parser.add_argument("-a", "--alias", metavar="NAME", help="name of the model for clients")
     options.add_device(parser)
@@ -42,7 +43,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     memory.add_argument(
         *("-np", "--parallel"),
-        type=options.whole_number(1, 256),
+        type=values.whole_number(1, 256),
         metavar="N",
         help="most answers that are written at once (256; 8 on the emulator)",
     )
@@ -54,7 +55,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     memory.add_argument(
         "--gpu-memory-share",
-        type=options.real_number(0.1, 1.0),
+        type=values.real_number(0.1, 1.0),
         default=0.9,
         metavar="X",
         help="of the memory that is free: for weights and cache (0.9)",
@@ -62,7 +63,7 @@ def add_parser(commands: options.Subparsers) -> None:
     group = parser.add_argument_group("who may ask")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     group.add_argument(
-        "--port", type=options.whole_number(0, 65535), default=8080, help="0: a free one (8080)"
+        "--port", type=values.whole_number(0, 65535), default=8080, help="0: a free one (8080)"
     )
     group.add_argument(
         "--api-key", action="append", default=[], metavar="KEY", help="ask for it; repeatable"
@@ -90,6 +91,7 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     access = _access(args)
+    args.model = options.one_model(args)
     try:
         from urdir.model.serve.server import listen, serve
     except ImportError as error:

@@ -44,7 +44,8 @@ class Generation:
     ``prompt`` is the whole token sequence to answer, by sequence ``slot`` of the session; what of
     its beginning that sequence has in the cache is kept (`Session.kept`). At most ``limit`` tokens
     are generated (None: until the end or a full cache); ``ignore_end`` goes on past end tokens;
-    ``host_sampling`` downloads logits and chooses in numpy. ``on_token`` is called with the id of
+    ``host_sampling`` downloads logits and chooses in numpy. ``shown`` are control
+    tokens that belong to the text (`AnswerFormat.shown`). ``on_token`` is called with the id of
     each token of the answer and the text that it completes, which may be "" within a character.
     """
 
@@ -57,6 +58,7 @@ class Generation:
     ignore_end: bool = False
     host_sampling: bool = False
     slot: int = 0
+    shown: frozenset[str] = frozenset()
     on_token: Callable[[int, str], None] | None = None
     statistics: Statistics = field(default_factory=Statistics)
     tokens: list[int] = field(default_factory=list)
@@ -75,7 +77,7 @@ class Generation:
         self.statistics.seed = self.settings.seed
         start = time.perf_counter()
         self._begin()
-        stream = TextStream(self.tokenizer, self.sequence.stop.strings)
+        stream = TextStream(self.tokenizer, self.sequence.stop.strings, self.shown)
         for token in self._answer():
             now = time.perf_counter()
             if len(self.tokens) == 1:

@@ -27,7 +27,7 @@ Words = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How to choose; SettingsError names the flag and the value that is out of range.
+    """How to choose; SettingsError names the field and the value that is out of range.
 
     The repetition penalty is llama.cpp's: it divides logits of tokens among the last
     ``repeat_last_n``, the prompt's too. Presence and frequency penalty are OpenAI's: they count the
@@ -51,10 +51,10 @@ class SamplingSettings:
     logprobs: int | None = None  # likely tokens reported beside the chosen one; None: nothing
 
     def __post_init__(self) -> None:
-        for flag, field, is_good, wanted in _CHECKS:
+        for field, is_good, wanted in _CHECKS:
             value = getattr(self, field)
             if not is_good(value):
-                raise SettingsError(f"{flag} {value}: expected {wanted}")
+                raise SettingsError(f"{field} is {value}: expected {wanted}")
 
     @property
     def is_greedy(self) -> bool:
@@ -100,30 +100,28 @@ def _is_bias(pairs: Any) -> bool:
     )
 
 
-_CHECKS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
-    ("--temp", "temperature", math.isfinite, "a finite number (0: greedy)"),
-    ("--top-k", "top_k", lambda v: v >= 0, "0 (off) or more"),
-    ("--top-p", "top_p", lambda v: 0.0 <= v <= 1.0, "0 to 1 (off)"),
-    ("--min-p", "min_p", lambda v: 0.0 <= v <= 1.0, "0 (off) to 1"),
+_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("temperature", math.isfinite, "a finite number (0: greedy)"),
+    ("top_k", lambda v: v >= 0, "0 (off) or more"),
+    ("top_p", lambda v: 0.0 <= v <= 1.0, "0 to 1 (off)"),
+    ("min_p", lambda v: 0.0 <= v <= 1.0, "0 (off) to 1"),
     (
-        "--repeat-penalty",
         "repeat_penalty",
         lambda v: 1e-3 <= v < math.inf,
         "0.001 or more (1: off)",
     ),
-    ("--repeat-last-n", "repeat_last_n", lambda v: v >= -1, "-1 (all), 0 (off) or more"),
-    ("--presence-penalty", "presence_penalty", lambda v: abs(v) <= 100.0, "-100 to 100 (0: off)"),
-    ("--frequency-penalty", "frequency_penalty", lambda v: abs(v) <= 100.0, "-100 to 100 (0: off)"),
-    ("--seed", "seed", lambda v: 0 <= v < 1 << 64, "0 to 2^64 - 1"),
-    ("nonce", "nonce", lambda v: 0 <= v < 1 << 64, "0 to 2^64 - 1"),
+    ("repeat_last_n", lambda v: v >= -1, "-1 (all), 0 (off) or more"),
+    ("presence_penalty", lambda v: abs(v) <= 100.0, "-100 to 100 (0: off)"),
+    ("frequency_penalty", lambda v: abs(v) <= 100.0, "-100 to 100 (0: off)"),
+    ("seed", lambda v: 0 <= v < 1 << 64, "0 to 2^64 - 1"),
+    ("nonce", lambda v: 0 <= v < 1 << 64, "0 to 2^64 - 1"),
     (
-        "--logit-bias",
         "logit_bias",
         _is_bias,
         f"at most {MOST_BIASES} different token ids, with -100 to 100 each",
     ),
-    ("--min-tokens", "min_tokens", lambda v: v >= 0, "0 or more"),
-    ("--logprobs", "logprobs", lambda v: v is None or 0 <= v <= MOST_LIKELY, f"0 to {MOST_LIKELY}"),
+    ("min_tokens", lambda v: v >= 0, "0 or more"),
+    ("logprobs", lambda v: v is None or 0 <= v <= MOST_LIKELY, f"0 to {MOST_LIKELY}"),
 )
 
 

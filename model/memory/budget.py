@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from urdir.model.errors import ModelError
+from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.description import Config
 from urdir.model.memory.buckets import MOST_CHUNK, chunks_of, row_bucket
 from urdir.model.memory.cache_shape import CacheShape
@@ -29,9 +29,9 @@ RESERVE_BYTES = 64 << 20
 
 
 def check_context(config: Config, context: int) -> None:
-    """Raise ModelError for a context that the model does not take."""
+    """Raise SettingsError for a context that the model does not take."""
     if not 0 < context <= config.context_length:
-        raise ModelError(
+        raise SettingsError(
             f"a context of {context} tokens: the model takes 1 to {config.context_length}"
         )
 
@@ -129,7 +129,7 @@ class MemoryPlan:
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, workspace "
                 f"{self.workspace:,}, staging {self.staging:,}), {free:,} available: "
-                "lower -c or take a smaller model"
+                "a shorter context or a smaller model needs less"
             )
 
 
