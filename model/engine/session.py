@@ -202,7 +202,7 @@ class Session(Owner):
         answering, vocab = self.sequences[sequence], self.parts.config.vocab_size
         for token, _ in settings.logit_bias:
             if token >= vocab:
-                raise ModelError(f"--logit-bias {token}: the vocabulary has {vocab} tokens")
+                raise ModelError(f"logit_bias of token {token}: the vocabulary has {vocab} tokens")
         answering.settings = settings
         answering.begin_answer(stop or StopConditions())
         words = settings.words(answering.answer_at, answering.stop.end_ids)
