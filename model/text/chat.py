@@ -132,7 +132,7 @@ class ChatTemplate(Owner):
             dict(variables or {}),
         ]
         texts = set(_texts(written))
-        if (length := sum(map(len, texts))) > OUTPUT_LIMIT:
+        if (length := sum(len(message.content) for message in messages)) > OUTPUT_LIMIT:
             raise TemplateError(
                 f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "
                 "a chat template"
