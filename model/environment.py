@@ -39,7 +39,7 @@ class Environment:
 def read_environment() -> Environment:
     """What the environment asks for now."""
     return Environment(
-        device=os.environ.get("URDIR_DEVICE", "auto"),
+        device=os.environ.get("URDIR_DEVICE") or "auto",
         cache_dir=_cache_dir(),
         ptx_override=_folder("URDIR_PTX_OVERRIDE"),
         ptx_dump=_folder("URDIR_DUMP"),
@@ -49,9 +49,9 @@ def read_environment() -> Environment:
     )
 
 
-def variables() -> dict[str, str]:
-    """Variable -> its value, or what it would mean."""
-    return {name: os.environ.get(name, f"not set ({VARIABLES[name]})") for name in VARIABLES}
+def variables() -> dict[str, str | None]:
+    """Variable -> its value, None where it is not set."""
+    return {name: os.environ.get(name) for name in VARIABLES}
 
 
 def _cache_dir() -> Path | None:

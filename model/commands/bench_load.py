@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import bench_report as report
-from urdir.model.commands import options
+from urdir.model.commands import values
 from urdir.model.commands.report import installed_version
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What --load sends."""
     group = parser.add_argument_group("with --load")
-    count = options.whole_number(1)
+    count = values.whole_number(1)
     group.add_argument("--requests", type=count, default=100, metavar="N", help="in all (100)")
     group.add_argument(
         "--input", type=_lengths, default=(512, 512), metavar="N[-N]", help="prompt tokens (512)"
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--shared",
-        type=options.whole_number(0),
+        type=values.whole_number(0),
         default=0,
         metavar="N",
         help="tokens that all prompts begin with (0)",
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arrivals = group.add_mutually_exclusive_group()
     arrivals.add_argument(
         "--rate",
-        type=options.real_number(1e-3),
+        type=values.real_number(1e-3),
         metavar="R",
         help="requests a second, at random times, however many are open",
     )
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--api-key", metavar="KEY", help="that the server asks for")
     group.add_argument(
-        "-s", "--seed", type=options.whole_number(0), default=0, metavar="N", help="(0)"
+        "-s", "--seed", type=values.whole_number(0), default=0, metavar="N", help="(0)"
     )
 
 

@@ -55,13 +55,9 @@ def run(args: argparse.Namespace) -> int:
         check_plans,
         select_kernels,
     )
-    from urdir.ptxgen.errors import PtxgenError
 
     environment = read_environment()
-    try:
-        selected = select_kernels(args.kernel)
-    except PtxgenError as exc:
-        raise options.UsageError(f"--kernel: {exc}") from exc
+    selected = select_kernels(args.kernel)
     rows: list[CheckRow] = []
     with ptx_files(environment) as files:
         with DeviceOwner(

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options
+from urdir.model.commands import options, values
+from urdir.model.commands.opening import open_engine
 from urdir.model.commands.options import UsageError
 from urdir.model.errors import UnsupportedError
 
@@ -32,13 +33,37 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "serve", run, "answer OpenAI clients and browsers over HTTP", EXAMPLES
     )
+    options.add_file(parser, optional=True)
     options.add_model(parser)
     parser.add_argument("-a", "--alias", metavar="NAME", help="name of the model for clients")
     options.add_device(parser)
+    memory = parser.add_argument_group(
+        "how many at once",
+        "Without -c a prompt with its answer has the model's context, 32768 tokens at most.",
+    )
+    memory.add_argument(
+        *("-np", "--parallel"),
+        type=values.whole_number(1, 256),
+        metavar="N",
+        help="most answers that are written at once (256; 8 on the emulator)",
+    )
+    memory.add_argument(
+        *("-ctk", "--cache-type-k"),
+        choices=("f32", "f16", "bf16", "q8_0"),
+        default="f16",
+        help="type of keys and values in the cache (f16)",
+    )
+    memory.add_argument(
+        "--gpu-memory-share",
+        type=values.real_number(0.1, 1.0),
+        default=0.9,
+        metavar="X",
+        help="of the memory that is free: for weights and cache (0.9)",
+    )
     group = parser.add_argument_group("who may ask")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     group.add_argument(
-        "--port", type=options.whole_number(0, 65535), default=8080, help="0: a free one (8080)"
+        "--port", type=values.whole_number(0, 65535), default=8080, help="0: a free one (8080)"
     )
     group.add_argument(
         "--api-key", action="append", default=[], metavar="KEY", help="ask for it; repeatable"
@@ -66,6 +91,7 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     access = _access(args)
+    args.model = options.one_model(args)
     try:
         from urdir.model.serve.server import listen, serve
     except ImportError as error:
@@ -90,7 +116,22 @@ def run(args: argparse.Namespace) -> int:
 
 def open_service(args: argparse.Namespace) -> AsyncService:
     """The engine with its scheduler, as the flags say."""
-    raise UnsupportedError("no service yet")
+    from urdir.model.engine.async_service import AsyncService as EngineService
+    from urdir.model.serve.served_model import EngineModel
+
+    engine = open_engine(
+        args,
+        args.model,
+        args.ctx_size,
+        kv_dtype=args.cache_type_k,
+        sequences=args.parallel,
+        memory_share=args.gpu_memory_share,
+        text=True,
+    )
+    pools = engine.session.parts.cache.pools
+    tokens = min(pool.pages * pool.page_len for pool in pools)
+    print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
+    return EngineService(engine, lambda service: EngineModel(engine, args.alias, service))
 
 
 def _access(args: argparse.Namespace) -> Access:

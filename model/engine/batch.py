@@ -9,8 +9,10 @@ from enum import Enum
 
 import numpy as np
 
+from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, row_bucket
-from urdir.model.memory.device_state import IDLE, StepRows
+from urdir.model.memory.device_state import StepRows
+from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.attention.choice import length_buckets, several_rows_buckets
 from urdir.ptxgen.spec import ceil_div
 
@@ -21,12 +23,22 @@ class Output(Enum):
     NONE = "none"  # of a prompt's chunk with others after it: the next tokens are known
     LOGITS = "logits"  # for the host, which supplies the next token
     GREEDY = "greedy"  # the most likely token becomes the next one
-    SAMPLE = "sample"  # a token drawn by the sequence's settings becomes the next one
+    SAMPLE = "sample"  # a token chosen by the sequence's settings becomes the next one
+    LOGPROBS = "logprobs"  # the same, and log-probabilities for sequences that want them
+
+    @classmethod
+    def of(cls, *settings: SamplingSettings, masked: bool = False) -> Output:
+        """The cheapest one that serves sequences with these settings; ``masked``: some may take
+        certain tokens alone."""
+        if any(each.logprobs is not None for each in settings):
+            return cls.LOGPROBS
+        greedy = not masked and all(each.is_greedy for each in settings)
+        return cls.GREEDY if greedy else cls.SAMPLE
 
     @property
     def is_token(self) -> bool:
         """True where the device itself supplies the next token."""
-        return self in (Output.GREEDY, Output.SAMPLE)
+        return self in (Output.GREEDY, Output.SAMPLE, Output.LOGPROBS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,15 @@ class Request:
     """One answer that is wanted to ``prompt``, its token ids.
 
     It ends after ``limit`` tokens (None: when the context is full), at an end token of the model
-    (not before ``min_tokens`` others, or never with ``ignore_end``), or where its text has one of
-    ``stops``. A ``constraint`` says which tokens may come next, from those before: each step waits
-    for the token of the last one then. Control tokens are no text but those that are ``shown``.
-    Raises ModelError for an empty prompt, SettingsError.
+    (never with ``ignore_end``), or where its text has one of ``stops``. The text has those control
+    tokens that are ``shown``. A ``constraint`` says which tokens may come next, from those before:
+    each step waits for the token of the last one then. Raises ModelError for an empty prompt,
+    SettingsError.
     """
 
     prompt: tuple[int, ...]
     settings: SamplingSettings = GREEDY
     limit: int | None = None
-    min_tokens: int = 0
     stops: tuple[str, ...] = ()
     ignore_end: bool = False
     constraint: Constraint | None = None
@@ -35,11 +34,9 @@ class Request:
             raise ModelError("an empty prompt: there is nothing to answer")
         if self.limit is not None and self.limit < 1:
             raise SettingsError(f"a limit of {self.limit} tokens: expected 1 or more")
-        if self.min_tokens < 0 or (self.limit is not None and self.min_tokens > self.limit):
-            most = "" if self.limit is None else f" to {self.limit}, the most that are wanted"
-            raise SettingsError(
-                f"at least {self.min_tokens} tokens: expected 0{most or ' or more'}"
-            )
+        least = self.settings.min_tokens
+        if self.limit is not None and least > self.limit:
+            raise SettingsError(f"at least {least} tokens of {self.limit} that are wanted")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepS
 from urdir.model.engine.run_ahead import RunAhead
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.engine.sequence import Ids, Sequence
-from urdir.model.engine.step_queue import StepQueue
+from urdir.model.engine.sequence import Ids, Sequence, StopConditions
+from urdir.model.engine.step_queue import NO_MASKS, StepQueue
 from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
 from urdir.model.memory.buckets import MOST_CHUNK
@@ -28,12 +28,14 @@ from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import ZEROED
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.stream import Event
 
 Slots = abc.Sequence[int]
+Words = npt.NDArray[np.uint32]
 
 
 class Session(Owner):
@@ -124,7 +126,8 @@ class Session(Owner):
     def stream(
         self, output: Output, sequence: int = 0, *, most: int | None = None
     ) -> Generator[int, None, None]:
-        """Tokens of a sequence, one a step, until it is full; steps run ahead of the reader.
+        """Tokens of a sequence, one a step, until it is full or an end id of its stop conditions
+        was chosen; steps run ahead of the reader.
 
         When the iterator is closed, steps that ran beyond the last token it gave are undone. It
         ends after ``most`` tokens, beyond which no step runs.
@@ -187,10 +190,23 @@ class Session(Owner):
             shapes.append(self.shapes.decode(1, known, output))
         self.steps.record(shapes)
 
-    def set_sampling(self, settings: SamplingSettings, sequence: int = 0) -> None:
-        """How tokens of a sequence are drawn from now on, by steps whose output is SAMPLE."""
-        self.sequences[sequence].settings = settings
-        self.parts.state.write_sampling(sequence, settings.words, settings.seed)
+    def set_sampling(
+        self,
+        settings: SamplingSettings,
+        sequence: int = 0,
+        stop: StopConditions | None = None,
+    ) -> None:
+        """What follows the tokens of a sequence so far is an answer: how its tokens are chosen, by
+        steps whose output is SAMPLE or LOGPROBS, and when it ends. The device itself stops at an
+        end id. Raises ModelError for a bias of a token outside the vocabulary."""
+        answering, vocab = self.sequences[sequence], self.parts.config.vocab_size
+        for token, _ in settings.logit_bias:
+            if token >= vocab:
+                raise ModelError(f"--logit-bias {token}: the vocabulary has {vocab} tokens")
+        answering.settings = settings
+        answering.begin_answer(stop or StopConditions())
+        words = settings.words(answering.answer_at, answering.stop.end_ids)
+        self.parts.state.write_sampling(sequence, words)
 
     def forward_gpu_resident(self, sequences: Slots = (0,)) -> npt.NDArray[np.float32]:
         """Process the pending tokens of each sequence: embedding, layers, norm, LM head. The last
@@ -208,19 +224,48 @@ class Session(Owner):
     ) -> list[int]:
         """The same, and the next tokens are chosen on the device: only they come back.
 
-        ``output`` is GREEDY (the most likely, lowest id on ties) or SAMPLE (``set_sampling``).
+        ``output`` is GREEDY (the most likely, lowest id on ties), SAMPLE or LOGPROBS
+        (``set_sampling``). Raises ModelError where a sequence has no token to choose (`read`); the
+        tokens of all are pending as before then.
         """
         self._step(output, sequences)
         chosen = self.parts.state["sampled"].download(np.uint32, len(sequences))
         tokens = [int(token) for token in chosen]
+        if INVALID_TOKEN in tokens:
+            for sequence in sequences:
+                self.undo_unread(sequence)
+            raise self.no_choice(sequences[tokens.index(INVALID_TOKEN)])
         for sequence, token in zip(sequences, tokens, strict=True):
-            self.sequences[sequence].read(token)
+            self.read(sequence, token)
         return tokens
+
+    def read(self, sequence: int, token: int) -> None:
+        """The host knows the next token of a sequence, which the device has chosen.
+
+        Raises ModelError where the device found none: see `no_choice`.
+        """
+        reader = self.sequences[sequence]
+        if token == INVALID_TOKEN:
+            raise self.no_choice(sequence)
+        reader.read(token)
+        if token in reader.stop.end_ids:
+            self.queue.forget_rows()  # the device has made its row idle
+
+    def no_choice(self, sequence: int) -> ModelError:
+        """The error that names a sequence for which the device chose INVALID_TOKEN: one of its
+        logits is NaN, or the highest is infinite, also where nothing is allowed. Its row is idle.
+        """
+        self.queue.forget_rows()
+        return ModelError(
+            f"sequence {sequence}: no token can be chosen: its logits hold NaN or infinity (the "
+            "forward pass went wrong), or no token is allowed"
+        )
 
     def stream_together(
         self, output: Output, sequences: Slots, *, most: int | None = None
     ) -> Generator[list[int], None, None]:
-        """The next token of each sequence, step after step, until one is full; see ``stream``.
+        """The next token of each sequence, step after step, until one is full or has chosen one of
+        its end ids; see ``stream``.
 
         While the host would wait for the device, it records the graphs of several steps and of the
         next length bucket.
@@ -311,8 +356,11 @@ class Session(Owner):
             self._process(self.sequences[slot], self.sequences[slot].last)
         self._launch(shape, Batch(tuple(sequences)))
 
-    def launch_batch(self, batch: Batch, output: Output) -> None:
+    def launch_batch(
+        self, batch: Batch, output: Output, masks: abc.Mapping[int, Words] = NO_MASKS
+    ) -> None:
         """Queue one step of a batch, whose segments are pending and fit the largest chunk.
+        ``masks`` (ceil(n_vocab / 32),) u32 have, by sequence, a bit for each token that is allowed.
 
         Raises ContextFullError when the cache has no room, ModelError, DriverError; nothing was
         queued then.
@@ -322,11 +370,13 @@ class Session(Owner):
         for slot, end in ends.items():
             self.sequences[slot].check_step()
             self.parts.cache.reserve(slot, self.sequences[slot].length, end)
-        self._launch(self.shapes.of_batch(batch, max(ends.values()), output), batch)
+        self._launch(self.shapes.of_batch(batch, max(ends.values()), output), batch, masks)
 
-    def _launch(self, shape: StepShape, batch: Batch) -> None:
+    def _launch(
+        self, shape: StepShape, batch: Batch, masks: abc.Mapping[int, Words] = NO_MASKS
+    ) -> None:
         """Queue steps; the host's lengths move on with the device's positions."""
-        self.queue.launch(shape, batch, [self.sequences[s].last for s in batch.decode])
+        self.queue.launch(shape, batch, [self.sequences[s].last for s in batch.decode], masks)
         for segment in batch.segments:
             if not segment.chooses:
                 self.sequences[segment.sequence].process(segment.end)

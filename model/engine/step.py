@@ -13,9 +13,11 @@ from urdir.model.blocks.parts import LayerStep, StepParts
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS
+from urdir.ptxgen.kernels.adjust_logits import AdjustLogits
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.sample import Sample
+from urdir.ptxgen.kernels.token_logprobs import TokenLogprobs
 
 
 def build_plan(parts: StepParts, shape: StepShape) -> Plan:
@@ -85,17 +87,30 @@ def _append_choice(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> 
     if output is Output.GREEDY:
         kernel = Argmax(n=vocab, rows=rows.count)
         plan.launch(kernel, "argmax", logits=work["logits"], ranks=work["ranks"])
-    elif output is Output.SAMPLE:
+    elif output is not Output.LOGITS:
+        shape = (vocab, state.max_len, rows.count, state.sequences)
+        chosen = {"settings": state["settings"], **rows.arguments}
         plan.launch(
-            Sample(vocab, state.max_len, rows=rows.count, sequences=state.sequences),
-            "sample",
+            AdjustLogits(*shape),
+            "adjust",
             logits=work["logits"],
-            settings=state["settings"],
-            seed=state["seed"],
+            raw=work["raw logits"],
             tokens=state["tokens"],
-            sampled=state["sampled"],
-            **rows.arguments,
+            masks=state["masks"],
+            masked=state["masked"],
+            **chosen,
         )
+        chosen["sampled"] = state["sampled"]
+        plan.launch(Sample(*shape), "sample", logits=work["logits"], **chosen)
+        if output is Output.LOGPROBS:
+            plan.launch(
+                TokenLogprobs(*shape, slots=MAILBOX_SLOTS),
+                "logprobs",
+                logits=work["raw logits"],
+                logprobs=state.logprobs,
+                likely=state.likely,
+                **chosen,
+            )
 
 
 def _append_advance(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> None:
@@ -111,6 +126,7 @@ def _append_advance(plan: Plan, parts: StepParts, rows: Rows, output: Output) ->
         "advance",
         tokens=state["tokens"],
         known=state["known"],
+        settings=state["settings"],
         mailbox=state.mailbox,
         sampled=state["sampled"],
         **ranks,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from urdir.model.engine.batch import Batch, ShapeBuckets, StepShape
 from urdir.model.engine.runner import Steps
@@ -11,6 +14,10 @@ from urdir.model.memory.device_state import DecodeState
 
 if TYPE_CHECKING:
     from urdir.driver.stream import Stream
+
+Words = npt.NDArray[np.uint32]
+#: Every sequence may take any token.
+NO_MASKS: Mapping[int, Words] = {}
 
 
 class StepQueue:
@@ -29,9 +36,16 @@ class StepQueue:
         self._stream = stream
         self._rows: tuple[tuple[int, int], ...] = ()  # (sequence, position) on the device
 
-    def launch(self, shape: StepShape, batch: Batch, lasts: Sequence[int]) -> None:
+    def launch(
+        self,
+        shape: StepShape,
+        batch: Batch,
+        lasts: Sequence[int],
+        masks: Mapping[int, Words] = NO_MASKS,
+    ) -> None:
         """Queue the steps of ``shape``, which `ShapeBuckets` gave for ``batch``. ``lasts`` are the
-        positions of the tokens that ``batch.decode`` processes. Raises DriverError."""
+        positions of the tokens that ``batch.decode`` processes. ``masks`` (ceil(n_vocab / 32),) u32
+        have, by sequence, a bit for each token that is allowed. Raises DriverError."""
         wanted = tuple(zip(batch.decode, lasts, strict=True))
         if batch.segments:
             rows = self._shapes.rows_of(batch, shape, lasts)
@@ -39,6 +53,7 @@ class StepQueue:
             wanted += tuple((s.sequence, s.end - 1) for s in batch.segments if s.chooses)
         elif wanted != self._rows:
             self._state.write_rows(wanted)
+        self._state.write_masks({batch.choosing.index(s): words for s, words in masks.items()})
         self._rows = ()  # until the steps are queued, device and host may differ
         self._steps.launch(shape, self._stream)
         self._rows = tuple((sequence, at + shape.steps) for sequence, at in wanted)

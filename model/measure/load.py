@@ -151,7 +151,6 @@ async def _send(server: HttpServer, model: str, ask: Ask) -> Reply:
         "model": model,
         "prompt": ask.prompt,
         "max_tokens": ask.tokens,
-        "min_tokens": ask.tokens,
         "ignore_eos": True,
         "temperature": 0,
         "stream": True,

@@ -6,7 +6,7 @@ of ``IDLE`` marks a row without work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
-from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS
+from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.kernels.sampling import MOST_LIKELY, SETTINGS_WORDS
+from urdir.ptxgen.spec import ceil_div
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 Words = npt.NDArray[np.uint32]
 
-IDLE = 0xFFFFFFFF
 #: How many tokens of a row the host may be late in reading: a power of two.
 MAILBOX_SLOTS = 8
 
@@ -32,13 +33,14 @@ MAILBOX_SLOTS = 8
 @dataclass(frozen=True, slots=True)
 class StateShape:
     """What a state is made for: ``sequences`` of up to ``max_len`` tokens, steps of ``rows`` rows
-    of as many sequences and ``chunk`` rows of prompts.
+    of as many sequences and ``chunk`` rows of prompts, tokens of a vocabulary of ``vocab``.
     """
 
     sequences: int
     max_len: int
     rows: int
     chunk: int
+    vocab: int
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every part of the state, by name."""
@@ -46,13 +48,14 @@ class StateShape:
             "tokens": 4 * self.sequences * self.max_len,
             "known": 4 * self.sequences,
             "settings": 4 * SETTINGS_WORDS * self.sequences,
-            "seed": 8 * self.sequences,
             "sequence": 4 * self.rows,
             "position": 4 * self.rows,
             "output_row": 4 * self.rows,
             "step_sequence": 4 * (self.rows + self.chunk),
             "step_position": 4 * (self.rows + self.chunk),
             "sampled": 4 * self.rows,
+            "masked": 4 * self.rows,
+            "masks": 4 * self.rows * ceil_div(self.vocab, 32),
         }
 
 
@@ -71,11 +74,15 @@ class DecodeState(Owner):
     of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows that choose a
     token, and what they chose. They are the rows of a step without prompts. All rows of a step with
     prompts are ``step_sequence``, ``step_position`` (rows + chunk,) u32; those that choose are its
-    rows ``output_row`` (rows,) u32. ``settings`` (sequences, SETTINGS_WORDS) u32 and ``seed``
-    (sequences,) u64: how each sequence's tokens are sampled.
+    rows ``output_row`` (rows,) u32. ``settings`` (sequences, SETTINGS_WORDS) u32: how each
+    sequence's tokens are chosen. Of the rows that choose, those that ``masked`` (rows,) u32 marks
+    may take the tokens whose bits are set in ``masks`` (rows, ceil(vocab / 32)) u32.
     What is written is queued on ``stream``, behind the steps that are there.
-    ``mailbox`` (sequences, MAILBOX_SLOTS) u32, in page-locked memory of the host: the token that a
-    step chose after position p, in place p % MAILBOX_SLOTS.
+
+    Page-locked memory of the host has what a step chose after position p, in place
+    p % MAILBOX_SLOTS: ``mailbox`` (sequences, MAILBOX_SLOTS) u32 the token, ``logprobs``
+    (sequences, MAILBOX_SLOTS, 1 + MOST_LIKELY) f32 its log-probability and those of the likeliest
+    tokens, which ``likely`` (sequences, MAILBOX_SLOTS, MOST_LIKELY) u32 names.
     """
 
     def __init__(self, device: Device, shape: StateShape, stream: Stream) -> None:
@@ -90,9 +97,12 @@ class DecodeState(Owner):
             else:
                 part.fill(0)
         self._writes = QueuedWrites(device, stream)
+        self._has_masks = False
         letters = shape.sequences * MAILBOX_SLOTS
         self.mailbox = device.pinned(4 * letters, "mailbox")
         self._letters = self.mailbox.view(np.uint32, letters).data
+        self.logprobs = device.pinned(4 * letters * (1 + MOST_LIKELY), "log-probabilities")
+        self.likely = device.pinned(4 * letters * MOST_LIKELY, "likely tokens")
 
     def __getitem__(self, name: str) -> Slice:
         """A part by name."""
@@ -117,10 +127,21 @@ class DecodeState(Owner):
             place.copy_from(self["tokens"].slice(source * nbytes, nbytes))
         self.write_known(target, known)
 
-    def write_sampling(self, sequence: int, words: Words, seed: int) -> None:
-        """Set how a sequence's tokens are drawn: settings (SETTINGS_WORDS,) u32 and seed."""
+    def write_sampling(self, sequence: int, words: Words) -> None:
+        """Set how a sequence's tokens are chosen: settings (SETTINGS_WORDS,) u32."""
         self._writes.write(self["settings"], words, sequence * words.nbytes)
-        self._writes.write(self["seed"], np.array([seed], np.uint64), 8 * sequence)
+
+    def write_masks(self, masks: Mapping[int, Words]) -> None:
+        """Allow the rows of ``masks``, by number, no tokens but those whose bits are set; words
+        (ceil(vocab / 32),) u32. The others may take all."""
+        if not masks and not self._has_masks:
+            return
+        masked = np.zeros(self.rows, np.uint32)
+        masked[list(masks)] = 1
+        self._writes.write(self["masked"], masked)
+        for row, words in masks.items():
+            self._writes.write(self["masks"], words, row * words.nbytes)
+        self._has_masks = bool(masks)
 
     def positions(self) -> dict[int, int]:
         """Sequence -> position of the rows of the next decode step, read from the device."""
@@ -135,6 +156,19 @@ class DecodeState(Owner):
         """The token that a step, now complete, chose after the one at ``position``."""
         token: int = self._letters[sequence * MAILBOX_SLOTS + position % MAILBOX_SLOTS]
         return token
+
+    def log_probabilities(
+        self, sequence: int, position: int, likely: int
+    ) -> tuple[float, tuple[tuple[int, float], ...]]:
+        """Of the token that a step, now complete, chose after the one at ``position``, and of the
+        ``likely`` likeliest ones with their ids, highest first: at most as many as the sequence's
+        settings ask for. They are of the model's own distribution (`TokenLogprobs`)."""
+        at = sequence * MAILBOX_SLOTS + position % MAILBOX_SLOTS
+        entries = 1 + MOST_LIKELY
+        values = self.logprobs.view(np.float32, entries, 4 * entries * at)
+        tokens = self.likely.view(np.uint32, MOST_LIKELY, 4 * MOST_LIKELY * at)
+        pairs = zip(tokens[:likely].tolist(), values[1 : 1 + likely].tolist(), strict=True)
+        return float(values[0]), tuple(pairs)
 
     def write_rows(self, rows: Sequence[tuple[int, int]]) -> None:
         """Make (sequence, position) pairs the rows that choose a token, the rest idle."""
@@ -173,7 +207,8 @@ class DecodeState(Owner):
         """Free the state; closing twice does nothing."""
         self._writes.close()
         self._arena.close()
-        self.mailbox.close()
+        for pinned in (self.mailbox, self.logprobs, self.likely):
+            pinned.close()
 
 
 def _padded(values: Words, count: int, rest: int) -> Words:

@@ -41,7 +41,8 @@ def workspace_sizes(
     ``chunk`` rows beside them.
 
     All are f32 but the ranks, u64, and packed vectors, f16. ``scaled`` and ``summary`` are for as
-    many rows as products of few rows take. Logits and their ranks exist for decode rows only, and
+    many rows as products of few rows take. Logits (as they are chosen from, and as
+    the model gave them) and their ranks exist for rows that choose only, and
     so do the partial results of split attention, which depend on how many SMs the device has; with
     ``exact`` arithmetic that attention serves prompts, too.
     """
@@ -58,7 +59,7 @@ def workspace_sizes(
             sizes["activated"] = max(sizes["activated"], wide)
     if "heads" in sizes:
         sizes["output heads"] = sizes["heads"] // most * rows
-    sizes["logits"] = 4 * config.vocab_size * rows
+    sizes["logits"] = sizes["raw logits"] = 4 * config.vocab_size * rows
     sizes["ranks"] = 8 * Argmax(n=config.vocab_size).slices * rows
     sizes |= _mixture_sizes(config, most, exact)
     return sizes | _partial_sizes(config, cache, max(rows, chunk) if exact else rows, sm_count)

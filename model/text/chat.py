@@ -24,7 +24,8 @@ from urdir.model.errors import TemplateError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
 from urdir.model.text.sandbox import TemplateProcess
-from urdir.model.text.system_text import SystemText, Turn
+from urdir.model.text.sandbox_worker import OUTPUT_LIMIT
+from urdir.model.text.system_text import SystemText
 from urdir.model.text.tokenizer import Span, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
@@ -38,6 +39,21 @@ class Message:
     role: str  # "system", "user", "assistant" or "tool"
     content: str
     more: Mapping[str, Any] = field(default_factory=dict)  # "tool_calls", "tool_call_id", ...: JSON
+
+    @classmethod
+    def of(cls, message: Message | Mapping[str, Any]) -> Message:
+        """A message, or a dictionary of its fields as OpenAI has them. Raises TemplateError."""
+        if isinstance(message, Message):
+            return message
+        more = {key: value for key, value in message.items() if key not in ("role", "content")}
+        role, content = message.get("role"), message.get("content")
+        if content is None and "tool_calls" in more:
+            content = ""
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise TemplateError(
+                f"a message needs a role and a content, both texts: {message!r:.80}"
+            )
+        return cls(role, content, more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,7 @@ class ChatTemplate(Owner):
         self._tokenizer = tokenizer
         self._process = process or TemplateProcess()
         self._marker = _Marker(tokenizer.control_texts())
-        self._system = SystemText(self._render_turns)
+        self._system = SystemText(lambda turns: self._render_turns(turns, None, {}))
 
     @classmethod
     def from_gguf(
@@ -69,8 +85,8 @@ class ChatTemplate(Owner):
         source = gguf.metadata.optional(TEMPLATE_KEY, str, None)
         if source is None:
             raise TemplateError(
-                f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}); "
-                "use --raw to give the model the plain prompt"
+                f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}): the model continues "
+                "plain prompts only"
             )
         return cls(source, tokenizer, process)
 
@@ -108,6 +124,11 @@ class ChatTemplate(Owner):
             dict(variables or {}),
         ]
         texts = set(_texts(written))
+        if (length := sum(map(len, texts))) > OUTPUT_LIMIT:
+            raise TemplateError(
+                f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "
+                "a chat template"
+            )
         marked = {text: self._marker.places(text) for text in texts}
         characters = {text[i] for text, places in marked.items() for i in places}
         stand_ins = _stand_ins(characters, [self.source, *texts])
@@ -125,10 +146,10 @@ class ChatTemplate(Owner):
         self._process.close()
 
     def _render_turns(
-        self, turns: list[Turn], tools: Any = None, more: Mapping[str, Any] | None = None
+        self, turns: list[dict[str, Any]], tools: Any, more: Mapping[str, Any]
     ) -> str:
         """Their text. A template that fails on tools that are none sees them undefined."""
-        variables = self._variables(turns, tools, more or {})
+        variables = self._variables(turns, tools, more)
         try:
             return self._process.render(self.source, variables)
         except TemplateError as error:
@@ -140,7 +161,9 @@ class ChatTemplate(Owner):
             except TemplateError:
                 raise error from None
 
-    def _variables(self, turns: list[Turn], tools: Any, more: Mapping[str, Any]) -> dict[str, Any]:
+    def _variables(
+        self, turns: list[dict[str, Any]], tools: Any, more: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """What templates expect to be defined."""
         return {
             "add_generation_prompt": True,

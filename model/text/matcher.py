@@ -42,13 +42,16 @@ _MESSAGE_LIMIT = 300  # characters of the library's own message
 class Matcher:
     """Follows one answer under a constraint; not for use by two threads at once.
 
-    `mask` and `accept` run without the interpreter's lock, so that another thread can drive a GPU.
+    `mask` runs without the interpreter's lock, so that another thread can drive a GPU meanwhile.
     """
 
-    def __init__(self, matcher: Any, n_tokens: int) -> None:
-        """`matcher` is an llguidance.LLMatcher at the start of an answer (ConstraintCompiler)."""
+    def __init__(self, matcher: Any, n_tokens: int, failed: Callable[[], None]) -> None:
+        """`matcher` is an llguidance.LLMatcher at the start of an answer (ConstraintCompiler).
+        `failed` is called where a step fails, which may be for a limit.
+        """
         self._matcher = matcher
         self._n_words = -(-n_tokens // 32)
+        self._failed = failed
 
     def mask(self, into: Mask) -> None:
         """Set bit i % 32 of word i // 32 of `into` where token i may come, and clear the others.
@@ -63,6 +66,8 @@ class Matcher:
         words = into[: self._n_words]
         with _translated():
             self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            self._failed()
         _check(self._matcher)
         into[self._n_words :] = 0
 
@@ -71,6 +76,7 @@ class Matcher:
         with _translated():
             is_allowed = self._matcher.consume_token(token_id)
         if not is_allowed:
+            self._failed()
             reason = _one_line(self._matcher.get_error())
             raise ConstraintError(f"token {token_id} is not allowed here: {reason}")
 
@@ -114,7 +120,10 @@ class ConstraintCompiler:
         Raises ConstraintError: malformed, not supported, too large, or no text matches.
         """
         with _translated():
-            return Matcher(self._compiled(constraint).deep_copy(), self._tokenizer.vocab_size)
+            matcher = self._compiled(constraint).deep_copy()
+        # The states of a lexer are shared by its matchers and grow with them: those that come
+        # after one has reached the limit begin anew.
+        return Matcher(matcher, self._tokenizer.vocab_size, self._compiled.cache_clear)
 
     def _compile(self, constraint: Constraint) -> Any:
         grammar = _OPTIONS + constraint.grammar

@@ -105,4 +105,4 @@ def _origin(args: argparse.Namespace) -> str:
     if not args.settings:
         return "those of the kernel's first example"
     shown = ", ".join(args.settings)
-    return f"{shown} as asked for; the others are those of the kernel's first example"
+    return f"{shown} as asked for; the others are those of the first example that can have them"

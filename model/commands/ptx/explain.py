@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options
+from urdir.model.commands import options, values
 from urdir.model.commands.ptx import arguments
 from urdir.model.commands.report import extent, fields_text
 
@@ -33,7 +33,7 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument("--target", metavar="sm_NN", help="what to pose as (default: sm_90a)")
     parser.add_argument(
         "--top",
-        type=options.whole_number(1),
+        type=values.whole_number(1),
         metavar="N",
         help="only the N worst lines of each kind (default: all)",
     )

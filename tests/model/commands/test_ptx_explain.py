@@ -43,9 +43,9 @@ def test_json_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "code", "message"),
     [
         ([], 2, "give a KERNEL"),
-        (["nonesuch"], 1, "no kernel 'nonesuch'"),
-        (["argmax", "--set", "size=3"], 1, "size"),
-        (["argmax", "--target", "sm_12"], 1, "sm_12"),
+        (["nonesuch"], 2, "no kernel 'nonesuch'"),
+        (["argmax", "--set", "size=3"], 2, "size"),
+        (["argmax", "--target", "sm_12"], 2, "sm_12"),
         (["argmax", "--top", "0"], 2, "at least 1"),
     ],
 )

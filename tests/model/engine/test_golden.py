@@ -16,8 +16,9 @@ from urdir.driver.operation import Launch
 from urdir.driver.stream import Stream
 from urdir.model.blocks import experts
 from urdir.model.engine.batch import Output
-from urdir.model.engine.engine import Engine, demo_model
+from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
+from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.verify.conformance import kl_divergence, relative_rms
 

@@ -503,7 +503,7 @@ def test_folders_that_are_none(tmp_path: Path, data: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(SafetensorsError, match=r"config\.json: the file is no JSON"):
         open_model(tmp_path)
-    with pytest.raises(SettingsError, match=r"--quantize is for safetensors"):
+    with pytest.raises(SettingsError, match=r"quantize is for safetensors"):
         open_model(data / "golden" / "nano-llama-f16.gguf", quantize="q8_0")
     with pytest.raises(SettingsError, match=r"cannot quantise to 'q4_k'"):
         open_model(data / "safetensors" / "llama-bf16", quantize="q4_k")

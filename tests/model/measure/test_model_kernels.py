@@ -90,7 +90,7 @@ def test_it_finds_what_a_session_loads(
             session.feed([1])
             session.greedy_step()
             session.set_sampling(SamplingSettings(seed=1))
-            session.forward_gpu_resident_to_token_id(output=Output.SAMPLE)
+            session.forward_gpu_resident_to_token_id(output=Output.LOGPROBS)
             session.logits_step()
     loaded = {path.stem for path in tmp_path.iterdir()}
     listed = {kernel.spec.key("sm_90a") for kernel in found}

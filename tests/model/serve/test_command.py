@@ -33,8 +33,7 @@ spec.loader.exec_module(toys)
 gguf = Gguf(demo_model())
 tokenizer = Tokenizer.from_gguf(gguf)
 with ChatTemplate.from_gguf(gguf, tokenizer) as template:
-    model = toys.ServedModel("toy", 512, tokenizer, template)
-    service = toys.ToyService(model, delay=float(sys.argv[2]))
+    service = toys.ToyService(toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]))
     serve.open_service = lambda args: service
     code = main(["serve", "--port", "0", *sys.argv[3:]])
 print(code, *service.ended, service.cancelled)
