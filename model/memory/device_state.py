@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from urdir.driver.context import close_all
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import IDLE
@@ -205,10 +206,7 @@ class DecodeState(Owner):
 
     def close(self) -> None:
         """Free the state; closing twice does nothing."""
-        self._writes.close()
-        self._arena.close()
-        for pinned in (self.mailbox, self.logprobs, self.likely):
-            pinned.close()
+        close_all([self._writes, self._arena, self.mailbox, self.logprobs, self.likely])
 
 
 def _padded(values: Words, count: int, rest: int) -> Words:

@@ -2,12 +2,15 @@
 
 The template's markup is parsed for control tokens ("<|im_end|>"). What users wrote is not (message
 contents, calls of tools and their results, descriptions of tools): nobody forges a turn by typing
-one. To tell the two apart in the rendered text, each character of a user's text that begins the
-text of a control token (or a part of one at its end) is replaced by a stand-in from Unicode's
-private use area before rendering; afterwards the stand-ins are turned back and their places are
-what `Tokenizer.encode` takes as `opaque`. Whatever a template does to texts (trims, cuts, joins,
-compares), a stand-in is treated as an ordinary character, and the rest is still encoded in one
-piece with the markup around it, as the model was trained.
+one. To tell the two apart in the rendered text, every character of a user's text with which a
+control token can begin is replaced by a stand-in from Unicode's private use area before rendering;
+afterwards the stand-ins are turned back and their places are what `Tokenizer.encode` takes as
+`opaque`. Whatever a template does to texts (trims, cuts, joins, deletes), no character that is left
+can begin a control token, and the rest of the text is still encoded in one piece with the markup
+around it, as the model was trained.
+
+Templates look for some tags in contents themselves, as "</think>". Those that a template names are
+left as they are, provided that the prompt has the same control tokens as without this.
 
 Limits: a template does not see control tokens that stand in contents (it cannot cut at them), and
 one that spells half a control token itself and lets a message complete it is not guarded against.
@@ -16,7 +19,8 @@ one that spells half a control token itself and lets a message complete it is no
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +65,7 @@ class Prompt:
     """A rendered conversation."""
 
     text: str
-    opaque: tuple[Span, ...]  # where message contents spell control tokens
+    opaque: tuple[Span, ...]  # characters of messages with which no control token begins
 
 
 class ChatTemplate(Owner):
@@ -74,7 +78,11 @@ class ChatTemplate(Owner):
         self.source = source
         self._tokenizer = tokenizer
         self._process = process or TemplateProcess()
-        self._marker = _Marker(tokenizer.control_texts())
+        self._control = tokenizer.control_tokens()
+        first = "".join(text[0] for text in self._control)
+        # "striptags" makes "<" of "&lt;"
+        self._starts = frozenset(first.lower() + first.upper() + "&")
+        self._tags = _tags(source, self._starts, self._control)
         self._system = SystemText(lambda turns: self._render_turns(turns, None, {}))
 
     @classmethod
@@ -119,7 +127,7 @@ class ChatTemplate(Owner):
         or the template's own complaint.
         """
         written = [
-            [{"content": message.content, **message.more} for message in messages],
+            [{"role": m.role, "content": m.content, **m.more} for m in messages],
             tools or None,
             dict(variables or {}),
         ]
@@ -129,17 +137,28 @@ class ChatTemplate(Owner):
                 f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "
                 "a chat template"
             )
-        marked = {text: self._marker.places(text) for text in texts}
-        characters = {text[i] for text, places in marked.items() for i in places}
-        stand_ins = _stand_ins(characters, [self.source, *texts])
-        contents, tools, more = _map_texts(
-            written, lambda text: _substitute(text, marked[text], stand_ins)
-        )
-        turns = [{"role": m.role, **c} for m, c in zip(messages, contents, strict=True)]
+        prompt = self._render(written, texts, _NO_TAGS)
+        if any(self._tags.search(text) for text in texts):
+            with_tags = self._render(written, texts, self._tags)
+            if self._controls(with_tags) == self._controls(prompt):
+                return with_tags
+        return prompt
+
+    def _render(self, written: Any, texts: Collection[str], tags: re.Pattern[str]) -> Prompt:
+        """The conversation, in whose ``texts`` ``tags`` are left as they are."""
+        used = {char for text in texts for char in text if char in self._starts}
+        stand_ins = _stand_ins(used, [self.source, *texts])
+        turns, tools, more = _map_texts(written, lambda text: _substitute(text, stand_ins, tags))
         rendered = self._render_turns(self._system.placed(turns), tools, more)
         original = {stand_in: char for char, stand_in in stand_ins.items()}
         opaque = tuple((i, i + 1) for i, char in enumerate(rendered) if char in original)
         return Prompt("".join(original.get(char, char) for char in rendered), opaque)
+
+    def _controls(self, prompt: Prompt) -> list[int]:
+        """The control tokens of a prompt."""
+        ids = self._tokenizer.encode(prompt.text, parse_special=True, opaque=prompt.opaque)
+        known = set(self._control.values())
+        return [token_id for token_id in ids if token_id in known]
 
     def close(self) -> None:
         """End the rendering process; closing twice does nothing."""
@@ -179,27 +198,27 @@ class ChatTemplate(Owner):
         return "" if token_id is None else self._tokenizer.token_text(token_id)
 
 
-class _Marker:
-    """Finds where contents spell a control token, or begin one at their end.
+_NO_TAGS = re.compile("(?!)")
+_BLOCK = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_MOST_TAGS, _LONGEST_TAG = 256, 64
 
-    Case is ignored, and white space at the end, since a template may change either.
-    """
 
-    def __init__(self, control_texts: Iterable[str]) -> None:
-        texts = sorted(control_texts)
-        whole = "|".join(map(re.escape, texts)) or "(?!)"
-        # A lookahead finds overlapping ones as well
-        self._whole = re.compile(f"(?={whole})", re.IGNORECASE)
-        self._beginnings = {text[:n].lower() for text in texts for n in range(1, len(text))}
-        self._longest = max(map(len, texts), default=0)
+def _tags(source: str, starts: Collection[str], control: Iterable[str]) -> re.Pattern[str]:
+    """The strings in a template's expressions that begin as control tokens do, but are none."""
+    literals = (a or b for block in _BLOCK.findall(source) for a, b in _LITERAL.findall(block))
+    tags = {text.strip() for text in literals if text.strip()[:1] in starts}
+    tags = {tag for tag in tags if 1 < len(tag) <= _LONGEST_TAG}
+    ordered = sorted(text.lower() for text in control)
+    known = set(ordered)
 
-    def places(self, content: str) -> set[int]:
-        """The first character of each."""
-        end = len(content.rstrip())
-        at_end = range(max(0, end - self._longest), end)
-        return {match.start() for match in self._whole.finditer(content)} | {
-            start for start in at_end if content[start:end].lower() in self._beginnings
-        }
+    def is_control(tag: str) -> bool:
+        at = bisect_left(ordered, tag)
+        begins_one = at < len(ordered) and ordered[at].startswith(tag)
+        return begins_one or any(tag[:n] in known for n in range(1, len(tag)))
+
+    usable = sorted(tag for tag in tags if not is_control(tag.lower()))[:_MOST_TAGS]
+    return re.compile("|".join(map(re.escape, usable))) if usable else _NO_TAGS
 
 
 def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str]:
@@ -212,8 +231,13 @@ def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str
     return chosen
 
 
-def _substitute(text: str, places: set[int], stand_ins: dict[str, str]) -> str:
-    return "".join(stand_ins[char] if i in places else char for i, char in enumerate(text))
+def _substitute(text: str, stand_ins: dict[str, str], tags: re.Pattern[str]) -> str:
+    """``text`` with stand-ins but in ``tags``."""
+    table, parts, end = str.maketrans(stand_ins), list[str](), 0
+    for tag in tags.finditer(text):
+        parts += [text[end : tag.start()].translate(table), tag[0]]
+        end = tag.end()
+    return "".join([*parts, text[end:].translate(table)])
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -230,11 +254,17 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with each of its strings changed, keys included."""
+    """A JSON value with each of its strings changed. Keys and roles that are words stay: templates
+    look for them."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {change(key): _map_texts(item, change) for key, item in value.items()}
+        return {
+            key if key.isidentifier() else change(key): item
+            if key == "role" and str(item).isidentifier()
+            else _map_texts(item, change)
+            for key, item in value.items()
+        }
     if isinstance(value, Sequence):
         return [_map_texts(item, change) for item in value]
     return value
