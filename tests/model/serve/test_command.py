@@ -147,6 +147,31 @@ def test_flags(process: Callable[..., Process], tmp_path: Path) -> None:
     assert server.end()[0] == "0 drained closed 0\n"
 
 
+@pytest.mark.slow
+@pytest.mark.full
+def test_the_demo_model_answers_several_at_once() -> None:
+    """The engine itself, on a machine without a GPU."""
+    command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "-c", "64"]
+    process = subprocess.Popen(
+        [*command, "--device", "emulator", "--alias", "demo"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        url = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
+        question = {"role": "user", "content": "What is 2 plus 3?"}
+        body = {"model": "demo", "messages": [question], "temperature": 0, "n": 3}
+        with httpx.Client(timeout=120, trust_env=False) as client:
+            choices = client.post(url + CHAT, json=body).json()["choices"]
+        assert [choice["message"]["content"] for choice in choices] == ["2 plus 3 is 5."] * 3
+        assert {choice["finish_reason"] for choice in choices} == {"stop"}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
