@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urdir.model.commands import options, values
 from urdir.model.commands.opening import open_engine
 from urdir.model.commands.options import UsageError
-from urdir.model.errors import TemplateError, UnsupportedError
+from urdir.model.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from urdir.model.serve.guard import Access
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 def open_service(args: argparse.Namespace) -> AsyncService:
     """The engine with its scheduler, as the flags say."""
     from urdir.model.engine.async_service import AsyncService as EngineService
-    from urdir.model.serve.interface import ServedModel
+    from urdir.model.serve.served_model import EngineModel
 
     engine = open_engine(
         args,
@@ -131,13 +131,7 @@ def open_service(args: argparse.Namespace) -> AsyncService:
     pools = engine.session.parts.cache.pools
     tokens = min(pool.pages * pool.page_len for pool in pools)
     print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
-    try:
-        template = engine.template
-    except TemplateError:
-        template = None
-    name = args.alias or engine.name
-    model = ServedModel(name, engine.session.context, engine.tokenizer, template)
-    return EngineService(engine, model)
+    return EngineService(engine, lambda service: EngineModel(engine, args.alias, service))
 
 
 def _access(args: argparse.Namespace) -> Access:

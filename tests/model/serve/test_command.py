@@ -33,8 +33,7 @@ spec.loader.exec_module(toys)
 gguf = Gguf(demo_model())
 tokenizer = Tokenizer.from_gguf(gguf)
 with ChatTemplate.from_gguf(gguf, tokenizer) as template:
-    model = toys.ServedModel("toy", 512, tokenizer, template)
-    service = toys.ToyService(model, delay=float(sys.argv[2]))
+    service = toys.ToyService(toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]))
     serve.open_service = lambda args: service
     code = main(["serve", "--port", "0", *sys.argv[3:]])
 print(code, *service.ended, service.cancelled)
@@ -146,6 +145,31 @@ def test_flags(process: Callable[..., Process], tmp_path: Path) -> None:
         assert http.get("/health", headers={"Host": "evil.example"}).status_code == 403
     server.process.terminate()
     assert server.end()[0] == "0 drained closed 0\n"
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_the_demo_model_answers_several_at_once() -> None:
+    """The engine itself, on a machine without a GPU."""
+    command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "-c", "64"]
+    process = subprocess.Popen(
+        [*command, "--device", "emulator", "--alias", "demo"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        url = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
+        question = {"role": "user", "content": "What is 2 plus 3?"}
+        body = {"model": "demo", "messages": [question], "temperature": 0, "n": 3}
+        with httpx.Client(timeout=120, trust_env=False) as client:
+            choices = client.post(url + CHAT, json=body).json()["choices"]
+        assert [choice["message"]["content"] for choice in choices] == ["2 plus 3 is 5."] * 3
+        assert {choice["finish_reason"] for choice in choices} == {"stop"}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(

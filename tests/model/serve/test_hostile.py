@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
+
+from urdir.model.measure.http_events import HttpServer
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -188,22 +189,14 @@ def test_too_many_open_requests(start: Any) -> None:
 def test_many_connections_at_once(server: Any, connections: int) -> None:
     server.service.delay = 0.02
 
-    async def one(client: httpx.AsyncClient) -> str:
-        texts = []
-        async with client.stream("POST", CHAT, json={**HI, "stream": True}) as response:
-            assert response.status_code == 200
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    delta = json.loads(line[6:])["choices"][0]["delta"]
-                    texts.append(delta.get("content", ""))
-        return "".join(texts)
+    target = HttpServer.parse(server.url)
+
+    async def one() -> str:
+        events = target.events(CHAT, {**HI, "stream": True})
+        return "".join([event["choices"][0]["delta"].get("content", "") async for event in events])
 
     async def all_of_them() -> list[str]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(
-            base_url=server.url, limits=limits, timeout=60, trust_env=False, verify=False
-        ) as client:
-            return await asyncio.gather(*(one(client) for _ in range(connections)))
+        return await asyncio.gather(*(one() for _ in range(connections)))
 
     assert asyncio.run(all_of_them()) == ["2 plus 3 is 5."] * connections
     assert len(server.service.requests) == connections
