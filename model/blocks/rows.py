@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class Rows:
     """The rows of one plan: ``sequence`` and ``position`` (count,) u32 in device memory.
 
-    Each attends to at most ``keys`` keys; those of a prompt are a chunk of one sequence.
+    Each attends to at most ``keys`` keys; those of a prompt are a chunk of one sequence, the last
+    of which that is not idle is number ``last`` (1,) u32.
     """
 
     count: int
@@ -23,17 +24,25 @@ class Rows:
     is_prompt: bool
     sequence: Slice
     position: Slice
+    last: Slice | None = None
 
     @classmethod
     def of(cls, state: DecodeState, count: int, keys: int, *, is_prompt: bool = False) -> Rows:
         """``count`` rows of a decode or of a prompt step, in ``state``."""
-        prefix = "chunk_" if is_prompt else ""
-        return cls(count, keys, is_prompt, state[prefix + "sequence"], state[prefix + "position"])
+        prefix, last = ("chunk_", state["last_row"]) if is_prompt else ("", None)
+        at = state[prefix + "sequence"], state[prefix + "position"]
+        return cls(count, keys, is_prompt, *at, last)
 
     @property
     def arguments(self) -> dict[str, Slice]:
         """What kernels that work by row take."""
         return {"sequence": self.sequence, "position": self.position}
+
+    @property
+    def recurrent_arguments(self) -> dict[str, Slice]:
+        """What kernels that advance states take: of a prompt its last row, too."""
+        last = {} if self.last is None else {"last_row": self.last}
+        return {**self.arguments, **last}
 
 
 @dataclass(frozen=True, slots=True)

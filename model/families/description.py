@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from urdir.model.families.recurrent import Recurrence, Recurrent, ShortConv
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
@@ -214,7 +215,7 @@ class Mixture:
 
 
 #: The last two: a matrix alone (Deci), f(x) without any matrix (Refact).
-Network = Attention | Dense | Mixture | Linear | Activation
+Network = Attention | ShortConv | Recurrence | Dense | Mixture | Linear | Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +286,11 @@ class LayerConfig:
         """Its attention, if it has any."""
         return next((n for n in self.networks if isinstance(n, Attention)), None)
 
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """Its mixer with a state, if it has one."""
+        return next((n for n in self.networks if isinstance(n, Recurrent)), None)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerEmbeddings:
@@ -345,6 +351,11 @@ class Config:
     def attentions(self) -> tuple[Attention, ...]:
         """The attention of every layer that has one."""
         return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def recurrents(self) -> tuple[Recurrent, ...]:
+        """The mixer with a state of every layer that has one."""
+        return tuple(layer.recurrent for layer in self.layers if layer.recurrent is not None)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

@@ -22,6 +22,7 @@ from urdir.model.families.description import (
     QkNorm,
     Router,
 )
+from urdir.model.families.recurrent import Convolution, Recurrence, ShortConv
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -84,8 +85,7 @@ class Reference:
 
     def vector(self, stored: StoredVector) -> Floats:
         """(size,)."""
-        last = stored.first + stored.size // stored.repeat
-        return np.repeat(self.tensor(stored.name).ravel()[stored.first : last], stored.repeat)
+        return stored.of(self.tensor(stored.name))
 
     def linear(self, linear: Linear, x: Floats) -> Floats:
         """x W^T (+ bias)."""
@@ -146,6 +146,10 @@ class Reference:
         match of:
             case Attention():
                 return self._attention(of, x, positions, caches)
+            case ShortConv():
+                return self._short_conv(of, x)
+            case Recurrence():
+                return self._recurrence(of, x)
             case Dense():
                 return self._dense(of, x)
             case Mixture():
@@ -228,6 +232,59 @@ class Reference:
             hidden = of.activation.gated(product(of.gate, x, before), up)
         down = product(of.down, hidden)
         return down if of.weigh_input else down * weight
+
+    # ---- mixers with a state ----
+
+    def _convolved(self, of: Convolution, x: Floats) -> Floats:
+        weight = self.tensor(of.weight.name).reshape(of.weight.shape)
+        padded = np.concatenate([np.zeros((of.taps - 1, of.channels)), x])
+        y = sum(padded[tap : tap + len(x)] * weight[:, tap] for tap in range(of.taps))
+        return y if of.bias is None else y + self.vector(of.bias)
+
+    def _short_conv(self, of: ShortConv, x: Floats) -> Floats:
+        gated = self.linear(of.input_gate, x) * self.linear(of.values, x)
+        return self.linear(of.o, self.linear(of.output_gate, x) * self._convolved(of.conv, gated))
+
+    def _recurrence(self, of: Recurrence, x: Floats) -> Floats:
+        rows = len(x)
+        mixed = _silu(self._convolved(of.conv, self.linear(of.mixed, x)))
+        keys = of.key_heads * of.key_dim
+        widths = {"q": keys, "k": keys, "v": of.width}
+        ends = np.cumsum([widths[name] for name in of.order])
+        parts = dict(zip(of.order, np.split(mixed, ends[:-1], axis=1), strict=True))
+        v = parts["v"].reshape(rows, of.heads, of.value_dim)
+        q, k = (parts[name].reshape(rows, of.key_heads, of.key_dim) for name in "qk")
+        group = of.heads // of.key_heads
+        if of.tiled:
+            q, k = (np.tile(a, (1, group, 1)) for a in (q, k))
+        else:
+            q, k = (np.repeat(a, group, axis=1) for a in (q, k))
+        dt = np.logaddexp(0.0, self.linear(of.alpha, x) + self.vector(of.dt_bias))
+        decay = np.exp(dt * self.vector(of.a))
+        if of.beta is not None:
+            q, k = (a / np.sqrt((a * a).sum(axis=2, keepdims=True) + of.eps) for a in (q, k))
+            q = q / np.sqrt(of.key_dim)
+            rate = _sigmoid(self.linear(of.beta, x))
+        else:
+            rate = dt
+        state = np.zeros((of.heads, of.value_dim, of.key_dim))
+        y = np.zeros((rows, of.heads, of.value_dim))
+        for row in range(rows):
+            state = state * decay[row][:, None, None]
+            target = v[row]
+            if of.beta is not None:
+                target = target - np.einsum("hvk,hk->hv", state, k[row])
+            state = state + np.einsum("h,hv,hk->hvk", rate[row], target, k[row])
+            y[row] = np.einsum("hvk,hk->hv", state, q[row])
+        if of.skip is not None:
+            y = y + v * self.vector(of.skip)[:, None]
+        gate = _silu(self.linear(of.gate, x))
+        if of.gates_first:
+            y = (y.reshape(rows, -1) * gate).reshape(y.shape)
+        if of.norm is not None and of.norm.weight is not None:
+            y = self.norm(of.norm, y.reshape(rows, -1, of.norm.weight.shape[-1]))
+        y = y.reshape(rows, -1)
+        return self.linear(of.o, y if of.gates_first else y * gate)
 
     # ---- attention ----
 
@@ -327,6 +384,10 @@ def _row_nbytes(tensor: Any) -> int:
 
 def _sigmoid(x: Floats) -> Floats:
     return 1.0 / (1.0 + np.exp(-x))
+
+
+def _silu(x: Floats) -> Floats:
+    return x * _sigmoid(x)
 
 
 def _softmax(x: Floats) -> Floats:

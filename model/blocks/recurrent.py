@@ -1,0 +1,143 @@
+"""Mixers with a state as networks: their products, the convolution, the recurrence, the gate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.parts import Destination, LayerStep
+from urdir.model.families.recurrent import Convolution, Recurrence, ShortConv
+from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.kernels.activate import Activate
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+SILU = Activation("silu")
+
+
+def append_short_conv(
+    at: LayerStep, mixer: ShortConv, x: Activations, norm: NormLayer | None, to: Destination
+) -> Activations:
+    """o (output_gate x' * conv(input_gate x' * values x')), x' being the norm of x."""
+    work, y = at.work, at.work["heads"]
+    products = [
+        (at.matrix(mixer.values), work["mixed"]),
+        (at.matrix(mixer.input_gate), work["input gate"]),
+        (at.matrix(mixer.output_gate), work["recurrent gate"]),
+    ]
+    at.linear.append(at.name("shortconv.in_proj"), products, x, norm)
+    gates = {"input_gate": work["input gate"], "output_gate": work["recurrent gate"]}
+    _append_conv(at, "shortconv.conv", mixer.conv, None, y, **gates)
+    return at.finish("shortconv.out_proj", at.matrix(mixer.o), Activations(y), to)
+
+
+def append_recurrence(
+    at: LayerStep, mixer: Recurrence, x: Activations, norm: NormLayer | None, to: Destination
+) -> Activations:
+    """o (f(recurrence(silu(conv(mixed x')), alpha x', beta x'), gate x'))."""
+    work, y = at.work, at.work["heads"]
+    if norm is not None and at.linear.takes_gemm and not x.has_completed(norm):
+        x = at.linear.append_norm(at.name("ssm_norm_in"), mixer.mixed.cols, x, norm, work["normed"])
+    wide = [(mixer.mixed, "mixed"), (mixer.gate, "recurrent gate")]
+    narrow = [(mixer.alpha, "alpha"), (mixer.beta, "beta")]
+    for label, products in (("ssm_in", wide), ("ssm_alpha", narrow)):
+        matrices = [(at.matrix(of), work[name]) for of, name in products if of is not None]
+        at.linear.append(at.name(label), matrices, x, norm)
+    _append_conv(at, "ssm_conv1d", mixer.conv, SILU, work["convolved"])
+    _append_scan(at, mixer, y)
+    _append_gate(at, mixer, y)
+    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+
+
+def _append_conv(
+    at: LayerStep,
+    label: str,
+    conv: Convolution,
+    activation: Activation | None,
+    y: Slice,
+    **gates: Slice,
+) -> None:
+    """The convolution of ``work["mixed"]``, between gates where they are given."""
+    kernel = CausalConv(
+        *_rows(at),
+        channels=conv.channels,
+        taps=conv.taps,
+        bias=conv.bias is not None,
+        activation=activation,
+        gated=bool(gates),
+    )
+    bias = {} if conv.bias is None else {"bias": at.vector(conv.bias)}
+    at.plan.launch(
+        kernel,
+        at.name(label),
+        x=at.work["mixed"],
+        weight=at.vector(conv.weight),
+        tail=_state(at)["tail"],
+        y=y,
+        **bias,
+        **gates,
+        **at.rows.recurrent_arguments,
+    )
+
+
+def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
+    kernel = GatedRecurrence(
+        *_rows(at),
+        mixer.heads,
+        mixer.key_heads,
+        mixer.key_dim,
+        mixer.value_dim,
+        delta=mixer.beta is not None,
+        eps=mixer.eps,
+        order=mixer.order,
+        tiled=mixer.tiled,
+    )
+    given = {"beta": at.work["beta"]} if mixer.beta is not None else {}
+    given |= {"skip": at.vector(mixer.skip)} if mixer.skip is not None else {}
+    at.plan.launch(
+        kernel,
+        at.name("ssm_scan"),
+        mixed=at.work["convolved"],
+        alpha=at.work["alpha"],
+        a=at.vector(mixer.a),
+        dt_bias=at.vector(mixer.dt_bias),
+        state=_state(at)["state"],
+        y=y,
+        **given,
+        **at.rows.recurrent_arguments,
+    )
+
+
+def _append_gate(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
+    """norm(y) * silu(gate), or norm(y * silu(gate)), in place."""
+    if mixer.gates_first:
+        _append_silu(at, mixer, y)
+    norm = at.norm(mixer.norm)
+    if norm is not None and mixer.norm is not None and mixer.norm.weight is not None:
+        *sets, cols = mixer.norm.weight.shape
+        groups = mixer.width // cols
+        kernel = Normalise(at.rows.count * groups, cols, norm.norm, weight_rows=(*sets, 1)[0])
+        at.plan.launch(kernel, at.name("ssm_norm"), x=y, y=y, weight=norm.weight)
+    if not mixer.gates_first:
+        _append_silu(at, mixer, y)
+
+
+def _append_silu(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
+    kernel = Activate(at.rows.count * mixer.width, SILU, gated=True)
+    at.plan.launch(kernel, at.name("ssm_gate"), gate=at.work["recurrent gate"], up=y, y=y)
+
+
+def _rows(at: LayerStep) -> tuple[int, int, int, bool]:
+    """Rows, sequences, the most tokens of one, and whether the rows are consecutive."""
+    shape = at.parts.cache.shape
+    return at.rows.count, shape.sequences, shape.max_len, at.rows.is_prompt
+
+
+def _state(at: LayerStep) -> dict[str, Slice]:
+    assert at.parts.recurrent is not None
+    return at.parts.recurrent.arguments(at.index)
