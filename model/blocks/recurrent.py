@@ -117,12 +117,13 @@ def _append_gate(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
     """norm(y) * silu(gate), or norm(y * silu(gate)), in place."""
     if mixer.gates_first:
         _append_silu(at, mixer, y)
-    norm = at.norm(mixer.norm)
-    if norm is not None and mixer.norm is not None and mixer.norm.weight is not None:
-        *sets, cols = mixer.norm.weight.shape
-        groups = mixer.width // cols
-        kernel = Normalise(at.rows.count * groups, cols, norm.norm, weight_rows=(*sets, 1)[0])
-        at.plan.launch(kernel, at.name("ssm_norm"), x=y, y=y, weight=norm.weight)
+    if mixer.norm is not None:
+        weight = mixer.norm.weight
+        assert weight is not None
+        *sets, cols = weight.shape
+        rows = at.rows.count * mixer.width // cols
+        kernel = Normalise(rows, cols, mixer.norm.norm, weight_rows=(*sets, 1)[0])
+        at.plan.launch(kernel, at.name("ssm_norm"), x=y, y=y, weight=at.vector(weight))
     if not mixer.gates_first:
         _append_silu(at, mixer, y)
 

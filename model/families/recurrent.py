@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from urdir.model.errors import UnsupportedError
+from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.stored import Linear, Normalization, StoredVector
+from urdir.ptxgen.kernels.recurrent.causal_conv import MAX_TAPS
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import Order
 
 
@@ -96,3 +99,18 @@ class Recurrence:
 
 
 Recurrent = ShortConv | Recurrence
+
+
+def convolution(
+    file: Reader, key: str, name: str, layer: int, channels: int, bias: Presence = "absent"
+) -> Convolution:
+    """The convolution ``name`` of a layer, whose taps are metadata ``key``; UnsupportedError for
+    more of them than kernels have, or one."""
+    taps = file.size(key)
+    if not 2 <= taps <= MAX_TAPS:
+        raise UnsupportedError(f"{file.key(key)} is {taps}; 2 to {MAX_TAPS} are supported")
+    has_bias = bias == "optional" and file.anywhere(f"{name}.bias")
+    return Convolution(
+        file.vector(f"{name}.weight", layer, channels, taps),
+        file.vector(f"{name}.bias", layer, channels) if has_bias else None,
+    )

@@ -135,8 +135,8 @@ class MemoryPlan:
             raise ModelError(
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
-                f"{self.recurrent:,}, workspace {self.workspace:,}, staging {self.staging:,}), {free:,} available: "
-                "lower -c or take a smaller model"
+                f"{self.recurrent:,}, workspace {self.workspace:,}, staging {self.staging:,}), "
+                f"{free:,} available: lower -c or take a smaller model"
             )
 
 

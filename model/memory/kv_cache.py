@@ -30,9 +30,11 @@ class KvCache(Owner):
 
     def __init__(self, device: Device, shape: CacheShape) -> None:
         self.shape = shape
-        self._arena = device.arena(shape.sizes(), "KV cache")
+        sizes = shape.sizes()  # none in a model without attention
+        self._arena = device.arena(sizes, "KV cache") if sizes else None
         self._groups: list[Group] = []
         for number, indices in enumerate(shape.groups):
+            assert self._arena is not None
             layers = {index: shape.layers[index] for index in indices}
             is_paged = shape.layers[indices[0]].layout.is_paged
             kind = PagedGroup if is_paged else Group
@@ -44,6 +46,7 @@ class KvCache(Owner):
 
     def arguments(self, layer: int) -> dict[str, Slice]:
         """What kernels over the cache of a layer take, by parameter name."""
+        assert self._arena is not None
         owner = self.shape.owners[layer]
         caches = {
             "k_cache": self._arena[f"keys.{owner}"],
@@ -56,7 +59,7 @@ class KvCache(Owner):
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self._arena.nbytes
+        return 0 if self._arena is None else self._arena.nbytes
 
     def reserve(self, sequence: int, start: int, end: int, *, stored: int | None = None) -> None:
         """Make positions ``start`` to ``end`` of a sequence writable; the first ``stored`` tokens
@@ -101,11 +104,12 @@ class KvCache(Owner):
     @property
     def free_tokens(self) -> int:
         """Tokens that unused pages have room for, in the fullest group of layers."""
-        return min(group.free_tokens for group in self._groups)
+        return min((group.free_tokens for group in self._groups), default=0)
 
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
-        self._arena.close()
+        if self._arena is not None:
+            self._arena.close()
 
     def _check_sequence(self, sequence: int) -> None:
         sequences = self.shape.sequences

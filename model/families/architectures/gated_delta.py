@@ -32,7 +32,6 @@ from urdir.model.families.mixtures import (
     weights_scale,
 )
 from urdir.model.families.parts import (
-    attention,
     head_dims,
     heads,
     model,
@@ -42,7 +41,7 @@ from urdir.model.families.parts import (
     sequential,
 )
 from urdir.model.families.reader import Reader
-from urdir.model.families.recurrent import Convolution, Recurrence
+from urdir.model.families.recurrent import Recurrence, convolution
 from urdir.model.families.rope import RopeConfig, with_sections
 from urdir.model.families.stored import Linear
 
@@ -135,11 +134,10 @@ def _delta_net(file: Reader, layer: int) -> Recurrence:
             "(ssm.inner_size)"
         )
     width = 2 * queries * dim + values * dim
-    taps = file.size("ssm.conv_kernel")
     alpha, beta = _gates(file, layer, queries, values)
     return Recurrence(
         mixed=file.linear("attn_qkv", layer, width, hidden, bias="absent"),
-        conv=Convolution(file.vector("ssm_conv1d.weight", layer, width, taps)),
+        conv=convolution(file, "ssm.conv_kernel", "ssm_conv1d", layer, width),
         gate=file.linear("attn_gate", layer, values * dim, hidden, bias="absent"),
         alpha=alpha,
         beta=beta,

@@ -1,5 +1,5 @@
-"""LFM2 of Liquid AI, dense and with experts: short convolutions between gates in most layers, in the
-others attention with normalised heads. llama.cpp: `src/models/` lfm2.cpp, lfm2moe.cpp.
+"""LFM2 of Liquid AI, dense and with experts: short convolutions between gates in most layers, in
+the others attention with normalised heads. llama.cpp: `src/models/` lfm2.cpp, lfm2moe.cpp.
 
     x += o (c * conv(b * h))       b, c, h = in_proj x'     x' = RMSNorm(x)
     x += network(x')                                        x' = RMSNorm(x)
@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from urdir.model.errors import ConfigError
 from urdir.model.families.dense import turning
-from urdir.model.families.description import Attention, Config, Network
+from urdir.model.families.description import Attention, Config, Mixture, Network
 from urdir.model.families.mixtures import (
     expert_width,
     mixture,
@@ -34,7 +33,7 @@ from urdir.model.families.parts import (
     sequential,
 )
 from urdir.model.families.reader import Reader
-from urdir.model.families.recurrent import Convolution, ShortConv
+from urdir.model.families.recurrent import ShortConv, convolution
 from urdir.model.families.windows import optional_window
 
 
@@ -47,7 +46,7 @@ def lfm2moe(file: Reader) -> Config:
     """LFM2 with experts: scores with a bias that chooses, weights that sum to 1."""
     scores = scoring(file)
 
-    def experts(index: int) -> Network:
+    def experts(index: int) -> Mixture:
         route = router(file, index, scores, normalize=True, choice_bias="required")
         return mixture(file, index, route, expert_width(file, index))
 
@@ -61,9 +60,7 @@ def _decoder(file: Reader, network: Callable[[int], Network]) -> Config:
 
     def attends(index: int) -> Attention:
         norms = required_head_norms(file, index, norm, key_dim)
-        return attention(
-            file, index, rope, qk_norm=norms, window=window, output_bias="absent"
-        )
+        return attention(file, index, rope, qk_norm=norms, window=window, output_bias="absent")
 
     return model(
         file,
@@ -77,15 +74,13 @@ def _decoder(file: Reader, network: Callable[[int], Network]) -> Config:
 
 
 def _short_conv(file: Reader, layer: int) -> ShortConv:
-    hidden, taps = file.hidden, file.size("shortconv.l_cache")
-    if taps < 2:
-        raise ConfigError(f"metadata key '{file.key('shortconv.l_cache')}' is {taps}, expected 2 or more")
+    hidden = file.hidden
     parts = file.linear("shortconv.in_proj", layer, 3 * hidden, hidden, bias="absent")
     return ShortConv(
         values=parts.part(2 * hidden, hidden),
         input_gate=parts.part(0, hidden),
         output_gate=parts.part(hidden, hidden),
-        conv=Convolution(file.vector("shortconv.conv.weight", layer, hidden, taps)),
+        conv=convolution(file, "shortconv.l_cache", "shortconv.conv", layer, hidden),
         o=file.linear("shortconv.out_proj", layer, hidden, hidden, bias="absent"),
     )
 

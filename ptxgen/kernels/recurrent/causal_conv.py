@@ -1,4 +1,4 @@
-"""A short causal convolution along a sequence, with what it needs of earlier tokens as its state."""
+"""A short causal convolution along a sequence; its state is what it needs of earlier tokens."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil
 
 #: Channels of a CTA, a thread each, and consecutive rows that a thread has.
 THREADS, TILE = 128, 8
+#: A tile of rows needs none but the one before it.
+MAX_TAPS = TILE + 1
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ class CausalConv(RecurrentRows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.channels < 1 or not 2 <= self.taps <= TILE + 1:
+        if self.channels < 1 or not 2 <= self.taps <= MAX_TAPS:
             raise PtxgenError(
-                f"causal_conv: {self.taps} taps (2 to {TILE + 1}) of {self.channels} channels"
+                f"causal_conv: {self.taps} taps (2 to {MAX_TAPS}) of {self.channels} channels"
             )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -165,9 +165,7 @@ class GatedRecurrence(RecurrentRows):
         return {"state": states.astype(np.float32), "y": y.astype(np.float32)}
 
     def _heads(self, row: Array, name: str) -> Array:
-        heads, dim = (
-            (self.heads, self.value_dim) if name == "v" else (self.key_heads, self.key_dim)
-        )
+        heads, dim = (self.heads, self.value_dim) if name == "v" else (self.key_heads, self.key_dim)
         first = self.offsets[name]
         return row[first : first + heads * dim].astype(np.float64).reshape(heads, dim)
 
@@ -179,25 +177,32 @@ class GatedRecurrence(RecurrentRows):
 
     @classmethod
     def examples(cls) -> Mapping[str, GatedRecurrence]:
-        def delta(*fields: Any, **more: Any) -> GatedRecurrence:
-            return cls(*fields, delta=True, eps=1e-6, **more)
+        delta = partial(cls, max_len=64, delta=True, eps=1e-6)
+        scan = partial(cls, max_len=64, delta=False, order="vkq")
 
-        def ssd(*fields: Any, **more: Any) -> GatedRecurrence:
-            return cls(*fields, delta=False, order="vkq", **more)
+        def heads(count: int, shared: int, key_dim: int, value_dim: int) -> dict[str, Any]:
+            sizes = {"heads": count, "key_heads": shared}
+            return {**sizes, "key_dim": key_dim, "value_dim": value_dim}
+
+        def rows(count: int, sequences: int) -> dict[str, Any]:
+            return {"rows": count, "sequences": sequences, "consecutive": False}
+
+        def prompt(count: int, sequences: int) -> dict[str, Any]:
+            return {**rows(count, sequences), "consecutive": True}
 
         return {
-            "one row": delta(1, 2, 64, False, 2, 1, 8, 6),
-            "a row of long keys": delta(1, 1, 64, False, 4, 2, 128, 128),
-            "rows": delta(5, 4, 64, False, 4, 2, 64, 20, tiled=True),
-            "odd lanes": delta(3, 3, 64, False, 2, 2, 12, 34),
-            "scan, one row": ssd(1, 1, 64, False, 4, 1, 128, 64),
-            "scan, rows": ssd(6, 5, 64, False, 6, 3, 16, 10),
-            "a prompt": delta(21, 2, 64, True, 4, 2, 64, 40, tiled=True),
-            "a prompt of 8": delta(8, 1, 64, True, 2, 2, 128, 128),
-            "a prompt of one": delta(1, 1, 64, True, 2, 2, 32, 8),
-            "keys of 256": delta(18, 1, 64, True, 1, 1, 256, 20),
-            "scan of a prompt": ssd(35, 3, 64, True, 6, 2, 16, 24),
-            "scan, long keys": ssd(17, 1, 64, True, 2, 1, 128, 64),
+            "one row": delta(**rows(1, 2), **heads(2, 1, 8, 6)),
+            "a row of long keys": delta(**rows(1, 1), **heads(4, 2, 128, 128)),
+            "rows": delta(**rows(5, 4), **heads(4, 2, 64, 20), tiled=True),
+            "odd lanes": delta(**rows(3, 3), **heads(2, 2, 12, 34)),
+            "scan, one row": scan(**rows(1, 1), **heads(4, 1, 128, 64)),
+            "scan, rows": scan(**rows(6, 5), **heads(6, 3, 16, 10)),
+            "a prompt": delta(**prompt(21, 2), **heads(4, 2, 64, 40), tiled=True),
+            "a prompt of 8": delta(**prompt(8, 1), **heads(2, 2, 128, 128)),
+            "a prompt of one": delta(**prompt(1, 1), **heads(2, 2, 32, 8)),
+            "keys of 256": delta(**prompt(18, 1), **heads(1, 1, 256, 20)),
+            "scan of a prompt": scan(**prompt(35, 3), **heads(6, 2, 16, 24)),
+            "scan, long keys": scan(**prompt(17, 1), **heads(2, 1, 128, 64)),
         }
 
     def flops(self) -> int:
