@@ -105,7 +105,10 @@ def _attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
     """Each head of the matrix of queries is followed by its gate."""
     (queries, keys), (dim, value_dim) = heads(file, layer), head_dims(file)
     if value_dim != dim:
-        raise ConfigError(f"keys of {dim} values and values of {value_dim}: expected as many")
+        raise ConfigError(
+            f"keys of {dim} values ({file.key('attention.key_length')}) and values of {value_dim} "
+            "(attention.value_length): expected as many"
+        )
     both, k, v = qkv(file, layer, (2 * queries * dim, keys * dim, keys * dim))
     scale = file.amount("attention.scale") or 1.0 / math.sqrt(dim)
     return Attention(
