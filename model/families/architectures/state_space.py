@@ -93,16 +93,18 @@ def granitehybrid(file: Reader) -> Config:
 def falcon_h1(file: Reader) -> Config:
     """Falcon-H1 (arXiv 2507.22448): attention and Mamba-2 side by side in every layer. llama.cpp
     loads the bias of attention's output and RoPE factors for nothing."""
-    norm = rms_norm(file)
+    norm, normed = rms_norm(file), file.anywhere("ssm_norm.weight")
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
 
     def layer(index: int) -> LayerConfig:
         before = file.norm("attn_norm", index, norm)
         attends = _attention(file, index, rope, output_bias="absent")
-        mixers = Branch(attends, before), Branch(_mixer(file, index, norm), before)
+        mixer = _mixer(file, index, norm, normed=normed)
         weight = file.vector("ffn_norm", index, file.hidden)  # without the usual ".weight"
         network = Branch(dense(file, index), type(before)(norm, weight))
-        return LayerConfig((Block(mixers), Block((network,))))
+        return LayerConfig(
+            (Block((Branch(attends, before), Branch(mixer, before))), Block((network,)))
+        )
 
     return model(
         file,
@@ -169,7 +171,7 @@ def _attention(file: Reader, layer: int, rope: RopeConfig | None, **options: Any
     return attention(file, layer, rope, scale=scale, **options)
 
 
-def _mixer(file: Reader, layer: int, norm: Norm) -> Recurrence:
+def _mixer(file: Reader, layer: int, norm: Norm, *, normed: bool = True) -> Recurrence:
     hidden, inner = file.hidden, file.size("ssm.inner_size")
     heads, groups = file.size("ssm.time_step_rank"), file.size("ssm.group_count")
     if inner % heads or heads % groups:
@@ -181,7 +183,6 @@ def _mixer(file: Reader, layer: int, norm: Norm) -> Recurrence:
     width = inner + 2 * groups * dim
     total = inner + width + heads
     parts = file.linear("ssm_in", layer, total, hidden, bias="absent")
-    has_norm = file.anywhere("ssm_norm.weight")
     return Recurrence(
         mixed=parts.part(inner, width),
         conv=convolution(file, "ssm.conv_kernel", "ssm_conv1d", layer, width, bias="optional"),
@@ -191,7 +192,7 @@ def _mixer(file: Reader, layer: int, norm: Norm) -> Recurrence:
         a=file.vector("ssm_a", layer, heads, 1),
         dt_bias=file.vector("ssm_dt.bias", layer, heads),
         skip=file.vector("ssm_d", layer, heads, 1),
-        norm=file.norm("ssm_norm", layer, norm, groups, inner // groups) if has_norm else None,
+        norm=file.norm("ssm_norm", layer, norm, groups, inner // groups) if normed else None,
         o=file.linear("ssm_out", layer, hidden, inner, bias="absent"),
         heads=heads,
         key_heads=groups,

@@ -53,8 +53,15 @@ def test_a_sequence_goes_back_to_the_state_that_was_kept(state: RecurrentState) 
     write(state, 1, 5.0)
     state.keep(1, 20)
     write(state, 1, 6.0)
-    assert [state.kept(1, length, 30) for length in (40, 30, 29, 20, 19, 0)] == [40, 30, 20, 20, 0, 0]
-    with pytest.raises(ModelError, match="cannot be cut to 25 tokens.* after 30, and after 20"):
+    assert [state.kept(1, length, 30) for length in (40, 30, 29, 20, 19, 0)] == [
+        40,
+        30,
+        20,
+        20,
+        0,
+        0,
+    ]
+    with pytest.raises(ModelError, match=r"cannot be cut to 25 tokens.* after 30, and after 20"):
         state.truncate(1, 25, 30)
     assert read(state, 1) == 6.0
     state.truncate(1, 30, 30)
