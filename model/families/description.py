@@ -50,6 +50,26 @@ class OutputGate:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Heads that share one vector l = norm(``down`` x) (MLA, arXiv 2405.04434), in the absorbed
+    form: l is the value, and the one key beside a part that rotates. That part comes first, and
+    `Attention` has its products.
+
+    Queries are made of x, or of ``q_norm`` (``q_down`` x). Their parts that stand still (heads,
+    still) are ``q_still``; ``absorb`` (heads * latent, still) makes each head's fit for l.
+    ``expand`` (heads * value, latent) makes each head's values of its result.
+    """
+
+    down: Linear
+    norm: Normalization
+    q_still: Linear
+    absorb: Linear
+    expand: Linear
+    q_down: Linear | None = None
+    q_norm: Normalization | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Causal softmax attention (GQA), scores scale * q . k.
 
@@ -57,7 +77,8 @@ class Attention:
     ``chunk`` on (0: none). ``softcap`` c > 0 turns scores s into c * tanh(s / c). ``sinks``
     (heads,) are one more logit each, without a value. ``max_bias`` > 0 adds ALiBi (Press et al.
     2021, arXiv 2108.12409). Without ``v`` the product of ``k`` is K and V; without both, the cache
-    of layer ``shares_cache_of`` is used. Products are kept within +- ``clamp``.
+    of layer ``shares_cache_of`` is used. Products are kept within +- ``clamp``. With a ``latent``
+    q and k are the parts that rotate.
     """
 
     heads: int  # of queries
@@ -82,6 +103,7 @@ class Attention:
     gate: OutputGate | None = None
     value_scale: float = 1.0  # of the result
     shares_cache_of: int | None = None
+    latent: Latent | None = None
 
     @property
     def scores(self) -> Scores:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from urdir.model.families.description import Config
+from urdir.model.families.description import Attention, Config
 from urdir.model.families.recurrent import Recurrence, Recurrent, ShortConv
 from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
@@ -24,7 +24,7 @@ STREAMS = ("hidden", "residual", "sum", "spare")
 #: Parameters of split attention, and the buffers that they take.
 PARTIAL = {"partial": "partial", "softmax": "softmax", "arrived": "chunks arrived"}
 #: Buffers with the vectors of products.
-_INPUTS = ("hidden", "heads", "activated", "layer gate")
+_INPUTS = ("hidden", "heads", "activated", "layer gate", "latent q", "expanded")
 
 #: Buffers that are zeros at first: kernels leave them so.
 ZEROED = frozenset({"experts arrived", "chunks arrived"})
@@ -87,11 +87,28 @@ def _widths(config: Config) -> dict[str, int]:
         "attention gate": max(gates, default=0),
     }
     widths |= dict.fromkeys(("gate", "up", "activated"), max(dense, default=0))
-    widths |= _recurrent_widths(recurrents)
+    widths |= _recurrent_widths(recurrents) | _latent_widths(mixers)
+    widths["normed"] = max(hidden, widths["latent q"])
     if (extra := config.layer_embeddings) is not None:
         widths |= dict.fromkeys(("layer embeddings", "layer projections"), extra.proj.rows)
         widths["layer gate"] = extra.width
     return {name: width for name, width in widths.items() if width}
+
+
+def _latent_widths(mixers: Sequence[Attention]) -> dict[str, int]:
+    """Values a row of what heads of latent vectors are made of."""
+    shared = [mixer for mixer in mixers if mixer.latent is not None]
+    latents = [mixer.latent for mixer in mixers if mixer.latent is not None]
+    downs = [of.q_down.rows for of in latents if of.q_down is not None]
+    return {
+        "latent q": max(downs, default=0),
+        "latent": max((of.down.rows for of in latents), default=0),
+        "q turned": max((mixer.q.rows for mixer in shared), default=0),
+        "k turned": max((mixer.k.rows for mixer in shared if mixer.k is not None), default=0),
+        "q still": max((of.q_still.rows for of in latents), default=0),
+        "q absorbed": max((of.absorb.rows for of in latents), default=0),
+        "expanded": max((of.expand.rows for of in latents), default=0),
+    }
 
 
 def _recurrent_widths(mixers: Sequence[Recurrent]) -> dict[str, int]:

@@ -5,6 +5,7 @@ Everything is float64, on dequantised weights (by gguf-py), without a cache: all
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from urdir.model.families.description import (
     Block,
     Config,
     Dense,
+    Latent,
     LayerConfig,
     Mixture,
     Network,
@@ -289,6 +291,8 @@ class Reference:
     # ---- attention ----
 
     def _attention(self, a: Attention, x: Floats, positions: Any, caches: list[Any]) -> Floats:
+        if a.latent is not None:
+            return self._latent_attention(a, a.latent, x, positions)
         q = self._clamped(a, self.linear(a.q, x)).reshape(len(x), a.heads, a.key_dim)
         if a.k is None:
             assert a.shares_cache_of is not None
@@ -304,16 +308,37 @@ class Reference:
                 v = a.v_norm(v)
             q, k = self._turned(a, q, "q", positions), self._turned(a, k, "k", positions)
         caches[-1] = k, v
-        if a.temperature is not None:
-            t = a.temperature
-            steps = np.floor((positions + t.offset) / t.floor)
-            q = q * (1.0 + t.scale * np.log(steps + 1.0))[:, None, None]
+        q = self._tempered(a, q, positions)
         out = self._attend(a, q, k, v, positions).reshape(len(x), a.output_width) * a.value_scale
         if a.gate is not None:
             gate = self.linear(a.gate.linear, x)
             gate = np.logaddexp(0, gate) if a.gate.activation == "softplus" else _sigmoid(gate)
             out = (out.reshape(len(x), gate.shape[1], -1) * gate[:, :, None]).reshape(out.shape)
         return self.linear(a.o, out)
+
+    def _latent_attention(self, a: Attention, of: Latent, x: Floats, positions: Any) -> Floats:
+        """Keys and values of each head written out."""
+        assert a.k is not None
+        rows, latent = len(x), self.norm(of.norm, self.linear(of.down, x))
+        source = x if of.q_down is None else self.norm(of.q_norm, self.linear(of.q_down, x))
+        up = self.matrix(of.absorb.matrix).reshape(a.heads, a.value_dim, -1)
+        parts = self.matrix(of.expand.matrix).reshape(a.heads, -1, a.value_dim)
+        still = self.linear(of.q_still, source).reshape(rows, a.heads, -1)
+        turned = self.linear(a.q, source).reshape(rows, a.heads, -1)
+        turned = self._turned(a, turned, "q", positions)
+        k_turned = self._turned(a, self.linear(a.k, x)[:, None], "k", positions)
+        k_still, v = np.einsum("rl,hls->rhs", latent, up), np.einsum("rl,hvl->rhv", latent, parts)
+        q = self._tempered(a, np.concatenate([turned, still], 2), positions)
+        k = np.concatenate([np.repeat(k_turned, a.heads, axis=1), k_still], 2)
+        plain = replace(a, kv_heads=a.heads)
+        return self.linear(a.o, self._attend(plain, q, k, v, positions).reshape(rows, -1))
+
+    @staticmethod
+    def _tempered(a: Attention, q: Floats, positions: Any) -> Floats:
+        if a.temperature is None:
+            return q
+        steps = np.floor((positions + a.temperature.offset) / a.temperature.floor)
+        return q * (1.0 + a.temperature.scale * np.log(steps + 1.0))[:, None, None]
 
     @staticmethod
     def _clamped(a: Attention, x: Floats) -> Floats:
