@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.families.recurrent import Convolution, Recurrence, ShortConv
+from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -51,6 +52,47 @@ def append_recurrence(
     _append_conv(at, "ssm_conv1d", mixer.conv, SILU, work["convolved"])
     _append_scan(at, mixer, y)
     _append_gate(at, mixer, y)
+    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+
+
+def append_selective(
+    at: LayerStep, mixer: Selective, x: Activations, norm: NormLayer | None, to: Destination
+) -> Activations:
+    """o (scan(...) * silu(gate x')), x' being the norm of x; see `Selective`."""
+    work, linear, y = at.work, at.linear, at.work["heads"]
+    wide = [
+        (at.matrix(mixer.mixed), work["mixed"]),
+        (at.matrix(mixer.gate), work["recurrent gate"]),
+    ]
+    linear.append(at.name("ssm_in"), wide, x, norm)
+    _append_conv(at, "ssm_conv1d", mixer.conv, SILU, work["convolved"])
+    parts = [
+        (mixer.low, mixer.low_norm, "low"),
+        (mixer.b, mixer.b_norm, "scan b"),
+        (mixer.c, mixer.c_norm, "scan c"),
+    ]
+    products = [(at.matrix(of), work[name]) for of, _, name in parts]
+    linear.append(at.name("ssm_x"), products, Activations(work["convolved"]))
+    for of, part_norm, name in parts:
+        if (layer := at.norm(part_norm)) is not None:
+            part = Activations(work[name])
+            linear.append_norm(at.name(f"ssm_{name}_norm"), of.rows, part, layer, work[name])
+    step = [(at.matrix(mixer.step), work["alpha"])]
+    linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
+    at.plan.launch(
+        SelectiveScan(*_rows(at), mixer.conv.channels, mixer.size),
+        at.name("ssm_scan"),
+        x=work["convolved"],
+        step=work["alpha"],
+        b=work["scan b"],
+        c=work["scan c"],
+        a=at.vector(mixer.a),
+        skip=at.vector(mixer.skip),
+        state=_state(at)["state"],
+        y=y,
+        **at.rows.recurrent_arguments,
+    )
+    _append_silu(at, mixer.conv.channels, y)
     return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
 
 
@@ -116,7 +158,7 @@ def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
 def _append_gate(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
     """norm(y) * silu(gate), or norm(y * silu(gate)), in place."""
     if mixer.gates_first:
-        _append_silu(at, mixer, y)
+        _append_silu(at, mixer.width, y)
     if mixer.norm is not None:
         weight = mixer.norm.weight
         assert weight is not None
@@ -125,11 +167,12 @@ def _append_gate(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
         kernel = Normalise(rows, cols, mixer.norm.norm, weight_rows=(*sets, 1)[0])
         at.plan.launch(kernel, at.name("ssm_norm"), x=y, y=y, weight=at.vector(weight))
     if not mixer.gates_first:
-        _append_silu(at, mixer, y)
+        _append_silu(at, mixer.width, y)
 
 
-def _append_silu(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
-    kernel = Activate(at.rows.count * mixer.width, SILU, gated=True)
+def _append_silu(at: LayerStep, width: int, y: Slice) -> None:
+    """y * silu(gate) in place."""
+    kernel = Activate(at.rows.count * width, SILU, gated=True)
     at.plan.launch(kernel, at.name("ssm_gate"), gate=at.work["recurrent gate"], up=y, y=y)
 
 

@@ -18,7 +18,7 @@ from urdir.model.families.description import (
     Mixture,
     Network,
 )
-from urdir.model.families.recurrent import Convolution, Recurrence, ShortConv
+from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, of_any_layer
 from urdir.ptxgen.kernels.activation import Activation
@@ -130,6 +130,8 @@ def _network(network: Network) -> Facts:
             return {"kind": "short convolution", **_convolution(network.conv)}
         case Recurrence():
             return {"kind": _recurrence_kind(network), **_recurrence(network)}
+        case Selective():
+            return {"kind": "selective scan", **_selective(network)}
         case Dense():
             return {"kind": "feed-forward", **_dense(network)}
         case Mixture():
@@ -166,6 +168,7 @@ def _attention(of: Attention) -> Facts:
         gate=of.gate and of.gate.activation,
         value_scale=_other_than(of.value_scale, 1.0),
         cache_of_layer=of.shares_cache_of,
+        latent_vector=of.latent and of.latent.down.rows,
     )
 
 
@@ -185,6 +188,16 @@ def _recurrence(of: Recurrence) -> Facts:
         value_dim=_other_than(of.value_dim, of.key_dim),
         convolution=_convolution(of.conv),
         norm_of_result=_norm(of.norm),
+        state=sum(of.state.values()),
+    )
+
+
+def _selective(of: Selective) -> Facts:
+    return _known(
+        convolution=_convolution(of.conv),
+        size=of.size,
+        rank=of.low.rows,
+        norm_of_parts=_norm(of.b_norm),
         state=sum(of.state.values()),
     )
 

@@ -98,7 +98,42 @@ class Recurrence:
         return {"tail": self.conv.tail, "state": self.width * self.key_dim}
 
 
-Recurrent = ShortConv | Recurrence
+@dataclass(frozen=True, slots=True)
+class Selective:
+    """The mixer of Mamba, u being silu(conv(mixed x)):
+
+        o (scan(u, step norm(low u), norm(b u), norm(c u)) * silu(gate x))
+
+    The scan is `SelectiveScan`, with ``a`` (channels, size) and ``skip`` (channels,); ``low`` has
+    the low rank of ``step``, whose bias is dt's. Norms are there where the model has them.
+    """
+
+    mixed: Linear
+    conv: Convolution
+    gate: Linear
+    low: Linear
+    b: Linear
+    c: Linear
+    low_norm: Normalization | None
+    b_norm: Normalization | None
+    c_norm: Normalization | None
+    step: Linear
+    a: StoredVector
+    skip: StoredVector
+    o: Linear
+
+    @property
+    def size(self) -> int:
+        """Values of a channel's state."""
+        return self.b.rows
+
+    @property
+    def state(self) -> Mapping[str, int]:
+        """Values of a sequence's state, by the names of the kernels' parameters."""
+        return {"tail": self.conv.tail, "state": self.conv.channels * self.size}
+
+
+Recurrent = ShortConv | Recurrence | Selective
 
 
 def convolution(

@@ -24,7 +24,7 @@ from urdir.model.families.description import (
     QkNorm,
     Router,
 )
-from urdir.model.families.recurrent import Convolution, Recurrence, ShortConv
+from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -152,6 +152,8 @@ class Reference:
                 return self._short_conv(of, x)
             case Recurrence():
                 return self._recurrence(of, x)
+            case Selective():
+                return self._selective(of, x)
             case Dense():
                 return self._dense(of, x)
             case Mixture():
@@ -246,6 +248,22 @@ class Reference:
     def _short_conv(self, of: ShortConv, x: Floats) -> Floats:
         gated = self.linear(of.input_gate, x) * self.linear(of.values, x)
         return self.linear(of.o, self.linear(of.output_gate, x) * self._convolved(of.conv, gated))
+
+    def _selective(self, of: Selective, x: Floats) -> Floats:
+        u = _silu(self._convolved(of.conv, self.linear(of.mixed, x)))
+        low, b, c = (
+            self.norm(norm, self.linear(part, u))
+            for part, norm in ((of.low, of.low_norm), (of.b, of.b_norm), (of.c, of.c_norm))
+        )
+        dt = np.logaddexp(0.0, self.linear(of.step, low))
+        rates = self.vector(of.a).reshape(of.conv.channels, of.size)
+        state = np.zeros_like(rates)
+        y = np.zeros_like(u)
+        for row in range(len(x)):
+            state = state * np.exp(dt[row][:, None] * rates) + np.outer(dt[row] * u[row], b[row])
+            y[row] = state @ c[row]
+        y = y + u * self.vector(of.skip)
+        return self.linear(of.o, y * _silu(self.linear(of.gate, x)))
 
     def _recurrence(self, of: Recurrence, x: Floats) -> Floats:
         rows = len(x)
