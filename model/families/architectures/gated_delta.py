@@ -6,11 +6,11 @@ qwen35.cpp, qwen35moe.cpp, qwen3next.cpp.
     x += o (attention(x') * sigmoid(gate x'))                       in the other layers
     x += network(x')                                                x' = RMSNorm(x)
 
-Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon, attention.scale;
+Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon;
 attention.recurrent_layers (a flag for each layer) or full_attention_interval (default 4);
 ssm.conv_kernel, ssm.state_size (a head), ssm.group_count (heads of keys), ssm.time_step_rank (heads
 of values), ssm.inner_size (all values); rope.dimension_sections (Qwen 3.5),
-expert_feed_forward_length, expert_shared_feed_forward_length, expert_weights_scale.
+expert_feed_forward_length, expert_shared_feed_forward_length.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from urdir.model.families.mixtures import (
     router,
     shared_expert,
     shared_width,
-    weights_scale,
 )
 from urdir.model.families.parts import (
     head_dims,
@@ -92,7 +91,7 @@ def _experts(file: Reader) -> Callable[[int], Mixture]:
         return mixture(
             file,
             index,
-            router(file, index, normalize=True, scale=weights_scale(file)),
+            router(file, index, normalize=True),
             divided_width(file, index),
             shared=shared_expert(file, index, width),
             shared_gate=Linear(file.matrix("ffn_gate_inp_shexp", index, file.hidden)),
@@ -110,13 +109,12 @@ def _attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
             "(attention.value_length): expected as many"
         )
     both, k, v = qkv(file, layer, (2 * queries * dim, keys * dim, keys * dim))
-    scale = file.amount("attention.scale") or 1.0 / math.sqrt(dim)
     return Attention(
         heads=queries,
         kv_heads=keys,
         key_dim=dim,
         value_dim=dim,
-        scale=scale,
+        scale=1.0 / math.sqrt(dim),
         q=both.part(0, dim, 2 * dim),
         k=k,
         v=v,

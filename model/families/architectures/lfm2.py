@@ -5,8 +5,8 @@ the others attention with normalised heads. llama.cpp: `src/models/` lfm2.cpp, l
     x += network(x')                                        x' = RMSNorm(x)
 
 Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon; shortconv.l_cache,
-the taps of the convolution; attention.head_count_kv, 0 for a layer with a convolution;
-attention.sliding_window. With experts expert_feed_forward_length, expert_gating_func and
+the taps of the convolution; attention.head_count_kv, 0 for a layer with a convolution; of the dense
+one attention.sliding_window, of the other expert_feed_forward_length, expert_gating_func and
 leading_dense_block_count.
 """
 
@@ -39,7 +39,7 @@ from urdir.model.families.windows import optional_window
 
 def lfm2(file: Reader) -> Config:
     """LFM2, dense (arXiv 2511.23404)."""
-    return _decoder(file, lambda index: plain_dense(file, index))
+    return _decoder(file, lambda index: plain_dense(file, index), optional_window(file))
 
 
 def lfm2moe(file: Reader) -> Config:
@@ -53,10 +53,10 @@ def lfm2moe(file: Reader) -> Config:
     return _decoder(file, unless_dense(file, experts))
 
 
-def _decoder(file: Reader, network: Callable[[int], Network]) -> Config:
+def _decoder(file: Reader, network: Callable[[int], Network], window: int = 0) -> Config:
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = turning(file, "half")
-    kv_heads, window = file.by_layer("attention.head_count_kv", int), optional_window(file)
+    kv_heads = file.by_layer("attention.head_count_kv", int)
 
     def attends(index: int) -> Attention:
         norms = required_head_norms(file, index, norm, key_dim)

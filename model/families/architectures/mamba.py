@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from urdir.model.families.dense import plain
 from urdir.model.families.description import Block, Branch, Config, LayerConfig, Network
-from urdir.model.families.mixtures import dense_width, mixture, plain_dense, router, weights_scale
+from urdir.model.families.mixtures import dense_width, mixture, plain_dense, router
 from urdir.model.families.parts import attention, model, rms_norm, sequential
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Selective, convolution
@@ -49,7 +49,7 @@ def jamba(file: Reader) -> Config:
     def network(index: int) -> Network:
         if not file.has("ffn_gate_inp.weight", index):
             return plain_dense(file, index)
-        route = router(file, index, scale=weights_scale(file))
+        route = router(file, index)
         return mixture(file, index, route, dense_width(file, index))
 
     return model(

@@ -5,19 +5,15 @@ granite-hybrid.cpp, falcon-h1.cpp, nemotron-h.cpp.
     x += o RMSNorm(ssd(silu(conv(xBC)), dt) * silu(z))        z, xBC, dt = ssm_in x'
                                                               x' = RMSNorm(x)
 
-Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon, attention.scale;
-ssm.conv_kernel, ssm.inner_size (values of all heads), ssm.time_step_rank (heads), ssm.group_count
-(heads of B and C), ssm.state_size (values of such a head); what a function below names.
+Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon; ssm.conv_kernel,
+ssm.inner_size (values of all heads), ssm.time_step_rank (heads), ssm.group_count (heads of B and
+C), ssm.state_size (values of such a head); what a function below names.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.description import (
-    Attention,
     Block,
     Branch,
     Config,
@@ -46,7 +42,7 @@ from urdir.model.families.parts import (
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Recurrence, convolution
-from urdir.model.families.rope import RopeConfig, read_rope
+from urdir.model.families.rope import read_rope
 from urdir.ptxgen.kernels.norm import Norm
 
 
@@ -63,17 +59,18 @@ def mamba2(file: Reader) -> Config:
 def granitehybrid(file: Reader) -> Config:
     """Granite 4 (IBM): attention where attention.head_count_kv is not 0, a network in every layer.
 
-    Keys: logit_scale (divides), residual_scale, embedding_scale, rope.scaling.finetuned (false: no
-    RoPE), expert_shared_feed_forward_length; a scale of 0 is none.
+    Keys: logit_scale (divides), residual_scale, embedding_scale, attention.scale (0 is none of
+    them), rope.scaling.finetuned (false: no RoPE), expert_shared_feed_forward_length.
     """
     norm, shared = rms_norm(file), shared_width(file, 0)
+    scale = file.amount("attention.scale") or None
     kv_heads = file.by_layer("attention.head_count_kv", int)
     rope = read_rope(file, "interleaved", head_dims(file)[0])
     rotates = file.optional("rope.scaling.finetuned", bool, True)
 
     def mixer(index: int) -> Network:
         if kv_heads[index]:
-            return _attention(file, index, rope if rotates else None)
+            return attention(file, index, rope if rotates else None, scale=scale)
         return _mixer(file, index, norm)
 
     return model(
@@ -98,7 +95,7 @@ def falcon_h1(file: Reader) -> Config:
 
     def layer(index: int) -> LayerConfig:
         before = file.norm("attn_norm", index, norm)
-        attends = _attention(file, index, rope, output_bias="absent")
+        attends = attention(file, index, rope, output_bias="absent")
         mixer = _mixer(file, index, norm, normed=normed)
         weight = file.vector("ffn_norm", index, file.hidden)  # without the usual ".weight"
         network = Branch(dense(file, index), type(before)(norm, weight))
@@ -132,7 +129,7 @@ def nemotron_h(file: Reader) -> Config:
     def network(index: int) -> Network:
         if widths[index]:
             return _network(file, index)
-        return _attention(file, index, None) if kv_heads[index] else _mixer(file, index, norm)
+        return attention(file, index, None) if kv_heads[index] else _mixer(file, index, norm)
 
     return model(
         file,
@@ -164,11 +161,6 @@ def _network(file: Reader, layer: int) -> Network:
 def _alone(file: Reader, layer: int, network: Network, norm: Norm) -> LayerConfig:
     """A layer of one network."""
     return LayerConfig((Block((Branch(network, file.norm("attn_norm", layer, norm)),)),))
-
-
-def _attention(file: Reader, layer: int, rope: RopeConfig | None, **options: Any) -> Attention:
-    scale = file.amount("attention.scale") or 1.0 / math.sqrt(head_dims(file)[0])
-    return attention(file, layer, rope, scale=scale, **options)
 
 
 def _mixer(file: Reader, layer: int, norm: Norm, *, normed: bool = True) -> Recurrence:
