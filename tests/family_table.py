@@ -120,7 +120,8 @@ def _attention(config: Config) -> Features:
     yield any(m.beta is None for m in longs), "state space (SSD)"
     yield any(isinstance(m, Selective) for m in others), "selective scan"
     yield any(m.latent for m in mixers), "latent"
-    yield bool(others and mixers), "attention in some layers"
+    yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
+    yield len(mixers) == len(others) == config.n_layers, "attention beside it"
     yield any(m.q.bias for m in mixers), "QKV biases"
     yield any(m.o.bias for m in mixers), "output bias"
     norms = [m.qk_norm for m in mixers if m.qk_norm]

@@ -14,6 +14,7 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
 IDLE = 0xFFFFFFFF
 TOKENS = 29
@@ -24,6 +25,7 @@ KERNELS = {
     "gated conv": CausalConv(32, 2, 64, True, channels=44, taps=3, gated=True),
     "delta rule": GatedRecurrence(32, 2, 64, True, 4, 2, 32, 20, delta=True, eps=1e-6),
     "scan": GatedRecurrence(32, 2, 64, True, 4, 2, 16, 20, delta=False, order="vkq"),
+    "selective scan": SelectiveScan(32, 2, 64, True, 20, 16),
 }
 
 
@@ -81,6 +83,12 @@ def test_chunks_of_any_size_give_what_single_tokens_give(name: str, device: Devi
 def test_a_recurrence_refuses(fields: dict[str, int], text: str) -> None:
     with pytest.raises(PtxgenError, match=text):
         replace(KERNELS["delta rule"], **fields)
+
+
+@pytest.mark.parametrize("fields", [{"size": 6}, {"channels": 0}, {"size": 4 * 67}])
+def test_a_selective_scan_refuses(fields: dict[str, int]) -> None:
+    with pytest.raises(PtxgenError, match="values"):
+        replace(KERNELS["selective scan"], **fields)
 
 
 @pytest.mark.parametrize("fields", [{"taps": 1}, {"taps": 10}, {"channels": 0}])

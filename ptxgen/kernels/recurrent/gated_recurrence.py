@@ -19,6 +19,9 @@ THREADS = 128
 MAX_LANES, VALUES, MAX_VALUES = 32, 16, 64
 #: Tokens that are brought to shared memory at once, and bytes for their keys and queries.
 TILE, TILE_NBYTES = 16, 32768
+#: Neighbouring lanes that find a token's numbers: as many for every tile, so that these have the
+#: same bits however a prompt is divided.
+TOKEN_LANES = THREADS // TILE
 
 Order = Literal["qkv", "vkq"]
 
@@ -108,6 +111,11 @@ class GatedRecurrence(RecurrentRows):
     def tile(self) -> int:
         """Tokens that are brought at once."""
         return min(TILE, self.rows if self.consecutive else 1, TILE_NBYTES // (8 * self.key_dim))
+
+    @property
+    def token_lanes(self) -> int:
+        """See `TOKEN_LANES`."""
+        return TOKEN_LANES
 
     @property
     def params(self) -> tuple[Param, ...]:
