@@ -42,13 +42,20 @@ def append_recurrence(
 ) -> Activations:
     """o (f(recurrence(silu(conv(mixed x')), alpha x', beta x'), gate x'))."""
     work, y = at.work, at.work["heads"]
-    if norm is not None and at.linear.takes_gemm and not x.has_completed(norm):
-        x = at.linear.append_norm(at.name("ssm_norm_in"), mixer.mixed.cols, x, norm, work["normed"])
-    wide = [(mixer.mixed, "mixed"), (mixer.gate, "recurrent gate")]
-    narrow = [(mixer.alpha, "alpha"), (mixer.beta, "beta")]
-    for label, products in (("ssm_in", wide), ("ssm_alpha", narrow)):
-        matrices = [(at.matrix(of), work[name]) for of, name in products if of is not None]
-        at.linear.append(at.name(label), matrices, x, norm)
+    wanted = [
+        *((mixer.mixed, "mixed"), (mixer.gate, "recurrent gate")),
+        *((mixer.alpha, "alpha"), (mixer.beta, "beta")),
+    ]
+    products = [(at.matrix(of), work[name]) for of, name in wanted if of is not None]
+    # apart, as floats beside quantised weights would keep the activations of all in f32
+    quantised = [product for product in products if not product[0].format.is_float]
+    floats = [product for product in products if product[0].format.is_float]
+    if quantised and floats and norm is not None and at.linear.takes_gemm:
+        label = at.name("attn_norm")
+        x = at.linear.append_norm(label, mixer.mixed.cols, x, norm, work["normed"])
+    for label, group in (("ssm_in", quantised), ("ssm_in.floats", floats)):
+        if group:
+            at.linear.append(at.name(label), group, x, norm)
     _append_conv(at, "ssm_conv1d", mixer.conv, SILU, work["convolved"])
     _append_scan(at, mixer, y)
     _append_gate(at, mixer, y)
