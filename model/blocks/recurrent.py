@@ -10,8 +10,8 @@ from urdir.model.families.recurrent import Convolution, Recurrence, Selective, S
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
@@ -164,17 +164,16 @@ def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
 
 def _append_gate(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
     """norm(y) * silu(gate), or norm(y * silu(gate)), in place."""
-    if mixer.gates_first:
+    if mixer.norm is None:
         _append_silu(at, mixer.width, y)
-    if mixer.norm is not None:
-        weight = mixer.norm.weight
-        assert weight is not None
-        *sets, cols = weight.shape
-        rows = at.rows.count * mixer.width // cols
-        kernel = Normalise(rows, cols, mixer.norm.norm, weight_rows=(*sets, 1)[0])
-        at.plan.launch(kernel, at.name("ssm_norm"), x=y, y=y, weight=at.vector(weight))
-    if not mixer.gates_first:
-        _append_silu(at, mixer.width, y)
+        return
+    weight, eps = mixer.norm.weight, mixer.norm.norm.eps
+    assert weight is not None
+    *sets, cols = weight.shape
+    rows = at.rows.count * mixer.width // cols
+    kernel = GatedNorm(rows, cols, eps, (*sets, 1)[0], mixer.gates_first)
+    gate = at.work["recurrent gate"]
+    at.plan.launch(kernel, at.name("ssm_norm"), x=y, gate=gate, weight=at.vector(weight), y=y)
 
 
 def _append_silu(at: LayerStep, width: int, y: Slice) -> None:
