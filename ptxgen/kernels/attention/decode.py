@@ -128,6 +128,24 @@ class DecodeAttention(AttentionSpec):
         """Keys a CTA takes at once, one a lane group."""
         return WARPS * (32 // self.lanes)
 
+    @property
+    def suits_tensor_cores(self) -> bool:
+        """Whether tensor cores multiply from sm_80 on: 16-bit operands, sums that registers hold;
+        two scales of q8_0 are copied at once, and must be of the same slot."""
+        widths = (self.head_dim, self.value_dim)
+        in_words = self.layout.dtype != "q8_0" or not any(width % 64 for width in widths)
+        return self.layout.dtype != "f32" and in_words and max(widths) <= 256
+
+    @property
+    def queries_at(self) -> int:
+        """Dynamic shared memory: where the queries lie as fragments, after the row's own token."""
+        return self.token_nbytes
+
+    @property
+    def queries_nbytes(self) -> int:
+        """Their size: 16 bytes a lane for 32 dims."""
+        return 512 * ceil_div(self.head_dim, 32) if self.suits_tensor_cores else 0
+
     def cta(self, target: Target) -> DecodeCta:
         """What the template needs to know about a CTA on ``target``."""
         return DecodeCta(self, target)
@@ -146,14 +164,17 @@ class DecodeAttention(AttentionSpec):
         """Allowed deviation, relative to the largest output.
 
         The inputs are the cache's own values: what remains is f32 arithmetic and ex2.approx
-        (2^-22 relative). A soft-cap adds the error of tanh (4e-7) times the cap. A rope adds the
+        (2^-22 relative). On tensor cores queries and weights are the sum of two f16 (2^-22) or two
+        bf16 (2^-16); values of q8_0 are rounded to f16. A soft-cap adds the error of tanh (4e-7) times the cap. A rope adds the
         error of sines (2^-20.5), in every term of a score; a norm or a temperature that of its
         factor (2^-22), ALiBi that of its slope, times the distance of keys that still count.
         """
         turned = 3e-5 * max(1.0, self.rope.magnitude) ** 2 if self.rope else 0.0
         factor = 1e-5 if self.token and (self.token.qk_norm or self.token.temperature) else 0.0
         slope = 1e-5 if self.scores.max_bias else 0.0
-        return 5e-6 + 4e-7 * self.scores.softcap + turned + factor + slope
+        parts = {"bf16": 4 * 2.0**-16, "q8_0": 2.0**-11}.get(self.layout.dtype, 0.0)
+        cap = 4e-7 * self.scores.softcap
+        return 5e-6 + cap + turned + factor + slope + (parts if self.suits_tensor_cores else 0.0)
 
     def appended(self, inputs: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Inputs after the rows' own tokens are prepared and in the caches, and these caches;

@@ -13,6 +13,8 @@ from urdir.ptxgen.target import Target
 
 #: Shared memory that a kernel may declare, on every target.
 MAX_STATIC_SHARED = 48 << 10
+#: Keys that a warp multiplies at once on tensor cores: the height of an mma.
+TILE_KEYS = 16
 
 
 class Divided(Protocol):
@@ -42,6 +44,10 @@ class Divided(Protocol):
     def pieces(self) -> tuple[int, int]: ...
     @property
     def keys_per_pass(self) -> int: ...
+    @property
+    def suits_tensor_cores(self) -> bool: ...
+    @property
+    def queries_at(self) -> int: ...
 
 
 class DecodeCta:
@@ -50,7 +56,8 @@ class DecodeCta:
     Where the CTA is ``asynchronous``, keys and values pass through a ring of ``stages`` stages,
     one for each step of the loop over the keys; after the loop the warps' sums take its place. A
     q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
-    Sizes and offsets (``..._at``) are in bytes.
+    On ``tensor_cores`` a stage is a piece, 64 dims of the keys or values of a step
+    (_attention_mma.j2). Sizes and offsets (``..._at``) are in bytes.
     """
 
     def __init__(self, spec: Divided, target: Target) -> None:
@@ -67,21 +74,16 @@ class DecodeCta:
         self.raw = layout.raw_words
         self.quantised = layout.dtype == "q8_0"
 
-        # the ring: a thread's part of the first copy of a key or value, the distance to its second
-        # one, eight dims of a key or value of all threads
-        self.stages = 3
+        # bytes of a thread's load
         self.thread_bytes = 8 if self.quantised else 16
-        self.second_part = self.thread_bytes * threads
-        self.piece_bytes = (32 if layout.dtype == "f32" else 16) * threads
-        # keys a step: of a lane, of the CTA
-        wide = max(spec.pieces) > 1
-        fewest = self.stages * sum(spec.pieces) * self.piece_bytes
-        in_words = not self.quantised or (self.head_dim % 64 == 0 and self.value_dim % 64 == 0)
-        self.asynchronous = target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
-        self.ahead = 1 if wide or (self.asynchronous and layout.dtype == "f32") else 2
-        self.step = self.ahead * spec.keys_per_pass
-        self.stage_bytes = self.ahead * sum(spec.pieces) * self.piece_bytes
+        self.tensor_cores = spec.suits_tensor_cores and target.sm >= 80
+        self.asynchronous = False
+        if self.tensor_cores:
+            self._divide_among_fragments()
+        else:
+            self._divide_among_lanes()
         self.ring_bytes = self.stages * self.stage_bytes
+        has_ring = self.asynchronous or self.tensor_cores
 
         # the row's own token, if the spec has one: heads that are staged; of a head the pairs that
         # turn and the other values
@@ -93,7 +95,7 @@ class DecodeCta:
         self.copy_rounds = ceil_div(self.staged_heads * self.rest, threads)
         self.rounds = self.turn_rounds + self.copy_rounds
         # the last stage of the ring is not filled before all threads have taken what they need
-        self.turned_at = self.ring_bytes - self.stage_bytes if self.asynchronous else 0
+        self.turned_at = self.ring_bytes - self.stage_bytes if has_ring else 0
         # then the factors of the norms of queries, key and value
         self.norms_at = self.turned_at + 4 * self.staged_heads * self.head_dim
         # then, of each row that is normed as one vector, the warps' sums of squares
@@ -110,11 +112,46 @@ class DecodeCta:
         # the warps' maxima and sums, then their weighted values
         self.values_at = 8 * self.warps * self.tile
         scratch = [self.values_at + 4 * self.warps * self.tile * self.value_dim]
-        if self.asynchronous:
+        if has_ring:
             scratch.append(self.ring_bytes)
         if spec.token:
             scratch.append(end if self.row_norms else self.norms_at + 4 * (self.staged_heads + 1))
         self.scratch_bytes = max(scratch)
+
+    def _divide_among_lanes(self) -> None:
+        """The ring where each lane multiplies: a thread's part of the first copy of a key or value,
+        the distance to its second one, eight dims of a key or value of all threads; then the keys
+        of a step, of a lane and of the CTA."""
+        spec, threads = self.spec, self.threads
+        self.stages = 3
+        self.second_part = self.thread_bytes * threads
+        self.piece_bytes = (32 if self.layout.dtype == "f32" else 16) * threads
+        wide = max(spec.pieces) > 1
+        fewest = self.stages * sum(spec.pieces) * self.piece_bytes
+        in_words = not self.quantised or (self.head_dim % 64 == 0 and self.value_dim % 64 == 0)
+        self.asynchronous = self.target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
+        is_long = self.asynchronous and self.layout.dtype == "f32"
+        self.ahead = 1 if wide or is_long else 2
+        self.step = self.ahead * spec.keys_per_pass
+        self.stage_bytes = self.ahead * sum(spec.pieces) * self.piece_bytes
+
+    def _divide_among_fragments(self) -> None:
+        """The type of the operands; strips of 32 dims of a key; blocks of 64 dims of a key and a
+        value, each a piece. A thread copies four loads of a piece, and of q8_0 four words."""
+        self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
+        self.strip_count = ceil_div(self.head_dim, 32)
+        self.blocks = {"k": ceil_div(self.head_dim, 64), "v": ceil_div(self.value_dim, 64)}
+        self.step = TILE_KEYS * self.warps
+        self.stage_bytes = (48 if self.quantised else 64) * self.threads
+        self.stages = MAX_STATIC_SHARED // self.stage_bytes
+
+    def strips(self, block: int) -> range:
+        """The strips of a block of "k"."""
+        return range(2 * block, min(2 * block + 2, self.strip_count))
+
+    def ragged(self, name: str) -> int:
+        """How many eights of dims the last strip of "k" or block of "v" has; 0 where it has all."""
+        return self.eights[name] % {"k": 4, "v": 8}[name]
 
     def guard(self, name: str, piece: int) -> str:
         """The predicate of lanes that have dims of this piece of "k" or "v"; "" where all have."""
