@@ -121,7 +121,7 @@ class DecodeCta:
     def _divide_among_lanes(self) -> None:
         """The ring where each lane multiplies: a thread's part of the first copy of a key or value,
         the distance to its second one, eight dims of a key or value of all threads; then the keys
-        of a step, of a lane and of the CTA."""
+        of a step, of a lane and of the CTA, all loaded ``together``."""
         spec, threads = self.spec, self.threads
         self.stages = 3
         self.second_part = self.thread_bytes * threads
@@ -132,15 +132,17 @@ class DecodeCta:
         self.asynchronous = self.target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
         is_long = self.asynchronous and self.layout.dtype == "f32"
         self.ahead = 1 if wide or is_long else 2
-        self.step = self.ahead * spec.keys_per_pass
+        self.together = self.step = self.ahead * spec.keys_per_pass
         self.stage_bytes = self.ahead * sum(spec.pieces) * self.piece_bytes
 
     def _divide_among_fragments(self) -> None:
         """The type of the operands; strips of 32 dims of a key; blocks of 64 dims of a key and a
-        value, each a piece. A thread copies four loads of a piece, and of q8_0 four words."""
+        value, each a piece. A thread copies four loads of a piece, and of q8_0 four words. The keys
+        of a tile are ``together``, those of the warps' tiles a step."""
         self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
         self.strip_count = ceil_div(self.head_dim, 32)
         self.blocks = {"k": ceil_div(self.head_dim, 64), "v": ceil_div(self.value_dim, 64)}
+        self.together = TILE_KEYS
         self.step = TILE_KEYS * self.warps
         self.stage_bytes = (48 if self.quantised else 64) * self.threads
         self.stages = MAX_STATIC_SHARED // self.stage_bytes
