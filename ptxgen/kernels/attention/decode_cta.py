@@ -13,8 +13,8 @@ from urdir.ptxgen.target import Target
 
 #: Shared memory that a kernel may declare, on every target.
 MAX_STATIC_SHARED = 48 << 10
-#: Keys that a warp multiplies at once on tensor cores: the height of an mma.
-TILE_KEYS = 16
+#: Keys that a warp multiplies at once on tensor cores: the columns of an mma.
+TILE_KEYS = 8
 
 
 class Divided(Protocol):
@@ -56,7 +56,7 @@ class DecodeCta:
     Where the CTA is ``asynchronous``, keys and values pass through a ring of ``stages`` stages,
     one for each step of the loop over the keys; after the loop the warps' sums take its place. A
     q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
-    On ``tensor_cores`` a stage is a piece, 64 dims of the keys or values of a step
+    On ``tensor_cores`` a stage is a slab, 128 dims of the keys or values of a step
     (_attention_mma.j2). Sizes and offsets (``..._at``) are in bytes.
     """
 
@@ -136,20 +136,28 @@ class DecodeCta:
         self.stage_bytes = self.ahead * sum(spec.pieces) * self.piece_bytes
 
     def _divide_among_fragments(self) -> None:
-        """The type of the operands; strips of 32 dims of a key; blocks of 64 dims of a key and a
-        value, each a piece. A thread copies four loads of a piece, and of q8_0 four words. The keys
-        of a tile are ``together``, those of the warps' tiles a step."""
+        """The type of the operands; strips of 32 dims of a key, blocks of 64 dims of a value, slabs
+        of 128 dims; a thread's loads of a slab, and of q8_0 words of two scales. The keys of a tile
+        are ``together``, those of the warps' tiles a step."""
         self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
-        self.strip_count = ceil_div(self.head_dim, 32)
-        self.blocks = {"k": ceil_div(self.head_dim, 64), "v": ceil_div(self.value_dim, 64)}
         self.together = TILE_KEYS
         self.step = TILE_KEYS * self.warps
-        self.stage_bytes = (48 if self.quantised else 64) * self.threads
+        self.strip_count = ceil_div(self.head_dim, 32)
+        self.block_count = ceil_div(self.value_dim, 64)
+        self.slabs = {"k": ceil_div(self.head_dim, 128), "v": ceil_div(self.value_dim, 128)}
+        blocks = len(self.blocks(0))
+        self.loads = max(len(self.strips(0)), 2 * blocks)
+        words = max(2, 2 * blocks) if self.quantised else 0
+        self.stage_bytes = (self.loads * self.thread_bytes + 4 * words) * self.threads
         self.stages = MAX_STATIC_SHARED // self.stage_bytes
 
-    def strips(self, block: int) -> range:
-        """The strips of a block of "k"."""
-        return range(2 * block, min(2 * block + 2, self.strip_count))
+    def strips(self, slab: int) -> range:
+        """The strips of a slab of "k"."""
+        return range(4 * slab, min(4 * slab + 4, self.strip_count))
+
+    def blocks(self, slab: int) -> range:
+        """The blocks of a slab of "v"."""
+        return range(2 * slab, min(2 * slab + 2, self.block_count))
 
     def ragged(self, name: str) -> int:
         """How many eights of dims the last strip of "k" or block of "v" has; 0 where it has all."""
