@@ -15,6 +15,8 @@ from urdir.ptxgen.target import Target
 MAX_STATIC_SHARED = 48 << 10
 #: Keys that a warp multiplies at once on tensor cores: the columns of an mma.
 TILE_KEYS = 8
+#: Stages of small slabs: more are not needed.
+MAX_STAGES = 8
 
 
 class Divided(Protocol):
@@ -137,19 +139,43 @@ class DecodeCta:
 
     def _divide_among_fragments(self) -> None:
         """The type of the operands; strips of 32 dims of a key, blocks of 64 dims of a value, slabs
-        of 128 dims; a thread's loads of a slab, and of q8_0 words of two scales. The keys of a tile
-        are ``together``, those of the warps' tiles a step."""
+        of 128 dims. The keys of a tile are ``together``, those of the warps' tiles a step."""
         self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
         self.together = TILE_KEYS
         self.step = TILE_KEYS * self.warps
         self.strip_count = ceil_div(self.head_dim, 32)
         self.block_count = ceil_div(self.value_dim, 64)
         self.slabs = {"k": ceil_div(self.head_dim, 128), "v": ceil_div(self.value_dim, 128)}
-        blocks = len(self.blocks(0))
-        self.loads = max(len(self.strips(0)), 2 * blocks)
-        words = max(2, 2 * blocks) if self.quantised else 0
-        self.stage_bytes = (self.loads * self.thread_bytes + 4 * words) * self.threads
-        self.stages = MAX_STATIC_SHARED // self.stage_bytes
+        # a slab of a key in memory; in shared memory at least a strip, or a block, a power of two
+        self.slab_bytes = 16 * self.thread_bytes
+        fewest = {"k": 4 * self.thread_bytes, "v": 8 * self.thread_bytes}
+        self.row_bytes = {
+            name: min(self.slab_bytes, max(few, 1 << (self._bytes_of(name) - 1).bit_length(), 64))
+            for name, few in fewest.items()
+        }
+        self.warp_bytes = TILE_KEYS * max(self.row_bytes.values())
+        self.stage_bytes = (self.warp_bytes + (64 if self.quantised else 0)) * self.warps
+        self.stages = min(MAX_STAGES, MAX_STATIC_SHARED // self.stage_bytes)
+
+    def _bytes_of(self, name: str) -> int:
+        """A key or value in the cache, without q8_0's scales."""
+        return self.thread_bytes * self.eights[name]
+
+    def ragged_slab(self, name: str) -> int:
+        """How many lanes have 16 bytes of the last slab of a row, where not all have; else 0."""
+        last = self._bytes_of(name) - (self.slabs[name] - 1) * self.slab_bytes
+        return last // 16 if last < self.row_bytes[name] else 0
+
+    def words(self, name: str, slab: int) -> int:
+        """Words of two scales in a slab."""
+        return min(2, self.eights[name] // 8 - 2 * slab)
+
+    def swizzle(self, name: str, row: int) -> int:
+        """What the offset of 16 bytes in row ``row`` of a stage is xored with. Of 32 bytes of four
+        rows, and of rows 0, 2, 4, 6 (1, 3, 5, 7), all lie in different banks; so do 64 bytes of two
+        rows, as far as rows are that long."""
+        turn = 32 * ((row >> 1 & 1) ^ 2 * ((row ^ row >> 2) & 1))
+        return turn % self.row_bytes[name]
 
     def strips(self, slab: int) -> range:
         """The strips of a slab of "k"."""
