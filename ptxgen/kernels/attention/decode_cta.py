@@ -170,6 +170,11 @@ class DecodeCta:
         """Words of two scales in a slab."""
         return min(2, self.eights[name] // 8 - 2 * slab)
 
+    @property
+    def has_single_words(self) -> bool:
+        """Whether a slab has one word of scales."""
+        return any(self.words(name, slabs - 1) == 1 for name, slabs in self.slabs.items())
+
     def swizzle(self, name: str, row: int) -> int:
         """What the offset of 16 bytes in row ``row`` of a stage is xored with. Of 32 bytes of four
         rows, and of rows 0, 2, 4, 6 (1, 3, 5, 7), all lie in different banks; so do 64 bytes of two
