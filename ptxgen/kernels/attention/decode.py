@@ -33,10 +33,12 @@ UNREAD_BYTE = 0x40
 class DecodeAttention(AttentionSpec):
     """Attention of rows that need not have a sequence in common; see AttentionSpec.
 
-    A lane group owns a key, a lane eight of its dims (twice eight beyond 256 dims); a CTA takes
-    some of the query heads that share a KV head, at most ``most_heads`` (a power of two up to
-    `MAX_TILE`): fewer make more CTAs, each of which reads K and V. The result is the same, bit for
-    bit.
+    A CTA takes some of the query heads that share a KV head, at most ``most_heads`` (a power of two
+    up to `MAX_TILE`): fewer make more CTAs, each of which reads K and V. Tensor cores multiply from
+    sm_80 on where `suits_tensor_cores`, with queries and weights as the sum of two 16-bit floats:
+    scaled queries then become infinite from 65,536 on (of bf16 caches they do not), and a key with
+    an infinity makes NaN. Elsewhere a lane group owns a key, a lane eight of its dims (twice eight
+    beyond 256 dims). Heads do not depend on those beside them in a CTA, not by a bit.
 
     With a ``token``, q is as the products leave it: the kernel prepares it as PrepareTokens does.
     Where the token appends, k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim) of the
