@@ -20,6 +20,8 @@ from urdir.ptxgen.target import Target
 WARPS = 8
 #: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
 MAX_TILE = 4
+#: Values of a head whose sums registers hold on tensor cores.
+MAX_MMA_DIM = 256
 #: Values of a head that one lane owns: 16 bytes of f16.
 LANE_DIMS = 8
 #: Factor on the queries of one head of random inputs: its scores spread so far that the running
@@ -38,7 +40,8 @@ class DecodeAttention(AttentionSpec):
     sm_80 on where `suits_tensor_cores`, with queries and weights as the sum of two 16-bit floats:
     scaled queries then become infinite from 65,536 on (of bf16 caches they do not), and a key with
     an infinity makes NaN. Elsewhere a lane group owns a key, a lane eight of its dims (twice eight
-    beyond 256 dims). Heads do not depend on those beside them in a CTA, not by a bit.
+    beyond 256 dims). Heads do not depend on those beside them in a CTA, not by a bit, where the same
+    multiply: with ``most_heads`` 1 lanes do.
 
     With a ``token``, q is as the products leave it: the kernel prepares it as PrepareTokens does.
     Where the token appends, k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim) of the
@@ -133,10 +136,16 @@ class DecodeAttention(AttentionSpec):
     @property
     def suits_tensor_cores(self) -> bool:
         """Whether tensor cores multiply from sm_80 on: 16-bit operands, sums that registers hold;
-        two scales of q8_0 are copied at once, and must be of the same slot."""
-        widths = (self.head_dim, self.value_dim)
-        in_words = self.layout.dtype != "q8_0" or not any(width % 64 for width in widths)
-        return self.layout.dtype != "f32" and in_words and max(widths) <= 256
+        two scales of q8_0 are copied at once, and must be of the same slot.
+
+        A single head is no more work for lanes, unless it is quantised. On an H200 one row of 256
+        keys (32 heads, 8 KV heads, f16) takes 3.6 us, on tensor cores 3.8; eight rows of 2,048 keys
+        and 32 KV heads 65 us either way, with q8_0 55 and 40.
+        """
+        widths, dtype = (self.head_dim, self.value_dim), self.layout.dtype
+        if dtype == "q8_0":
+            return max(widths) <= MAX_MMA_DIM and not any(width % 64 for width in widths)
+        return max(widths) <= MAX_MMA_DIM and dtype != "f32" and self.tile > 1
 
     @property
     def queries_at(self) -> int:
@@ -147,6 +156,13 @@ class DecodeAttention(AttentionSpec):
     def queries_nbytes(self) -> int:
         """Their size: 16 bytes a lane for 32 dims."""
         return 512 * ceil_div(self.head_dim, 32) if self.suits_tensor_cores else 0
+
+    def resident_on(self, target: Target) -> int:
+        """Two CTAs, where the assembler would take more registers: wide heads on tensor cores.
+        Before sm_90 that, and with q8_0's scales, some would not fit."""
+        if target.sm < 90 or self.layout.dtype == "q8_0" or max(self.head_dim, self.value_dim) <= 128:
+            return 0
+        return 2 if self.cta(target).tensor_cores else 0
 
     def cta(self, target: Target) -> DecodeCta:
         """What the template needs to know about a CTA on ``target``."""
