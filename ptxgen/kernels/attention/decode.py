@@ -36,12 +36,13 @@ class DecodeAttention(AttentionSpec):
     """Attention of rows that need not have a sequence in common; see AttentionSpec.
 
     A CTA takes some of the query heads that share a KV head, at most ``most_heads`` (a power of two
-    up to `MAX_TILE`): fewer make more CTAs, each of which reads K and V. Tensor cores multiply from
-    sm_80 on where `suits_tensor_cores`, with queries and weights as the sum of two 16-bit floats:
-    scaled queries then become infinite from 65,536 on (of bf16 caches they do not), and a key with
-    an infinity makes NaN. Elsewhere a lane group owns a key, a lane eight of its dims (twice eight
-    beyond 256 dims). Heads do not depend on those beside them in a CTA, not by a bit, where the same
-    multiply: with ``most_heads`` 1 lanes do.
+    up to `MAX_TILE`): fewer make more CTAs, each of which reads K and V. A head's result does not
+    depend on those beside it in a CTA, as long as it has one.
+
+    From sm_80 on tensor cores multiply where `suits_tensor_cores`, with queries and weights as the
+    sum of two 16-bit floats. Scaled queries then become infinite from 65,536 on, unless the cache
+    is bf16, and an infinity in a key makes NaN. Elsewhere a lane group owns a key, a lane eight of
+    its dims (twice eight beyond 256 dims).
 
     With a ``token``, q is as the products leave it: the kernel prepares it as PrepareTokens does.
     Where the token appends, k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim) of the
@@ -158,11 +159,11 @@ class DecodeAttention(AttentionSpec):
         return 512 * ceil_div(self.head_dim, 32) if self.suits_tensor_cores else 0
 
     def resident_on(self, target: Target) -> int:
-        """Two CTAs, where the assembler would take more registers: wide heads on tensor cores.
-        Before sm_90 that, and with q8_0's scales, some would not fit."""
-        if target.sm < 90 or self.layout.dtype == "q8_0" or max(self.head_dim, self.value_dim) <= 128:
-            return 0
-        return 2 if self.cta(target).tensor_cores else 0
+        """Two CTAs where heads are wide and tensor cores multiply: the assembler would take more
+        registers. Not with q8_0's scales, or before sm_90: some would not fit."""
+        is_wide = max(self.head_dim, self.value_dim) > 128
+        fits = target.sm >= 90 and self.layout.dtype != "q8_0"
+        return 2 if is_wide and fits and self.suits_tensor_cores else 0
 
     def cta(self, target: Target) -> DecodeCta:
         """What the template needs to know about a CTA on ``target``."""
@@ -183,9 +184,10 @@ class DecodeAttention(AttentionSpec):
 
         The inputs are the cache's own values: what remains is f32 arithmetic and ex2.approx
         (2^-22 relative). On tensor cores queries and weights are the sum of two f16 (2^-22) or two
-        bf16 (2^-16); values of q8_0 are rounded to f16. A soft-cap adds the error of tanh (4e-7) times the cap. A rope adds the
-        error of sines (2^-20.5), in every term of a score; a norm or a temperature that of its
-        factor (2^-22), ALiBi that of its slope, times the distance of keys that still count.
+        bf16 (2^-16); values of q8_0 are rounded to f16. A soft-cap adds the error of tanh (4e-7)
+        times the cap. A rope adds the error of sines (2^-20.5), in every term of a score; a norm or
+        a temperature that of its factor (2^-22), ALiBi that of its slope, times the distance of
+        keys that still count.
         """
         turned = 3e-5 * max(1.0, self.rope.magnitude) ** 2 if self.rope else 0.0
         factor = 1e-5 if self.token and (self.token.qk_norm or self.token.temperature) else 0.0
