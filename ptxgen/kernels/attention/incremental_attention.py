@@ -44,7 +44,7 @@ class IncrementalAttention(DecodeAttention):
         return LaunchShape(
             grid=(self.layout.kv_heads * self.tiles, self.rows, 1),
             block=(32 * WARPS, 1, 1),
-            shared_bytes=self.token_nbytes,
+            shared_bytes=self.queries_at + self.queries_nbytes,
             prefers_shared=True,
         )
 
