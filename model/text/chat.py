@@ -2,15 +2,10 @@
 
 The template's markup is parsed for control tokens ("<|im_end|>"). What users wrote is not (message
 contents, calls of tools and their results, descriptions of tools): nobody forges a turn by typing
-one. To tell the two apart in the rendered text, every character of a user's text with which a
-control token can begin is replaced by a stand-in from Unicode's private use area before rendering;
-afterwards the stand-ins are turned back and their places are what `Tokenizer.encode` takes as
-`opaque`. Whatever a template does to texts (trims, cuts, joins, deletes), no character that is left
-can begin a control token, and the rest of the text is still encoded in one piece with the markup
-around it, as the model was trained.
-
-Templates look for some tags in contents themselves, as "</think>". Those that a template names are
-left as they are, provided that the prompt has the same control tokens as without this.
+one. To tell the two apart in the rendered text, characters of users' texts with which a control
+token can begin are replaced by stand-ins before rendering (`marking`). Their places afterwards are
+what `Tokenizer.encode` takes as `opaque`, and the rest is still encoded in one piece with the
+markup around it, as the model was trained.
 
 Limits: a template does not see control tokens that stand in contents (it cannot cut at them), and
 one that spells half a control token itself and lets a message complete it is not guarded against.
@@ -18,22 +13,20 @@ one that spells half a control token itself and lets a message complete it is no
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from urdir.model.errors import TemplateError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
+from urdir.model.text.marking import Marker, texts_of
 from urdir.model.text.sandbox import TemplateProcess
 from urdir.model.text.sandbox_worker import OUTPUT_LIMIT
 from urdir.model.text.system_text import SystemText, Turn
 from urdir.model.text.tokenizer import Span, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
-_PRIVATE_USE = range(0xE000, 0xF900)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +71,7 @@ class ChatTemplate(Owner):
         self.source = source
         self._tokenizer = tokenizer
         self._process = process or TemplateProcess()
-        self._control = tokenizer.control_tokens()
-        first = "".join(text[0] for text in self._control)
-        # "striptags" makes "<" of "&lt;"
-        self._starts = frozenset(first.lower() + first.upper() + "&")
-        self._tags = _tags(source, self._starts, self._control)
+        self._marker = Marker(source, tokenizer.control_tokens())
         self._system = SystemText(self._render_turns)
 
     @classmethod
@@ -131,34 +120,28 @@ class ChatTemplate(Owner):
             tools or None,
             dict(variables or {}),
         ]
-        texts = set(_texts(written))
-        if (length := sum(len(message.content) for message in messages)) > OUTPUT_LIMIT:
+        if (length := sum(map(len, set(texts_of(written))))) > OUTPUT_LIMIT:
             raise TemplateError(
                 f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "
                 "a chat template"
             )
-        prompt = self._render(written, texts, _NO_TAGS)
-        if any(self._tags.search(text) for text in texts):
-            with_tags = self._render(written, texts, self._tags)
-            if self._controls(with_tags) == self._controls(prompt):
+        prompt = self._render(written, keeps_tags=False)
+        if self._marker.has_tags(written):
+            with_tags = self._render(written, keeps_tags=True)
+            if self._markup(with_tags) == self._markup(prompt):
                 return with_tags
         return prompt
 
-    def _render(self, written: Any, texts: Collection[str], tags: re.Pattern[str]) -> Prompt:
-        """The conversation, in whose ``texts`` ``tags`` are left as they are."""
-        used = {char for text in texts for char in text if char in self._starts}
-        stand_ins = _stand_ins(used, [self.source, *texts])
-        turns, tools, more = _map_texts(written, lambda text: _substitute(text, stand_ins, tags))
+    def _render(self, written: list[Any], keeps_tags: bool) -> Prompt:
+        """What users wrote, as text; ``keeps_tags`` leaves tags that the template names."""
+        (turns, tools, more), original = self._marker.marked(written, self.source, keeps_tags)
         rendered = self._render_turns(self._system.placed(turns), tools, more)
-        original = {stand_in: char for char, stand_in in stand_ins.items()}
         opaque = tuple((i, i + 1) for i, char in enumerate(rendered) if char in original)
         return Prompt("".join(original.get(char, char) for char in rendered), opaque)
 
-    def _controls(self, prompt: Prompt) -> list[int]:
-        """The control tokens of a prompt."""
-        ids = self._tokenizer.encode(prompt.text, parse_special=True, opaque=prompt.opaque)
-        known = set(self._control.values())
-        return [token_id for token_id in ids if token_id in known]
+    def _markup(self, prompt: Prompt) -> list[int]:
+        """The control tokens of a prompt, in order."""
+        return [token for token in self.tokens(prompt) if self._tokenizer.is_markup(token)]
 
     def close(self) -> None:
         """End the rendering process; closing twice does nothing."""
@@ -194,75 +177,3 @@ class ChatTemplate(Owner):
 
     def _text(self, token_id: int | None) -> str:
         return "" if token_id is None else self._tokenizer.token_text(token_id)
-
-
-_NO_TAGS = re.compile("(?!)")
-_BLOCK = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
-_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
-_MOST_TAGS, _LONGEST_TAG = 256, 64
-
-
-def _tags(source: str, starts: Collection[str], control: Iterable[str]) -> re.Pattern[str]:
-    """The strings in a template's expressions that begin as control tokens do, but are none."""
-    literals = (a or b for block in _BLOCK.findall(source) for a, b in _LITERAL.findall(block))
-    tags = {text.strip() for text in literals if text.strip()[:1] in starts}
-    tags = {tag for tag in tags if 1 < len(tag) <= _LONGEST_TAG}
-    ordered = sorted(text.lower() for text in control)
-    known = set(ordered)
-
-    def is_control(tag: str) -> bool:
-        at = bisect_left(ordered, tag)
-        begins_one = at < len(ordered) and ordered[at].startswith(tag)
-        return begins_one or any(tag[:n] in known for n in range(1, len(tag)))
-
-    usable = sorted(tag for tag in tags if not is_control(tag.lower()))[:_MOST_TAGS]
-    return re.compile("|".join(map(re.escape, usable))) if usable else _NO_TAGS
-
-
-def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str]:
-    """A private use character for each of `characters`, one that none of `texts` holds."""
-    used = set().union(*texts)
-    free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-    chosen = dict(zip(sorted(characters), free, strict=False))
-    if len(chosen) < len(set(characters)):
-        raise TemplateError("the conversation uses up Unicode's private use area")
-    return chosen
-
-
-def _substitute(text: str, stand_ins: dict[str, str], tags: re.Pattern[str]) -> str:
-    """``text`` with stand-ins but in ``tags``."""
-    table, parts, end = str.maketrans(stand_ins), list[str](), 0
-    for tag in tags.finditer(text):
-        parts += [text[end : tag.start()].translate(table), tag[0]]
-        end = tag.end()
-    return "".join([*parts, text[end:].translate(table)])
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All strings of a JSON value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield key
-            yield from _texts(item)
-    elif isinstance(value, Sequence):
-        for item in value:
-            yield from _texts(item)
-
-
-def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with each of its strings changed. Keys and roles that are words stay: templates
-    look for them."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {
-            key if key.isidentifier() else change(key): item
-            if key == "role" and str(item).isidentifier()
-            else _map_texts(item, change)
-            for key, item in value.items()
-        }
-    if isinstance(value, Sequence):
-        return [_map_texts(item, change) for item in value]
-    return value

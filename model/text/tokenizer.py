@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from urdir.model.errors import TokenizerError, UnsupportedError
@@ -152,14 +152,13 @@ class Tokenizer:
         self._check_id(token_id)
         return self._model.vocabulary.tokens[token_id]
 
-    def control_tokens(self) -> dict[str, int]:
+    def control_tokens(self) -> Mapping[str, int]:
         """The texts that `parse_special` turns into control tokens, and these tokens."""
-        user_defined = TokenType.USER_DEFINED
-        return {text: i for text, i in self._specials if self._types[i] != user_defined}
+        return self._controls
 
     def control_id(self, text: str) -> int | None:
         """The control token that `text` spells, None where it is ordinary text."""
-        return self.control_tokens().get(text)
+        return self._controls.get(text)
 
     def is_markup(self, token_id: int) -> bool:
         """True for tokens that no text becomes, printed or not: control and unknown tokens."""

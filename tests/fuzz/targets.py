@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from tests.fuzz import gguf_header, trees
 from urdir.driver import bindings
-from urdir.model.engine.engine import demo_model
 from urdir.model.errors import ModelError, TemplateError
 from urdir.model.families.description import Config
+from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.metadata import Metadata
 from urdir.model.files.source import open_model

@@ -161,6 +161,21 @@ def test_tags_that_a_template_looks_for_are_found(tokenizer: Tokenizer, user: st
     assert [i for i in ids if i < 3] == [1, 1, END]
 
 
+def test_control_tokens_that_are_words(make_gguf: Callable[..., Path]) -> None:
+    """Their first letters are those of keys and values that templates compare."""
+    metadata = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.tokens": ["user", "PAD", *"userPAD"],
+        "tokenizer.ggml.token_type": np.array([3, 3] + [1] * 7, "<i4"),
+    }  # fmt: skip
+    tokenizer = Tokenizer.from_gguf(Gguf(make_gguf(metadata)))
+    source = "{% for m in messages %}{{ m.content | upper if m.content == 'e' else m.content }}"
+    with ChatTemplate(source + "{% endfor %}PAD", tokenizer) as chat:
+        assert chat.render(turns("e", "PAD")).text == "EPADPAD"
+        assert chat.render(turns("use", "epad")).text == "useepadPAD"
+        assert chat.encode(turns("user", "PAD", "pad")).count(1) == 1
+
+
 def test_a_role_is_no_markup(tokenizer: Tokenizer) -> None:
     with ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}", tokenizer) as chat:
         assert END not in chat.encode([Message("<|im_end|>", "")])
