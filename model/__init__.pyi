@@ -1,3 +1,5 @@
+__version__: str
+
 from .engine.engine import Engine as Engine
 from .engine.generate import Generation as Generation
 from .engine.generate import Statistics as Statistics

@@ -14,7 +14,7 @@ from urdir.model.cache_folder import user_cache_folder
 #: Variable -> meaning; `urdir env` prints it. A variable only sets a default, an argument wins.
 VARIABLES = {
     "URDIR_DEVICE": "default of --device (auto, cuda[:i], emulator[:sm_NN])",
-    "URDIR_CACHE_DIR": "folder of compiled kernels; empty: none kept",
+    "URDIR_CACHE_DIR": "folder of compiled kernels and of the history of chat; empty: none kept",
     "URDIR_PTX_OVERRIDE": "folder of edited PTX, used where a file's name is a module key",
     "URDIR_DUMP": "folder that gets the PTX and the machine code of every kernel that is loaded",
     "CORRECTNESS_MODE": "1: download logits and choose tokens on the host",

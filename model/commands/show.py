@@ -107,13 +107,13 @@ def _report(gguf: OpenFile, verdict: Verdict) -> dict[str, Any]:
 
 
 def _facts(config: Config | None) -> dict[str, Any]:
-    from urdir.model.commands.description import model_facts
+    from urdir.model.families.summary import model_facts
 
     return model_facts(config) if config else {}
 
 
 def _layers(config: Config | None) -> list[dict[str, Any]]:
-    from urdir.model.commands.description import layer_groups
+    from urdir.model.families.summary import layer_groups
 
     return layer_groups(config) if config else []
 
@@ -207,7 +207,7 @@ def _print_memory(memory: list[dict[str, int]]) -> None:
 
 
 def _print_config(gguf: OpenFile, config: Config) -> None:
-    from urdir.model.commands.description import fact_text, layer_lines
+    from urdir.model.families.summary import fact_text, layer_lines
 
     _section("model")
     print(f"  {printable(fact_text(_facts(config)))}")

@@ -38,6 +38,8 @@ TENSORS = Limit("tensors", 32_768, "some 3,000")
 TENSOR_NAME_NBYTES = Limit("bytes of a tensor name", 63, "some 40; llama.cpp takes 63")
 TENSOR_DIMS = Limit("dimensions of a tensor", 4, "4; ggml has no more")
 TENSOR_PADDING = Limit("bytes of alignment", 1 << 20, "32")
+TOKENS = Limit("tokens of a vocabulary", 1 << 20, "262,144")
+CONTROL_TOKENS = Limit("control tokens", 65_536, "some 6,500")
 TOKEN_NBYTES = Limit("bytes of a token", 4096, "1,024: 512 spaces")
 MERGE_NBYTES = Limit("bytes of a merge", 2 * 4096 + 1, "two tokens")
 
@@ -48,6 +50,5 @@ SAFETENSORS_HEADER_NBYTES = Limit(
 )
 SAFETENSORS_TENSORS = Limit("tensors of a folder", 262_144, "some 140,000")
 SAFETENSORS_DIMS = Limit("dimensions", 8, "5")
-TOKEN_IDS = Limit("token ids of a tokenizer.json", 4 << 20, "262,144")
 
 LIMITS = tuple(value for value in list(globals().values()) if isinstance(value, Limit))

@@ -29,7 +29,7 @@ from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
 from urdir.model.text.sandbox import TemplateProcess
 from urdir.model.text.sandbox_worker import OUTPUT_LIMIT
-from urdir.model.text.system_text import SystemText
+from urdir.model.text.system_text import SystemText, Turn
 from urdir.model.text.tokenizer import Span, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
@@ -83,7 +83,7 @@ class ChatTemplate(Owner):
         # "striptags" makes "<" of "&lt;"
         self._starts = frozenset(first.lower() + first.upper() + "&")
         self._tags = _tags(source, self._starts, self._control)
-        self._system = SystemText(lambda turns: self._render_turns(turns, None, {}))
+        self._system = SystemText(self._render_turns)
 
     @classmethod
     def from_gguf(
@@ -132,7 +132,7 @@ class ChatTemplate(Owner):
             dict(variables or {}),
         ]
         texts = set(_texts(written))
-        if (length := sum(map(len, texts))) > OUTPUT_LIMIT:
+        if (length := sum(len(message.content) for message in messages)) > OUTPUT_LIMIT:
             raise TemplateError(
                 f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "
                 "a chat template"
@@ -165,10 +165,10 @@ class ChatTemplate(Owner):
         self._process.close()
 
     def _render_turns(
-        self, turns: list[dict[str, Any]], tools: Any, more: Mapping[str, Any]
+        self, turns: list[Turn], tools: Any = None, more: Mapping[str, Any] | None = None
     ) -> str:
         """Their text. A template that fails on tools that are none sees them undefined."""
-        variables = self._variables(turns, tools, more)
+        variables = self._variables(turns, tools, more or {})
         try:
             return self._process.render(self.source, variables)
         except TemplateError as error:
@@ -180,9 +180,7 @@ class ChatTemplate(Owner):
             except TemplateError:
                 raise error from None
 
-    def _variables(
-        self, turns: list[dict[str, Any]], tools: Any, more: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _variables(self, turns: list[Turn], tools: Any, more: Mapping[str, Any]) -> dict[str, Any]:
         """What templates expect to be defined."""
         return {
             "add_generation_prompt": True,

@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from urdir.model.errors import TokenizerError, UnsupportedError
-from urdir.model.files.limits import TOKEN_IDS, TOKEN_NBYTES
+from urdir.model.files.limits import TOKEN_NBYTES, TOKENS
 from urdir.model.files.metadata import Metadata
 from urdir.model.foreign import one_line
 from urdir.model.text.end_tokens import find_end_ids, find_markup, find_shown_ids
@@ -67,7 +67,7 @@ class HuggingFaceTokens:
         ids = self._engine.get_vocab(with_added_tokens=True)
         if not ids:
             raise TokenizerError("tokenizer.json has no tokens")
-        TOKEN_IDS.check(max(ids.values()) + 1, "tokenizer.json", TokenizerError)
+        TOKENS.check(max(ids.values()) + 1, "tokenizer.json", TokenizerError)
         longest = max(len(token.encode("utf-8", "replace")) for token in ids)
         TOKEN_NBYTES.check(longest, "tokenizer.json", TokenizerError)
         tokens = [""] * (max(ids.values()) + 1)

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def add_kernel(parser: argparse.ArgumentParser) -> None:
     """KERNEL --set."""
-    parser.add_argument("kernel", nargs="?", metavar="KERNEL", help="see urdir ptx list")
+    parser.add_argument(
+        "kernel", nargs="?", metavar="KERNEL", help="see urdir ptx list; or module:Class"
+    )
     parser.add_argument(
         "--set",
         action="append",

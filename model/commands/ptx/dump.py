@@ -18,6 +18,7 @@ EXAMPLES = """\
   urdir ptx dump gemv_f32 --set format=Q4_K --set rows=4096 --set cols=4096
   urdir ptx dump prepare_tokens --set head_dim=128 --target sm_80 -o out --emit ptx,json
   urdir ptx dump gemv_f32 --emit sass --life-ranges        machine code (pip install 'urdir[sass]')
+  urdir ptx dump urdir.ptxgen.kernels.add:Add             a class of any package
   urdir ptx dump --model model.gguf -o out               every kernel that the model uses
 """
 

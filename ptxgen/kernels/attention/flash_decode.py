@@ -235,6 +235,9 @@ class FlashDecode(DecodeAttention):
                 most=32,
             ),
             "head_dim 512": cls(2, KvLayout(1, 1, 40, 512, "f16"), ctas=4, least=16, most=16),
+            "latent": cls(
+                3, KvLayout(1, 1, 40, 576, "f16", value_dim=512), ctas=4, least=16, most=16
+            ),
             "value_dim": cls(
                 3, KvLayout(1, 1, 40, 192, "f16", value_dim=128), ctas=4, least=16, most=32
             ),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import lzma
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -20,9 +22,13 @@ import numpy as np
 import pytest
 
 from urdir.driver.cache import CubinCache
-from urdir.model.cli import COMMANDS
+from urdir.model.cli import COMMANDS, build_parser
+from urdir.model.commands import options, prompts
+from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
+from urdir.model.files import hub
 from urdir.model.files.demo import demo_model
+from urdir.model.files.hub import HubName
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -71,6 +77,26 @@ def test_run_answers_with_the_demo_model(cli: Cli) -> None:
     code, out, err = cli("run", "--temp", "0", "-p", "What is 2 plus 3?")
     assert (code, out) == (0, "2 plus 3 is 5.\n")
     assert "seed" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), SamplingSettings(seed=1)),
+        (
+            ("--presence-penalty", "0.5", "--frequency-penalty", "-1.5", "--min-tokens", "3"),
+            SamplingSettings(seed=1, presence_penalty=0.5, frequency_penalty=-1.5, min_tokens=3),
+        ),
+        (
+            ("-l", "7+1.5", "--logit-bias", "30-100", "--repeat-last-n", "-1"),
+            SamplingSettings(seed=1, logit_bias=((7, 1.5), (30, -100.0)), repeat_last_n=-1),
+        ),
+    ],
+)
+def test_flags_become_settings(flags: tuple[str, ...], expected: SamplingSettings) -> None:
+    parser = argparse.ArgumentParser()
+    options.add_sampling(parser)
+    assert options.sampling_settings(parser.parse_args(["-s", "1", *flags])) == expected
 
 
 @pytest.mark.slow
@@ -319,6 +345,12 @@ def test_env_clears_its_own_files_alone(
         (("run", "--temp", "-1", "-p", "x"), "--temp"),
         (("run", "--top-p", "1.5", "-p", "x"), "--top-p"),
         (("run", "--top-k", "many", "-p", "x"), "--top-k"),
+        (("run", "--presence-penalty", "101", "-p", "x"), "--presence-penalty"),
+        (("run", "--frequency-penalty", "nan", "-p", "x"), "--frequency-penalty"),
+        (("run", "--logit-bias", "7", "-p", "x"), "--logit-bias"),
+        (("run", "--logit-bias", "7+101", "-p", "x"), "--logit-bias"),
+        (("run", "-l", "7+1", "-l", "7-1", "-p", "x"), "logit_bias"),
+        (("run", "--min-tokens", "-1", "-p", "x"), "--min-tokens"),
         (("run", "-n", "-3", "-p", "x"), "-n"),
         (("run", "-c", "-1", "-p", "x"), "-c"),
         (("run", "-c", "100000", "-p", "x"), "512"),
@@ -493,3 +525,145 @@ def test_an_interrupt_keeps_the_text_and_the_statistics(
     assert " generated" in err
     assert ", seed " in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("module", ["urdir", "urdir.model"])
+def test_the_package_is_the_command(module: str, tmp_path: Path) -> None:
+    link = tmp_path / "urdir"
+    link.symlink_to(Path(__file__).parents[3] / ".src" / "urdir")  # as a wheel has it
+    environment = {**_environment(), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path[1:]])}
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--version"],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert re.fullmatch(r"urdir (\d+\.\d+\.\d+|not installed)\n", done.stdout)
+
+
+def test_without_a_command_there_is_help(cli: Cli) -> None:
+    for argv in ((), ("--help",), ("help",)):
+        code, out, err = cli(*argv)
+        assert (code, err) == (0, "")
+        assert all(f"\n    {name}" in out for name in COMMANDS)
+    assert cli("help", "run")[1] == cli("run", "--help")[1]
+    assert cli("ptx")[1] == cli("ptx", "--help")[1]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_and_flags(cli: Cli, shell: str) -> None:
+    code, out, _ = cli("completion", shell)
+    assert code == 0
+    for word in (*COMMANDS, "explain", "repeat-penalty", "temp", "clear-cache"):
+        assert word in out
+    assert "mirostat" not in out  # refused
+
+
+def test_completion_in_bash(cli: Cli, tmp_path: Path) -> None:
+    script = tmp_path / "urdir.bash"
+    script.write_text(cli("completion", "bash")[1])
+
+    def complete(*words: str) -> set[str]:
+        typed = " ".join(f"'{word}'" for word in ("urdir", *words))
+        line = (
+            f". {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words)}; "
+            '$(complete -p urdir | sed -E "s/.*-F ([^ ]+).*/\\1/"); '
+            'printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+        return {word.strip() for word in done.stdout.splitlines()}
+
+    assert complete("sh") == {"show"}
+    assert complete("ptx", "st") == {"stats"}
+    assert complete("run", "--min-") == {"--min-p", "--min-tokens"}
+    assert complete("bench", "-o", "js") >= {"json", "jsonl"}
+
+
+def test_list_has_the_demo_and_the_hubs_cache(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "absent"))
+    assert [entry["name"] for entry in json.loads(cli("list", "--json")[1])] == ["demo"]
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    commit = "0" * 40
+    for repo, files in {
+        "models--a--b-GGUF": ["b-Q4_K_M.gguf", "b-Q8_0-00001-of-00002.gguf", "mmproj-b.gguf"],
+        "models--c--whole": ["config.json", "model.safetensors"],
+        "datasets--d--e": ["x.gguf"],
+    }.items():
+        snapshot = tmp_path / repo / "snapshots" / commit
+        (tmp_path / repo / "blobs").mkdir(parents=True)
+        snapshot.mkdir(parents=True)
+        (tmp_path / repo / "refs").mkdir()
+        (tmp_path / repo / "refs" / "main").write_text(commit)
+        for file in files:
+            blob = tmp_path / repo / "blobs" / file
+            blob.write_bytes(demo_model().read_bytes() if "Q4" in file else b"1234")
+            (snapshot / file).symlink_to(blob)
+    entries = json.loads(cli("list", "--json")[1])
+    found = {entry["name"]: entry for entry in entries}
+    # one part of two is no model
+    assert list(found) == ["demo", "hf:a/b-GGUF:b-Q4_K_M.gguf", "hf:c/whole"]
+    whole = found["hf:a/b-GGUF:b-Q4_K_M.gguf"]
+    assert (whole["type"], whole["architecture"]) == ("Q4_K_M", "llama")
+    assert whole["bytes"] == demo_model().stat().st_size
+    assert found["hf:c/whole"]["bytes"] == 4
+    head, *lines = cli("list")[1].splitlines()
+    assert [line.split()[0] for line in lines] == list(found)
+    assert head.split() == ["name", "size", "type", "architecture", "changed"]
+
+
+def test_pull_says_where_the_model_is(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(bytes(3 << 20))
+    asked: list[HubName] = []
+    monkeypatch.setattr(hub, "download", lambda name: asked.append(name) or path)
+    assert cli("pull", "a/b-GGUF") == (0, f"{path}  3.00 MiB\n", "")
+    out = cli("pull", "hf:a/b-GGUF:Q8_0", "--json")[1]
+    assert json.loads(out) == {"path": str(path), "bytes": 3 << 20}
+    assert asked == [HubName("a/b-GGUF", None), HubName("a/b-GGUF", "Q8_0")]
+    assert cli("pull", path)[0] == 2
+    assert cli("pull", "no name")[0] == 1
+
+
+def test_show_says_first_whether_it_runs(cli: Cli, tmp_path: Path) -> None:
+    code, out, _ = cli("show", "demo", "-c", "100")
+    first, second, *rest = out.splitlines()
+    assert code == 0
+    assert "runs on the emulator" in first
+    assert "a GPU needs" in first
+    assert "Q4_K_M, 5.25 M parameters" in second
+    at = rest.index("memory on the device:")
+    assert rest[at + 1].split()[0] == "context"
+    assert [row.split()[0] for row in rest[at + 2 : at + 4]] == ["100", "512"]
+    for name, message in (("mamba", "architecture 'mamba'"), ("clip", "multi-modal projector")):
+        code, out, err = cli("show", _write_gguf(tmp_path / f"{name}.gguf", arch=name))
+        assert (code, err) == (1, "")
+        assert f"cannot run: architecture '{name}' is not supported" in out.splitlines()[0]
+        assert message in out.splitlines()[0]
+    message = cli("run", tmp_path / "mamba.gguf", "x")[2]
+    assert len(message) < 250  # no list of all architectures
+
+
+def test_escapes_templates_and_files_of_system_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "system.txt").write_text("Be kind.")
+    parser = build_parser("run")
+    args = parser.parse(["run", "-e", "-p", r"a\n\"b\" \x41 \q", "-sys", r"\t"])
+    assert prompts.given_prompt(args) == 'a\n"b" A \\q'
+    assert prompts.given_system(args) == "\t"
+    args = parser.parse(["run", "-p", r"a\n", "-sysf", str(tmp_path / "system.txt")])
+    assert (prompts.given_prompt(args), prompts.given_system(args)) == (r"a\n", "Be kind.")
+    args = parser.parse(["run", "--chat-template", "{{ messages }}", "-p", "x"])
+    assert prompts.given_template(args) == "{{ messages }}"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))
+    assert prompts.given_prompt(parser.parse(["run", "-f", "-"])) == "from stdin"
+
+
+def test_a_prompt_of_a_million_characters_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("word " * 300_000)
+    code, _, err = cli("run", "-f", tmp_path / "long.txt")
+    assert code == 1
+    assert "the conversation has 1,500,000 characters" in err

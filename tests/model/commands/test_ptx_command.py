@@ -110,6 +110,12 @@ def test_dump_prints_one_text(cli: Cli) -> None:
     assert found["key"] == PrepareTokens.smallest_example().key("sm_90")
 
 
+def test_dump_takes_a_class(cli: Cli) -> None:
+    by_class = cli("ptx", "dump", "urdir.ptxgen.kernels.add:Add", "--set", "n=7")
+    assert by_class == cli("ptx", "dump", "add", "--set", "n=7")
+    assert by_class[0] == 0
+
+
 def test_dump_writes_files(cli: Cli, tmp_path: Path) -> None:
     forms = "ptx,json,cubin" if is_available() else "ptx,json"
     code, out, _ = cli(
@@ -180,7 +186,10 @@ def test_diff_and_check(cli: Cli, tmp_path: Path) -> None:
     assert code == 1
     assert "+.target sm_90" in out
     assert "fma instructions" in out
-    assert "+.target" not in cli("ptx", "diff", left, right, "--summary")[1]
+    line, count = cli("ptx", "diff", left, right, "--summary")[1].splitlines()
+    assert line.startswith(f"{next(left.iterdir()).name}: ")
+    assert "->" in line or "the text alone" in line
+    assert count == "1 differ, 0 equal"
     assert cli("ptx", "diff", left, left)[:2] == (0, "0 differ, 1 equal\n")
     (file,) = left.iterdir()
     assert cli("ptx", "check", file)[0] == 0
@@ -246,6 +255,9 @@ def test_dump_from_a_device_takes_the_drivers_cubin(
         (("dump", "add", "--emit", "cubin"), 2, "-o DIR"),
         (("dump", "add", "--emit", "exe"), 2, "cannot emit 'exe'"),
         (("dump", "ad"), 2, "no kernel 'ad'"),
+        (("dump", "nowhere:Add"), 2, "nowhere"),
+        (("dump", "urdir.ptxgen.kernels.add:Sub"), 2, "Sub"),
+        (("dump", "urdir.ptxgen.spec:KernelSpec"), 2, "no KernelSpec with a name"),
         (("dump", "add", "--set", "m=3"), 2, "no field 'm'"),
         (("dump", "add", "--set", "n=three"), 2, "not int"),
         (("dump", "add", "--set", "n=0"), 2, "at least 1"),

@@ -14,8 +14,8 @@ def test_it_prints_the_worst_lines_first(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["ptx", "explain", "normalise", *arguments]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(
-        "normalise  rows=2 cols=257 kind=rms eps=1e-05 weight=True\n"
-        "sm_90a, (2) CTAs of (64) threads:"
+        "rows=2 cols=257 kind=rms eps=1e-05 weight=True\nnormalise\n"
+        "sm_90a, (2, 1, 1) CTAs of (64, 1, 1) threads:"
     )
     assert "global memory: 214 sectors, 198 would do" in shown
     first = shown.split("at best\n")[1].splitlines()[0].split()

@@ -271,7 +271,7 @@ def test_logits_that_are_no_distribution(value: float) -> None:
         ("repeat_penalty", 1e-300, "repeat_penalty is 1e-300"),
         ("presence_penalty", 101.0, "presence_penalty is 101.0"),
         ("frequency_penalty", math.nan, "frequency_penalty is nan"),
-        ("nonce", -1, "nonce -1"),
+        ("nonce", -1, "nonce is -1"),
         ("logit_bias", ((1, 100.5),), r"logit_bias is \(\(1, 100.5\),\)"),
         ("logit_bias", ((1, math.nan),), r"logit_bias is \(\(1, nan\),\)"),
         ("logit_bias", ((-1, 1.0),), r"logit_bias is \(\(-1, 1.0\),\)"),

@@ -543,3 +543,17 @@ def test_a_vocabulary_of_ever_longer_tokens(make_gguf: Callable[..., Path]) -> N
     assert time.perf_counter() - started < 2.0
     with pytest.raises(TokenizerError, match=r"tokens: 4,097 bytes of a token, at most 4,096"):
         tokenizer(4097)
+
+
+@pytest.mark.parametrize(
+    ("count", "token_type", "message"),
+    [(65_537, CONTROL, "65,537 control tokens"), ((1 << 20) + 1, NORMAL, "tokens of a vocabulary")],
+)
+def test_too_many_tokens(make_gguf: Maker, count: int, token_type: int, message: str) -> None:
+    metadata = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.tokens": [""] * count,
+        "tokenizer.ggml.token_type": np.full(count, token_type, "<i4"),
+    }  # fmt: skip
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer.from_gguf(Gguf(make_gguf(metadata)))
