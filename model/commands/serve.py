@@ -90,14 +90,14 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    access = _access(args)
-    args.model = options.one_model(args)
     try:
         from urdir.model.serve.server import listen, serve
     except ImportError as error:
         raise UnsupportedError(f"{error}: pip install 'urdir[serve]'") from None
     from urdir.model.serve.limits import Limits
 
+    access = _access(args)
+    args.model = options.one_model(args)
     with listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
         service = open_service(args)
@@ -109,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
                 f"http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends)",
                 file=sys.stderr,
             )
+            if access.hosts is None and not access.api_keys:
+                print("anyone who reaches this address may ask (--api-key)", file=sys.stderr)
 
         serve(service, listener, access, Limits(), greet)
     return 0
@@ -147,7 +149,13 @@ def _access(args: argparse.Namespace) -> Access:
             raise UsageError(f"--api-key-file {args.api_key_file}: it has no keys")
     if not all(keys):
         raise UsageError("--api-key is empty: leave it out for no key")
-    names = {name.lower() for name in args.allowed_host}
-    is_local = args.host in _LOOPBACK or args.host in ("::1",) or args.host.startswith("127.")
-    hosts = names | {*_LOOPBACK, args.host} if is_local or names else None
-    return Access(tuple(keys), tuple(args.cors), None if hosts is None else frozenset(hosts))
+    return Access(tuple(keys), tuple(args.cors), _hosts(args))
+
+
+def _hosts(args: argparse.Namespace) -> frozenset[str] | None:
+    """The names under which browsers may know this server; None: any."""
+    is_local = args.host in ("localhost", "::1") or args.host.startswith("127.")
+    if not is_local and not args.allowed_host:
+        return None
+    own = f"[{args.host}]" if ":" in args.host else args.host
+    return frozenset(name.lower() for name in (*_LOOPBACK, own, *args.allowed_host))

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from urdir.driver.errors import DriverError
 from urdir.model.errors import BusyError, ContextFullError, ModelError
 from urdir.model.text.answers import find_answer_format
 
@@ -426,8 +427,9 @@ def test_a_prompt_that_does_not_fit(server: Any) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_a_failure_after_some_tokens_ends_the_stream(server: Any) -> None:
-    server.service.error = ModelError("the device is lost")
+@pytest.mark.parametrize("kind", [ModelError, DriverError])
+def test_a_failure_after_some_tokens_ends_the_stream(server: Any, kind: type[Exception]) -> None:
+    server.service.error = kind("the device is lost")
     server.service.good = 3
     chunks: list[Any] = []
     with pytest.raises(openai.APIError, match="the device is lost"):

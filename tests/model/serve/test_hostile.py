@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import resource
 import socket
@@ -114,6 +115,18 @@ def test_a_body_that_does_not_come(start: Any) -> None:
     server = start(body_seconds=0.1)
     with raw(server, b"{", "Content-Length: 10\r\n") as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/comp", b"GET /health HTTP/1.1\r\nHost:"])
+def test_a_request_that_does_not_come(start: Any, sent: bytes) -> None:
+    server = start(silent_seconds=0.1)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" + sent)
+        with contextlib.suppress(ConnectionResetError):
+            replies = b"".join(iter(lambda: connection.recv(65536), b""))
+            assert replies.count(b"HTTP/1.1 200 OK") == 1
+    server.service.delay = 0.1  # an answer may take longer
+    assert server.http().post(CHAT, json=HI).status_code == 200
 
 
 # ---- clients that leave, or do not read ----------------------------------------------------------
