@@ -20,6 +20,8 @@ class _BuildPy(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
+            # `urdir` has no package of its own, but `python -m urdir` is the command
+            self.copy_file("model/__main__.py", f"{self.build_lib}/urdir/__main__.py")
             subprocess.run([sys.executable, "-B", "-c", _COMPILE], cwd=self.build_lib, check=True)
 
 

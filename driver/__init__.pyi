@@ -13,8 +13,8 @@ from .errors import LifetimeError as LifetimeError
 from .errors import NoDeviceError as NoDeviceError
 from .errors import NoDriverError as NoDriverError
 from .errors import OutOfMemoryError as OutOfMemoryError
+from .explainer import explain as explain
 from .explanation import Explanation as Explanation
-from .explanation import explain as explain
 from .graph import RecordedGraph as RecordedGraph
 from .guarded import GuardedBuffer as GuardedBuffer
 from .guarded import poison as poison

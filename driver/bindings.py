@@ -21,7 +21,7 @@ MINIMUM_VERSION = 13000
 
 _NO_DRIVER = (
     "no NVIDIA driver on this machine (libcuda was not found); install the driver, "
-    "or use --device emulator"
+    'or open the device "emulator"'
 )
 
 

@@ -1,19 +1,11 @@
-"""What the emulator saw when it ran a kernel's example: coalescing, conflicts, divergence."""
+"""What the emulator saw when it ran a kernel: coalescing, conflicts, divergence; as records, as
+plain values and as text."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-from urdir.driver.bindings import emulated
-from urdir.driver.device import Device
-from urdir.driver.emulator.properties import DEFAULT_TARGET
-from urdir.driver.harness import ExampleKernel, run_kernel
-
-if TYPE_CHECKING:
-    from urdir.driver.emulator.machine.counters import AccessCount, BlockCount
+from typing import Any
 
 _WARP = 32
 
@@ -96,6 +88,20 @@ class Explanation:
     divergence: tuple[DivergenceRow, ...]
     barriers: tuple[BarrierRow, ...]
 
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Explanation of {self.kernel} on {self.target}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """In a notebook: the tables."""
+        printer.text(str(self))
+
+    def text(self, top: int | None = None) -> str:
+        """The counts as tables, of each kind the ``top`` worst lines (None: all)."""
+        return "\n".join(_lines(self, top))
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON; equal for two runs on equal inputs."""
         return {
@@ -130,67 +136,6 @@ class Explanation:
         }
 
 
-def explain(kernel: ExampleKernel, target: str = DEFAULT_TARGET, seed: int = 0) -> Explanation:
-    """Run a kernel once on the emulator, on its random inputs, and count what it does.
-
-    Raises what `harness.run_kernel` raises; outputs are not compared.
-    """
-    from urdir.driver.emulator.machine.counters import Counters
-
-    counters = Counters()
-    inputs = kernel.make_inputs(np.random.default_rng(seed))
-    api = emulated(target, watch=lambda name: counters)
-    with Device.open(f"emulator:{target}", api=api) as device:
-        run_kernel(device, kernel, inputs)
-    shape = kernel.launch_shape
-    blocks = counters.blocks.values()
-    issued = sum(b.warps * b.instructions for b in blocks)
-    ctas = shape.grid[0] * shape.grid[1] * shape.grid[2]
-    warps = -(-shape.block[0] * shape.block[1] * shape.block[2] // _WARP)
-    texts = counters.texts
-    accesses = [_access_row(count, texts) for count in counters.accesses.values()]
-    accesses.sort(key=lambda row: (-row.excess, -row.parts, row.line, row.kind))
-    partial = [_divergence_row(b, texts) for b in blocks if b.lanes < b.warps * _WARP]
-    return Explanation(
-        kernel.name,
-        target,
-        shape.grid,
-        shape.block,
-        issued,
-        sum(b.lanes * b.instructions for b in blocks) / issued,
-        tuple(row for row in accesses if row.kind.startswith("global")),
-        tuple(row for row in accesses if row.kind.startswith("shared")),
-        tuple(sorted(partial, key=lambda row: (-row.idle, row.line))),
-        tuple(
-            BarrierRow(line, texts[line], count, count / (ctas * warps))
-            for line, count in sorted(counters.barriers.items(), key=lambda item: (-item[1], item))
-        ),
-    )
-
-
-def _access_row(count: AccessCount, texts: dict[int, str]) -> AccessRow:
-    return AccessRow(
-        count.line,
-        texts.get(count.line, ""),
-        count.kind,
-        count.requests,
-        count.lanes,
-        count.parts,
-        count.fewest,
-    )
-
-
-def _divergence_row(count: BlockCount, texts: dict[int, str]) -> DivergenceRow:
-    return DivergenceRow(
-        count.line,
-        count.last_line,
-        texts.get(count.line, ""),
-        count.instructions,
-        count.warps,
-        count.lanes,
-    )
-
-
 def _access_dict(row: AccessRow, parts: str) -> dict[str, Any]:
     return {
         "line": row.line,
@@ -202,3 +147,50 @@ def _access_dict(row: AccessRow, parts: str) -> dict[str, Any]:
         "fewest": row.fewest,
         "per_request": round(row.per_request, 3),
     }
+
+
+def _lines(found: Explanation, top: int | None) -> Iterator[str]:
+    yield found.kernel
+    yield (
+        f"{found.target}, {found.grid} CTAs of {found.block} threads: "
+        f"{found.warp_instructions:,} instructions of warps, {found.active:.1f} of 32 lanes active"
+    )
+    yield from _access_lines("global memory", "sectors", found.global_memory, top)
+    yield from _access_lines("shared memory", "wavefronts", found.shared_memory, top)
+    yield "\ndivergence: code that ran with a part of its warps' lanes, the most idle lanes first"
+    if found.divergence:
+        yield f"{'lines':>11} {'instructions':>12} {'warps':>9} {'lanes':>6}  begins with"
+    for row in found.divergence[:top]:
+        yield (
+            f"{f'{row.line}-{row.last_line}':>11} {row.instructions:>12} {row.warps:>9,} "
+            f"{row.active:>6.1f}  {row.text}"
+        )
+    yield from _rest(len(found.divergence), top)
+    yield "\nbarriers"
+    if found.barriers:
+        yield f"{'line':>6} {'warps':>9} {'a CTA':>6}"
+    for barrier in found.barriers[:top]:
+        yield f"{barrier.line:>6} {barrier.warps:>9,} {barrier.per_cta:>6.1f}  {barrier.text}"
+    yield from _rest(len(found.barriers), top)
+
+
+def _access_lines(
+    title: str, parts: str, rows: Sequence[AccessRow], top: int | None
+) -> Iterator[str]:
+    total, fewest = sum(row.parts for row in rows), sum(row.fewest for row in rows)
+    yield f"\n{title}: {total:,} {parts}, {fewest:,} would do"
+    if rows:
+        yield f"{'line':>6} {'requests':>9} {'lanes':>6} {parts:>10} {'each':>6} {'at best':>7}"
+    for row in rows[:top]:
+        yield (
+            f"{row.line:>6} {row.requests:>9,} {row.lanes / row.requests:>6.1f} {row.parts:>10,} "
+            f"{row.per_request:>6.2f} {row.fewest / row.requests:>7.2f}  {row.text}"
+        )
+    yield from _rest(len(rows), top)
+
+
+def _rest(count: int, top: int | None) -> Iterator[str]:
+    if not count:
+        yield "  none"
+    elif top is not None and count > top:
+        yield f"  and {count - top} more lines"

@@ -111,6 +111,10 @@ class Plan:
         )
         return "\n".join([f"plan {self.name}: {counts or 'empty'}", *lines])
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """In a notebook: the list of operations."""
+        printer.text(str(self))
+
     def __repr__(self) -> str:
         return f"<Plan {self.name!r}, {len(self)} operations>"
 

@@ -6,4 +6,13 @@ imported when first used: importing the package loads neither numpy nor libcuda.
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_lazy, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    """A name of the stub, or the installed version."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("urdir")
+    return _lazy(name)

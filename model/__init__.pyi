@@ -1,13 +1,16 @@
+__version__: str
+
 from .engine.engine import Engine as Engine
-from .engine.engine import demo_model as demo_model
 from .engine.generate import Generation as Generation
 from .engine.generate import Statistics as Statistics
+from .engine.reply import Reply as Reply
 from .engine.sampling import SamplingSettings as SamplingSettings
 from .engine.sequence import Finish as Finish
 from .engine.session import Session as Session
 from .errors import ContextFullError as ContextFullError
 from .errors import ModelError as ModelError
 from .families.description import Config as Config
+from .files.demo import demo_model as demo_model
 from .files.gguf import Gguf as Gguf
 from .files.gguf import Tensor as Tensor
 from .text.chat import ChatTemplate as ChatTemplate

@@ -1,4 +1,4 @@
-"""`python -m urdir.model` is the `urdir` command."""
+"""`python -m urdir` (and `python -m urdir.model`) is the `urdir` command."""
 
 import sys
 

@@ -7,45 +7,54 @@ to stderr.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
 
+from urdir.model.commands import terminal
 from urdir.model.commands.options import UsageError
+from urdir.model.commands.parser import Parser
+from urdir.model.commands.report import installed_version
 
-COMMANDS = ("run", "chat", "show", "logits", "bench", "check", "ptx", "env")
+COMMANDS = (
+    "run",
+    "chat",
+    "serve",
+    "show",
+    "pull",
+    "list",
+    "logits",
+    "bench",
+    "check",
+    "ptx",
+    "env",
+    "completion",
+)
 
 EXAMPLES = """\
 examples:
-  urdir run -p "What is 27 plus 45?"            one answer of the built-in demo model
-  urdir run -m model.gguf -p "Hello" --temp 0   greedy answer of your model
-  urdir chat -m model.gguf                      a conversation
+  urdir run "What is 27 plus 45?"               one answer of the built-in demo model
+  urdir run model.gguf "Hello" --temp 0         greedy answer of your model
+  urdir chat model.gguf                         a conversation
   urdir chat -hf org/repo-GGUF                  a model on the Hugging Face hub
-  urdir show model.gguf                         what is in the file and what it needs
+  urdir serve model.gguf                        an OpenAI server and a chat page
+  urdir show model.gguf                         whether it runs here, and what it needs
   urdir bench model.gguf                        decode speed and share of read bandwidth
   urdir ptx list                                every kernel that is generated
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports bad usage in one line and exits with 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def build_parser(command: str = "") -> argparse.ArgumentParser:
+def build_parser(command: str = "") -> Parser:
     """The parser of ``command`` alone, or of all of them where it is no command."""
-    parser = _Parser(
+    parser = Parser(
         prog="urdir",
         description="Run GGUF language models on NVIDIA GPUs with generated PTX.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
+    parser.set_defaults(whole=build_parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in (command,) if command in COMMANDS else COMMANDS:
         import_module(f"urdir.model.commands.{name}").add_parser(commands)
     return parser
@@ -53,33 +62,58 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    args = build_parser(argv[0] if argv else "").parse_args(argv)
+    terminal.prepare_streams()
     warnings.formatwarning = _warning_line
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     try:
-        code: int = args.handler(args)
+        code = _run(words)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of stdout went away (`| head`): quiet, and no flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of stdout went away (`| head`): quiet
+        terminal.give_up_stdout()
         return 0
-    except UsageError as exc:
-        print(f"urdir {args.command}: {exc}", file=sys.stderr)
-        return 2
-    except Exception as exc:
-        if not isinstance(exc, _reported_errors()):
-            raise
-        print(f"urdir: error: {exc}", file=sys.stderr)
-        return 1
+    except OSError as exc:
+        terminal.give_up_stdout()
+        where = f"{exc.filename}: " if exc.filename else "input or output: "
+        return _failed(f"{where}{exc.strerror or exc}", 1)
+
+
+def _run(words: list[str]) -> int:
+    """The exit code of a command; errors that users are told of are told."""
+    try:
+        args = build_parser(words[0] if words else "").parse(words)
+    except SystemExit as end:
+        return int(end.code or 0)
+    try:
+        code: int = args.handler(args)
+        return code
+    except _usage_errors() as exc:
+        return _failed(f"{exc} (see urdir {args.command} --help)", 2)
+    except _reported_errors() as exc:
+        return _failed(str(exc), 1)
+
+
+def _failed(message: str, code: int) -> int:
+    print(f"urdir: error: {terminal.printable(message, keep=chr(10) + chr(9))}", file=sys.stderr)
+    return code
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"urdir {installed_version('urdir')}")
+        parser.exit()
 
 
 def _warning_line(message: Warning | str, *where: object, **more: object) -> str:
     """A warning as a user reads it: without the place in the source."""
-    return f"urdir: warning: {message}\n"
+    return f"urdir: warning: {terminal.printable(message)}\n"
 
 
 def _reported_errors() -> tuple[type[Exception], ...]:
@@ -89,3 +123,12 @@ def _reported_errors() -> tuple[type[Exception], ...]:
     from urdir.ptxgen.errors import PtxgenError
 
     return (DriverError, ModelError, PtxgenError)
+
+
+def _usage_errors() -> tuple[type[Exception], ...]:
+    """What the command line itself is to blame for."""
+    from urdir.driver.errors import DeviceNameError
+    from urdir.model.errors import SettingsError
+    from urdir.ptxgen.errors import SettingError
+
+    return (UsageError, DeviceNameError, SettingError, SettingsError)

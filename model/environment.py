@@ -14,7 +14,7 @@ from urdir.model.cache_folder import user_cache_folder
 #: Variable -> meaning; `urdir env` prints it. A variable only sets a default, an argument wins.
 VARIABLES = {
     "URDIR_DEVICE": "default of --device (auto, cuda[:i], emulator[:sm_NN])",
-    "URDIR_CACHE_DIR": "folder of compiled kernels; empty: none kept",
+    "URDIR_CACHE_DIR": "folder of compiled kernels and of the history of chat; empty: none kept",
     "URDIR_PTX_OVERRIDE": "folder of edited PTX, used where a file's name is a module key",
     "URDIR_DUMP": "folder that gets the PTX and the machine code of every kernel that is loaded",
     "CORRECTNESS_MODE": "1: download logits and choose tokens on the host",
@@ -39,7 +39,7 @@ class Environment:
 def read_environment() -> Environment:
     """What the environment asks for now."""
     return Environment(
-        device=os.environ.get("URDIR_DEVICE", "auto"),
+        device=os.environ.get("URDIR_DEVICE") or "auto",
         cache_dir=_cache_dir(),
         ptx_override=_folder("URDIR_PTX_OVERRIDE"),
         ptx_dump=_folder("URDIR_DUMP"),
@@ -49,9 +49,9 @@ def read_environment() -> Environment:
     )
 
 
-def variables() -> dict[str, str]:
-    """Variable -> its value, or what it would mean."""
-    return {name: os.environ.get(name, f"not set ({VARIABLES[name]})") for name in VARIABLES}
+def variables() -> dict[str, str | None]:
+    """Variable -> its value, None where it is not set."""
+    return {name: os.environ.get(name) for name in VARIABLES}
 
 
 def _cache_dir() -> Path | None:

@@ -35,9 +35,22 @@ class TemplateError(ModelError):
     """The chat template is missing, does not compile, fails, or exceeds its limits."""
 
 
+class ConstraintError(ModelError):
+    """A grammar, schema or expression is malformed, too large, or allows no text."""
+
+
 class ContextFullError(ModelError):
     """The context has no room for the tokens; the sequence is as it was before the call."""
 
 
 class SettingsError(ModelError):
     """A setting the user gave is out of range (bad usage: exit code 2)."""
+
+
+class BusyError(ModelError):
+    """Too many requests are waiting, or this one waited too long: try again after ``retry_after``
+    seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

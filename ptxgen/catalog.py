@@ -14,10 +14,11 @@ import importlib.metadata
 import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 
 from urdir.ptxgen import kernels as builtin_package
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.errors import PtxgenError, SettingError
 from urdir.ptxgen.spec import KernelSpec
 
 #: The group of entry points under which other packages announce spec classes.
@@ -40,11 +41,30 @@ def kernels() -> Mapping[str, type[KernelSpec]]:
 
 
 def kernel(name: str) -> type[KernelSpec]:
-    """The spec class of the kernel called ``name``; raises PtxgenError with the known names."""
+    """The spec class of the kernel called ``name``, or the class that "package.module:Class" names.
+
+    Raises SettingError, with names near it.
+    """
+    if ":" in name:
+        return _of_module(name)
     known = kernels()
     if name not in known:
-        raise PtxgenError(f"no kernel {name!r}: one of {', '.join(known)}")
+        near = get_close_matches(name, known, 3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "urdir ptx list has all"
+        raise SettingError(f"no kernel {name!r}: {hint}")
     return known[name]
+
+
+def _of_module(name: str) -> type[KernelSpec]:
+    module, _, attribute = name.partition(":")
+    try:
+        value = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise SettingError(f"no kernel {name!r}: {exc}") from exc
+    if not _is_kernel(value):
+        raise SettingError(f"no kernel {name!r}: it is no KernelSpec with a name and a template")
+    spec: type[KernelSpec] = value
+    return spec
 
 
 def _builtin() -> Iterator[type[KernelSpec]]:

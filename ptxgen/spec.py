@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.errors import PtxgenError, SettingError
 from urdir.ptxgen.target import Target, since
 
 Array = npt.NDArray[Any]
@@ -284,7 +284,7 @@ class KernelSpec:
     def _target(self, device: str) -> str:
         target = self.target_on(device)
         if target is None:
-            raise PtxgenError(f"kernel {self.name} is for {', '.join(self.targets)}, not {device}")
+            raise SettingError(f"kernel {self.name} is for {', '.join(self.targets)}, not {device}")
         return target
 
 

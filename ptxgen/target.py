@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Iterator
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.errors import PtxgenError, SettingError
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, FIRST_VERSION, Version, number_of
 
 #: The targets that PTX is written for.
@@ -162,9 +162,9 @@ class Target:
 
     @staticmethod
     def parse(name: str) -> Target:
-        """The target called ``name``; raises PtxgenError for an unknown one."""
+        """The target called ``name``; raises SettingError for an unknown one."""
         if name not in TARGETS:
-            raise PtxgenError(f"unknown target {name!r}: one of {', '.join(TARGETS)}")
+            raise SettingError(f"unknown target {name!r}: one of {', '.join(TARGETS)}")
         return Target(name, number_of(name))
 
     @property

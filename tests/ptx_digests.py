@@ -103,12 +103,12 @@ def _plans(shape: str, kind: str, cache: str) -> Iterator[tuple[str, Plan]]:
 def _steps(exact: bool) -> Iterator[StepShape]:
     for rows in sorted({row_bucket(rows) for rows in ROWS}):
         yield StepShape(rows, KEYS[0], Output.GREEDY)
-    for output in (Output.GREEDY, Output.SAMPLE, Output.LOGITS):
+    for output in (Output.GREEDY, Output.SAMPLE, Output.LOGPROBS, Output.LOGITS):
         yield StepShape(1, KEYS[-1], output)
     chunks = chunks_of(exact)
     for rows in chunks if exact else PROMPTS:
-        yield StepShape(rows, KEYS[0], Output.GREEDY, is_prompt=True)
-    yield StepShape(chunks[-1], KEYS[-1], Output.NONE, is_prompt=True)
+        yield StepShape(rows, KEYS[0], Output.GREEDY, prompt=rows)
+    yield StepShape(chunks[-1], KEYS[-1], Output.NONE, prompt=chunks[-1])
 
 
 def _launches(plan: Plan) -> Iterator[str]:

@@ -9,11 +9,13 @@ other, are appended before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.rows import Rows
+from urdir.model.memory.buckets import COARSE_CHUNKS
 from urdir.ptxgen.kernels.attention.choice import decode_attention, prompt_attention
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -27,6 +29,8 @@ from urdir.ptxgen.kernels.normalise import Normalise
 if TYPE_CHECKING:
     from urdir.driver.memory import Region
     from urdir.driver.plan import Plan
+    from urdir.model.families.description import Config
+    from urdir.model.memory.cache_shape import CacheShape
     from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
     from urdir.ptxgen.kernels.attention.prompt import PromptAttention
     from urdir.ptxgen.spec import KernelSpec
@@ -84,10 +88,25 @@ class LayerAttention:
             self.heads, self.layout, rows, self.target, scores=scores, packs=packs
         )
 
+    def of_rows(self, start: int, rows: Rows) -> LayerAttention:
+        """The attention of some of the rows, from number ``start`` on."""
+        layout = self.layout
+        widths = {
+            "q": self.heads * layout.head_dim,
+            "k": layout.kv_heads * layout.head_dim,
+            "v": layout.kv_heads * layout.values_per_head,
+        }
+        parts = {
+            name: self.work[name].slice(4 * start * width, 4 * rows.count * width)
+            for name, width in widths.items()
+            if name in self.work
+        }
+        return replace(self, rows=rows, work={**self.work, **parts})
+
     @property
     def can_pack(self) -> bool:
         """Whether heads can be left as the packed activations of the next product."""
-        if not self.rows.is_prompt or self.exact:
+        if self.rows.decode or self.exact:
             return False
         kernel = self.prompt_kernel(packs=True)
         return isinstance(kernel, PrefillWgmma) and kernel.packs
@@ -107,22 +126,31 @@ def incremental_attention_into(
     output is packed for the next product.
 
     A row at position p attends to positions up to p of its sequence, as ``at.scores`` says. Works
-    for every length, batch and cache; a paged cache is gathered through its block table.
+    for every length, batch and cache; a paged cache is gathered through its block table. Rows of
+    prompts and others are launches of their own.
     """
-    if at.rows.is_prompt:
+    if at.rows.decode and at.rows.prompt:
+        first, rest = at.rows.split()
+        width = 4 * at.heads * at.layout.values_per_head
+        start = first.count * width
+        incremental_attention_into(plan, at.of_rows(0, first), out.slice(0, start))
+        prompts = replace(at.of_rows(first.count, rest), label=f"{at.label}.prompts")
+        incremental_attention_into(plan, prompts, out.slice(start, rest.count * width))
+        return
+    if at.rows.prompt:
         append_tokens(plan, at)
         if not at.exact:
             flash_attention_multi_head(plan, at, out, packs=packs)
             return
-    kernel = at.decode_kernel(None if at.rows.is_prompt else at.token)
+    kernel = at.decode_kernel(None if at.rows.prompt else at.token)
     at.launch(plan, kernel, at.label, out=out)
 
 
 def flash_attention_multi_head(
     plan: Plan, at: LayerAttention, out: Region, *, packs: bool = False
 ) -> None:
-    """Causal attention of consecutive tokens of one sequence (a prompt or a chunk of one), whose
-    keys and values are in the cache: tiled, on tensor cores, without a matrix of scores.
+    """Causal attention of segments of prompts, consecutive tokens of a sequence each, whose keys
+    and values are in the cache: tiled, on tensor cores, without a matrix of scores.
 
     Queries are prepared already; ``out`` is (rows, heads, value_dim) f32, or packed: see
     `incremental_attention_into`.
@@ -130,6 +158,14 @@ def flash_attention_multi_head(
     kernel = at.prompt_kernel(packs)
     region = out.slice(0, kernel.nbytes(kernel.param("out"))) if packs else out
     at.launch(plan, kernel, at.label, out=region)
+
+
+def segment_alignment(config: Config, cache: CacheShape, target: str) -> int:
+    """The rows at multiples of which segments of prompts begin, so that all layers' kernels on a
+    device of native ``target`` take them."""
+    mixers = [(i, layer.attention) for i, layer in enumerate(config.layers) if layer.attention]
+    shapes = {(m.heads, cache.layout(i), rows) for i, m in mixers if m for rows in COARSE_CHUNKS}
+    return math.lcm(*(prompt_attention(*shape, target).segment_rows for shape in shapes))
 
 
 def append_tokens(plan: Plan, at: LayerAttention) -> None:

@@ -33,16 +33,14 @@ def append_attention(
     """O (attention of the norm of x), gated where there is a gate."""
     attention = _append_heads(at, mixer, x, norm)
     matrix, packs = at.matrix(mixer.o), False
-    if mixer.gate is None and at.last is None and mixer.latent is None:
+    if mixer.gate is None and at.outputs is None and mixer.latent is None:
         packs = at.linear.packs(matrix) and attention.can_pack
     heads = at.work["packed" if packs else "heads"]
     incremental_attention_into(at.plan, attention, heads, packs=packs)
     if mixer.gate is not None:
         _append_gate(at, mixer, mixer.gate)
-    if at.last is not None:
-        at.take_last("attention.last_row", at.work["heads"], mixer.output_width)
-        if to.residual is not None:
-            at.take_last("last_row", to.residual, at.parts.config.hidden)
+    if at.outputs is not None:
+        heads, to = _only_outputs(at, mixer, heads, to)
         at = at.after_attention
     if mixer.latent is not None:
         heads = append_expanded(at, mixer, mixer.latent, heads)
@@ -52,6 +50,19 @@ def append_attention(
     fill = fills_sms(at.rows.keys)
     made = Activations(heads, packed=heads if packs else None)
     return at.finish("attn_output", matrix, made, to, fill=fill)
+
+
+def _only_outputs(
+    at: LayerStep, mixer: Attention, heads: Slice, to: Destination
+) -> tuple[Slice, Destination]:
+    """The heads of the rows that go on alone, and where their sum goes."""
+    wanted = at.work["output heads"]
+    at.gather_outputs("attention.output_rows", heads, mixer.output_width, wanted)
+    if to.residual is None:
+        return wanted, to
+    residual = at.free(to.residual, to.y)
+    at.gather_outputs("output_rows", to.residual, at.parts.config.hidden, residual)
+    return wanted, replace(to, residual=residual)
 
 
 def append_keys(at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None) -> None:

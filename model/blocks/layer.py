@@ -28,7 +28,7 @@ from urdir.ptxgen.kernels.activation import Activation
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
     from urdir.driver.plan import Plan
-    from urdir.model.blocks.rows import LastRow, Rows
+    from urdir.model.blocks.rows import OutputRows, Rows
 
 
 def append_layer(
@@ -39,19 +39,19 @@ def append_layer(
     x: Activations,
     y: Slice | None = None,
     layer: LayerConfig | None = None,
-    last: LastRow | None = None,
+    outputs: OutputRows | None = None,
 ) -> Activations:
     """Append layer ``index``: the stream x (rows, hidden) f32 before it, and the stream after it,
     in ``y`` (which may be x's buffer) or in a buffer of the workspace. The norm after it is begun.
 
-    With a ``last`` row it alone goes on after attention, where that `begins_with_attention`: the
-    stream after the layer has this one row.
+    With ``outputs`` these rows alone go on after attention, where that `begins_with_attention`: the
+    stream after the layer has no others.
 
     ``layer`` stands for the description's, which it is like: its weights are used with the cache of
     layer ``index``, and no norm is begun. Raises LaunchError, naming launch and parameter, for a
     buffer that is null, closed or too small.
     """
-    at = LayerStep(plan, parts, rows, index, y, last)
+    at = LayerStep(plan, parts, rows, index, y, outputs)
     is_alone, start = layer is not None, x.x
     layer = layer or parts.config.layers[index]
     ends = has_end(layer)

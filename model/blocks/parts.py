@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
-from urdir.model.blocks.rows import LastRow, Rows
+from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.families.description import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.memory.device_state import DecodeState
@@ -66,7 +66,8 @@ class Destination:
 @dataclass(frozen=True, slots=True)
 class LayerStep:
     """One layer in one step: what its launches are appended to and made of. ``y`` is where its
-    result goes, where that is known before. With a ``last`` row it alone goes on after attention.
+    result goes, where that is known before. With ``outputs`` these rows alone go on after
+    attention.
     """
 
     plan: Plan
@@ -74,7 +75,7 @@ class LayerStep:
     rows: Rows
     index: int
     y: Slice | None = None
-    last: LastRow | None = None
+    outputs: OutputRows | None = None
 
     @property
     def linear(self) -> LinearLayers:
@@ -111,14 +112,13 @@ class LayerStep:
     @property
     def after_attention(self) -> LayerStep:
         """The layer for the rows that go on."""
-        return self if self.last is None else replace(self, rows=self.last.rows, last=None)
+        return self if self.outputs is None else replace(self, rows=self.outputs.rows, outputs=None)
 
-    def take_last(self, label: str, x: Slice, cols: int) -> None:
-        """Make the last row of x (rows, cols) the first, where it alone goes on. The others are
-        lost."""
-        if self.last is not None:
-            kernel = Gather(cols, self.rows.count)
-            self.plan.launch(kernel, self.name(label), x=x, index=self.last.index, y=x)
+    def gather_outputs(self, label: str, x: Slice, cols: int, y: Slice) -> None:
+        """y = the rows of x (rows, cols) that go on alone."""
+        assert self.outputs is not None
+        kernel = Gather(cols, self.rows.count, self.outputs.rows.count)
+        self.plan.launch(kernel, self.name(label), x=x, index=self.outputs.index, y=y)
 
     def finish(
         self, label: str, matrix: Matrix, x: Activations, to: Destination, *, fill: bool = False

@@ -185,7 +185,7 @@ def _append_silu(at: LayerStep, width: int, y: Slice) -> None:
 def _rows(at: LayerStep) -> tuple[int, int, int, bool]:
     """Rows, sequences, the most tokens of one, and whether the rows are consecutive."""
     shape = at.parts.cache.shape
-    return at.rows.count, shape.sequences, shape.max_len, at.rows.is_prompt
+    return at.rows.count, shape.sequences, shape.max_len, bool(at.rows.prompt)
 
 
 def _state(at: LayerStep) -> dict[str, Slice]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.memory.device_state import DecodeState
@@ -15,23 +15,41 @@ if TYPE_CHECKING:
 class Rows:
     """The rows of one plan: ``sequence`` and ``position`` (count,) u32 in device memory.
 
-    Each attends to at most ``keys`` keys; those of a prompt are a chunk of one sequence, the last
-    of which that is not idle is number ``last`` (1,) u32.
+    Each attends to at most ``keys`` keys. The first ones are the next tokens of as many sequences.
+    The last ``prompt`` are segments of prompts: tokens of one sequence side by side.
+    The last row of prompts that is not idle is number ``last`` (1,) u32 of all rows.
     """
 
     count: int
     keys: int
-    is_prompt: bool
+    prompt: int
     sequence: Slice
     position: Slice
     last: Slice | None = None
 
     @classmethod
-    def of(cls, state: DecodeState, count: int, keys: int, *, is_prompt: bool = False) -> Rows:
-        """``count`` rows of a decode or of a prompt step, in ``state``."""
-        prefix, last = ("chunk_", state["last_row"]) if is_prompt else ("", None)
+    def of(cls, state: DecodeState, count: int, keys: int, prompt: int = 0) -> Rows:
+        """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts."""
+        prefix, last = ("step_", state["last_row"]) if prompt else ("", None)
         at = state[prefix + "sequence"], state[prefix + "position"]
-        return cls(count, keys, is_prompt, *at, last)
+        return cls(count, keys, prompt, *at, last)
+
+    @property
+    def decode(self) -> int:
+        """Rows that are no prompt's."""
+        return self.count - self.prompt
+
+    def split(self) -> tuple[Rows, Rows]:
+        """The rows that are no prompt's, and those that are."""
+        first = replace(self, count=self.decode, prompt=0, last=None)
+        at, nbytes = 4 * self.decode, 4 * self.prompt
+        rest = replace(
+            self,
+            count=self.prompt,
+            sequence=self.sequence.slice(at, nbytes),
+            position=self.position.slice(at, nbytes),
+        )
+        return first, rest
 
     @property
     def arguments(self) -> dict[str, Slice]:
@@ -46,14 +64,14 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class LastRow:
-    """The one row of a chunk whose results are wanted: number ``index`` (1,) u32, in device memory,
-    of the chunk's; ``rows`` is that row alone, as a decode step has it."""
+class OutputRows:
+    """The rows of a step with prompts whose results are wanted: their numbers ``index`` (count,)
+    u32, in device memory; ``rows`` are these rows alone, as a decode step has them."""
 
     index: Slice
     rows: Rows
 
     @classmethod
-    def of(cls, state: DecodeState, keys: int) -> LastRow:
-        """The last row of a prompt step that is not idle."""
-        return cls(state["last_row"], Rows.of(state, 1, keys))
+    def of(cls, state: DecodeState, count: int, keys: int) -> OutputRows:
+        """``count`` of them."""
+        return cls(state["output_row"], Rows.of(state, count, keys))

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from urdir.model.commands import bench_load, options
 from urdir.model.commands import bench_report as report
-from urdir.model.commands import options
 from urdir.model.commands.opening import open_device, open_engine
 from urdir.model.commands.report import installed_version
 
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   urdir bench model.gguf                     512 prompt tokens, 128 decoded, five runs each
-  urdir bench model.gguf -p 32,128,512-8192*4 -n 0   prompts of several lengths
-  urdir bench model.gguf -p 0 -n 64 -d 0,32768   decoding at once and after 32,768 tokens of context
+  urdir bench -m model.gguf -p 32,128-512*2 -n 0   prompts of several lengths
+  urdir bench model.gguf -p 0 -n 64 -d 0,256     decoding at once and after 256 tokens of context
   urdir bench model.gguf -p 0 -npl 1,8,16-256*2  decoding by several sequences at once
   urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
   urdir bench --kernels -o csv               single matrix-vector products
   urdir bench model.gguf --startup           compiling, loading, first token
+  urdir bench --load http://127.0.0.1:8080 --users 64 --input 500 --answer 100-300
+  urdir bench --load http://127.0.0.1:8080 --rate 20 --requests 1200 --plot load.png
 """
 
 
@@ -34,13 +36,11 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "bench", run, "measure prompt and decode speed", EXAMPLES
     )
-    model = parser.add_mutually_exclusive_group()
-    model.add_argument("model", nargs="?", metavar="FILE", help="model file (default: demo model)")
-    model.add_argument("-m", "--model", dest="file", metavar="FILE", help="the same")
-    model.add_argument("--shape", metavar="NAME", help="a model of this shape, random weights")
+    options.add_file(parser, optional=True)
+    parser.add_argument("--shape", metavar="NAME", help="a model of this shape, random weights")
     parser.add_argument("--type", metavar="TYPE", help="its weights (as published: mostly q4_k_m)")
     options.add_quantize(parser)
-    _add_cases(parser)
+    options.add_llama_flags(parser, "model", "memory", "bench")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--kernels", action="store_true", help="time matrix-vector products instead of a model"
@@ -48,52 +48,19 @@ def add_parser(commands: options.Subparsers) -> None:
     instead.add_argument(
         "--startup", action="store_true", help="time the way to the first token instead"
     )
+    instead.add_argument(
+        "--load", metavar="URL", help="measure a server that speaks OpenAI's protocol instead"
+    )
     parser.add_argument(
         "--profile",
         action="store_true",
         help="also time a decode step launch by launch, of each number of sequences",
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="draw that profile as a roofline"
-    )
-    parser.add_argument(
-        "-o", "--output", choices=report.FORMATS, default="md", help="how to print it (md)"
+        "--plot", type=Path, metavar="FILE.png", help="draw that profile, or --load"
     )
     options.add_device(parser)
-
-
-def _add_cases(parser: argparse.ArgumentParser) -> None:
-    """What is timed, with llama-bench's flags; -npl is llama-batched-bench's."""
-    lists = "N,..."
-    counts, some = options.number_list(0), options.number_list(1)
-    for flags, kind, default, text in (
-        (("-p", "--n-prompt"), counts, (512,), "prompt tokens, 0 for none (512)"),
-        (("-n", "--n-gen"), counts, (128,), "tokens decoded, 0 for none (128)"),
-        (("-d", "--n-depth", "--depth"), counts, (0,), "tokens of context before (0)"),
-        (("-npl", "--sequences"), some, (1,), "sequences that are decoded together (1)"),
-    ):
-        parser.add_argument(*flags, type=kind, default=default, metavar=lists, help=text)
-    parser.add_argument(
-        "-pg",
-        type=_pair,
-        action="append",
-        default=[],
-        metavar="PP,TG",
-        help="a prompt and tokens decoded after it, timed together; repeatable",
-    )
-    rows = options.whole_number(1)
-    text = "tokens of a prompt that are processed at once, at most (2048)"
-    parser.add_argument("-b", "--batch-size", type=rows, metavar="N", help=text)
-    parser.add_argument("-ub", "--ubatch-size", type=rows, metavar="N", help="the same")
-    parser.add_argument("-r", "--repetitions", type=rows, default=5, metavar="N", help="(5)")
-
-
-def _pair(text: str) -> tuple[int, int]:
-    """An argparse type: two numbers, both at least 1."""
-    numbers = options.number_list(1)(text)
-    if len(numbers) != 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not PP,TG")
-    return numbers[0], numbers[1]
+    bench_load.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.plot:
         check_can_plot()
+    if args.load:
+        return bench_load.run(args)
     if args.kernels:
         return _run_kernels(args)
     return _run_startup(args) if args.startup else _run_model(args)
@@ -119,13 +88,13 @@ def _run_model(args: argparse.Namespace) -> int:
         sequences=args.sequences,
         pairs=tuple(args.pg),
     )
-    most = [n for n in (args.batch_size, args.ubatch_size) if n]
     with open_engine(
         args,
         _source(args),
         case.context,
+        kv_dtype=options.kv_dtype(args),
         sequences=max(case.sequences),
-        chunk=min(most) if most else None,
+        chunk=options.chunk(args),
     ) as engine:
         rates = _rates(engine.device)
         rows = []
@@ -170,7 +139,7 @@ def _run_startup(args: argparse.Namespace) -> int:
     environment = read_environment()
     rows = bench_startup(_source(args), args.device or environment.device, environment.cache_dir)
     with open_device(args) as device:
-        model = args.shape or Path(args.file or args.model or "the demo model").name
+        model = args.shape or Path(options.one_model(args) or "the demo model").name
         conditions = _conditions(device, model, _rates(device))
     section = report.Section("startup", rows, report.STARTUP_COLUMNS)
     report.print_report(conditions, [section], args.output)
@@ -180,7 +149,10 @@ def _run_startup(args: argparse.Namespace) -> int:
 def _source(args: argparse.Namespace) -> str | SyntheticModel | None:
     from urdir.model.families.synthetic import SyntheticModel
 
-    return SyntheticModel(args.shape, args.type) if args.shape else args.file or args.model
+    model = options.one_model(args)
+    if args.shape and model:
+        raise options.UsageError(f"--shape {args.shape} beside a model: give one of them")
+    return SyntheticModel(args.shape, args.type) if args.shape else model
 
 
 def _rates(device: Device) -> Rates:

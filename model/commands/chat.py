@@ -3,117 +3,212 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, NoReturn
 
-from urdir.model.commands import options
-from urdir.model.commands.opening import open_engine, template_process
-from urdir.model.commands.report import end_note, print_statistics
-from urdir.model.errors import ContextFullError
+from urdir.model.commands import options, prompts
+from urdir.model.commands.opening import open_engine, open_template, template_process
+from urdir.model.commands.options import UsageError
+from urdir.model.commands.parser import Parser
+from urdir.model.commands.report import print_engine, print_statistics
+from urdir.model.commands.terminal import printable
+from urdir.model.errors import ModelError
 
 if TYPE_CHECKING:
-    from urdir.model.engine.engine import Engine
-    from urdir.model.text.chat import ChatTemplate, Message
+    from urdir.model.commands.chat_input import ReadTurn
+    from urdir.model.commands.conversation import Conversation
 
 EXAMPLES = """\
-  urdir chat                      talk to the built-in demo model
-  urdir chat -m model.gguf -c 8192 --system "Answer in one sentence."
+  urdir chat                        talk to the built-in demo model
+  urdir chat model.gguf -c 0        with as much context as the model takes
+  urdir chat model.gguf -sys "Answer in one sentence." --temp 0
 
-In the conversation: /clear forgets it, /exit (or end of input) leaves, Ctrl-C stops an answer.
+In the conversation /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves. Alt-Enter, or a
+backslash before Enter, begins another line.
 """
 
 
 def add_parser(commands: options.Subparsers) -> None:
     """Declare the command."""
     parser = options.add_command(commands, "chat", run, "hold a conversation", EXAMPLES)
+    parser.add_argument(
+        "words", nargs="*", metavar="MODEL PROMPT", help="the model, and the first turn"
+    )
     options.add_model(parser)
-    parser.add_argument("--system", metavar="TEXT", help="system message")
-    options.add_generation(parser)
+    options.add_llama_flags(parser, "memory", "prompt", "chat", "generation", "text")
     options.add_sampling(parser)
     options.add_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read turns from stdin until /exit or its end."""
-    from urdir.model.text.chat import ChatTemplate
+    """Read turns until /exit or the end of input."""
+    from urdir.model.commands.chat_input import editor, has_terminal, read_line
+    from urdir.model.commands.conversation import Conversation
+    from urdir.model.environment import read_environment
 
+    prompts.take_words(args)
+    first, system = prompts.given_prompt(args), prompts.given_system(args)
+    at_terminal = has_terminal()
+    colours = args.color == "on" or (args.color == "auto" and at_terminal)
     with (
         template_process() as process,
-        open_engine(args, args.model, args.ctx_size, text=True) as engine,
-        ChatTemplate.from_gguf(engine.gguf, engine.tokenizer, process) as template,
+        open_engine(
+            args,
+            args.model,
+            args.ctx_size,
+            kv_dtype=options.kv_dtype(args),
+            chunk=options.chunk(args),
+            text=True,
+        ) as engine,
+        open_template(engine, args, process) as template,
     ):
-        _Conversation(engine, template, args).run()
+        if args.verbose:
+            print_engine(engine)
+        conversation = Conversation(engine, template, args, system, colours)
+        if not at_terminal:
+            _talk(conversation, read_line, first)
+            return 0
+        print(
+            f"{printable(engine.name)} on {engine.device.properties.name}, a context of "
+            f"{engine.session.context} tokens\n/help lists the commands, Ctrl-D leaves",
+            file=sys.stderr,
+        )
+        _talk(conversation, editor(list(COMMANDS), read_environment().cache_dir), first)
     return 0
 
 
-class _Conversation:
-    """The turns so far; the sequence that answers knows which of their tokens the cache holds."""
-
-    def __init__(self, engine: Engine, template: ChatTemplate, args: argparse.Namespace) -> None:
-        self._engine = engine
-        self._template = template
-        self._args = args
-        self._settings = options.sampling_settings(args)
-        self._turns: list[Message] = []
-        self._clear()
-
-    def run(self) -> None:
-        while (line := _read_line()) is not None:
-            match line.strip():
-                case "":
-                    continue
-                case "/exit":
-                    return
-                case "/clear":
-                    self._clear()
-                case command if command.startswith("/"):
-                    print(f"{command}: unknown; /clear and /exit are known", file=sys.stderr)
-                case text:
-                    self._answer(text)
-
-    def _clear(self) -> None:
-        from urdir.model.text.chat import Message
-
-        self._turns = [Message("system", self._args.system)] if self._args.system else []
-
-    def _answer(self, text: str) -> None:
-        """One turn. The conversation is rendered whole; the cache keeps what it has in common."""
-        from urdir.model.engine.generate import Generation
-        from urdir.model.text.chat import Message
-
-        turns = [*self._turns, Message("user", text)]
-        generation = Generation(
-            self._engine.session,
-            self._engine.tokenizer,
-            self._template.encode(turns),
-            self._settings,
-            limit=self._args.n_predict,
-            stops=self._args.stop,
-            ignore_end=self._args.ignore_eos,
-            host_sampling=self._engine.host_sampling,
-        )
-        pieces: list[str] = []
+def _talk(conversation: Conversation, read: ReadTurn, first: str | None) -> None:
+    """Turn after turn; what cannot be done is said, and the conversation goes on."""
+    turn = first
+    while True:
         try:
-            # Ctrl-C stops the answer; what there is of it stays in the conversation.
-            with contextlib.suppress(KeyboardInterrupt):
-                for piece in generation.text():
-                    pieces.append(piece)
-                    print(piece, end="", flush=True)
-        except ContextFullError as exc:
-            print(f"this turn does not fit: {exc} (or /clear)", file=sys.stderr)
+            if turn is None and (turn := read()) is None:
+                return
+            if not _take(conversation, turn.strip("\r\n")):
+                return
+        except (ModelError, UsageError) as exc:
+            print(printable(exc, keep="\n"), file=sys.stderr)
+        except EOFError as exc:
+            raise ModelError(str(exc)) from exc
+        except KeyboardInterrupt:
+            if read.__name__ == "read_line":
+                return
+            print("Ctrl-D or /exit leaves", file=sys.stderr)
+        if turn is not None and conversation.args.single_turn:
             return
-        print()
-        self._turns = [*turns, Message("assistant", "".join(pieces))]
-        end_note(generation.statistics, self._engine.session.context)
-        print_statistics(generation.statistics)
+        turn = None
 
 
-def _read_line() -> str | None:
-    """The next line, after a prompt on a terminal; None at the end of input or on Ctrl-C."""
-    if sys.stdin.isatty():
-        print("> ", end="", file=sys.stderr, flush=True)
-    try:
-        return sys.stdin.readline() or None
-    except KeyboardInterrupt:
-        return None
+def _take(conversation: Conversation, turn: str) -> bool:
+    """A turn of the user's: an answer, or a command; False where it ends the conversation."""
+    name, _, rest = turn.strip().partition(" ")
+    if not name.startswith("/"):
+        if name:
+            conversation.ask(turn)
+        return True
+    if name in LEAVE:
+        return False
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, 1)
+        raise UsageError(f"{name}: unknown; " + (f"{near[0]}?" if near else "/help lists commands"))
+    COMMANDS[name](conversation, rest.strip())
+    return True
+
+
+def _help(conversation: Conversation, rest: str) -> None:
+    """list the commands"""
+    for name, command in COMMANDS.items():
+        print(f"  {name:<9} {command.__doc__}", file=sys.stderr)
+    print("Ctrl-C stops an answer; Alt-Enter begins another line", file=sys.stderr)
+
+
+def _clear(conversation: Conversation, rest: str) -> None:
+    """forget the conversation"""
+    conversation.clear()
+
+
+def _system(conversation: Conversation, rest: str) -> None:
+    """[TEXT]: show the system message, or give another one"""
+    if rest:
+        conversation.system = rest
+    print(f"system: {printable(conversation.system or '(none)', keep=chr(10))}", file=sys.stderr)
+
+
+def _set(conversation: Conversation, rest: str) -> None:
+    """[NAME VALUE]: show the settings of sampling, or change one (temp 0.5)"""
+    parser = _Settings(prog="/set", add_help=False)
+    options.add_llama_flags(parser, "generation")
+    options.add_sampling(parser)
+    names = {max(a.option_strings, key=len): a.dest for a in parser.flags.values()}
+    values = {n[2:]: d for n, d in names.items() if d not in ("stop", "ignore_eos", "logit_bias")}
+    if rest:
+        name, _, value = rest.partition(" ")
+        parser.parse([f"--{name.lstrip('-')}", value.strip()], conversation.args)
+    for name, dest in values.items():
+        value = getattr(conversation.args, dest)
+        print(f"  {name:<15} {-1 if value is None else value}", file=sys.stderr)
+
+
+def _retry(conversation: Conversation, rest: str) -> None:
+    """answer the last turn again"""
+    conversation.retry()
+
+
+def _undo(conversation: Conversation, rest: str) -> None:
+    """forget the last turn and its answer"""
+    conversation.undo()
+    print(f"turns: {len(conversation.turns) // 2}", file=sys.stderr)
+
+
+def _save(conversation: Conversation, rest: str) -> None:
+    """FILE: write the conversation as JSON"""
+    conversation.save(_name("/save", rest))
+
+
+def _load(conversation: Conversation, rest: str) -> None:
+    """FILE: go on with a conversation that was written"""
+    conversation.load(_name("/load", rest))
+    print(f"turns: {len(conversation.turns) // 2}", file=sys.stderr)
+
+
+def _stats(conversation: Conversation, rest: str) -> None:
+    """show what the last answer took, and how full the context is"""
+    if conversation.statistics is not None:
+        print_statistics(conversation.statistics)
+    session = conversation.engine.session
+    print(f"{session.length} of {session.context} tokens of context in use", file=sys.stderr)
+
+
+def _exit(conversation: Conversation, rest: str) -> None:
+    """leave"""
+
+
+#: What may be typed in place of a turn.
+COMMANDS: Mapping[str, Callable[[Conversation, str], None]] = {
+    "/help": _help,
+    "/clear": _clear,
+    "/system": _system,
+    "/set": _set,
+    "/retry": _retry,
+    "/undo": _undo,
+    "/save": _save,
+    "/load": _load,
+    "/stats": _stats,
+    "/exit": _exit,
+}
+LEAVE = ("/exit", "/quit", "/bye")
+
+
+class _Settings(Parser):
+    """Flags of the command line as settings of the conversation."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"/set: {message}")
+
+
+def _name(command: str, rest: str) -> str:
+    if not rest:
+        raise UsageError(f"{command}: give a file")
+    return rest

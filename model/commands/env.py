@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
-import shutil
 from pathlib import Path
 from typing import Any
 
 from urdir.model.commands import options
 from urdir.model.commands.report import installed_version
+from urdir.model.commands.terminal import printable
 
 EXAMPLES = """\
   urdir env                  what urdir finds here
   urdir env --clear-cache    delete the compiled kernels kept on disk
 """
+
+_PACKAGES = (
+    "urdir",
+    "cuda-bindings",
+    "numpy",
+    "gguf",
+    "jinja2",
+    "tokenizers",
+    "prompt-toolkit",
+    "nvidia-nvjitlink",
+    "huggingface-hub",
+)
 
 
 def add_parser(commands: options.Subparsers) -> None:
@@ -24,16 +37,16 @@ def add_parser(commands: options.Subparsers) -> None:
         commands, "env", run, "show versions, driver, device and caches", EXAMPLES
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--clear-cache", action="store_true", help="delete the cubin cache first")
+    parser.add_argument("--clear-cache", action="store_true", help="delete compiled kernels first")
 
 
 def run(args: argparse.Namespace) -> int:
     """Probe and print; finding no GPU is an answer, not a failure."""
-    from urdir.model.environment import read_environment
+    from urdir.model.environment import VARIABLES, read_environment
 
     environment = read_environment()
     if args.clear_cache and environment.cache_dir is not None:
-        _delete(environment.cache_dir)
+        _clear(environment.cache_dir)
     report = _report(environment.cache_dir)
     if args.json:
         print(json.dumps(report, indent=2))
@@ -41,19 +54,28 @@ def run(args: argparse.Namespace) -> int:
     for section, entries in report.items():
         print(f"{section}:")
         for name, value in entries.items():
-            print(f"  {name:<18} {value}")
+            if value is None:
+                value = f"not set ({VARIABLES[name]})" if name in VARIABLES else "none"
+            print(f"  {name:<18} {printable(value)}")
     return 0
 
 
-def _delete(folder: Path) -> None:
+def _clear(folder: Path) -> None:
+    """Delete the compiled kernels in a folder, and nothing else that may be in it."""
+    from urdir.driver.cache import CubinCache
     from urdir.model.errors import ModelError
 
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        return
-    except OSError as exc:
-        raise ModelError(f"--clear-cache: {folder} cannot be deleted: {exc}") from exc
+    for kind in ("cuda", "emulator"):
+        parts = [folder / kind / name for name in ("specs", "cubins")]
+        if not all(part.is_dir() for part in parts):
+            continue
+        try:
+            CubinCache(folder / kind).clear()
+        except OSError as exc:
+            raise ModelError(f"--clear-cache: {folder / kind} cannot be deleted: {exc}") from exc
+        with contextlib.suppress(OSError):  # what is not ours stays, in its folder
+            for part in (*parts, folder / kind):
+                part.rmdir()
 
 
 def _report(cache_dir: Path | None) -> dict[str, dict[str, Any]]:
@@ -65,25 +87,28 @@ def _report(cache_dir: Path | None) -> dict[str, dict[str, Any]]:
         "versions": {
             "python": platform.python_version(),
             "platform": platform.platform(),
-            **{
-                name: installed_version(name)
-                for name in ("urdir", "cuda-bindings", "numpy", "gguf")
-            },
-            **{
-                name: installed_version(name)
-                for name in ("jinja2", "tokenizers", "nvidia-nvjitlink")
-            },
+            **{name: installed_version(name) for name in _PACKAGES},
         },
-        "device": {"status": found.status, "detail": found.detail},
-        "cache": {"folder": str(cache_dir), "bytes": _folder_bytes(cache_dir)},
+        "device": {
+            "status": found.status,
+            "detail": found.detail,
+            "cuda": ".".join(map(str, found.version)) if found.version else "none",
+            "gpus": list(found.devices),
+        },
+        "cache": {
+            "folder": None if cache_dir is None else str(cache_dir),
+            "bytes": _folder_bytes(cache_dir),
+        },
         "environment": variables(),
     }
 
 
 def _folder_bytes(folder: Path | None) -> int:
+    """Bytes of the compiled kernels in a folder."""
     if folder is None:
         return 0
     try:
-        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        files = [path for kind in ("cuda", "emulator") for path in (folder / kind).rglob("*")]
+        return sum(path.stat().st_size for path in files if path.is_file())
     except OSError:  # what cannot be read cannot be used as a cache either
         return 0

@@ -6,13 +6,13 @@ import argparse
 import json
 from pathlib import Path
 
-from urdir.model.commands import options
+from urdir.model.commands import options, values
 from urdir.model.commands.opening import open_engine
 from urdir.model.errors import ModelError
 
 EXAMPLES = """\
-  urdir logits model.gguf --tokens 1,15043,29892 --output logits.npy
-  urdir logits model.gguf --tokens @tokens.txt --output logits.npy --exact --device cuda
+  urdir logits model.gguf --tokens 1,150,298 --output logits.npy
+  urdir logits model.gguf --tokens @tokens.txt --output logits.npy --exact
 """
 
 
@@ -21,13 +21,14 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "logits", run, "write the logits of every position of a token sequence", EXAMPLES
     )
-    parser.add_argument("model", metavar="FILE", help=options.MODEL_HELP)
+    options.add_file(parser, optional=True)
+    options.add_llama_flags(parser, "model")
     options.add_quantize(parser)
     parser.add_argument(
         "--tokens", required=True, metavar="1,2,3|@FILE", help="token ids, or a file of them"
     )
     parser.add_argument(
-        "--output", required=True, metavar="OUT.npy", help="(n_tokens, n_vocab) float32"
+        "-o", "--output", required=True, metavar="OUT.npy", help="(n_tokens, n_vocab) float32"
     )
     parser.add_argument(
         "--exact", action="store_true", help="keep activations, keys and values in f32 throughout"
@@ -48,12 +49,17 @@ def run(args: argparse.Namespace) -> int:
         raise ModelError(f"--output {output}: no such folder {output.parent}")
     with open_engine(
         args,
-        args.model,
+        options.one_model(args),
         len(tokens),
         kv_dtype="f32" if args.exact else "f16",
         exact=args.exact,
     ) as engine:
-        rows = np.empty((len(tokens), engine.config.vocab_size), np.float32)
+        size = engine.config.vocab_size
+        if (highest := max(tokens)) >= size:
+            raise options.UsageError(
+                f"--tokens: {highest} is outside the vocabulary of {size} tokens"
+            )
+        rows = np.empty((len(tokens), size), np.float32)
         with Progress("logits", len(tokens)) as progress:
             for i, token in enumerate(tokens):
                 engine.session.feed([token])
@@ -77,9 +83,9 @@ def read_tokens(text: str) -> list[int]:
         except (OSError, UnicodeDecodeError) as exc:
             raise ModelError(f"--tokens {text}: cannot be read: {exc}") from exc
     try:
-        tokens = [int(word) for word in text.replace(",", " ").split()]
-    except ValueError as exc:
-        raise ModelError(f"--tokens: {exc}; give ids such as 1,2,3") from exc
+        tokens = [values.whole_number(0)(word) for word in text.replace(",", " ").split()]
+    except argparse.ArgumentTypeError as exc:
+        raise options.UsageError(f"--tokens: {exc}; give ids such as 1,2,3") from exc
     if not tokens:
-        raise ModelError("--tokens: no token given; give ids such as 1,2,3")
+        raise options.UsageError("--tokens: no token given; give ids such as 1,2,3")
     return tokens

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from urdir.model.commands.options import UsageError
+from urdir.model.commands.prompts import given_template
 from urdir.model.environment import Environment, read_environment
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.runner import Observer
     from urdir.model.families.synthetic import SyntheticModel
+    from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.sandbox import TemplateProcess
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
@@ -25,13 +28,19 @@ def open_engine(
     *,
     kv_dtype: KvDtype = "f16",
     exact: bool = False,
-    sequences: int = 1,
+    sequences: int | None = 1,
+    memory_share: float = 0.0,
     chunk: int | None = None,
     text: bool = False,
     meanwhile: Callable[[Engine], None] | None = None,
 ) -> Engine:
-    """`Engine.open` with what ``--device`` and the environment say about the rest."""
+    """`Engine.open` with what ``--device``, ``-ngl`` and the environment say about the rest."""
     from urdir.model.engine.engine import Engine
+
+    def check_then(engine: Engine) -> None:
+        check_layers(args, engine)
+        if meanwhile is not None:
+            meanwhile(engine)
 
     environment = read_environment()
     return Engine.open(
@@ -42,14 +51,24 @@ def open_engine(
         kv_dtype=kv_dtype,
         exact=exact,
         sequences=sequences,
+        memory_share=memory_share,
         chunk=chunk,
         text=text,
         cache_folder=environment.cache_dir,
         ptx_files=ptx_files(environment),
         host_sampling=environment.correctness_mode,
         observer=observer(environment),
-        meanwhile=meanwhile,
+        meanwhile=check_then,
     )
+
+
+def check_layers(args: argparse.Namespace, engine: Engine) -> None:
+    """Refuse fewer layers on the GPU than the model has."""
+    asked, layers = getattr(args, "gpu_layers", None), engine.config.n_layers
+    if asked is not None and asked < layers:
+        raise UsageError(
+            f"-ngl {asked}: all {layers} layers go to the GPU, none stays on the CPU: leave it out"
+        )
 
 
 def open_device(args: argparse.Namespace) -> Device:
@@ -67,6 +86,23 @@ def template_process() -> TemplateProcess:
     process = TemplateProcess()
     process.begin()
     return process
+
+
+def open_template(
+    engine: Engine, args: argparse.Namespace, process: TemplateProcess
+) -> ChatTemplate:
+    """The chat template of the command line, or of the file; it owns ``process``."""
+    from urdir.model.text.chat import TEMPLATE_KEY, ChatTemplate
+
+    source = given_template(args)
+    if source is not None:
+        return ChatTemplate(source, engine.tokenizer, process)
+    if TEMPLATE_KEY not in engine.gguf.metadata:
+        raise UsageError(
+            f"{engine.gguf.path}: the file has no chat template: urdir run --raw continues plain "
+            "prompts, --chat-template-file FILE gives it one"
+        )
+    return ChatTemplate.from_gguf(engine.gguf, engine.tokenizer, process)
 
 
 def ptx_files(environment: Environment) -> PtxFiles:

@@ -1,16 +1,20 @@
-"""Flags that several commands share, checked while they are parsed."""
+"""What commands are made of: their parsers, and flags that several of them share."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from urdir.model.commands import values
+from urdir.model.commands.flags import add_flags
+from urdir.model.commands.llama_flags import FLAGS, MODEL_HELP
+
 if TYPE_CHECKING:
+    from urdir.model.commands.parser import Parser
     from urdir.model.engine.sampling import SamplingSettings
+    from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 Subparsers = Any  # argparse names this type only privately
 
@@ -25,143 +29,58 @@ def add_command(
     handler: Callable[[argparse.Namespace], int],
     summary: str,
     examples: str,
-) -> argparse.ArgumentParser:
+) -> Parser:
     """A sub-parser whose help ends in examples."""
     parser = add_group(commands, name, summary, examples)
     parser.set_defaults(handler=handler)
     return parser
 
 
-def add_group(
-    commands: Subparsers, name: str, summary: str, examples: str
-) -> argparse.ArgumentParser:
+def add_group(commands: Subparsers, name: str, summary: str, examples: str) -> Parser:
     """A sub-parser like ``add_command``'s that has subcommands of its own in place of a handler."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: Parser = commands.add_parser(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
         epilog="examples:\n" + examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     return parser
 
 
-def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
-    """An argparse type: an integer within bounds."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        _check_bounds(value, low, high)
-        return value
-
-    return parse
+def add_llama_flags(parser: argparse.ArgumentParser, *groups: str) -> None:
+    """The flags of llama.cpp that belong to ``groups``, those without meaning here among them."""
+    for group in groups:
+        add_flags(parser, FLAGS, group)
 
 
-#: first-last, first-last+step or first-last*factor
-_RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
-
-
-def number_list(low: int) -> Callable[[str], tuple[int, ...]]:
-    """An argparse type: whole numbers from ``low`` on between commas, and ranges as llama-bench
-    takes them: 1-4, 16-64+16, 16-256*2."""
-    number = whole_number(low)
-
-    def parse(text: str) -> tuple[int, ...]:
-        found: list[int] = []
-        for part in text.split(","):
-            if (match := _RANGE.fullmatch(part)) is None:
-                found.append(number(part))
-                continue
-            first, last, by = number(match[1]), number(match[2]), int(match[4] or 1)
-            if (
-                first > last
-                or by < (2 if match[3] == "*" else 1)
-                or (match[3] == "*" and not first)
-            ):
-                raise argparse.ArgumentTypeError(f"{part!r} is a range without an end")
-            while first <= last:
-                found.append(first)
-                first = first * by if match[3] == "*" else first + by
-        return tuple(found)
-
-    return parse
-
-
-def real_number(low: float, high: float | None = None) -> Callable[[str], float]:
-    """An argparse type: a finite number within bounds."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not math.isfinite(value):
-            raise argparse.ArgumentTypeError(f"{text} is not finite")
-        _check_bounds(value, low, high)
-        return value
-
-    return parse
-
-
-def _check_bounds(value: float, low: float, high: float | None) -> None:
-    if value < low or (high is not None and value > high):
-        wanted = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise argparse.ArgumentTypeError(f"{value} must be {wanted}")
-
-
-def _device(text: str) -> str:
-    from urdir.driver.device import DeviceName
-    from urdir.driver.errors import DriverError
-
-    try:
-        DeviceName.parse(text)
-    except DriverError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from None
-    return text
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """The sampling flags of llama.cpp, and --min-tokens."""
+    add_llama_flags(parser, "sampling")
+    parser.add_argument(
+        "--min-tokens",
+        type=values.whole_number(0),
+        default=0,
+        metavar="N",
+        help="tokens before the end may come (default: 0)",
+    )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """--device."""
     parser.add_argument(
+        "-dev",
         "--device",
-        type=_device,
+        type=values.device,
         metavar="auto|cuda[:i]|emulator[:sm_NN]",
         help="where to run; auto takes a GPU if there is one, else the emulator "
         "(default: $URDIR_DEVICE or auto)",
     )
 
 
-MODEL_HELP = (
-    "GGUF file, any part of a split one, a folder with config.json and safetensors, or "
-    "hf:org/repo[:file-or-type] on the Hugging Face hub"
-)
-
-
 def add_model(parser: argparse.ArgumentParser) -> None:
     """-m / --model, -hf, --quantize, -c / --ctx-size."""
-    model = parser.add_mutually_exclusive_group()
-    model.add_argument(
-        "-m", "--model", metavar="FILE", help=f"{MODEL_HELP} (default: the demo model)"
-    )
-    model.add_argument(
-        "-hf",
-        "--hf-repo",
-        dest="model",
-        type=lambda text: f"hf:{text}",
-        metavar="ORG/REPO[:TYPE]",
-        help="the same as -m hf:ORG/REPO[:TYPE] (default of TYPE: Q4_K_M, or what there is)",
-    )
+    add_llama_flags(parser, "model", "context")
     add_quantize(parser)
-    parser.add_argument(
-        "-c",
-        "--ctx-size",
-        type=whole_number(1),
-        metavar="N",
-        help="context in tokens (default: the smaller of the model's and 4096)",
-    )
 
 
 def add_quantize(parser: argparse.ArgumentParser) -> None:
@@ -176,44 +95,38 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_generation(parser: argparse.ArgumentParser) -> None:
-    """-n --stop --ignore-eos."""
-    parser.add_argument(
-        "-n",
-        "--n-predict",
-        type=whole_number(0),
-        metavar="N",
-        help="tokens to generate at most (default: until the end or a full context)",
-    )
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end at this text; repeatable"
-    )
-    parser.add_argument("--ignore-eos", action="store_true", help="go on past the model's end")
+def add_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """A model without a flag."""
+    parser.add_argument("file", nargs="?" if optional else None, metavar="MODEL", help=MODEL_HELP)
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """-s --temp --top-k --top-p --min-p --repeat-penalty --repeat-last-n."""
-    group = parser.add_argument_group("sampling")
-    flags: tuple[tuple[tuple[str, ...], Callable[[str], Any], Any, str], ...] = (
-        (("-s", "--seed"), whole_number(0, 2**64 - 1), None, "random seed (default: a new one)"),
-        (("--temp",), real_number(0), 0.8, "temperature; 0 is greedy (default: 0.8)"),
-        (("--top-k",), whole_number(0), 40, "keep the K likeliest; 0 keeps all (default: 40)"),
-        (("--top-p",), real_number(0, 1), 0.95, "share of probability kept (default: 0.95)"),
-        (
-            ("--min-p",),
-            real_number(0, 1),
-            0.05,
-            "drop less than this of the best (default: 0.05)",
-        ),
-        (("--repeat-penalty",), real_number(1e-3), 1.0, "divide repeated logits (default: 1, off)"),
-        (("--repeat-last-n",), whole_number(0), 64, "tokens looked back on (default: 64)"),
-    )
-    for names, kind, default, text in flags:
-        group.add_argument(*names, type=kind, default=default, metavar="N", help=text)
+def one_model(args: argparse.Namespace) -> str | None:
+    """The model given with a flag or without; None where there is none."""
+    if args.file is not None and args.model is not None:
+        raise UsageError(f"two models: {args.file} and {args.model}")
+    named: str | None = args.file if args.model is None else args.model
+    return named
+
+
+def kv_dtype(args: argparse.Namespace) -> KvDtype:
+    """How keys and values are stored; UsageError where they would differ."""
+    keys, given = args.cache_type_k, args.cache_type_v
+    if (keys or "f16") != (given or "f16"):
+        raise UsageError(
+            f"-ctk {keys or 'f16'} and -ctv {given or 'f16'}: keys and values are stored alike, "
+            f"add {'-ctv ' + keys if keys else '-ctk ' + given}"
+        )
+    chosen: KvDtype = keys or "f16"
+    return chosen
+
+
+def chunk(args: argparse.Namespace) -> int | None:
+    """Tokens of a prompt that are processed at once, at most."""
+    return min((n for n in (args.batch_size, args.ubatch_size) if n), default=None)
 
 
 def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
-    """The settings that ``add_sampling``'s flags ask for; a seed is drawn where none is given."""
+    """The settings that the sampling flags ask for; a seed is drawn where none is given."""
     from urdir.model.engine.sampling import SamplingSettings
 
     return SamplingSettings(
@@ -223,5 +136,9 @@ def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
         min_p=args.min_p,
         repeat_penalty=args.repeat_penalty,
         repeat_last_n=args.repeat_last_n,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        logit_bias=tuple(args.logit_bias),
+        min_tokens=args.min_tokens,
         seed=int.from_bytes(os.urandom(4)) if args.seed is None else args.seed,
     )

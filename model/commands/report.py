@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from urdir.model.commands.terminal import printable
+
 if TYPE_CHECKING:
+    from urdir.model.engine.engine import Engine
     from urdir.model.engine.generate import Statistics
     from urdir.ptxgen.spec import KernelSpec
+
+
+#: A speed that was measured in less time than this says little.
+_SHORT_SECONDS = 0.05
+NOT_INSTALLED = "not installed"
 
 
 def installed_version(package: str) -> str:
@@ -19,7 +28,7 @@ def installed_version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        return NOT_INSTALLED
 
 
 def statistics_dict(statistics: Statistics) -> dict[str, Any]:
@@ -32,12 +41,50 @@ def statistics_dict(statistics: Statistics) -> dict[str, Any]:
 
 
 def print_statistics(statistics: Statistics) -> None:
-    """One line on stderr: tokens, times, speed, seed."""
+    """One line on stderr: tokens, times, seed, and the speed where enough was made to tell it."""
     s = statistics
+    took = f" in {seconds_text(s.generate_seconds)}" if s.generate_seconds else ""
+    if s.generate_seconds >= _SHORT_SECONDS:
+        took += f", {s.tokens_per_second:.1f} tokens/s"
     print(
         f"[{s.prompt_tokens} prompt tokens ({s.cached_tokens} cached), first answer token after "
-        f"{s.prompt_seconds:.2f} s, {s.generated_tokens} generated in {s.generate_seconds:.2f} s, "
-        f"{s.tokens_per_second:.1f} tokens/s, seed {s.seed}]",
+        f"{seconds_text(s.prompt_seconds)}, {s.generated_tokens} generated{took}, "
+        f"seed {s.seed}]",
+        file=sys.stderr,
+    )
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes in the largest unit of which there is one: 4.58 GiB, 3.13 MiB, 512 bytes."""
+    for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes >> shift:
+            return f"{nbytes / (1 << shift):.{_digits(nbytes >> shift)}f} {unit}"
+    return f"{nbytes} bytes"
+
+
+def _digits(whole: int) -> int:
+    """Decimals that make three digits of a number."""
+    return max(0, 3 - len(str(whole)))
+
+
+def seconds_text(seconds: float) -> str:
+    """A time with three digits: 1.58 s, 31.4 ms, 213 us."""
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def print_engine(engine: Engine) -> None:
+    """On stderr: the model, the device and the cache that are used."""
+    device, session = engine.device, engine.session
+    cache = session.parts.cache
+    print(
+        f"model {printable(engine.name)}, {engine.weights.nbytes:,} bytes of weights, "
+        f"loaded in {engine.seconds['weights']:.2f} s\n"
+        f"device {device.name}: {device.properties.name}, kernels for {device.target}\n"
+        f"context {session.context} tokens, KV cache {cache.nbytes:,} bytes "
+        f"({cache.layout(0).dtype})",
         file=sys.stderr,
     )
 
@@ -85,6 +132,20 @@ def aligned(rows: Sequence[tuple[str, ...]], right: Sequence[int] = ()) -> Itera
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         yield "  ".join(cells).rstrip()
+
+
+def roles_text(roles: Sequence[str]) -> str:
+    """What a kernel does: its first two roles, and how many more there are."""
+    more = f" +{len(roles) - 2}" if len(roles) > 2 else ""
+    return ", ".join(roles[:2]) + more
+
+
+def fitting(line: str) -> str:
+    """A line of a table as wide as the terminal, where stdout is one."""
+    if not sys.stdout.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    return line if len(line) <= width else line[: width - 3] + "..."
 
 
 def _short(value: Any) -> str:

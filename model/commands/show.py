@@ -1,13 +1,18 @@
-"""`urdir show`: what is in a model file, and what running it needs."""
+"""`urdir show`: whether a model runs here, what it needs, and what is in its file."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
+from urdir.model.commands.report import aligned, size_text
+from urdir.model.commands.terminal import printable
+from urdir.model.commands.verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
     from urdir.model.families.description import Config
@@ -17,9 +22,12 @@ if TYPE_CHECKING:
     OpenFile = Gguf | SafetensorsModel
 
 EXAMPLES = """\
-  urdir show model.gguf              metadata, layers, tensors by type and role, memory plan
+  urdir show model.gguf              whether it runs here, memory, layers, tensors, metadata
+  urdir show model.gguf -c 500       memory at that context, too
   urdir show model.gguf --template   the chat template as it stands in the file
   urdir show hf:org/repo:Q8_0        a file on the Hugging Face hub
+
+Exit code 1 for a model that cannot run here.
 """
 
 _SHOWN_CHARACTERS = 60
@@ -29,63 +37,102 @@ _SHOWN_VALUES = 8  # of an array
 def add_parser(commands: options.Subparsers) -> None:
     """Declare the command."""
     parser = options.add_command(
-        commands, "show", run, "show a model file and the memory it needs", EXAMPLES
+        commands, "show", run, "show whether a model runs here, and what it needs", EXAMPLES
     )
-    parser.add_argument("model", metavar="FILE", help=options.MODEL_HELP)
-    options.add_quantize(parser)
-    parser.add_argument("-c", "--ctx-size", type=options.whole_number(1), metavar="N")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options.add_file(parser, optional=True)
+    options.add_model(parser)
+    options.add_device(parser)
+    parser.add_argument("--json", action="store_true", help="print all of it as one JSON object")
     parser.add_argument("--template", action="store_true", help="print the chat template only")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print; needs no device and no tokeniser."""
+    """Print; needs no tokeniser."""
     from urdir.model.errors import ModelError
     from urdir.model.files.source import open_model
 
-    with open_model(args.model, quantize=args.quantize) as gguf:
+    name = options.one_model(args)
+    if name is None:
+        raise options.UsageError("give a MODEL")
+    with open_model(name, quantize=args.quantize) as gguf:
         if args.template:
             template = gguf.metadata.optional("tokenizer.chat_template", str, None)
             if template is None:
-                raise ModelError(f"{args.model}: there is no tokenizer.chat_template in this file")
-            print(json.dumps({"template": template}) if args.json else template)
+                raise ModelError(f"{name}: there is no tokenizer.chat_template in this file")
+            print(json.dumps({"template": template}) if args.json else _safe_lines(template))
             return 0
-        report = _report(gguf, args.ctx_size)
+        verdict = verdict_of(gguf, args)
         if args.json:
-            print(json.dumps(report, indent=2))
+            print(json.dumps(_report(gguf, verdict), indent=2))
         else:
-            _print(report)
-    return 0
+            _print(gguf, verdict)
+    return 0 if verdict.runs else 1
 
 
-def _report(gguf: OpenFile, context: int | None) -> dict[str, Any]:
-    from urdir.model.commands.description import layer_groups, model_facts
-    from urdir.model.errors import ConfigError, UnsupportedError
-    from urdir.model.families.description import Config
+def file_type(gguf: OpenFile) -> str | None:
+    """The type that most of the weights have as people call it: "Q4_K_M"; None where the file does
+    not say."""
+    from gguf import LlamaFileType
 
-    types = Counter(t.type_name for t in gguf.tensors.values())
-    nbytes = {
-        name: sum(t.nbytes for t in gguf.tensors.values() if t.type_name == name) for name in types
-    }
-    report = {
+    number = gguf.metadata.get("general.file_type")
+    try:
+        name: str = LlamaFileType(number).name
+    except ValueError:
+        return None
+    return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
+
+def _report(gguf: OpenFile, verdict: Verdict) -> dict[str, Any]:
+    """Everything, for programs: metadata whole, every tensor."""
+    config = verdict.config
+    return {
         "file": str(gguf.path),
         "format": gguf.format,
-        "metadata": {key: _plain(value) for key, value in gguf.metadata.items()},
-        "tensors": {name: {"count": types[name], "bytes": nbytes[name]} for name in sorted(types)},
+        "verdict": {"runs": verdict.runs, "text": verdict.text},
+        "type": file_type(gguf),
+        "parameters": _parameters(gguf),
+        "bytes": sum(t.nbytes for t in gguf.tensors.values()),
+        "metadata": {key: _whole(value) for key, value in gguf.metadata.items()},
+        "types": _types(gguf),
+        "tensors": [
+            {"name": name, "shape": list(t.shape), "type": t.type_name, "bytes": t.nbytes}
+            for name, t in gguf.tensors.items()
+        ],
+        "model": _facts(config),
+        "layers": _layers(config),
+        "ignored_keys": list(config.ignored_keys) if config else [],
+        "roles": _roles(gguf, config) if config else [],
+        "memory": verdict.memory,
     }
-    try:
-        config = Config.from_gguf(gguf)
-    except (ConfigError, UnsupportedError) as exc:  # such a file can still be shown
-        none: dict[str, Any] = {"model": {}, "layers": [], "roles": [], "ignored_keys": []}
-        return {**report, **none, "memory": {"unsupported": str(exc)}}
-    return {
-        **report,
-        "model": model_facts(config),
-        "layers": layer_groups(config),
-        "ignored_keys": list(config.ignored_keys),
-        "roles": _roles(gguf, config),
-        "memory": _memory(gguf, config, context),
-    }
+
+
+def _facts(config: Config | None) -> dict[str, Any]:
+    from urdir.model.families.summary import model_facts
+
+    return model_facts(config) if config else {}
+
+
+def _layers(config: Config | None) -> list[dict[str, Any]]:
+    from urdir.model.families.summary import layer_groups
+
+    return layer_groups(config) if config else []
+
+
+def _parameters(gguf: OpenFile) -> int:
+    return sum(math.prod(t.shape) for t in gguf.tensors.values())
+
+
+def _count_text(count: int) -> str:
+    return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"
+
+
+def _types(gguf: OpenFile) -> dict[str, dict[str, int]]:
+    """Tensors and bytes by type, the most bytes first."""
+    count = Counter(t.type_name for t in gguf.tensors.values())
+    nbytes: Counter[str] = Counter()
+    for tensor in gguf.tensors.values():
+        nbytes[tensor.type_name] += tensor.nbytes
+    return {name: {"count": count[name], "bytes": size} for name, size in nbytes.most_common()}
 
 
 def _roles(gguf: OpenFile, config: Config) -> list[dict[str, Any]]:
@@ -106,53 +153,87 @@ def _roles(gguf: OpenFile, config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def _memory(gguf: OpenFile, config: Config, context: int | None) -> dict[str, Any]:
-    """The memory plan."""
-    from urdir.model.engine.engine import default_context
-    from urdir.model.memory.budget import MemoryPlan, SessionBudget
-    from urdir.ptxgen.tools.gpus import DEFAULT_GPU, GPUS
-
-    tokens = context or default_context(config)
-    budget = SessionBudget.of(config, tokens, GPUS[DEFAULT_GPU].sm_count)
-    return {"context": tokens, **MemoryPlan.of(gguf, config, budget).as_dict()}
-
-
-def _plain(value: Any) -> Any:
-    """A metadata value for printing: long arrays by their length, long texts cut."""
-    if isinstance(value, str):
-        flat = value.replace("\n", "\\n")
-        return flat if len(flat) <= _SHOWN_CHARACTERS else flat[:_SHOWN_CHARACTERS] + "..."
-    if isinstance(value, int | float | bool):
+def _whole(value: Any) -> Any:
+    """A metadata value for JSON, which has no infinite numbers: those are texts."""
+    if isinstance(value, bool | int | str):
         return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return [_whole(v) for v in (value.tolist() if hasattr(value, "tolist") else value)]
+
+
+def _short(value: Any) -> str:
+    """A metadata value for reading: long arrays by their length, long texts cut."""
+    if isinstance(value, str):
+        cut = value[:_SHOWN_CHARACTERS]
+        return printable(cut) + ("..." if len(value) > len(cut) else "")
+    if isinstance(value, bool | int | float):
+        return str(value)
     if len(value) > _SHOWN_VALUES:
         return f"[{len(value)} values]"
-    return [_plain(v) for v in (value.tolist() if hasattr(value, "tolist") else value)]
+    values = value.tolist() if hasattr(value, "tolist") else value
+    return f"[{', '.join(map(_short, values))}]"
 
 
-def _print(report: dict[str, Any]) -> None:
-    print(f"{report['file']}: {report['format']}")
-    print("\nmetadata:")
-    for key, value in report["metadata"].items():
-        print(f"  {key:<42} {value}")
-    print("\ntensors:")
-    for name, entry in report["tensors"].items():
-        print(f"  {name:<8} {entry['count']:>5}  {entry['bytes']:>16,} bytes")
-    if report["model"]:
-        from urdir.model.commands.description import fact_text, layer_lines
+def _safe_lines(text: str) -> str:
+    return printable(text, keep="\n\t")
 
-        print(f"\nmodel:\n  {fact_text(report['model'])}")
-        for group in report["layers"]:
-            for line in layer_lines(group):
-                print(f"  {line}")
-    if report["ignored_keys"]:
-        print("\nkeys that nothing reads:")
-        for key in report["ignored_keys"]:
-            print(f"  {key}")
-    if report["roles"]:
-        print("\nroles:")
-    for entry in report["roles"]:
-        shape = " x ".join(map(str, entry["shape"]))
-        print(f"  {entry['role']:<20} {entry['type']:<6} {entry['count']:>4} of {shape}")
-    print("\nmemory:")
-    for name, value in report["memory"].items():
-        print(f"  {name:<12} {value:>16,}" if isinstance(value, int) else f"  {name}: {value}")
+
+def _print(gguf: OpenFile, verdict: Verdict) -> None:
+    """The verdict first, then what it needs, then what it is."""
+    print(_safe_lines(f"{gguf.path}: {verdict.text}"))
+    nbytes = sum(t.nbytes for t in gguf.tensors.values())
+    kind = file_type(gguf)
+    parts = [gguf.format, *([kind] if kind else []), f"{_count_text(_parameters(gguf))} parameters"]
+    print(f"{', '.join(map(printable, parts))}, {size_text(nbytes)} of tensors")
+    _print_memory(verdict.memory)
+    if verdict.config:
+        _print_config(gguf, verdict.config)
+    _section("tensors by type")
+    rows = [(n, str(e["count"]), size_text(e["bytes"])) for n, e in _types(gguf).items()]
+    _print_rows(rows, right=(1, 2))
+    _section("metadata")
+    _print_rows((printable(key), _short(value)) for key, value in gguf.metadata.items())
+
+
+def _print_memory(memory: list[dict[str, int]]) -> None:
+    if not memory:
+        return
+    _section("memory on the device")
+    names = [name for name in memory[0] if name != "context"]
+    rows = [("context", *(name.replace("_", " ") for name in names))]
+    rows += [(f"{row['context']:,}", *(size_text(row[name]) for name in names)) for row in memory]
+    _print_rows(rows, right=range(len(names) + 1))
+
+
+def _print_config(gguf: OpenFile, config: Config) -> None:
+    from urdir.model.families.summary import fact_text, layer_lines
+
+    _section("model")
+    print(f"  {printable(fact_text(_facts(config)))}")
+    for group in _layers(config):
+        for line in layer_lines(group):
+            print(f"  {printable(line)}")
+    if config.ignored_keys:
+        _section("keys that nothing reads")
+        for key in config.ignored_keys:
+            print(f"  {printable(key)}")
+    _section("tensors by role")
+    _print_rows(
+        (
+            printable(entry["role"]),
+            entry["type"],
+            f"{entry['count']} of",
+            " x ".join(map(str, entry["shape"])),
+        )
+        for entry in _roles(gguf, config)
+    )
+
+
+def _section(title: str) -> None:
+    print(f"\n{title}:")
+
+
+def _print_rows(rows: Iterable[tuple[str, ...]], right: Iterable[int] = ()) -> None:
+    for line in aligned(list(rows), right=list(right)):
+        print(f"  {line}")

@@ -1,13 +1,20 @@
-"""What a step does and how large it is: the shapes that plans are made for."""
+"""What a step processes and how large it is: the shapes that plans are made for."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from urdir.model.memory.buckets import row_bucket
-from urdir.ptxgen.kernels.attention.choice import length_buckets
+import numpy as np
+
+from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, row_bucket
+from urdir.model.memory.device_state import StepRows
+from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.kernels.attention.choice import length_buckets, several_rows_buckets
+from urdir.ptxgen.spec import ceil_div
 
 
 class Output(Enum):
@@ -16,69 +23,179 @@ class Output(Enum):
     NONE = "none"  # of a prompt's chunk with others after it: the next tokens are known
     LOGITS = "logits"  # for the host, which supplies the next token
     GREEDY = "greedy"  # the most likely token becomes the next one
-    SAMPLE = "sample"  # a token drawn by the sequence's settings becomes the next one
+    SAMPLE = "sample"  # a token chosen by the sequence's settings becomes the next one
+    LOGPROBS = "logprobs"  # the same, and log-probabilities for sequences that want them
+
+    @classmethod
+    def of(cls, *settings: SamplingSettings, masked: bool = False) -> Output:
+        """The cheapest one that serves sequences with these settings; ``masked``: some may take
+        certain tokens alone."""
+        if any(each.logprobs is not None for each in settings):
+            return cls.LOGPROBS
+        greedy = not masked and all(each.is_greedy for each in settings)
+        return cls.GREEDY if greedy else cls.SAMPLE
 
     @property
     def is_token(self) -> bool:
         """True where the device itself supplies the next token."""
-        return self in (Output.GREEDY, Output.SAMPLE)
+        return self in (Output.GREEDY, Output.SAMPLE, Output.LOGPROBS)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens ``start`` to ``end`` of a sequence, rows of a step side by side. Where it ``chooses``,
+    the last one's result is wanted."""
+
+    sequence: int
+    start: int
+    end: int
+    chooses: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a step processes: the last token of each sequence of ``decode``, and ``segments`` of
+    prompts, of other sequences."""
+
+    decode: tuple[int, ...]
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def choosing(self) -> tuple[int, ...]:
+        """The sequences whose results are wanted, in the order of the rows that give them."""
+        return (*self.decode, *(s.sequence for s in self.segments if s.chooses))
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """What a plan is made for: everything that is fixed while its graph is replayed.
 
-    ``rows`` tokens a step, each with at most ``keys`` keys to attend to. Those of a prompt step are
-    a chunk of one sequence, and the ``output`` is of the last one. ``steps`` decode steps follow
-    one another, each with the tokens that the one before has chosen.
+    ``rows`` tokens a step, each with at most ``keys`` keys to attend to. The last ``prompt`` of
+    them are segments of prompts. The ``output`` is that of all rows; beside prompts it is that of
+    ``outputs`` of them. ``steps`` steps without prompts follow one another, each with the tokens
+    that the one before has chosen.
     """
 
     rows: int
     keys: int
     output: Output
     steps: int = 1
-    is_prompt: bool = False
+    prompt: int = 0
+    outputs: int = 1
+
+    @property
+    def decode(self) -> int:
+        """Rows that are no prompt's."""
+        return self.rows - self.prompt
 
     @property
     def kind(self) -> str:
-        """The step in words: "greedy", "prompt" (without an output), "prompt greedy"."""
-        if self.is_prompt:
-            return "prompt" if self.output is Output.NONE else f"prompt {self.output.value}"
-        return self.output.value
+        """The step in words: "greedy", "prompt" (without an output), "prompt greedy", "mixed
+        greedy"."""
+        if not self.prompt:
+            return self.output.value
+        kind = "mixed" if self.decode else "prompt"
+        return kind if self.output is Output.NONE else f"{kind} {self.output.value}"
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeBuckets:
     """The few shapes that serve all steps: rows and lengths are rounded up.
 
-    Every shape costs a graph. ``chunks`` are the rows of prompt steps and ``lengths`` the keys of
-    all steps, smallest first.
+    Every shape costs a graph. ``chunks`` are the rows of prompts and ``lengths`` the keys of all
+    steps, smallest first. At most ``rows`` rows choose a token. Segments begin at multiples of
+    ``alignment`` rows.
     """
 
     chunks: tuple[int, ...]
     lengths: tuple[int, ...]
+    rows: int = 1
+    alignment: int = 1
 
     @classmethod
-    def of(cls, chunks: tuple[int, ...], max_len: int) -> ShapeBuckets:
-        """The buckets of a session with these prompt steps and room for ``max_len`` tokens."""
-        return cls(chunks, tuple(length_buckets(max_len)))
+    def of(
+        cls, chunks: tuple[int, ...], max_len: int, rows: int = 1, alignment: int = 1
+    ) -> ShapeBuckets:
+        """The buckets of a session with these chunks and room for ``max_len`` tokens."""
+        return cls(chunks, tuple(length_buckets(max_len)), rows, alignment)
 
-    def keys(self, length: int) -> int:
-        """The length bucket of a step after which the longest sequence has ``length`` tokens."""
-        return self.lengths[bisect_left(self.lengths, length)]
+    def keys(self, length: int, rows: int = 1) -> int:
+        """The length bucket of a step of ``rows`` sequences after which the longest has ``length``
+        tokens."""
+        lengths = self.lengths if rows == 1 else several_rows_buckets(self.lengths)
+        return lengths[bisect_left(lengths, length)]
 
     def decode(self, rows: int, length: int, output: Output, steps: int = 1) -> StepShape:
         """The shape of ``steps`` steps of ``rows`` sequences, the longest of which then has
         ``length`` tokens.
         """
-        return StepShape(row_bucket(rows), self.keys(length), output, steps)
+        return StepShape(row_bucket(rows), self.keys(length, rows), output, steps)
 
     def prompt(self, start: int, end: int, output: Output = Output.NONE) -> tuple[StepShape, int]:
         """The shape of the first prompt step of the tokens from ``start`` to ``end``, and where it
         ends: not all of them may fit one step, and the ``output`` is that of the last one's step.
         Rows that are left over stay idle.
         """
-        rows = next((c for c in self.chunks if c >= end - start), self.chunks[-1])
+        rows = self._chunk(end - start)
         if end - start > rows:
             end, output = start + rows, Output.NONE
-        return StepShape(rows, self.keys(end), output, is_prompt=True), end
+        return StepShape(rows, self.keys(end), output, prompt=rows), end
+
+    def of_batch(self, batch: Batch, length: int, output: Output) -> StepShape:
+        """The shape of one step of a batch, after which its longest sequence has ``length`` tokens.
+        Its segments fit the largest chunk.
+
+        Where there is more than one segment, rows are rounded up further: there are many
+        combinations.
+        """
+        segments = batch.segments
+        if not segments:
+            return self.decode(len(batch.decode), length, output)
+        if not batch.choosing:
+            output = Output.NONE
+        keys = self.keys(length, len(batch.decode) + len(segments))
+        rows = self.segment_rows(segments)
+        if not batch.decode and len(segments) == 1:
+            prompt = self._chunk(rows)
+            return StepShape(prompt, keys, output, prompt=prompt)
+        prompt = min(self._chunk(next(c for c in COARSE_CHUNKS if c >= rows)), self.chunks[-1])
+        decode, outputs = self._coarse(len(batch.decode)), self._coarse(len(batch.choosing))
+        return StepShape(decode + prompt, keys, output, prompt=prompt, outputs=max(1, outputs))
+
+    def segment_rows(self, segments: Sequence[Segment]) -> int:
+        """Rows of prompts that segments take."""
+        *first, last = (s.end - s.start for s in segments)
+        return sum(self.alignment * ceil_div(n, self.alignment) for n in first) + last
+
+    def rows_of(self, batch: Batch, shape: StepShape, lasts: Sequence[int]) -> StepRows:
+        """The rows of a step with prompts; ``lasts`` are the positions of the decoded tokens."""
+        sequence = np.full(shape.rows, batch.segments[0].sequence, np.uint32)
+        position = np.full(shape.rows, IDLE, np.uint32)
+        sequence[: len(batch.decode)] = batch.decode
+        position[: len(batch.decode)] = lasts
+        for row, segment in zip(self._starts(batch, shape), batch.segments, strict=True):
+            end = row + segment.end - segment.start
+            sequence[row:end] = segment.sequence
+            position[row:end] = np.arange(segment.start, segment.end)
+        return StepRows(sequence, position)
+
+    def choosing_rows(self, batch: Batch, shape: StepShape) -> list[int]:
+        """The rows of `Batch.choosing` in a step with prompts."""
+        starts = zip(self._starts(batch, shape), batch.segments, strict=True)
+        ends = [row + s.end - s.start - 1 for row, s in starts if s.chooses]
+        return [*range(len(batch.decode)), *ends]
+
+    def _starts(self, batch: Batch, shape: StepShape) -> list[int]:
+        """The first row of each segment."""
+        row, starts = shape.decode, []
+        for segment in batch.segments:
+            starts.append(row)
+            row += self.alignment * ceil_div(segment.end - segment.start, self.alignment)
+        return starts
+
+    def _chunk(self, rows: int) -> int:
+        return next((c for c in self.chunks if c >= rows), self.chunks[-1])
+
+    def _coarse(self, rows: int) -> int:
+        """Rows that choose a token in a step with several segments."""
+        return min(self.rows, next(c for c in (*COARSE_ROWS, self.rows) if c >= rows))

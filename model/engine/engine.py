@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from urdir.model.engine.opening import Opening
+from urdir.model.errors import ModelError
+from urdir.model.files.demo import DEMO
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.parallel import Task
     from urdir.driver.ptx_files import PtxFiles
+    from urdir.model.engine.generate import Generation
+    from urdir.model.engine.reply import Messages, Reply, ToolDescriptions
     from urdir.model.engine.runner import Observer
+    from urdir.model.engine.sampling import SamplingSettings
     from urdir.model.engine.session import Session
     from urdir.model.families.description import Config
     from urdir.model.families.synthetic import SyntheticModel
@@ -25,24 +30,31 @@ if TYPE_CHECKING:
     from urdir.model.files.model_file import ModelFile
     from urdir.model.files.pretrained.model import SafetensorsModel
     from urdir.model.memory.weights import Weights
+    from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.tokenizer import Tokenizer
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 DEFAULT_CONTEXT = 4096
+#: The same for many users, who share the memory: a sequence takes what it has.
+LONG_CONTEXT = 32768
+#: Sequences, and tokens of a page, for many users.
+SEQUENCES, EMULATED_SEQUENCES, PAGE_LEN = 256, 8, 64
 #: Above this the emulator says beforehand how slow it will be.
 LARGE_MODEL_BYTES = 100_000_000
 #: Weight bytes that the emulator gets through in a second, on two cores (measured with the demo).
 EMULATOR_BYTES_PER_SECOND = 25_000_000
 
 
-def default_context(config: Config) -> int:
-    """Tokens of context where none are asked for."""
-    return min(DEFAULT_CONTEXT, config.context_length)
+def chosen_context(config: Config, context: int | None, most: int = DEFAULT_CONTEXT) -> int:
+    """Tokens of context: as many as are asked for, 0 being as many as the model takes; the smaller
+    of the model's and ``most`` where none are asked for. SettingsError for more than the
+    model's."""
+    from urdir.model.memory.budget import check_context
 
-
-def demo_model() -> Path:
-    """The demo model that ships with the package."""
-    return Path(__file__).parents[1] / "data" / "demo-q4_k_m.gguf"
+    if context is None:
+        return min(most, config.context_length)
+    check_context(config, context or config.context_length)
+    return context or config.context_length
 
 
 class Engine(Owner):
@@ -85,7 +97,10 @@ class Engine(Owner):
         context: int | None = None,
         kv_dtype: KvDtype = "f16",
         exact: bool = False,
-        sequences: int = 1,
+        sequences: int | None = 1,
+        memory_share: float = 0.0,
+        page_len: int = 0,
+        pages: int | None = None,
         chunk: int | None = None,
         text: bool = False,
         cache_folder: Path | Literal["user"] | None = "user",
@@ -96,36 +111,43 @@ class Engine(Owner):
     ) -> Engine:
         """Open ``path`` (None: the demo model) on ``device`` (auto, cuda[:i], emulator[:sm_NN]).
 
-        ``path`` is a GGUF file, any part of a split one, or a folder as transformers writes it,
-        whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
-        ``context`` defaults to the smaller of the model's and 4096 tokens. The cache stores
-        ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a prompt
-        (2048) are processed at once, fewer where memory is short. With ``text`` a thread of its own
-        builds the tokeniser. ``meanwhile`` is called while the weights are loaded, with an engine
-        that must run nothing yet: for `Session.prepare`. ``cache_folder`` keeps compiled kernels:
-        "user" is the user's (`user_cache_folder`), None keeps none. ``ptx_files`` are folders of
-        edited PTX to use and of PTX to write. ``observer`` looks at every step. No variable of the
-        environment is read. The file is checked whole, and the memory it needs against what is
-        free, before anything is allocated. Raises ModelError, and DriverError for a device that is
-        absent or fails; nothing stays open then, and no thread runs.
+        ``path`` is "demo", a GGUF file, any part of a split one, or a folder as transformers writes
+        it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
+        ``context`` defaults to the smaller of the model's and 4096 tokens, 0 is the model's. The
+        cache stores ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a
+        prompt (2048) are processed at once, fewer where memory is short. A ``memory_share`` of what
+        is free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`)
+        as fit it; ``sequences`` (None) then are `SEQUENCES`, and the context up to `LONG_CONTEXT`.
+        With ``text`` a thread of its own builds the tokeniser. ``meanwhile`` is called while the
+        weights are loaded, with an engine that must run nothing yet: for `Session.prepare`.
+        ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None
+        keeps none. ``ptx_files`` are folders of edited PTX to use and of PTX to write. ``observer``
+        looks at every step. No variable of the environment is read. The file is checked whole, and
+        the memory it needs against what is free, before anything is allocated. Raises ModelError,
+        and DriverError for a device that is absent or fails; nothing stays open then, and no thread
+        runs.
         """
         with Opening(lambda: _open_device(device, cache_folder, ptx_files)) as opening:
             # imported while the device is opened
             from urdir.model.engine.session import Session
             from urdir.model.families.description import Config
             from urdir.model.memory.buckets import MOST_CHUNK
-            from urdir.model.memory.budget import SessionBudget, check_context, fitting_budget
+            from urdir.model.memory.budget import SessionBudget, fitting_budget, most_pages
             from urdir.model.memory.weights import Weights
 
             with opening.timed("file"):
                 gguf = opening.own(_open_file(path, quantize))
                 config = Config.from_gguf(gguf)
-            context = context or default_context(config)
-            check_context(config, context)
+            most = LONG_CONTEXT if memory_share else DEFAULT_CONTEXT
+            context = chosen_context(config, context, most)
             config = config.at_context(context)
             reading = opening.read_tokenizer(gguf) if text else None
             opened = opening.device()
             _announce(opened, gguf)
+            if sequences is None:
+                sequences = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
+            if memory_share and not page_len:
+                page_len = PAGE_LEN
             session_budget = partial(
                 SessionBudget.of,
                 config,
@@ -134,12 +156,15 @@ class Engine(Owner):
                 kv_dtype=kv_dtype,
                 exact=exact,
                 sequences=sequences,
+                page_len=page_len,
             )
+            if memory_share and pages is None:
+                pages = most_pages(gguf, config, opened, session_budget, memory_share)
             budget = fitting_budget(
                 gguf,
                 config,
                 opened,
-                lambda rows: session_budget(chunk=rows),
+                lambda rows: session_budget(chunk=rows, pages=pages),
                 chunk or MOST_CHUNK,
             )
             weights = opening.own(Weights(gguf, config, opened))
@@ -152,6 +177,8 @@ class Engine(Owner):
                     kv_dtype,
                     exact=exact,
                     sequences=sequences,
+                    page_len=page_len,
+                    pages=pages,
                     chunk=budget.chunks[-1],
                     observer=observer,
                 )
@@ -173,10 +200,80 @@ class Engine(Owner):
 
         return Tokenizer.from_gguf(self.gguf)
 
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The file's chat template, which ends with the engine; TemplateError where it has none."""
+        from urdir.model.text.chat import ChatTemplate
+
+        return self._owners.enter_context(ChatTemplate.from_gguf(self.gguf, self.tokenizer))
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: ToolDescriptions | None = None,
+        variables: Mapping[str, Any] | None = None,
+        settings: SamplingSettings | None = None,
+        limit: int | None = None,
+        stops: Sequence[str] = (),
+    ) -> Reply:
+        """The model's answer to a conversation of `Message` objects or dictionaries.
+
+        ``tools`` are descriptions in OpenAI's form, ``variables`` what else the template may read
+        ("enable_thinking"); ``settings`` say how tokens are chosen (those of `SamplingSettings()`),
+        ``limit`` how many at most, ``stops`` at which texts the answer ends. What the conversation
+        has in common with the one before is in the cache. Raises ModelError.
+        """
+        from urdir.model.engine.reply import reply_to
+
+        def begin(tokens: Sequence[int], shown: frozenset[str]) -> Generation:
+            return self._generation(tokens, settings, limit, stops, shown)
+
+        return reply_to(self.template, messages, tools, variables, begin)
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        settings: SamplingSettings | None = None,
+        limit: int | None = None,
+        stops: Sequence[str] = (),
+    ) -> str:
+        """How the model continues a plain text, without a template; see `chat`."""
+        tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
+        if not tokens:
+            raise ModelError("the prompt is empty: the model needs a token to go on from")
+        return "".join(self._generation(tokens, settings, limit, stops).text())
+
+    def _generation(
+        self,
+        tokens: Sequence[int],
+        settings: SamplingSettings | None,
+        limit: int | None,
+        stops: Sequence[str],
+        shown: frozenset[str] = frozenset(),
+    ) -> Generation:
+        from urdir.model.engine.generate import Generation
+        from urdir.model.engine.sampling import SamplingSettings
+
+        return Generation(
+            self.session,
+            self.tokenizer,
+            tokens,
+            settings or SamplingSettings(),
+            limit=limit,
+            stops=stops,
+            host_sampling=self.host_sampling,
+            shown=shown,
+        )
+
     @property
     def name(self) -> str:
         """general.name of the file, or its stem."""
         return self.gguf.metadata.optional("general.name", str, Path(self.gguf.path).stem)
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.name!r} on {self.device.name}, context {self.session.context}>"
 
     def close(self) -> None:
         """Free session, weights, device and file, in this order; closing twice does nothing."""
@@ -203,7 +300,7 @@ def _open_file(
     from urdir.model.files.source import open_model
 
     if path is None or isinstance(path, str | os.PathLike):
-        return open_model(path or demo_model(), quantize=quantize)
+        return open_model(path or DEMO, quantize=quantize)
     return path
 
 
@@ -213,7 +310,10 @@ def _announce(device: Device, gguf: ModelFile) -> None:
         return
     if device.note:
         print(f"{device.note}, which is slow", file=sys.stderr)
-    nbytes = sum(t.nbytes for t in gguf.tensors.values())
-    if nbytes > LARGE_MODEL_BYTES:
-        rate = EMULATOR_BYTES_PER_SECOND / nbytes
-        print(f"expect about {rate:.2g} tokens/s for this model", file=sys.stderr)
+    if sum(t.nbytes for t in gguf.tensors.values()) > LARGE_MODEL_BYTES:
+        print(f"expect about {emulated_rate(gguf):.2g} tokens/s for this model", file=sys.stderr)
+
+
+def emulated_rate(gguf: ModelFile) -> float:
+    """Tokens per second on the emulator, very roughly."""
+    return EMULATOR_BYTES_PER_SECOND / max(1, sum(t.nbytes for t in gguf.tensors.values()))

@@ -44,7 +44,8 @@ class Generation:
     ``prompt`` is the whole token sequence to answer, by sequence ``slot`` of the session; what of
     its beginning that sequence has in the cache is kept (`Session.kept`). At most ``limit`` tokens
     are generated (None: until the end or a full cache); ``ignore_end`` goes on past end tokens;
-    ``host_sampling`` downloads logits and chooses in numpy. ``on_token`` is called with the id of
+    ``host_sampling`` downloads logits and chooses in numpy. ``shown`` are control
+    tokens that belong to the text (`AnswerFormat.shown`). ``on_token`` is called with the id of
     each token of the answer and the text that it completes, which may be "" within a character.
     """
 
@@ -57,6 +58,7 @@ class Generation:
     ignore_end: bool = False
     host_sampling: bool = False
     slot: int = 0
+    shown: frozenset[str] = frozenset()
     on_token: Callable[[int, str], None] | None = None
     statistics: Statistics = field(default_factory=Statistics)
     tokens: list[int] = field(default_factory=list)
@@ -75,7 +77,7 @@ class Generation:
         self.statistics.seed = self.settings.seed
         start = time.perf_counter()
         self._begin()
-        stream = TextStream(self.tokenizer, self.sequence.stop.strings)
+        stream = TextStream(self.tokenizer, self.sequence.stop.strings, self.shown)
         for token in self._answer():
             now = time.perf_counter()
             if len(self.tokens) == 1:
@@ -104,9 +106,9 @@ class Generation:
         keep = self.session.kept(shared, self.slot)
         self.session.truncate(keep, self.slot)
         self.session.feed(self.prompt[keep:], self.slot)
-        self.session.set_sampling(self.settings, self.slot)
         ends = frozenset() if self.ignore_end else frozenset(self.tokenizer.end_ids)
-        self.sequence.begin_answer(StopConditions(self.limit, ends, tuple(self.stops)))
+        stop = StopConditions(self.limit, ends, tuple(self.stops))
+        self.session.set_sampling(self.settings, self.slot, stop)
         self.statistics.prompt_tokens = len(self.prompt)
         self.statistics.cached_tokens = keep
 
@@ -134,14 +136,20 @@ class Generation:
     def _output(self) -> Output:
         if self.host_sampling:
             return Output.LOGITS
-        return Output.GREEDY if self.settings.is_greedy else Output.SAMPLE
+        return Output.of(self.settings)
 
     def _choose_on_host(self) -> Generator[int, None, None]:
         """The same with logits downloaded and numpy choosing: what the device must match."""
         while not self.sequence.is_full:
             logits = self.session.forward_gpu_resident((self.slot,))[0]
-            before = self.sequence.tokens
-            token = sample(logits, self.settings, self.sequence.length, before, self.slot)
+            token = sample(
+                logits,
+                self.settings,
+                self.sequence.length,
+                self.sequence.tokens,
+                answer_at=self.sequence.answer_at,
+                end_ids=self.sequence.stop.end_ids,
+            )
             if self.sequence.is_full:
                 self.sequence.read(token)
             else:

@@ -38,10 +38,11 @@ class StopConditions:
 class Sequence:
     """Up to ``context`` tokens in place ``slot`` of the cache; bookkeeping alone, no device.
 
-    ``tokens`` are those that the host knows. The first ``length`` are in the cache, counting steps
-    that are queued. ``known`` tokens exist: those on the device that the host has not read yet are
-    among them. Tokens from ``length`` to ``known`` are *pending*: a step processes them. The last
-    token of a full sequence has no room in the cache.
+    ``tokens`` are those that the host knows; those from ``answer_at`` on are an answer. The first
+    ``length`` are in the cache, counting steps that are queued. ``known`` tokens exist: those on
+    the device that the host has not read yet are among them. Tokens from ``length`` to ``known``
+    are *pending*: a step processes them. The last token of a full sequence has no room in the
+    cache.
     """
 
     def __init__(self, slot: int, context: int) -> None:
@@ -52,7 +53,7 @@ class Sequence:
         self.known = 0
         self.settings = GREEDY
         self.stop = StopConditions()
-        self._answer_at = 0
+        self.answer_at = 0
 
     @property
     def pending(self) -> int:
@@ -163,7 +164,7 @@ class Sequence:
         self.check_truncate(length)
         del self.tokens[length:]
         self.length = self.known = length
-        self._answer_at = min(self._answer_at, length)
+        self.answer_at = min(self.answer_at, length)
 
     def copy(self, other: Sequence) -> None:
         """Take over the tokens of another, the pending one included; slot, settings and stop
@@ -172,24 +173,24 @@ class Sequence:
         other.check_read()
         self.tokens[:] = other.tokens
         self.length, self.known = other.length, other.known
-        self._answer_at = len(self.tokens)
+        self.answer_at = len(self.tokens)
 
     # ---- an answer ----
 
     def begin_answer(self, stop: StopConditions) -> None:
         """What follows the tokens so far is an answer, which ends as ``stop`` says."""
         self.stop = stop
-        self._answer_at = len(self.tokens)
+        self.answer_at = len(self.tokens)
 
     @property
     def answer(self) -> list[int]:
         """Tokens of the answer so far, the end token included."""
-        return self.tokens[self._answer_at :]
+        return self.tokens[self.answer_at :]
 
     @property
     def finish(self) -> Finish | None:
         """Why the answer has ended, as far as tokens tell; None where it goes on."""
-        answered = len(self.tokens) - self._answer_at
+        answered = len(self.tokens) - self.answer_at
         if answered and self.tokens[-1] in self.stop.end_ids:
             return Finish.END
         if self.stop.limit is not None and answered >= self.stop.limit:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from urdir.model.blocks.attention import segment_alignment
 from urdir.model.blocks.parts import StepParts
-from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
+from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.run_ahead import RunAhead
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.engine.sequence import Ids, Sequence
+from urdir.model.engine.sequence import Ids, Sequence, StopConditions
+from urdir.model.engine.step_queue import NO_MASKS, StepQueue
 from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
 from urdir.model.memory.buckets import MOST_CHUNK
@@ -27,11 +29,14 @@ from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import ZEROED
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.driver.stream import Event
 
 Slots = abc.Sequence[int]
+Words = npt.NDArray[np.uint32]
 
 
 class Session(Owner):
@@ -73,15 +78,17 @@ class Session(Owner):
         self.context = context
         self.weights = weights
         self.sequences = tuple(Sequence(slot, context) for slot in range(sequences))
-        self.shapes = ShapeBuckets.of(budget.chunks, budget.cache.max_len)
-        self._rows: tuple[tuple[int, int], ...] = ()  # of the next decode step, on the device
+        alignment = 1 if exact else segment_alignment(config, budget.cache, device.native_target)
+        self.shapes = ShapeBuckets.of(
+            budget.chunks, budget.cache.max_len, budget.state.rows, alignment
+        )
         with ExitStack() as owners:
             self._stream = owners.enter_context(device.create_stream())
-            cache = owners.enter_context(KvCache(device, budget.cache))
+            cache = owners.enter_context(KvCache(device, budget.cache, self._stream))
             self._recurrent = owners.enter_context(
                 RecurrentState(device, budget.recurrent, self._stream)
             )
-            state = owners.enter_context(DecodeState(device, budget.state))
+            state = owners.enter_context(DecodeState(device, budget.state, self._stream))
             work = owners.enter_context(device.arena(budget.workspace, "workspace"))
             for name in ZEROED & work.keys():
                 work[name].fill(0)
@@ -97,6 +104,7 @@ class Session(Owner):
             )
             self.ahead = owners.enter_context(RunAhead(device, self._stream))
             self.steps = owners.enter_context(Steps(self.parts, observer))
+            self.queue = StepQueue(self.steps, state, self.shapes, self._stream)
             self._owners = owners.pop_all()
 
     # ---- one sequence ----
@@ -123,7 +131,8 @@ class Session(Owner):
     def stream(
         self, output: Output, sequence: int = 0, *, most: int | None = None
     ) -> Generator[int, None, None]:
-        """Tokens of a sequence, one a step, until it is full; steps run ahead of the reader.
+        """Tokens of a sequence, one a step, until it is full or an end id of its stop conditions
+        was chosen; steps run ahead of the reader.
 
         When the iterator is closed, steps that ran beyond the last token it gave are undone. It
         ends after ``most`` tokens, beyond which no step runs.
@@ -148,14 +157,20 @@ class Session(Owner):
         """
         if not tokens:
             return
-        self._check_vocabulary(tokens)
         fed = self.sequences[sequence]
-        fed.check_append(len(tokens))
-        end = fed.known + len(tokens) - 1
-        self.parts.cache.reserve(fed.slot, fed.length, end)
-        self.parts.state.write_tokens(fed.slot, fed.known, tokens)
-        fed.append(tokens)
+        self._check_append(tokens, fed)
+        self.parts.cache.reserve(fed.slot, fed.length, fed.known + len(tokens) - 1)
+        self.append(tokens, sequence)
         self._process(fed, fed.known - self.shapes.chunks[-1])
+
+    def append(self, tokens: Ids, sequence: int = 0) -> None:
+        """Append ``tokens``, which are pending then, however many: for `launch_batch`. Raises as
+        `feed` does, where the context has no room.
+        """
+        extended = self.sequences[sequence]
+        self._check_append(tokens, extended)
+        self.parts.state.write_tokens(extended.slot, extended.known, tokens)
+        extended.append(tokens)
 
     def _process(self, sequence: Sequence, end: int) -> None:
         """Queue prompt steps without an output until no token before ``end`` is pending: one more
@@ -164,9 +179,8 @@ class Session(Owner):
             return
         while sequence.length < end:
             shape, stop = self.shapes.prompt(sequence.length, sequence.last)
-            self.parts.state.write_chunk(sequence.slot, sequence.length, stop)
-            self.steps.launch(shape, self._stream)
-            sequence.process(stop)
+            segment = Segment(sequence.slot, sequence.length, stop)
+            self._launch(shape, Batch((), (segment,)))
         self._recurrent.keep(sequence.slot, sequence.length)
 
     def prepare(self, tokens: int, output: Output) -> None:
@@ -184,10 +198,23 @@ class Session(Owner):
             shapes.append(self.shapes.decode(1, known, output))
         self.steps.record(shapes)
 
-    def set_sampling(self, settings: SamplingSettings, sequence: int = 0) -> None:
-        """How tokens of a sequence are drawn from now on, by steps whose output is SAMPLE."""
-        self.sequences[sequence].settings = settings
-        self.parts.state.write_sampling(sequence, settings.words, settings.seed)
+    def set_sampling(
+        self,
+        settings: SamplingSettings,
+        sequence: int = 0,
+        stop: StopConditions | None = None,
+    ) -> None:
+        """What follows the tokens of a sequence so far is an answer: how its tokens are chosen, by
+        steps whose output is SAMPLE or LOGPROBS, and when it ends. The device itself stops at an
+        end id. Raises ModelError for a bias of a token outside the vocabulary."""
+        answering, vocab = self.sequences[sequence], self.parts.config.vocab_size
+        for token, _ in settings.logit_bias:
+            if token >= vocab:
+                raise ModelError(f"logit_bias of token {token}: the vocabulary has {vocab} tokens")
+        answering.settings = settings
+        answering.begin_answer(stop or StopConditions())
+        words = settings.words(answering.answer_at, answering.stop.end_ids)
+        self.parts.state.write_sampling(sequence, words)
 
     def forward_gpu_resident(self, sequences: Slots = (0,)) -> npt.NDArray[np.float32]:
         """Process the pending tokens of each sequence: embedding, layers, norm, LM head. The last
@@ -205,19 +232,48 @@ class Session(Owner):
     ) -> list[int]:
         """The same, and the next tokens are chosen on the device: only they come back.
 
-        ``output`` is GREEDY (the most likely, lowest id on ties) or SAMPLE (``set_sampling``).
+        ``output`` is GREEDY (the most likely, lowest id on ties), SAMPLE or LOGPROBS
+        (``set_sampling``). Raises ModelError where a sequence has no token to choose (`read`); the
+        tokens of all are pending as before then.
         """
         self._step(output, sequences)
         chosen = self.parts.state["sampled"].download(np.uint32, len(sequences))
         tokens = [int(token) for token in chosen]
+        if INVALID_TOKEN in tokens:
+            for sequence in sequences:
+                self.undo_unread(sequence)
+            raise self.no_choice(sequences[tokens.index(INVALID_TOKEN)])
         for sequence, token in zip(sequences, tokens, strict=True):
-            self.sequences[sequence].read(token)
+            self.read(sequence, token)
         return tokens
+
+    def read(self, sequence: int, token: int) -> None:
+        """The host knows the next token of a sequence, which the device has chosen.
+
+        Raises ModelError where the device found none: see `no_choice`.
+        """
+        reader = self.sequences[sequence]
+        if token == INVALID_TOKEN:
+            raise self.no_choice(sequence)
+        reader.read(token)
+        if token in reader.stop.end_ids:
+            self.queue.forget_rows()  # the device has made its row idle
+
+    def no_choice(self, sequence: int) -> ModelError:
+        """The error that names a sequence for which the device chose INVALID_TOKEN: one of its
+        logits is NaN, or the highest is infinite, also where nothing is allowed. Its row is idle.
+        """
+        self.queue.forget_rows()
+        return ModelError(
+            f"sequence {sequence}: no token can be chosen: its logits hold NaN or infinity (the "
+            "forward pass went wrong), or no token is allowed"
+        )
 
     def stream_together(
         self, output: Output, sequences: Slots, *, most: int | None = None
     ) -> Generator[list[int], None, None]:
-        """The next token of each sequence, step after step, until one is full; see ``stream``.
+        """The next token of each sequence, step after step, until one is full or has chosen one of
+        its end ids; see ``stream``.
 
         While the host would wait for the device, it records the graphs of several steps and of the
         next length bucket.
@@ -247,7 +303,7 @@ class Session(Owner):
         self.parts.cache.truncate(cut.slot, length)
         self.parts.state.write_known(cut.slot, length)
         cut.truncate(length)
-        self._rows = ()
+        self.queue.forget_rows()
 
     def undo_unread(self, sequence: int) -> None:
         """Forget the steps of a sequence whose tokens were not read; the last one that was read is
@@ -263,7 +319,7 @@ class Session(Owner):
             self._recurrent.truncate(undone.slot, length, reached)
             self.parts.state.write_known(undone.slot, undone.known)
             undone.rewind(length)
-            self._rows = ()
+            self.queue.forget_rows()
             self._process(undone, undone.known - self.shapes.chunks[-1])
 
     def fork(self, source: int, target: int) -> None:
@@ -275,7 +331,7 @@ class Session(Owner):
         self._recurrent.fork(source, target, original.length)
         self.parts.state.copy_tokens(source, target, original.known)
         self.sequences[target].copy(original)
-        self._rows = ()
+        self.queue.forget_rows()
 
     # ---- steps ----
 
@@ -291,10 +347,16 @@ class Session(Owner):
             raise ModelError(f"a step of sequences {list(sequences)}: each once, at least one")
         for s in sequences:
             self.sequences[s].check_step()
-        if len(sequences) == 1 and self.sequences[sequences[0]].pending > 1:
-            prompt = self.sequences[sequences[0]]
-            return self.shapes.prompt(prompt.length, prompt.known, output)[0]
+        if (segment := self._segment(sequences)) is not None:
+            return self.shapes.prompt(segment.start, segment.end, output)[0]
         return self.shapes.decode(len(sequences), self.longest(sequences) + steps, output, steps)
+
+    def _segment(self, sequences: Slots) -> Segment | None:
+        """What is pending of a single sequence, where that is more than a token."""
+        first = self.sequences[sequences[0]]
+        if len(sequences) > 1 or first.pending <= 1:
+            return None
+        return Segment(first.slot, first.length, first.known, chooses=True)
 
     def _step(self, output: Output, sequences: Slots) -> None:
         """Queue one step of ``sequences``."""
@@ -308,30 +370,60 @@ class Session(Owner):
 
         Raises ContextFullError when the cache has no room, DriverError; no token was chosen then.
         """
-        stepped = [self.sequences[s] for s in sequences]
-        for s in stepped:
+        for s in (self.sequences[slot] for slot in sequences):
             self.parts.cache.reserve(s.slot, s.length, s.last + shape.steps)
-        for s in stepped:
-            if shape.is_prompt:
-                self.parts.state.write_chunk(s.slot, s.length, s.known)
-            else:
-                self._process(s, s.last)
-        rows = tuple((s.slot, s.last) for s in stepped)
-        if rows != self._rows:
-            self.parts.state.write_rows(rows)
-        self._rows = ()  # until the steps are queued, device and host may differ
-        self.steps.launch(shape, self._stream)
-        for s in stepped:
-            s.step(shape.steps, shape.output.is_token)
-            if shape.is_prompt:
-                self._recurrent.keep(s.slot, s.length)
-        self._rows = tuple((s.slot, s.length) for s in stepped)
+        if (segment := self._segment(sequences)) is not None:
+            self._launch(shape, Batch((), (segment,)))
+            self._recurrent.keep(segment.sequence, segment.end)
+            return
+        for slot in sequences:
+            self._process(self.sequences[slot], self.sequences[slot].last)
+        self._launch(shape, Batch(tuple(sequences)))
+
+    def launch_batch(
+        self, batch: Batch, output: Output, masks: abc.Mapping[int, Words] = NO_MASKS
+    ) -> None:
+        """Queue one step of a batch, whose segments are pending and fit the largest chunk.
+        ``masks`` (ceil(n_vocab / 32),) u32 have, by sequence, a bit for each token that is allowed.
+
+        Raises ContextFullError when the cache has no room, ModelError, DriverError; nothing was
+        queued then.
+        """
+        if self.is_recurrent and batch.segments:
+            raise ModelError("prompts of a model with recurrent layers are steps of their own")
+        ends = {slot: self.sequences[slot].last + 1 for slot in batch.decode}
+        ends |= {segment.sequence: segment.end for segment in batch.segments}
+        for slot, end in ends.items():
+            self.sequences[slot].check_step()
+            self.parts.cache.reserve(slot, self.sequences[slot].length, end)
+        self._launch(self.shapes.of_batch(batch, max(ends.values()), output), batch, masks)
+
+    def _launch(
+        self, shape: StepShape, batch: Batch, masks: abc.Mapping[int, Words] = NO_MASKS
+    ) -> None:
+        """Queue steps; the host's lengths move on with the device's positions."""
+        self.queue.launch(shape, batch, [self.sequences[s].last for s in batch.decode], masks)
+        for segment in batch.segments:
+            if not segment.chooses:
+                self.sequences[segment.sequence].process(segment.end)
+        for slot in batch.choosing:
+            self.sequences[slot].step(shape.steps, shape.output.is_token)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layers keep a state of each sequence instead of keys and values."""
+        return bool(self._recurrent.shape.layers)
+
+    def record(self, event: Event) -> None:
+        """Mark the point behind all steps that are queued."""
+        self._stream.record(event)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""
         return self.parts.state.positions()
 
-    def _check_vocabulary(self, tokens: Ids) -> None:
+    def _check_append(self, tokens: Ids, sequence: Sequence) -> None:
+        sequence.check_append(len(tokens))
         size = self.parts.config.vocab_size
         for token in tokens:
             if not 0 <= token < size:

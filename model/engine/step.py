@@ -9,14 +9,15 @@ from urdir.driver.plan import Plan
 from urdir.model.blocks.embedding import append_embedding
 from urdir.model.blocks.layer import append_layer, append_layer_keys, begins_with_attention
 from urdir.model.blocks.linear import Activations
-from urdir.model.blocks.parts import StepParts
-from urdir.model.blocks.rows import LastRow, Rows
+from urdir.model.blocks.parts import LayerStep, StepParts
+from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS
+from urdir.ptxgen.kernels.adjust_logits import AdjustLogits
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
-from urdir.ptxgen.kernels.gather import Gather
 from urdir.ptxgen.kernels.sample import Sample
+from urdir.ptxgen.kernels.token_logprobs import TokenLogprobs
 
 
 def build_plan(parts: StepParts, shape: StepShape) -> Plan:
@@ -28,15 +29,16 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     """`build_plan` in small pieces, one a layer: the plan is what the generator returns."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
-    rows = Rows.of(parts.state, shape.rows, shape.keys, is_prompt=shape.is_prompt)
+    rows = Rows.of(parts.state, shape.rows, shape.keys, shape.prompt)
     x = append_embedding(plan, parts, rows)
     *others, final = range(parts.config.n_layers)
     for index in others:
         x = append_layer(plan, parts, rows, index, x)
         yield
-    if shape.is_prompt:
-        x = _append_last_layer(plan, parts, rows, x, shape.output)
-        rows = LastRow.of(parts.state, rows.keys).rows
+    if shape.prompt:
+        outputs = OutputRows.of(parts.state, shape.outputs, rows.keys)
+        x = _append_last_layer(plan, parts, rows, x, outputs, shape.output)
+        rows = outputs.rows
     else:
         x = append_layer(plan, parts, rows, final, x)
     yield
@@ -51,24 +53,24 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
 
 
 def _append_last_layer(
-    plan: Plan, parts: StepParts, rows: Rows, x: Activations, output: Output
+    plan: Plan, parts: StepParts, rows: Rows, x: Activations, outputs: OutputRows, output: Output
 ) -> Activations:
-    """The last layer of a prompt step, for its last row as far as that goes; nothing but keys and
-    values where there is no output."""
+    """The last layer of a step with prompts, for the rows whose results are wanted as far as that
+    goes; nothing but keys and values where there are none."""
     index = parts.config.n_layers - 1
     narrows = begins_with_attention(parts.config.layers[index])
     if narrows and output is Output.NONE:
         append_layer_keys(plan, parts, rows, index, x)
         return x
-    last = LastRow.of(parts.state, rows.keys)
     if narrows:
-        return append_layer(plan, parts, rows, index, x, last=last)
-    linear = parts.linear(plan, rows)
-    x = linear.complete(append_layer(plan, parts, rows, index, x))
-    if output is not Output.NONE:
-        kernel = Gather(parts.config.hidden, rows.count)
-        plan.launch(kernel, "last_row", x=x.x, index=last.index, y=x.x)
-    return Activations(x.x)
+        return append_layer(plan, parts, rows, index, x, outputs=outputs)
+    x = parts.linear(plan, rows).complete(append_layer(plan, parts, rows, index, x))
+    if output is Output.NONE:
+        return x
+    step = LayerStep(plan, parts, rows, index, outputs=outputs)
+    y = step.free(x.x)
+    step.gather_outputs("output_rows", x.x, parts.config.hidden, y)
+    return Activations(y)
 
 
 def _append_head(plan: Plan, parts: StepParts, rows: Rows, x: Activations) -> None:
@@ -85,17 +87,30 @@ def _append_choice(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> 
     if output is Output.GREEDY:
         kernel = Argmax(n=vocab, rows=rows.count)
         plan.launch(kernel, "argmax", logits=work["logits"], ranks=work["ranks"])
-    elif output is Output.SAMPLE:
+    elif output is not Output.LOGITS:
+        shape = (vocab, state.max_len, rows.count, state.sequences)
+        chosen = {"settings": state["settings"], **rows.arguments}
         plan.launch(
-            Sample(vocab, state.max_len, rows=rows.count, sequences=state.sequences),
-            "sample",
+            AdjustLogits(*shape),
+            "adjust",
             logits=work["logits"],
-            settings=state["settings"],
-            seed=state["seed"],
+            raw=work["raw logits"],
             tokens=state["tokens"],
-            sampled=state["sampled"],
-            **rows.arguments,
+            masks=state["masks"],
+            masked=state["masked"],
+            **chosen,
         )
+        chosen["sampled"] = state["sampled"]
+        plan.launch(Sample(*shape), "sample", logits=work["logits"], **chosen)
+        if output is Output.LOGPROBS:
+            plan.launch(
+                TokenLogprobs(*shape, slots=MAILBOX_SLOTS),
+                "logprobs",
+                logits=work["raw logits"],
+                logprobs=state.logprobs,
+                likely=state.likely,
+                **chosen,
+            )
 
 
 def _append_advance(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> None:
@@ -111,6 +126,7 @@ def _append_advance(plan: Plan, parts: StepParts, rows: Rows, output: Output) ->
         "advance",
         tokens=state["tokens"],
         known=state["known"],
+        settings=state["settings"],
         mailbox=state.mailbox,
         sampled=state["sampled"],
         **ranks,

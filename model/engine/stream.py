@@ -11,7 +11,7 @@ from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
 from urdir.model.engine.run_ahead import AT_ONCE, RunAhead
 from urdir.model.engine.runner import Steps
-from urdir.model.engine.sequence import Sequence
+from urdir.model.engine.sequence import Finish, Sequence
 from urdir.model.errors import ContextFullError
 
 #: Tokens before its end at which a stream begins to prepare for the next length bucket.
@@ -39,12 +39,16 @@ class Decoder(Protocol):
     def launch(self, shape: StepShape, sequences: abc.Sequence[int]) -> None:
         """See Session."""
 
+    def read(self, sequence: int, token: int) -> None:
+        """See Session."""
+
     def undo_unread(self, sequence: int) -> None:
         """See Session."""
 
 
 class DecodeStream:
-    """The steps of some sequences together until one is full, or after ``most`` steps."""
+    """The steps of some sequences together until one is full or has ended, or after ``most``
+    steps."""
 
     def __init__(
         self, session: Decoder, output: Output, slots: abc.Sequence[int], most: int | None
@@ -72,10 +76,12 @@ class DecodeStream:
                 lambda steps: self._queue(steps, end), lambda: self._look_ahead(end)
             ):
                 tokens = []
-                for row, sequence in enumerate(sequences):
-                    tokens.append(chosen(row, len(sequence.tokens) - 1))
-                    sequence.read(tokens[-1])
+                for sequence in sequences:
+                    tokens.append(chosen(sequence.slot, len(sequence.tokens) - 1))
+                    session.read(sequence.slot, tokens[-1])
                 yield tokens
+                if any(sequence.finish is Finish.END for sequence in sequences):
+                    return
         finally:
             for slot in slots:
                 session.undo_unread(slot)
@@ -93,7 +99,7 @@ class DecodeStream:
             return 0
         shape = session.shape_after(self._output, slots)
         self._keys = shape.keys
-        if shape.is_prompt:
+        if shape.prompt:
             session.launch(shape, slots)
             self._waits = True
             return 1

@@ -13,7 +13,7 @@ places of its weights (`stored`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from urdir.model.families.recurrent import Recurrence, Recurrent, Selective, ShortConv
 from urdir.model.families.rope import RopeConfig
@@ -358,6 +358,19 @@ class Config:
     softcap: float = 0.0
     ignored_keys: tuple[str, ...] = ()  # of the file, which the architecture does not know
     unused_tensors: tuple[str, ...] = ()  # of the file, for other uses than plain decoding
+
+    def __str__(self) -> str:
+        from urdir.model.families.summary import summary
+
+        return summary(self)
+
+    def __repr__(self) -> str:
+        size = f"hidden {self.hidden}, vocabulary {self.vocab_size}, context {self.context_length}"
+        return f"<Config {self.architecture}, {self.n_layers} layers, {size}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """In a notebook: what the layers are made of."""
+        printer.text(str(self))
 
     @property
     def n_layers(self) -> int:

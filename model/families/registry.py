@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -52,6 +53,8 @@ def read_config(file: ModelFile) -> Config:
     Raises UnsupportedError (architecture, tensor types, tensors we would have to ignore) or
     ConfigError (a key or tensor missing or inconsistent), naming the key or tensor.
     """
+    if file.metadata.get("general.type") == "adapter":
+        raise UnsupportedError(f"{file.path}: a LoRA adapter: merge it into its model's file first")
     try:
         config = describe(Reader.of(file))
         check_tensors(config, file)
@@ -63,11 +66,30 @@ def read_config(file: ModelFile) -> Config:
     return config
 
 
+#: What files say that they are and that is no language model of its own.
+_OTHER_FILES = {
+    "clip": ": this is a multi-modal projector (mmproj); only text models run",
+    "bert": ": it makes embeddings, which are not computed",
+    "nomic-bert": ": it makes embeddings, which are not computed",
+    "t5encoder": ": it makes embeddings, which are not computed",
+}
+
+
+def _hint(architecture: str) -> str:
+    """What comes near an architecture that there is not, or what the file is."""
+    if architecture in _OTHER_FILES:
+        return _OTHER_FILES[architecture]
+    near = get_close_matches(architecture, families(), 3)
+    if near:
+        return f"; {' and '.join(near)} {'is' if len(near) == 1 else 'are'}"
+    return f" (the {len(families())} that are: table Architectures in model/README.md)"
+
+
 def describe(file: Reader) -> Config:
     """The description that the family of ``file`` makes; tensors are not checked yet."""
     architecture = file.architecture
     if (described := _find(architecture)) is None:
         raise UnsupportedError(
-            f"architecture {architecture!r} is not supported (supported: {', '.join(families())})"
+            f"architecture {architecture!r} is not supported{_hint(architecture)}"
         )
     return described(file)

@@ -60,7 +60,7 @@ def download(name: HubName) -> Path:
     The path of a GGUF file, whose other parts are beside it, or of a folder. Raises HubError.
     """
     repository = _Repository(name.repo)
-    ggufs = _whole_models(repository.files)
+    ggufs = whole_models(repository.files)
     if not ggufs and name.wanted is None and {"config.json"} <= set(repository.files):
         return _download_folder(repository)
     paths = [repository.download(file) for file in part_names_in(choose(name, ggufs))]
@@ -100,7 +100,7 @@ def part_names_in(file: str) -> list[str]:
     return [str(path.with_name(part)) for part in part_names(path.name)]
 
 
-def _whole_models(files: Iterable[str]) -> list[str]:
+def whole_models(files: Iterable[str]) -> list[str]:
     """The GGUF files that are models, each split one by its first part."""
     names = (file for file in files if file.endswith(".gguf"))
     others = ("mmproj", "imatrix")  # of pictures; of the quantiser

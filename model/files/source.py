@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.errors import SettingsError
+from urdir.model.errors import ModelError, SettingsError
+from urdir.model.files.demo import DEMO, demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.hub import PREFIX, HubName, download
+from urdir.model.foreign import foreign, one_line
 
 if TYPE_CHECKING:
     from urdir.model.files.pretrained.model import SafetensorsModel
@@ -17,13 +19,18 @@ if TYPE_CHECKING:
 def open_model(
     source: str | os.PathLike[str], *, quantize: str | None = None
 ) -> Gguf | SafetensorsModel:
-    """Open a GGUF file (any part of a split one), a folder as transformers writes it, or either of
-    them on the Hugging Face hub ("hf:org/repo[:file-or-type]", see `hub`).
+    """Open "demo", a GGUF file (any part of a split one), a folder as transformers writes it, or
+    either of them on the Hugging Face hub ("hf:org/repo[:file-or-type]", see `hub`).
 
     ``quantize`` is the type that the matrices of such a folder get while they are loaded. Raises
     ModelError.
     """
-    path, name = Path(source), None
+    with foreign(one_line(str(source)), ModelError):
+        return _open(source, quantize)
+
+
+def _open(source: str | os.PathLike[str], quantize: str | None) -> Gguf | SafetensorsModel:
+    path, name = demo_model() if source == DEMO else Path(source), None
     if str(source).startswith(PREFIX):
         asked = HubName.parse(str(source).removeprefix(PREFIX))
         path, name = download(asked), asked.repo.partition("/")[2]
@@ -32,5 +39,5 @@ def open_model(
 
         return SafetensorsModel(path, quantize, name)
     if quantize is not None:
-        raise SettingsError(f"{path}: --quantize is for safetensors; a GGUF file has its types")
+        raise SettingsError(f"{path}: quantize is for safetensors; a GGUF file has its types")
     return Gguf(path)

@@ -6,7 +6,7 @@ metadata, so that nothing is uploaded and no GPU is needed.
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -27,23 +27,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelKernel:
-    """A specialisation, and how many launches of it every step has that uses it.
+    """A specialisation, what it does in a layer (``roles``: "attn_qkv", "ffn_down"), and how many
+    launches of it every step has that uses it.
 
     ``missing`` are the other steps of the model.
     """
 
     spec: KernelSpec
+    roles: tuple[str, ...]
     launches: Mapping[StepShape, int]
     missing: tuple[StepShape, ...]
 
     def per_step(self, prompt: bool) -> int:
         """Launches in one decode (or prompt) step, the most of any; 0 where none has it."""
-        counts = (n for shape, n in self.launches.items() if shape.is_prompt is prompt)
+        counts = (n for shape, n in self.launches.items() if bool(shape.prompt) is prompt)
         return max(counts, default=0)
 
     def as_dict(self) -> dict[str, Any]:
         """The launches as plain values, for JSON."""
         return {
+            "roles": list(self.roles),
             "launches_per_decode_step": self.per_step(prompt=False),
             "launches_per_prompt_step": self.per_step(prompt=True),
             "steps": [
@@ -56,24 +59,27 @@ class ModelKernel:
         """Which steps it is in, as far as it is not in all decode or all prompt steps."""
         parts = []
         for prompt, kind in ((False, "decode"), (True, "prompt")):
-            used = [shape for shape in self.launches if shape.is_prompt is prompt]
-            others = [shape for shape in self.missing if shape.is_prompt is prompt]
+            used = [shape for shape in self.launches if bool(shape.prompt) is prompt]
+            others = [shape for shape in self.missing if bool(shape.prompt) is prompt]
             if used:
                 parts.append(kind + _restriction(used, others))
         return ", ".join(parts)
 
 
-def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
+def step_shapes(shapes: ShapeBuckets, all_prompts: bool = True) -> tuple[StepShape, ...]:
     """The steps of a session with one sequence: decode steps by length bucket and output, prompt
-    steps by rows and length bucket. One output stands for all of a prompt's: what follows the
-    layers is as in a decode step.
+    steps by rows and length bucket, or the largest alone. One output stands for all of a prompt's:
+    what follows the layers is as in a decode step.
     """
-    buckets, outputs = shapes.lengths, (Output.GREEDY, Output.SAMPLE, Output.LOGITS)
+    buckets, outputs = (
+        shapes.lengths,
+        (Output.GREEDY, Output.SAMPLE, Output.LOGPROBS, Output.LOGITS),
+    )
     decode = (StepShape(1, keys, output) for output in outputs for keys in buckets)
     prompt = (
-        StepShape(rows, keys, Output.GREEDY, is_prompt=True)
-        for rows in shapes.chunks
-        for keys in buckets
+        StepShape(rows, keys, Output.GREEDY, prompt=rows)
+        for rows in (shapes.chunks if all_prompts else shapes.chunks[-1:])
+        for keys in (buckets if all_prompts else buckets[-1:])
     )
     return (*decode, *prompt)
 
@@ -86,9 +92,11 @@ def model_kernels(
     sm_count: int,
     kv_dtype: KvDtype = "f16",
     exact: bool = False,
+    all_prompts: bool = True,
 ) -> tuple[ModelKernel, ...]:
     """Every specialisation that the decode and prompt steps of one sequence of up to ``context``
-    tokens use on a GPU of ``target`` with ``sm_count`` SMs, in order of first use.
+    tokens use on a GPU of ``target`` with ``sm_count`` SMs, in order of first use. Of the prompt
+    steps, which differ little, the largest stands for all without ``all_prompts``.
 
     Only the metadata and the tensors' types and shapes of ``gguf`` are looked at. Raises ModelError
     for an impossible context or target, PtxgenError for shapes that no kernel handles.
@@ -96,19 +104,34 @@ def model_kernels(
     with paper_device(target, sm_count) as device:
         weights = Weights(gguf, config, device)
         with Session(device, weights, context, kv_dtype, exact=exact) as session:
-            counts = {shape: _count(session, shape) for shape in step_shapes(session.shapes)}
-    specs = dict.fromkeys(spec for count in counts.values() for spec in count)
-    return tuple(_model_kernel(spec, counts) for spec in specs)
+            roles = {
+                shape: _roles(session, shape) for shape in step_shapes(session.shapes, all_prompts)
+            }
+    specs = dict.fromkeys(spec for found in roles.values() for spec in found)
+    return tuple(_model_kernel(spec, roles) for spec in specs)
 
 
-def _count(session: Session, shape: StepShape) -> Counter[KernelSpec]:
-    plan = build_plan(session.parts, shape)
-    return Counter(cast("KernelSpec", op.kernel) for op in plan if isinstance(op, Launch))
+#: The role of each launch of a step, by its kernel.
+_Roles = Mapping["KernelSpec", list[str]]
 
 
-def _model_kernel(spec: KernelSpec, counts: Mapping[StepShape, Counter[KernelSpec]]) -> ModelKernel:
-    launches = {shape: count[spec] for shape, count in counts.items() if spec in count}
-    return ModelKernel(spec, launches, tuple(shape for shape in counts if shape not in launches))
+def _roles(session: Session, shape: StepShape) -> _Roles:
+    found: dict[KernelSpec, list[str]] = {}
+    for op in build_plan(session.parts, shape):
+        if isinstance(op, Launch):
+            role = re.sub(r"^blk[.]\d+[.]", "", op.label)
+            found.setdefault(cast("KernelSpec", op.kernel), []).append(role)
+    return found
+
+
+def _model_kernel(spec: KernelSpec, found: Mapping[StepShape, _Roles]) -> ModelKernel:
+    used = {shape: roles[spec] for shape, roles in found.items() if spec in roles}
+    return ModelKernel(
+        spec,
+        tuple(dict.fromkeys(role for roles in used.values() for role in roles)),
+        {shape: len(roles) for shape, roles in used.items()},
+        tuple(shape for shape in found if shape not in used),
+    )
 
 
 def _restriction(used: list[StepShape], others: list[StepShape]) -> str:

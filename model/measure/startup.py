@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 from urdir.driver.device import Device
 from urdir.driver.parallel import in_threads
 from urdir.model.engine.batch import Output
-from urdir.model.engine.engine import Engine, default_context, demo_model
+from urdir.model.engine.engine import Engine, chosen_context
 from urdir.model.errors import ModelError
 from urdir.model.families.synthetic import SyntheticModel
+from urdir.model.files.demo import DEMO
 from urdir.model.measure.model_kernels import model_kernels
 from urdir.ptxgen.render.jinja import environment, write_modules
 
@@ -86,7 +87,7 @@ def bench_startup(
     ]
     rows += _open(source, device_name, cache_folder)
     if not isinstance(source, SyntheticModel):
-        path = str(source or demo_model())
+        path = str(source or DEMO)
         _first_output_s(path, name)
         seconds = _first_output_s(path, name)
         rows.append(StartupRow("process to first token", seconds, "s", "urdir run -n 1"))
@@ -130,7 +131,7 @@ def _record(engine: Engine) -> None:
 
 def _specs(engine: Engine) -> Sequence[KernelSpec]:
     device = engine.device
-    context = default_context(engine.config)
+    context = chosen_context(engine.config, None)
     sm_count = device.properties.sm_count
     kernels = model_kernels(engine.gguf, engine.config, context, device.native_target, sm_count)
     return [kernel.spec for kernel in kernels]

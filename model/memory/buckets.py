@@ -10,6 +10,8 @@ from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 #: Rows of a prompt step, smallest first; what does not fill one leaves idle rows.
 CHUNKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+#: The same of steps with several segments of prompts: rows that choose a token, rows of prompts.
+COARSE_ROWS, COARSE_CHUNKS = (0, 16, 64, 128, 256), (128, 512, 1024, 2048)
 #: With exact arithmetic, products take f32 activations, few rows at a time.
 EXACT_CHUNKS = (MAX_BATCH,)
 #: The most rows of a prompt step, where memory allows them.

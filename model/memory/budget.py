@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from urdir.model.errors import ModelError
+from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.description import Config
 from urdir.model.memory.buckets import MOST_CHUNK, chunks_of, row_bucket
 from urdir.model.memory.cache_shape import CacheShape
@@ -30,9 +30,9 @@ RESERVE_BYTES = 64 << 20
 
 
 def check_context(config: Config, context: int) -> None:
-    """Raise ModelError for a context that the model does not take."""
+    """Raise SettingsError for a context that the model does not take."""
     if not 0 < context <= config.context_length:
-        raise ModelError(
+        raise SettingsError(
             f"a context of {context} tokens: the model takes 1 to {config.context_length}"
         )
 
@@ -85,7 +85,7 @@ class SessionBudget:
             cache=cache,
             recurrent=RecurrentShape.of(config, sequences),
             chunks=chunks,
-            state=StateShape(sequences, cache.max_len, rows, chunks[-1]),
+            state=StateShape(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
             workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
         )
 
@@ -136,8 +136,30 @@ class MemoryPlan:
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
                 f"{self.recurrent:,}, workspace {self.workspace:,}, staging {self.staging:,}), "
-                f"{free:,} available: lower -c or take a smaller model"
+                f"{free:,} available: a shorter context or a smaller model needs less"
             )
+
+
+def most_pages(
+    gguf: ModelFile,
+    config: Config,
+    device: Device,
+    budget: Callable[..., SessionBudget],
+    share: float,
+) -> int:
+    """The most ``pages`` of a ``budget`` for which the model and one session take up to a ``share``
+    of what the device has free; no more than all sequences fill at their longest. Raises ModelError
+    where there is no room for a sequence of the whole context."""
+    whole = budget()  # pages for all sequences at once
+    layout = next(iter(whole.cache.layers.values())).layout
+    most = max(of.layout.pages for of in whole.cache.layers.values())
+    least = most // layout.sequences
+    fixed = MemoryPlan.of(gguf, config, budget(pages=least))
+    each = (MemoryPlan.of(gguf, config, budget(pages=2 * least)).total - fixed.total) / least
+    free = share * device.memory_info()[0] - RESERVE_BYTES - fixed.total
+    if free < 0:
+        fixed.check(device)
+    return max(least, min(most, least + int(free / each)))
 
 
 def fitting_budget(

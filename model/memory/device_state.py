@@ -6,37 +6,42 @@ of ``IDLE`` marks a row without work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from urdir.driver.context import close_all
+from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
-from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS
+from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.kernels.sampling import MOST_LIKELY, SETTINGS_WORDS
+from urdir.ptxgen.spec import ceil_div
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Slice
+    from urdir.driver.stream import Stream
 
 Words = npt.NDArray[np.uint32]
 
-IDLE = 0xFFFFFFFF
 #: How many tokens of a row the host may be late in reading: a power of two.
 MAILBOX_SLOTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """What a state is made for: ``sequences`` of up to ``max_len`` tokens, decode steps of ``rows``
-    and prompt steps of ``chunk`` rows.
+    """What a state is made for: ``sequences`` of up to ``max_len`` tokens, steps of ``rows`` rows
+    of as many sequences and ``chunk`` rows of prompts, tokens of a vocabulary of ``vocab``.
     """
 
     sequences: int
     max_len: int
     rows: int
     chunk: int
+    vocab: int
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every part of the state, by name."""
@@ -44,42 +49,63 @@ class StateShape:
             "tokens": 4 * self.sequences * self.max_len,
             "known": 4 * self.sequences,
             "settings": 4 * SETTINGS_WORDS * self.sequences,
-            "seed": 8 * self.sequences,
             "sequence": 4 * self.rows,
             "position": 4 * self.rows,
-            "sampled": 4 * self.rows,
-            "chunk_sequence": 4 * self.chunk,
-            "chunk_position": 4 * self.chunk,
+            "output_row": 4 * self.rows,
             "last_row": 4,
+            "step_sequence": 4 * (self.rows + self.chunk),
+            "step_position": 4 * (self.rows + self.chunk),
+            "sampled": 4 * self.rows,
+            "masked": 4 * self.rows,
+            "masks": 4 * self.rows * ceil_div(self.vocab, 32),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of a step: ``sequence`` and ``position`` (rows,) u32, `IDLE` where there is none."""
+
+    sequence: Words
+    position: Words
 
 
 class DecodeState(Owner):
     """The sequences' tokens, and the rows of the next step.
 
     ``tokens`` (sequences, max_len) u32: prompts and answers. ``known`` (sequences,) u32: how many
-    of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows of a decode
-    step and the tokens it chose. ``chunk_sequence``, ``chunk_position`` (chunk,) u32: the rows of
-    a prompt step, ``last_row`` (1,) u32 the last of them that is not idle. ``settings`` (sequences,
-    SETTINGS_WORDS) u32 and ``seed`` (sequences,) u64: how each sequence's tokens are sampled.
-    ``mailbox`` (rows, MAILBOX_SLOTS) u32, in page-locked memory of the host: the token that a step
-    chose at position p, in place p % MAILBOX_SLOTS.
+    of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows that choose a
+    token, and what they chose. They are the rows of a step without prompts. All rows of a step with
+    prompts are ``step_sequence``, ``step_position`` (rows + chunk,) u32, the last one that is not
+    idle is number ``last_row`` (1,) u32; those that choose are its rows ``output_row`` (rows,) u32.
+    ``settings`` (sequences, SETTINGS_WORDS) u32: how each sequence's tokens are chosen. Of the rows
+    that choose, those that ``masked`` (rows,) u32 marks may take the tokens whose bits are set in
+    ``masks`` (rows, ceil(vocab / 32)) u32. What is written is queued on ``stream``, behind the
+    steps that are there.
+
+    Page-locked memory of the host has what a step chose after position p, in place
+    p % MAILBOX_SLOTS: ``mailbox`` (sequences, MAILBOX_SLOTS) u32 the token, ``logprobs``
+    (sequences, MAILBOX_SLOTS, 1 + MOST_LIKELY) f32 its log-probability and those of the likeliest
+    tokens, which ``likely`` (sequences, MAILBOX_SLOTS, MOST_LIKELY) u32 names.
     """
 
-    def __init__(self, device: Device, shape: StateShape) -> None:
+    def __init__(self, device: Device, shape: StateShape, stream: Stream) -> None:
         self.sequences = shape.sequences
         self.max_len = shape.max_len
         self.rows = shape.rows
         self.chunk = shape.chunk
         self._arena = device.arena(shape.sizes(), "decode state")
         for name, part in self._arena.items():
-            if name.startswith(("position", "chunk_position")):
+            if name in ("position", "step_position"):
                 part.fill(0xFF)
             else:
                 part.fill(0)
-        letters = shape.rows * MAILBOX_SLOTS
+        self._writes = QueuedWrites(device, stream)
+        self._has_masks = False
+        letters = shape.sequences * MAILBOX_SLOTS
         self.mailbox = device.pinned(4 * letters, "mailbox")
         self._letters = self.mailbox.view(np.uint32, letters).data
+        self.logprobs = device.pinned(4 * letters * (1 + MOST_LIKELY), "log-probabilities")
+        self.likely = device.pinned(4 * letters * MOST_LIKELY, "likely tokens")
 
     def __getitem__(self, name: str) -> Slice:
         """A part by name."""
@@ -88,12 +114,13 @@ class DecodeState(Owner):
     def write_tokens(self, sequence: int, start: int, tokens: Sequence[int]) -> None:
         """Put ``tokens`` at ``start`` of a sequence and make them the end of what is known."""
         values = np.asarray(tokens, np.uint32)
-        self["tokens"].upload(values, offset=4 * (sequence * self.max_len + start))
+        offset = 4 * (sequence * self.max_len + start)
+        self._writes.write(self["tokens"], values, offset)
         self.write_known(sequence, start + len(values))
 
     def write_known(self, sequence: int, known: int) -> None:
         """Set the number of valid tokens of a sequence."""
-        self["known"].upload(np.array([known], np.uint32), offset=4 * sequence)
+        self._writes.write(self["known"], np.array([known], np.uint32), 4 * sequence)
 
     def copy_tokens(self, source: int, target: int, known: int) -> None:
         """Make a sequence's tokens a copy of another's, the first ``known`` of which are valid."""
@@ -103,10 +130,21 @@ class DecodeState(Owner):
             place.copy_from(self["tokens"].slice(source * nbytes, nbytes))
         self.write_known(target, known)
 
-    def write_sampling(self, sequence: int, words: Words, seed: int) -> None:
-        """Set how a sequence's tokens are drawn: settings (SETTINGS_WORDS,) u32 and seed."""
-        self["settings"].upload(words, offset=sequence * words.nbytes)
-        self["seed"].upload(np.array([seed], np.uint64), offset=8 * sequence)
+    def write_sampling(self, sequence: int, words: Words) -> None:
+        """Set how a sequence's tokens are chosen: settings (SETTINGS_WORDS,) u32."""
+        self._writes.write(self["settings"], words, sequence * words.nbytes)
+
+    def write_masks(self, masks: Mapping[int, Words]) -> None:
+        """Allow the rows of ``masks``, by number, no tokens but those whose bits are set; words
+        (ceil(vocab / 32),) u32. The others may take all."""
+        if not masks and not self._has_masks:
+            return
+        masked = np.zeros(self.rows, np.uint32)
+        masked[list(masks)] = 1
+        self._writes.write(self["masked"], masked)
+        for row, words in masks.items():
+            self._writes.write(self["masks"], words, row * words.nbytes)
+        self._has_masks = bool(masks)
 
     def positions(self) -> dict[int, int]:
         """Sequence -> position of the rows of the next decode step, read from the device."""
@@ -117,26 +155,47 @@ class DecodeState(Owner):
         )
         return {int(s): int(p) for s, p in pairs if p != IDLE}
 
-    def chosen(self, row: int, position: int) -> int:
+    def chosen(self, sequence: int, position: int) -> int:
         """The token that a step, now complete, chose after the one at ``position``."""
-        token: int = self._letters[row * MAILBOX_SLOTS + position % MAILBOX_SLOTS]
+        token: int = self._letters[sequence * MAILBOX_SLOTS + position % MAILBOX_SLOTS]
         return token
 
+    def log_probabilities(
+        self, sequence: int, position: int, likely: int
+    ) -> tuple[float, tuple[tuple[int, float], ...]]:
+        """Of the token that a step, now complete, chose after the one at ``position``, and of the
+        ``likely`` likeliest ones with their ids, highest first: at most as many as the sequence's
+        settings ask for. They are of the model's own distribution (`TokenLogprobs`)."""
+        at = sequence * MAILBOX_SLOTS + position % MAILBOX_SLOTS
+        entries = 1 + MOST_LIKELY
+        values = self.logprobs.view(np.float32, entries, 4 * entries * at)
+        tokens = self.likely.view(np.uint32, MOST_LIKELY, 4 * MOST_LIKELY * at)
+        pairs = zip(tokens[:likely].tolist(), values[1 : 1 + likely].tolist(), strict=True)
+        return float(values[0]), tuple(pairs)
+
     def write_rows(self, rows: Sequence[tuple[int, int]]) -> None:
-        """Make (sequence, position) pairs the rows of the next decode steps, the rest idle."""
-        pairs = np.asarray(rows, np.uint32).reshape(-1, 2)
+        """Make (sequence, position) pairs the rows that choose a token, the rest idle."""
+        self._write(**self._choosing(rows))
+
+    def write_step(self, rows: StepRows, chosen: Sequence[int]) -> None:
+        """Make ``rows`` those of the next step, which has prompts; the rows with the numbers
+        ``chosen`` choose a token."""
+        pairs = [(int(rows.sequence[row]), int(rows.position[row])) for row in chosen]
+        count = self.rows + self.chunk
         self._write(
-            sequence=_padded(pairs[:, 0], self.rows, pairs[0, 0] if rows else 0),
-            position=_padded(pairs[:, 1], self.rows, IDLE),
+            **self._choosing(pairs),
+            output_row=_padded(np.array(chosen, np.uint32), self.rows, IDLE),
+            last_row=np.flatnonzero(rows.position != IDLE)[-1:].astype(np.uint32),
+            step_sequence=_padded(rows.sequence, count, rows.sequence[0]),
+            step_position=_padded(rows.position, count, IDLE),
         )
 
-    def write_chunk(self, sequence: int, start: int, end: int) -> None:
-        """Make positions ``start`` to ``end`` of a sequence the rows of the next prompt step."""
-        self._write(
-            chunk_sequence=np.full(self.chunk, sequence, np.uint32),
-            chunk_position=_padded(np.arange(start, end, dtype=np.uint32), self.chunk, IDLE),
-            last_row=np.array([end - start - 1], np.uint32),
-        )
+    def _choosing(self, rows: Sequence[tuple[int, int]]) -> dict[str, Words]:
+        pairs = np.asarray(rows, np.uint32).reshape(-1, 2)
+        return {
+            "sequence": _padded(pairs[:, 0], self.rows, pairs[0, 0] if rows else 0),
+            "position": _padded(pairs[:, 1], self.rows, IDLE),
+        }
 
     def _write(self, **parts: Words) -> None:
         """Write whole parts that are neighbours in one copy: each takes the host some 10 us."""
@@ -146,12 +205,11 @@ class DecodeState(Owner):
         for place, values in zip(places, parts.values(), strict=True):
             at = (place.offset - start) // 4
             words[at : at + len(values)] = values
-        self._arena.buffer.upload(words, offset=start)
+        self._writes.write(self._arena.buffer, words, start)
 
     def close(self) -> None:
         """Free the state; closing twice does nothing."""
-        self._arena.close()
-        self.mailbox.close()
+        close_all([self._writes, self._arena, self.mailbox, self.logprobs, self.likely])
 
 
 def _padded(values: Words, count: int, rest: int) -> Words:

@@ -7,29 +7,40 @@ take what is valid from positions in device memory.
 
 Layers whose tokens look back on few keys keep the last of them only, in a ring (`KvLayout`).
 Layers with equal slots share the bookkeeping: they are a *group*.
+
+Sequences can begin with pages that others have computed (`KvCache.publish`, `KvCache.match`). They
+share them in all layers or in none, and a ring overwrites its beginning: so caches with rings share
+none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.memory.cache_shape import CachedLayer, CacheShape, table_name
+from urdir.model.memory.pages import PagePool
+from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Arena, Slice
+    from urdir.driver.stream import Stream
 
 
 class KvCache(Owner):
-    """Keys and values of every layer, laid out as ``shape`` says; nothing is stored at first."""
+    """Keys and values of every layer, laid out as ``shape`` says; nothing is stored at first.
 
-    def __init__(self, device: Device, shape: CacheShape) -> None:
+    Copies within the cache and changes of its tables are queued on ``stream``."""
+
+    def __init__(self, device: Device, shape: CacheShape, stream: Stream) -> None:
         self.shape = shape
+        self._writes = QueuedWrites(device, stream)
         sizes = shape.sizes()  # none in a model without attention
         self._arena = device.arena(sizes, "KV cache") if sizes else None
         self._groups: list[Group] = []
@@ -38,7 +49,10 @@ class KvCache(Owner):
             layers = {index: shape.layers[index] for index in indices}
             is_paged = shape.layers[indices[0]].layout.is_paged
             kind = PagedGroup if is_paged else Group
-            self._groups.append(kind(self._arena, layers, table_name(number)))
+            self._groups.append(kind(self._arena, self._writes, stream, layers, table_name(number)))
+        only = self._groups[0] if len(self._groups) == 1 else None
+        # Pages without rings are one group: those that sequences can share by what they hold.
+        self._known = only if isinstance(only, PagedGroup) and not only.layout.capacity else None
 
     def layout(self, layer: int) -> KvLayout:
         """How the keys and values lie that a layer uses."""
@@ -61,9 +75,25 @@ class KvCache(Owner):
         """Bytes on the device."""
         return 0 if self._arena is None else self._arena.nbytes
 
-    def reserve(self, sequence: int, start: int, end: int, *, stored: int | None = None) -> None:
+    @property
+    def most_tokens(self) -> int:
+        """The longest that a sequence can become that has the cache for itself."""
+        return min([self.shape.max_len, *(group.most_tokens for group in self._groups)])
+
+    @property
+    def share_len(self) -> int:
+        """Tokens of the pages that `match` shares; 0 where it finds nothing."""
+        return 0 if self._known is None else self._known.layout.page_len
+
+    @property
+    def pools(self) -> tuple[PagePool, ...]:
+        """The pages of each group of layers; none in a contiguous cache."""
+        return tuple(group.pool for group in self._groups if isinstance(group, PagedGroup))
+
+    def reserve(self, sequence: int, start: int, end: int, *, stored: int | None = None) -> int:
         """Make positions ``start`` to ``end`` of a sequence writable; the first ``stored`` tokens
-        (by default those before ``start``) are kept in all layers.
+        (by default those before ``start``) are kept in all layers. Returns up to where positions
+        are writable now: pages are taken whole.
 
         Raises ContextFullError when there is no room; nothing has changed then.
         """
@@ -72,6 +102,34 @@ class KvCache(Owner):
             group.check_room(sequence, start, end)
         for group in self._groups:
             group.reserve(sequence, start, end, start if stored is None else stored)
+        return min([self.shape.max_len, *(group.writable(end) for group in self._groups)])
+
+    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int = 0) -> int:
+        """Begin an empty sequence with the longest known beginning of ``tokens``, and reserve its
+        positions up to ``end``, which is not before the last of them. Returns how many tokens it
+        has.
+
+        Raises ContextFullError, nothing changed, unless room for ``spare`` tokens is left then;
+        ModelError for a sequence that holds something.
+        """
+        self._check_length(sequence, end)
+        if len(tokens) > end:
+            raise ModelError(f"{len(tokens)} tokens to look for, and room for {end} is asked for")
+        if any(group.is_written(sequence) for group in self._groups):
+            raise ModelError(f"sequence {sequence} holds tokens: truncate it to 0 first")
+        if self._known is not None:
+            return self._known.match(sequence, tokens, end, spare)
+        for group in self._groups:
+            group.check_room(sequence, 0, end, spare)
+        for group in self._groups:
+            group.reserve(sequence, 0, end, 0)
+        return 0
+
+    def publish(self, sequence: int, tokens: Sequence[int]) -> None:
+        """A sequence holds ``tokens`` from its first position on: others may begin with them."""
+        self._check_sequence(sequence)
+        if self._known is not None:
+            self._known.publish(sequence, tokens)
 
     def kept(self, sequence: int, length: int) -> int:
         """How many of the first ``length`` tokens `truncate` may leave: all, or none where a ring
@@ -108,6 +166,7 @@ class KvCache(Owner):
 
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
+        self._writes.close()
         if self._arena is not None:
             self._arena.close()
 
@@ -127,8 +186,17 @@ class KvCache(Owner):
 class Group:
     """Layers with equal slots, in a contiguous cache: every sequence has its own; a fork copies."""
 
-    def __init__(self, arena: Arena, layers: dict[int, CachedLayer], table: str) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        writes: QueuedWrites,
+        stream: Stream,
+        layers: dict[int, CachedLayer],
+        table: str,
+    ) -> None:
         self._arena = arena
+        self._writes = writes
+        self._stream = stream
         self._layers = layers
         self._table_name = table
         self.layout = next(iter(layers.values())).layout
@@ -140,12 +208,26 @@ class Group:
         """Tokens that unused pages have room for."""
         return 0
 
+    @property
+    def most_tokens(self) -> int:
+        """See KvCache."""
+        return self.layout.max_len
+
     def pages(self, sequence: int) -> tuple[int, ...]:
         """See KvCache."""
         return ()
 
-    def check_room(self, sequence: int, start: int, end: int) -> None:
-        """Raise ContextFullError unless positions ``start`` to ``end`` can be reserved."""
+    def check_room(self, sequence: int, start: int, end: int, spare: int = 0) -> None:
+        """Raise ContextFullError unless positions ``start`` to ``end`` can be reserved, and
+        ``spare`` others of other sequences after that."""
+
+    def writable(self, end: int) -> int:
+        """Up to where positions are writable once those before ``end`` are."""
+        return end
+
+    def is_written(self, sequence: int) -> bool:
+        """Whether a sequence holds anything."""
+        return self._written[sequence] > 0
 
     def reserve(self, sequence: int, start: int, end: int, stored: int) -> None:
         """See KvCache; there is room."""
@@ -180,55 +262,87 @@ class Group:
                     planes.append((layout.scales_offset, heads * length * layout.scale_row_nbytes))
                 for offset, nbytes in planes:
                     place = cache.slice(offset + target * nbytes, nbytes)
-                    place.copy_from(cache.slice(offset + source * nbytes, nbytes))
+                    place.copy_from(cache.slice(offset + source * nbytes, nbytes), self._stream)
 
 
 class PagedGroup(Group):
     """Layers with equal slots, in pages: sequences take them as they grow; a fork shares them until
-    one of the two writes. In a ring a sequence uses its pages again and again."""
+    one of the two writes. In a ring a sequence uses its pages again and again, so that those behind
+    the window serve it for what comes."""
 
-    def __init__(self, arena: Arena, layers: dict[int, CachedLayer], table: str) -> None:
-        super().__init__(arena, layers, table)
+    def __init__(
+        self,
+        arena: Arena,
+        writes: QueuedWrites,
+        stream: Stream,
+        layers: dict[int, CachedLayer],
+        table: str,
+    ) -> None:
+        super().__init__(arena, writes, stream, layers, table)
         layout = self.layout
+        self.pool = PagePool(layout.pages, layout.page_len)
         self._pages: list[list[int]] = [[] for _ in range(layout.sequences)]
-        self._users = [0] * layout.pages
         self._table = np.zeros((layout.sequences, layout.blocks), np.uint32)
-        self._arena[table].upload(self._table)
+        writes.write(arena[table], self._table)
 
     @property
     def free_tokens(self) -> int:
         """See Group."""
-        return self._users.count(0) * self.layout.page_len
+        return self.pool.free * self.layout.page_len
+
+    @property
+    def most_tokens(self) -> int:
+        """See Group."""
+        layout = self.layout
+        return layout.max_len if layout.pages >= layout.blocks else layout.pages * layout.page_len
 
     def pages(self, sequence: int) -> tuple[int, ...]:
         """See Group."""
         return tuple(self._pages[sequence])
 
-    def check_room(self, sequence: int, start: int, end: int) -> None:
-        """See Group."""
+    def check_room(self, sequence: int, start: int, end: int, spare: int = 0) -> None:
+        """See Group. Sequences that fill their rings need no others."""
         shared, missing = self._wanted(sequence, start, end)
-        count, free = len(shared) + len(missing), self._users.count(0)
-        if count > free:
-            raise ContextFullError(
-                f"the KV cache is full: {count} pages of {self.layout.page_len} tokens are needed, "
-                f"{free} of {self.layout.pages} are free"
-            )
+        others = 0 if self.layout.capacity else self._blocks(spare)
+        self.pool.check_room(len(shared) + len(missing) + others)
+
+    def writable(self, end: int) -> int:
+        """See Group."""
+        return self._blocks(end) * self.layout.page_len
 
     def reserve(self, sequence: int, start: int, end: int, stored: int) -> None:
         """See Group."""
         super().reserve(sequence, start, end, stored)
         held, layout = self._pages[sequence], self.layout
         shared, missing = self._wanted(sequence, start, end)
-        fresh = self._take(len(shared) + len(missing))
+        fresh = self.pool.take(len(shared) + len(missing))
         for block, page in zip(shared, fresh, strict=False):
             # of a ring any page may hold tokens that are still looked back on
             if layout.capacity or block * layout.page_len < stored:
                 self._copy_slots(held[block], page)
-            self._users[held[block]] -= 1
+            self.pool.release([held[block]])
             held[block] = page
+        if not layout.capacity:
+            first = start // layout.page_len
+            for page in held[first : first + 1]:  # it and those after it are written anew
+                self.pool.forget(page, start - first * layout.page_len)
         held.extend(fresh[len(shared) :])
         if fresh:
             self._upload(sequence)
+
+    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+        """See KvCache."""
+        begun = self.pool.match(tokens, self._blocks(end), self._blocks(spare))
+        if begun.source is not None:
+            self._copy_slots(begun.source, begun.pages[begun.tokens // self.layout.page_len])
+        self._pages[sequence] = begun.pages
+        self._written[sequence] = end
+        self._upload(sequence)
+        return begun.tokens
+
+    def publish(self, sequence: int, tokens: Sequence[int]) -> None:
+        """See KvCache."""
+        self.pool.publish(tokens, self._pages[sequence])
 
     def truncate(self, sequence: int, length: int) -> None:
         """See Group."""
@@ -236,41 +350,35 @@ class PagedGroup(Group):
         held = self._pages[sequence]
         if self.layout.capacity and length:
             return  # later positions may lie in any page
-        keep = -(-length // self.layout.page_len)
-        for page in held[keep:]:
-            self._users[page] -= 1
+        keep = self._blocks(length)
+        self.pool.release(held[keep:])
         del held[keep:]
 
     def fork(self, source: int, target: int, length: int) -> None:
         """See Group."""
         held = self._pages[source]
         if not self.layout.capacity:
-            held = held[: -(-length // self.layout.page_len)]
-        for page in held:
-            self._users[page] += 1
+            held = held[: self._blocks(length)]
+        self.pool.share(held)
         self.truncate(target, 0)
         self._pages[target] = list(held)
         self._written[target] = self._written[source]
         self._upload(target)
 
+    def _blocks(self, tokens: int) -> int:
+        """Pages that so many tokens take."""
+        return -(-tokens // self.layout.page_len)
+
     def _wanted(self, sequence: int, start: int, end: int) -> tuple[list[int], list[int]]:
         """Blocks of positions ``start`` to ``end``: those whose pages others use, those without."""
         held, layout = self._pages[sequence], self.layout
         blocks = dict.fromkeys(
-            block % layout.blocks
-            for block in range(start // layout.page_len, -(-end // layout.page_len))
+            block % layout.blocks for block in range(start // layout.page_len, self._blocks(end))
         )
-        shared = [b for b in blocks if b < len(held) and self._users[held[b]] > 1]
+        shared = [b for b in blocks if b < len(held) and self.pool.is_shared(held[b])]
         return shared, sorted(b for b in blocks if b >= len(held))
-
-    def _take(self, count: int) -> list[int]:
-        """``count`` unused pages, lowest first, marked as used."""
-        free = [page for page, users in enumerate(self._users) if not users][:count]
-        for page in free:
-            self._users[page] = 1
-        return free
 
     def _upload(self, sequence: int) -> None:
         held, row = self._pages[sequence], self._table[sequence]
         row[: len(held)] = held
-        self._arena[self._table_name].upload(row, offset=sequence * row.nbytes)
+        self._writes.write(self._arena[self._table_name], row, sequence * row.nbytes)

@@ -156,7 +156,7 @@ class Weights(Owner):
             return
         layout, tensor = _layout(stored, gguf), gguf.tensors[stored.name]
         self.positions.fill(0)
-        blocks = np.ascontiguousarray(tensor.data[: len(tensor.data)])
+        blocks = np.ascontiguousarray(tensor.data[:])
         self.positions.upload(layout.unpack(layout.pack(blocks)).astype(np.float32))
 
     @property
@@ -183,7 +183,7 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
 
 def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
     """The values of a vector, (size,), from a tensor of type F32, F16 or BF16."""
-    data = np.ascontiguousarray(tensor.data)
+    data = np.ascontiguousarray(tensor.data[:])
     if tensor.type_name == "BF16":
         values = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     else:

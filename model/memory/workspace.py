@@ -38,14 +38,16 @@ def saved(name: str) -> str:
 def workspace_sizes(
     config: Config, cache: CacheShape, rows: int, chunk: int, sm_count: int, exact: bool
 ) -> dict[str, int]:
-    """Bytes of every intermediate, for decode steps of ``rows`` and prompts of ``chunk``.
+    """Bytes of every intermediate, for steps of ``rows`` rows that choose a token, with prompts of
+    ``chunk`` rows beside them.
 
     All are f32 but the ranks, u64, and packed vectors, f16. ``scaled`` and ``summary`` are for as
-    many rows as products of few rows take. Logits and their ranks exist for decode rows only, and
+    many rows as products of few rows take. Logits (as they are chosen from, and as
+    the model gave them) and their ranks exist for rows that choose only, and
     so do the partial results of split attention, which depend on how many SMs the device has; with
     ``exact`` arithmetic that attention serves prompts, too.
     """
-    most = max(rows, chunk)
+    most = rows + chunk
     sizes = {name: 4 * width * most for name, width in _widths(config).items()}
     few = min(most, MAX_BATCH)
     sizes["scaled"] = 4 * config.hidden * few
@@ -56,10 +58,12 @@ def workspace_sizes(
         if "activated" in sizes:
             wide = packed_nbytes(most, _widths(config)["activated"])
             sizes["activated"] = max(sizes["activated"], wide)
-    sizes["logits"] = 4 * config.vocab_size * rows
+    if "heads" in sizes:
+        sizes["output heads"] = sizes["heads"] // most * rows
+    sizes["logits"] = sizes["raw logits"] = 4 * config.vocab_size * rows
     sizes["ranks"] = 8 * Argmax(n=config.vocab_size).slices * rows
     sizes |= _mixture_sizes(config, most, exact)
-    return sizes | _partial_sizes(config, cache, most if exact else rows, sm_count)
+    return sizes | _partial_sizes(config, cache, max(rows, chunk) if exact else rows, sm_count)
 
 
 def _mixture_sizes(config: Config, rows: int, exact: bool) -> dict[str, int]:

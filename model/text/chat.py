@@ -1,12 +1,16 @@
 """Conversations to prompts, by the model's own chat template.
 
-The template's markup is parsed for control tokens ("<|im_end|>"), message contents are not: nobody
-forges a turn by typing one. To tell the two apart in the rendered text, each character of a
-message that begins the text of a control token (or a part of one at the message's end) is replaced
-by a stand-in from Unicode's private use area before rendering; afterwards the stand-ins are turned
-back and their places are what `Tokenizer.encode` takes as `opaque`. Whatever a template does to
-contents (trims, cuts, joins, compares), a stand-in is treated as an ordinary character, and the
-rest of the text is still encoded in one piece with the markup around it, as the model was trained.
+The template's markup is parsed for control tokens ("<|im_end|>"). What users wrote is not (message
+contents, calls of tools and their results, descriptions of tools): nobody forges a turn by typing
+one. To tell the two apart in the rendered text, every character of a user's text with which a
+control token can begin is replaced by a stand-in from Unicode's private use area before rendering;
+afterwards the stand-ins are turned back and their places are what `Tokenizer.encode` takes as
+`opaque`. Whatever a template does to texts (trims, cuts, joins, deletes), no character that is left
+can begin a control token, and the rest of the text is still encoded in one piece with the markup
+around it, as the model was trained.
+
+Templates look for some tags in contents themselves, as "</think>". Those that a template names are
+left as they are, provided that the prompt has the same control tokens as without this.
 
 Limits: a template does not see control tokens that stand in contents (it cannot cut at them), and
 one that spells half a control token itself and lets a message complete it is not guarded against.
@@ -15,14 +19,17 @@ one that spells half a control token itself and lets a message complete it is no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from urdir.model.errors import TemplateError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
 from urdir.model.text.sandbox import TemplateProcess
+from urdir.model.text.sandbox_worker import OUTPUT_LIMIT
+from urdir.model.text.system_text import SystemText, Turn
 from urdir.model.text.tokenizer import Span, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
@@ -33,8 +40,24 @@ _PRIVATE_USE = range(0xE000, 0xF900)
 class Message:
     """One turn of a conversation."""
 
-    role: str  # "system", "user" or "assistant"
+    role: str  # "system", "user", "assistant" or "tool"
     content: str
+    more: Mapping[str, Any] = field(default_factory=dict)  # "tool_calls", "tool_call_id", ...: JSON
+
+    @classmethod
+    def of(cls, message: Message | Mapping[str, Any]) -> Message:
+        """A message, or a dictionary of its fields as OpenAI has them. Raises TemplateError."""
+        if isinstance(message, Message):
+            return message
+        more = {key: value for key, value in message.items() if key not in ("role", "content")}
+        role, content = message.get("role"), message.get("content")
+        if content is None and "tool_calls" in more:
+            content = ""
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise TemplateError(
+                f"a message needs a role and a content, both texts: {message!r:.80}"
+            )
+        return cls(role, content, more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +65,7 @@ class Prompt:
     """A rendered conversation."""
 
     text: str
-    opaque: tuple[Span, ...]  # where message contents spell control tokens
+    opaque: tuple[Span, ...]  # characters of messages with which no control token begins
 
 
 class ChatTemplate(Owner):
@@ -55,7 +78,12 @@ class ChatTemplate(Owner):
         self.source = source
         self._tokenizer = tokenizer
         self._process = process or TemplateProcess()
-        self._marker = _Marker(tokenizer.control_texts())
+        self._control = tokenizer.control_tokens()
+        first = "".join(text[0] for text in self._control)
+        # "striptags" makes "<" of "&lt;"
+        self._starts = frozenset(first.lower() + first.upper() + "&")
+        self._tags = _tags(source, self._starts, self._control)
+        self._system = SystemText(self._render_turns)
 
     @classmethod
     def from_gguf(
@@ -65,8 +93,8 @@ class ChatTemplate(Owner):
         source = gguf.metadata.optional(TEMPLATE_KEY, str, None)
         if source is None:
             raise TemplateError(
-                f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}); "
-                "use --raw to give the model the plain prompt"
+                f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}): the model continues "
+                "plain prompts only"
             )
         return cls(source, tokenizer, process)
 
@@ -75,71 +103,120 @@ class ChatTemplate(Owner):
 
         Raises TemplateError, or TokenizerError for contents that are no valid Unicode.
         """
-        prompt = self.render(messages)
+        return self.tokens(self.render(messages))
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """Token ids of a rendered conversation, BOS as the model wants.
+
+        Raises TokenizerError for contents that are no valid Unicode.
+        """
         return self._tokenizer.encode(
             prompt.text, parse_special=True, add_bos=True, opaque=prompt.opaque
         )
 
-    def render(self, messages: Sequence[Message]) -> Prompt:
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Prompt:
         """The conversation up to where the assistant answers, as text.
 
-        Raises TemplateError: exceeded limits, syntax, sandbox, or the template's own complaint.
+        ``tools`` are descriptions in OpenAI's form, ``variables`` what else the template may read
+        ("enable_thinking"); both are JSON. Raises TemplateError: exceeded limits, syntax, sandbox,
+        or the template's own complaint.
         """
-        contents = [message.content for message in messages]
-        marked = [self._marker.places(content) for content in contents]
-        characters = {
-            content[i] for content, places in zip(contents, marked, strict=True) for i in places
-        }
-        stand_ins = _stand_ins(characters, [self.source, *contents])
-        turns = [
-            {"role": m.role, "content": _substitute(m.content, places, stand_ins)}
-            for m, places in zip(messages, marked, strict=True)
+        written = [
+            [{"role": m.role, "content": m.content, **m.more} for m in messages],
+            tools or None,
+            dict(variables or {}),
         ]
-        rendered = self._process.render(self.source, self._variables(turns))
+        texts = set(_texts(written))
+        if (length := sum(len(message.content) for message in messages)) > OUTPUT_LIMIT:
+            raise TemplateError(
+                f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "
+                "a chat template"
+            )
+        prompt = self._render(written, texts, _NO_TAGS)
+        if any(self._tags.search(text) for text in texts):
+            with_tags = self._render(written, texts, self._tags)
+            if self._controls(with_tags) == self._controls(prompt):
+                return with_tags
+        return prompt
+
+    def _render(self, written: Any, texts: Collection[str], tags: re.Pattern[str]) -> Prompt:
+        """The conversation, in whose ``texts`` ``tags`` are left as they are."""
+        used = {char for text in texts for char in text if char in self._starts}
+        stand_ins = _stand_ins(used, [self.source, *texts])
+        turns, tools, more = _map_texts(written, lambda text: _substitute(text, stand_ins, tags))
+        rendered = self._render_turns(self._system.placed(turns), tools, more)
         original = {stand_in: char for char, stand_in in stand_ins.items()}
         opaque = tuple((i, i + 1) for i, char in enumerate(rendered) if char in original)
         return Prompt("".join(original.get(char, char) for char in rendered), opaque)
+
+    def _controls(self, prompt: Prompt) -> list[int]:
+        """The control tokens of a prompt."""
+        ids = self._tokenizer.encode(prompt.text, parse_special=True, opaque=prompt.opaque)
+        known = set(self._control.values())
+        return [token_id for token_id in ids if token_id in known]
 
     def close(self) -> None:
         """End the rendering process; closing twice does nothing."""
         self._process.close()
 
-    def _variables(self, turns: list[dict[str, str]]) -> dict[str, Any]:
+    def _render_turns(
+        self, turns: list[Turn], tools: Any = None, more: Mapping[str, Any] | None = None
+    ) -> str:
+        """Their text. A template that fails on tools that are none sees them undefined."""
+        variables = self._variables(turns, tools, more or {})
+        try:
+            return self._process.render(self.source, variables)
+        except TemplateError as error:
+            if tools is not None or self._process.pid is None:  # it exceeded a limit
+                raise
+            del variables["tools"]
+            try:
+                return self._process.render(self.source, variables)
+            except TemplateError:
+                raise error from None
+
+    def _variables(self, turns: list[Turn], tools: Any, more: Mapping[str, Any]) -> dict[str, Any]:
         """What templates expect to be defined."""
         return {
-            "messages": turns,
             "add_generation_prompt": True,
+            "documents": None,
+            **more,
+            "messages": turns,
+            "tools": tools,
             "bos_token": self._text(self._tokenizer.bos_id),
             "eos_token": self._text(self._tokenizer.eos_id),
-            "tools": None,
-            "documents": None,
         }
 
     def _text(self, token_id: int | None) -> str:
         return "" if token_id is None else self._tokenizer.token_text(token_id)
 
 
-class _Marker:
-    """Finds where contents spell a control token, or begin one at their end.
+_NO_TAGS = re.compile("(?!)")
+_BLOCK = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_MOST_TAGS, _LONGEST_TAG = 256, 64
 
-    Case is ignored, and white space at the end, since a template may change either.
-    """
 
-    def __init__(self, control_texts: Iterable[str]) -> None:
-        texts = sorted(control_texts)
-        whole = "|".join(map(re.escape, texts)) or "(?!)"
-        # A lookahead finds overlapping ones as well
-        self._whole = re.compile(f"(?={whole})", re.IGNORECASE)
-        self._beginnings = {text[:n].lower() for text in texts for n in range(1, len(text))}
-        self._longest = max(map(len, texts), default=0)
+def _tags(source: str, starts: Collection[str], control: Iterable[str]) -> re.Pattern[str]:
+    """The strings in a template's expressions that begin as control tokens do, but are none."""
+    literals = (a or b for block in _BLOCK.findall(source) for a, b in _LITERAL.findall(block))
+    tags = {text.strip() for text in literals if text.strip()[:1] in starts}
+    tags = {tag for tag in tags if 1 < len(tag) <= _LONGEST_TAG}
+    ordered = sorted(text.lower() for text in control)
+    known = set(ordered)
 
-    def places(self, content: str) -> set[int]:
-        """The first character of each."""
-        end = len(content.rstrip())
-        at_end = range(max(0, end - self._longest), end)
-        return {match.start() for match in self._whole.finditer(content)} | {
-            start for start in at_end if content[start:end].lower() in self._beginnings
-        }
+    def is_control(tag: str) -> bool:
+        at = bisect_left(ordered, tag)
+        begins_one = at < len(ordered) and ordered[at].startswith(tag)
+        return begins_one or any(tag[:n] in known for n in range(1, len(tag)))
+
+    usable = sorted(tag for tag in tags if not is_control(tag.lower()))[:_MOST_TAGS]
+    return re.compile("|".join(map(re.escape, usable))) if usable else _NO_TAGS
 
 
 def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str]:
@@ -152,5 +229,40 @@ def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str
     return chosen
 
 
-def _substitute(text: str, places: set[int], stand_ins: dict[str, str]) -> str:
-    return "".join(stand_ins[char] if i in places else char for i, char in enumerate(text))
+def _substitute(text: str, stand_ins: dict[str, str], tags: re.Pattern[str]) -> str:
+    """``text`` with stand-ins but in ``tags``."""
+    table, parts, end = str.maketrans(stand_ins), list[str](), 0
+    for tag in tags.finditer(text):
+        parts += [text[end : tag.start()].translate(table), tag[0]]
+        end = tag.end()
+    return "".join([*parts, text[end:].translate(table)])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings of a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from _texts(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _texts(item)
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with each of its strings changed. Keys and roles that are words stay: templates
+    look for them."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {
+            key if key.isidentifier() else change(key): item
+            if key == "role" and str(item).isidentifier()
+            else _map_texts(item, change)
+            for key, item in value.items()
+        }
+    if isinstance(value, Sequence):
+        return [_map_texts(item, change) for item in value]
+    return value

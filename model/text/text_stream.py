@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from urdir.model.errors import SettingsError
+from urdir.model.text.tags import begun
 from urdir.model.text.tokenizer import Tokenizer
 
 
 class TextStream:
     """Turns a sequence of tokens into pieces of text that can be printed at once.
 
-    Control tokens are never printed, characters never cut, and text that may become a stop string
-    is held back until it is known not to. `stopped_by` is the stop string that was found, whose
-    text is not printed; nothing is printed after it. The pieces put together do not depend on how
-    the text was cut into tokens: the stop string that is complete first wins.
+    Control tokens are not printed but those whose texts are `shown` (`AnswerFormat.shown`),
+    characters never cut, and text that may become a stop string is held back until it is known not
+    to. `stopped_by` is the stop string that was found, whose text is not printed; nothing is
+    printed after it. The pieces put together do not depend on how the text was cut into tokens: the
+    stop string that is complete first wins.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), shown: Iterable[str] = ()
+    ) -> None:
         if not all(stops):
             raise SettingsError("a stop string is empty: leave it out")
         self.stopped_by: str | None = None
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
+        self._shown = {tokenizer.control_id(text) for text in shown}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; often empty."""
-        if self._tokenizer.is_control(token_id):
+        if self._tokenizer.is_control(token_id) and token_id not in self._shown:
             return ""
         return self._print(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
@@ -50,14 +55,6 @@ class TextStream:
             end, self.stopped_by = min(found, key=lambda item: (item[0], -len(item[1])))
             self._held = ""
             return text[: end - len(self.stopped_by)]
-        cut = len(text) - self._undecided(text)
+        cut = len(text) - begun(text, self._stops)
         self._held = text[cut:]
         return text[:cut]
-
-    def _undecided(self, text: str) -> int:
-        """Length of the longest end of `text` that a stop string begins with."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0

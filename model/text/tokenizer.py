@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.errors import TokenizerError, UnsupportedError
 from urdir.model.files.model_file import ModelFile
+from urdir.model.foreign import foreign
 from urdir.model.text.vocabulary import TokenType, Vocabulary
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class Tokenizer:
         self.adds_eos = vocabulary.adds_eos
         self._shown = vocabulary.shown_ids
         self._specials = _longest_first(vocabulary)
+        self._controls = {
+            text: i for text, i in self._specials if self._types[i] != TokenType.USER_DEFINED
+        }
         self._strips = re.search("phi-?3", name.lower()) is not None
 
     @classmethod
@@ -68,7 +72,8 @@ class Tokenizer:
                     f"(supported: {', '.join(TOKEN_MODELS)})"
                 )
             name = gguf.metadata.optional("general.name", str, "")
-            tokenizer = cls(TOKEN_MODELS[kind](gguf.metadata), name)
+            with foreign("the vocabulary cannot be used", TokenizerError):
+                tokenizer = cls(TOKEN_MODELS[kind](gguf.metadata), name)
             embedding = gguf.tensors.get(_EMBEDDING)
             if embedding is not None and embedding.shape[0] < tokenizer.vocab_size:
                 raise TokenizerError(
@@ -93,7 +98,7 @@ class Tokenizer:
         `parse_special` takes the texts of control tokens for these tokens, except within the
         `opaque` spans (sorted, none overlapping). `add_bos` begins with BOS if the model wants one
         and `text` brings none; `add_eos` ends with EOS in the same way.
-        Raises TokenizerError for text that is no valid Unicode.
+        Raises TokenizerError for text that is no valid Unicode, or that a library fails on.
         """
         _check_unicode(text)
         fragments: list[Span | int] = [(0, len(text))] if text else []
@@ -112,7 +117,8 @@ class Tokenizer:
             else:
                 piece = self._strip(text[slice(*fragment)], fragments, index)
                 encode = self._encode_inside if index else self._model.encode
-                ids += encode(piece, after_special)
+                with foreign(_UNCUT, TokenizerError):
+                    ids += encode(piece, after_special)
             after_special = isinstance(fragment, int)
         if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
@@ -146,9 +152,18 @@ class Tokenizer:
         self._check_id(token_id)
         return self._model.vocabulary.tokens[token_id]
 
-    def control_texts(self) -> list[str]:
-        """The texts that `parse_special` turns into control tokens."""
-        return [text for text, i in self._specials if self._types[i] != TokenType.USER_DEFINED]
+    def control_tokens(self) -> dict[str, int]:
+        """The texts that `parse_special` turns into control tokens, and these tokens."""
+        user_defined = TokenType.USER_DEFINED
+        return {text: i for text, i in self._specials if self._types[i] != user_defined}
+
+    def control_id(self, text: str) -> int | None:
+        """The control token that `text` spells, None where it is ordinary text."""
+        return self.control_tokens().get(text)
+
+    def is_markup(self, token_id: int) -> bool:
+        """True for tokens that no text becomes, printed or not: control and unknown tokens."""
+        return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
     def is_control(self, token_id: int) -> bool:
         """True for tokens that are never printed: control tokens, the unknown token, padding rows.
@@ -158,8 +173,7 @@ class Tokenizer:
         """
         if token_id >= self.vocab_size:
             return True
-        hidden = self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
-        return hidden and token_id not in self._shown
+        return self.is_markup(token_id) and token_id not in self._shown
 
     def _pieces(self, ids: Iterable[int], keep_control: bool) -> Iterator[bytes]:
         after_special = True
@@ -179,6 +193,7 @@ class Tokenizer:
             )
 
 
+_UNCUT = "the text cannot be cut into tokens"
 _EMBEDDING = "token_embd.weight"
 _SPECIAL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 _ASCII_SPACES = " \t\n\v\f\r"

@@ -9,8 +9,19 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.argmax import indices, ranks
+from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
+from urdir.ptxgen.kernels.sampling import (
+    INVALID_TOKEN,
+    MOST_END_IDS,
+    OFFSETS,
+    SETTINGS_WORDS,
+    pack_settings,
+    unpack_settings,
+)
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+
+#: The position of a row that has nothing to do: max_len or more of any kernel.
+IDLE = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -25,13 +36,17 @@ class Advance(KernelSpec):
     positions are the only parameter. With it, no two rows that are not idle may belong to one
     sequence.
 
+    A row whose sampled token is appended and is one of the end ids in ``settings[s]``
+    (`sampling.pack_settings`), with ``min_tokens`` before it, or INVALID_TOKEN, is idle then, its
+    position IDLE: steps that follow in the queue do nothing for it.
+
     ``slots`` (a power of two, or 0 for none): the sampled token of a row at position p is also
-    written to ``mailbox[r, p % slots]``, which may be page-locked memory of the host.
+    written to ``mailbox[sequence[r], p % slots]``, which may be page-locked memory of the host.
 
     ``slices`` (0 for none): the sampled token of a row, idle or not, is that of the highest of its
     ``ranks`` (rows, slices), as Argmax leaves them; ``sampled`` is then written. Position,
-    sequence and known are read before ``griddepcontrol.wait``: earlier launches of the same graph
-    may write them only if a plain edge in between makes sure that they are complete.
+    sequence, known and settings are read before ``griddepcontrol.wait``: earlier launches of the
+    same graph may write them only if a plain edge in between makes sure that they are complete.
     """
 
     max_len: int
@@ -46,6 +61,9 @@ class Advance(KernelSpec):
 
     #: The most ranks of a row: a lane of its warp has 32 of them in flight.
     most_slices = 1024
+    most_end_ids = MOST_END_IDS
+    settings_words = SETTINGS_WORDS
+    offsets = OFFSETS
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_len < 2**31:
@@ -70,9 +88,14 @@ class Advance(KernelSpec):
             position,
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
             Param("known", "u32", ("sequences",), Access.INOUT),
+            Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
             Param("sampled", "u32", ("rows",), Access.OUT if self.slices else Access.IN),
             *([Param("ranks", "u64", ("rows", "slices"), Access.IN)] if self.slices else []),
-            *([Param("mailbox", "u32", ("rows", "slots"), Access.INOUT)] if self.slots else []),
+            *(
+                [Param("mailbox", "u32", ("sequences", "slots"), Access.INOUT)]
+                if self.slots
+                else []
+            ),
         )
 
     @property
@@ -82,7 +105,7 @@ class Advance(KernelSpec):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        if self.slices:
+        if self.sampling:
             return LaunchShape(grid=(self.rows, 1, 1), block=(32, 1, 1))
         return LaunchShape(grid=(1, 1, 1), block=(32 * ceil_div(self.rows, 32), 1, 1))
 
@@ -94,14 +117,18 @@ class Advance(KernelSpec):
             sampled = state["sampled"] = indices(inputs["ranks"].max(axis=1))
         for row in np.flatnonzero(position < self.max_len):
             if self.slots:
-                state["mailbox"][row, position[row] % self.slots] = sampled[row]
+                place = inputs["sequence"][row], position[row] % self.slots
+                state["mailbox"][place] = sampled[row]
             position[row] += 1
             if not self.sampling:
                 continue
             at, s = position[row], inputs["sequence"][row]
-            if at == state["known"][s] and at < self.max_len:
-                state["tokens"][s, at] = sampled[row]
-                state["known"][s] += 1
+            if at == state["known"][s]:
+                if sampled[row] in _end_ids(inputs["settings"][s], int(at)):
+                    position[row] = IDLE
+                if at < self.max_len:
+                    state["tokens"][s, at] = sampled[row]
+                    state["known"][s] += 1
         return state
 
     @classmethod
@@ -125,10 +152,11 @@ class Advance(KernelSpec):
     def bytes_moved(self) -> int:
         """Positions, counts and tokens of the rows, but not the sequences."""
         ranks_and_mailbox = 8 * self.slices + 4 * bool(self.slots)
-        return self.rows * (8 + (4 + 8 + 4 + 4 if self.sampling else 0) + ranks_and_mailbox)
+        return self.rows * (8 + (4 + 8 + 8 + 4 + 4 if self.sampling else 0) + ranks_and_mailbox)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Rows of different sequences: at the end of one, within a prompt, or idle."""
+        """Rows of different sequences: at the end of one, within a prompt, or idle. Some of the
+        tokens are end ids, or none."""
         known = rng.integers(1, self.max_len, self.sequences, endpoint=True)
         sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows] % self.sequences
         position = known[sequence] - 1
@@ -141,10 +169,34 @@ class Advance(KernelSpec):
             "tokens": rng.integers(0, 1000, (self.sequences, self.max_len)),
             "known": known,
             "sampled": rng.integers(1000, 2000, self.rows),
-            "mailbox": rng.integers(0, 1000, (self.rows, self.slots)),
+            "mailbox": rng.integers(0, 1000, (self.sequences, self.slots)),
         }
         inputs = {name: values.astype(np.uint32) for name, values in state.items()}
         logits = rng.integers(-3, 3, (self.rows, self.slices)).astype(np.float32)
         of = rng.permuted(np.tile(np.arange(1000, 1000 + self.slices), (self.rows, 1)), axis=1)
         inputs["ranks"] = ranks(logits, of)
+        inputs["ranks"][rng.random(inputs["ranks"].shape) < 0.02] = INVALID_RANK
+        inputs["sampled"][rng.random(self.rows) < 0.1] = INVALID_TOKEN
+        ends = [rng.integers(1000, 2000, rng.integers(0, 17)) for _ in range(self.sequences)]
+        for row in np.flatnonzero(rng.random(self.rows) < 0.3):
+            token = indices(inputs["ranks"][row].max()) if self.slices else inputs["sampled"][row]
+            ends[sequence[row]] = np.append(ends[sequence[row]][1:], token)
+        inputs["settings"] = np.stack(
+            [
+                pack_settings(
+                    end_ids=ids.tolist(),
+                    answer_at=int(rng.integers(0, self.max_len, endpoint=True)),
+                    min_tokens=int(rng.choice([0, 0, 1, self.max_len])),
+                )
+                for ids in ends
+            ]
+        )
         return {p.name: inputs[p.name] for p in self.params if p.access is not Access.OUT}
+
+
+def _end_ids(settings: Array, at: int) -> list[int]:
+    """What ends a sequence as the token at a place: its end ids, and a token that is none."""
+    record = unpack_settings(settings)
+    is_early = max(at - int(record["answer_at"]), 0) < record["min_tokens"]
+    count = 0 if is_early else record["end_count"]
+    return [*record["end_ids"][:count].tolist(), INVALID_TOKEN]

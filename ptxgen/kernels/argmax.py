@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+
+#: Above the rank of any number; its index is INVALID_TOKEN.
+INVALID_RANK = np.uint64(0xFFFFFFFF << 32)
 
 
 @dataclass(frozen=True)
@@ -18,8 +22,9 @@ class Argmax(KernelSpec):
 
     A row of ``n`` logits is cut into slices of ``width`` (the last may be shorter), a CTA each. A
     rank (`ranks`) orders logits by value, then by index in the row, so that the highest rank of a
-    row is its argmax: Advance finds it. NaN counts as -inf; where all of a slice are -inf, its
-    rank is that of index 0.
+    row is its argmax: Advance finds it. Where there is no choice, the index of that rank is
+    INVALID_TOKEN: a slice with a NaN or +inf has a rank above all others (INVALID_RANK), and one of
+    -inf alone the lowest rank of -inf.
     """
 
     n: int
@@ -66,13 +71,13 @@ class Argmax(KernelSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         logits = inputs["logits"]
-        logits = np.where(np.isnan(logits), np.float32(-np.inf), logits)
         best = np.zeros((self.rows, self.slices), np.uint64)
         for s in range(self.slices):
             part = logits[:, s * self.width : (s + 1) * self.width]
-            value = part.max(axis=1)
-            index = np.where(value == -np.inf, 0, part.argmax(axis=1) + s * self.width)
-            best[:, s] = ranks(value, index)
+            value = part.max(axis=1)  # NaN spreads into the maximum
+            none = np.isnan(value) | (value == np.inf)
+            index = np.where(value == -np.inf, INVALID_TOKEN, part.argmax(axis=1) + s * self.width)
+            best[:, s] = np.where(none, INVALID_RANK, ranks(np.where(none, 0, value), index))
         return {"ranks": best}
 
     @classmethod
@@ -93,11 +98,14 @@ class Argmax(KernelSpec):
         return self.rows * self.n
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Logits on a coarse grid, so that the largest is there more than once, and some NaN."""
+        """Logits on a coarse grid, so that the largest is there more than once, and a NaN or an
+        infinity in some of the slices."""
         shape = (self.rows, self.n)
         logits = np.round(4 * rng.standard_normal(shape)).astype(np.float32)
-        logits[rng.random(shape) < 0.01] = np.nan
         logits[rng.random(shape) < 0.01] = -np.inf
+        for s in range(1, self.slices, 3):
+            at = (rng.integers(self.rows), rng.integers(s * self.width, self.n))
+            logits[at] = rng.choice([np.nan, np.inf, -np.nan])
         return {"logits": logits}
 
 

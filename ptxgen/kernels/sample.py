@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS, pack_settings, sample
+from urdir.ptxgen.kernels.sampling import OFFSETS, SETTINGS_WORDS, pack_settings, sample
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
 
 @dataclass(frozen=True)
 class Sample(KernelSpec):
-    """The next token of every row: repetition penalty, top-k, top-p, min-p, temperature, draw.
+    """The next token of every row: top-k, top-p, min-p, temperature, draw.
 
-    Row r is the token at ``position[r]`` of sequence s = ``sequence[r]``; its ``logits[r]`` choose
-    the one after it by ``settings[s]`` (`sampling.pack_settings`) and ``seed[s]``, the
-    penalty looking back over ``tokens[s]`` up to and including ``position[r]``. The random number
-    depends on (seed, sequence, place of the chosen token) alone. A temperature of 0 or less takes
-    the most likely token, as does a highest logit that is infinite. NaN counts as -inf; the lowest
-    index goes first among equals. A row whose position is ``max_len`` or more is idle and gets 0.
+    Row r is the token at ``position[r]`` of sequence s = ``sequence[r]``; its ``logits[r]``, which
+    AdjustLogits may have changed, choose the one after it by ``settings[s]``
+    (`sampling.pack_settings`). The random number depends on (seed, nonce, place of the chosen
+    token) alone. A temperature of 0 or less takes the most likely token, the lowest index first
+    among equals. A row with a NaN, or whose highest logit is infinite, gets INVALID_TOKEN. A row
+    whose position is ``max_len`` or more is idle and gets 0.
 
     Weights are f32 powers of two, summed as 64-bit integers: no sum depends on an order.
     """
@@ -40,6 +40,8 @@ class Sample(KernelSpec):
     unroll = 4
     #: Bits of a digit of the radix selection.
     digit_bits = 10
+    settings_words = SETTINGS_WORDS
+    offsets = OFFSETS
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_vocab <= 2**28:
@@ -63,9 +65,7 @@ class Sample(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             Param("logits", "f32", ("rows", "n_vocab"), Access.IN),
-            Param("settings", "u32", ("sequences", SETTINGS_WORDS), Access.IN),
-            Param("seed", "u64", ("sequences",), Access.IN),
-            Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
+            Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
             Param("sampled", "u32", ("rows",), Access.OUT),
@@ -95,14 +95,7 @@ class Sample(KernelSpec):
         for row, position in enumerate(inputs["position"].tolist()):
             if position < self.max_len:
                 s = int(inputs["sequence"][row])
-                sampled[row] = sample(
-                    inputs["logits"][row],
-                    inputs["settings"][s],
-                    inputs["tokens"][s, : position + 1],
-                    seed=int(inputs["seed"][s]),
-                    sequence=s,
-                    position=position + 1,
-                )
+                sampled[row] = sample(inputs["logits"][row], inputs["settings"][s], position + 1)
         return {"sampled": sampled}
 
     @classmethod
@@ -121,8 +114,8 @@ class Sample(KernelSpec):
         return 2 * self.rows * self.n_vocab
 
     def bytes_moved(self) -> int:
-        """The logits and the rows' state; of the histories nothing."""
-        return self.rows * (4 * self.n_vocab + 4 * SETTINGS_WORDS + 8 + 12)
+        """The logits and the rows' state."""
+        return self.rows * (4 * self.n_vocab + 4 * SETTINGS_WORDS + 12)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows with settings of all kinds, some greedy, and one idle where there are several."""
@@ -134,20 +127,18 @@ class Sample(KernelSpec):
         return {
             "logits": rng.normal(0.0, 3.0, (self.rows, self.n_vocab)).astype(np.float32),
             "settings": np.stack([random_settings(rng) for _ in range(self.sequences)]),
-            "seed": rng.integers(0, 2**64, self.sequences, np.uint64),
-            "tokens": rng.integers(0, self.n_vocab, (self.sequences, self.max_len), np.uint32),
             "sequence": sequence.astype(np.uint32),
             "position": position.astype(np.uint32),
         }
 
 
 def random_settings(rng: np.random.Generator) -> Array:
-    """One sequence's settings, (8,) u32: every filter on or off, the greedy choice now and then."""
+    """One sequence's settings: every filter on or off, the greedy choice now and then."""
     return pack_settings(
         temperature=float(rng.choice([0.0, 0.3, 0.8, 1.0, 1.7])),
         top_k=int(rng.choice([0, 1, 5, 40, 700, 1500])),
         top_p=float(rng.choice([0.2, 0.9, 0.95, 1.0])),
         min_p=float(rng.choice([0.0, 0.01, 0.05, 0.3])),
-        repeat_penalty=float(rng.choice([0.8, 1.0, 1.1, 1.5])),
-        repeat_last_n=int(rng.choice([-1, 0, 3, 64])),
+        seed=int(rng.integers(0, 2**64, dtype=np.uint64)),
+        nonce=int(rng.integers(0, 3)),
     )

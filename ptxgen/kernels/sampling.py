@@ -1,24 +1,34 @@
 """Choosing the next token from logits: the settings as the device reads them, and the reference.
 
-The order is llama.cpp's: repetition penalty, top-k, top-p, min-p, temperature, draw. Each filter
-works on the distribution that the one before left, and the temperature does not affect what
-top-p and min-p keep. Penalty and thresholds are rounded to f32 here as on the device, so that both
-keep the same tokens; probabilities are f64 here.
+The order is llama.cpp's: logit bias, repetition penalty, presence and frequency penalty, what is
+not allowed, top-k, top-p, min-p, temperature, draw. Each filter works on the distribution that the
+one before left, and the temperature does not affect what top-p and min-p keep. Logits
+are adjusted in f32 here as on the device, and thresholds are rounded to it, so that both keep the
+same tokens; probabilities are f64 here.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from urdir.ptxgen.errors import PtxgenError
+
 Logits = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 Ids = npt.NDArray[np.int64]
 
-#: The settings of one sequence in device memory: eight 32-bit words.
+#: What is chosen where there is no choice: a logit is NaN, or the highest one is infinite.
+INVALID_TOKEN = 2**32 - 1
+#: The most end ids, biases and likely tokens of a sequence.
+MOST_END_IDS, MOST_BIASES, MOST_LIKELY = 16, 300, 20
+
+#: The settings of one sequence in device memory. Kernels read groups of four words at once: each
+#: begins at a multiple of 16 bytes, and so does every record.
 SETTINGS = np.dtype(
     [
         ("temperature", np.float32),  # 0 or less: greedy
@@ -27,10 +37,24 @@ SETTINGS = np.dtype(
         ("log_min_p", np.float32),  # natural logarithm of min_p; -inf: off
         ("repeat_penalty", np.float32),  # 1: off
         ("repeat_last_n", np.uint32),  # 0: off; 2^32 - 1: the whole history
-        ("reserved", np.uint32, 2),
+        ("presence_penalty", np.float32),  # 0: off
+        ("frequency_penalty", np.float32),  # 0: off
+        ("seed", np.uint64),
+        ("nonce", np.uint64),  # sets requests with one seed apart
+        ("answer_at", np.uint32),  # where the generated tokens begin
+        ("min_tokens", np.uint32),  # so many of them before an end id
+        ("end_count", np.uint32),
+        ("bias_count", np.uint32),
+        ("logprobs", np.uint32),  # 0: not wanted; 1 + the number of likely tokens
+        ("reserved", np.uint32, 3),
+        ("end_ids", np.uint32, MOST_END_IDS),
+        ("bias_ids", np.uint32, MOST_BIASES),  # no two alike
+        ("biases", np.float32, MOST_BIASES),
     ]
 )
 SETTINGS_WORDS = SETTINGS.itemsize // 4
+#: Byte offsets of its parts.
+OFFSETS: Mapping[str, int] = {name: at[1] for name, at in (SETTINGS.fields or {}).items()}
 
 _HIGHEST = float(np.finfo(np.float32).max)
 _LOWEST_PENALTY = float(np.finfo(np.float32).tiny)
@@ -44,12 +68,31 @@ def pack_settings(
     min_p: float = 0.0,
     repeat_penalty: float = 1.0,
     repeat_last_n: int = 0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int = 0,
+    nonce: int = 0,
+    logprobs: int | None = None,
+    answer_at: int = 0,
+    min_tokens: int = 0,
+    end_ids: Sequence[int] = (),
 ) -> Words:
-    """One sequence's row of the kernel's ``settings``, (8,) u32.
+    """One sequence's row of the kernels' ``settings``, (SETTINGS_WORDS,) u32.
 
-    ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``repeat_penalty`` 1 turn a filter off;
-    ``repeat_last_n`` -1 looks back over the whole history.
+    ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``repeat_penalty`` 1 and the other penalties 0 turn a
+    filter off; ``repeat_last_n`` -1 looks back over the whole history. ``logprobs`` is how many
+    likely tokens are wanted beside the chosen one, None: nothing. Raises PtxgenError for more than
+    MOST_END_IDS end ids, MOST_BIASES biases or MOST_LIKELY likely tokens.
     """
+    bias = dict(logit_bias or {})
+    for count, most, what in (
+        (len(end_ids), MOST_END_IDS, "end ids"),
+        (len(bias), MOST_BIASES, "logit biases"),
+        (logprobs or 0, MOST_LIKELY, "likely tokens"),
+    ):
+        if count > most:
+            raise PtxgenError(f"sampling settings: {count} {what}, at most {most}")
     record = np.zeros(1, SETTINGS)
     record["temperature"] = np.clip(temperature, -_HIGHEST, _HIGHEST)
     record["top_k"] = min(top_k, 2**32 - 1)
@@ -57,76 +100,124 @@ def pack_settings(
     record["log_min_p"] = math.log(min_p) if min_p > 0.0 else -math.inf
     record["repeat_penalty"] = np.clip(repeat_penalty, _LOWEST_PENALTY, _HIGHEST)
     record["repeat_last_n"] = 2**32 - 1 if repeat_last_n < 0 else min(repeat_last_n, 2**32 - 1)
+    record["presence_penalty"] = presence_penalty
+    record["frequency_penalty"] = frequency_penalty
+    record["seed"], record["nonce"] = seed, nonce
+    record["answer_at"], record["min_tokens"] = answer_at, min(min_tokens, 2**32 - 1)
+    record["end_count"], record["bias_count"] = len(end_ids), len(bias)
+    record["logprobs"] = 0 if logprobs is None else 1 + logprobs
+    record["end_ids"][0, : len(end_ids)] = list(end_ids)
+    record["bias_ids"][0, : len(bias)] = list(bias.keys())
+    record["biases"][0, : len(bias)] = list(bias.values())
     return record.view(np.uint32)
 
 
-def random_bits(seed: int, sequence: int, position: int) -> int:
-    """64 random bits, a function of (seed, sequence, position) alone.
+def unpack_settings(settings: Words) -> Any:
+    """The record of one sequence, with a field for each setting."""
+    return np.ascontiguousarray(settings).view(SETTINGS)[0]
+
+
+def random_bits(seed: int, nonce: int, position: int) -> int:
+    """64 random bits, a function of (seed, nonce, position) alone.
 
     Philox4x64-10, a counter-based generator (Salmon et al. 2011), keyed by the seed; position and
-    sequence are the low words of its counter.
+    nonce are the low words of its counter.
     """
-    counter = position + (sequence << 64)
+    counter = position + (nonce << 64)
     return int(np.random.Philox(key=seed, counter=counter).random_raw())
 
 
-def uniform(seed: int, sequence: int, position: int) -> float:
+def uniform(seed: int, nonce: int, position: int) -> float:
     """A random number in [0, 1): the highest 53 of the ``random_bits``."""
-    return (random_bits(seed, sequence, position) >> 11) * 2.0**-53
+    return (random_bits(seed, nonce, position) >> 11) * 2.0**-53
 
 
-def sample(
-    logits: Logits,
-    settings: Words,
-    history: npt.ArrayLike,
-    *,
-    seed: int,
-    sequence: int,
-    position: int,
-) -> int:
-    """The next token id.
+def adjust(
+    logits: Logits, settings: Words, history: npt.ArrayLike, mask: Words | None = None
+) -> Logits:
+    """Logits after bias, penalties and what is not allowed, (n_vocab,) f32.
 
-    ``logits`` (n_vocab,) f32, NaN counting as -inf; ``settings`` (8,) u32, see `pack_settings`;
-    ``history`` the tokens before the one to draw, whose place in the sequence is ``position``.
+    ``history`` are the tokens before the one to choose; those from ``answer_at`` on were generated.
+    ``mask`` (ceil(n_vocab / 32),) u32 has a bit for each token, the lowest first: 1 for those that
+    are allowed. Without one, end ids are not allowed before ``min_tokens``; a mask decides alone.
+    Tokens that are not in the vocabulary are passed over.
     """
-    ids, probabilities = distribution(logits, settings, history)
+    choice, n_vocab = unpack_settings(settings), len(logits)
+    tokens = np.asarray(history, np.int64)
+    generated = tokens[int(choice["answer_at"]) :]
+    adjusted = np.array(logits, np.float32)
+    count = int(choice["bias_count"])
+    known = choice["bias_ids"][:count] < n_vocab
+    adjusted[choice["bias_ids"][:count][known]] += choice["biases"][:count][known]
+    with np.errstate(over="ignore"):
+        _penalise_repeated(adjusted, choice, tokens)
+        _penalise_generated(adjusted, choice, generated)
+    if mask is not None:
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[:n_vocab]
+        adjusted[allowed == 0] = -np.inf
+    elif len(generated) < choice["min_tokens"]:
+        ends = choice["end_ids"][: int(choice["end_count"])]
+        adjusted[ends[ends < n_vocab]] = -np.inf
+    return adjusted
+
+
+def _penalise_repeated(logits: Logits, choice: Any, tokens: Ids) -> None:
+    """Make tokens seen lately less likely (Keskar et al. 2019; negative logits as llama.cpp)."""
+    seen = np.unique(tokens[max(0, len(tokens) - int(choice["repeat_last_n"])) :])
+    seen = seen[seen < len(logits)]
+    values, factor = logits[seen], choice["repeat_penalty"]
+    logits[seen] = np.where(values > 0, values / factor, values * factor)
+
+
+def _penalise_generated(logits: Logits, choice: Any, generated: Ids) -> None:
+    """Subtract frequency penalty * count + presence penalty, as OpenAI's API defines them."""
+    seen, counts = np.unique(generated[generated < len(logits)], return_counts=True)
+    each = counts.astype(np.float32) * choice["frequency_penalty"]
+    logits[seen] -= each + choice["presence_penalty"]
+
+
+def sample(logits: Logits, settings: Words, position: int) -> int:
+    """The next token id, or INVALID_TOKEN.
+
+    ``logits`` (n_vocab,) f32, adjusted (`adjust`); ``settings`` as `pack_settings` makes them;
+    ``position`` is the place in the sequence of the token to draw.
+    """
+    if np.isnan(logits).any() or not np.isfinite(logits.max()):
+        return INVALID_TOKEN
+    choice = unpack_settings(settings)
+    ids, probabilities = distribution(logits, settings)
     cumulative = np.cumsum(probabilities)
-    drawn = uniform(seed, sequence, position) * cumulative[-1]
+    drawn = uniform(int(choice["seed"]), int(choice["nonce"]), position) * cumulative[-1]
     drawn = min(drawn, np.nextafter(cumulative[-1], 0.0))  # rounding must not lead past the end
     return int(ids[np.searchsorted(cumulative, drawn, side="right")])
 
 
-def distribution(
-    logits: Logits, settings: Words, history: npt.ArrayLike
-) -> tuple[Ids, npt.NDArray[np.float64]]:
+def distribution(logits: Logits, settings: Words) -> tuple[Ids, npt.NDArray[np.float64]]:
     """What `sample` draws from: ids (n,), most likely first, and their probabilities (n,) f64.
 
-    One id where the temperature is 0 or less, and where the highest logit is infinite.
+    ``logits`` without NaN, the highest one finite. One id where the temperature is 0 or less.
     """
-    choice = np.ascontiguousarray(settings).view(SETTINGS)[0]
-    penalised = _penalise(np.where(np.isnan(logits), np.float32(-np.inf), logits), choice, history)
-    best = np.argmax(penalised)  # numpy takes the lowest index of equals
-    if choice["temperature"] <= 0.0 or not np.isfinite(penalised[best]):
-        return np.array([best], np.int64), np.ones(1)
-    ids = _top_k(penalised, int(choice["top_k"]))
-    kept = penalised[ids]
+    choice = unpack_settings(settings)
+    if choice["temperature"] <= 0.0:
+        return np.array([np.argmax(logits)], np.int64), np.ones(1)  # the lowest index of equals
+    ids = _top_k(logits, int(choice["top_k"]))
+    kept = logits[ids]
     kept = kept[: _top_p_count(kept, float(choice["top_p"]))]
     kept = kept[kept >= kept[0] + choice["log_min_p"]]  # p >= min_p * highest p, both in f32
     return ids[: len(kept)], _softmax(kept, float(choice["temperature"]))
 
 
-def _penalise(logits: Logits, choice: Any, history: npt.ArrayLike) -> Logits:
-    """Make tokens seen lately less likely (Keskar et al. 2019; negative logits as llama.cpp).
+def log_probabilities(logits: Logits) -> npt.NDArray[np.float64]:
+    """ln softmax(logits), (n_vocab,) f64: OpenAI's logprobs, of the model's own logits, before
+    anything adjusts them, and at temperature 1."""
+    values = logits.astype(np.float64)
+    values -= values.max()
+    return np.asarray(values - np.log(np.exp(values).sum()))
 
-    Changes ``logits``; tokens that are not in the vocabulary are passed over.
-    """
-    tokens = np.asarray(history, np.int64)
-    seen = np.unique(tokens[max(0, len(tokens) - int(choice["repeat_last_n"])) :])
-    seen = seen[seen < len(logits)]
-    values, factor = logits[seen], choice["repeat_penalty"]
-    with np.errstate(over="ignore"):
-        logits[seen] = np.where(values > 0, values / factor, values * factor)
-    return logits
+
+def most_likely(logits: Logits, count: int) -> Ids:
+    """Ids of the ``count`` highest logits, highest first, the lowest id first among equals."""
+    return _top_k(logits, count) if count else np.zeros(0, np.int64)
 
 
 def _top_k(logits: Logits, k: int) -> Ids:

@@ -176,6 +176,16 @@ def _costs(file: PtxFile, notes: list[str]) -> dict[str, int]:
     return found
 
 
+def summary(difference: Difference) -> str:
+    """A line: the file, and the costs that differ."""
+    changed = [
+        f"{name} {'-' if left is None else left} -> {'-' if right is None else right}"
+        for name, left, right in difference.costs
+        if left != right
+    ]
+    return f"{difference.left.path.name}: {', '.join(changed) or 'the text alone'}"
+
+
 def side_by_side(difference: Difference) -> Iterator[str]:
     """The costs as lines of a table, those that differ marked."""
     for name, left, right in difference.costs:

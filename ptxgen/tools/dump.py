@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.errors import PtxgenError, SettingError
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.tools.assemble import AssemblerMissingError, assemble, assembler_version
 from urdir.ptxgen.tools.sass import disassemble, disassembler_version
@@ -141,7 +141,7 @@ def parse_emit(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in EMITTERS]
     if unknown or not names:
-        raise PtxgenError(f"cannot emit {', '.join(unknown) or text!r}: {', '.join(EMITTERS)}")
+        raise SettingError(f"cannot emit {', '.join(unknown) or text!r}: {', '.join(EMITTERS)}")
     return names
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.errors import SettingError
 from urdir.ptxgen.ptx.architecture import specific_target
 from urdir.ptxgen.target import Target
 
@@ -62,19 +62,19 @@ DEFAULT_GPU = "h100"
 def choose_gpu(name: str | None, target: str | None) -> Gpu:
     """The GPU called ``name``; without one, the one that stands for ``target`` (default sm_90).
 
-    Raises PtxgenError for an unknown name or target, and where the two do not belong together.
+    Raises SettingError for an unknown name or target, and where the two do not belong together.
     """
     if name is None:
         wanted = Target.parse(target or GPUS[DEFAULT_GPU].target).portable
         found = next((g for g in GPUS.values() if g.target == wanted), None)
         if found is None:
-            raise PtxgenError(f"no known GPU is an {target}: one of {_targets()}")
+            raise SettingError(f"no known GPU is an {target}: one of {_targets()}")
         return found
     key = name.lower().replace(" ", "")
     if key not in GPUS:
-        raise PtxgenError(f"unknown GPU {name!r}: one of {', '.join(GPUS)}")
+        raise SettingError(f"unknown GPU {name!r}: one of {', '.join(GPUS)}")
     if target is not None and Target.parse(target).portable != GPUS[key].target:
-        raise PtxgenError(f"{GPUS[key].title} is an {GPUS[key].target}, not an {target}")
+        raise SettingError(f"{GPUS[key].title} is an {GPUS[key].target}, not an {target}")
     return GPUS[key]
 
 

@@ -1,8 +1,8 @@
 """Specs from text: the fields of a kernel by name, and values for them as a command line has them.
 
-``specialise(GemvF32, ["format=Q4_K", "rows=4096"])`` replaces fields of the kernel's first example.
-A field that is itself a record is set part by part, ``layout.head_dim=128``; a part's own name does
-where only one record has it, ``head_dim=128``.
+``specialise(GemvF32, ["format=Q4_K", "rows=4096"])`` replaces fields of the first example that
+can have them. A field that is itself a record is set part by part, ``layout.head_dim=128``; a
+part's own name does where only one record has it, ``head_dim=128``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.errors import PtxgenError, SettingError
 from urdir.ptxgen.ptx.architecture import MAX_GRID
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.weights.formats import FORMATS, Format
@@ -27,10 +27,6 @@ _REFUSALS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError
 _BOOLEANS: Mapping[str, bool] = {
     "true": True, "yes": True, "1": True, "false": False, "no": False, "0": False,
 }  # fmt: skip
-
-
-class SettingError(PtxgenError):
-    """A setting names no field, has a value that is not of its type, or makes no kernel."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,12 +61,18 @@ def plain(value: Any) -> Any:
 
 
 def specialise(kernel: type[S], settings: Sequence[str] = ()) -> S:
-    """The kernel's first example with ``settings`` ("field=value") in it.
+    """The kernel's first example that can have ``settings`` ("field=value"), with them.
 
     Raises SettingError, in one line, for an unknown field, a value of the wrong type, and fields
-    that no kernel of this kind has together.
+    that no kernel of this kind has together: what the first example says to them.
     """
-    return respecialise(kernel.smallest_example(), settings)
+    refused: list[SettingError] = []
+    for example in kernel.examples().values():
+        try:
+            return respecialise(example, settings)
+        except SettingError as exc:
+            refused.append(exc)
+    raise refused[0]
 
 
 def respecialise(spec: S, settings: Sequence[str]) -> S:
@@ -89,6 +91,10 @@ def respecialise(spec: S, settings: Sequence[str]) -> S:
         for param in made.params:
             if any(extent < 1 for extent in made.shape_of(param)):
                 raise ValueError(f"its {param.name} would be of shape {made.shape_of(param)}")
+    except SettingError:
+        raise
+    except PtxgenError as exc:
+        raise SettingError(str(exc)) from exc
     except _REFUSALS as exc:
         shown = ", ".join(f"{name}={value}" for name, value in values.items())
         raise SettingError(

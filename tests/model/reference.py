@@ -70,7 +70,7 @@ class Reference:
     def _tensor(self, name: str) -> Floats:
         tensor = self.file.tensors[name]
         kind = gguf.GGMLQuantizationType(tensor.type_id)
-        data = np.frombuffer(bytes(tensor.data), np.uint8)
+        data = np.frombuffer(bytes(tensor.data[:]), np.uint8)
         if kind == gguf.GGMLQuantizationType.F32:
             values = data.view(np.float32)
         else:

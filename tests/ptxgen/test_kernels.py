@@ -35,6 +35,7 @@ from urdir.ptxgen.kernels.argmax import Argmax, indices
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rescale import Rescale
+from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.target import TESTED
 
@@ -167,19 +168,21 @@ def argmax(emulator, logits, **fields):
 @pytest.mark.parametrize(
     ("logits", "index"),
     [
-        ([-np.inf] * 300, 0),
-        ([np.nan] * 300, 0),
-        ([np.nan, -np.inf, np.nan, -3.0, -3.0], 3),
+        ([-np.inf] * 300, INVALID_TOKEN),
+        ([np.nan] * 300, INVALID_TOKEN),
+        ([-np.inf, -np.inf, -3.0, -3.0], 2),
+        ([-np.inf, -np.nan, -3.0], INVALID_TOKEN),
         ([-0.0, 0.0, -0.0], 0),
         ([1.0] * 299 + [2.0], 299),
-        ([1.0] * 260 + [np.inf, 2.0, np.inf] + [np.nan] * 37, 260),
+        ([1.0] * 260 + [np.inf, 2.0], INVALID_TOKEN),
         ([3.4e38, -3.4e38, 3.4e38], 0),
         # over several slices
-        ([-np.inf] * 3000, 0),
-        ([np.nan] * 3000, 0),
+        ([-np.inf] * 3000, INVALID_TOKEN),
+        ([1.0] * 2999 + [np.nan], INVALID_TOKEN),
         ([-np.inf] * 2999 + [-3.4e38], 2999),
         ([-1.0] * 1030 + [-0.0] * 1030 + [0.0] * 1030, 1030),
-        ([np.nan] * 1024 + [np.inf] + [1.0] * 1500 + [np.inf], 1024),
+        ([np.nan] + [3.0] * 1024 + [1.0] * 1500, INVALID_TOKEN),
+        ([-np.inf] * 2048 + [-1.0] + [-np.inf] * 2000, 2048),
     ],
 )
 def test_argmax_of_special_values(logits, index, emulator):

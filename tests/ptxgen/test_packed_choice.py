@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear import mma_choice
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemm_mma import GemmMma, MmaCut
 from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
@@ -18,12 +17,6 @@ from urdir.ptxgen.weights.formats import FORMATS
 
 #: A gated product needs two row groups, any other one.
 SHAPES: tuple[dict[str, Any], ...] = ({"rows": 700}, {"rows": 512, "gated": True, "packs": True})
-
-
-@pytest.fixture(autouse=True)
-def every_possible_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if `GemmMma` served them."""
-    monkeypatch.setattr(mma_choice, "TARGETS", mma_choice.POSSIBLE)
 
 
 def limits(target: str, sms: int = 108) -> Limits:

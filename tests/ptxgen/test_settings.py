@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from urdir.ptxgen.catalog import kernels
+from urdir.ptxgen.catalog import kernel, kernels
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
@@ -20,7 +20,7 @@ from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.read_stream import ReadStream
 from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
-from urdir.ptxgen.tools.settings import SettingError, fields_of, plain, specialise
+from urdir.ptxgen.tools.settings import SettingError, fields_of, plain, respecialise, specialise
 from urdir.ptxgen.weights.formats import FORMATS
 
 
@@ -54,6 +54,11 @@ def test_records_are_set_part_by_part_and_all_at_once() -> None:
     assert tiled.tile is not None
     assert tiled.tile.units == 4
     assert specialise(Gemm, ["tile=none"]).tile is None
+    with pytest.raises(SettingError, match="batch, units"):
+        respecialise(Gemm.smallest_example(), ["tile.rows=32"])
+    of_another = specialise(Gemm, ["tile.rows=32"]).tile  # of an example that has one
+    assert of_another is not None
+    assert of_another.rows == 32
     assert specialise(IncrementalAttention, ["scores.scale=none"]).scores.scale is None
     assert specialise(IncrementalAttention, ["scores.scale=0.5"]).scores.scale == 0.5
     rotated = specialise(
@@ -74,7 +79,6 @@ def test_records_are_set_part_by_part_and_all_at_once() -> None:
         (GemvF32, "format=Q9_9", "Q4_K"),
         (PrepareTokens, "layout.dtype=f24", "bf16"),
         (PrepareTokens, "layout=3", "layout.head_dim"),
-        (Gemm, "tile.rows=32", "batch, units"),
         (Normalise, "norm.eps=small", "not float"),
         (Normalise, "norm.eps=nan", "eps=nan: not a finite number"),
     ],
@@ -145,3 +149,13 @@ def test_every_kernel_describes_itself(kernel: type[KernelSpec]) -> None:
     settings = [f"{i.name}={i.example}" for i in fields_of(kernel) if i.example is not None]
     assert specialise(kernel, settings) == first  # what it shows, it takes
     assert plain(FORMATS["Q6_K"]) == "Q6_K"
+
+
+@pytest.mark.parametrize("name", ["gemv", "gemv_f32", "gemm", "gemm_small", "repack"])
+def test_any_format_that_a_kernel_reads_goes_with_an_example(name: str) -> None:
+    """Blocks of 256 columns, too, where the first example has fewer."""
+    for format_name in ("Q4_K", "Q6_K", "Q8_0"):
+        made = specialise(kernel(name), [f"format={format_name}"])
+        assert plain(made.format) == format_name
+    with pytest.raises(SettingError, match="256"):
+        specialise(kernel(name), ["format=Q4_K", "cols=32"])

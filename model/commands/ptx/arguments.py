@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options
+from urdir.model.commands import options, values
 
 if TYPE_CHECKING:
     from urdir.model.measure.model_kernels import ModelKernel
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def add_kernel(parser: argparse.ArgumentParser) -> None:
     """KERNEL --set."""
-    parser.add_argument("kernel", nargs="?", metavar="KERNEL", help="see urdir ptx list")
+    parser.add_argument(
+        "kernel", nargs="?", metavar="KERNEL", help="see urdir ptx list; or module:Class"
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -24,7 +26,7 @@ def add_kernel(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         metavar="FIELD=VALUE",
         help="a field of the specialisation; repeatable. Those not set are as in the kernel's "
-        "first example",
+        "first example that can have these",
     )
 
 
@@ -39,9 +41,18 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-c",
         "--ctx-size",
-        type=options.whole_number(1),
+        type=values.whole_number(0),
         metavar="N",
-        help="context in tokens (default: as urdir run has it)",
+        help="context in tokens; 0: the model's (default: as urdir run has it)",
+    )
+
+
+def add_all(parser: argparse.ArgumentParser) -> None:
+    """--all."""
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="of --model: the kernels of prompts of every size, not of the largest alone",
     )
 
 
@@ -82,20 +93,30 @@ def one_kernel(args: argparse.Namespace) -> KernelSpec:
     return specialise(kernel(args.kernel), args.settings)
 
 
-def of_model(args: argparse.Namespace, gpu: Gpu) -> tuple[ModelKernel, ...]:
+def of_model(
+    args: argparse.Namespace, gpu: Gpu, all_prompts: bool = True
+) -> tuple[ModelKernel, ...]:
     """The specialisations that --model uses on ``gpu``."""
-    from urdir.model.engine.engine import default_context, demo_model
+    from urdir.model.engine.engine import chosen_context
     from urdir.model.families.description import Config
     from urdir.model.files.source import open_model
     from urdir.model.measure.model_kernels import model_kernels
 
-    with open_model(demo_model() if args.model == "demo" else args.model) as gguf:
+    with open_model(args.model) as gguf:
         config = Config.from_gguf(gguf)
-        context = args.ctx_size or default_context(config)
-        found = model_kernels(gguf, config, context, gpu.native_target, gpu.sm_count)
+        context = chosen_context(config, args.ctx_size)
+        found = model_kernels(
+            gguf,
+            config,
+            context,
+            gpu.native_target,
+            gpu.sm_count,
+            all_prompts=all_prompts,
+        )
+    folded = "" if all_prompts else "; of prompts the largest (--all: of every size)"
     print(
         f"{len(found)} kernels for {gpu.native_target}, {gpu.sm_count} SMs ({gpu.title}), "
-        f"a context of {context} tokens",
+        f"a context of {context} tokens{folded}",
         file=sys.stderr,
     )
     return found

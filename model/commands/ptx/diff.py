@@ -13,7 +13,7 @@ EXAMPLES = """\
   urdir ptx dump --model model.gguf -o old          and, after a change,
   urdir ptx dump --model model.gguf -o new
   urdir ptx diff old new                            what changed in which kernel
-  urdir ptx diff old new --summary                  resources only
+  urdir ptx diff old new --summary                  a line a file
 """
 
 
@@ -25,20 +25,25 @@ def add_parser(commands: options.Subparsers) -> None:
     )  # fmt: skip
     parser.add_argument("left", metavar="A", help="PTX file or folder of dumps")
     parser.add_argument("right", metavar="B", help="PTX file or folder of dumps")
-    parser.add_argument("--summary", action="store_true", help="no text, resources only")
+    parser.add_argument(
+        "--summary", action="store_true", help="a line a file: the costs that differ"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare and print; 0 when equal, 1 when not."""
-    from urdir.ptxgen.tools.diff import compare, side_by_side
+    from urdir.ptxgen.tools.diff import compare, side_by_side, summary
 
     found = compare(Path(args.left), Path(args.right))
     for difference in found.differences:
-        print(f"{difference.left.path} and {difference.right.path} differ:")
-        for line in () if args.summary else difference.lines:
-            print(line)
         for note in difference.notes:
             print(note, file=sys.stderr)
+        if args.summary:
+            print(summary(difference))
+            continue
+        print(f"{difference.left.path} and {difference.right.path} differ:")
+        for line in difference.lines:
+            print(line)
         for line in side_by_side(difference):
             print(f"  {line}")
     for side, files in ((args.left, found.only_left), (args.right, found.only_right)):

@@ -18,6 +18,7 @@ EXAMPLES = """\
   urdir ptx dump gemv_f32 --set format=Q4_K --set rows=4096 --set cols=4096
   urdir ptx dump prepare_tokens --set head_dim=128 --target sm_80 -o out --emit ptx,json
   urdir ptx dump gemv_f32 --emit sass --life-ranges        machine code (pip install 'urdir[sass]')
+  urdir ptx dump urdir.ptxgen.kernels.add:Add             a class of any package
   urdir ptx dump --model model.gguf -o out               every kernel that the model uses
 """
 
@@ -105,4 +106,4 @@ def _origin(args: argparse.Namespace) -> str:
     if not args.settings:
         return "those of the kernel's first example"
     shown = ", ".join(args.settings)
-    return f"{shown} as asked for; the others are those of the kernel's first example"
+    return f"{shown} as asked for; the others are those of the first example that can have them"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
 from urdir.model.commands.ptx import arguments
-from urdir.model.commands.report import aligned, extent, fields_text
+from urdir.model.commands.report import aligned, extent, fields_text, fitting, roles_text
 
 if TYPE_CHECKING:
     from urdir.ptxgen.spec import KernelSpec
@@ -30,6 +30,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     parser.add_argument("kernel", nargs="?", metavar="KERNEL", help="only this one")
     arguments.add_model(parser)
+    arguments.add_all(parser)
     arguments.add_target(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON array")
 
@@ -81,23 +82,24 @@ def _list_model(args: argparse.Namespace) -> None:
     from urdir.ptxgen.tools.dump import describe
 
     gpu = arguments.gpu(args)
-    found = arguments.of_model(args, gpu)
+    found = arguments.of_model(args, gpu, args.all)
     if args.json:
         entries = [describe(kernel.spec, gpu.native_target) | kernel.as_dict() for kernel in found]
         print(json.dumps(entries, indent=2))
         return
-    rows = [("launches", "kernel", "fields", "grid x block", "bytes moved", "a step of")]
+    rows = [("launches", "what", "kernel", "grid x block", "MB", "a step of", "fields")]
     for kernel in found:
         spec, shape = kernel.spec, kernel.spec.launch_shape
         rows.append(
             (
                 str(kernel.per_step(prompt=False) or kernel.per_step(prompt=True)),
+                roles_text(kernel.roles),
                 spec.name,
-                fields_text(spec),
                 f"{extent(shape.grid)} x {extent(shape.block)}",
-                f"{spec.bytes_moved():,}",
+                f"{spec.bytes_moved() / 1e6:,.3f}",
                 kernel.used_in(),
+                fields_text(spec),
             )
         )
     for line in aligned(rows, right=(0, 4)):
-        print(line)
+        print(fitting(line))

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from urdir.model.commands import options
+from urdir.model.commands import options, values
 from urdir.model.commands.ptx import arguments
-from urdir.model.commands.report import extent, fields_text
+from urdir.model.commands.report import aligned, extent, fields_text, fitting, roles_text
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -38,10 +38,11 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     arguments.add_kernel(parser)
     arguments.add_model(parser)
+    arguments.add_all(parser)
     arguments.add_target(parser)
     for name, unit in (("--bandwidth", "bytes"), ("--flops", "operations")):
         parser.add_argument(
-            name, type=options.real_number(1), metavar="N", help=f"{unit} a second, for the bound"
+            name, type=values.real_number(1), metavar="N", help=f"{unit} a second, for the bound"
         )
     parser.add_argument("--gpus", action="store_true", help="list the known GPUs and their figures")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model is None:
         specs = [arguments.one_kernel(args)]
     else:
-        kernels = arguments.of_model(args, gpu)
+        kernels = arguments.of_model(args, gpu, args.all)
         specs = [kernel.spec for kernel in kernels]
     found = _measure_all(specs, args.target or gpu.native_target, gpu)
     if args.json:
@@ -69,8 +70,9 @@ def run(args: argparse.Namespace) -> int:
     elif args.model is None:
         _print_one(found[0], gpu)
     else:
-        _print_table(found)
         _print_steps(kernels, found, gpu)
+        print()
+        _print_table(kernels, found)
     return 0
 
 
@@ -169,50 +171,58 @@ def _lines(stats: KernelStats, gpu: Gpu) -> list[tuple[str, str]]:
     return lines
 
 
-def _print_table(found: list[KernelStats]) -> None:
-    print(
-        "| kernel | launch | regs | spill | shared | bar | code | occupancy | waves | fma "
-        "| special | integer | memory | tensor | control | MB | Mflop | bound us | by |"
-    )
-    print("|" + "---|" * 19)
-    for s in found:
+def _print_table(kernels: Sequence[ModelKernel], found: Sequence[KernelStats]) -> None:
+    """A line a kernel; the instructions of each are in the report of a single one."""
+    rows = [
+        ("what", "kernel", "grid x block", "regs", "spilt", "shared", "occupancy", "by", "MB", "us",
+         "bound by", "fields")
+    ]  # fmt: skip
+    for kernel, s in zip(kernels, found, strict=True):
         r, o, shape = s.resources, s.occupancy, s.spec.launch_shape
-        cells = [
-            f"{s.spec.name} {fields_text(s.spec)}",
-            f"{extent(shape.grid)} x {extent(shape.block)}",
-            r.registers if r else "-",
-            r.spill_stores + r.spill_loads if r else "-",
-            "-" if s.shared is None else s.shared,
-            r.barriers if r else "-",
-            "-" if s.code_bytes is None else s.code_bytes,
-            f"{o.share:.0%} {o.limiter}" if o else "-",
-            "-" if s.waves is None else f"{s.waves:.2f}",
-            *s.mix.values(),
-            f"{s.spec.bytes_moved() / 1e6:.3f}",
-            f"{s.spec.flops() / 1e6:.3f}",
-            _microseconds(s.bound.seconds),
-            s.bound.by,
-        ]
-        print("| " + " | ".join(map(str, cells)) + " |")
+        rows.append(
+            (
+                roles_text(kernel.roles),
+                s.spec.name,
+                f"{extent(shape.grid)} x {extent(shape.block)}",
+                str(r.registers) if r else "-",
+                str(r.spill_stores + r.spill_loads) if r else "-",
+                "-" if s.shared is None else f"{s.shared:,}",
+                f"{o.share:.0%}" if o else "-",
+                o.limiter if o else "-",
+                f"{s.spec.bytes_moved() / 1e6:,.3f}",
+                _microseconds(s.bound.seconds),
+                s.bound.by,
+                fields_text(s.spec),
+            )
+        )
+    for line in aligned(rows, right=(3, 4, 5, 6, 8, 9)):
+        print(fitting(line))
 
 
 def _print_steps(kernels: Sequence[ModelKernel], found: Sequence[KernelStats], gpu: Gpu) -> None:
     """What the largest decode step and the largest prompt step cost at least, in all."""
     shapes = list(dict.fromkeys(shape for kernel in kernels for shape in kernel.launches))
-    print(f"\n| a step, on {gpu.title} | launches | MB | Mflop | bound us | tokens/s at most |")
-    print("|---|---|---|---|---|---|")
+    rows = [
+        (f"a step, on {gpu.title}", "launches", "MB", "Mflop", "us at least", "tokens/s at most")
+    ]
     for kind in ("greedy", "prompt greedy"):
         chosen = [s for s in shapes if s.kind == kind]
         shape = max(chosen, key=lambda s: (s.rows, s.keys))
         pairs = zip(kernels, found, strict=True)
         used = [(k.launches[shape], stats) for k, stats in pairs if shape in k.launches]
         seconds = sum(n * stats.bound.seconds for n, stats in used)
-        print(
-            f"| {kind}, {shape.rows} rows, {shape.keys} keys | {sum(n for n, _ in used)} "
-            f"| {sum(n * s.spec.bytes_moved() for n, s in used) / 1e6:,.1f} "
-            f"| {sum(n * s.spec.flops() for n, s in used) / 1e6:,.1f} "
-            f"| {seconds * 1e6:,.1f} | {shape.rows / seconds:,.0f} |"
+        rows.append(
+            (
+                f"{kind}, {shape.rows} rows, {shape.keys} keys",
+                str(sum(n for n, _ in used)),
+                f"{sum(n * s.spec.bytes_moved() for n, s in used) / 1e6:,.1f}",
+                f"{sum(n * s.spec.flops() for n, s in used) / 1e6:,.1f}",
+                f"{seconds * 1e6:,.1f}",
+                f"{shape.rows / seconds:,.0f}",
+            )
         )
+    for line in aligned(rows, right=(1, 2, 3, 4, 5)):
+        print(line)
 
 
 def _microseconds(seconds: float) -> str:

@@ -99,10 +99,10 @@ class CachedAttention(Owner):
         self._placed: dict[int, list[tuple[int, int]]] = {}
         with ExitStack() as owners:
             shape = CacheShape.equal(layout, layers)
-            self.cache = owners.enter_context(KvCache(device, shape))
+            self.stream = owners.enter_context(device.create_stream("attention"))
+            self.cache = owners.enter_context(KvCache(device, shape, self.stream))
             sizes = self._sizes(layout, layers)
             self.work = owners.enter_context(device.arena(sizes, "attention"))
-            self.stream = owners.enter_context(device.create_stream("attention"))
             if rope is not None:
                 self.work["frequencies"].upload(turns_table(rope.frequencies()))
             for name in ZEROED & self.work.keys():
@@ -235,7 +235,8 @@ class CachedAttention(Owner):
             raise ModelError(f"{tokens} tokens: at least one")
         is_prompt, places = tokens > 1, ("sequence", "position")
         at = [self.work[f"prompt {p}" if is_prompt else f"{p}.{layer}"] for p in places]
-        return Rows(max(tokens, len(sequences)), self.layout.max_len, is_prompt, *at)
+        prompt = tokens if is_prompt else 0
+        return Rows(max(tokens, len(sequences)), self.layout.max_len, prompt, *at)
 
     def layer(self, layer: int, rows: Rows, **buffers: Region | None) -> LayerAttention:
         """The attention of a layer over ``rows``; ``buffers`` are the caller's q, k, v, which are

@@ -126,7 +126,7 @@ def transformer_layer_indexed(
     """
     at = to.attention
     rows = at.rows(layer, sequences, tokens)
-    if rows.is_prompt and (len(sequences) > 1 or tokens > at.most_tokens):
+    if rows.prompt and (len(sequences) > 1 or tokens > at.most_tokens):
         raise ModelError(f"{tokens} tokens: up to {at.most_tokens}, of one sequence")
     parts = at.parts
     given = weights or LayerWeights(parts.weights, layer)

@@ -5,6 +5,7 @@ A plan is built for a length bucket; the choice is made then and never looks at 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
@@ -37,6 +38,11 @@ def length_buckets(max_len: int) -> tuple[int, ...]:
     """
     borders = (SINGLE_KEYS, INCREMENTAL_KEYS, FEW_KEYS)
     return (*(border for border in borders if border < max_len), max_len)
+
+
+def several_rows_buckets(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Those of `length_buckets` at which the choice for several rows changes."""
+    return tuple(n for n in lengths if n == INCREMENTAL_KEYS or n == lengths[-1])
 
 
 def prompt_attention(

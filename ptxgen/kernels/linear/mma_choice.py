@@ -1,8 +1,18 @@
 """How a product of packed activations by ``mma.sync`` is cut: an estimate of its time for each way.
 
-The estimate is not measured: it takes the times of `wgmma_choice` on an H200, and 1.7 times as long
-for a vector (mma.sync has 60 % of wgmma's rate), 2.5 times where a warp has one operand, and reads
-activations from shared memory as fast as that allows.
+The estimate takes the times of `wgmma_choice` on an H200, and 1.7 times as long for a vector
+(mma.sync has 60 % of wgmma's rate), 2.5 times where a warp has one operand, and reads activations
+from shared memory as fast as that allows.
+
+us of a launch on an H200 (2026-11-22), `Gemm` / `GemmMma`, the weights in memory:
+
+    vectors     28672 x 4096 Q4_K    4096 x 14336 Q4_K    28672 x 4096 F16
+    16                 73 /    48            61 /  32           90 /   80
+    64                140 /    92           111 /  41          169 /  111
+    512               521 /   393           387 / 202          994 /  480
+    2,048           1,900 / 1,498           927 / 726        3,666 / 1,831
+
+It was faster at 4096 x 4096, with Q6_K and Q8_0, and at 32 and 128 vectors as well.
 """
 
 from __future__ import annotations
@@ -21,10 +31,8 @@ from urdir.ptxgen.weights.format import Format
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout
 from urdir.ptxgen.weights.packed import GROUP
 
-#: The targets that it may serve, and those that it serves: none before a GPU has run it. Until then
-#: `Gemm` does, and `GemmMma` is tried on the emulator alone.
-POSSIBLE = since(80)
-TARGETS: tuple[str, ...] = ()
+#: The targets that it serves. Only an H200 has been measured, whose own kernel is `GemmWgmma`.
+TARGETS = since(80)
 #: Row groups, splits and operands.
 SHAPES = (
     *((1, 4, 1), (1, 2, 1), (1, 1, 1), (2, 2, 1), (2, 1, 1), (2, 2, 2), (2, 1, 2)),

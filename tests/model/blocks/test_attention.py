@@ -96,16 +96,15 @@ def attend(session: Session, at: LayerAttention) -> tuple[list[str], list[Any]]:
 def test_a_decode_step_equals_turn_append_attend(
     device: Device, weights: Weights, kv_dtype: KvDtype, page_len: int, keys: int
 ) -> None:
-    """Bit for bit, decode rows in parts and the rows of an exact prompt as well."""
+    """Bit for bit: the rows of an exact prompt, whose tokens are appended before."""
     with Session(device, weights, 2048, kv_dtype, sequences=4, page_len=page_len) as session:
         at = fill(session)
         fused = replace(at, rows=replace(at.rows, keys=keys))
         kernels, wanted = attend(session, fused)
         assert kernels == (["incremental_attention"] if keys == 512 else SPLIT)
-        prompt = replace(fused, rows=replace(fused.rows, is_prompt=True), exact=True)
-        for parts in (replace(fused, fused=False), prompt):
-            fill(session)
-            others, found = attend(session, parts)
-            assert others == UNFUSED + kernels
-            for one, other in zip(wanted, found, strict=True):
-                np.testing.assert_array_equal(one, other)
+        prompt = replace(fused, rows=replace(fused.rows, prompt=fused.rows.count), exact=True)
+        fill(session)
+        others, found = attend(session, prompt)
+        assert others == UNFUSED + kernels
+        for one, other in zip(wanted, found, strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -19,7 +19,6 @@ from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.families.stored import StoredVector
 from urdir.model.memory.weights import Matrix
-from urdir.ptxgen.kernels.linear import mma_choice
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
@@ -193,7 +192,7 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
 
 def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:
     """Sums, gates and packing are at the end of products and of attention."""
-    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE, is_prompt=True))
+    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE, prompt=16))
     assert [kernel for _, kernel in layer(plan, 0)] == [
         *("pack", "gemm_wgmma", "prepare_tokens", "prefill_wgmma"),
         *("gemm_wgmma", "pack", "gemm_wgmma", "gemm_wgmma"),
@@ -201,12 +200,9 @@ def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-def test_a_portable_prompt_step_takes_packed_activations(
-    target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All but those of attention, packed by a launch; where `GemmMma` serves the target."""
-    monkeypatch.setattr(mma_choice, "TARGETS", mma_choice.POSSIBLE)
-    shape = StepShape(16, KEYS, Output.NONE, is_prompt=True)
+def test_a_portable_prompt_step_takes_packed_activations(target: str) -> None:
+    """All but those of attention, packed by a launch."""
+    shape = StepShape(16, KEYS, Output.NONE, prompt=16)
     with Engine.open(str(PATH), device=f"emulator:{target}", context=KEYS) as engine:
         plan = build_plan(engine.session.parts, shape)
     assert [kernel for _, kernel in layer(plan, 0)] == [
@@ -217,8 +213,8 @@ def test_a_portable_prompt_step_takes_packed_activations(
 
 def test_a_prompt_step_elsewhere_normalises_once_for_several_matrices() -> None:
     """The sums before the later norms are in the same launches."""
-    shape = StepShape(16, KEYS, Output.NONE, is_prompt=True)
-    with Engine.open(str(PATH), device="emulator:sm_90", context=KEYS) as engine:
+    shape = StepShape(16, KEYS, Output.NONE, prompt=16)
+    with Engine.open(str(PATH), device="emulator:sm_75", context=KEYS) as engine:
         plan = build_plan(engine.session.parts, shape)
     assert [kernel for _, kernel in layer(plan, 0)] == [
         *("normalise", "gemm", "gemm", "gemm", "prepare_tokens", "prefill_attention"),
@@ -231,7 +227,7 @@ def test_a_prompt_step_elsewhere_normalises_once_for_several_matrices() -> None:
 
 def test_only_the_last_row_of_a_prompt_goes_on(engine: Engine) -> None:
     """From the last layer's attention on, in launches of one row."""
-    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.GREEDY, is_prompt=True))
+    plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.GREEDY, prompt=16))
     assert [kernel for _, kernel in layer(plan, 1)] == [
         *("pack", "gemm_wgmma", "prepare_tokens", "prefill_wgmma"),
         *("gather", "gather", "gemv", "gemv", "gemv"),

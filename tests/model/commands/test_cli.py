@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import lzma
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -19,8 +21,14 @@ import gguf as gguf_package
 import numpy as np
 import pytest
 
-from urdir.model.engine.engine import demo_model
+from urdir.driver.cache import CubinCache
+from urdir.model.cli import COMMANDS, build_parser
+from urdir.model.commands import options, prompts
+from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
+from urdir.model.files import hub
+from urdir.model.files.demo import demo_model
+from urdir.model.files.hub import HubName
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -69,6 +77,26 @@ def test_run_answers_with_the_demo_model(cli: Cli) -> None:
     code, out, err = cli("run", "--temp", "0", "-p", "What is 2 plus 3?")
     assert (code, out) == (0, "2 plus 3 is 5.\n")
     assert "seed" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), SamplingSettings(seed=1)),
+        (
+            ("--presence-penalty", "0.5", "--frequency-penalty", "-1.5", "--min-tokens", "3"),
+            SamplingSettings(seed=1, presence_penalty=0.5, frequency_penalty=-1.5, min_tokens=3),
+        ),
+        (
+            ("-l", "7+1.5", "--logit-bias", "30-100", "--repeat-last-n", "-1"),
+            SamplingSettings(seed=1, logit_bias=((7, 1.5), (30, -100.0)), repeat_last_n=-1),
+        ),
+    ],
+)
+def test_flags_become_settings(flags: tuple[str, ...], expected: SamplingSettings) -> None:
+    parser = argparse.ArgumentParser()
+    options.add_sampling(parser)
+    assert options.sampling_settings(parser.parse_args(["-s", "1", *flags])) == expected
 
 
 @pytest.mark.slow
@@ -146,8 +174,14 @@ def test_show_needs_no_tokeniser(cli: Cli, nano: Path) -> None:
     code, out, _ = cli("show", nano, "--json")
     report = json.loads(out)
     assert code == 0
-    assert report["tensors"]["Q8_0"]["count"] == 16
-    assert report["memory"]["total"] > report["memory"]["weights"] > 900_000
+    assert report["types"]["Q8_0"]["count"] == 16
+    assert report["verdict"]["runs"]
+    (memory,) = report["memory"]
+    assert memory["context"] == report["model"]["context"]
+    assert memory["total"] > memory["weights"] > 900_000
+    parts = ("weights", "kv_cache", "workspace", "state", "staging", "driver")
+    assert memory["total"] == sum(memory[name] for name in parts)
+    assert sum(tensor["bytes"] for tensor in report["tensors"]) == report["bytes"]
     assert report["roles"][0] == {
         "role": "token_embd",
         "shape": [320, 256],
@@ -155,8 +189,7 @@ def test_show_needs_no_tokeniser(cli: Cli, nano: Path) -> None:
         "count": 1,
     }
     assert {"role": "ffn_norm", "shape": [256], "type": "F32", "count": 2} in report["roles"]
-    stored = sum(entry["count"] for entry in report["tensors"].values())
-    assert sum(entry["count"] for entry in report["roles"]) == stored
+    assert sum(entry["count"] for entry in report["roles"]) == len(report["tensors"])
     assert "im_start" in cli("show", demo_model(), "--template")[1]
     assert cli("show", nano, "--template")[0] == 1
 
@@ -241,16 +274,20 @@ def test_show_prints_short_arrays_whole(cli: Cli, make_gguf: Callable[..., Path]
         }
     )
     code, out, _ = cli("show", path, "--json")
-    assert code == 0
+    assert code == 1  # it cannot run: there are no tensors
     found = json.loads(out)["metadata"]
     assert found["qwen2vl.rope.dimension_sections"] == [16, 24, 24, 0]
     assert found["floats"] == [0.5, -1.0]
     assert found["names"] == ["one", "two"]
     assert found["nothing"] == []
-    assert (found["eight"], found["nine"]) == (list(range(8)), "[9 values]")
+    assert (found["eight"], found["nine"]) == (list(range(8)), list(range(9)))
     report = json.loads(out)
-    assert report["roles"] == report["layers"] == []  # no description: there are no tensors
-    assert "[16, 24, 24, 0]" in cli("show", path)[1]
+    assert report["roles"] == report["layers"] == []
+    assert not report["verdict"]["runs"]
+    text = cli("show", path)[1]
+    assert "cannot run: " in text.splitlines()[0]
+    assert "[16, 24, 24, 0]" in text
+    assert "[9 values]" in text
 
 
 @pytest.mark.parametrize("clear", [(), ("--clear-cache",)])
@@ -259,12 +296,8 @@ def test_env_of_a_cache_that_is_a_file(
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("URDIR_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    code, out, err = cli("env", "--json", *clear)
-    if clear:
-        assert (code, out) == (1, "")
-        assert "cannot be deleted" in err
-    else:
-        assert json.loads(out)["cache"]["bytes"] == 0
+    code, out, _ = cli("env", "--json", *clear)
+    assert (code, json.loads(out)["cache"]["bytes"]) == (0, 0)
 
 
 @pytest.mark.slow
@@ -283,15 +316,27 @@ def test_a_cache_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     assert "warn" not in done.stderr.replace(line, "")
 
 
-def test_env_reports_and_clears_the_cache(
+def test_env_clears_its_own_files_alone(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    (cache / "entry").write_bytes(b"1234")
-    monkeypatch.setenv("URDIR_CACHE_DIR", str(cache))
-    assert json.loads(cli("env", "--json")[1])["cache"]["bytes"] == 4
-    assert json.loads(cli("env", "--json", "--clear-cache")[1])["cache"]["bytes"] == 0
+    cache = CubinCache(tmp_path / "mine" / "emulator")
+    cache.put("key", b"1234")
+    cache.remember("spec", "0" * 64)
+    others = [tmp_path / "mine" / name for name in ("thesis.txt", "emulator/notes.txt")]
+    for other in others:
+        other.write_text("not a kernel")
+    monkeypatch.setenv("URDIR_CACHE_DIR", str(tmp_path / "mine"))
+    assert json.loads(cli("env", "--json")[1])["cache"]["bytes"] == 4 + 32 + 64 + len(
+        "not a kernel"
+    )
+    assert cli("env", "--json", "--clear-cache")[0] == 0
+    assert sorted(path for path in (tmp_path / "mine").rglob("*") if path.is_file()) == sorted(
+        others
+    )
+    others[1].unlink()
+    assert CubinCache(tmp_path / "mine" / "emulator").get("key") is None
+    assert cli("env", "--json", "--clear-cache")[0] == 0
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
 @pytest.mark.parametrize(
@@ -300,14 +345,38 @@ def test_env_reports_and_clears_the_cache(
         (("run", "--temp", "-1", "-p", "x"), "--temp"),
         (("run", "--top-p", "1.5", "-p", "x"), "--top-p"),
         (("run", "--top-k", "many", "-p", "x"), "--top-k"),
+        (("run", "--presence-penalty", "101", "-p", "x"), "--presence-penalty"),
+        (("run", "--frequency-penalty", "nan", "-p", "x"), "--frequency-penalty"),
+        (("run", "--logit-bias", "7", "-p", "x"), "--logit-bias"),
+        (("run", "--logit-bias", "7+101", "-p", "x"), "--logit-bias"),
+        (("run", "-l", "7+1", "-l", "7-1", "-p", "x"), "logit_bias"),
+        (("run", "--min-tokens", "-1", "-p", "x"), "--min-tokens"),
         (("run", "-n", "-3", "-p", "x"), "-n"),
-        (("run", "-c", "0", "-p", "x"), "-c"),
+        (("run", "-c", "-1", "-p", "x"), "-c"),
+        (("run", "-c", "100000", "-p", "x"), "512"),
+        (("run", "-ctk", "q8_0", "-p", "x"), "-ctv q8_0"),
+        (("run", "-ctk", "q4_0", "-p", "x"), "q8_0"),
+        (("run", "-ngl", "0", "-p", "x"), "-ngl"),
+        (("run", "-ngl", "3", "-p", "x"), "6 layers"),
+        (("run", "--tem", "0", "-p", "x"), "unknown flag --tem: did you mean --temp?"),
+        (("run", "-pg", "1,2"), "unknown flag -pg"),
+        (("run", "demo", "x", "-p", "y"), "two prompts"),
+        (("run", "--chat-template", "llama3", "-p", "x"), "--chat-template-file"),
+        (("show",), "MODEL"),
+        (("show", "demo", "-m", "demo"), "two models"),
+        (("bench", "demo", "--shape", "llama-3.1-8b"), "--shape"),
+        (("logits", "demo", "--tokens", "1,two", "-o", "x.npy"), "two"),
+        (("logits", "demo", "--tokens", ",", "-o", "x.npy"), "no token"),
+        (("logits", "demo", "--tokens", "1,2048", "-o", "x.npy"), "2048"),
+        (("check", "--kernel", "ad"), "did you mean add"),
+        (("quantize", "x"), "does not write"),
+        (("embedding", "x"), "not computed"),
         (("run", "--seed", "1e3", "-p", "x"), "--seed"),
         (("run", "--device", "tpu", "-p", "x"), "tpu"),
         (("run", "--device", "emulator:sm_1", "-p", "x"), "sm_1"),
         (("run", "-p", "x", "-f", "y"), "not allowed"),
         (("frobnicate",), "frobnicate"),
-        ((), "COMMAND"),
+        (("rnu", "x"), "did you mean run"),
     ],
 )
 def test_bad_usage_exits_with_2(cli: Cli, argv: tuple[str, ...], message: str) -> None:
@@ -315,6 +384,7 @@ def test_bad_usage_exits_with_2(cli: Cli, argv: tuple[str, ...], message: str) -
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1
+    assert f"(see urdir {argv[0]} --help)" in err or argv[0] not in COMMANDS
 
 
 def test_bad_files_exit_with_1_and_one_line(cli: Cli, tmp_path: Path, data: Path) -> None:
@@ -358,12 +428,8 @@ def test_prompts_and_tokens_that_cannot_be(cli: Cli, nano: Path, tmp_path: Path)
     for argv, message in (
         (("run", "-m", nano, "-p", "x"), "vocabulary"),
         (("run", "-c", "8", "-p", "a long prompt that has more than eight tokens"), "context of 8"),
-        (("run", "-c", "100000", "-p", "x"), "512"),
         (("run", "--raw", "-p", ""), "empty"),
         (("run", "-f", tmp_path / "absent.txt"), "absent.txt"),
-        (("logits", nano, "--tokens", "1,320", "--output", output), "320"),
-        (("logits", nano, "--tokens", "1,two", "--output", output), "two"),
-        (("logits", nano, "--tokens", ",", "--output", output), "no token"),
         (
             ("logits", nano, "--tokens", "1", "--output", tmp_path / "no" / "x.npy"),
             "no such folder",
@@ -456,5 +522,148 @@ def test_an_interrupt_keeps_the_text_and_the_statistics(
     rest, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert len(first + rest) > 4
-    assert "tokens/s, seed" in err
+    assert " generated" in err
+    assert ", seed " in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("module", ["urdir", "urdir.model"])
+def test_the_package_is_the_command(module: str, tmp_path: Path) -> None:
+    link = tmp_path / "urdir"
+    link.symlink_to(Path(__file__).parents[3] / ".src" / "urdir")  # as a wheel has it
+    environment = {**_environment(), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path[1:]])}
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--version"],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert re.fullmatch(r"urdir (\d+\.\d+\.\d+|not installed)\n", done.stdout)
+
+
+def test_without_a_command_there_is_help(cli: Cli) -> None:
+    for argv in ((), ("--help",), ("help",)):
+        code, out, err = cli(*argv)
+        assert (code, err) == (0, "")
+        assert all(f"\n    {name}" in out for name in COMMANDS)
+    assert cli("help", "run")[1] == cli("run", "--help")[1]
+    assert cli("ptx")[1] == cli("ptx", "--help")[1]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_and_flags(cli: Cli, shell: str) -> None:
+    code, out, _ = cli("completion", shell)
+    assert code == 0
+    for word in (*COMMANDS, "explain", "repeat-penalty", "temp", "clear-cache"):
+        assert word in out
+    assert "mirostat" not in out  # refused
+
+
+def test_completion_in_bash(cli: Cli, tmp_path: Path) -> None:
+    script = tmp_path / "urdir.bash"
+    script.write_text(cli("completion", "bash")[1])
+
+    def complete(*words: str) -> set[str]:
+        typed = " ".join(f"'{word}'" for word in ("urdir", *words))
+        line = (
+            f". {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words)}; "
+            '$(complete -p urdir | sed -E "s/.*-F ([^ ]+).*/\\1/"); '
+            'printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+        return {word.strip() for word in done.stdout.splitlines()}
+
+    assert complete("sh") == {"show"}
+    assert complete("ptx", "st") == {"stats"}
+    assert complete("run", "--min-") == {"--min-p", "--min-tokens"}
+    assert complete("bench", "-o", "js") >= {"json", "jsonl"}
+
+
+def test_list_has_the_demo_and_the_hubs_cache(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "absent"))
+    assert [entry["name"] for entry in json.loads(cli("list", "--json")[1])] == ["demo"]
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    commit = "0" * 40
+    for repo, files in {
+        "models--a--b-GGUF": ["b-Q4_K_M.gguf", "b-Q8_0-00001-of-00002.gguf", "mmproj-b.gguf"],
+        "models--c--whole": ["config.json", "model.safetensors"],
+        "datasets--d--e": ["x.gguf"],
+    }.items():
+        snapshot = tmp_path / repo / "snapshots" / commit
+        (tmp_path / repo / "blobs").mkdir(parents=True)
+        snapshot.mkdir(parents=True)
+        (tmp_path / repo / "refs").mkdir()
+        (tmp_path / repo / "refs" / "main").write_text(commit)
+        for file in files:
+            blob = tmp_path / repo / "blobs" / file
+            blob.write_bytes(demo_model().read_bytes() if "Q4" in file else b"1234")
+            (snapshot / file).symlink_to(blob)
+    entries = json.loads(cli("list", "--json")[1])
+    found = {entry["name"]: entry for entry in entries}
+    # one part of two is no model
+    assert list(found) == ["demo", "hf:a/b-GGUF:b-Q4_K_M.gguf", "hf:c/whole"]
+    whole = found["hf:a/b-GGUF:b-Q4_K_M.gguf"]
+    assert (whole["type"], whole["architecture"]) == ("Q4_K_M", "llama")
+    assert whole["bytes"] == demo_model().stat().st_size
+    assert found["hf:c/whole"]["bytes"] == 4
+    head, *lines = cli("list")[1].splitlines()
+    assert [line.split()[0] for line in lines] == list(found)
+    assert head.split() == ["name", "size", "type", "architecture", "changed"]
+
+
+def test_pull_says_where_the_model_is(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(bytes(3 << 20))
+    asked: list[HubName] = []
+    monkeypatch.setattr(hub, "download", lambda name: asked.append(name) or path)
+    assert cli("pull", "a/b-GGUF") == (0, f"{path}  3.00 MiB\n", "")
+    out = cli("pull", "hf:a/b-GGUF:Q8_0", "--json")[1]
+    assert json.loads(out) == {"path": str(path), "bytes": 3 << 20}
+    assert asked == [HubName("a/b-GGUF", None), HubName("a/b-GGUF", "Q8_0")]
+    assert cli("pull", path)[0] == 2
+    assert cli("pull", "no name")[0] == 1
+
+
+def test_show_says_first_whether_it_runs(cli: Cli, tmp_path: Path) -> None:
+    code, out, _ = cli("show", "demo", "-c", "100")
+    first, second, *rest = out.splitlines()
+    assert code == 0
+    assert "runs on the emulator" in first
+    assert "a GPU needs" in first
+    assert "Q4_K_M, 5.25 M parameters" in second
+    at = rest.index("memory on the device:")
+    assert rest[at + 1].split()[0] == "context"
+    assert [row.split()[0] for row in rest[at + 2 : at + 4]] == ["100", "512"]
+    for name, message in (("mamba", "architecture 'mamba'"), ("clip", "multi-modal projector")):
+        code, out, err = cli("show", _write_gguf(tmp_path / f"{name}.gguf", arch=name))
+        assert (code, err) == (1, "")
+        assert f"cannot run: architecture '{name}' is not supported" in out.splitlines()[0]
+        assert message in out.splitlines()[0]
+    message = cli("run", tmp_path / "mamba.gguf", "x")[2]
+    assert len(message) < 250  # no list of all architectures
+
+
+def test_escapes_templates_and_files_of_system_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "system.txt").write_text("Be kind.")
+    parser = build_parser("run")
+    args = parser.parse(["run", "-e", "-p", r"a\n\"b\" \x41 \q", "-sys", r"\t"])
+    assert prompts.given_prompt(args) == 'a\n"b" A \\q'
+    assert prompts.given_system(args) == "\t"
+    args = parser.parse(["run", "-p", r"a\n", "-sysf", str(tmp_path / "system.txt")])
+    assert (prompts.given_prompt(args), prompts.given_system(args)) == (r"a\n", "Be kind.")
+    args = parser.parse(["run", "--chat-template", "{{ messages }}", "-p", "x"])
+    assert prompts.given_template(args) == "{{ messages }}"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))
+    assert prompts.given_prompt(parser.parse(["run", "-f", "-"])) == "from stdin"
+
+
+def test_a_prompt_of_a_million_characters_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("word " * 300_000)
+    code, _, err = cli("run", "-f", tmp_path / "long.txt")
+    assert code == 1
+    assert "the conversation has 1,500,000 characters" in err

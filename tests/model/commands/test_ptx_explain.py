@@ -14,8 +14,8 @@ def test_it_prints_the_worst_lines_first(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["ptx", "explain", "normalise", *arguments]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(
-        "normalise  rows=2 cols=257 kind=rms eps=1e-05 weight=True\n"
-        "sm_90a, (2) CTAs of (64) threads:"
+        "rows=2 cols=257 kind=rms eps=1e-05 weight=True\nnormalise\n"
+        "sm_90a, (2, 1, 1) CTAs of (64, 1, 1) threads:"
     )
     assert "global memory: 214 sectors, 198 would do" in shown
     first = shown.split("at best\n")[1].splitlines()[0].split()
@@ -43,9 +43,9 @@ def test_json_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "code", "message"),
     [
         ([], 2, "give a KERNEL"),
-        (["nonesuch"], 1, "no kernel 'nonesuch'"),
-        (["argmax", "--set", "size=3"], 1, "size"),
-        (["argmax", "--target", "sm_12"], 1, "sm_12"),
+        (["nonesuch"], 2, "no kernel 'nonesuch'"),
+        (["argmax", "--set", "size=3"], 2, "size"),
+        (["argmax", "--target", "sm_12"], 2, "sm_12"),
         (["argmax", "--top", "0"], 2, "at least 1"),
     ],
 )

@@ -16,8 +16,9 @@ from urdir.driver.operation import Launch
 from urdir.driver.stream import Stream
 from urdir.model.blocks import experts
 from urdir.model.engine.batch import Output
-from urdir.model.engine.engine import Engine, demo_model
+from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
+from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.verify.conformance import kl_divergence, relative_rms
 
@@ -282,7 +283,7 @@ def _copy_with_tensor(source: Path, target: Path, name: str, values: np.ndarray)
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
             add(key, value)
         for tensor in gguf.tensors.values():
-            writer.add_tensor(tensor.name, tensor.data.view(np.float32).reshape(tensor.shape))
+            writer.add_tensor(tensor.name, tensor.data[:].view(np.float32).reshape(tensor.shape))
         writer.add_tensor(name, values)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -104,8 +104,8 @@ def test_a_short_prompt_is_one_step(device: Device, weights: Weights) -> None:
         session.feed(TOKENS[:11])
         assert (session.sequences[0].pending, shapes) == (11, [])
         found = list(islice(session.stream(Output.SAMPLE), 3))
-        assert shapes[0] == StepShape(16, 256, Output.SAMPLE, is_prompt=True)
-        assert {shape.is_prompt for shape in shapes[1:]} == {False}
+        assert shapes[0] == StepShape(16, 256, Output.SAMPLE, prompt=16)
+        assert {bool(shape.prompt) for shape in shapes[1:]} == {False}
         session.truncate(0)
         known = list(TOKENS[:11])
         session.feed(known)
@@ -125,7 +125,7 @@ def test_what_is_pending_is_forked_cut_and_stepped_together(
         session.feed(TOKENS[11:14])
         shapes = watch(session)
         one, other = session.forward_gpu_resident_to_token_id((0, 1))
-        assert [(shape.is_prompt, shape.output) for shape in shapes] == [
+        assert [(bool(shape.prompt), shape.output) for shape in shapes] == [
             (True, Output.NONE),
             (False, Output.GREEDY),
         ]

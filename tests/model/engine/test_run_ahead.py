@@ -225,7 +225,7 @@ def test_the_next_bucket_is_ready_before_it_is_needed(
         session.feed(tokens)
         del at_once[:]
         assert list(islice(session.stream(Output.GREEDY), 70)) == expected
-        prompt = StepShape(512, 512, Output.GREEDY, is_prompt=True)
+        prompt = StepShape(512, 512, Output.GREEDY, prompt=512)
         assert at_once in ([prompt], [prompt, StepShape(1, 512, Output.GREEDY)])
 
 

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from urdir.model.engine.batch import Output
 from urdir.model.engine.sampling import SamplingSettings, distribution, sample, uniform
 from urdir.model.errors import ModelError, SettingsError
-from urdir.ptxgen.kernels.sampling import SETTINGS
+from urdir.ptxgen.kernels.sampling import SETTINGS, SETTINGS_WORDS
 
 OFF = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -124,8 +125,8 @@ def test_random_numbers_are_uniform_and_reproducible() -> None:
     assert uniform(1, 77) == values[77]  # whatever was drawn in between
     assert uniform(2, 77) != values[77]
     assert uniform(2**64 - 1, 0) != uniform(0, 0)
-    assert uniform(1, 77, sequence=0) == values[77]
-    assert len({uniform(1, 77, sequence) for sequence in range(100)}) == 100
+    assert uniform(1, 77, nonce=0) == values[77]
+    assert len({uniform(1, 77, nonce) for nonce in range(100)}) == 100
 
 
 def test_a_draw_depends_on_seed_and_position_alone() -> None:
@@ -152,16 +153,19 @@ def test_ties_at_the_edge_of_top_k_go_to_the_lowest_index() -> None:
     assert ids.tolist() == [0, 1, 2]
 
 
-def test_sequences_draw_apart() -> None:
+def test_requests_of_one_seed_draw_apart_by_their_nonce() -> None:
     logits = random_logits(1000)
-    draws = [[sample(logits, OFF, p, sequence=s) for p in range(20)] for s in range(3)]
+    draws = [[sample(logits, replace(OFF, nonce=n), p) for p in range(20)] for n in range(3)]
     assert draws[0] == [sample(logits, OFF, p) for p in range(20)]
     assert draws[0] != draws[1] != draws[2] != draws[0]
 
 
 def test_settings_as_the_device_reads_them() -> None:
-    words = SamplingSettings(0.7, 40, 0.9, 0.05, 1.1, -1, seed=3).words
-    assert (words.shape, words.dtype) == ((8,), np.uint32)
+    settings = SamplingSettings(
+        0.7, 40, 0.9, 0.05, 1.1, -1, seed=3, nonce=2**63, logit_bias=((7, 1.5),), logprobs=2
+    )
+    words = settings.words(answer_at=9, end_ids={5, 3})
+    assert (words.shape, words.dtype) == ((SETTINGS_WORDS,), np.uint32)
     (record,) = words.view(SETTINGS)
     assert record["temperature"] == np.float32(0.7)
     assert record["top_k"] == 40
@@ -169,11 +173,15 @@ def test_settings_as_the_device_reads_them() -> None:
     assert record["log_min_p"] == np.float32(math.log(0.05))
     assert record["repeat_penalty"] == np.float32(1.1)
     assert record["repeat_last_n"] == 2**32 - 1
-    (extreme,) = SamplingSettings(1e300, 2**40, 1.0, 0.0, 1e-300, 2**40).words.view(SETTINGS)
+    assert (record["seed"], record["nonce"], record["answer_at"]) == (3, 2**63, 9)
+    assert (record["end_count"], record["end_ids"][:2].tolist()) == (2, [3, 5])
+    assert (record["bias_count"], record["bias_ids"][0], record["biases"][0]) == (1, 7, 1.5)
+    assert record["logprobs"] == 3
+    (extreme,) = SamplingSettings(1e300, 2**40, 1.0, 0.0, 1e300, 2**40).words().view(SETTINGS)
     assert np.isfinite(extreme["temperature"])
     assert extreme["top_k"] == extreme["repeat_last_n"] == 2**32 - 1
     assert extreme["log_min_p"] == -np.inf
-    assert extreme["repeat_penalty"] > 0
+    assert np.isfinite(extreme["repeat_penalty"])
 
 
 def test_a_penalty_makes_greedy_move_on() -> None:
@@ -184,6 +192,40 @@ def test_a_penalty_makes_greedy_move_on() -> None:
     assert sample(logits, options, 3, [0, 1, 1]) == 0  # out of the window
     assert sample(logits, options, 0) == 0
     assert logits.tolist() == [2.0, np.float32(1.9), -5.0]  # unchanged
+
+
+def test_penalties_biases_and_masks_change_what_greedy_takes() -> None:
+    logits = np.array([2.0, 1.5, 1.0, -3.0], np.float32)
+    greedy = SamplingSettings(temperature=0.0)
+    generated = [0, 0, 1]
+    frequent = replace(greedy, frequency_penalty=0.6)
+    present = replace(greedy, presence_penalty=1.2)
+    for options, answer_at, token in (
+        (frequent, 0, 2),  # 0.8, 0.9, 1.0
+        (frequent, 1, 0),  # 1.4, 0.9, 1.0
+        (present, 0, 2),  # 0.8, 0.3, 1.0
+        (present, 3, 0),  # the prompt does not count
+        (replace(greedy, logit_bias=((3, 5.5), (0, -1.0))), 0, 3),
+    ):
+        assert not options.is_greedy
+        assert sample(logits, options, 3, generated, answer_at=answer_at) == token
+    patient = replace(greedy, min_tokens=3)
+    ends = frozenset({0, 2})
+    assert sample(logits, patient, 3, generated, answer_at=1, end_ids=ends) == 1
+    assert sample(logits, patient, 3, generated, answer_at=0, end_ids=ends) == 0
+    mask = np.array([0b1100], np.uint32)
+    assert sample(logits, patient, 3, generated, answer_at=1, end_ids=ends, mask=mask) == 2
+    with pytest.raises(ModelError, match="no token is allowed"):
+        sample(logits, greedy, 3, mask=np.zeros(1, np.uint32))
+
+
+def test_the_output_of_a_step_serves_all_of_its_sequences() -> None:
+    greedy = SamplingSettings(temperature=0.0)
+    reports = replace(greedy, logprobs=0)
+    assert Output.of() is Output.of(greedy, greedy) is Output.GREEDY
+    assert Output.of(greedy, masked=True) is Output.SAMPLE
+    assert Output.of(greedy, SamplingSettings()) is Output.SAMPLE
+    assert Output.of(greedy, reports, SamplingSettings()) is Output.LOGPROBS
 
 
 def test_tokens_ruled_out_are_never_drawn() -> None:
@@ -219,16 +261,27 @@ def test_logits_that_are_no_distribution(value: float) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "flag"),
     [
-        ("temperature", math.nan, "--temp nan"),
-        ("temperature", math.inf, "--temp inf"),
-        ("top_k", -1, "--top-k -1"),
-        ("top_p", 1.5, "--top-p 1.5"),
-        ("top_p", math.nan, "--top-p nan"),
-        ("min_p", -0.1, "--min-p -0.1"),
-        ("repeat_penalty", 0.0, "--repeat-penalty 0.0"),
-        ("repeat_last_n", -2, "--repeat-last-n -2"),
-        ("seed", -1, "--seed -1"),
-        ("seed", 2**64, f"--seed {2**64}"),
+        ("temperature", math.nan, "temperature is nan"),
+        ("temperature", math.inf, "temperature is inf"),
+        ("top_k", -1, "top_k is -1"),
+        ("top_p", 1.5, "top_p is 1.5"),
+        ("top_p", math.nan, "top_p is nan"),
+        ("min_p", -0.1, "min_p is -0.1"),
+        ("repeat_penalty", 0.0, "repeat_penalty is 0.0"),
+        ("repeat_penalty", 1e-300, "repeat_penalty is 1e-300"),
+        ("presence_penalty", 101.0, "presence_penalty is 101.0"),
+        ("frequency_penalty", math.nan, "frequency_penalty is nan"),
+        ("nonce", -1, "nonce is -1"),
+        ("logit_bias", ((1, 100.5),), r"logit_bias is \(\(1, 100.5\),\)"),
+        ("logit_bias", ((1, math.nan),), r"logit_bias is \(\(1, nan\),\)"),
+        ("logit_bias", ((-1, 1.0),), r"logit_bias is \(\(-1, 1.0\),\)"),
+        ("logit_bias", ((4, 1.0), (4, 2.0)), r"logit_bias is \(\(4, 1.0\), \(4, 2.0\)\)"),
+        ("min_tokens", -1, "min_tokens is -1"),
+        ("logprobs", 21, "logprobs is 21"),
+        ("logprobs", -1, "logprobs is -1"),
+        ("repeat_last_n", -2, "repeat_last_n is -2"),
+        ("seed", -1, "seed is -1"),
+        ("seed", 2**64, f"seed is {2**64}"),
     ],
 )
 def test_settings_out_of_range_name_the_flag(field: str, value: float, flag: str) -> None:

@@ -128,7 +128,7 @@ def test_what_a_step_left_in_the_workspace_does_not_matter(session: Session) -> 
 
 def test_a_graph_has_a_node_for_every_launch(session: Session) -> None:
     keys = session.shapes.keys(1)
-    shapes = [StepShape(8, keys, output, is_prompt=True) for output in Output]
+    shapes = [StepShape(8, keys, output, prompt=8) for output in Output]
     for shape in (*shapes, *(StepShape(1, keys, output) for output in list(Output)[1:])):
         assert session.steps.graph(shape).node_count == len(session.steps.bound(shape))
 

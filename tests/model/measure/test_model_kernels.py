@@ -90,7 +90,7 @@ def test_it_finds_what_a_session_loads(
             session.feed([1])
             session.greedy_step()
             session.set_sampling(SamplingSettings(seed=1))
-            session.forward_gpu_resident_to_token_id(output=Output.SAMPLE)
+            session.forward_gpu_resident_to_token_id(output=Output.LOGPROBS)
             session.logits_step()
     loaded = {path.stem for path in tmp_path.iterdir()}
     listed = {kernel.spec.key("sm_90a") for kernel in found}
@@ -105,7 +105,7 @@ def test_counts_are_those_of_the_plans(nano: Path) -> None:
         with Weights(gguf, config, device) as weights, Session(device, weights, CONTEXT) as session:
             for shape in (
                 StepShape(1, session.parts.cache.shape.max_len, Output.GREEDY),
-                StepShape(64, session.parts.cache.shape.max_len, Output.GREEDY, is_prompt=True),
+                StepShape(64, session.parts.cache.shape.max_len, Output.GREEDY, prompt=64),
             ):
                 plan = Steps(session.parts).bound(shape).plan
                 expected = Counter(op.kernel for op in plan if isinstance(op, Launch))
@@ -122,7 +122,7 @@ def test_a_large_model_needs_its_metadata_only() -> None:
     assert {s.keys for s in steps} == {256, 512, 2048, 4096}
     for kernel in found:
         for shape, count in kernel.launches.items():
-            if not shape.is_prompt:
+            if not shape.prompt:
                 assert count % 32 in (0, 1) or kernel.spec.name == "normalise", (kernel.spec, shape)
         assert set(kernel.launches) | set(kernel.missing) == set(steps)
         assert not set(kernel.launches) & set(kernel.missing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,9 @@ import numpy.typing as npt
 import pytest
 
 from urdir.driver.device import Device
+from urdir.driver.stream import Stream
 from urdir.model.engine.realizar import describe
+from urdir.model.engine.scheduler import Storage
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.families.description import Attention, Block, Branch, Config, LayerConfig
 from urdir.model.memory import kv_cache
@@ -31,6 +33,12 @@ def device(device_name: str) -> Iterator[Device]:
         yield opened
 
 
+@pytest.fixture
+def stream(device: Device) -> Iterator[Stream]:
+    with device.create_stream() as created:
+        yield created
+
+
 def changed(config: Config, layer: int, **fields: Any) -> Config:
     """The same with other fields of a layer's attention."""
     layers = list(config.layers)
@@ -46,6 +54,11 @@ def config_of(**fields: Any) -> Config:
     """Three layers, the first with a window (or ``fields``)."""
     config = describe(layers=3, hidden=64, heads=4, kv_heads=2, ffn=64, vocab=8, head_dim=16)
     return changed(config, 0, **(fields or {"window": WINDOW}))
+
+
+def wide_config() -> Config:
+    """Layers that keep all tokens."""
+    return describe(layers=2, hidden=64, heads=2, kv_heads=2, ffn=64, vocab=8, head_dim=32)
 
 
 def shape_of(
@@ -155,6 +168,12 @@ class Model:
         self.cache.fork(source, target, len(self.tokens[source]))
         self.tokens[target] = list(self.tokens[source])
 
+    def begin(self, sequence: int, like: int, ids: Sequence[int], end: int) -> int:
+        """A sequence begins with what another wrote for ``ids``; how many tokens it has."""
+        found = self.cache.match(sequence, ids, end)
+        self.tokens[sequence] = self.tokens[like][:found]
+        return found
+
     def check(self) -> None:
         """Every layer still has what the next token of each sequence looks back on."""
         for sequence, tokens in self.tokens.items():
@@ -188,7 +207,7 @@ class Model:
 def test_rings_wrap_are_cut_and_forked(device: Device, page_len: int) -> None:
     """Steps of up to ROWS tokens, over and over: what is looked back on is there, in all layers."""
     shape = shape_of(config_of(value_dim=24), "f32", page_len=page_len)
-    with KvCache(device, shape) as cache:
+    with device.create_stream() as stream, KvCache(device, shape, stream) as cache:
         model = Model(cache)
         for end in (3, 20, 40, 41):
             model.write(0, end)
@@ -211,7 +230,10 @@ def test_rings_wrap_are_cut_and_forked(device: Device, page_len: int) -> None:
 @pytest.mark.parametrize("page_len", [0, PAGE])
 def test_what_is_kept(device: Device, page_len: int) -> None:
     """Of a ring as much as it holds before the last token ever written; then all, or none."""
-    with KvCache(device, shape_of(config_of(), page_len=page_len)) as cache:
+    with (
+        device.create_stream() as stream,
+        KvCache(device, shape_of(config_of(), page_len=page_len), stream) as cache,
+    ):
         cache.reserve(0, 0, RING)
         assert [cache.kept(0, n) for n in (0, 1, RING)] == [0, 1, RING]  # nothing is lost yet
         cache.reserve(0, RING, RING + 10)
@@ -239,7 +261,7 @@ def test_what_is_kept(device: Device, page_len: int) -> None:
 
 def test_pages_of_a_ring_are_used_again(device: Device) -> None:
     shape = shape_of(config_of(), page_len=PAGE)
-    with KvCache(device, shape) as cache:
+    with device.create_stream() as stream, KvCache(device, shape, stream) as cache:
         for end in range(10, 100, 10):
             cache.reserve(0, end - 10, end)
         assert len(cache.pages(0, 0)) == RING // PAGE
@@ -254,7 +276,7 @@ def test_pages_of_a_ring_are_used_again(device: Device) -> None:
 
 def test_a_fork_shares_pages_until_one_of_the_two_writes(device: Device) -> None:
     shape = shape_of(config_of(), page_len=PAGE)
-    with KvCache(device, shape) as cache:
+    with device.create_stream() as stream, KvCache(device, shape, stream) as cache:
         cache.reserve(0, 0, 40)
         cache.fork(0, 1, 40)
         for layer in (0, 1):
@@ -275,7 +297,7 @@ def test_a_reserve_is_refused_whole(device: Device) -> None:
     layers = {i: replace(c, layout=replace(c.layout, pages=3)) for i, c in shape.layers.items()}
     for limited in ({0: layers[0]}, {1: layers[1], 2: layers[2]}):
         small = CacheShape({**shape.layers, **limited}, shape.owners, 2, shape.max_len)
-        with KvCache(device, small) as cache:
+        with device.create_stream() as stream, KvCache(device, small, stream) as cache:
             cache.reserve(0, 0, 20)
             before = [cache.pages(s, layer) for s in (0, 1) for layer in (0, 1)]
             kept, free = cache.kept(1, 5), cache.free_tokens
@@ -287,6 +309,79 @@ def test_a_reserve_is_refused_whole(device: Device) -> None:
             assert cache.free_tokens == 0
             with pytest.raises(ContextFullError, match="exceed the cache's 256"):
                 cache.reserve(1, 16, 257)
+
+
+# ---- beginnings that others have computed ----
+
+
+def test_a_beginning_is_shared_in_all_layers(device: Device, stream: Stream) -> None:
+    shape = shape_of(wide_config(), "f32", sequences=3, page_len=PAGE)
+    with KvCache(device, shape, stream) as cache:
+        model = Model(cache)
+        model.write(0, 40)
+        cache.publish(0, range(40))
+        assert model.begin(1, 0, range(39), 41) == 39
+        assert cache.pages(1)[:2] == cache.pages(0)[:2]
+        assert cache.pages(1)[2] != cache.pages(0)[2]  # filled in part: a copy
+        model.check()
+        model.write(1, 45)
+        model.write(0, 44)
+        model.check()
+        model.truncate(0, 0)
+        assert model.begin(0, 1, [*range(36), 99, 99], 50) == 36
+        assert model.begin(2, 1, [*range(18), 99], 20) == PAGE  # two tokens are worth no copy
+        model.write(2, 30)
+        model.check()
+        pool = cache.pools[0]
+        assert (pool.queries, pool.hits) == (39 + 38 + 19, 39 + 36 + 16)
+
+
+def test_what_is_written_anew_is_not_known_any_more(device: Device, stream: Stream) -> None:
+    shape = shape_of(wide_config(), sequences=3, page_len=PAGE)
+    with KvCache(device, shape, stream) as cache:
+        cache.reserve(0, 0, 60)
+        cache.publish(0, range(60))
+        cache.fork(0, 1, 60)
+        cache.truncate(0, 20)
+        cache.reserve(0, 20, 30)  # into a copy: the fork has the page, too
+        assert cache.match(2, range(60), 60) == 60
+        for sequence in (1, 2):
+            cache.truncate(sequence, 20)
+        cache.truncate(2, 0)
+        cache.reserve(1, 20, 30)  # in place
+        assert cache.match(2, range(60), 60) == PAGE
+
+
+@pytest.mark.parametrize("page_len", [0, PAGE])
+def test_rings_and_contiguous_caches_share_no_beginnings(
+    device: Device, stream: Stream, page_len: int
+) -> None:
+    with KvCache(device, shape_of(config_of(), page_len=page_len), stream) as cache:
+        storage: Storage = cache
+        assert storage.match(0, range(20), 30, 16) == storage.share_len == 0
+        storage.publish(0, range(20))
+        assert storage.match(1, range(20), 30, 16) == 0
+        assert len(cache.pages(1, 0)) == len(cache.pages(1, 1)) == (2 if page_len else 0)
+        assert len(cache.pools) == (2 if page_len else 0)
+        assert storage.reserve(0, 30, 31) == (32 if page_len else 31)
+        assert storage.most_tokens == 256
+        with pytest.raises(ModelError, match="sequence 1 holds tokens: truncate it to 0 first"):
+            storage.match(1, (), 1, 0)
+
+
+def test_a_beginning_is_refused_whole(device: Device, stream: Stream) -> None:
+    shape = shape_of(wide_config(), page_len=PAGE, pages=5)
+    with KvCache(device, shape, stream) as cache:
+        assert (cache.most_tokens, cache.share_len) == (5 * PAGE, PAGE)
+        cache.reserve(0, 0, 40)
+        cache.publish(0, range(40))
+        with pytest.raises(ContextFullError, match="3 pages of 16 tokens are needed, 2 of 5"):
+            cache.match(1, range(32), 33, spare=17)
+        assert (cache.pages(1), cache.free_tokens) == ((), 2 * PAGE)
+        with pytest.raises(ModelError, match="5 tokens to look for, and room for 4"):
+            cache.match(1, range(5), 4)
+        assert cache.match(1, range(32), 33, spare=PAGE) == 32
+        assert cache.free_tokens == PAGE
 
 
 def test_one_shape_for_all_layers() -> None:

@@ -1,4 +1,4 @@
-"""A model's description as plain values for `urdir show`: equal layers together.
+"""A model's description as plain values and as text: equal layers together.
 
 A fact that is not there, or is what it usually is, is left out.
 """
@@ -25,6 +25,12 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.norm import Norm
 
 Facts = dict[str, Any]
+
+
+def summary(config: Config) -> str:
+    """A line about the whole model, and a few for each kind of layer."""
+    lines = [line for group in layer_groups(config) for line in layer_lines(group)]
+    return "\n".join([fact_text(model_facts(config)), *lines])
 
 
 def layer_groups(config: Config) -> list[Facts]:

@@ -1,0 +1,130 @@
+"""Where a prompt comes from: words of the command line, a file, stdin."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import re
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from urdir.model.commands.options import UsageError
+from urdir.model.errors import ModelError
+from urdir.model.files.demo import DEMO
+
+#: A longer text is no prompt: 16 MB have more tokens than any context.
+MOST_BYTES = 16 << 20
+#: Escape sequences that llama.cpp's -e knows.
+_ESCAPES = re.compile(r"""\\(?:[nrt'"\\]|x[0-9a-fA-F]{2})""")
+
+
+def take_words(args: argparse.Namespace) -> None:
+    """Sort the words without a flag into ``args.model`` and ``args.prompt``.
+
+    The first one is the model, unless that is given with a flag, or the only word has a blank and
+    is the name of no file; the others are the prompt.
+    """
+    words: list[str] = args.words
+    if words and args.model is None and not (len(words) == 1 and _is_prose(words[0])):
+        args.model, *words = words
+        _check_model(args.model)
+    if words and (args.prompt is not None or args.file is not None):
+        raise UsageError(f"two prompts: {' '.join(words)!r} beside -p or -f")
+    if words:
+        args.prompt = " ".join(words)
+
+
+def given_prompt(args: argparse.Namespace) -> str | None:
+    """The prompt that the command line has, in words or in a file; None where it has none."""
+    if args.prompt is not None:
+        return unescaped(args.prompt) if args.escape else str(args.prompt)
+    if args.file == "-":
+        return read_stdin()
+    return None if args.file is None else read_text("-f", args.file)
+
+
+def given_system(args: argparse.Namespace) -> str | None:
+    """The system message; None where there is none."""
+    if args.system_file is not None:
+        return read_text("-sysf", args.system_file)
+    return unescaped(args.system) if args.system and args.escape else args.system
+
+
+def given_template(args: argparse.Namespace) -> str | None:
+    """The chat template that replaces the file's; None for the file's."""
+    if args.chat_template_file is not None:
+        return read_text("--chat-template-file", args.chat_template_file)
+    template: str | None = args.chat_template
+    if template is not None and not {"{{", "{%"} & {
+        template[i : i + 2] for i in range(len(template))
+    }:
+        raise UsageError(
+            f"--chat-template {template}: no Jinja template, and there are none by name; "
+            "--chat-template-file FILE reads one"
+        )
+    return template
+
+
+def read_text(flag: str, name: str) -> str:
+    """A text file, whole. Raises ModelError for what cannot be read, is no UTF-8 or too long."""
+    try:
+        with Path(name).open("rb") as file:
+            return _decoded(_read(file, f"{flag} {name}"), "utf-8", f"{flag} {name}")
+    except OSError as exc:
+        raise ModelError(f"{flag} {name}: cannot be read: {exc.strerror}") from exc
+
+
+def read_stdin() -> str:
+    """All of stdin. Raises UsageError for a terminal, ModelError as `read_text` does."""
+    if sys.stdin.isatty():
+        raise UsageError(
+            "no prompt: give it after the model, with -p TEXT or -f FILE, or pipe it in"
+        )
+    try:
+        binary = getattr(sys.stdin, "buffer", None)
+        if binary is None:  # a stand-in for a stream, which has text
+            return sys.stdin.read()
+        return _decoded(
+            _read(binary, "the prompt on stdin"), sys.stdin.encoding, "the prompt on stdin"
+        )
+    except OSError as exc:
+        raise ModelError(
+            f"stdin cannot be read: {exc.strerror}; give the prompt with -p TEXT"
+        ) from exc
+
+
+def unescaped(text: str) -> str:
+    """``text`` with the escape sequences of C that it spells; others stay."""
+    return _ESCAPES.sub(lambda match: codecs.decode(match[0], "unicode_escape"), text)
+
+
+def _check_model(name: str) -> None:
+    """Say what a first word was taken for, where it is no model."""
+    from urdir.model.files.hub import PREFIX
+
+    if name != DEMO and not name.startswith(PREFIX) and not Path(name).exists():
+        raise ModelError(
+            f"{name}: no such file (the first word is the model: a path, hf:org/repo or demo; "
+            "give the prompt with -p, or several words in quotes)"
+        )
+
+
+def _is_prose(word: str) -> bool:
+    return " " in word.strip() and not Path(word).exists()
+
+
+def _read(file: BinaryIO, what: str) -> bytes:
+    data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ModelError(f"{what}: more than {MOST_BYTES >> 20} MiB: no prompt is that long")
+    return data
+
+
+def _decoded(data: bytes, encoding: str, what: str) -> str:
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as exc:
+        raise ModelError(
+            f"{what} is not {encoding.upper()}: byte {exc.start} is {data[exc.start]:#04x}"
+        ) from exc

@@ -1,0 +1,153 @@
+"""`urdir serve`: an HTTP server with OpenAI's protocol and a chat page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from urdir.model.commands import options, values
+from urdir.model.commands.opening import open_engine
+from urdir.model.commands.options import UsageError
+from urdir.model.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from urdir.model.serve.guard import Access
+    from urdir.model.serve.interface import AsyncService
+
+EXAMPLES = """\
+  urdir serve                                    the built-in demo model, http://127.0.0.1:8080
+  urdir serve -m model.gguf -c 8192 --port 9000
+  urdir serve -hf org/repo-GGUF --host 0.0.0.0 --api-key-file keys.txt
+
+Ask it with any OpenAI client, with a browser, or so:
+  curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
+      -d '{"messages": [{"role": "user", "content": "What is 2 plus 3?"}]}'
+"""
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+def add_parser(commands: options.Subparsers) -> None:
+    """Declare the command."""
+    parser = options.add_command(
+        commands, "serve", run, "answer OpenAI clients and browsers over HTTP", EXAMPLES
+    )
+    options.add_file(parser, optional=True)
+    options.add_model(parser)
+    parser.add_argument("-a", "--alias", metavar="NAME", help="name of the model for clients")
+    options.add_device(parser)
+    memory = parser.add_argument_group(
+        "how many at once",
+        "Without -c a prompt with its answer has the model's context, 32768 tokens at most.",
+    )
+    memory.add_argument(
+        *("-np", "--parallel"),
+        type=values.whole_number(1, 256),
+        metavar="N",
+        help="most answers that are written at once (256; 8 on the emulator)",
+    )
+    memory.add_argument(
+        *("-ctk", "--cache-type-k"),
+        choices=("f32", "f16", "bf16", "q8_0"),
+        default="f16",
+        help="type of keys and values in the cache (f16)",
+    )
+    memory.add_argument(
+        "--gpu-memory-share",
+        type=values.real_number(0.1, 1.0),
+        default=0.9,
+        metavar="X",
+        help="of the memory that is free: for weights and cache (0.9)",
+    )
+    group = parser.add_argument_group("who may ask")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    group.add_argument(
+        "--port", type=values.whole_number(0, 65535), default=8080, help="0: a free one (8080)"
+    )
+    group.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY", help="ask for it; repeatable"
+    )
+    group.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="more keys, one a line: unseen in `ps`"
+    )
+    group.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of this origin ask; repeatable, * for all (default: none)",
+    )
+    group.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name of this server; repeatable (default: those of a local address, "
+        "any name elsewhere)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    access = _access(args)
+    args.model = options.one_model(args)
+    try:
+        from urdir.model.serve.server import listen, serve
+    except ImportError as error:
+        raise UnsupportedError(f"{error}: pip install 'urdir[serve]'") from None
+    from urdir.model.serve.limits import Limits
+
+    with listen(args.host, args.port) as listener:
+        host, port = listener.getsockname()[:2]
+        service = open_service(args)
+
+        def greet() -> None:
+            model = service.model
+            print(
+                f"{model.name}, {model.context} tokens of context: "
+                f"http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends)",
+                file=sys.stderr,
+            )
+
+        serve(service, listener, access, Limits(), greet)
+    return 0
+
+
+def open_service(args: argparse.Namespace) -> AsyncService:
+    """The engine with its scheduler, as the flags say."""
+    from urdir.model.engine.async_service import AsyncService as EngineService
+    from urdir.model.serve.served_model import EngineModel
+
+    engine = open_engine(
+        args,
+        args.model,
+        args.ctx_size,
+        kv_dtype=args.cache_type_k,
+        sequences=args.parallel,
+        memory_share=args.gpu_memory_share,
+        text=True,
+    )
+    pools = engine.session.parts.cache.pools
+    tokens = min(pool.pages * pool.page_len for pool in pools)
+    print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
+    return EngineService(engine, lambda service: EngineModel(engine, args.alias, service))
+
+
+def _access(args: argparse.Namespace) -> Access:
+    from urdir.model.serve.guard import Access
+
+    keys = list(args.api_key)
+    if args.api_key_file is not None:
+        try:
+            keys += args.api_key_file.read_text().split()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--api-key-file {args.api_key_file}: {error}") from None
+        if not keys:
+            raise UsageError(f"--api-key-file {args.api_key_file}: it has no keys")
+    if not all(keys):
+        raise UsageError("--api-key is empty: leave it out for no key")
+    names = {name.lower() for name in args.allowed_host}
+    is_local = args.host in _LOOPBACK or args.host in ("::1",) or args.host.startswith("127.")
+    hosts = names | {*_LOOPBACK, args.host} if is_local or names else None
+    return Access(tuple(keys), tuple(args.cors), None if hosts is None else frozenset(hosts))

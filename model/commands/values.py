@@ -1,0 +1,141 @@
+"""What flags take: argparse types that check a value while it is parsed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
+    """An argparse type: an integer within bounds."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        _check_bounds(value, low, high)
+        return value
+
+    return parse
+
+
+#: first-last, first-last+step or first-last*factor
+_RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")
+
+
+def number_list(low: int) -> Callable[[str], tuple[int, ...]]:
+    """An argparse type: whole numbers from ``low`` on between commas, and ranges as llama-bench
+    takes them: 1-4, 16-64+16, 16-256*2."""
+    number = whole_number(low)
+
+    def parse(text: str) -> tuple[int, ...]:
+        found: list[int] = []
+        for part in text.split(","):
+            if (match := _RANGE.fullmatch(part)) is None:
+                found.append(number(part))
+                continue
+            first, last, by = number(match[1]), number(match[2]), int(match[4] or 1)
+            if (
+                first > last
+                or by < (2 if match[3] == "*" else 1)
+                or (match[3] == "*" and not first)
+            ):
+                raise argparse.ArgumentTypeError(f"{part!r} is a range without an end")
+            while first <= last:
+                found.append(first)
+                first = first * by if match[3] == "*" else first + by
+        return tuple(found)
+
+    return parse
+
+
+def number_pair(text: str) -> tuple[int, int]:
+    """An argparse type: two numbers, both at least 1."""
+    numbers = number_list(1)(text)
+    if len(numbers) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not PP,TG")
+    return numbers[0], numbers[1]
+
+
+def real_number(low: float, high: float | None = None) -> Callable[[str], float]:
+    """An argparse type: a finite number within bounds."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text} is not finite")
+        _check_bounds(value, low, high)
+        return value
+
+    return parse
+
+
+def token_limit(text: str) -> int | None:
+    """An argparse type: tokens to generate at most; None, at no length, for -1 and -2."""
+    value = whole_number(-2)(text)
+    return None if value < 0 else value
+
+
+def bias(text: str) -> tuple[int, float]:
+    """An argparse type: a token id and what is added to its logit, as llama.cpp writes them."""
+    found = re.fullmatch(r"(\d+)([+-].+)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID+BIAS or ID-BIAS")
+    return int(found[1]), real_number(-100, 100)(found[2])
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """An argparse type: names and values in JSON."""
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {exc}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is no JSON object such as {{"name": 1}}')
+    return found
+
+
+def seed(text: str) -> int | None:
+    """An argparse type: a random seed; None, a new one, for -1."""
+    value = whole_number(-1, 2**64 - 1)(text)
+    return None if value < 0 else value
+
+
+def gpu_layers(text: str) -> int | None:
+    """An argparse type: the fewest layers of a list of numbers; None for all of them."""
+    numbers = [
+        None if part in ("all", "auto", "-1") else whole_number(0)(part) for part in text.split(",")
+    ]
+    given = [number for number in numbers if number is not None]
+    if 0 in given:
+        raise argparse.ArgumentTypeError(
+            "every layer is on the GPU, none on the CPU (--device emulator needs no GPU)"
+        )
+    return min(given, default=None)
+
+
+def device(text: str) -> str:
+    """An argparse type: auto, cuda[:i] or emulator[:sm_NN]; llama.cpp's CUDA0 is cuda:0."""
+    from urdir.driver.device import DeviceName
+    from urdir.driver.errors import DeviceNameError
+
+    name = re.sub(r"CUDA(\d+)", r"cuda:\1", text)
+    try:
+        DeviceName.parse(name)
+    except DeviceNameError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
+    return name
+
+
+def _check_bounds(value: float, low: float, high: float | None) -> None:
+    if value < low or (high is not None and value > high):
+        wanted = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise argparse.ArgumentTypeError(f"{value} must be {wanted}")

@@ -1,0 +1,86 @@
+"""A service for asyncio: answers as asynchronous iterators, cancelled by closing them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from urdir.model.engine.answer import Item
+from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.engine.scheduler import Limits
+from urdir.model.engine.service import Metrics, Service
+from urdir.model.owner import Owner
+
+if TYPE_CHECKING:
+    from urdir.model.engine.engine import Engine
+
+_Model = TypeVar("_Model", bound=Owner)
+
+
+class AsyncService(Generic[_Model]):
+    """Answers requests by an engine, which it owns; ``model``, what its users know of it, is made
+    by ``describe`` and closed at the end.
+
+    To be used and closed in one event loop.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        describe: Callable[[Service], _Model],
+        limits: Limits | None = None,
+    ) -> None:
+        self._engine = engine
+        self._loop: asyncio.AbstractEventLoop | None = None  # of those who wait for answers
+        self._open = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._service = Service(engine, engine.tokenizer, limits, self._post)
+        self.model = describe(self._service)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
+        """Pieces, and an ending last; closing it cancels the request.
+
+        Raises, at the first item: BusyError, ContextFullError, SettingsError; at any: ModelError,
+        DriverError.
+        """
+        self._loop = asyncio.get_running_loop()
+        items: asyncio.Queue[Item] = asyncio.Queue()
+        answer = self._service.submit(request, items.put_nowait)
+        self._open += 1
+        self._is_idle.clear()
+        try:
+            while True:
+                item = await items.get()
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+                if isinstance(item, Ending):
+                    return
+        finally:
+            self._service.cancel(answer)
+            self._open -= 1
+            if not self._open:
+                self._is_idle.set()
+
+    def metrics(self) -> Metrics:
+        """Where it stands now."""
+        return self._service.metrics()
+
+    async def drain(self) -> None:
+        """Wait until all that was asked for is answered."""
+        await self._is_idle.wait()
+
+    async def close(self) -> None:
+        """End what runs, free the device; closing twice does nothing."""
+        await asyncio.to_thread(self._service.close)
+        self.model.close()
+        self._engine.close()
+
+    def _post(self, work: Callable[[], None]) -> None:
+        """Have the event loop do some work; it may be closed already."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(work)

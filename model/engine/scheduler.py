@@ -1,0 +1,366 @@
+"""Which rows the next step processes: requests are admitted, continued, set back and ended here.
+
+Requests are served in the order they came. An admitted one has a slot, and pages for its whole
+prompt. Every step continues all answers by a row each; beside them it has a budget of rows for the
+prompts, the oldest first. When pages run out, the youngest request is *set back*: it gives up its
+pages and waits, before all younger ones, to be computed again from its prompt and the answer so
+far. So the oldest request always goes on, and everything ends.
+
+Steps are planned one ahead: a plan takes it that no answer ends by the tokens that steps before it
+choose, which are still unknown. If one does, its next row was computed for nothing.
+
+No device is needed here. `Storage` is what the key/value cache does for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from math import ceil
+from typing import Protocol
+
+from urdir.model.engine.batch import Batch, Segment
+from urdir.model.engine.request import Ending, Request
+from urdir.model.engine.sequence import Finish
+from urdir.model.engine.step_plan import Outcome, StepPlan
+from urdir.model.engine.task import Task
+from urdir.model.errors import BusyError, ContextFullError, ModelError, SettingsError
+
+
+class Storage(Protocol):
+    """Room for the tokens of sequences, numbered from 0: `KvCache`, which says more."""
+
+    @property
+    def most_tokens(self) -> int:
+        """The longest that a sequence can become that has the storage for itself."""
+
+    @property
+    def share_len(self) -> int:
+        """The least tokens that two sequences share; 0 where they share none."""
+
+    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+        """Begin an empty sequence with what is known of ``tokens``, with room for ``end``; how many
+        it has then. Raises ContextFullError unless room for ``spare`` others stays."""
+
+    def publish(self, sequence: int, tokens: Sequence[int]) -> None:
+        """A sequence holds ``tokens``, computed, for others to begin with."""
+
+    def reserve(self, sequence: int, start: int, end: int) -> int:
+        """Make room for positions ``start`` to ``end``, at least; up to where there is room then.
+        Raises ContextFullError."""
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Give up what lies past ``length`` tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How large steps and queues may become.
+
+    ``prompt_rows`` of prompts make a step, ``mixed_rows`` one that continues answers, too, so that
+    these go on at an even pace. A segment takes a multiple of ``alignment`` rows, the last of them
+    idle. Answers reserve room for ``ahead`` tokens at once. ``queue`` requests may wait, for
+    ``wait_seconds`` at most. Without ``share_prefixes`` every prompt is computed from its first
+    token on. Raises SettingsError.
+    """
+
+    prompt_rows: int = 2048
+    mixed_rows: int = 512
+    alignment: int = 16
+    ahead: int = 64
+    queue: int = 1024
+    wait_seconds: float = 60.0
+    share_prefixes: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_rows", "mixed_rows"):
+            rows = getattr(self, name)
+            if rows < 1 or rows % self.alignment:
+                raise SettingsError(f"{name} {rows}: expected a multiple of {self.alignment}")
+        for name in ("ahead", "queue"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name} {getattr(self, name)}: expected 1 or more")
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a scheduler did: tokens of prompts that requests brought and of those found in storage,
+    tokens chosen, steps planned, requests set back."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    set_back: int = 0
+
+
+class Scheduler:
+    """Serves requests of up to ``context`` tokens by ``slots`` sequences of ``storage``, which no
+    one else uses. A step has a row for each slot at most. ``end_ids`` end answers. ``clock`` is in
+    seconds.
+
+    `plan` makes a step, and `chosen` takes its tokens; the next step is planned in between. Steps
+    complete in the order of their plans.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        slots: int,
+        context: int,
+        end_ids: frozenset[int] = frozenset(),
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.context = min(context, storage.most_tokens)
+        self.counts = Counts()
+        self._storage = storage
+        self._end_ids = end_ids
+        self._clock = clock
+        self._last = 0
+        self._tasks: dict[int, Task] = {}
+        # Both in the order that requests came. Every running one is older than all that wait.
+        self._running: dict[int, Task] = {}
+        self._waiting: deque[Task] = deque()
+        # The last one given back is taken first. Requests are set back the youngest first, and
+        # admitted again the oldest first, so that none takes the slot of another whose tokens under
+        # way are still to be read.
+        self._slots = list(reversed(range(slots)))
+        self._is_short = False  # of pages: none is admitted until a request ends
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests that have a slot."""
+        return len(self._running)
+
+    def tokens(self, request: int) -> Sequence[int]:
+        """Prompt and answer of a request so far."""
+        return self._tasks[request].tokens
+
+    # ---- requests come and go ----
+
+    def add(self, request: Request) -> int:
+        """Queue a request; its number. Raises ContextFullError for a prompt that never fits, and
+        BusyError."""
+        if len(request.prompt) > self.context:
+            raise ContextFullError(
+                f"a prompt of {len(request.prompt)} tokens: there is room for {self.context}; "
+                "shorten it, or raise the context or the cache"
+            )
+        if len(self._waiting) >= self.limits.queue:
+            raise self._busy(f"{len(self._waiting)} requests are waiting already")
+        self._last += 1
+        task = Task(self._last, request, self.context, self._clock())
+        self._tasks[task.number] = task
+        self._waiting.append(task)
+        return task.number
+
+    def cancel(
+        self, request: int, finish: Finish = Finish.INTERRUPTED, stopped_by: str | None = None
+    ) -> Ending | None:
+        """End a request now: its user left, or its text has a stop string (``finish`` STOP). None
+        for one that has ended."""
+        task = self._tasks.get(request)
+        return None if task is None else replace(self._end(task, finish), stopped_by=stopped_by)
+
+    def overdue(self) -> dict[int, BusyError]:
+        """The requests that have waited too long to begin, which are dropped, and what to say."""
+        latest = self._clock() - self.limits.wait_seconds
+        late = list(takewhile(lambda task: task.arrived < latest, self._waiting))
+        late = [task for task in late if not task.has_begun]
+        errors = {}
+        for task in late:
+            waited = f"the request waited {self.limits.wait_seconds:g} s without being begun"
+            errors[task.number] = self._busy(waited)
+        for task in late:
+            self._end(task, Finish.INTERRUPTED)
+        return errors
+
+    def _busy(self, what: str) -> BusyError:
+        """As long as the first in the queue waits, a newcomer will, too."""
+        first = self._waiting[0].arrived if self._waiting else self._clock()
+        seconds = min(max(1, ceil(self._clock() - first)), ceil(self.limits.wait_seconds))
+        return BusyError(f"{what}: try again in {seconds} s", seconds)
+
+    # ---- steps ----
+
+    def plan(self) -> StepPlan | None:
+        """The next step; None where there is nothing to do, or all waits for tokens.
+
+        256 answers take 0.04 ms, some of them reserving room in every step, and `chosen` takes
+        0.12 ms (medians on one core of a cloud Xeon, CPython 3.11).
+        """
+        rows = self._decode_rows()
+        budget = self.limits.mixed_rows if rows else self.limits.prompt_rows
+        segments: dict[int, Segment] = {}
+        for task in self._running.values():
+            if task.stored < task.prefill and budget:
+                budget -= self._segment(task, budget, segments)
+        admitted = []
+        while budget and (new := self._admit()) is not None:
+            admitted.append((new.number, new.slot))
+            budget -= self._segment(new, budget, segments)
+        if not rows and not segments:
+            return None
+        self.counts.steps += 1
+        return StepPlan(
+            Batch(tuple([task.slot for task in rows]), tuple(segments.values())),
+            tuple([task.number for task in rows]),
+            tuple([task.stored - 1 for task in rows]),
+            tuple(segments),
+            tuple(admitted),
+        )
+
+    def chosen(self, plan: StepPlan, tokens: Sequence[int]) -> list[Outcome]:
+        """A step is complete and chose ``tokens``, one for each of its choosers.
+
+        What it means for the requests that have not ended meanwhile.
+        """
+        choosers = plan.choosers
+        if len(tokens) != len(choosers):
+            raise ModelError(f"{len(tokens)} tokens of a step that chooses {len(choosers)}")
+        for number, segment in zip(plan.prompts, plan.batch.segments, strict=True):
+            if (task := self._tasks.get(number)) is not None:
+                task.in_flight -= 1
+                task.complete = segment.end
+                self._publish(task)
+        for number in plan.requests:
+            if (task := self._tasks.get(number)) is not None:
+                task.in_flight -= 1
+                task.complete += 1
+        outcomes = []
+        for row, (number, token) in enumerate(zip(choosers, tokens, strict=True)):
+            if (task := self._tasks.get(number)) is not None:
+                task.tokens.append(token)
+                finish = task.finish(self._end_ids, self.context)
+                ending = None if finish is None else self._end(task, finish)
+                outcomes.append(Outcome(number, row, token, ending))
+        return outcomes
+
+    def _decode_rows(self) -> list[Task]:
+        """The answers that go on, each with room for its next token."""
+        rows = []
+        for task in list(self._running.values()):
+            if not task.prefill <= task.stored < task.end or (task.waits and task.in_flight):
+                continue
+            if task.slot < 0:  # set back for one before it
+                continue
+            if task.stored == task.room and not self._has_grown(task):
+                continue
+            task.stored += 1
+            task.in_flight += 1
+            rows.append(task)
+        return rows
+
+    def _has_grown(self, task: Task) -> bool:
+        """Reserve room for the next tokens of an answer, taking it from younger requests if need
+        be; False where the answer itself was set back."""
+        ahead = self.limits.ahead
+        ahead -= (task.stored + task.slot) % ahead  # equal answers take turns in reserving
+        end = min(task.stored + ahead, task.end)
+        while True:
+            with suppress(ContextFullError):
+                self._storage.reserve(task.slot, task.stored, end)
+                task.room = end
+                return True
+            with suppress(ContextFullError):
+                task.room = self._storage.reserve(task.slot, task.stored, task.stored + 1)
+                return True
+            youngest = next(reversed(self._running.values()))
+            self._set_back(youngest)
+            if youngest is task:
+                return False
+
+    def _segment(self, task: Task, budget: int, segments: dict[int, Segment]) -> int:
+        """Add the next rows of a prompt, ``budget`` at most; how many of these they take."""
+        start, end = task.stored, min(task.stored + budget, task.prefill)
+        segments[task.number] = Segment(task.slot, start, end, chooses=end == task.prefill)
+        task.stored = end
+        task.in_flight += 1
+        return -(-(end - start) // self.limits.alignment) * self.limits.alignment
+
+    def _admit(self) -> Task | None:
+        """Give the first request that waits a slot and room; None where none can begin now."""
+        if not self._waiting or not self._slots or (self._is_short and self._running):
+            return None
+        task = self._waiting[0]
+        if task.in_flight or self._is_being_computed(task):
+            return None
+        known = task.tokens[:-1] if self.limits.share_prefixes else ()
+        prefill, slot = len(task.tokens), self._slots[-1]
+        spare = self.limits.ahead * len(self._running)  # or the next tokens would set it back
+        try:
+            found = self._storage.match(slot, known, prefill, spare)
+        except ContextFullError:
+            if not self._running:
+                raise
+            self._is_short = True
+            return None
+        self._waiting.popleft()
+        self._running[task.number] = task
+        task.slot = self._slots.pop()
+        task.stored = task.complete = found
+        task.prefill = task.room = prefill
+        if not task.has_begun:
+            task.has_begun, task.cached = True, found
+            self.counts.prompt_tokens += prefill
+            self.counts.cached_tokens += found
+        return task
+
+    def _is_being_computed(self, task: Task) -> bool:
+        """Whether steps under way compute more of a request's beginning than is known: it can share
+        that soon. Answers to one prompt share it so."""
+        share = self._storage.share_len
+        if not share or not self.limits.share_prefixes:
+            return False
+        for leader in self._running.values():
+            end = leader.complete + share
+            if leader.complete < leader.prefill and end < len(task.tokens):
+                first = leader.tokens[:share] == task.tokens[:share]
+                if first and end <= leader.prefill and leader.tokens[:end] == task.tokens[:end]:
+                    return True
+        return False
+
+    # ---- endings ----
+
+    def _end(self, task: Task, finish: Finish) -> Ending:
+        """Forget a request, wherever it is; rows of it that are under way count for nothing."""
+        del self._tasks[task.number]
+        if task.slot < 0:
+            self._waiting.remove(task)
+        else:
+            self._release(task)
+        self._is_short = False
+        generated = task.answered - (finish is Finish.END)
+        self.counts.generated_tokens += generated
+        return Ending(finish, len(task.request.prompt), task.cached, generated)
+
+    def _set_back(self, task: Task) -> None:
+        """Take slot and pages from a request. Its tokens under way are still read."""
+        self._release(task)
+        self._waiting.appendleft(task)
+        self.counts.set_back += 1
+
+    def _release(self, task: Task) -> None:
+        self._publish(task)
+        self._storage.truncate(task.slot, 0)
+        self._slots.append(task.slot)
+        del self._running[task.number]
+        task.slot = -1
+        task.stored = task.complete = task.room = task.prefill = 0
+
+    def _publish(self, task: Task) -> None:
+        """Others may begin with what complete steps have computed of a request."""
+        if task.slot >= 0 and self.limits.share_prefixes:
+            self._storage.publish(task.slot, task.tokens[: task.complete])

@@ -1,0 +1,53 @@
+"""The rows of a step, and what the tokens that it chose mean: plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from urdir.model.engine.batch import Batch
+from urdir.model.engine.request import Ending
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The rows of a step: a ``batch``, and the requests that its rows are of.
+
+    Decode row r processes the token at ``positions[r]`` for request ``requests[r]``; the step
+    before may be choosing it still. Segment i is of request ``prompts[i]``. ``admitted`` are the
+    requests whose sequences are new, with these.
+    """
+
+    batch: Batch
+    requests: tuple[int, ...]
+    positions: tuple[int, ...]
+    prompts: tuple[int, ...]
+    admitted: tuple[tuple[int, int], ...]
+
+    @property
+    def choosers(self) -> tuple[int, ...]:
+        """The requests that the step chooses a token for, in the order of `Batch.choosing`."""
+        segments = zip(self.prompts, self.batch.segments, strict=True)
+        return self.requests + tuple(number for number, s in segments if s.chooses)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Sequence and position of the rows that choose a token."""
+        decode = zip(self.batch.decode, self.positions, strict=True)
+        return [*decode, *((s.sequence, s.end - 1) for s in self.batch.segments if s.chooses)]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence after the step."""
+        ends = [segment.end for segment in self.batch.segments]
+        return max([*ends, *(position + 1 for position in self.positions)])
+
+
+class Outcome(NamedTuple):
+    """A token that a step chose for a request: the ``row``-th of its choosers. ``ending`` is there
+    where the answer ends by it; an end token is no part of the answer."""
+
+    request: int
+    row: int
+    token: int
+    ending: Ending | None

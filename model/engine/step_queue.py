@@ -1,0 +1,63 @@
+"""Steps on their way to the device: their rows are put there where they are not already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.model.engine.batch import Batch, ShapeBuckets, StepShape
+from urdir.model.engine.runner import Steps
+from urdir.model.memory.device_state import DecodeState
+
+if TYPE_CHECKING:
+    from urdir.driver.stream import Stream
+
+Words = npt.NDArray[np.uint32]
+#: Every sequence may take any token.
+NO_MASKS: Mapping[int, Words] = {}
+
+
+class StepQueue:
+    """Queues steps on ``stream``, each behind the ones before it; the host waits for none.
+
+    Rows that choose a token are moved on by the device itself: where the next step continues the
+    same sequences, nothing is written.
+    """
+
+    def __init__(
+        self, steps: Steps, state: DecodeState, shapes: ShapeBuckets, stream: Stream
+    ) -> None:
+        self._steps = steps
+        self._state = state
+        self._shapes = shapes
+        self._stream = stream
+        self._rows: tuple[tuple[int, int], ...] = ()  # (sequence, position) on the device
+
+    def launch(
+        self,
+        shape: StepShape,
+        batch: Batch,
+        lasts: Sequence[int],
+        masks: Mapping[int, Words] = NO_MASKS,
+    ) -> None:
+        """Queue the steps of ``shape``, which `ShapeBuckets` gave for ``batch``. ``lasts`` are the
+        positions of the tokens that ``batch.decode`` processes. ``masks`` (ceil(n_vocab / 32),) u32
+        have, by sequence, a bit for each token that is allowed. Raises DriverError."""
+        wanted = tuple(zip(batch.decode, lasts, strict=True))
+        if batch.segments:
+            rows = self._shapes.rows_of(batch, shape, lasts)
+            self._state.write_step(rows, self._shapes.choosing_rows(batch, shape))
+            wanted += tuple((s.sequence, s.end - 1) for s in batch.segments if s.chooses)
+        elif wanted != self._rows:
+            self._state.write_rows(wanted)
+        self._state.write_masks({batch.choosing.index(s): words for s, words in masks.items()})
+        self._rows = ()  # until the steps are queued, device and host may differ
+        self._steps.launch(shape, self._stream)
+        self._rows = tuple((sequence, at + shape.steps) for sequence, at in wanted)
+
+    def forget_rows(self) -> None:
+        """The next rows are written: a sequence is no longer where the device has it."""
+        self._rows = ()

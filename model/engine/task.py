@@ -1,0 +1,61 @@
+"""A request that a scheduler has and that has not ended."""
+
+from __future__ import annotations
+
+from urdir.model.engine.request import Request
+from urdir.model.engine.sequence import Finish
+
+
+class Task:
+    """How far a request of up to ``context`` tokens is that came at time ``arrived``.
+
+    ``tokens`` are those that are known. The first ``stored`` are in storage once all planned steps
+    have run, ``complete`` of them now; there is ``room`` for more, and none past ``end`` are ever
+    processed. Segments process the first ``prefill``, decode rows the others. ``in_flight`` planned
+    steps with rows of it are not complete. ``slot`` is -1 while it waits.
+    """
+
+    __slots__ = (
+        "arrived",
+        "cached",
+        "complete",
+        "end",
+        "has_begun",
+        "in_flight",
+        "number",
+        "prefill",
+        "request",
+        "room",
+        "slot",
+        "stored",
+        "tokens",
+        "waits",
+    )
+
+    def __init__(self, number: int, request: Request, context: int, arrived: float) -> None:
+        self.number = number
+        self.request = request
+        self.arrived = arrived
+        self.tokens = list(request.prompt)
+        most = context if request.limit is None else len(self.tokens) + request.limit - 1
+        self.end = min(context, most)
+        self.waits = request.constraint is not None
+        self.slot = -1
+        self.stored = self.complete = self.room = self.prefill = 0
+        self.in_flight = self.cached = 0
+        self.has_begun = False
+
+    @property
+    def answered(self) -> int:
+        """Tokens of the answer, an end token included."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    def finish(self, end_ids: frozenset[int], context: int) -> Finish | None:
+        """Why the answer ends by its last token; None where it goes on."""
+        request, answered = self.request, self.answered
+        is_end = self.tokens[-1] in end_ids and not request.ignore_end
+        if is_end and answered > request.settings.min_tokens:
+            return Finish.END
+        if request.limit is not None and answered >= request.limit:
+            return Finish.LENGTH
+        return Finish.FULL if len(self.tokens) > context else None

@@ -1,0 +1,58 @@
+"""The models that huggingface_hub keeps on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from urdir.model.files.hub import PREFIX, part_names_in, whole_models
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model in the cache: the ``name`` that opens it, where its (first) file or its folder is,
+    its bytes and when it was changed last (seconds since 1970)."""
+
+    name: str
+    path: Path
+    nbytes: int
+    modified: float
+
+
+def cached_models() -> list[CachedModel]:
+    """Every GGUF model and every folder of safetensors in the cache, by name. None of them where
+    huggingface_hub is not installed or has no cache."""
+    try:
+        from huggingface_hub import constants, scan_cache_dir
+        from huggingface_hub.errors import CacheNotFound
+    except ImportError:
+        return []
+    try:
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
+    except CacheNotFound:
+        return []
+    found: dict[str, CachedModel] = {}
+    for repo in cache.repos:
+        if repo.repo_type != "model":
+            continue
+        for revision in sorted(repo.revisions, key=lambda revision: revision.last_modified):
+            root = revision.snapshot_path
+            sizes = {
+                f.file_path.relative_to(root).as_posix(): f.size_on_disk for f in revision.files
+            }
+            for model in _models(repo.repo_id, root, sizes, revision.last_modified):
+                found[model.name] = model
+    return sorted(found.values(), key=lambda model: model.name)
+
+
+def _models(repo: str, root: Path, sizes: dict[str, int], modified: float) -> Iterator[CachedModel]:
+    """Those of one commit: ``sizes`` has its files, which may be some of the repository's."""
+    for first in whole_models(sizes):
+        parts = part_names_in(first)
+        if all(part in sizes for part in parts):
+            nbytes = sum(sizes[part] for part in parts)
+            yield CachedModel(f"{PREFIX}{repo}:{first}", root / first, nbytes, modified)
+    weights = [size for name, size in sizes.items() if name.endswith(".safetensors")]
+    if weights and "config.json" in sizes:
+        yield CachedModel(f"{PREFIX}{repo}", root, sum(weights), modified)

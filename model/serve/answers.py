@@ -1,0 +1,91 @@
+"""Several answers at once, and what they used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.serve.interface import AsyncService, Json
+from urdir.model.serve.metrics import ServerMetrics, TokenClock
+
+Item = tuple[int, Piece | Ending]
+"""Which of the requests, and what came of it."""
+
+_AHEAD = 32  # items that wait for a client that is slower than the engine
+_Queue = asyncio.Queue[tuple[int, Piece | Ending | Exception]]
+
+
+async def together(
+    service: AsyncService, requests: Sequence[Request], metrics: ServerMetrics
+) -> AsyncGenerator[list[Item], None]:
+    """All that is there of the answers, whenever there is some; closing it cancels all requests.
+
+    Raises what one of the requests raises; the others are cancelled then.
+    """
+    queue: _Queue = asyncio.Queue(_AHEAD)
+    pumps = [
+        asyncio.create_task(_pump(service, request, index, queue, metrics))
+        for index, request in enumerate(requests)
+    ]
+    try:
+        left = len(pumps)
+        while left:
+            found = [await queue.get()]
+            while not queue.empty():
+                found.append(queue.get_nowait())
+            items = [(index, item) for index, item in found if not isinstance(item, Exception)]
+            left -= sum(isinstance(item, Ending) for _, item in items)
+            if items:
+                yield items
+            for _, item in found:
+                if isinstance(item, Exception):
+                    raise item
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    service: AsyncService, request: Request, index: int, queue: _Queue, metrics: ServerMetrics
+) -> None:
+    """Move what comes of a request to ``queue``, and note when it came."""
+    clock = TokenClock(metrics)
+    try:
+        async with aclosing(service.generate(request)) as items:
+            async for item in items:
+                if isinstance(item, Piece):
+                    clock.came(len(item.choices))
+                await queue.put((index, item))
+    except Exception as error:  # for whoever reads the queue
+        await queue.put((index, error))
+
+
+class Usage:
+    """Tokens of a response, as OpenAI counts them: a prompt once, whatever ``n``."""
+
+    def __init__(self, answers_per_prompt: int) -> None:
+        self._per_prompt = answers_per_prompt
+        self._prompts: dict[int, tuple[int, int]] = {}
+        self._generated = 0
+
+    def add(self, index: int, ending: Ending) -> None:
+        """The answer with this index has ended."""
+        self._prompts.setdefault(
+            index // self._per_prompt, (ending.prompt_tokens, ending.cached_tokens)
+        )
+        self._generated += ending.generated_tokens
+
+    def json(self) -> Json:
+        """The object "usage"."""
+        prompt = sum(tokens for tokens, _ in self._prompts.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._generated,
+            "total_tokens": prompt + self._generated,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(cached for _, cached in self._prompts.values())
+            },
+        }

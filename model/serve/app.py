@@ -1,0 +1,109 @@
+"""The ASGI application: paths, what guards them, and how errors are answered."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from urdir.driver.errors import DriverError
+from urdir.model.errors import ModelError
+from urdir.model.serve.endpoints import Endpoints
+from urdir.model.serve.errors import ApiError, api_error
+from urdir.model.serve.guard import Access, Guard, error_response
+from urdir.model.serve.interface import AsyncService
+from urdir.model.serve.limits import Limits
+from urdir.model.serve.metrics import ServerMetrics
+from urdir.model.serve.page import page
+from urdir.model.serve.stream import log
+from urdir.model.serve.tokens import detokenize, tokenize
+
+#: Endpoints of OpenAI's that clients may try -> what is missing.
+_REFUSED = {
+    "/v1/audio": "has no audio",
+    "/v1/batches": "has no batches; send requests side by side",
+    "/v1/embeddings": "has no embeddings",
+    "/v1/files": "keeps no files",
+    "/v1/fine_tuning": "does not train",
+    "/v1/images": "makes no images",
+    "/v1/moderations": "has no moderation",
+    "/v1/responses": "has no responses API; use /v1/chat/completions",
+}
+
+
+def make_app(service: AsyncService, access: Access, limits: Limits) -> ASGIApp:
+    """An application that answers with ``service``, for whoever ``access`` lets in."""
+    metrics = ServerMetrics(service)
+    endpoints = Endpoints(service, limits, metrics)
+    routes = [
+        Route("/", page),
+        Route("/health", endpoints.health),
+        Route("/metrics", endpoints.metrics),
+        Route("/v1/models", endpoints.models),
+        Route("/v1/models/{name:path}", endpoints.model),
+        Route("/v1/completions", endpoints.completions, methods=["POST"]),
+        Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route("/tokenize", endpoints.text_job(tokenize), methods=["POST"]),
+        Route("/detokenize", endpoints.text_job(detokenize), methods=["POST"]),
+    ]
+    app: ASGIApp = Starlette(
+        routes=routes,
+        exception_handlers={
+            HTTPException: _no_endpoint,
+            ClientDisconnect: _nobody_reads,
+            ApiError: _refused,
+            ModelError: _refused,
+            DriverError: _refused,
+            Exception: _failed,
+        },
+    )
+    app = Guard(app, access, limits, metrics, [route.path for route in routes])
+    if access.origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=access.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """What an endpoint raised, in OpenAI's shape; what is no fault of the client is also logged."""
+    told = api_error(error)
+    if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("%s: %s", request.url.path, error, exc_info=error)
+    return error_response(told)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """What nobody expected; uvicorn logs it."""
+    return error_response(api_error(error))
+
+
+async def _no_endpoint(request: Request, error: Exception) -> Response:
+    """No such path, or another method of it."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    missing = next((why for prefix, why in _REFUSED.items() if path.startswith(prefix)), None)
+    message = f"this server {missing}" if missing else f"there is no {request.method} {path}"
+    return error_response(
+        ApiError(
+            message,
+            status=error.status_code,
+            kind="not_found_error",
+            code="unsupported_endpoint" if missing else "unknown_endpoint",
+            headers=error.headers,
+        )
+    )
+
+
+async def _nobody_reads(request: Request, error: Exception) -> Response:
+    """The client left while it sent its request."""
+    return Response(status_code=HTTPStatus.BAD_REQUEST)

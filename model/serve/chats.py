@@ -1,0 +1,207 @@
+"""/v1/chat/completions: the next message of a conversation."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from urdir.model.engine.request import Ending, Piece
+from urdir.model.serve.errors import ApiError
+from urdir.model.serve.fields import Fields
+from urdir.model.serve.finish import finish_reason
+from urdir.model.serve.formats import Format, read_format
+from urdir.model.serve.interface import Json, ServedModel
+from urdir.model.serve.limits import Limits
+from urdir.model.serve.logprobs import chat_logprobs
+from urdir.model.serve.messages import read_messages
+from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
+from urdir.model.serve.stream import Shape
+from urdir.model.serve.tools import Tools, read_tools
+from urdir.model.text.answers import AnswerParser
+from urdir.model.text.chat import ChatTemplate, Message, Prompt
+from urdir.model.text.constraints import Constraint
+from urdir.model.text.tool_calls import Delta
+
+_UNSUPPORTED = {
+    "audio": "this server answers with text",
+    "web_search_options": "this server has no search",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What a body asks for."""
+
+    messages: list[Message]
+    tools: Tools
+    format: Format | None
+    variables: Json  # what else the template may read
+    parameters: Parameters
+
+    def parser(self, model: ServedModel, prompt: str) -> AnswerParser:
+        """For one answer to the rendered conversation."""
+        return model.answer_parser(prompt, self.tools.schemas)
+
+    def constraint(self, model: ServedModel, prompt: str) -> Constraint | None:
+        """What the answers may be; None: anything."""
+        tools, form = self.tools, self.format
+        if tools.is_required:
+            return model.required_call(tools.schemas, prompt, tools.name, tools.parallel)
+        return None if form is None else model.constraint(form.kind, form.source, prompt)
+
+
+def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest:
+    """The request in ``fields``; ApiError for what it must not ask."""
+    fields.refuse(_UNSUPPORTED)
+    if fields.raw("modalities") not in (None, ["text"]):
+        fields.fail("modalities", "must be ['text']", "unsupported_parameter")
+    logprobs = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
+    wants_logprobs = fields.flag("logprobs")
+    if logprobs and not wants_logprobs:
+        fields.fail("top_logprobs", "needs 'logprobs': true")
+    limit = read_limit(fields, "max_completion_tokens", "max_tokens", "n_predict")
+    parameters = read_parameters(
+        fields, model, limits, limit, (logprobs or 0) if wants_logprobs else None
+    )
+    tools = read_tools(fields, limits)
+    form = read_format(fields, limits)
+    if tools.is_required and form is not None:
+        fields.fail("response_format", "cannot be had with a 'tool_choice' that asks for a call")
+    return ChatRequest(
+        messages=read_messages(fields, template_of(model).source),
+        tools=tools,
+        format=form,
+        variables=read_variables(fields),
+        parameters=parameters,
+    )
+
+
+def template_of(model: ServedModel) -> ChatTemplate:
+    """The model's template; ApiError where it has none."""
+    if model.template is None:
+        raise ApiError(
+            "the model has no chat template: use /v1/completions", code="no_chat_template"
+        )
+    return model.template
+
+
+def read_variables(fields: Fields) -> Json:
+    """What the template may read beside messages and tools."""
+    variables = fields.object("chat_template_kwargs")
+    given: dict[str, Any] = {} if variables is None else dict(variables.values)
+    if fields.raw("add_generation_prompt") is not None:
+        given["add_generation_prompt"] = fields.flag("add_generation_prompt")
+    return given
+
+
+def render(model: ServedModel, messages: Sequence[Message], tools: Tools, more: Json) -> Prompt:
+    """The conversation as text. Takes as long as the template does; for one thread at a time."""
+    return template_of(model).render(messages, tools.offered, more)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One answer so far."""
+
+    parser: AnswerParser
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[Json] = field(default_factory=list)
+    logprobs: list[Json] = field(default_factory=list)
+    finish: Json = field(default_factory=dict)
+
+
+class ChatShape(Shape):
+    """`chat.completion` and `chat.completion.chunk` objects."""
+
+    def __init__(
+        self, model: ServedModel, parsers: Sequence[AnswerParser], *, logprobs: bool, parallel: bool
+    ) -> None:
+        """``parsers`` has one for each answer; ``parallel`` says whether it may have many calls."""
+        self._tokenizer = model.tokenizer
+        self._logprobs = logprobs
+        self._parallel = parallel
+        self._choices = [_Choice(parser) for parser in parsers]
+        self._head: Json = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+
+    def head(self, streamed: bool) -> Json:
+        """The two kinds of objects have names of their own."""
+        return {**self._head, "object": "chat.completion" + (".chunk" if streamed else "")}
+
+    def opening(self) -> list[Json]:
+        """Who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        return [self._chunk(index, delta) for index in range(len(self._choices))]
+
+    def piece(self, index: int, piece: Piece) -> Json | None:
+        """What the text adds, with log-probabilities where they were asked for."""
+        choice = self._choices[index]
+        delta = self._delta(choice, choice.parser.push(piece.text))
+        if self._logprobs:
+            content = chat_logprobs(self._tokenizer, piece.choices)
+            choice.logprobs += content
+            return self._chunk(index, delta) | {"logprobs": {"content": content, "refusal": None}}
+        return self._chunk(index, delta) if delta else None
+
+    def ending(self, index: int, ending: Ending) -> list[Json]:
+        """What the parser held back, and why it ended."""
+        choice = self._choices[index]
+        rest = self._delta(choice, choice.parser.finish())
+        reason = finish_reason(ending)
+        if choice.calls and reason == "stop":
+            reason = "tool_calls"
+        choice.finish = {"finish_reason": reason, "stop_reason": ending.stopped_by}
+        chunks = [self._chunk(index, rest)] if rest else []
+        return [*chunks, self._chunk(index, {}) | choice.finish]
+
+    def whole(self) -> list[Json]:
+        """One message for each answer."""
+        return [
+            {
+                "index": index,
+                "message": _message(choice),
+                "logprobs": {"content": choice.logprobs, "refusal": None}
+                if self._logprobs
+                else None,
+                **choice.finish,
+            }
+            for index, choice in enumerate(self._choices)
+        ]
+
+    def _delta(self, choice: _Choice, parts: Sequence[Delta]) -> Json:
+        """What ``parts`` add to a message."""
+        content = "".join(part.content for part in parts)
+        reasoning = "".join(part.reasoning for part in parts)
+        first = len(choice.calls)
+        for part in parts:
+            call = part.tool_call
+            if call is not None and (self._parallel or not choice.calls):
+                function = {"name": call.name, "arguments": call.arguments_piece}
+                choice.calls.append({"id": call.id, "type": "function", "function": function})
+        choice.content.append(content)
+        choice.reasoning.append(reasoning)
+        calls = [
+            {"index": index, **call} for index, call in enumerate(choice.calls) if index >= first
+        ]
+        delta = {"content": content, "reasoning_content": reasoning, "tool_calls": calls}
+        return {name: value for name, value in delta.items() if value}
+
+    def _chunk(self, index: int, delta: Json) -> Json:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _message(choice: _Choice) -> Json:
+    content, reasoning = "".join(choice.content), "".join(choice.reasoning)
+    message: Json = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if choice.calls:
+        message |= {"content": content or None, "tool_calls": choice.calls}
+    return message

@@ -1,0 +1,147 @@
+"""/v1/completions: text that goes on after a prompt."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from urdir.model.engine.request import Ending, Piece, TokenChoice
+from urdir.model.serve.fields import Fields, is_whole_list
+from urdir.model.serve.finish import finish_reason
+from urdir.model.serve.formats import Format, read_format
+from urdir.model.serve.interface import Json, ServedModel
+from urdir.model.serve.limits import Limits
+from urdir.model.serve.logprobs import text_logprobs
+from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
+from urdir.model.serve.stream import Shape
+from urdir.model.text.tokenizer import Tokenizer
+
+DEFAULT_LIMIT = 16  # tokens, as OpenAI has it
+_UNSUPPORTED = {
+    "suffix": "text can only be continued",
+    "best_of": "ask for 'n' answers and choose",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """What a body asks for: each of ``prompts`` is continued ``parameters.n`` times."""
+
+    prompts: tuple[str | tuple[int, ...], ...]
+    parameters: Parameters
+    form: Format | None
+    echo: bool
+
+
+def read_completion(fields: Fields, model: ServedModel, limits: Limits) -> CompletionRequest:
+    """The request in ``fields``; ApiError for what it must not ask."""
+    best_of = fields.whole("best_of", 1)
+    unsupported = dict(_UNSUPPORTED)
+    if best_of == (fields.whole("n", 1) or 1):
+        del unsupported["best_of"]  # as many as are returned: nothing is chosen
+    fields.refuse(unsupported)
+    logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)
+    echo = fields.flag("echo")
+    if echo and logprobs is not None:
+        fields.fail("echo", "cannot be had with 'logprobs': those of prompts are not computed")
+    limit: int | None = DEFAULT_LIMIT
+    if fields.raw("max_tokens") is not None or fields.raw("n_predict") is not None:
+        limit = read_limit(fields, "max_tokens", "n_predict")
+    parameters = read_parameters(fields, model, limits, limit, logprobs)
+    prompts = _read_prompts(fields, model)
+    if len(prompts) * parameters.n > limits.answers:
+        fields.fail("prompt", f"and 'n' ask for more than {limits.answers} answers")
+    return CompletionRequest(prompts, parameters, read_format(fields, limits), echo)
+
+
+def _read_prompts(fields: Fields, model: ServedModel) -> tuple[str | tuple[int, ...], ...]:
+    """A text, token ids, or a list of either."""
+    value = fields.raw("prompt")
+    if value is None:
+        fields.fail("prompt", "is missing")
+    if isinstance(value, str) or is_whole_list(value):
+        value = [value]
+    if not isinstance(value, list):
+        fields.fail("prompt", "must be a text, token ids, or a list of these", "invalid_type")
+    vocab_size = model.tokenizer.vocab_size
+    return tuple(
+        prompt
+        if isinstance(prompt, str)
+        else Fields({"prompt": prompt}).token_ids("prompt", vocab_size)
+        for prompt in value
+    )
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One answer so far; ``offset`` is the number of characters before its next token."""
+
+    text: list[str]
+    offset: int
+    tokens: list[TokenChoice] = field(default_factory=list)
+    finish: Json = field(default_factory=dict)
+
+
+class CompletionShape(Shape):
+    """`text_completion` objects."""
+
+    def __init__(self, model: ServedModel, echoes: Sequence[str], logprobs: bool) -> None:
+        """``echoes`` are the texts that the answers begin with, one each, mostly empty."""
+        self._tokenizer: Tokenizer = model.tokenizer
+        self._logprobs = logprobs
+        self._choices = [_Choice([echo], len(echo)) for echo in echoes]
+        self._head: Json = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+
+    def head(self, streamed: bool) -> Json:
+        """The same for both."""
+        return dict(self._head)
+
+    def opening(self) -> list[Json]:
+        """The prompts, where they are echoed."""
+        return [
+            self._chunk(index, choice.text[0])
+            for index, choice in enumerate(self._choices)
+            if choice.text[0]
+        ]
+
+    def piece(self, index: int, piece: Piece) -> Json | None:
+        """Text, with log-probabilities where they were asked for."""
+        choice = self._choices[index]
+        choice.text.append(piece.text)
+        logprobs = None
+        if self._logprobs:
+            choice.tokens += piece.choices
+            logprobs = text_logprobs(self._tokenizer, piece.choices, choice.offset)
+            choice.offset += sum(map(len, logprobs["tokens"]))
+        elif not piece.text:
+            return None
+        return self._chunk(index, piece.text) | {"logprobs": logprobs}
+
+    def ending(self, index: int, ending: Ending) -> list[Json]:
+        """No text, and why it ended."""
+        finish = {"finish_reason": finish_reason(ending), "stop_reason": ending.stopped_by}
+        self._choices[index].finish = finish
+        return [self._chunk(index, "") | finish]
+
+    def whole(self) -> list[Json]:
+        """The answers in the order of the prompts."""
+        return [
+            {"index": index, "text": "".join(choice.text), "logprobs": self._whole_logprobs(choice)}
+            | choice.finish
+            for index, choice in enumerate(self._choices)
+        ]
+
+    def _whole_logprobs(self, choice: _Choice) -> Json | None:
+        if not self._logprobs:
+            return None
+        return text_logprobs(self._tokenizer, choice.tokens, 0)
+
+    def _chunk(self, index: int, text: str) -> Json:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}

@@ -1,0 +1,138 @@
+"""Reading a request's JSON field by field; each refusal names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from urdir.model.serve.errors import ApiError
+
+
+class Fields:
+    """The fields of a JSON object. A field that is null counts as left out, as with OpenAI.
+
+    Fields that nobody reads are ignored. Every method raises ApiError for a value of another type
+    or out of range.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        """``path`` is where the object is in the request: "messages[0]."."""
+        self.values = values
+        self._path = path
+
+    def fail(self, name: str, wanted: str, code: str | None = None) -> NoReturn:
+        """Refuse a field: "'n' must be ..."."""
+        param = self._path + name
+        raise ApiError(f"'{param}' {wanted}", param=param, code=code)
+
+    def refuse(self, names: Mapping[str, str]) -> None:
+        """Refuse fields (name -> why) that ask for something: null, false and [] ask nothing."""
+        for name, why in names.items():
+            if self.values.get(name) not in (None, False, "", [], {}):
+                self.fail(name, f"is not supported: {why}", "unsupported_parameter")
+
+    def raw(self, name: str) -> Any:
+        """The value as it is."""
+        return self.values.get(name)
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        """A number within bounds."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.fail(name, "must be a number", "invalid_type")
+        if not low <= value <= high:
+            self.fail(name, f"must be from {low:g} to {high:g}", "invalid_value")
+        return float(value)
+
+    def whole(self, name: str, low: int, high: int | None = None) -> int | None:
+        """A whole number within bounds."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.fail(name, "must be a whole number", "invalid_type")
+        if value < low or (high is not None and value > high):
+            wanted = f"at least {low}" if high is None else f"from {low} to {high}"
+            self.fail(name, f"must be {wanted}", "invalid_value")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """true or false (default)."""
+        value = self.raw(name)
+        if not isinstance(value, bool | None):
+            self.fail(name, "must be true or false", "invalid_type")
+        return bool(value)
+
+    def text(self, name: str) -> str | None:
+        """A string."""
+        value = self.raw(name)
+        if not isinstance(value, str | None):
+            self.fail(name, "must be a string", "invalid_type")
+        return value
+
+    def needed_text(self, name: str) -> str:
+        """A string that must be there."""
+        value = self.text(name)
+        if value is None:
+            self.fail(name, "is missing")
+        return value
+
+    def choice(self, name: str, choices: Sequence[str]) -> str | None:
+        """One of a few strings."""
+        value = self.text(name)
+        if value is not None and value not in choices:
+            self.fail(name, f"must be one of {', '.join(choices)}", "invalid_value")
+        return value
+
+    def texts(self, name: str, most: int) -> tuple[str, ...]:
+        """A string, or a list of strings that are not empty."""
+        value = self.raw(name)
+        if value is None:
+            return ()
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, str) and item for item in values):
+            self.fail(name, "must be a string or a list of strings, none empty", "invalid_type")
+        if len(values) > most:
+            self.fail(name, f"has {len(values)} entries, at most {most} are allowed")
+        return tuple(values)
+
+    def object(self, name: str) -> Fields | None:
+        """An object."""
+        value = self.raw(name)
+        if not isinstance(value, dict | None):
+            self.fail(name, "must be an object", "invalid_type")
+        return None if value is None else Fields(value, f"{self._path}{name}.")
+
+    def needed_object(self, name: str) -> Fields:
+        """An object that must be there."""
+        value = self.object(name)
+        if value is None:
+            self.fail(name, "is missing")
+        return value
+
+    def objects(self, name: str, most: int | None = None) -> list[Fields]:
+        """A list of objects."""
+        value = self.raw(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            self.fail(name, "must be a list of objects", "invalid_type")
+        if most is not None and len(value) > most:
+            self.fail(name, f"has {len(value)} entries, at most {most} are allowed")
+        return [Fields(item, f"{self._path}{name}[{i}].") for i, item in enumerate(value)]
+
+    def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
+        """A list of token ids."""
+        value = self.raw(name)
+        if not is_whole_list(value):
+            self.fail(name, "must be a list of token ids", "invalid_type")
+        if not all(0 <= token < vocab_size for token in value):
+            self.fail(name, f"has an id outside the vocabulary of {vocab_size}", "invalid_value")
+        return tuple(value)
+
+
+def is_whole_list(value: Any) -> bool:
+    """True for a list of whole numbers."""
+    return isinstance(value, list) and all(type(item) is int for item in value)

@@ -1,0 +1,22 @@
+"""Why an answer ended, in OpenAI's words."""
+
+from __future__ import annotations
+
+from urdir.model.engine.request import Ending
+from urdir.model.engine.sequence import Finish
+from urdir.model.serve.errors import ApiError
+
+_REASONS = {
+    Finish.END: "stop",
+    Finish.STOP: "stop",
+    Finish.LENGTH: "length",
+    Finish.FULL: "length",
+}
+
+
+def finish_reason(ending: Ending) -> str:
+    """ "stop" or "length"; ApiError for an answer that the server broke off."""
+    reason = _REASONS.get(ending.finish)
+    if reason is None:
+        raise ApiError("the server is stopping", status=503, kind="server_error")
+    return reason

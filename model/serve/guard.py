@@ -1,0 +1,121 @@
+"""What every request passes before an endpoint sees it."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from urdir.model.serve.errors import ApiError
+from urdir.model.serve.limits import Limits
+from urdir.model.serve.metrics import ServerMetrics
+
+#: Paths that need no key: whether the server lives, and the page, which asks for one.
+OPEN_PATHS = frozenset({"/", "/health"})
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask. ``hosts`` are the names under which browsers may know the server: a page that
+    points a name of its own at this machine (DNS rebinding) does not pass. None: any name.
+    """
+
+    api_keys: tuple[str, ...] = ()  # none: everyone may
+    origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS)
+    hosts: frozenset[str] | None = None
+
+
+class Guard:
+    """ASGI middleware: host name, API key, and how many requests are open. Counts responses."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        limits: Limits,
+        metrics: ServerMetrics,
+        routes: Sequence[str],
+    ) -> None:
+        """``routes`` are the paths that are counted by name."""
+        self._app = app
+        self._access = access
+        self._keys = [key.encode() for key in access.api_keys]
+        self._limits = limits
+        self._metrics = metrics
+        self._routes = frozenset(routes)
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            return
+        path = scope["path"]
+        route = path if path in self._routes else "other"
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.count_response(route, message["status"])
+            await send(message)
+
+        try:
+            self._check(scope)
+        except ApiError as error:
+            await error_response(error)(scope, receive, counted)
+            return
+        self._open += 1
+        try:
+            await self._app(scope, receive, counted)
+        finally:
+            self._open -= 1
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        self._check_host(headers.get("host", ""))
+        if scope["path"] in OPEN_PATHS:
+            return
+        self._check_key(dict(scope["headers"]).get(b"authorization", b""))
+        if self._open >= self._limits.open_requests:
+            raise ApiError(
+                f"{self._open} requests are open, no more are taken",
+                status=429,
+                kind="rate_limit_error",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": "1"},
+            )
+
+    def _check_host(self, host: str) -> None:
+        hosts = self._access.hosts
+        name = host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+        if hosts is not None and name.lower() not in hosts:
+            raise ApiError(
+                f"this server does not answer as {name!r}: start it with --allowed-host {name}",
+                status=403,
+                kind="permission_error",
+                code="unknown_host",
+            )
+
+    def _check_key(self, authorization: bytes) -> None:
+        """Compares with every key, in a time that says nothing of how much agrees."""
+        if not self._keys:
+            return
+        scheme, _, key = authorization.partition(b" ")
+        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
+        if scheme.lower() != b"bearer" or not any(matches):
+            raise ApiError(
+                "the API key is missing or wrong: send 'Authorization: Bearer KEY'",
+                status=401,
+                kind="authentication_error",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """The response that refuses a request."""
+    body: Any = error.body
+    return JSONResponse(body, error.status, error.headers)

@@ -1,0 +1,62 @@
+"""Log-probabilities of tokens, in the two forms that OpenAI's endpoints have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from urdir.model.engine.request import TokenChoice
+from urdir.model.serve.interface import Json
+from urdir.model.text.tokenizer import Tokenizer
+
+_NEVER = -9999.0  # JSON has no minus infinity; OpenAI writes this
+
+
+def chat_logprobs(tokenizer: Tokenizer, choices: Sequence[TokenChoice]) -> list[Json]:
+    """The list "content" of a chat choice's "logprobs"."""
+    return [
+        _token(tokenizer, choice.token, choice.logprob)
+        | {"top_logprobs": [_token(tokenizer, *pair) for pair in choice.top]}
+        for choice in choices
+    ]
+
+
+def _token(tokenizer: Tokenizer, token: int, logprob: float | None) -> Json:
+    content = _bytes(tokenizer, token)
+    return {
+        "token": content.decode("utf-8", "replace"),
+        "logprob": _finite(logprob),
+        "bytes": list(content),
+    }
+
+
+def text_logprobs(tokenizer: Tokenizer, choices: Sequence[TokenChoice], offset: int) -> Json:
+    """The "logprobs" of a completion's choice, whose tokens begin ``offset`` characters in.
+
+    Where two of the likeliest tokens read the same, the likelier one is kept.
+    """
+    texts = [_bytes(tokenizer, choice.token).decode("utf-8", "replace") for choice in choices]
+    offsets = [offset]
+    for text in texts:
+        offsets.append(offsets[-1] + len(text))
+    top: list[dict[str, float]] = []
+    for choice in choices:
+        likeliest: dict[str, float] = {}
+        for token, logprob in choice.top:
+            text = _bytes(tokenizer, token).decode("utf-8", "replace")
+            likeliest.setdefault(text, _finite(logprob))
+        top.append(likeliest)
+    return {
+        "tokens": texts,
+        "token_logprobs": [_finite(choice.logprob) for choice in choices],
+        "top_logprobs": top,
+        "text_offset": offsets[:-1],
+    }
+
+
+def _bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    # an embedding may have more rows than the vocabulary has tokens
+    return tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""
+
+
+def _finite(logprob: float | None) -> float:
+    return _NEVER if logprob is None else max(logprob, _NEVER)

@@ -1,0 +1,155 @@
+"""What completions and chats have in common: sampling, length, stops, and how the answer comes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from urdir.model.engine.request import Request
+from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.serve.errors import unknown_model
+from urdir.model.serve.fields import Fields
+from urdir.model.serve.interface import ServedModel
+from urdir.model.serve.limits import Limits
+from urdir.model.text.constraints import Constraint
+
+MOST_LOGPROBS = 20
+_SEEDS = 1 << 64
+#: Fields that would change the answer, and why they are refused and not ignored.
+_UNSUPPORTED = {
+    "use_beam_search": "answers are sampled",
+    "prompt_logprobs": "only tokens of the answer have log-probabilities",
+    "prompt_embeds": "prompts are text or token ids",
+    "logits_processors": "name what you need as logit_bias or response_format",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """How a request wants its answers."""
+
+    settings: SamplingSettings
+    limit: int | None
+    stops: tuple[str, ...]
+    ignore_end: bool
+    n: int
+    stream: bool
+    include_usage: bool
+
+    def requests(
+        self,
+        prompt: tuple[int, ...],
+        constraint: Constraint | None = None,
+        shown: frozenset[str] = frozenset(),
+    ) -> list[Request]:
+        """One for each of the ``n`` answers."""
+        return [
+            Request(
+                prompt=prompt,
+                settings=replace(self.settings, nonce=index),
+                limit=self.limit,
+                stops=self.stops,
+                ignore_end=self.ignore_end,
+                constraint=constraint,
+                shown=shown,
+            )
+            for index in range(self.n)
+        ]
+
+
+def read_parameters(
+    fields: Fields, model: ServedModel, limits: Limits, limit: int | None, logprobs: int | None
+) -> Parameters:
+    """The parameters in ``fields``; ``limit`` and ``logprobs`` differ between the endpoints.
+
+    Raises ApiError for a field that is out of range, or for another model than the one served.
+    """
+    _check_model(fields, model)
+    fields.refuse(_UNSUPPORTED)
+    stream = fields.flag("stream")
+    options = fields.object("stream_options")
+    if options is not None and not stream:
+        fields.fail("stream_options", "needs 'stream': true")
+    min_tokens = fields.whole("min_tokens", 0) or 0
+    if limit is not None and min_tokens > limit:
+        fields.fail("min_tokens", f"is more than the {limit} tokens that the answer may have")
+    return Parameters(
+        settings=replace(_read_settings(fields, model, limits, logprobs), min_tokens=min_tokens),
+        limit=limit,
+        stops=fields.texts("stop", limits.stops),
+        ignore_end=fields.flag("ignore_eos"),
+        n=fields.whole("n", 1, limits.answers) or 1,
+        stream=stream,
+        include_usage=options is not None and options.flag("include_usage"),
+    )
+
+
+def _check_model(fields: Fields, model: ServedModel) -> None:
+    asked = fields.text("model")
+    if asked is not None and asked != model.name:
+        raise unknown_model(asked, model.name)
+
+
+def _read_settings(
+    fields: Fields, model: ServedModel, limits: Limits, logprobs: int | None
+) -> SamplingSettings:
+    """OpenAI's defaults: temperature 1, nothing filtered. Names beyond OpenAI's are vLLM's and
+    llama.cpp's; of the two names of the repetition penalty, vLLM's looks back on all tokens.
+    """
+    repeat, look_back = fields.number("repetition_penalty", 1e-3, 100), -1
+    if repeat is None:
+        repeat, look_back = fields.number("repeat_penalty", 1e-3, 100), 64
+    given: dict[str, Any] = {
+        "temperature": fields.number("temperature", 0, 100),
+        "top_p": fields.number("top_p", 0, 1),
+        "min_p": fields.number("min_p", 0, 1),
+        "repeat_penalty": repeat,
+        "presence_penalty": fields.number("presence_penalty", -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", -2, 2),
+    }
+    asked_look_back = fields.whole("repeat_last_n", -1, 1 << 31)
+    seed = fields.whole("seed", -(1 << 63), _SEEDS - 1)
+    return replace(
+        _DEFAULTS,
+        **{name: value for name, value in given.items() if value is not None},
+        top_k=max(fields.whole("top_k", -1, 1 << 31) or 0, 0),
+        repeat_last_n=look_back if asked_look_back is None else asked_look_back,
+        seed=int.from_bytes(os.urandom(8)) if seed is None else seed % _SEEDS,
+        logit_bias=_read_bias(fields, model, limits),
+        logprobs=logprobs,
+    )
+
+
+_DEFAULTS = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def _read_bias(fields: Fields, model: ServedModel, limits: Limits) -> tuple[tuple[int, float], ...]:
+    """{"token id": what is added to its logit}, as pairs."""
+    biases = fields.object("logit_bias")
+    if biases is None:
+        return ()
+    if len(biases.values) > limits.biases:
+        fields.fail("logit_bias", f"has more than {limits.biases} tokens")
+    pairs = []
+    for key in biases.values:
+        is_id = key.isdecimal() and len(key) < 10 and int(key) < model.tokenizer.vocab_size
+        value = biases.number(key, -100, 100)
+        if not is_id or value is None:
+            fields.fail("logit_bias", "must map token ids of the vocabulary to numbers")
+        pairs.append((int(key), value))
+    return tuple(pairs)
+
+
+def read_limit(fields: Fields, *names: str) -> int | None:
+    """The most tokens of an answer, by the first of the names that is given.
+
+    -1, as llama.cpp has it, is no limit.
+    """
+    for name in names:
+        value = fields.whole(name, -1)
+        if value == 0:
+            fields.fail(name, "must be at least 1", "invalid_value")
+        if value is not None:
+            return None if value < 0 else value
+    return None

@@ -1,0 +1,98 @@
+"""Answers as clients want them: content, reasoning and tool calls apart.
+
+`find_answer_format` tells from a chat template how its model writes them, `AnswerParser` parts an
+answer while it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from urdir.model.text import harmony
+from urdir.model.text.call_formats import CallFormat, find_call_format
+from urdir.model.text.harmony import HarmonySplitter
+from urdir.model.text.reasoning import THINK_TAGS, ReasoningSplitter, ThinkTags, prompt_begins
+from urdir.model.text.tool_calls import CallNumbers, CallSplitter, Delta, Tools, new_call_id
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How a model writes reasoning and calls; None: it has no way that is known."""
+
+    calls: CallFormat | None = None
+    thinks: ThinkTags | None = None
+    is_harmony: bool = False
+
+    @property
+    def shown(self) -> frozenset[str]:
+        """The control tokens that a parser must see (`TextStream`)."""
+        controls = set(harmony.CONTROLS) if self.is_harmony else set()
+        if self.calls is not None:
+            controls.update(self.calls.controls)
+        if self.thinks is not None:
+            controls.update((self.thinks.begin, self.thinks.end))
+        return frozenset(controls)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether calls can be read, and so be asked for."""
+        return self.is_harmony or self.calls is not None
+
+
+def find_answer_format(template: str) -> AnswerFormat:
+    """What the text of a chat template says: the tags that it writes or cuts out decide."""
+    if all(tag in template for tag in harmony.EVIDENCE):
+        return AnswerFormat(is_harmony=True)
+    thinks = next((tags for tags in THINK_TAGS if tags.end in template), None)
+    return AnswerFormat(find_call_format(template), thinks)
+
+
+class AnswerParser:
+    """Parts one answer, whose text comes in pieces, into content, reasoning and calls.
+
+    What comes out does not depend on how the text is cut; text without tags comes out as it is.
+    """
+
+    def __init__(
+        self,
+        form: AnswerFormat,
+        *,
+        prompt: str = "",
+        tools: Tools | None = None,
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        """`prompt` is the rendered conversation: it may end within the thoughts. Without `tools`
+        calls are content.
+        """
+        numbers = CallNumbers(new_id)
+        self._thoughts: ReasoningSplitter | None = None
+        self._rest: CallSplitter | HarmonySplitter | None = None
+        if form.is_harmony:
+            self._rest = HarmonySplitter(numbers)
+        elif form.calls is not None and tools:
+            self._rest = CallSplitter(form.calls.tags, tools, numbers)
+        if form.thinks is not None:
+            self._thoughts = ReasoningSplitter(form.thinks, prompt_begins(form.thinks, prompt))
+
+    def push(self, text: str) -> list[Delta]:
+        """What `text` makes known."""
+        thoughts, text = ("", text) if self._thoughts is None else self._thoughts.push(text)
+        return _reasoning(thoughts) + self._answer(text)
+
+    def finish(self) -> list[Delta]:
+        """The rest, which was held back."""
+        thoughts, text = ("", "") if self._thoughts is None else self._thoughts.finish()
+        rest = [] if self._rest is None else self._rest.push(text) + self._rest.finish()
+        return _reasoning(thoughts) + (rest if self._rest is not None else _content(text))
+
+    def _answer(self, text: str) -> list[Delta]:
+        return _content(text) if self._rest is None else self._rest.push(text)
+
+
+def _reasoning(text: str) -> list[Delta]:
+    return [Delta(reasoning=text)] if text else []
+
+
+def _content(text: str) -> list[Delta]:
+    return [Delta(content=text)] if text else []

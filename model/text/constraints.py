@@ -1,0 +1,148 @@
+"""What an answer may be: JSON, JSON that a schema describes, an expression, a grammar.
+
+A `Constraint` is only text; `matcher` compiles it for a tokeniser. All kinds are Lark grammars in
+llguidance's dialect (its docs/syntax.md), in which `%json` embeds a schema.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from urdir.model.errors import ConstraintError
+
+MAX_BYTES = 128 * 1024  # of a grammar
+_MAX_MULTIPLE = 10_000  # its remainders are states of an automaton
+_MAX_JSON_DEPTH = 100  # llguidance's reader takes 128
+_JSON_OPTIONS = {
+    "coerce_one_of": True,
+    "whitespace_pattern": r"[ \t\r\n]{0,32}",  # bounded: some models write blanks for ever
+}
+_UNREADABLE = re.compile(r"[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """Answers that are allowed, by a grammar.
+
+    `frame`, if any, is the grammar of the whole answer, in which `@answer` stands for `grammar`: it
+    lets a model think first. `markers` are texts that may be control tokens of a model: the rule
+    `marker_0` is the first of them, `until_0` any text up to and including it.
+    """
+
+    grammar: str
+    frame: str = ""
+    markers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        text = self.grammar + self.frame
+        if _UNREADABLE.search(text):
+            raise ConstraintError("the constraint is no valid Unicode: it has a lone surrogate")
+        if (size := len(text.encode())) > MAX_BYTES:
+            raise ConstraintError(
+                f"the constraint has {size:,} bytes, more than {MAX_BYTES:,}: make it smaller"
+            )
+
+    @classmethod
+    def json_object(cls) -> Constraint:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool) -> Constraint:
+        """JSON that `schema` describes; what cannot be enforced is refused when it is compiled.
+
+        oneOf is taken for anyOf. Raises ConstraintError: too large, too deep, or no JSON.
+        """
+        if isinstance(schema, Mapping):
+            schema = {"x-guidance": _JSON_OPTIONS, **schema}
+        return cls(f"start: {embedded(schema)}")
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Constraint:
+        """One of `texts`; ConstraintError if there are none."""
+        if not texts:
+            raise ConstraintError("a choice of no texts")
+        return cls("start: " + " | ".join(map(json.dumps, texts)))
+
+    @classmethod
+    def regex(cls, pattern: str) -> Constraint:
+        """Text that matches `pattern` as a whole (Rust's syntax; no look-around)."""
+        # a slash ends the expression in Lark, and so does a line
+        escaped = re.sub(r"\\.|/|\n", _escape, pattern, flags=re.DOTALL)
+        return cls(f"start: /{escaped}/" if pattern else 'start: ""')
+
+    @classmethod
+    def lark(cls, grammar: str) -> Constraint:
+        """Text of the rule `start` of a Lark grammar, without a %llguidance line."""
+        if "%llguidance" in grammar:
+            raise ConstraintError("leave %llguidance out of the grammar: options cannot be set")
+        return cls("".join(_checked(grammar)))
+
+
+def embedded(schema: Mapping[str, Any] | bool) -> str:
+    """`schema` as a part of a Lark rule; raises ConstraintError as `Constraint.json_schema`."""
+    try:
+        text = json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConstraintError(f"the schema is no JSON: {error}") from None
+    if _depth(text) > _MAX_JSON_DEPTH:
+        raise ConstraintError(f"the schema nests deeper than {_MAX_JSON_DEPTH}")
+    # read back: `schema` may hold what JSON has no types for, such as tuples
+    multiples = [Decimal(str(value)) for value in _multiples(json.loads(text)) if value]
+    lowest = min((value.normalize().as_tuple().exponent for value in multiples), default=0)
+    scaled = [abs(int(value.scaleb(-int(lowest)))) for value in multiples]
+    if math.lcm(*scaled) > _MAX_MULTIPLE:
+        raise ConstraintError(
+            f"multipleOf: {', '.join(map(str, multiples))}: numbers with a least common multiple "
+            f"over {_MAX_MULTIPLE:,} (in units of the last decimal) are not supported"
+        )
+    return f"%json {text}"
+
+
+def _checked(grammar: str) -> Iterator[str]:
+    """The grammar with its schemas checked and written anew, so that no escape hides a key."""
+    end = 0
+    for found in re.finditer(r"%json\s*", grammar):
+        if found.start() < end:
+            continue
+        try:
+            schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
+        except (ValueError, RecursionError) as error:
+            raise ConstraintError(f"what follows %json is no JSON: {error}") from None
+        yield grammar[end : found.start()] + embedded(schema)
+        end = after
+    yield grammar[end:]
+
+
+def _multiples(schema: Any) -> Iterator[float]:
+    """Every multipleOf of a schema."""
+    if isinstance(schema, dict):
+        value = schema.get("multipleOf")
+        if isinstance(value, int | float):
+            yield value
+        schema = schema.values()
+    elif not isinstance(schema, list):
+        return
+    for part in schema:
+        yield from _multiples(part)
+
+
+def _depth(text: str) -> int:
+    """How deep JSON text nests."""
+    depth = deepest = 0
+    for bracket in re.findall(r'"(?:[^"\\]|\\.)*"|([][{}])', text):
+        if bracket:
+            depth += 1 if bracket in "[{" else -1
+            deepest = max(deepest, depth)
+    return deepest
+
+
+def _escape(found: re.Match[str]) -> str:
+    """A slash or a line feed, escaped; what is escaped already as it is."""
+    return {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(found[0], found[0])

@@ -1,0 +1,103 @@
+"""Answers of gpt-oss: messages with a channel and a recipient (OpenAI's harmony format).
+
+`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`: the
+channel `analysis` is reasoning, a recipient `functions.NAME` makes a message a call, and all else
+is content.
+"""
+
+from __future__ import annotations
+
+import re
+
+from urdir.model.text.call_formats import dumps, loads
+from urdir.model.text.tags import begun
+from urdir.model.text.tool_calls import CallNumbers, Delta, ToolCall
+
+CHANNEL, MESSAGE, START, END = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
+EVIDENCE = (CHANNEL, MESSAGE, START)
+CONTROLS = (CHANNEL, MESSAGE, START, END, "<|constrain|>")
+
+_HEADERS = (CHANNEL, START, " to=functions.")  # what a header begins with
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
+
+
+class HarmonySplitter:
+    """Parts text that comes in pieces into reasoning, content and calls.
+
+    Text without a header is content, and so are calls whose arguments cannot be read.
+    """
+
+    def __init__(self, numbers: CallNumbers) -> None:
+        self._numbers = numbers
+        self._held = ""
+        self._header: str | None = ""  # of the message; None where the next text is a header
+        self._is_start = True
+
+    def push(self, text: str) -> list[Delta]:
+        """What `text` makes known."""
+        self._held += text
+        deltas: list[Delta] = []
+        while (found := self._step()) is not None:
+            deltas += found
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """The rest: what was held back."""
+        deltas = self.push("")
+        rest, self._held = self._held, ""
+        return deltas + (_content(rest) if self._header is None else self._body(rest))
+
+    def _step(self) -> list[Delta] | None:
+        if self._is_start:
+            if self._held.startswith(_HEADERS):
+                self._header = None
+            elif any(tag.startswith(self._held) for tag in _HEADERS):
+                return None
+            self._is_start = False
+        if self._header is None:
+            return self._find_body()
+        return self._find_end()
+
+    def _find_body(self) -> list[Delta] | None:
+        header, found, rest = self._held.partition(MESSAGE)
+        if not found:
+            return None
+        self._header, self._held = header, rest
+        return []
+
+    def _find_end(self) -> list[Delta] | None:
+        """The message up to what ends it: <|end|>, or the header of the next."""
+        assert self._header is not None
+        ends = [i for tag in (END, START, CHANNEL) if (i := self._held.find(tag)) >= 0]
+        if ends:
+            body, self._held = self._held[: min(ends)], self._held[min(ends) :].removeprefix(END)
+            deltas = self._body(body)
+            self._header, self._is_start = "", True
+            return deltas
+        if _RECIPIENT.search(self._header):
+            return None  # a call comes out as one
+        cut = len(self._held) - begun(self._held, (END, START, CHANNEL))
+        if not cut:
+            return None
+        body, self._held = self._held[:cut], self._held[cut:]
+        return self._body(body)
+
+    def _body(self, body: str) -> list[Delta]:
+        header = self._header or ""
+        if not body:
+            return []
+        if recipient := _RECIPIENT.search(header):
+            try:
+                call = ToolCall("", recipient[1], dumps(loads(body)))
+            except (ValueError, RecursionError):
+                return _content(header + MESSAGE + body)
+            return [self._numbers.delta(call)]
+        channel = _CHANNEL.search(header)
+        if channel and channel[1] == "analysis":
+            return [Delta(reasoning=body)]
+        return _content(body)
+
+
+def _content(text: str) -> list[Delta]:
+    return [Delta(content=text)] if text else []

@@ -1,0 +1,100 @@
+"""What a model thinks before it answers, kept apart from the answer: <think>...</think>."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from urdir.model.text.tags import begun_after_space
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkTags:
+    """What stands before and after the thoughts of a kind of models."""
+
+    begin: str
+    end: str
+
+
+# A template that writes or cuts out thoughts names the tag.
+THINK_TAGS = (
+    ThinkTags("<think>", "</think>"),
+    ThinkTags("[THINK]", "[/THINK]"),
+    ThinkTags("<seed:think>", "</seed:think>"),
+)
+
+
+class _State(Enum):
+    START = auto()  # nothing but white space so far, or a part of the tag
+    THOUGHTS = auto()
+    AFTER = auto()  # white space after the thoughts
+    ANSWER = auto()
+
+
+class ReasoningSplitter:
+    """Parts text that comes in pieces into thoughts and answer.
+
+    Thoughts stand at the start only; the same tags later are text. White space around the thoughts
+    belongs to the tags. An answer without tags comes out as it is.
+    """
+
+    def __init__(self, tags: ThinkTags, begun: bool = False) -> None:
+        """`begun`: the prompt ends with the tag (`prompt_begins`), the text is thoughts at once."""
+        self._tags = tags
+        self._begun = begun
+        self._at_first_thought = True
+        self._state = _State.START
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """(thoughts, answer) that `text` makes known."""
+        self._held += text
+        thoughts = ""
+        if self._state is _State.START:
+            self._start()
+        if self._state is _State.THOUGHTS:
+            thoughts = self._think()
+        if self._state is _State.AFTER:
+            self._held = self._held.lstrip()
+            if self._held:
+                self._state = _State.ANSWER
+        if self._state is _State.ANSWER:
+            return thoughts, self._take(len(self._held))
+        return thoughts, ""
+
+    def finish(self) -> tuple[str, str]:
+        """The rest: what was held back."""
+        rest = self._take(len(self._held))
+        if self._state is _State.AFTER:
+            return "", ""
+        thinks = self._state is _State.THOUGHTS or (self._state is _State.START and self._begun)
+        return (rest, "") if thinks else ("", rest)
+
+    def _start(self) -> None:
+        begin, text = self._tags.begin, self._held.lstrip()
+        if text.startswith(begin):
+            self._held = text[len(begin) :]
+            self._state = _State.THOUGHTS
+        elif not begin.startswith(text):
+            self._state = _State.THOUGHTS if self._begun else _State.ANSWER
+
+    def _think(self) -> str:
+        end = self._tags.end
+        if self._at_first_thought:
+            self._held = self._held.lstrip()
+            self._at_first_thought = not self._held
+        if (found := self._held.find(end)) >= 0:
+            thoughts = self._take(found + len(end))[:found].rstrip()
+            self._state = _State.AFTER
+        else:
+            thoughts = self._take(len(self._held) - begun_after_space(self._held, end))
+        return thoughts
+
+    def _take(self, count: int) -> str:
+        taken, self._held = self._held[:count], self._held[count:]
+        return taken
+
+
+def prompt_begins(tags: ThinkTags, prompt: str) -> bool:
+    """True where a rendered prompt ends with the tag, so that the answer begins with thoughts."""
+    return prompt.rstrip().endswith(tags.begin)

@@ -1,0 +1,54 @@
+"""The system text of a conversation, for templates that know no system role or drop it.
+
+Which they do is found by rendering, as in llama.cpp: the text then goes before that of the first
+user turn.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from urdir.model.errors import TemplateError
+
+Turn = dict[str, Any]
+_NEEDLE = "urdir-7f3a"  # in no template
+
+
+class SystemText:
+    """Where the system text of one template goes."""
+
+    def __init__(self, render: Callable[[list[Turn]], str]) -> None:
+        """`render` gives the text of turns, or raises TemplateError."""
+        self._render = render
+        self._is_taken: bool | None = None
+
+    def placed(self, turns: list[Turn]) -> list[Turn]:
+        """The turns as the template takes them; warns once if the system text is moved."""
+        if [turn["role"] for turn in turns[:2]] != ["system", "user"]:
+            return turns
+        if self._is_taken is None:
+            self._is_taken = self._takes_system_role()
+            if not self._is_taken:
+                warnings.warn(
+                    "the chat template takes no system text: it goes into the first user turn",
+                    stacklevel=3,
+                )
+        if self._is_taken:
+            return turns
+        system, user, *others = turns
+        return [{**user, "content": f"{system['content']}\n{user['content']}"}, *others]
+
+    def _takes_system_role(self) -> bool:
+        """False if a system text is refused or dropped, and a user's is not."""
+        user = {"role": "user", "content": "a"}
+        return self._shows([{"role": "system", "content": _NEEDLE}, user]) or not self._shows(
+            [{**user, "content": _NEEDLE}]
+        )
+
+    def _shows(self, turns: list[Turn]) -> bool:
+        try:
+            return _NEEDLE in self._render(turns)
+        except TemplateError:
+            return False

@@ -1,0 +1,229 @@
+"""Constraints that fit how a model writes: calls that it must make, answers after its thoughts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from urdir.model.errors import ConstraintError
+from urdir.model.text import harmony
+from urdir.model.text.answers import AnswerFormat
+from urdir.model.text.call_formats import MISTRAL_CALLS
+from urdir.model.text.constraints import Constraint, embedded
+from urdir.model.text.reasoning import prompt_begins
+from urdir.model.text.tool_calls import Tools
+
+Schema = Mapping[str, Any]
+
+
+def required_call(
+    form: AnswerFormat,
+    tools: Tools,
+    prompt: str = "",
+    *,
+    name: str | None = None,
+    many: bool = False,
+) -> Constraint:
+    """An answer that is a call of one of `tools`, of `name` if given; with `many` one or more.
+
+    The call is written as the model writes them, with arguments that the function's schema
+    describes, and may come after thoughts; `prompt` is the rendered conversation. gpt-oss makes
+    one call an answer. Raises ConstraintError: the model has no known format of calls, no such
+    tool, or a schema that `Constraint.json_schema` refuses.
+    """
+    if not form.has_calls:
+        raise ConstraintError(
+            "a call cannot be required: the chat template has no known format of tool calls"
+        )
+    if name is not None and name not in tools:
+        raise ConstraintError(f"a call of {name!r} is required, which is none of the tools")
+    if not tools:
+        raise ConstraintError("a call is required, and there are no tools")
+    chosen = tools if name is None else {name: tools[name]}
+    rules = _Rules()
+    if form.calls is None:
+        return rules.constraint(_harmony_calls(rules, chosen))
+    calls = rules.constraint(_WRITERS[form.calls.name](rules, chosen, many))
+    return after_thoughts(calls, form, prompt)
+
+
+def after_thoughts(constraint: Constraint, form: AnswerFormat, prompt: str) -> Constraint:
+    """`constraint`, which is none of `required_call`, for what follows a model's free thoughts.
+
+    `prompt` is the rendered conversation, which may begin or end the thoughts.
+    """
+    rules = _Rules(constraint.markers)
+    if form.is_harmony:
+        final = f"{rules.marker(harmony.CHANNEL)} {_text('final')} {rules.marker(harmony.MESSAGE)}"
+        start = f"{_analysis(rules)} {final} @answer"
+    elif form.thinks is None or prompt.rstrip().endswith(form.thinks.end):
+        return constraint
+    elif prompt_begins(form.thinks, prompt):
+        start = f"{rules.until(form.thinks.end)} {_SPACE} @answer"
+    else:
+        thoughts = f"{rules.marker(form.thinks.begin)} {rules.until(form.thinks.end)} {_SPACE}"
+        start = f"({thoughts})? @answer"
+    framed = rules.constraint(start)
+    return replace(constraint, frame=framed.grammar, markers=framed.markers)
+
+
+_SPACE = r"/[ \n]{0,4}/"
+
+
+class _Rules:
+    """The markers of a grammar that is being written, and its rules beside `start`."""
+
+    def __init__(self, markers: tuple[str, ...] = ()) -> None:
+        self._markers = list(markers)
+        self._others: list[str] = []
+
+    def marker(self, text: str) -> str:
+        """The name of a rule for a tag."""
+        return f"marker_{self._index(text)}"
+
+    def until(self, text: str) -> str:
+        """The name of a rule for any text up to and including a tag."""
+        return f"until_{self._index(text)}"
+
+    def add(self, name: str, rule: str) -> None:
+        """A rule; `name` may have attributes."""
+        self._others.append(f"{name}: {rule}")
+
+    def constraint(self, start: str) -> Constraint:
+        """The grammar whose rule `start` this is."""
+        return Constraint(
+            "\n".join([f"start: {start}", *self._others]), markers=tuple(self._markers)
+        )
+
+    def _index(self, text: str) -> int:
+        if text not in self._markers:
+            self._markers.append(text)
+        return self._markers.index(text)
+
+
+def _text(text: str) -> str:
+    return json.dumps(text)
+
+
+def _object(schema: Schema) -> Schema:
+    return {"type": "object", **schema}
+
+
+def _either(calls: list[str], between: str = "", many: bool = False) -> str:
+    """One of `calls`; with `many` more of them after it, with `between` before each."""
+    one = "(" + " | ".join(calls) + ")"
+    return f"{one} ({between} {one})*" if many else one
+
+
+def _json_calls(tools: Tools, arguments: str) -> list[str]:
+    """{"name": ..., ARGUMENTS: ...} for each function, spaced as json.dumps does."""
+    calls = []
+    for name, schema in tools.items():
+        begin = _text(f'{{"name": {json.dumps(name)}, "{arguments}": ')
+        calls.append(f"{begin} {embedded(_object(schema))} {_text('}')}")
+    return calls
+
+
+def _hermes(rules: _Rules, tools: Tools, many: bool) -> str:
+    begin, end = rules.marker("<tool_call>"), rules.marker("</tool_call>")
+    line = _text("\n")
+    calls = [f"{begin} {line} {call} {line} {end}" for call in _json_calls(tools, "arguments")]
+    return _either(calls, line, many)
+
+
+def _llama(rules: _Rules, tools: Tools, many: bool) -> str:
+    return _either(_json_calls(tools, "parameters"), _text("; "), many)
+
+
+def _mistral(rules: _Rules, tools: Tools, many: bool) -> str:
+    calls = _either(_json_calls(tools, "arguments"), _text(", "), many)
+    return f"{rules.marker(MISTRAL_CALLS)} {_text(' [')} {calls} {_text(']')}"
+
+
+def _mistral_named(rules: _Rules, tools: Tools, many: bool) -> str:
+    begin, arguments = rules.marker(MISTRAL_CALLS), rules.marker("[ARGS]")
+    calls = [
+        f"{begin} {_text(name)} {arguments} {embedded(_object(schema))}"
+        for name, schema in tools.items()
+    ]
+    return _either(calls, "", many)
+
+
+def _deepseek(before: str, after_name: str, after: str, between: str) -> _Writer:
+    def write(rules: _Rules, tools: Tools, many: bool) -> str:
+        begin, end = (rules.marker(f"<｜tool▁call▁{edge}｜>") for edge in ("begin", "end"))
+        separator = rules.marker("<｜tool▁sep｜>")
+        calls = []
+        for name, schema in tools.items():
+            named = f"{separator} {_text(name)}" if before else f"{_text(name)} {separator}"
+            parts = [begin, before and _text(before), named, after_name and _text(after_name),
+                     embedded(_object(schema)), after and _text(after), end]  # fmt: skip
+            calls.append(" ".join(filter(None, parts)))
+        inner = _either(calls, between and _text(between), many)
+        first, last = (rules.marker(f"<｜tool▁calls▁{edge}｜>") for edge in ("begin", "end"))
+        return f"{first} {inner} {last}"
+
+    return write
+
+
+def _xml(rules: _Rules, tools: Tools, many: bool) -> str:
+    begin, end = rules.marker("<tool_call>"), rules.marker("</tool_call>")
+    close = _text("</function>\n")
+    rules.add("free[lazy]", r'/(?s:.*)/ "\n</parameter>\n"')
+    calls = []
+    for name, schema in tools.items():
+        parameters = " ".join(_parameters(schema))
+        function = _text(f"\n<function={name}>\n")
+        calls.append(f"{begin} {function} {parameters} {close} {end}")
+    return _either(calls, _text("\n"), many)
+
+
+def _parameters(schema: Schema) -> list[str]:
+    """The parameters of a function, in the schema's order; text is free, all else is JSON."""
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    written = []
+    for key, value in schema.get("properties", {}).items():
+        value = value if isinstance(value, Mapping) else {}
+        begin, close = _text(f"<parameter={key}>\n"), _text("\n</parameter>\n")
+        if isinstance(value.get("enum"), list) and all(isinstance(v, str) for v in value["enum"]):
+            rule = f"{begin} ({' | '.join(map(_text, value['enum']))}) {close}"
+        elif value.get("type") == "string":
+            rule = f"{begin} free"
+        else:
+            rule = f"{begin} {embedded({**value, **shared})} {close}"
+        written.append(rule if key in schema.get("required", ()) else f"({rule})?")
+    return written
+
+
+def _analysis(rules: _Rules) -> str:
+    """gpt-oss's thoughts and the beginning of its next message, which may be left out."""
+    channel, message = rules.marker(harmony.CHANNEL), rules.marker(harmony.MESSAGE)
+    ends = f"{rules.until(harmony.END)} {rules.marker(harmony.START)} {_text('assistant')}"
+    return f"({channel} {_text('analysis')} {message} {ends})?"
+
+
+def _harmony_calls(rules: _Rules, tools: Tools) -> str:
+    """One call, after which the model's answer ends."""
+    thoughts = _analysis(rules)
+    channel, message = rules.marker(harmony.CHANNEL), rules.marker(harmony.MESSAGE)
+    json_follows = f"{rules.marker('<|constrain|>')} {_text('json')} {message}"
+    calls = [
+        f"{_text(f'commentary to=functions.{name} ')} {json_follows} {embedded(_object(schema))}"
+        for name, schema in tools.items()
+    ]
+    return f"{thoughts} {channel} {_either(calls)}"
+
+
+_Writer = Callable[[_Rules, Tools, bool], str]
+
+_WRITERS: dict[str, _Writer] = {
+    "deepseek-v3": _deepseek("function", "\n```json\n", "\n```", "\n"),
+    "deepseek-v3.1": _deepseek("", "", "", ""),
+    "hermes": _hermes,
+    "llama-3": _llama,
+    "mistral": _mistral,
+    "mistral-named": _mistral_named,
+    "qwen3-coder": _xml,
+}

@@ -1,0 +1,163 @@
+"""Bias, penalties and allowed tokens: what changes logits before a token is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.sampling import (
+    OFFSETS,
+    SETTINGS_WORDS,
+    adjust,
+    pack_settings,
+    unpack_settings,
+)
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+
+
+@dataclass(frozen=True)
+class AdjustLogits(KernelSpec):
+    """Logit bias, repetition, presence and frequency penalty, and the tokens that are allowed.
+
+    Row r is the token at ``position[r]`` of sequence s = ``sequence[r]``; its ``logits[r]`` are
+    changed in place as ``settings[s]`` say (`sampling.adjust`), penalties looking back over
+    ``tokens[s]`` up to and including ``position[r]``. Where ``masked[r]`` is not 0, only the tokens
+    whose bits are set in ``masks[r]`` are allowed. Rows whose settings want log-probabilities
+    leave their logits as they were in ``raw[r]``. A row whose position is ``max_len`` or more is
+    idle.
+
+    A row is cut into slices of ``width`` logits, a CTA each, which counts the history's tokens of
+    its slice in shared memory. Rows that ask for nothing end at once.
+    """
+
+    n_vocab: int
+    max_len: int
+    rows: int = 1
+    sequences: int = 1
+    width: int = 8192
+
+    name = "adjust_logits"
+    template = ("urdir.templates", "adjust_logits.ptx.j2")
+
+    #: One for each bias of a sequence at least.
+    threads = 512
+    #: Tokens of the history that a thread loads before it looks at them.
+    unroll = 4
+    settings_words = SETTINGS_WORDS
+    offsets = OFFSETS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_vocab <= 2**28:
+            raise PtxgenError(f"adjust_logits: n_vocab must be in 1 ... 2^28, not {self.n_vocab}")
+        if not 1 <= self.max_len < 2**31:
+            raise PtxgenError(f"adjust_logits: max_len is {self.max_len}, not in 1 ... 2^31 - 1")
+        if not 1 <= self.rows < 2**16 or self.sequences < 1:
+            raise PtxgenError(f"adjust_logits: no {self.rows} rows of {self.sequences} sequences")
+        if self.width not in (2048, 4096, 8192):
+            raise PtxgenError(f"adjust_logits: width must be 2048, 4096 or 8192, not {self.width}")
+
+    @property
+    def mask_words(self) -> int:
+        """Words of a row's mask."""
+        return ceil_div(self.n_vocab, 32)
+
+    @property
+    def slices(self) -> int:
+        """Slices of a row."""
+        return ceil_div(self.n_vocab, self.width)
+
+    @property
+    def vector(self) -> int:
+        """Logits of one access: four where that keeps every row 16-byte aligned."""
+        return 4 if self.n_vocab % 4 == 0 else 1
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            Param("logits", "f32", ("rows", "n_vocab"), Access.INOUT),
+            Param("raw", "f32", ("rows", "n_vocab"), Access.INOUT),
+            Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
+            Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
+            Param("masks", "u32", ("rows", "mask_words"), Access.IN),
+            Param("masked", "u32", ("rows",), Access.IN),
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(grid=(self.slices, self.rows, 1), block=(self.threads, 1, 1))
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        logits, raw = inputs["logits"].copy(), inputs["raw"].copy()
+        for row, position in enumerate(inputs["position"].tolist()):
+            if position < self.max_len:
+                s = int(inputs["sequence"][row])
+                settings, history = inputs["settings"][s], inputs["tokens"][s, : position + 1]
+                mask = inputs["masks"][row] if inputs["masked"][row] else None
+                if unpack_settings(settings)["logprobs"]:
+                    raw[row] = logits[row]
+                logits[row] = adjust(logits[row], settings, history, mask)
+        return {"logits": logits, "raw": raw}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, AdjustLogits]:
+        return {
+            "one token": cls(n_vocab=1, max_len=1),
+            "odd": cls(n_vocab=61, max_len=9, rows=3, sequences=4),
+            "a whole slice": cls(n_vocab=8192, max_len=40),
+            "odd slices": cls(n_vocab=4099, max_len=300, rows=4, sequences=5, width=2048),
+            "slices": cls(n_vocab=6148, max_len=700, rows=5, sequences=5, width=2048),
+            "large vocabulary": cls(n_vocab=128_256, max_len=3000),
+        }
+
+    def flops(self) -> int:
+        return 4 * self.rows * self.max_len
+
+    def bytes_moved(self) -> int:
+        """The rows' state: how much of the logits is read depends on the settings."""
+        return self.rows * (4 * SETTINGS_WORDS + 12)
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Rows with settings of all kinds, and one idle where there are several.
+
+        Tokens repeat: half of them are of a few.
+        """
+        known = rng.integers(1, self.max_len, self.sequences, endpoint=True)
+        sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows] % self.sequences
+        position = known[sequence] - 1
+        if self.rows > 1:
+            position[rng.integers(self.rows)] = self.max_len + 1
+        tokens = rng.integers(0, self.n_vocab + 3, (self.sequences, self.max_len), np.uint32)
+        often = rng.random(tokens.shape) < 0.5
+        tokens[often] = (tokens[often] % 5) * (self.n_vocab // 5)
+        shape = (self.rows, self.n_vocab)
+        return {
+            "logits": rng.normal(0.0, 3.0, shape).astype(np.float32),
+            "raw": np.zeros(shape, np.float32),
+            "settings": np.stack([self._settings(rng, int(n)) for n in known]),
+            "tokens": tokens,
+            "masks": rng.integers(0, 2**32, (self.rows, self.mask_words), np.uint32),
+            "masked": rng.integers(0, 2, self.rows).astype(np.uint32),
+            "sequence": sequence.astype(np.uint32),
+            "position": position.astype(np.uint32),
+        }
+
+    def _settings(self, rng: np.random.Generator, known: int) -> Array:
+        """One sequence's settings: every adjustment on or off."""
+        biased = rng.permutation(self.n_vocab)[: rng.choice([0, 1, 7, 300])]
+        return pack_settings(
+            repeat_penalty=float(rng.choice([0.8, 1.0, 1.1, 1.5])),
+            repeat_last_n=int(rng.choice([-1, 0, 3, 64])),
+            presence_penalty=float(rng.choice([0.0, 0.5, -1.2])),
+            frequency_penalty=float(rng.choice([0.0, 0.3, -0.1])),
+            logit_bias={int(token): float(rng.uniform(-100, 100)) for token in biased},
+            answer_at=int(rng.integers(0, known, endpoint=True)),
+            min_tokens=int(rng.choice([0, 2, self.max_len])),
+            end_ids=rng.integers(0, self.n_vocab + 1, rng.integers(0, 17)).tolist(),
+            logprobs=None if rng.random() < 0.5 else 3,
+        )

@@ -1,0 +1,153 @@
+"""Log-probabilities of the chosen token and of the likeliest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.sampling import (
+    INVALID_TOKEN,
+    MOST_LIKELY,
+    OFFSETS,
+    SETTINGS_WORDS,
+    log_probabilities,
+    most_likely,
+    pack_settings,
+    unpack_settings,
+)
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
+
+
+@dataclass(frozen=True)
+class TokenLogprobs(KernelSpec):
+    """Log-probabilities of each row's chosen token and of its likeliest tokens.
+
+    They are ln softmax(``logits[r]``), of the model's own logits: bias, penalties, masks, filters
+    and temperature have no part in them (OpenAI's logprobs; vLLM's raw_logprobs). Row r has chosen
+    ``sampled[r]`` after the token at ``position[r]`` of sequence s = ``sequence[r]``; where
+    ``settings[s]`` want them, ``logprobs[s, position[r] % slots]`` gets that of the chosen token
+    and then those of the likeliest, which ``likely`` names, the lowest index first among equals.
+    Both may be page-locked memory of the host. A row without a choice (INVALID_TOKEN) and an idle
+    one (position ``max_len`` or more) leave them as they are.
+    """
+
+    n_vocab: int
+    max_len: int
+    rows: int = 1
+    sequences: int = 1
+    slots: int = 1
+
+    name = "token_logprobs"
+    template = ("urdir.templates", "token_logprobs.ptx.j2")
+
+    threads = 1024
+    #: Vectors that a thread loads before it looks at them.
+    unroll = 4
+    most = MOST_LIKELY
+    entries = 1 + MOST_LIKELY
+    settings_words = SETTINGS_WORDS
+    offsets = OFFSETS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_vocab <= 2**28:
+            raise PtxgenError(f"token_logprobs: n_vocab must be in 1 ... 2^28, not {self.n_vocab}")
+        if not 1 <= self.max_len < 2**31:
+            raise PtxgenError(
+                f"token_logprobs: max_len must be in 1 ... 2^31 - 1, not {self.max_len}"
+            )
+        if not 1 <= self.rows < 2**16 or self.sequences < 1:
+            raise PtxgenError(f"token_logprobs: no {self.rows} rows of {self.sequences} sequences")
+        if self.slots < 1 or self.slots & (self.slots - 1):
+            raise PtxgenError(f"token_logprobs: slots is {self.slots}: a power of two")
+
+    @property
+    def vector(self) -> int:
+        """Logits of one access: four where that keeps every row 16-byte aligned."""
+        return 4 if self.n_vocab % 4 == 0 else 1
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            Param("logits", "f32", ("rows", "n_vocab"), Access.IN),
+            Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
+            Param("sampled", "u32", ("rows",), Access.IN),
+            Param("logprobs", "f32", ("sequences", "slots", "entries"), Access.INOUT),
+            Param("likely", "u32", ("sequences", "slots", "most"), Access.INOUT),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(grid=(self.rows, 1, 1), block=(self.threads, 1, 1))
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """f32 sums of a row and approximate exponentials and logarithm: relative errors of a sum,
+        absolute ones of its logarithm."""
+        return Tolerance(atol=1e-5, rtol=1e-6)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        logprobs, names = inputs["logprobs"].copy(), inputs["likely"].copy()
+        for row, position in enumerate(inputs["position"].tolist()):
+            token = int(inputs["sampled"][row])
+            if position >= self.max_len or token >= self.n_vocab:
+                continue
+            s = inputs["sequence"][row]
+            settings = unpack_settings(inputs["settings"][s])
+            if not settings["logprobs"]:
+                continue
+            values = log_probabilities(inputs["logits"][row])
+            likely = most_likely(inputs["logits"][row], int(settings["logprobs"]) - 1)
+            slot = (s, position % self.slots)
+            names[slot][: len(likely)] = likely
+            logprobs[slot][: 1 + len(likely)] = [values[token], *values[likely]]
+        return {"logprobs": logprobs, "likely": names}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, TokenLogprobs]:
+        return {
+            "one token": cls(n_vocab=1, max_len=1),
+            "rows": cls(n_vocab=61, max_len=9, rows=3, sequences=4, slots=2),
+            "odd": cls(n_vocab=2051, max_len=40, rows=4, sequences=4, slots=4),
+            "long context": cls(n_vocab=2048, max_len=300, rows=3, sequences=6),
+            "large vocabulary": cls(n_vocab=128_256, max_len=100, slots=8),
+        }
+
+    def flops(self) -> int:
+        return 4 * self.rows * self.n_vocab
+
+    def bytes_moved(self) -> int:
+        """The logits and the rows' state."""
+        return self.rows * (4 * self.n_vocab + 16)
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Rows that want something or nothing, one without a choice and one idle where there are
+        several. Logits lie on a grid, so that some are equal."""
+        position = rng.integers(0, self.max_len, self.rows)
+        sampled = rng.integers(0, self.n_vocab, self.rows)
+        if self.rows > 2:
+            position[0], sampled[1] = self.max_len + 1, INVALID_TOKEN
+        wanted = [None, 0, 1, 5, MOST_LIKELY]
+        logits = np.round(rng.normal(0.0, 3.0, (self.rows, self.n_vocab)), 2)
+        return {
+            "logits": logits.astype(np.float32),
+            "settings": np.stack(
+                [
+                    pack_settings(logprobs=wanted[int(which)])
+                    for which in rng.integers(self.rows == 1, len(wanted), self.sequences)
+                ]
+            ),
+            "sequence": rng.permutation(max(self.sequences, self.rows))[: self.rows].astype(
+                np.uint32
+            )
+            % np.uint32(self.sequences),
+            "position": position.astype(np.uint32),
+            "sampled": sampled.astype(np.uint32),
+            "logprobs": np.zeros((self.sequences, self.slots, self.entries), np.float32),
+            "likely": np.zeros((self.sequences, self.slots, self.most), np.uint32),
+        }

@@ -1,0 +1,246 @@
+"""Conversations: turns, commands, full contexts, thoughts; with answers that are made up."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from urdir.model.cli import build_parser
+from urdir.model.commands import chat
+from urdir.model.commands.chat_input import read_line
+from urdir.model.commands.conversation import Conversation
+from urdir.model.engine import generate
+from urdir.model.engine.generate import Statistics
+from urdir.model.errors import ContextFullError, ModelError
+from urdir.model.text.chat import Message
+
+CONTEXT = 100
+
+
+class Template:
+    """A token for each character of the messages."""
+
+    source = "{{ messages }}</think>"
+
+    def render(self, messages: Sequence[Message], variables: Any) -> SimpleNamespace:
+        return SimpleNamespace(text="".join(message.content for message in messages))
+
+    def tokens(self, prompt: SimpleNamespace) -> list[str]:
+        return list(prompt.text)
+
+
+class Answer:
+    """A generation that says its prompt in capitals, and remembers it was asked."""
+
+    asked: list[Any] = []  # noqa: RUF012 (a fixture empties it)
+    interrupt_after: int | None = None
+
+    def __init__(self, session: Any, tokenizer: Any, prompt: list[str], settings: Any, **_: Any):
+        self.prompt = prompt
+        self.statistics = Statistics(prompt_tokens=len(prompt), seed=settings.seed)
+        Answer.asked.append(self)
+
+    def text(self) -> Iterator[str]:
+        if len(self.prompt) > CONTEXT:
+            raise ContextFullError(f"{len(self.prompt)} tokens exceed {CONTEXT}")
+        for number, character in enumerate("".join(self.prompt)[-4:].upper()):
+            if number == self.interrupt_after:
+                raise KeyboardInterrupt
+            yield character
+
+
+@pytest.fixture
+def conversation(make_conversation: Callable[[bool], Conversation]) -> Conversation:
+    return make_conversation(False)
+
+
+@pytest.fixture
+def make_conversation(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], Conversation]:
+    """A conversation with colours or without."""
+    monkeypatch.setattr(generate, "Generation", Answer)
+    monkeypatch.setattr(Answer, "asked", [])
+    monkeypatch.setattr(Answer, "interrupt_after", None)
+    args = build_parser("chat").parse(["chat", "--no-show-timings"])
+    session = SimpleNamespace(context=CONTEXT, length=7)
+    engine: Any = SimpleNamespace(session=session, tokenizer=None, host_sampling=False)
+    template: Any = Template()
+    return lambda colours: Conversation(engine, template, args, "sys:", colours)
+
+
+def contents(conversation: Conversation) -> list[str]:
+    return [turn.content for turn in conversation.turns]
+
+
+def test_turns_follow_each_other(
+    conversation: Conversation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conversation.ask("one.")
+    conversation.ask("two.")
+    assert contents(conversation) == ["one.", "ONE.", "two.", "TWO."]
+    assert "".join(Answer.asked[-1].prompt) == "sys:one.ONE.two."
+    assert capsys.readouterr().out == "ONE.\nTWO.\n"
+
+
+def test_an_answer_again_and_undone(conversation: Conversation) -> None:
+    conversation.args.seed = 7
+    conversation.ask("one.")
+    conversation.ask("two.")
+    conversation.retry()
+    conversation.retry()
+    assert [answer.statistics.seed for answer in Answer.asked] == [7, 7, 8, 9]
+    assert contents(conversation) == ["one.", "ONE.", "two.", "TWO."]
+    conversation.undo()
+    conversation.undo()
+    assert contents(conversation) == []
+    for command in (conversation.undo, conversation.retry):
+        with pytest.raises(ModelError, match="nothing has been asked"):
+            command()
+
+
+def test_a_full_context_leaves_out_the_oldest_turns(
+    conversation: Conversation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(12):
+        conversation.ask(f"turn {number:5}")
+    prompts = ["".join(answer.prompt) for answer in Answer.asked]
+    assert all(len(prompt) <= CONTEXT * 3 // 4 for prompt in prompts)
+    assert all(prompt.startswith("sys:turn") for prompt in prompts)
+    assert prompts[-1].endswith("turn     9   9turn    10  10turn    11")
+    assert len(conversation.turns) == 24
+    assert capsys.readouterr().err.count("oldest turns are left out") == 1
+    with pytest.raises(ModelError, match=r"this turn does not fit: .*/clear"):
+        conversation.ask("x" * CONTEXT)
+    assert len(conversation.turns) == 24
+    conversation.clear()
+    conversation.ask("anew")
+    assert "".join(Answer.asked[-1].prompt) == "sys:anew"
+
+
+@pytest.mark.parametrize(("after", "left"), [(0, []), (2, ["one.", "ON"])])
+def test_an_interrupted_answer_keeps_what_there_is(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch, after: int, left: list[str]
+) -> None:
+    monkeypatch.setattr(Answer, "interrupt_after", after)
+    conversation.ask("one.")
+    assert contents(conversation) == left
+
+
+def test_a_conversation_is_saved_and_loaded(conversation: Conversation, tmp_path: Path) -> None:
+    path = str(tmp_path / "conversation.json")
+    conversation.ask("one.")
+    conversation.save(path)
+    assert json.loads(Path(path).read_text()) == [
+        {"role": "system", "content": "sys:"},
+        {"role": "user", "content": "one."},
+        {"role": "assistant", "content": "ONE."},
+    ]
+    conversation.clear()
+    conversation.system = None
+    conversation.load(path)
+    assert (conversation.system, contents(conversation)) == ("sys:", ["one.", "ONE."])
+    for text in ("no JSON", "[1]", "{}", '[{"role": "user", "content": "alone"}]'):
+        if text == "{}":
+            continue
+        Path(path).write_text(text)
+        with pytest.raises(ModelError, match="/load"):
+            conversation.load(path)
+    assert contents(conversation) == ["one.", "ONE."]
+    with pytest.raises(ModelError, match="No such file"):
+        conversation.load(str(tmp_path / "absent"))
+    with pytest.raises(ModelError, match="/save"):
+        conversation.save(str(tmp_path))
+
+
+def take(conversation: Conversation, *lines: str) -> None:
+    rest = iter([*lines, None])
+    chat._talk(conversation, lambda: next(rest), None)
+
+
+def test_commands(conversation: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
+    take(conversation, "/help", "/stats", "/system Be kind.", "/set temp 0.25", "/set seed 5")
+    err = capsys.readouterr().err
+    assert all(name in err for name in chat.COMMANDS)
+    assert "7 of 100 tokens" in err
+    assert "system: Be kind." in err
+    assert conversation.system == "Be kind."
+    assert (conversation.args.temp, conversation.args.seed) == (0.25, 5)
+    assert conversation.args.top_k == 40
+    take(conversation, "one.", "/retry", "/exit", "never")
+    assert contents(conversation) == ["one.", "ONE."]
+    take(conversation, "/undo", "/clear")
+    assert contents(conversation) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/retyr", "/retry?"),
+        ("/xyzzy", "/help"),
+        ("/set temp hot", "not a number"),
+        ("/set tem 1", "did you mean --temp?"),
+        ("/set top-p 3", "between 0 and 1"),
+        ("/save", "give a file"),
+        ("/undo", "nothing"),
+    ],
+)
+def test_bad_commands_are_told_and_the_conversation_goes_on(
+    conversation: Conversation, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    take(conversation, line, "one.")
+    assert message in capsys.readouterr().err
+    assert contents(conversation) == ["one.", "ONE."]
+
+
+def test_ctrl_c_at_the_prompt_keeps_the_conversation(conversation: Conversation) -> None:
+    lines: list[Any] = ["one.", KeyboardInterrupt(), "two.", None]
+
+    def read() -> str | None:
+        line = lines.pop(0)
+        if isinstance(line, KeyboardInterrupt):
+            raise line
+        return line
+
+    chat._talk(conversation, read, "zero")
+    assert contents(conversation)[::2] == ["zero", "one.", "two."]
+
+
+def test_a_single_turn(conversation: Conversation) -> None:
+    conversation.args.single_turn = True
+    take(conversation, "one.", "two.")
+    assert contents(conversation) == ["one.", "ONE."]
+
+
+def test_a_line_that_is_no_text_does_not_end_the_chat(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = io.BytesIO(b"one.\ncaf\xe9\ntwo.\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw, "utf-8"))
+    chat._talk(conversation, read_line, None)
+    assert contents(conversation) == ["one.", "ONE.", "two.", "TWO."]
+    assert "not UTF-8 is left out (byte 3)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("colours", "printed"),
+    [(True, "\x1b[2mso\x1b[0m\nyes\n"), (False, "<think>\nso\n</think>\nyes\n")],
+)
+def test_thoughts_are_dimmed_or_between_tags(
+    make_conversation: Callable[[bool], Conversation],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    colours: bool,
+    printed: str,
+) -> None:
+    pieces = ["<thi", "nk>s", "o</think>", "yes"]
+    monkeypatch.setattr(Answer, "text", lambda self: iter(pieces))
+    conversation = make_conversation(colours)
+    conversation.ask("one.")
+    assert capsys.readouterr().out == printed
+    assert contents(conversation) == ["one.", "yes"]

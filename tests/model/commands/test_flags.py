@@ -1,0 +1,153 @@
+"""The table of llama.cpp's flags against the parsers that are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from urdir.model.cli import build_parser
+from urdir.model.commands.flags import NOTHING, PERHAPS, Accepted, Flag, Refused, Served
+from urdir.model.commands.llama_flags import FLAGS
+from urdir.model.commands.parser import Parser
+
+#: Which groups of flags a command has.
+GROUPS = {
+    "run": {"model", "context", "memory", "prompt", "generation", "sampling", "text", "run"},
+    "chat": {"model", "context", "memory", "prompt", "chat", "generation", "sampling", "text"},
+    "bench": {"model", "memory", "bench"},
+}
+#: Those of issue 17, and a value that is served or accepted. None: a switch.
+NAMED = {
+    "-hf": "org/repo:Q8_0", "-ngl": "99", "-fa": "on", "-t": "8", "-b": "512", "-ub": "512",
+    "-np": "1", "-n": "-1", "-c": "0", "-sys": "Be kind.", "-ctk": "q8_0", "-ctv": "f16",
+    "--repeat-penalty": "1.1", "--presence-penalty": "0", "--frequency-penalty": "0.0", "-e": None,
+    "--no-mmap": None, "--verbose": None, "-co": "off", "--jinja": None, "--mirostat": "0",
+    "--chat-template": "{{ x }}",
+    "--chat-template-file": "x.jinja", "-cnv": None, "-st": None,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def parsers() -> dict[str, Parser]:
+    return {command: build_parser(command) for command in GROUPS}
+
+
+def flags_of(command: str, kind: type) -> Iterator[tuple[str, Flag]]:
+    for flag in FLAGS:
+        if isinstance(flag, kind) and GROUPS[command] & set(flag.groups):
+            for name in flag.names.split():
+                yield name, flag
+
+
+@pytest.mark.parametrize("command", GROUPS)
+def test_no_flag_is_in_the_table_twice(command: str) -> None:
+    names = [name for name, _ in flags_of(command, object)]
+    assert len(names) == len(set(names)) > 60
+
+
+@pytest.mark.parametrize("command", GROUPS)
+def test_every_flag_of_the_table_is_known_to_its_command(
+    command: str, parsers: dict[str, Parser]
+) -> None:
+    known = parsers[command].subcommands[command].flags
+    assert {name for name, _ in flags_of(command, object)} <= known.keys()
+
+
+@pytest.mark.parametrize("command", GROUPS)
+def test_flags_without_meaning_say_so_and_change_nothing(
+    command: str, parsers: dict[str, Parser], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = vars(parsers[command].parse([command]))
+    for name, flag in flags_of(command, Accepted):
+        value = flag.values[0] if flag.values else "8"
+        words = [name] if flag.takes in (NOTHING, PERHAPS) else [name, value]
+        assert vars(parsers[command].parse([command, *words])) == plain
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"urdir {command}: {name} changes nothing: {flag.why}"
+
+
+@pytest.mark.parametrize("command", GROUPS)
+def test_flags_that_matter_are_refused_with_what_is_nearest(
+    command: str, parsers: dict[str, Parser], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, flag in flags_of(command, Refused):
+        words = [name] if flag.takes in (NOTHING, PERHAPS) else [name, "0.25"]
+        with pytest.raises(SystemExit) as end:
+            parsers[command].parse([command, *words])
+        assert end.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"urdir {command}: {name}: there is no {flag.what}: {flag.nearest}")
+        if flag.off is not None:
+            parsers[command].parse([command, name, str(flag.off)])
+            assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", GROUPS)
+def test_served_flags_are_in_the_help_and_no_others(
+    command: str, parsers: dict[str, Parser]
+) -> None:
+    words = set(parsers[command].subcommands[command].format_help().replace(",", " ").split())
+    assert {name for name, _ in flags_of(command, Served)} <= words
+    assert not {name for name, _ in flags_of(command, Accepted)} & words - {"-p"}
+
+
+@pytest.mark.parametrize("flag", NAMED)
+def test_the_flags_that_people_type_are_taken(flag: str, parsers: dict[str, Parser]) -> None:
+    value = NAMED[flag]
+    parsers["chat"].parse(["chat", flag, *([] if value is None else [value])])
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["-n", "-1"], "n_predict", None),
+        (["-n", "-2"], "n_predict", None),
+        (["-n", "5"], "n_predict", 5),
+        (["-s", "-1"], "seed", None),
+        (["-hf", "a/b:Q8_0"], "model", "hf:a/b:Q8_0"),
+        (["-p", "-5 degrees"], "prompt", "-5 degrees"),
+        (["-p", "-n"], "prompt", "-n"),
+        (["-p", ""], "prompt", ""),
+        (["--prompt=--x=y"], "prompt", "--x=y"),
+        (["-r", "a", "--stop", "b"], "stop", ["a", "b"]),
+        (["-ngl", "all"], "gpu_layers", None),
+        (["--temperature", "0"], "temp", 0.0),
+        (["model.gguf", "-n", "5", "-", "a prompt"], "words", ["model.gguf", "-", "a prompt"]),
+        (["-n", "5", "--", "-x", "y"], "words", ["-x", "y"]),
+        (["-dev", "CUDA1"], "device", "cuda:1"),
+    ],
+)
+def test_values_are_what_llama_cpp_takes_them_for(
+    words: list[str], field: str, value: object, parsers: dict[str, Parser]
+) -> None:
+    assert getattr(parsers["run"].parse(["run", *words]), field) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (["-p", "512,1024"], "n_prompt", (512, 1024)),
+        (["-d", "0,4096"], "n_depth", (0, 4096)),
+        (["-n", "16-64*2"], "n_gen", (16, 32, 64)),
+        (["-pg", "512,128", "-pg", "1,2"], "pg", [(512, 128), (1, 2)]),
+        (["-npl", "1,8"], "sequences", (1, 8)),
+        (["-b", "256"], "batch_size", 256),
+        (["-r", "2"], "repetitions", 2),
+        (["-ngl", "10,99"], "gpu_layers", 10),
+        *((["-o", form], "output", form) for form in ("sql", "md", "csv", "json", "jsonl")),
+    ],
+)
+def test_flags_of_bench_are_those_of_llama_bench(
+    words: list[str], field: str, value: object, parsers: dict[str, Parser]
+) -> None:
+    assert getattr(parsers["bench"].parse(["bench", *words]), field) == value
+
+
+@pytest.mark.parametrize(
+    "words", [["--temp"], ["--te", "1"], ["-mmodel"], ["--n-pred", "3"], ["-x"]]
+)
+def test_no_flag_is_guessed(words: list[str], parsers: dict[str, Parser]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parsers["run"].parse(["run", *words])
+    assert end.value.code == 2

@@ -1,0 +1,224 @@
+"""A toy in place of the engine, and servers that answer with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
+from urdir.model.engine.sequence import Finish
+from urdir.model.errors import ConstraintError
+from urdir.model.files.gguf import Gguf
+from urdir.model.serve.guard import Access
+from urdir.model.serve.interface import Metrics
+from urdir.model.serve.limits import Limits
+from urdir.model.serve.server import Server, listen
+from urdir.model.text.answers import AnswerFormat, AnswerParser
+from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.text_stream import TextStream
+from urdir.model.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import openai
+
+OPEN = Access()
+USUAL = Limits()
+
+
+@dataclass
+class ToyModel:
+    """The demo model's text; constraints are what was asked for."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    name: str = "toy"
+    created: int = 1_700_000_000
+    context: int = 512
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
+
+    @property
+    def shown(self) -> frozenset[str]:
+        return self.answer_format.shown
+
+    def answer_parser(self, prompt: str, tools: Mapping[str, Any]) -> AnswerParser:
+        return AnswerParser(self.answer_format, prompt=prompt, tools=tools)
+
+    def constraint(self, kind: str, source: Any, prompt: str | None) -> object:
+        if source == "(":
+            raise ConstraintError("the expression has no end")
+        return (kind, source, prompt is not None)
+
+    def required_call(
+        self, tools: Mapping[str, Any], prompt: str, name: str | None, many: bool
+    ) -> object:
+        return (dict(tools), name, many)
+
+
+@dataclass
+class ToyService:
+    """Answers every request with ``answer``, a token at a time."""
+
+    model: ToyModel
+    answer: str = "2 plus 3 is 5."
+    delay: float = 0.0  # seconds before each token
+    repeat: int = 1  # how often the answer is given
+    error: Exception | None = None  # raised after ``good`` tokens
+    good: int = 0
+    requests: list[Request] = field(default_factory=list)
+    tokens: int = 0
+    running: int = 0
+    cancelled: int = 0
+    ended: list[str] = field(default_factory=list)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
+        self.requests.append(request)
+        self.running += 1
+        stream = TextStream(self.model.tokenizer, request.stops, request.shown)
+        ids = self.model.tokenizer.encode(self.answer) * self.repeat
+        finish = Finish.END
+        count = 0
+        try:
+            for token in ids:
+                if self.error is not None and count >= self.good:
+                    raise self.error
+                await asyncio.sleep(self.delay)
+                self.tokens += 1
+                count += 1
+                yield Piece(stream.push(token), (self._choice(token, request),))
+                if stream.stopped_by is not None:
+                    finish = Finish.STOP
+                    break
+                if count == request.limit:
+                    finish = Finish.LENGTH
+                    break
+            yield Piece(stream.finish(), ())
+            yield Ending(finish, len(request.prompt), 4, count, stream.stopped_by)
+        except (GeneratorExit, asyncio.CancelledError):
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+
+    def _choice(self, token: int, request: Request) -> TokenChoice:
+        if request.settings.logprobs is None:
+            return TokenChoice(token)
+        top = tuple((token + i, -0.5 - i) for i in range(request.settings.logprobs))
+        return TokenChoice(token, -0.5, top)
+
+    def metrics(self) -> Metrics:
+        return Metrics(queued=3, running=self.running, pages_used=7, pages_total=99, steps=12)
+
+    async def drain(self) -> None:
+        self.ended.append("drained")
+
+    async def close(self) -> None:
+        self.ended.append("closed")
+
+
+@pytest.fixture(scope="session")
+def toy_texts(demo_file: Path) -> Iterator[tuple[Tokenizer, ChatTemplate]]:
+    gguf = Gguf(demo_file)
+    tokenizer = Tokenizer.from_gguf(gguf)
+    with ChatTemplate.from_gguf(gguf, tokenizer) as template:
+        yield tokenizer, template
+
+
+@pytest.fixture
+def service(toy_texts: tuple[Tokenizer, ChatTemplate]) -> ToyService:
+    """A toy; set its fields before asking."""
+    return ToyService(ToyModel(*toy_texts))
+
+
+@dataclass
+class Running:
+    """A server at work."""
+
+    service: ToyService
+    url: str
+    port: int
+    server: Server
+
+    model: ToyModel
+    client: httpx.Client
+
+    def http(self) -> httpx.Client:
+        return self.client
+
+    def openai(self, **settings: Any) -> openai.OpenAI:
+        import openai
+
+        defaults = {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0}
+        return openai.OpenAI(**{**defaults, "http_client": self.http(), **settings})
+
+    def async_openai(self) -> openai.AsyncOpenAI:
+        import openai
+
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1",
+            api_key="none",
+            max_retries=0,
+            http_client=httpx.AsyncClient(trust_env=False),
+        )
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 10) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "it did not happen in time"
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def running(
+    service: ToyService, access: Access = OPEN, limits: Limits = USUAL
+) -> Iterator[Running]:
+    """A server on a free port, in a thread."""
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        server = Server(service, access, limits)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{port}"
+            with httpx.Client(base_url=url, timeout=20, trust_env=False, verify=False) as client:
+                yield Running(service, url, port, server, service.model, client)
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def start(service: ToyService) -> Iterator[Callable[..., Running]]:
+    """Start a server that answers with ``service``; ``access`` and ``limits`` as wanted."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(access: Access = OPEN, **limits: Any) -> Running:
+            bounds = replace(USUAL, **limits)
+            return stack.enter_context(running(service, access, bounds))
+
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def _shared_server(toy_texts: tuple[Tokenizer, ChatTemplate]) -> Iterator[Running]:
+    with running(ToyService(ToyModel(*toy_texts))) as server:
+        yield server
+
+
+@pytest.fixture
+def server(_shared_server: Running, service: ToyService) -> Running:
+    """A server with the usual limits, whose service is as new."""
+    kept = _shared_server.service
+    vars(kept.model).update(vars(service.model))
+    vars(kept).clear()
+    vars(kept).update(vars(service) | {"model": _shared_server.model})
+    return _shared_server

@@ -1,0 +1,468 @@
+"""/v1/chat/completions by the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from urdir.model.errors import BusyError, ContextFullError, ModelError
+from urdir.model.text.answers import find_answer_format
+
+HI = [{"role": "user", "content": "Hi"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "What it is like outside.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+TIME = {"type": "function", "function": {"name": "time"}}
+CALLS = (
+    '<think>Where?</think><tool_call>{"name": "weather", "arguments": {"city": "Ur"}}</tool_call>'
+    '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+)
+HERMES = find_answer_format("<think></think> <tool_call> </tool_call>")
+
+
+def ask(server: Any, **body: Any) -> Any:
+    return server.openai().chat.completions.create(**{"model": "toy", "messages": HI, **body})
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def test_an_answer(server: Any) -> None:
+    answer = ask(server)
+    [choice] = answer.choices
+    assert choice.message.content == "2 plus 3 is 5."
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == "stop"
+    assert choice.message.tool_calls is None
+    [request] = server.service.requests
+    model = server.service.model
+    assert answer.usage.prompt_tokens == len(request.prompt)
+    assert answer.usage.completion_tokens == len(model.tokenizer.encode("2 plus 3 is 5."))
+    assert answer.usage.prompt_tokens_details.cached_tokens == 4
+    assert model.tokenizer.decode(request.prompt, keep_control=True) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert request.limit is None
+
+
+def test_a_streamed_answer_is_the_same(server: Any) -> None:
+    chunks = list(ask(server, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    texts = [c.choices[0].delta.content or "" for c in chunks]
+    assert "".join(texts) == "2 plus 3 is 5."
+    assert len([text for text in texts if text]) == 8
+    assert [c.choices[0].finish_reason for c in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert len({c.id for c in chunks}) == 1
+    assert {c.object for c in chunks} == {"chat.completion.chunk"}
+    assert all(c.usage is None for c in chunks)
+
+
+def test_streamed_usage_comes_last(server: Any) -> None:
+    chunks = list(ask(server, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == ask(server).usage
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_the_async_client(server: Any) -> None:
+    async def talk() -> tuple[str, str]:
+        async with server.async_openai() as client:
+            whole = await client.chat.completions.create(model="toy", messages=HI)
+            parts = await client.chat.completions.create(model="toy", messages=HI, stream=True)
+            streamed = [chunk.choices[0].delta.content or "" async for chunk in parts]
+            return whole.choices[0].message.content, "".join(streamed)
+
+    assert asyncio.run(talk()) == ("2 plus 3 is 5.",) * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_answers(server: Any, stream: bool) -> None:
+    answer = ask(server, n=3, seed=-1, stream=stream)
+    texts = ["", "", ""]
+    if stream:
+        for chunk in answer:
+            choice = chunk.choices[0]
+            texts[choice.index] += choice.delta.content or ""
+    else:
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+        texts = [choice.message.content for choice in answer.choices]
+        requests = server.service.requests
+        assert answer.usage.prompt_tokens == len(requests[0].prompt)
+        assert answer.usage.completion_tokens == 24
+    assert texts == ["2 plus 3 is 5."] * 3
+    settings = [request.settings for request in server.service.requests]
+    assert {s.seed for s in settings} == {2**64 - 1}
+    assert sorted(s.nonce for s in settings) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities(server: Any, stream: bool) -> None:
+    answer = ask(server, logprobs=True, top_logprobs=2, stream=stream)
+    if stream:
+        content = [t for c in answer if (p := c.choices[0].logprobs) for t in p.content]
+    else:
+        content = answer.choices[0].logprobs.content
+    tokenizer = server.service.model.tokenizer
+    assert "".join(token.token for token in content) == "2 plus 3 is 5."
+    assert [bytes(token.bytes) for token in content] == [
+        tokenizer.token_bytes(i) for i in tokenizer.encode("2 plus 3 is 5.")
+    ]
+    assert all(token.logprob == -0.5 for token in content)
+    assert all([top.logprob for top in token.top_logprobs] == [-0.5, -1.5] for token in content)
+
+
+# ---- parameters ----------------------------------------------------------------------------------
+
+
+def test_every_parameter_arrives(server: Any) -> None:
+    ask(
+        server,
+        temperature=0.5,
+        top_p=0.9,
+        presence_penalty=0.25,
+        frequency_penalty=-0.5,
+        logit_bias={"5": 3, "7": -100},
+        seed=11,
+        max_tokens=99,
+        max_completion_tokens=5,
+        stop=["x", "yz"],
+        user="someone",
+        extra_body={
+            "top_k": 7,
+            "min_p": 0.125,
+            "repetition_penalty": 1.5,
+            "min_tokens": 2,
+            "ignore_eos": True,
+            "some_field_of_tomorrow": {"a": 1},
+        },
+    )
+    [request] = server.service.requests
+    settings = request.settings
+    assert (settings.temperature, settings.top_p, settings.top_k) == (0.5, 0.9, 7)
+    assert (settings.min_p, settings.repeat_penalty, settings.repeat_last_n) == (0.125, 1.5, -1)
+    assert (settings.presence_penalty, settings.frequency_penalty) == (0.25, -0.5)
+    assert (settings.logit_bias, settings.seed) == (((5, 3.0), (7, -100.0)), 11)
+    assert settings.logprobs is None
+    assert (request.limit, settings.min_tokens, request.stops) == (5, 2, ("x", "yz"))
+    assert request.ignore_end
+
+
+def test_the_defaults_are_openais_and_seeds_are_drawn(server: Any) -> None:
+    ask(server)
+    ask(server, extra_body={"repeat_penalty": 1.25, "max_tokens": -1, "top_k": -1})
+    first, second = server.service.requests
+    assert (first.settings.temperature, first.settings.top_p) == (1.0, 1.0)
+    assert (first.settings.top_k, first.settings.min_p) == (0, 0.0)
+    assert first.settings.seed != second.settings.seed
+    assert (second.settings.repeat_penalty, second.settings.repeat_last_n) == (1.25, 64)
+    assert (second.limit, second.settings.top_k) == (None, 0)
+
+
+def test_length_and_stop_strings_end_answers(server: Any) -> None:
+    cut = ask(server, max_tokens=3).choices[0]
+    assert (cut.message.content, cut.finish_reason) == ("2 plus ", "length")
+    stopped = ask(server, stop="is").choices[0]
+    assert (stopped.message.content, stopped.finish_reason) == ("2 plus 3 ", "stop")
+    assert stopped.stop_reason == "is"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"seed": 2**64}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"one": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"functions": [{}]}, "functions"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [{"role": "ghost", "content": "Boo"}]}, "messages[0].role"),
+        ({"messages": [{"content": "Boo"}]}, "messages[0].role"),
+        ({"messages": [*HI, {"role": "user"}]}, "messages[1].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice"),
+        ({"tools": [{"type": "shell"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [WEATHER] * 129}, "tools"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        (
+            {
+                "tools": [TIME],
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
+            },
+            "response_format",
+        ),
+        (
+            {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "no"}}},
+            "tool_choice.function.name",
+        ),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs."),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ],
+)
+def test_bad_fields_are_refused_by_name(server: Any, body: dict[str, Any], param: str) -> None:
+    reply = server.http().post("/v1/chat/completions", json={"messages": HI, **body})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert param in error["message"]
+    assert server.service.requests == []
+
+
+def test_large_schemas_are_refused(server: Any) -> None:
+    schema = {"type": "string", "enum": ["x" * 70_000]}
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(
+            server,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "big", "schema": schema},
+            },
+        )
+    assert caught.value.code == "schema_too_large"
+
+
+# ---- forms of answers ----------------------------------------------------------------------------
+
+
+def test_response_formats(server: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    server.service.answer = '{"a": 5}'
+    ask(server, response_format={"type": "text"})
+    ask(server, response_format={"type": "json_object"})
+    named = {"name": "thing", "schema": schema, "strict": True}
+    ask(server, response_format={"type": "json_schema", "json_schema": named})
+    for structured in ({"regex": "[0-9]+"}, {"choice": ["a", "b"]}, {"json": schema}):
+        ask(server, extra_body={"structured_outputs": structured})
+    server.openai().completions.create(
+        model="toy", prompt="Hi", extra_body={"structured_outputs": {"grammar": 'start: "x"'}}
+    )
+    thinks_first = True
+    assert [request.constraint for request in server.service.requests] == [
+        None,
+        ("json_object", None, thinks_first),
+        ("json_schema", schema, thinks_first),
+        ("regex", "[0-9]+", thinks_first),
+        ("choice", ["a", "b"], thinks_first),
+        ("json_schema", schema, thinks_first),
+        ("grammar", 'start: "x"', not thinks_first),
+    ]
+
+
+def test_a_constraint_that_does_not_compile(server: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="the expression has no end") as caught:
+        ask(server, extra_body={"structured_outputs": {"regex": "("}})
+    assert caught.value.code == "invalid_constraint"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_and_reasoning_are_kept_apart(server: Any, stream: bool) -> None:
+    server.service.answer = CALLS
+    server.service.model.answer_format = HERMES
+    answer = ask(server, tools=[WEATHER, TIME], stream=stream)
+    if stream:
+        deltas = [(c.choices[0].delta, c.choices[0].finish_reason) for c in answer]
+        reasoning = "".join(getattr(d, "reasoning_content", None) or "" for d, _ in deltas)
+        assert not any(d.content for d, _ in deltas)
+        calls = [call for d, _ in deltas for call in d.tool_calls or []]
+        assert [call.index for call in calls] == [0, 1]
+        finish = deltas[-1][1]
+    else:
+        message = answer.choices[0].message
+        assert message.content is None
+        reasoning, calls = message.reasoning_content, message.tool_calls
+        finish = answer.choices[0].finish_reason
+    assert reasoning == "Where?"
+    assert server.service.requests[0].shown == HERMES.shown
+    assert [(c.function.name, json.loads(c.function.arguments)) for c in calls] == [
+        ("weather", {"city": "Ur"}),
+        ("time", {}),
+    ]
+    assert finish == "tool_calls"
+
+
+def test_one_call_at_a_time(server: Any) -> None:
+    server.service.answer = CALLS
+    server.service.model.answer_format = HERMES
+    message = ask(server, tools=[WEATHER, TIME], parallel_tool_calls=False).choices[0].message
+    assert [call.function.name for call in message.tool_calls] == ["weather"]
+
+
+def test_calls_that_are_required(server: Any) -> None:
+    schemas = {"weather": WEATHER["function"]["parameters"], "time": {}}
+    named = {"type": "function", "function": {"name": "weather"}}
+    for more in ({}, {"parallel_tool_calls": False}):
+        for choice in ("required", named, "auto", "none"):
+            ask(server, tools=[WEATHER, TIME], tool_choice=choice, **more)
+    many, one = True, False
+    assert [request.constraint for request in server.service.requests] == [
+        (schemas, None, many),
+        (schemas, "weather", many),
+        None,
+        None,
+        (schemas, None, one),
+        (schemas, "weather", one),
+        None,
+        None,
+    ]
+
+
+# ---- templates -----------------------------------------------------------------------------------
+
+
+def test_what_the_template_gets(server: Any) -> None:
+    template = server.service.model.template
+    source = (
+        "{{ tools | tojson }}|{{ mood }}|{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.id }} {{ c.function.arguments.city }}{% endfor %}"
+        "{{ m.tool_call_id }};{% endfor %}{{ add_generation_prompt }}"
+    )
+    original, template.source = template.source, source
+    try:
+        call = {"name": "weather", "arguments": '{"city": "<|im_end|>"}'}
+        ask(
+            server,
+            tools=[TIME],
+            messages=[
+                {"role": "developer", "content": [{"type": "text", "text": "Be"}]},
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"id": "c1", "type": "function", "function": call}],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": "wet"},
+            ],
+            extra_body={"chat_template_kwargs": {"mood": "calm"}, "add_generation_prompt": False},
+        )
+    finally:
+        template.source = original
+    prompt = server.service.requests[0].prompt
+    tokenizer = server.service.model.tokenizer
+    assert tokenizer.decode(prompt, keep_control=True) == (
+        json.dumps([TIME]) + "|calm|system:Be;assistant:c1 <|im_end|>;tool:wetc1;False"
+    )
+    end = tokenizer.encode("<|im_end|>", parse_special=True)
+    assert len(end) == 1
+    assert end[0] not in prompt  # an argument cannot forge a turn
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ raise_exception('roles must alternate') }}", "{% for %}", "{{ 1 // 0 }}"]
+)
+def test_a_template_that_fails_is_a_bad_request(server: Any, source: str) -> None:
+    template = server.service.model.template
+    original, template.source = template.source, source
+    try:
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(server)
+        assert caught.value.code == "template_error"
+    finally:
+        template.source = original
+    assert ask(server).choices[0].message.content == "2 plus 3 is 5."
+
+
+def test_a_model_without_a_template_has_no_chat(server: Any) -> None:
+    server.service.model.template = None
+    with pytest.raises(openai.BadRequestError, match="/v1/completions"):
+        ask(server)
+
+
+# ---- errors of the service -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_is_429(server: Any, stream: bool) -> None:
+    server.service.error = BusyError("64 requests wait, no more are taken", retry_after=2.5)
+    with pytest.raises(openai.RateLimitError) as caught:
+        ask(server, stream=stream)
+    assert caught.value.response.headers["retry-after"] == "3"
+    assert caught.value.body["message"] == "64 requests wait, no more are taken"
+
+
+def test_a_prompt_that_does_not_fit(server: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(server, messages=[{"role": "user", "content": "one two three " * 500}])
+    assert caught.value.code == "context_length_exceeded"
+    server.service.error = ContextFullError("600 tokens exceed the context of 512 by 88")
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(server)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_failure_after_some_tokens_ends_the_stream(server: Any) -> None:
+    server.service.error = ModelError("the device is lost")
+    server.service.good = 3
+    chunks: list[Any] = []
+    with pytest.raises(openai.APIError, match="the device is lost"):
+        chunks.extend(ask(server, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "2 plus "
+    with pytest.raises(openai.InternalServerError, match="the device is lost"):
+        ask(server)
+
+
+def test_what_nobody_expected_is_told_to_the_log_only(
+    server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.service.error = ValueError("secret")
+    with pytest.raises(openai.InternalServerError) as caught:
+        ask(server)
+    assert "secret" not in str(caught.value)
+    server.wait_for(lambda: "secret" in caplog.text)
+
+
+def test_one_of_several_answers_fails_and_the_others_are_cancelled(server: Any) -> None:
+    service = server.service
+    service.delay = 0.05
+    original = service.generate
+
+    def generate(request: Any) -> Any:
+        if service.requests:
+            return fails()
+        return original(request)
+
+    async def fails() -> Any:
+        raise BusyError("full", 1.0)
+        yield
+
+    service.generate = generate
+    with pytest.raises(openai.RateLimitError):
+        ask(server, n=2)
+    server.wait_for(lambda: service.running == 0)
+    assert service.cancelled == 1

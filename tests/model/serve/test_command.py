@@ -1,0 +1,191 @@
+"""`urdir serve` as a process: flags, the line it prints, Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+CHAT = "/v1/chat/completions"
+HI = {"messages": [{"role": "user", "content": "Hi"}]}
+#: The command with the toy of conftest.py in place of the engine.
+SCRIPT = """
+import importlib.util, sys
+from pathlib import Path
+from urdir.model import demo_model
+from urdir.model.cli import main
+from urdir.model.commands import serve
+from urdir.model.files.gguf import Gguf
+from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.tokenizer import Tokenizer
+
+spec = importlib.util.spec_from_file_location("conftest", sys.argv[1])
+toys = sys.modules["conftest"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(toys)
+gguf = Gguf(demo_model())
+tokenizer = Tokenizer.from_gguf(gguf)
+with ChatTemplate.from_gguf(gguf, tokenizer) as template:
+    service = toys.ToyService(toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]))
+    serve.open_service = lambda args: service
+    code = main(["serve", "--port", "0", *sys.argv[3:]])
+print(code, *service.ended, service.cancelled)
+"""
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, *flags: str, delay: float = 0.0) -> None:
+        conftest = Path(__file__).with_name("conftest.py")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(conftest), str(delay), *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        self.greeting = self.process.stderr.readline()
+        found = re.search(r"http://\S+", self.greeting)
+        assert found is not None, self.greeting + self.process.stderr.read()
+        self.url = found[0]
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> tuple[str, str]:
+        out, err = self.process.communicate(timeout=20)
+        return out, err
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., Process]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str, delay: float = 0.0) -> Process:
+            started = Process(*flags, delay=delay)
+            stack.callback(started.process.kill)
+            return started
+
+        yield start
+
+
+def ask_beside(server: Process) -> tuple[threading.Thread, list[str], threading.Event]:
+    """Ask for a stream in a thread: its lines, and when the first of them has come."""
+    lines: list[str] = []
+    begun = threading.Event()
+
+    def ask() -> None:
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            httpx.stream(
+                "POST", server.url + CHAT, json={**HI, "stream": True}, timeout=20, trust_env=False
+            ) as response,
+        ):
+            for line in response.iter_lines():
+                lines.append(line)
+                begun.set()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread, lines, begun
+
+
+@pytest.mark.slow
+def test_an_interrupt_answers_what_is_open_and_ends(process: Callable[..., Process]) -> None:
+    server = process(delay=0.05)
+    assert server.greeting.startswith("toy, 512 tokens of context: http://127.0.0.1:")
+    thread, lines, begun = ask_beside(server)
+    assert begun.wait(20)
+    server.interrupt()
+    thread.join(20)
+    out, err = server.end()
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert out == "0 drained closed 0\n"
+    assert "open requests are answered" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_the_answers(process: Callable[..., Process]) -> None:
+    server = process(delay=0.5)
+    thread, lines, begun = ask_beside(server)
+    assert begun.wait(20)
+    server.interrupt()
+    assert server.process.stderr is not None
+    assert server.process.stderr.readline() == "\n"
+    assert "Ctrl-C again" in server.process.stderr.readline()
+    server.interrupt()
+    thread.join(20)
+    out, err = server.end()
+    assert "data: [DONE]" not in lines
+    assert out == "130 closed 1\n"
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_flags(process: Callable[..., Process], tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+    server = process("--api-key-file", str(keys), "--cors", "https://a.example", "--host", "::1")
+    assert server.url.startswith("http://[::1]:")
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
+        assert http.get("/v1/models").status_code == 401
+        asked = http.get(
+            "/v1/models", headers={"Authorization": "Bearer two", "Origin": "https://a.example"}
+        )
+        assert asked.headers["access-control-allow-origin"] == "https://a.example"
+        assert http.get("/health", headers={"Host": "evil.example"}).status_code == 403
+    server.process.terminate()
+    assert server.end()[0] == "0 drained closed 0\n"
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_the_demo_model_answers_several_at_once() -> None:
+    """The engine itself, on a machine without a GPU."""
+    command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "-c", "64"]
+    process = subprocess.Popen(
+        [*command, "--device", "emulator", "--alias", "demo"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        url = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
+        question = {"role": "user", "content": "What is 2 plus 3?"}
+        body = {"model": "demo", "messages": [question], "temperature": 0, "n": 3}
+        with httpx.Client(timeout=120, trust_env=False) as client:
+            choices = client.post(url + CHAT, json=body).json()["choices"]
+        assert [choice["message"]["content"] for choice in choices] == ["2 plus 3 is 5."] * 3
+        assert {choice["finish_reason"] for choice in choices} == {"stop"}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (("--port", "70000"), 2, "between 0 and 65535"),
+        (("--api-key", ""), 2, "--api-key is empty"),
+        (("--api-key-file", "/nowhere"), 2, "--api-key-file /nowhere"),
+        (("--host", "192.0.2.1"), 1, "cannot listen on 192.0.2.1:8080"),
+        (("--host", "no.such.name.invalid"), 1, "cannot listen on no.such.name.invalid"),
+    ],
+)
+def test_bad_flags(
+    cli: Callable[..., tuple[int, str, str]], flags: tuple[str, ...], code: int, words: str
+) -> None:
+    result = cli("serve", *flags)
+    assert (result[0], result[1]) == (code, "")
+    assert words in result[2]
+    assert result[2].count("\n") == 1

@@ -1,0 +1,105 @@
+"""/v1/completions by the official client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def ask(server: Any, **body: Any) -> Any:
+    return server.openai().completions.create(**{"model": "toy", "prompt": "Hi", **body})
+
+
+def test_a_text_goes_on(server: Any) -> None:
+    answer = ask(server)
+    [choice] = answer.choices
+    assert (choice.text, choice.finish_reason, answer.object) == (
+        "2 plus 3 is 5.",
+        "stop",
+        "text_completion",
+    )
+    [request] = server.service.requests
+    assert request.prompt == tuple(server.service.model.tokenizer.encode("Hi", add_bos=True))
+    assert request.limit == 16
+
+
+def test_prompts_of_every_kind(server: Any) -> None:
+    for prompt in ("Hi", ["Hi", "Ho"], [5, 6, 7], [[5, 6], [7]]):
+        answer = ask(server, prompt=prompt, n=2, max_tokens=3)
+        count = 4 if isinstance(prompt[0], list) or prompt == ["Hi", "Ho"] else 2
+        assert [choice.index for choice in answer.choices] == list(range(count))
+        assert {choice.text for choice in answer.choices} == {"2 plus "}
+    tokens = {request.prompt for request in server.service.requests}
+    assert {(5, 6, 7), (5, 6), (7,)} < tokens
+    assert answer.usage.prompt_tokens == 3
+    assert answer.usage.completion_tokens == 12
+
+
+def test_a_streamed_text(server: Any) -> None:
+    chunks = list(ask(server, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == "2 plus 3 is 5."
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage.completion_tokens == 8
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echoed_prompt(server: Any, stream: bool) -> None:
+    for prompt in ("Hello there. ", server.service.model.tokenizer.encode("Hello there. ")):
+        answer = ask(server, prompt=prompt, echo=True, stream=stream)
+        parts = list(answer) if stream else [answer]
+        assert "".join(p.choices[0].text for p in parts) == "Hello there. 2 plus 3 is 5."
+
+
+def test_log_probabilities(server: Any) -> None:
+    whole = ask(server, logprobs=2).choices[0].logprobs
+    tokens = ["2", " plus", " ", "3", " is", " ", "5", "."]
+    assert whole.tokens == tokens
+    assert whole.token_logprobs == [-0.5] * 8
+    assert whole.text_offset == [sum(map(len, tokens[:i])) for i in range(8)]
+    assert all(top[token] == -0.5 for token, top in zip(tokens, whole.top_logprobs, strict=True))
+    chunks = [c.choices[0].logprobs for c in ask(server, logprobs=2, stream=True)]
+    parts = [part for part in chunks if part]
+    assert [token for part in parts for token in part.tokens] == tokens
+    assert [offset for part in parts for offset in part.text_offset] == whole.text_offset
+    assert [top for part in parts for top in part.top_logprobs] == whole.top_logprobs
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": [5, "x"]}, "prompt"),
+        ({"prompt": [5, True]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [10**9]}, "prompt"),
+        ({"prompt": ["x"] * 129}, "prompt"),
+        ({"prompt": ["x"] * 65, "n": 2}, "prompt"),
+        ({"best_of": 3}, "best_of"),
+        ({"suffix": "end"}, "suffix"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ],
+)
+def test_what_is_refused(server: Any, body: dict[str, Any], param: str) -> None:
+    reply = server.http().post("/v1/completions", json={"prompt": "Hi", **body})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert server.service.requests == []
+
+
+def test_best_of_as_many_as_are_returned(server: Any) -> None:
+    assert len(ask(server, best_of=2, n=2).choices) == 2
+
+
+def test_text_that_is_no_unicode(server: Any) -> None:
+    reply = server.http().post(
+        "/v1/completions",
+        content=b'{"prompt": "\\ud800"}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert reply.status_code == 400
+    assert "surrogate" in reply.json()["error"]["message"]

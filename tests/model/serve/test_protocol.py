@@ -1,0 +1,156 @@
+"""Everything but answers: models, tokens, health, metrics, errors, and who may ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from urdir.model.serve.guard import Access
+
+HI = {"messages": [{"role": "user", "content": "Hi"}]}
+CHAT = "/v1/chat/completions"
+
+
+# ---- endpoints -----------------------------------------------------------------------------------
+
+
+def test_models(server: Any) -> None:
+    client = server.openai()
+    [model] = client.models.list().data
+    assert (model.id, model.owned_by, model.created) == ("toy", "urdir", 1_700_000_000)
+    assert model.max_model_len == 512
+    assert client.models.retrieve("toy") == model
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("some/other")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError, match="this server has 'toy'"):
+        client.chat.completions.create(model="gpt-4", **HI)
+    assert server.http().post(CHAT, json=HI).status_code == 200  # none named: the one there is
+
+
+def test_tokenize_and_back(server: Any) -> None:
+    http, tokenizer = server.http(), server.service.model.tokenizer
+    text = "What is 2 plus 3? Ünïcode <|im_end|>"
+    vllm = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    ids = tokenizer.encode(text, parse_special=True, add_bos=True)
+    assert (vllm["tokens"], vllm["count"], vllm["max_model_len"]) == (ids, len(ids), 512)
+    assert vllm["token_strs"] == [tokenizer.token_text(i) for i in ids]
+    assert http.post("/tokenize", json={"content": text}).json()["tokens"] == tokenizer.encode(
+        text, parse_special=True
+    )
+    back = http.post("/detokenize", json={"tokens": ids}).json()
+    assert back == {"prompt": text, "content": text}
+    chat = http.post("/tokenize", json=HI).json()["tokens"]
+    http.post(CHAT, json=HI)
+    assert server.service.requests[0].prompt == tuple(chat)
+    bad = http.post("/detokenize", json={"tokens": [10**9]})
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "tokens")
+
+
+def test_health(server: Any) -> None:
+    assert server.http().get("/health").json() == {"status": "ok"}
+
+
+def test_metrics(start: Any) -> None:
+    server = start()
+    server.service.delay = 0.002
+    server.openai().chat.completions.create(model="toy", **HI)
+    list(server.openai().chat.completions.create(model="toy", stream=True, n=2, **HI))
+    server.http().get("/nowhere")
+    samples = {}
+    for family in text_string_to_metric_families(server.http().get("/metrics").text):
+        for sample in family.samples:
+            samples[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    assert samples["urdir_queued", ()] == 3
+    assert samples["urdir_pages_total", ()] == 99
+    assert samples["urdir_steps_total", ()] == 12
+    assert samples["urdir_time_to_first_token_seconds_count", ()] == 3
+    assert samples["urdir_inter_token_seconds_count", ()] == 3 * 7
+    assert samples["urdir_inter_token_seconds_sum", ()] >= 3 * 7 * 0.002
+    assert samples["urdir_http_responses_total", (("route", CHAT), ("status", "200"))] == 2
+    assert samples["urdir_http_responses_total", (("route", "other"), ("status", "404"))] == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("POST", "/v1/embeddings", 404, "no embeddings"),
+        ("POST", "/v1/responses", 404, "use /v1/chat/completions"),
+        ("POST", "/v1/audio/speech", 404, "no audio"),
+        ("POST", "/v1/images/generations", 404, "no images"),
+        ("POST", "/v1/moderations", 404, "no moderation"),
+        ("GET", "/v1/files", 404, "no files"),
+        ("GET", "/elsewhere", 404, "there is no GET /elsewhere"),
+        ("GET", CHAT, 405, f"there is no GET {CHAT}"),
+    ],
+)
+def test_what_there_is_not(server: Any, method: str, path: str, status: int, words: str) -> None:
+    reply = server.http().request(method, path, json={})
+    assert reply.status_code == status
+    error = reply.json()["error"]
+    assert words in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+# ---- who may ask ---------------------------------------------------------------------------------
+
+
+def test_api_keys(start: Any) -> None:
+    server = start(Access(api_keys=("first-key", "schlüssel")))
+    http = server.http()
+    for path in ("/v1/models", "/metrics"):
+        assert http.get(path).status_code == 401
+    assert http.get("/health").status_code == 200
+    assert http.get("/").status_code == 200
+    for header in ("Bearer wrong", "Bearer first-key2", "Basic first-key", "first-key", "Bearer"):
+        refused = http.post(CHAT, json=HI, headers={"Authorization": header})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    with pytest.raises(openai.AuthenticationError):
+        server.openai().models.list()
+    assert server.openai(api_key="first-key").models.list().data[0].id == "toy"
+    other = {"Authorization": "Bearer schlüssel".encode()}
+    assert http.get("/v1/models", headers=other).status_code == 200
+    assert server.service.requests == []
+
+
+def test_pages_of_other_origins(start: Any) -> None:
+    asks = {
+        "Origin": "https://there.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    closed = start()
+    reply = closed.http().options(CHAT, headers=asks)
+    assert reply.status_code == 405
+    assert not any(name.startswith("access-control") for name in reply.headers)
+    assert "access-control-allow-origin" not in closed.http().get("/health", headers=asks).headers
+    opened = start(Access(api_keys=("key",), origins=("https://there.example",)))
+    reply = opened.http().options(CHAT, headers=asks)
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == "https://there.example"
+    assert reply.headers["access-control-allow-headers"] == "authorization,content-type"
+    refused = opened.http().options(CHAT, headers={**asks, "Origin": "https://else.example"})
+    assert "access-control-allow-origin" not in refused.headers
+
+
+def test_a_simple_request_of_another_page_is_refused(server: Any) -> None:
+    """Browsers send these content types to any server without asking first."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        reply = server.http().post(
+            CHAT, content=b'{"messages": []}', headers={"Content-Type": kind}
+        )
+        assert reply.status_code == 415
+        assert "Content-Type: application/json" in reply.json()["error"]["message"]
+
+
+def test_other_names_of_a_local_server_are_refused(start: Any) -> None:
+    server = start(Access(hosts=frozenset({"127.0.0.1", "[::1]", "model.example"})))
+    port = server.port
+    for host in ("127.0.0.1", f"127.0.0.1:{port}", f"[::1]:{port}", "[::1]", "Model.Example:80"):
+        assert server.http().get("/health", headers={"Host": host}).status_code == 200
+    for host in ("evil.example", f"evil.example:{port}", "", "127.0.0.1.evil.example"):
+        reply = server.http().get("/health", headers={"Host": host})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, "unknown_host")

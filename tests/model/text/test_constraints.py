@@ -1,0 +1,411 @@
+"""Constrained answers: masks against languages written out, JSON, limits, hostile constraints."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.model.errors import ConstraintError, ModelError
+from urdir.model.files.gguf import Gguf
+from urdir.model.text import matcher as matcher_module
+from urdir.model.text.constraints import MAX_BYTES, Constraint
+from urdir.model.text.matcher import ConstraintCompiler, Matcher
+from urdir.model.text.tokenizer import Tokenizer
+from urdir.model.text.vocabulary import TokenType
+
+MARKUP = (TokenType.CONTROL, TokenType.UNKNOWN)
+VOCABULARIES = ["demo", "llama-spm", "mpt"]
+SLOW = ["llama-bpe", "gemma-4", "command-r", "deepseek-llm", "qwen2", "refact"]
+LANGUAGE = [
+    "yes", "yes please", "ye", "", " yes", "Größe: 12\n", '{"a": [1, 2]}', "🦙🦙 llama",
+    "<|im_end|> is text", "tab\t and \\ \"quotes\"", "日本語", "\n\n\n", "</s>",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo_file: Path) -> Tokenizer:
+    return Tokenizer.from_gguf(Gguf(demo_file))
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> ConstraintCompiler:
+    return ConstraintCompiler(tokenizer)
+
+
+def allowed(matcher: Matcher, tokenizer: Tokenizer, spare: int = 0) -> set[int]:
+    """The tokens of a mask, which is dirty before; none beyond the vocabulary."""
+    mask = np.full(-(-tokenizer.vocab_size // 32) + spare, 0xDEADBEEF, np.uint32)
+    matcher.mask(mask)
+    found: list[int] = np.flatnonzero(
+        np.unpackbits(mask.view(np.uint8), bitorder="little")
+    ).tolist()
+    assert max(found, default=0) < tokenizer.vocab_size
+    return set(found)
+
+
+class Language:
+    """A finite language over a vocabulary: the tokens that keep a text the beginning of one of its
+    own.
+    """
+
+    def __init__(self, texts: list[str], tokenizer: Tokenizer) -> None:
+        self.texts = [text.encode() for text in texts]
+        self.ends = set(tokenizer.end_ids)
+        self.ids: dict[bytes, set[int]] = {}
+        for token in range(tokenizer.vocab_size):
+            if not tokenizer.is_markup(token) and token not in self.ends:
+                self.ids.setdefault(tokenizer.token_bytes(token), set()).add(token)
+
+    def after(self, prefix: bytes) -> set[int]:
+        found = set(self.ends) if prefix in self.texts else set()
+        for text in self.texts:
+            if text.startswith(prefix):
+                rest = text[len(prefix) :]
+                for end in range(1, len(rest) + 1):
+                    found |= self.ids.get(rest[:end], set())
+        return found
+
+
+def check_masks(tokenizer: Tokenizer, walks: int) -> None:
+    compiler = ConstraintCompiler(tokenizer)
+    language = Language(LANGUAGE, tokenizer)
+    chance = random.Random(5)
+    for _ in range(walks):
+        matcher, prefix = compiler.matcher(Constraint.choice(LANGUAGE)), b""
+        while True:
+            tokens = allowed(matcher, tokenizer, spare=3)
+            assert tokens == language.after(prefix), prefix
+            token = chance.choice(sorted(tokens))
+            assert not (matcher.is_done and token not in tokenizer.end_ids)
+            matcher.accept(token)
+            if token in tokenizer.end_ids:
+                assert matcher.is_done
+                break
+            prefix += tokenizer.token_bytes(token)
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_mask_has_the_tokens_that_keep_a_text_a_beginning(
+    tokenizer: Tokenizer, vocab_file: Callable[[str], Path], name: str
+) -> None:
+    check_masks(tokenizer if name == "demo" else Tokenizer.from_gguf(Gguf(vocab_file(name))), 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_masks_of_other_vocabularies(vocab_file: Callable[[str], Path], name: str) -> None:
+    check_masks(Tokenizer.from_gguf(Gguf(vocab_file(name))), 4)
+
+
+def test_masks_of_a_unigram_vocabulary(data: Path, make_gguf: Callable[..., Path]) -> None:
+    content = json.loads((data / "vocab" / "unigram.json").read_text())
+    metadata = {
+        "model": "t5", "tokens": content["pieces"], "eos_token_id": 1, "unknown_token_id": 2,
+        "token_type": np.array(content["types"], np.int32),
+        "scores": np.array(content["scores"], np.float32),
+    }  # fmt: skip
+    path = make_gguf({f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
+    tokenizer = Tokenizer.from_gguf(Gguf(path))
+    compiler = ConstraintCompiler(tokenizer)
+    texts = ["the model", "them", "th"]
+    language = Language(texts, tokenizer)
+    matcher = compiler.matcher(Constraint.regex("the model|them|th"))
+    assert allowed(matcher, tokenizer) == language.after(b"") != set()
+
+
+def test_a_regex_is_matched_as_a_whole(tokenizer: Tokenizer, compiler: ConstraintCompiler) -> None:
+    patterns = {
+        r"(ab|c){2}": ["abab", "abc", "cab", "cc"],
+        "a/b\\/c\nd?": ["a/b/c\n", "a/b/c\nd"],
+        "": [""],
+        r"[x-z]/[/]": ["x//", "y//", "z//"],
+    }
+    for pattern, texts in patterns.items():
+        language = Language(texts, tokenizer)
+        matcher, prefix = compiler.matcher(Constraint.regex(pattern)), b""
+        while (tokens := allowed(matcher, tokenizer)) - language.ends:
+            assert tokens == language.after(prefix)
+            token = max(tokens - language.ends)
+            prefix += tokenizer.token_bytes(token)
+            matcher.accept(token)
+        assert prefix in language.texts
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "n": {"type": "integer", "minimum": 3, "maximum": 99},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+        "either": {"oneOf": [{"type": "boolean"}, {"const": None}]},
+    },
+    "required": ["name", "n", "tags", "either"],
+    "additionalProperties": False,
+}
+
+
+def random_answer(tokenizer: Tokenizer, matcher: Matcher, chance: random.Random) -> str:
+    """An answer of random tokens; those that close something are likelier, so that it ends."""
+    ids: list[int] = []
+    while not matcher.is_done:
+        tokens = allowed(matcher, tokenizer)
+        if tokens & tokenizer.end_ids:
+            break
+        closing = [t for t in tokens if tokenizer.token_bytes(t)[-1:] in b'"}]:']
+        choice = closing if closing and chance.random() < 0.7 else sorted(tokens)
+        ids.append(chance.choice(sorted(choice)))
+        matcher.accept(ids[-1])
+    return b"".join(map(tokenizer.token_bytes, ids)).decode()
+
+
+def test_json_of_a_schema(tokenizer: Tokenizer, compiler: ConstraintCompiler) -> None:
+    chance = random.Random(3)
+    for _ in range(10):
+        matcher = compiler.matcher(Constraint.json_schema(SCHEMA))
+        value = json.loads(random_answer(tokenizer, matcher, chance))
+        assert list(value) == ["name", "n", "tags", "either"]
+        assert len(value["name"]) <= 6
+        assert 3 <= value["n"] <= 99
+        assert len(value["tags"]) <= 3
+        assert set(value["tags"]) <= {"a", "b"}
+        assert value["either"] in (True, False, None)
+
+
+def test_any_json_object(tokenizer: Tokenizer, compiler: ConstraintCompiler) -> None:
+    chance = random.Random(4)
+    for _ in range(10):
+        matcher = compiler.matcher(Constraint.json_object())
+        assert isinstance(json.loads(random_answer(tokenizer, matcher, chance)), dict)
+
+
+def test_blanks_come_to_an_end(tokenizer: Tokenizer, compiler: ConstraintCompiler) -> None:
+    matcher = compiler.matcher(Constraint.json_object())
+    space, brace = (tokenizer.encode(char)[0] for char in " {")
+    matcher.accept(brace)
+    for _ in range(32):
+        matcher.accept(space)
+    with pytest.raises(ConstraintError, match="not allowed"):
+        matcher.accept(space)
+
+
+def test_a_token_that_is_not_allowed(tokenizer: Tokenizer, compiler: ConstraintCompiler) -> None:
+    for token in (tokenizer.encode("a")[0], tokenizer.vocab_size + 7):
+        matcher = compiler.matcher(Constraint.json_object())
+        with pytest.raises(ConstraintError, match=f"token {token} is not allowed"):
+            matcher.accept(token)
+        with pytest.raises(ConstraintError):  # the answer is lost
+            allowed(matcher, tokenizer)
+
+
+def test_matchers_of_one_constraint_are_apart(
+    tokenizer: Tokenizer, compiler: ConstraintCompiler
+) -> None:
+    constraint = Constraint.regex("ab|cd")
+    first, second = compiler.matcher(constraint), compiler.matcher(constraint)
+    start = allowed(second, tokenizer)
+    first.accept(tokenizer.encode("a")[0])
+    assert allowed(second, tokenizer) == start != allowed(first, tokenizer)
+    assert compiler._compiled.cache_info().maxsize == 32
+
+
+@pytest.mark.parametrize(
+    "mask", [np.zeros(64, np.int32), np.zeros((1, 64), np.uint32), np.zeros(128, np.uint32)[::2]]
+)
+def test_a_mask_of_another_kind(compiler: ConstraintCompiler, mask: Any) -> None:
+    with pytest.raises(ModelError, match="one row of u32"):
+        compiler.matcher(Constraint.json_object()).mask(mask)
+
+
+def test_a_mask_that_is_too_short(compiler: ConstraintCompiler) -> None:
+    with pytest.raises(ModelError, match="needs 64 words, not 63"):
+        compiler.matcher(Constraint.json_object()).mask(np.zeros(63, np.uint32))
+
+
+# ---- the specification ---------------------------------------------------------------------------
+
+
+def test_equal_constraints_are_one_key() -> None:
+    assert len({Constraint.json_schema({"type": "integer"}) for _ in range(3)}) == 1
+    assert Constraint.regex("a") != Constraint.regex("b")
+
+
+NESTED: Any = {}
+for _ in range(2000):
+    NESTED = {"items": NESTED}
+MULTIPLE = '{"type": "integer", "multiple\\u004ff": 999983}'
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Constraint.regex("a" * (MAX_BYTES + 1)), "more than 131,072"),
+        (lambda: Constraint.json_schema(NESTED), r"recursion|nests deeper"),
+        (lambda: Constraint.json_schema({"const": 1e400}), "no JSON"),
+        (lambda: Constraint.json_schema({"const": {1, 2}}), "no JSON"),
+        (lambda: Constraint.regex("\ud800"), "surrogate"),
+        (lambda: Constraint.choice([]), "no texts"),
+        (lambda: Constraint.lark('%llguidance {}\nstart: "a"'), "leave %llguidance out"),
+        (lambda: Constraint.lark("start: %json {"), "no JSON"),
+        (lambda: Constraint.lark(f"start: %json {MULTIPLE}"), "multipleOf: 999983"),
+        (lambda: Constraint.json_schema({"allOf": [{"multipleOf": 9973}, {"multipleOf": 0.5}]}),
+         "multipleOf: 9973, 0.5"),
+    ],
+)  # fmt: skip
+def test_constraints_that_are_refused(make: Callable[[], Constraint], message: str) -> None:
+    with pytest.raises(ConstraintError, match=message):
+        make()
+
+
+# ---- hostile constraints -------------------------------------------------------------------------
+
+
+def _nested(depth: int) -> str:
+    return '{"items":' * depth + "{}" + "}" * depth
+
+
+def _hostile() -> Iterator[tuple[str, Callable[[], Constraint]]]:
+    schema, lark, regex = Constraint.json_schema, Constraint.lark, Constraint.regex
+    yield "no such rule", lambda: lark("start: a")
+    yield "no text", lambda: schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})
+    yield "unknown keyword", lambda: schema({"type": "array", "uniqueItems": True})
+    yield "open bracket", lambda: regex("[")
+    yield "look-around", lambda: regex("(?=a)b")
+    yield "parentheses", lambda: regex("(" * 20_000 + "a" + ")" * 20_000)
+    yield "lark parentheses", lambda: lark("start: " + "(" * 20_000 + '"a"' + ")" * 20_000)
+    yield (
+        "doubling",
+        lambda: lark(
+            "start: R0\n" + "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(60)) + '\nR60: "a"'
+        ),
+    )
+    yield (
+        "products",
+        lambda: schema(
+            {"allOf": [{"anyOf": [{"required": [f"{i}{j}"]} for j in range(6)]} for i in range(12)]}
+        ),
+    )
+    yield (
+        "many properties",
+        lambda: schema(
+            {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}
+        ),
+    )
+    yield "many words", lambda: lark("start: " + " | ".join(f'"w{i}" start' for i in range(8000)))
+    yield "depth", lambda: lark("start: %json " + _nested(120))
+    yield "bad option", lambda: schema({"type": "object", "x-guidance": 3})
+
+
+HOSTILE = dict(_hostile())
+
+
+def walk(tokenizer: Tokenizer, matcher: Matcher, steps: int) -> None:
+    """Take random steps: a few constraints turn out to be too large only there."""
+    chance = random.Random(1)
+    for _ in range(steps):
+        matcher.accept(chance.choice(sorted(allowed(matcher, tokenizer) - tokenizer.end_ids)))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_constraints_fail_in_time(
+    tokenizer: Tokenizer, compiler: ConstraintCompiler, name: str
+) -> None:
+    started = time.perf_counter()
+    with pytest.raises(ConstraintError) as caught:
+        walk(tokenizer, compiler.matcher(HOSTILE[name]()), 12)
+    assert time.perf_counter() - started < 2
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
+def test_compiling_that_takes_too_long_is_given_up(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = ConstraintCompiler(tokenizer)
+    wait = threading.Event()
+    monkeypatch.setattr(matcher_module, "_TIME_LIMIT", 0.05)
+    monkeypatch.setattr(compiler, "_started", lambda grammar: wait.wait())
+    for pattern in "ab":
+        with pytest.raises(ConstraintError, match=r"takes longer than 0.05 s"):
+            compiler.matcher(Constraint.regex(pattern))
+    with pytest.raises(ConstraintError, match="too many constraints"):
+        compiler.matcher(Constraint.regex("c"))
+    wait.set()
+    monkeypatch.undo()
+    assert allowed(compiler.matcher(Constraint.regex("c")), tokenizer)
+
+
+def test_answers_after_one_that_reached_a_limit_begin_anew(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(matcher_module._LIMITS, "max_lexer_states", 100)
+    compiler = ConstraintCompiler(tokenizer)
+    constraint = Constraint.regex("(a|b)*a(a|b){12}")
+    for _ in range(3):
+        matcher = compiler.matcher(constraint)
+        assert allowed(matcher, tokenizer)
+        with pytest.raises(ConstraintError, match="too many states"):
+            walk(tokenizer, matcher, 500)
+
+
+def test_other_threads_go_on_while_a_constraint_is_compiled(compiler: ConstraintCompiler) -> None:
+    ranges = [{"type": "integer", "minimum": i * 7919, "maximum": 10**15 + i} for i in range(300)]
+    work = threading.Thread(
+        target=lambda: compiler.matcher(Constraint.json_schema({"prefixItems": ranges}))
+    )
+    work.start()
+    turns = 0
+    while work.is_alive():
+        turns += 1
+    assert turns > 1000
+
+
+# ---- the library ---------------------------------------------------------------------------------
+
+
+def test_without_the_library(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ModelError, match=r"pip install 'urdir\[serve\]'"):
+        ConstraintCompiler(tokenizer)
+
+
+class Panic(BaseException):
+    """As PyO3 raises it."""
+
+
+Panic.__module__ = "pyo3_runtime"
+
+
+@pytest.mark.parametrize("failure", [Panic("index out\nof range"), ValueError("no")])
+def test_failures_of_the_library_are_translated(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    compiler = ConstraintCompiler(tokenizer)
+
+    def fail(*args: Any, **keys: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(compiler, "_new_matcher", fail)
+    with pytest.raises(ConstraintError, match=r"constraint failed: (index out of range|no)"):
+        compiler.matcher(Constraint.regex("a"))
+
+
+def test_an_interrupt_is_none_of_its_failures(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = ConstraintCompiler(tokenizer)
+
+    def interrupt(*args: Any, **keys: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiler, "_new_matcher", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compiler.matcher(Constraint.regex("a"))

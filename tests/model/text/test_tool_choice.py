@@ -1,0 +1,198 @@
+"""Calls that a model must make: what the constraint allows is what the parser reads."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from urdir.model.errors import ConstraintError
+from urdir.model.files.gguf import Gguf
+from urdir.model.text.answers import AnswerFormat, AnswerParser
+from urdir.model.text.call_formats import CALL_FORMATS
+from urdir.model.text.constraints import Constraint
+from urdir.model.text.matcher import ConstraintCompiler
+from urdir.model.text.reasoning import THINK_TAGS
+from urdir.model.text.text_stream import TextStream
+from urdir.model.text.tokenizer import Tokenizer
+from urdir.model.text.tool_choice import after_thoughts, required_call
+
+TOOLS = {
+    "f": {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string", "maxLength": 5},
+            "kind": {"enum": ["red", "blue"]},
+            "list": {"type": "array", "items": {"$ref": "#/$defs/number"}, "maxItems": 2},
+        },
+        "required": ["kind", "list"],
+        "additionalProperties": False,
+        "$defs": {"number": {"type": "integer", "minimum": 0, "maximum": 9}},
+    },
+    "g-2": {"properties": {}, "additionalProperties": False},
+}
+FORMATS = {form.name: AnswerFormat(form) for form in CALL_FORMATS} | {
+    "harmony": AnswerFormat(is_harmony=True)
+}
+THINKS = AnswerFormat(thinks=THINK_TAGS[0])
+
+
+def _markup(name: str) -> list[str]:
+    """The tags of a format, which models have as control tokens."""
+    return sorted(tag for tag in FORMATS[name].shown if not tag.startswith("<tool_call"))
+
+
+@pytest.fixture
+def make_tokenizer(make_gguf: Callable[..., Path]) -> Callable[[list[str]], Tokenizer]:
+    """A byte-level vocabulary with control tokens of its own."""
+
+    def make(controls: list[str]) -> Tokenizer:
+        texts = [chr(0x100 + b) if b < 0x21 else chr(b) for b in range(0x7F)]
+        texts += ["Ċ</", '"}', "},", "</think", "ĊĊ"]
+        tokens = ["<end>", *controls, *texts]
+        types = [3] * (1 + len(controls)) + [1] * len(texts)
+        metadata = {
+            "model": "gpt2", "pre": "default", "tokens": tokens, "merges": ["Ċ Ċ"],
+            "token_type": np.array(types, np.int32), "eos_token_id": 0,
+        }  # fmt: skip
+        path = make_gguf({f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
+        return Tokenizer.from_gguf(Gguf(path))
+
+    return make
+
+
+def random_answer(tokenizer: Tokenizer, constraint: Constraint, form: AnswerFormat) -> str:
+    """The shortest of some random walks through what a constraint allows, as text."""
+    compiler, chance = ConstraintCompiler(tokenizer), random.Random(9)
+    matcher, stream, text = compiler.matcher(constraint), TextStream(tokenizer, (), form.shown), ""
+    mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+    for _ in range(3000):
+        matcher.mask(mask)
+        tokens = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+        if set(tokens) & tokenizer.end_ids:
+            return text + stream.finish()
+        likely = [t for t in tokens if t <= len(form.shown) or tokenizer.token_text(t) in '"}]<>/']
+        token = chance.choice(likely if likely and chance.random() < 0.8 else tokens)
+        matcher.accept(token)
+        text += stream.push(token)
+    raise AssertionError(f"no end: {text[:200]}")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("tool", ["f", "g-2"])
+def test_a_required_call_is_one_that_the_parser_reads(
+    make_tokenizer: Callable[[list[str]], Tokenizer], name: str, tool: str
+) -> None:
+    form = FORMATS[name]
+    text = random_answer(make_tokenizer(_markup(name)), required_call(form, TOOLS, name=tool), form)
+    parser = AnswerParser(form, tools=TOOLS)
+    deltas = [d for d in parser.push(text) + parser.finish() if not d.reasoning]
+    assert len(deltas) == 1
+    call = deltas[0].tool_call
+    assert call is not None, text
+    assert call.name == tool
+    arguments = json.loads(call.arguments_piece)
+    if tool == "g-2":
+        assert arguments == {}
+    else:
+        assert {"kind", "list"} <= set(arguments) <= {"a", "kind", "list"}
+        assert arguments["kind"] in ("red", "blue")
+        assert all(value in range(10) for value in arguments["list"])
+
+
+def accepts(tokenizer: Tokenizer, constraint: Constraint, text: str) -> bool:
+    """Whether a constraint allows a text as a whole."""
+    matcher = ConstraintCompiler(tokenizer).matcher(constraint)
+    try:
+        for token in tokenizer.encode(text, parse_special=True):
+            matcher.accept(token)
+        matcher.accept(min(tokenizer.end_ids))
+    except ConstraintError:
+        return False
+    return True
+
+
+CALLS = {
+    "hermes": ("<tool_call>\n{}\n</tool_call>", '{{"name": "{}", "arguments": {}}}', "\n"),
+    "llama-3": ("{}", '{{"name": "{}", "parameters": {}}}', "; "),
+    "mistral": ("[TOOL_CALLS] [{}]", '{{"name": "{}", "arguments": {}}}', ", "),
+    "mistral-named": ("{}", "[TOOL_CALLS]{}[ARGS]{}", ""),
+}
+F = '{"kind": "red", "list": [1]}'
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_call_or_many(make_tokenizer: Callable[[list[str]], Tokenizer], name: str) -> None:
+    form, tokenizer = FORMATS[name], make_tokenizer(_markup(name))
+    whole, one, between = CALLS[name]
+    first, second, other = one.format("f", F), one.format("g-2", "{}"), one.format("h", "{}")
+    if name == "hermes":  # its tags stand around each
+        first, second, other = (whole.format(call) for call in (first, second, other))
+        whole = "{}"
+    single = required_call(form, TOOLS)
+    assert accepts(tokenizer, single, whole.format(first))
+    assert accepts(tokenizer, single, whole.format(second))
+    assert not accepts(tokenizer, single, whole.format(other))
+    assert not accepts(tokenizer, single, whole.format(first + between + second))
+    assert not accepts(tokenizer, single, "I would rather not.")
+    many = required_call(form, TOOLS, many=True)
+    assert accepts(tokenizer, many, whole.format(first + between + second + between + second))
+    assert not accepts(tokenizer, many, whole.format(""))
+
+
+@pytest.mark.parametrize("controls", [[], ["<think>", "</think>"]])
+def test_thoughts_come_first_and_are_free(
+    make_tokenizer: Callable[[list[str]], Tokenizer], controls: list[str]
+) -> None:
+    tokenizer = make_tokenizer(controls)
+    yes = Constraint.lark('start: A\nA: "yes" | "no"')
+
+    def check(prompt: str, text: str) -> bool:
+        return accepts(tokenizer, after_thoughts(yes, THINKS, prompt), text)
+
+    assert check("", "<think>anything {</think>\n\nyes")
+    assert check("", "no")
+    assert not check("", "<think>anything {</think>\n\nmaybe")
+    assert check("<think>\n", "anything</think>no")
+    assert not check("<think>\n", "no")
+    assert not check("<think>\n\n</think>\n\n", "anything</think>no")
+    assert check("<think>\n\n</think>\n\n", "no")
+
+
+def test_harmony_answers_in_its_last_channel(
+    make_tokenizer: Callable[[list[str]], Tokenizer],
+) -> None:
+    form, tokenizer = FORMATS["harmony"], make_tokenizer(_markup("harmony"))
+    constraint = after_thoughts(Constraint.json_object(), form, "")
+    thoughts = "<|channel|>analysis<|message|>{ hm<|end|><|start|>assistant"
+    final = '<|channel|>final<|message|>{"a": 1}'
+    assert accepts(tokenizer, constraint, thoughts + final)
+    assert accepts(tokenizer, constraint, final)
+    assert not accepts(tokenizer, constraint, thoughts + final + "}")
+    assert not accepts(tokenizer, constraint, '{"a": 1}')
+
+
+def test_a_call_after_thoughts(make_tokenizer: Callable[[list[str]], Tokenizer]) -> None:
+    form = AnswerFormat(FORMATS["mistral"].calls, THINK_TAGS[1])
+    tokenizer = make_tokenizer(sorted(form.shown))
+    constraint = required_call(form, TOOLS)
+    call = '[TOOL_CALLS] [{"name": "g-2", "arguments": {}}]'
+    assert accepts(tokenizer, constraint, "[THINK]hm[/THINK]" + call)
+    assert accepts(tokenizer, constraint, call)
+    assert not accepts(tokenizer, constraint, "[THINK]hm[/THINK]no")
+    constraint = required_call(form, TOOLS, "Do it.[THINK]")
+    assert accepts(tokenizer, constraint, "hm[/THINK]" + call)
+    assert not accepts(tokenizer, constraint, call)
+
+
+def test_calls_that_cannot_be_required() -> None:
+    with pytest.raises(ConstraintError, match="no known format of tool calls"):
+        required_call(AnswerFormat(), TOOLS)
+    with pytest.raises(ConstraintError, match="'h' is required, which is none of the tools"):
+        required_call(FORMATS["hermes"], TOOLS, name="h")
+    with pytest.raises(ConstraintError, match="there are no tools"):
+        required_call(FORMATS["hermes"], {})
