@@ -82,7 +82,7 @@ class Layers(CachedAttention):
         self.most_tokens = tokens
         rows = max(sequences, tokens)
         sm_count = device.properties.sm_count
-        sizes = workspace_sizes(config, self.cache.shape, rows, rows, sm_count, exact)
+        sizes = workspace_sizes(config, self.cache.shape, rows, 0, sm_count, exact)
         del sizes["logits"], sizes["ranks"]
         counts = range(1, rows + 1) if exact else range(1, sequences + 1)
         for name, nbytes in self.partial_sizes(self.layout, counts).items():
