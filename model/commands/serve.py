@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urdir.model.commands import options, values
 from urdir.model.commands.opening import open_engine
 from urdir.model.commands.options import UsageError
-from urdir.model.errors import TemplateError, UnsupportedError
+from urdir.model.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from urdir.model.serve.guard import Access
@@ -90,14 +90,14 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    access = _access(args)
-    args.model = options.one_model(args)
     try:
         from urdir.model.serve.server import listen, serve
     except ImportError as error:
         raise UnsupportedError(f"{error}: pip install 'urdir[serve]'") from None
     from urdir.model.serve.limits import Limits
 
+    access = _access(args)
+    args.model = options.one_model(args)
     with listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
         service = open_service(args)
@@ -109,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
                 f"http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends)",
                 file=sys.stderr,
             )
+            if access.hosts is None and not access.api_keys:
+                print("anyone who reaches this address may ask (--api-key)", file=sys.stderr)
 
         serve(service, listener, access, Limits(), greet)
     return 0
@@ -117,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 def open_service(args: argparse.Namespace) -> AsyncService:
     """The engine with its scheduler, as the flags say."""
     from urdir.model.engine.async_service import AsyncService as EngineService
-    from urdir.model.serve.interface import ServedModel
+    from urdir.model.serve.served_model import EngineModel
 
     engine = open_engine(
         args,
@@ -131,13 +133,7 @@ def open_service(args: argparse.Namespace) -> AsyncService:
     pools = engine.session.parts.cache.pools
     tokens = min(pool.pages * pool.page_len for pool in pools)
     print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
-    try:
-        template = engine.template
-    except TemplateError:
-        template = None
-    name = args.alias or engine.name
-    model = ServedModel(name, engine.session.context, engine.tokenizer, template)
-    return EngineService(engine, model)
+    return EngineService(engine, lambda service: EngineModel(engine, args.alias, service))
 
 
 def _access(args: argparse.Namespace) -> Access:
@@ -153,7 +149,13 @@ def _access(args: argparse.Namespace) -> Access:
             raise UsageError(f"--api-key-file {args.api_key_file}: it has no keys")
     if not all(keys):
         raise UsageError("--api-key is empty: leave it out for no key")
-    names = {name.lower() for name in args.allowed_host}
-    is_local = args.host in _LOOPBACK or args.host in ("::1",) or args.host.startswith("127.")
-    hosts = names | {*_LOOPBACK, args.host} if is_local or names else None
-    return Access(tuple(keys), tuple(args.cors), None if hosts is None else frozenset(hosts))
+    return Access(tuple(keys), tuple(args.cors), _hosts(args))
+
+
+def _hosts(args: argparse.Namespace) -> frozenset[str] | None:
+    """The names under which browsers may know this server; None: any."""
+    is_local = args.host in ("localhost", "::1") or args.host.startswith("127.")
+    if not is_local and not args.allowed_host:
+        return None
+    own = f"[{args.host}]" if ":" in args.host else args.host
+    return frozenset(name.lower() for name in (*_LOOPBACK, own, *args.allowed_host))

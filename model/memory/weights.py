@@ -188,8 +188,7 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
         values = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     else:
         values = data.view(np.float16 if tensor.type_name == "F16" else np.float32)
-    taken = values[of.first : of.first + of.size // of.repeat].astype(np.float32)
-    return np.repeat(taken, of.repeat)
+    return of.of(values.astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +246,8 @@ def _label(of: Stored) -> str:
     if of == whole:
         return of.name
     times = f" x {of.repeat}" if of.repeat > 1 else ""
-    return f"{of.name}[{of.first}:{of.first + of.size // of.repeat}]{times}"
+    times += f" of {of.period}" if of.period else ""
+    return f"{of.name}[{of.first}:{of.first + (of.each or of.size // of.repeat)}]{times}"
 
 
 def _table_name(rope: RopeConfig) -> str:

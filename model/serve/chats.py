@@ -12,7 +12,7 @@ from urdir.model.engine.request import Ending, Piece
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.finish import finish_reason
-from urdir.model.serve.formats import read_format
+from urdir.model.serve.formats import Format, read_format
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import chat_logprobs
@@ -24,7 +24,6 @@ from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.tool_calls import Delta
-from urdir.model.text.tool_choice import after_thoughts, required_call
 
 _UNSUPPORTED = {
     "audio": "this server answers with text",
@@ -38,20 +37,20 @@ class ChatRequest:
 
     messages: list[Message]
     tools: Tools
-    form: Constraint | None
+    format: Format | None
     variables: Json  # what else the template may read
     parameters: Parameters
 
     def parser(self, model: ServedModel, prompt: str) -> AnswerParser:
         """For one answer to the rendered conversation."""
-        return AnswerParser(model.answer_format, prompt=prompt, tools=self.tools.schemas)
+        return model.answer_parser(prompt, self.tools.schemas)
 
     def constraint(self, model: ServedModel, prompt: str) -> Constraint | None:
-        """What the answers may be; None: anything. Raises ConstraintError."""
-        tools, style = self.tools, model.answer_format
+        """What the answers may be; None: anything."""
+        tools, form = self.tools, self.format
         if tools.is_required:
-            return required_call(style, tools.schemas, prompt, name=tools.name, many=tools.parallel)
-        return None if self.form is None else after_thoughts(self.form, style, prompt)
+            return model.required_call(tools.schemas, prompt, tools.name, tools.parallel)
+        return None if form is None else model.constraint(form.kind, form.source, prompt)
 
 
 def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest:
@@ -74,7 +73,7 @@ def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest
     return ChatRequest(
         messages=read_messages(fields, template_of(model).source),
         tools=tools,
-        form=form,
+        format=form,
         variables=read_variables(fields),
         parameters=parameters,
     )

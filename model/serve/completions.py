@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from urdir.model.engine.request import Ending, Piece, TokenChoice
 from urdir.model.serve.fields import Fields, is_whole_list
 from urdir.model.serve.finish import finish_reason
-from urdir.model.serve.formats import read_format
+from urdir.model.serve.formats import Format, read_format
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import text_logprobs
 from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
 from urdir.model.serve.stream import Shape
-from urdir.model.text.constraints import Constraint
 from urdir.model.text.tokenizer import Tokenizer
 
 DEFAULT_LIMIT = 16  # tokens, as OpenAI has it
@@ -32,7 +31,7 @@ class CompletionRequest:
 
     prompts: tuple[str | tuple[int, ...], ...]
     parameters: Parameters
-    form: Constraint | None
+    form: Format | None
     echo: bool
 
 

@@ -23,6 +23,7 @@ from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import Parameters
 from urdir.model.serve.stream import AnswerResponse, Shape
 from urdir.model.serve.tokens import check_length, encode_text
+from urdir.model.text.constraints import Constraint
 
 _Result = TypeVar("_Result")
 
@@ -84,16 +85,18 @@ class Endpoints:
             [echo if asked.echo else "" for echo in echoes for _ in range(parameters.n)],
             logprobs=parameters.settings.logprobs is not None,
         )
-        requests = [r for p in prompts for r in parameters.requests(p, asked.form)]
-        return self._response(requests, parameters, shape)
+        constraint = None
+        if (form := asked.form) is not None:
+            constraint = await asyncio.to_thread(
+                self._model.constraint, form.kind, form.source, None
+            )
+        return self._response(prompts, parameters, shape, constraint)
 
     def _read_prompts(
         self, given: Sequence[str | tuple[int, ...]]
     ) -> tuple[list[tuple[int, ...]], list[str]]:
         """Prompts as tokens and as text."""
         tokens = [encode_text(self._model, p) if isinstance(p, str) else p for p in given]
-        for prompt in tokens:
-            self._check_prompt(prompt)
         texts = [p if isinstance(p, str) else self._model.tokenizer.decode(p) for p in given]
         return tokens, texts
 
@@ -101,7 +104,8 @@ class Endpoints:
         """POST /v1/chat/completions."""
         fields = Fields(await read_json(request, self._limits))
         asked = read_chat(fields, self._model, self._limits)
-        text, requests = await self._with_text(lambda: self._read_conversation(asked))
+        text, prompt = await self._with_text(lambda: self._render(asked))
+        constraint = await asyncio.to_thread(asked.constraint, self._model, text)
         parameters = asked.parameters
         shape = ChatShape(
             self._model,
@@ -109,21 +113,26 @@ class Endpoints:
             logprobs=parameters.settings.logprobs is not None,
             parallel=asked.tools.parallel,
         )
-        return self._response(requests, parameters, shape)
+        return self._response([prompt], parameters, shape, constraint, self._model.shown)
 
-    def _read_conversation(self, asked: ChatRequest) -> tuple[str, list[EngineRequest]]:
-        """The conversation as text, and what is asked of the engine."""
-        model = self._model
-        prompt = render(model, asked.messages, asked.tools, asked.variables)
-        check_length(model, prompt.text)
-        tokens = tuple(template_of(model).tokens(prompt))
-        self._check_prompt(tokens)
-        constraint = asked.constraint(model, prompt.text)
-        return prompt.text, asked.parameters.requests(tokens, constraint, model.answer_format.shown)
+    def _render(self, asked: ChatRequest) -> tuple[str, tuple[int, ...]]:
+        """The conversation as text and as tokens."""
+        prompt = render(self._model, asked.messages, asked.tools, asked.variables)
+        check_length(self._model, prompt.text)
+        return prompt.text, tuple(template_of(self._model).tokens(prompt))
 
     def _response(
-        self, requests: Sequence[EngineRequest], parameters: Parameters, shape: Shape
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        parameters: Parameters,
+        shape: Shape,
+        constraint: Constraint | None,
+        shown: frozenset[str] = frozenset(),
     ) -> AnswerResponse:
+        requests: list[EngineRequest] = []
+        for prompt in prompts:
+            self._check_prompt(prompt)
+            requests += parameters.requests(prompt, constraint, shown)
         return AnswerResponse(
             together(self._service, requests, self._metrics),
             shape,

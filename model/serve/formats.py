@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from urdir.model.serve.fields import Fields
+from urdir.model.serve.interface import ConstraintKind
 from urdir.model.serve.limits import Limits
-from urdir.model.text.constraints import Constraint
+
+#: Fields of vLLM's "structured_outputs" -> what they are here.
+_STRUCTURED: dict[str, ConstraintKind] = {
+    "json": "json_schema",
+    "json_object": "json_object",
+    "regex": "regex",
+    "grammar": "grammar",
+    "choice": "choice",
+}
 
 
-def read_format(fields: Fields, limits: Limits) -> Constraint | None:
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A constraint yet to be compiled."""
+
+    kind: ConstraintKind
+    source: Any
+
+
+def read_format(fields: Fields, limits: Limits) -> Format | None:
     """response_format or structured_outputs; None where the answer is free text.
 
-    Raises ApiError for both, for an unknown form and for a source that is too large;
-    ConstraintError for one that is malformed, as far as that is seen before it is compiled.
+    Raises ApiError for both, for an unknown form and for a source that is too large.
     """
     response = fields.object("response_format")
     structured = fields.object("structured_outputs")
@@ -27,39 +44,36 @@ def read_format(fields: Fields, limits: Limits) -> Constraint | None:
     return None
 
 
-def _read_response_format(response: Fields, limits: Limits) -> Constraint | None:
-    """OpenAI's form."""
+def _read_response_format(response: Fields, limits: Limits) -> Format | None:
     response.needed_text("type")
     match response.choice("type", ("text", "json_object", "json_schema")):
         case "json_object":
-            return Constraint.json_object()
+            return Format("json_object", None)
         case "json_schema":
             schema = response.needed_object("json_schema").needed_object("schema")
             check_size(schema, schema.values, limits)
-            return Constraint.json_schema(schema.values)
+            return Format("json_schema", schema.values)
         case _:
             return None
 
 
-def _read_structured(structured: Fields, limits: Limits) -> Constraint | None:
-    """vLLM's form; a grammar is one of llguidance's."""
-    kinds = ("json", "json_object", "regex", "grammar", "choice")
-    given = [kind for kind in kinds if structured.raw(kind) is not None]
+def _read_structured(structured: Fields, limits: Limits) -> Format | None:
+    given = [name for name in _STRUCTURED if structured.raw(name) is not None]
     if len(given) != 1:
-        structured.fail("", f"must have one of {', '.join(kinds)}")
-    check_size(structured, structured.values, limits)
-    match given[0]:
-        case "json":
-            return Constraint.json_schema(structured.needed_object("json").values)
-        case "json_object":
-            return Constraint.json_object() if structured.flag("json_object") else None
-        case "regex":
-            return Constraint.regex(structured.needed_text("regex"))
-        case "grammar":
-            return Constraint.lark(structured.needed_text("grammar"))
-        case _:
-            texts = structured.texts("choice", limits.schema)
-            return Constraint.lark(f"start: {' | '.join(map(json.dumps, texts))}")
+        structured.fail("", f"must have one of {', '.join(_STRUCTURED)}")
+    name = given[0]
+    kind = _STRUCTURED[name]
+    source: Any
+    if name == "json_object":
+        return Format(kind, None) if structured.flag(name) else None
+    if name == "choice":
+        source = list(structured.texts(name, limits.schema))
+    elif name == "json" and isinstance(structured.raw(name), dict):
+        source = structured.raw(name)
+    else:
+        source = structured.needed_text(name)
+    check_size(structured, source, limits)
+    return Format(kind, source)
 
 
 def check_size(fields: Fields, source: Any, limits: Limits) -> None:

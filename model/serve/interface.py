@@ -1,47 +1,68 @@
-"""What the server answers with: a model's text, and a service that answers requests."""
+"""What the server needs of the engine and of the model: protocols, so that tests can have a toy."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from urdir.model.engine.request import Ending, Piece, Request
 from urdir.model.engine.service import Metrics
-from urdir.model.text.answers import AnswerFormat, find_answer_format
+from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.constraints import Constraint
 from urdir.model.text.tokenizer import Tokenizer
+from urdir.model.text.tool_calls import Tools
 
 Json = dict[str, Any]
 """A JSON object."""
 
+ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
 
-@dataclass
-class ServedModel:
-    """The model behind a service, as its clients see it.
 
-    ``context`` is what a prompt and its answer have together, in tokens. Without a ``template``
-    there is no chat. ``created`` is in seconds since 1970.
-    """
+class ServedModel(Protocol):
+    """The model behind a service."""
 
-    name: str
-    context: int
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    created: int = field(default_factory=lambda: int(time.time()))
+    @property
+    def name(self) -> str:
+        """What clients call it."""
 
-    @cached_property
-    def answer_format(self) -> AnswerFormat:
-        """How it writes thoughts and calls."""
-        return find_answer_format(self.template.source) if self.template else AnswerFormat()
+    @property
+    def created(self) -> int:
+        """When the model was made or opened, in seconds since 1970."""
 
-    @cached_property
-    def most_text(self) -> int:
-        """Characters that no text exceeds which fits: of tokens that are all the longest one."""
-        tokens = range(self.tokenizer.vocab_size)
-        return self.context * max(len(self.tokenizer.token_bytes(token)) for token in tokens)
+    @property
+    def context(self) -> int:
+        """Tokens of a prompt and its answer together, at most."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the model's vocabulary."""
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """None where the file has none: then there is no chat."""
+
+    @property
+    def shown(self) -> frozenset[str]:
+        """Texts of the control tokens that the parser of answers must see."""
+
+    def answer_parser(self, prompt: str, tools: Tools) -> AnswerParser:
+        """For one answer to a rendered conversation, which may end within the model's thoughts."""
+
+    def constraint(self, kind: ConstraintKind, source: Any, prompt: str | None) -> Constraint:
+        """A `Request.constraint` of what follows the model's thoughts, after a rendered
+        conversation; of all that comes where ``prompt`` is None.
+
+        ``source`` is a schema, a pattern, a grammar or a list of texts. Any thread may call this.
+        Raises ModelError for a bad source.
+        """
+
+    def required_call(self, tools: Tools, prompt: str, name: str | None, many: bool) -> Constraint:
+        """A `Request.constraint` of answers that call a tool, or the one with this ``name``.
+
+        With ``many`` several times. Any thread may call this. Raises ModelError where the model has
+        no known way to call.
+        """
 
 
 class AsyncService(Protocol):
@@ -54,8 +75,7 @@ class AsyncService(Protocol):
     def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
         """Pieces, and an ending last; closing it cancels the request.
 
-        At the first item: BusyError (the queue is full), ContextFullError, ConstraintError, or
-        another ModelError.
+        At the first item: BusyError (the queue is full), ContextFullError, ModelError.
         """
 
     def metrics(self) -> Metrics:

@@ -40,10 +40,10 @@ class Parameters:
     def requests(
         self,
         prompt: tuple[int, ...],
-        constraint: Constraint | None,
+        constraint: Constraint | None = None,
         shown: frozenset[str] = frozenset(),
     ) -> list[Request]:
-        """One for each of the ``n`` answers; ``shown`` are control tokens that they may show."""
+        """One for each of the ``n`` answers."""
         return [
             Request(
                 prompt=prompt,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from urdir.model.errors import ContextFullError
 from urdir.model.serve.chats import read_variables, render, template_of
 from urdir.model.serve.fields import Fields
@@ -9,6 +11,7 @@ from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.messages import read_messages
 from urdir.model.serve.tools import read_tools
+from urdir.model.text.tokenizer import Tokenizer
 
 
 def encode_text(model: ServedModel, text: str, special: bool = True) -> tuple[int, ...]:
@@ -19,10 +22,16 @@ def encode_text(model: ServedModel, text: str, special: bool = True) -> tuple[in
 
 def check_length(model: ServedModel, text: str) -> None:
     """Refuse a text that cannot fit before it is tokenised, which takes seconds for a megabyte."""
-    if len(text) > model.most_text:
+    if len(text) > model.context * _longest_token(model.tokenizer):
         raise ContextFullError(
             f"a text of {len(text):,} characters does not fit the context of {model.context} tokens"
         )
+
+
+@cache
+def _longest_token(tokenizer: Tokenizer) -> int:
+    """Bytes of the longest token."""
+    return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
 
 
 def tokenize(fields: Fields, model: ServedModel, limits: Limits) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.formats import check_size
@@ -27,7 +28,7 @@ class Tools:
     parallel: bool = True  # whether an answer may have several calls
 
     @property
-    def schemas(self) -> dict[str, Json]:
+    def schemas(self) -> dict[str, dict[str, Any]]:
         """The schema of each tool's parameters, by its name."""
         functions = [tool["function"] for tool in self.offered]
         return {function["name"]: function.get("parameters") or {} for function in functions}

@@ -23,6 +23,7 @@ from urdir.model.engine.scheduler import Limits
 from urdir.model.engine.sequence import Finish
 from urdir.model.engine.service import Service, limits_of
 from urdir.model.errors import BusyError, ContextFullError, ModelError
+from urdir.model.owner import Owner
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.constraints import Constraint
 
@@ -197,10 +198,15 @@ def test_a_step_that_fails_ends_its_requests_alone(
         assert service.metrics().pages_used == 0
 
 
+class Nothing(Owner):
+    def close(self) -> None:
+        pass
+
+
 def test_answers_are_asynchronous_iterators(device_name: str) -> None:
     """Many at once, in one event loop; a closed iterator is cancelled."""
 
-    async def text_of(service: AsyncService[str], request: Request) -> str:
+    async def text_of(service: AsyncService[Nothing], request: Request) -> str:
         return "".join(
             [item.text async for item in service.generate(request) if isinstance(item, Piece)]
         )
@@ -208,7 +214,7 @@ def test_answers_are_asynchronous_iterators(device_name: str) -> None:
     async def run() -> tuple[list[str], int]:
         engine = Engine.open(device=device_name, sequences=3, page_len=16, context=128)
         prompt = tuple(engine.tokenizer.encode("By the old mill"))
-        service = AsyncService(engine, "demo")
+        service = AsyncService(engine, lambda _: Nothing())
         request = Request(prompt=prompt, settings=GREEDY, limit=6)
         closed = service.generate(Request(prompt=prompt, settings=GREEDY))
         assert isinstance(await anext(closed), Piece)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,13 @@ import pytest
 
 from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
 from urdir.model.engine.sequence import Finish
-from urdir.model.engine.service import Metrics
+from urdir.model.errors import ConstraintError
 from urdir.model.files.gguf import Gguf
 from urdir.model.serve.guard import Access
-from urdir.model.serve.interface import ServedModel
+from urdir.model.serve.interface import Metrics
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.server import Server, listen
+from urdir.model.text.answers import AnswerFormat, AnswerParser
 from urdir.model.text.chat import ChatTemplate
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
@@ -34,10 +35,39 @@ USUAL = Limits()
 
 
 @dataclass
+class ToyModel:
+    """The demo model's text; constraints are what was asked for."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    name: str = "toy"
+    created: int = 1_700_000_000
+    context: int = 512
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
+
+    @property
+    def shown(self) -> frozenset[str]:
+        return self.answer_format.shown
+
+    def answer_parser(self, prompt: str, tools: Mapping[str, Any]) -> AnswerParser:
+        return AnswerParser(self.answer_format, prompt=prompt, tools=tools)
+
+    def constraint(self, kind: str, source: Any, prompt: str | None) -> object:
+        if source == "(":
+            raise ConstraintError("the expression has no end")
+        return (kind, source, prompt is not None)
+
+    def required_call(
+        self, tools: Mapping[str, Any], prompt: str, name: str | None, many: bool
+    ) -> object:
+        return (dict(tools), name, many)
+
+
+@dataclass
 class ToyService:
     """Answers every request with ``answer``, a token at a time."""
 
-    model: ServedModel
+    model: ToyModel
     answer: str = "2 plus 3 is 5."
     delay: float = 0.0  # seconds before each token
     repeat: int = 1  # how often the answer is given
@@ -105,7 +135,7 @@ def toy_texts(demo_file: Path) -> Iterator[tuple[Tokenizer, ChatTemplate]]:
 @pytest.fixture
 def service(toy_texts: tuple[Tokenizer, ChatTemplate]) -> ToyService:
     """A toy; set its fields before asking."""
-    return ToyService(ServedModel("toy", 512, *toy_texts, created=1_700_000_000))
+    return ToyService(ToyModel(*toy_texts))
 
 
 @dataclass
@@ -117,7 +147,7 @@ class Running:
     port: int
     server: Server
 
-    model: ServedModel
+    model: ToyModel
     client: httpx.Client
 
     def http(self) -> httpx.Client:
@@ -180,7 +210,7 @@ def start(service: ToyService) -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture(scope="module")
 def _shared_server(toy_texts: tuple[Tokenizer, ChatTemplate]) -> Iterator[Running]:
-    with running(ToyService(ServedModel("toy", 512, *toy_texts, created=1_700_000_000))) as server:
+    with running(ToyService(ToyModel(*toy_texts))) as server:
         yield server
 
 
@@ -188,7 +218,6 @@ def _shared_server(toy_texts: tuple[Tokenizer, ChatTemplate]) -> Iterator[Runnin
 def server(_shared_server: Running, service: ToyService) -> Running:
     """A server with the usual limits, whose service is as new."""
     kept = _shared_server.service
-    vars(kept.model).clear()
     vars(kept.model).update(vars(service.model))
     vars(kept).clear()
     vars(kept).update(vars(service) | {"model": _shared_server.model})

@@ -9,10 +9,9 @@ from typing import Any
 import openai
 import pytest
 
-from urdir.model.errors import BusyError, ConstraintError, ContextFullError, ModelError
+from urdir.driver.errors import DriverError
+from urdir.model.errors import BusyError, ContextFullError, ModelError
 from urdir.model.text.answers import find_answer_format
-from urdir.model.text.constraints import Constraint
-from urdir.model.text.tool_choice import after_thoughts, required_call
 
 HI = [{"role": "user", "content": "Hi"}]
 WEATHER = {
@@ -154,7 +153,7 @@ def test_every_parameter_arrives(server: Any) -> None:
     assert (settings.presence_penalty, settings.frequency_penalty) == (0.25, -0.5)
     assert (settings.logit_bias, settings.seed) == (((5, 3.0), (7, -100.0)), 11)
     assert settings.logprobs is None
-    assert (request.limit, request.settings.min_tokens, request.stops) == (5, 2, ("x", "yz"))
+    assert (request.limit, settings.min_tokens, request.stops) == (5, 2, ("x", "yz"))
     assert request.ignore_end
 
 
@@ -272,52 +271,27 @@ def test_response_formats(server: Any) -> None:
     ask(server, response_format={"type": "json_object"})
     named = {"name": "thing", "schema": schema, "strict": True}
     ask(server, response_format={"type": "json_schema", "json_schema": named})
-    for structured in (
-        {"regex": "[0-9]+"},
-        {"choice": ["a", 'b"']},
-        {"json": schema},
-        {"grammar": 'start: "x"'},
-        {"json_object": True},
-    ):
+    for structured in ({"regex": "[0-9]+"}, {"choice": ["a", "b"]}, {"json": schema}):
         ask(server, extra_body={"structured_outputs": structured})
     server.openai().completions.create(
-        model="toy", prompt="Hi", extra_body={"structured_outputs": {"regex": "[0-9]+"}}
+        model="toy", prompt="Hi", extra_body={"structured_outputs": {"grammar": 'start: "x"'}}
     )
+    thinks_first = True
     assert [request.constraint for request in server.service.requests] == [
         None,
-        Constraint.json_object(),
-        Constraint.json_schema(schema),
-        Constraint.regex("[0-9]+"),
-        Constraint.lark(r'start: "a" | "b\""'),
-        Constraint.json_schema(schema),
-        Constraint.lark('start: "x"'),
-        Constraint.json_object(),
-        Constraint.regex("[0-9]+"),
+        ("json_object", None, thinks_first),
+        ("json_schema", schema, thinks_first),
+        ("regex", "[0-9]+", thinks_first),
+        ("choice", ["a", "b"], thinks_first),
+        ("json_schema", schema, thinks_first),
+        ("grammar", 'start: "x"', not thinks_first),
     ]
 
 
-def test_a_form_is_that_of_what_follows_the_thoughts(server: Any) -> None:
-    server.service.model.answer_format = HERMES
-    server.service.answer = "<think>Hm.</think>{}"
-    message = ask(server, response_format={"type": "json_object"}).choices[0].message
-    assert (message.reasoning_content, message.content) == ("Hm.", "{}")
-    [request] = server.service.requests
-    assert request.constraint == after_thoughts(Constraint.json_object(), HERMES, "")
-    assert request.shown == HERMES.shown
-
-
-def test_constraints_that_are_refused(server: Any) -> None:
-    def refused(**body: Any) -> str:
-        with pytest.raises(openai.BadRequestError) as caught:
-            ask(server, **body)
-        assert caught.value.code == "invalid_constraint"
-        return str(caught.value)
-
-    options = '%llguidance {}\nstart: "a"'
-    assert "%llguidance" in refused(extra_body={"structured_outputs": {"grammar": options}})
-    assert "no known format" in refused(tools=[WEATHER], tool_choice="required")
-    server.service.error = ConstraintError("the expression has no end")  # found by the compiler
-    assert "no end" in refused(extra_body={"structured_outputs": {"regex": "("}})
+def test_a_constraint_that_does_not_compile(server: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="the expression has no end") as caught:
+        ask(server, extra_body={"structured_outputs": {"regex": "("}})
+    assert caught.value.code == "invalid_constraint"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -338,6 +312,7 @@ def test_calls_and_reasoning_are_kept_apart(server: Any, stream: bool) -> None:
         reasoning, calls = message.reasoning_content, message.tool_calls
         finish = answer.choices[0].finish_reason
     assert reasoning == "Where?"
+    assert server.service.requests[0].shown == HERMES.shown
     assert [(c.function.name, json.loads(c.function.arguments)) for c in calls] == [
         ("weather", {"city": "Ur"}),
         ("time", {}),
@@ -353,19 +328,19 @@ def test_one_call_at_a_time(server: Any) -> None:
 
 
 def test_calls_that_are_required(server: Any) -> None:
-    server.service.model.answer_format = HERMES
     schemas = {"weather": WEATHER["function"]["parameters"], "time": {}}
     named = {"type": "function", "function": {"name": "weather"}}
     for more in ({}, {"parallel_tool_calls": False}):
         for choice in ("required", named, "auto", "none"):
             ask(server, tools=[WEATHER, TIME], tool_choice=choice, **more)
+    many, one = True, False
     assert [request.constraint for request in server.service.requests] == [
-        required_call(HERMES, schemas, many=True),
-        required_call(HERMES, schemas, name="weather", many=True),
+        (schemas, None, many),
+        (schemas, "weather", many),
         None,
         None,
-        required_call(HERMES, schemas),
-        required_call(HERMES, schemas, name="weather"),
+        (schemas, None, one),
+        (schemas, "weather", one),
         None,
         None,
     ]
@@ -452,8 +427,9 @@ def test_a_prompt_that_does_not_fit(server: Any) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_a_failure_after_some_tokens_ends_the_stream(server: Any) -> None:
-    server.service.error = ModelError("the device is lost")
+@pytest.mark.parametrize("kind", [ModelError, DriverError])
+def test_a_failure_after_some_tokens_ends_the_stream(server: Any, kind: type[Exception]) -> None:
+    server.service.error = kind("the device is lost")
     server.service.good = 3
     chunks: list[Any] = []
     with pytest.raises(openai.APIError, match="the device is lost"):
