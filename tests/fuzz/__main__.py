@@ -5,8 +5,8 @@
     PYTHONPATH=.src python -m tests.fuzz gguf --seed 7 --only 4711        one input again
 
 Input number n of a seed is the same everywhere. A finding is an exception that is not the
-project's own, a process that dies, an input that takes longer than --time, or more memory than
---memory beyond what the process has at the start. Exit code 1 where there is one.
+project's own, a process that dies, an input that takes longer than --time (of the processor), or
+more memory than --memory beyond what the process has at the start. Exit code 1 where there is one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from tests.fuzz.targets import ALLOWED, TARGETS, Target
+from tests.fuzz.targets import ALLOWED, RESERVED, TARGETS, Target
 
+_SHOWN = 3  # findings that read the same
 _BATCH = 5000  # inputs of a process; what one leaves behind is gone with it
 _REPORT = "urdir-fuzz "  # before a process's report, on a line of its own
 _GIVE_UP = 30  # seconds after which code that cannot be interrupted is ended
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=2000, help="inputs of each target")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for each target")
-    parser.add_argument("--time", type=float, default=2.0, help="seconds that an input may take")
+    parser.add_argument("--time", type=float, default=2.0, help="of the processor, for an input")
     parser.add_argument("--memory", type=int, default=256, help="MiB that an input may take")
     parser.add_argument("--only", type=int, help="this input alone, with a traceback")
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
@@ -88,8 +89,9 @@ def _run(name: str, args: argparse.Namespace) -> int:
             reached = report["next"]
             outcomes.update(report["outcomes"])
             for what in report["findings"]:
-                findings[what.partition("\n")[0]] += 1
-                print(f"{name} --seed {args.seed} --only {reached - 1}: {what}", flush=True)
+                findings[what] += 1
+                if findings[what] <= _SHOWN:
+                    print(f"{name} --seed {args.seed} --only {reached - 1}: {what}", flush=True)
         if worker.wait():
             findings[f"died with {worker.returncode}"] += 1
             print(f"{name} --seed {args.seed} --only {reached}: died with {worker.returncode}")
@@ -111,7 +113,7 @@ def _work(args: argparse.Namespace) -> int:
         if args.only is not None:
             return _again(target, name, args)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where Rust writes panics
-        _limit_memory(args.memory)
+        _limit_memory(args.memory + RESERVED.get(name, 0))
         _take_all(target, name, args)
     return 0
 
@@ -175,12 +177,12 @@ def _time_limit(seconds: float) -> Iterator[None]:
         raise TooSlow(f"longer than {seconds:g} s")
 
     faulthandler.dump_traceback_later(_GIVE_UP, exit=True)
-    signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         faulthandler.cancel_dump_traceback_later()
 
 

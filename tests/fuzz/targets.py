@@ -16,6 +16,10 @@ from typing import Any, Protocol
 
 from tests.fuzz import gguf_header, trees
 from urdir.driver import bindings
+from urdir.driver.emulator.machine.compile import compile_entry
+from urdir.driver.emulator.machine.execution import GridExecution
+from urdir.driver.emulator.machine.faults import KernelFault
+from urdir.driver.emulator.machine.memory import Memory
 from urdir.model.errors import ModelError, TemplateError
 from urdir.model.families.description import Config
 from urdir.model.files.demo import demo_model
@@ -25,6 +29,7 @@ from urdir.model.files.source import open_model
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.sandbox import TemplateProcess
 from urdir.model.text.tokenizer import Tokenizer
+from urdir.ptxgen import ptx
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.ptx.syntax import PtxSyntaxError
@@ -203,7 +208,7 @@ class TemplateTarget:
 
 
 class PtxTarget:
-    """PTX text: lint, and the emulator's linker and loader."""
+    """PTX text: lint, the emulator's linker and loader, and a small launch of what they take."""
 
     def __init__(self, folder: Path) -> None:
         specs = [*Normalise.examples().values()][:3]
@@ -211,6 +216,7 @@ class PtxTarget:
         self._api = bindings.emulated()
         self._api.cuInit(0)
         self._api.cuCtxSetCurrent(self._api.cuDevicePrimaryCtxRetain(0)[1])
+        self._launch(self._bases[0])  # reserves memory, which the limit is not for
 
     def make(self, rng: random.Random) -> bytes:
         lines = rng.choice(self._bases).split("\n")
@@ -248,8 +254,30 @@ class PtxTarget:
                 status, module = api.cuModuleLoadData(address)
                 if not int(status):
                     api.cuModuleUnload(module)
+                    self._launch(text)
         finally:
             api.cuLinkDestroy(state)
+
+    def _launch(self, text: str) -> None:
+        """Every parameter is the address of one small buffer."""
+        module = ptx.parse(text)
+        for name in module.entries:
+            program = compile_entry(module, name, "sm_90a")
+            if program.static_shared_bytes > _SMALL:
+                continue
+            memory = Memory(1 << 24)
+            address = memory.allocate(_SMALL)
+            memory.fill(address, 0, _SMALL)
+            params = struct.pack("<Q", address) * (program.param_bytes // 8 + 1)
+            grid = GridExecution(
+                program, (2, 1, 1), (64, 1, 1), (1, 1, 1), 0, params, memory, 4, budget=_BUDGET
+            )
+            with contextlib.suppress(KernelFault):
+                grid.run(alone=True)
+
+
+_SMALL = 1 << 16  # bytes
+_BUDGET = 20_000  # instructions of a launch
 
 
 def _smaller(description: dict[str, Any]) -> dict[str, Any]:
@@ -283,3 +311,5 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "template": TemplateTarget,
     "ptx": PtxTarget,
 }
+#: MiB of addresses that a target may reserve: the emulator keeps them for registers, mostly unused.
+RESERVED = {"ptx": 1024}
