@@ -1,7 +1,8 @@
 """Compiled kernels on disk: spec key -> PTX hash, and cubin key -> cubin.
 
 A private folder of small files: ``specs/<spec key>`` holds a PTX hash, ``cubins/<cubin key>.cubin``
-a cubin followed by its SHA-256 (tools that read ELF ignore what follows it). Entries are written
+a cubin (tools that read ELF ignore what follows it). Each is followed by the SHA-256 of its key and
+of itself, so that an entry is of use under its own name alone. Entries are written
 under a temporary name and renamed, so that processes may share the folder and none sees half an
 entry. Code that another user could have put there is never loaded (`PrivateFolder`). A fault
 of the disk costs a warning and a compilation; it never ends the run.
@@ -61,12 +62,12 @@ class CubinCache:
     def ptx_hash(self, spec_key: str) -> str | None:
         """The hash of the PTX that this spec was rendered to, None when not known."""
         data = self._read(self._specs, _file_name(spec_key))
-        found = None if data is None else re.fullmatch(rb"[0-9a-f]{64}", data)
-        return found[0].decode() if found else None
+        found = None if data is None else _unsealed(spec_key, data)
+        return found.decode() if found and re.fullmatch(rb"[0-9a-f]{64}", found) else None
 
     def remember(self, spec_key: str, ptx_hash: str) -> None:
         """Note the hash of a spec's PTX."""
-        self._write(self._specs, _file_name(spec_key), ptx_hash.encode())
+        self._write(self._specs, _file_name(spec_key), _sealed(spec_key, ptx_hash.encode()))
 
     def get(self, cubin_key: str) -> bytes | None:
         """The cubin, None when absent; a damaged one is deleted with a warning."""
@@ -74,8 +75,8 @@ class CubinCache:
         data = self._read(self._cubins, name)
         if data is None:
             return None
-        cubin, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-        if not cubin or hashlib.sha256(cubin).digest() != digest:
+        cubin = _unsealed(cubin_key, data)
+        if not cubin:
             self.discard(cubin_key, "it is damaged")
             return None
         with contextlib.suppress(OSError):  # another process may have removed it
@@ -84,8 +85,7 @@ class CubinCache:
 
     def put(self, cubin_key: str, cubin: bytes) -> None:
         """Keep a cubin, and remove the ones unused for longest while there are too many bytes."""
-        data = cubin + hashlib.sha256(cubin).digest()
-        self._write(self._cubins, _cubin_name(cubin_key), data)
+        self._write(self._cubins, _cubin_name(cubin_key), _sealed(cubin_key, cubin))
         self._trim()
 
     def discard(self, cubin_key: str, why: str) -> None:
@@ -138,6 +138,21 @@ class CubinCache:
             with contextlib.suppress(OSError):
                 self._cubins.remove(name)
             total -= size
+
+
+def _sealed(key: str, content: bytes) -> bytes:
+    """An entry as it is stored."""
+    return content + _digest(key, content)
+
+
+def _unsealed(key: str, data: bytes) -> bytes | None:
+    """The content of a stored entry; None for a damaged one, or another key's."""
+    content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    return content if _digest(key, content) == digest else None
+
+
+def _digest(key: str, content: bytes) -> bytes:
+    return hashlib.sha256(hashlib.sha256(key.encode()).digest() + content).digest()
 
 
 def _cubin_name(cubin_key: str) -> str:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import getpass
+import hashlib
+import os
 import re
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from urdir.driver.errors import CudaError, PtxLoadError, check, error_of
+from urdir.driver.private_folder import PrivateFolder
 from urdir.ptxgen.ptx.excerpt import excerpt
 
 _LOG_BYTES = 1 << 16
+
+#: Errors of a text; others, as of memory, say nothing about it.
+_REFUSALS = ("CUDA_ERROR_INVALID_PTX", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
 
 # PTX ISA version -> first driver line that takes it ("PTX ISA", release notes); 9.0 is the least
 # that the minimum driver takes.
@@ -44,9 +52,11 @@ def compile_ptx(api: Any, ptx: str, name: str) -> bytes:
             status, address, size = api.cuLinkComplete(state)
         if int(status):
             raise _load_error(error_of(api, status, f"compiling kernel {name}"), ptx, name, errors)
-        return ctypes.string_at(int(address), int(size))
+        cubin = ctypes.string_at(int(address), int(size))
     finally:
-        api.cuLinkDestroy(state)
+        ended = api.cuLinkDestroy(state)
+    check(api, ended, f"cuLinkDestroy for kernel {name}")
+    return cubin
 
 
 def _load_error(error: CudaError, ptx: str, name: str, log: bytearray) -> PtxLoadError:
@@ -64,13 +74,20 @@ def _load_error(error: CudaError, ptx: str, name: str, log: bytearray) -> PtxLoa
         parts.append(text)
     parts += excerpt(ptx, text)
     dump = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix=f"urdir-{name}-", suffix=".ptx", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(ptx)
-            dump = file.name
-        parts.append(f"the PTX is in {dump}")
-    except OSError as exc:
-        parts.append(f"the PTX could not be written to a file: {exc}")
+    if error.name in _REFUSALS or text:
+        try:
+            dump = str(_write(ptx, name))
+            parts.append(f"the PTX is in {dump}")
+        except OSError as exc:
+            parts.append(f"the PTX could not be written to a file: {exc}")
     return PtxLoadError("\n".join(parts), text, dump)
+
+
+def _write(ptx: str, name: str) -> Path:
+    """Write PTX that does not compile to the temporary folder, a text once; returns its place."""
+    user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
+    folder = PrivateFolder(Path(tempfile.gettempdir()) / f"urdir-ptx-{user}")
+    data = ptx.encode()
+    file = f"{name}-{hashlib.sha256(data).hexdigest()[:16]}.ptx"
+    folder.write(file, data)
+    return folder.path / file

@@ -6,10 +6,10 @@ import itertools
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Protocol, Self
 
-from urdir.driver.errors import LifetimeError, check, error_of
+from urdir.driver.errors import DriverError, LifetimeError, check, error_of
 from urdir.driver.properties import DeviceProperties
 
 
@@ -68,20 +68,26 @@ class Context:
 
         (A finaliser may run between any two calls, of any thread.) Nothing happens where nothing
         is left to destroy; a poisoned context has lost its objects already. Raises CudaError for
-        other failures unless ``quiet``.
+        other failures unless ``quiet``; where this context cannot be made current, nothing is
+        destroyed.
         """
         if not self.alive:
             return
         former = self.api.cuCtxGetCurrent()
-        self.api.cuCtxSetCurrent(self._handle)
-        status = call(handle)[0]
-        if not int(former[0]):
-            self.api.cuCtxSetCurrent(former[1])
-        if not int(status):
-            return
-        error = error_of(self.api, status, what)
-        if not quiet and not error.sticky:
-            raise error
+        status = self.api.cuCtxSetCurrent(self._handle)[0]
+        if int(status):
+            what = f"cuCtxSetCurrent on {self.name} for {what}"
+        else:
+            status = call(handle)[0]
+            if not int(former[0]):
+                self.api.cuCtxSetCurrent(former[1])  # fails where its owner has ended it
+        self._report(status, what, quiet)
+
+    def _report(self, status: Any, what: str, quiet: bool) -> None:
+        if int(status):
+            error = error_of(self.api, status, what)
+            if not quiet and not error.sticky:
+                raise error
 
     def close(self, quiet: bool = False) -> None:
         """End everything that still lives here, newest first, and release the context."""
@@ -89,12 +95,9 @@ class Context:
             for owned in [*self._owned.values()][::-1]:
                 owned.finish(quiet=True)
             self._owned.clear()
-            self.destroy(
-                lambda _: self.api.cuDevicePrimaryCtxRelease(self._gpu),
-                None,
-                f"cuDevicePrimaryCtxRelease on {self.name}",
-                quiet,
-            )
+            self._closed = True
+            status = self.api.cuDevicePrimaryCtxRelease(self._gpu)[0]
+            self._report(status, f"cuDevicePrimaryCtxRelease on {self.name}", quiet)
         self._closed = True
 
 
@@ -134,6 +137,25 @@ class OpenDevice(Protocol):
 
     def synchronize(self) -> None:
         """Wait for all work of the device."""
+
+
+class Closeable(Protocol):
+    """What `close_all` closes."""
+
+    def close(self) -> None:
+        """End it; DriverError where that fails."""
+
+
+def close_all(items: Iterable[Closeable]) -> None:
+    """Close all of them, whatever happens; raise the first failure."""
+    first: DriverError | None = None
+    for item in items:
+        try:
+            item.close()
+        except DriverError as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 class Owned:

@@ -143,12 +143,22 @@ def recording(
     """`record` in small pieces, one an operation: the graph is what the generator returns."""
     bound = bind(plan, device)
     graph = Graph(device, bound.plan.name)
+    try:
+        return (yield from _recording(bound, graph, programmatic))
+    except BaseException:
+        graph.finish(quiet=True)
+        raise
+
+
+def _recording(
+    bound: BoundPlan, graph: Graph, programmatic: bool
+) -> Generator[None, None, RecordedGraph]:
     dependencies, needed = Dependencies(), []
     for operation, loaded in bound.steps():
         plain: list[int] = []
         early: list[int] = []
         for edge in dependencies.add(operation.uses()):
-            may = may_be_programmatic(device, bound.plan[edge.before], operation)
+            may = may_be_programmatic(bound.device, bound.plan[edge.before], operation)
             (early if programmatic and may else plain).append(edge.before)
             needed.append(edge)
         if isinstance(operation, Launch):

@@ -6,13 +6,14 @@ the recording. `Graph` is what is being built, `RecordedGraph` what is launched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from urdir.driver.context import OpenDevice, Owned
 from urdir.driver.dependencies import Edge, find_edges, missing_edges
-from urdir.driver.errors import LaunchError, check
+from urdir.driver.errors import CudaError, LaunchError, LifetimeError, check
 from urdir.driver.kernel import signature
 from urdir.driver.launch import Argument
 from urdir.driver.node import (
@@ -35,7 +36,10 @@ PROGRAMMATIC_SINCE = (9, 0)
 
 
 class Graph(Owned):
-    """A graph under construction. Nodes are numbered from 0 and follow nodes already added."""
+    """A graph under construction. Nodes are numbered from 0 and follow nodes already added.
+
+    Where the driver fails to add one, the graph is closed.
+    """
 
     kind = "graph"
 
@@ -62,16 +66,21 @@ class Graph(Owned):
         programmatic = tuple(programmatic)
         for before in programmatic:
             self._check_programmatic(self._node(before), launch)
-        handle = add_kernel_node(self._enter(), self.handle, loaded, launch)
+        with self._adding() as api:
+            handle = add_kernel_node(api, self.handle, loaded, launch)
         return self._add(Node(handle, launch, loaded), after, programmatic)
 
     def add_copy(self, copy: Copy, after: Iterable[int] = ()) -> int:
         """Add a copy in device memory; returns the node's number."""
-        return self._add(Node(add_copy_node(self._enter(), self.handle, copy), copy), after)
+        with self._adding() as api:
+            handle = add_copy_node(api, self.handle, copy)
+        return self._add(Node(handle, copy), after)
 
     def add_fill(self, fill: Fill, after: Iterable[int] = ()) -> int:
         """Add a fill of device memory; returns the node's number."""
-        return self._add(Node(add_fill_node(self._enter(), self.handle, fill), fill), after)
+        with self._adding() as api:
+            handle = add_fill_node(api, self.handle, fill)
+        return self._add(Node(handle, fill), after)
 
     def instantiate(self, needed: Iterable[Edge] | None = None) -> RecordedGraph:
         """Make it launchable. Raises LaunchError when two nodes that conflict are not ordered.
@@ -106,6 +115,15 @@ class Graph(Owned):
         self.device.context.make_current()
         return self.device.api
 
+    @contextmanager
+    def _adding(self) -> Iterator[Any]:
+        """Close the graph where the driver fails: there may be half a node, or one unconnected."""
+        try:
+            yield self._enter()
+        except CudaError:
+            self.finish(quiet=True)
+            raise
+
     def _add(self, node: Node, after: Iterable[int], programmatic: Iterable[int] = ()) -> int:
         index = len(self.nodes)
         edges = [GraphEdge(before, index) for before in after]
@@ -114,7 +132,8 @@ class Graph(Owned):
         for edge in edges:
             self._node(edge.before)
         self.nodes.append(node)
-        connect(self.device.api, self.handle, self.nodes, edges)
+        with self._adding() as api:
+            connect(api, self.handle, self.nodes, edges)
         self.edges += edges
         return index
 
@@ -157,7 +176,11 @@ class RecordedGraph(Owned):
             device, graph.name, check(api, api.cuGraphInstantiate(graph.handle, 0), what)
         )
         self._graph = graph
-        self._hold(_needed(graph.nodes))
+        try:
+            self._hold(_needed(graph.nodes))
+        except LifetimeError:
+            self.finish(quiet=True)
+            raise
 
     @property
     def node_count(self) -> int:
@@ -219,6 +242,8 @@ class RecordedGraph(Owned):
             self._hold(())
 
     def _hold(self, needed: tuple[Owned, ...]) -> None:
+        for owned in needed:
+            _ = owned.handle  # LifetimeError, before any is held
         former, self._held = getattr(self, "_held", ()), needed
         for owned in needed:
             owned.hold()

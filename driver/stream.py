@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from urdir.driver.context import OpenDevice, Owned
-from urdir.driver.errors import check
+from urdir.driver.errors import DriverError, check
 
 
 class Stream(Owned):
@@ -30,10 +30,16 @@ class Stream(Owned):
 
     def record(self, event: Event | None = None) -> Event:
         """Mark this point of the queue with ``event`` (a new one by default)."""
-        event = Event(self.device) if event is None else event
         api = self._enter()
-        check(api, api.cuEventRecord(event.handle, self.handle), f"cuEventRecord on {self.name!r}")
-        return event
+        recorded = Event(self.device) if event is None else event
+        try:
+            result = api.cuEventRecord(recorded.handle, self.handle)
+            check(api, result, f"cuEventRecord on {self.name!r}")
+        except DriverError:
+            if event is None:
+                recorded.finish(quiet=True)
+            raise
+        return recorded
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream start only after ``event``."""

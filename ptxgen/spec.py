@@ -158,6 +158,11 @@ class KernelSpec:
         """Grid, block, cluster and shared memory of every launch of this spec."""
         raise NotImplementedError
 
+    def resident_on(self, target: Target) -> int:
+        """CTAs that an SM must have registers for at once on ``target``, one of the kernel's own; 0
+        leaves that to the assembler."""
+        return self.launch_shape.resident
+
     @property
     def tolerance(self) -> Tolerance:
         """Allowed deviation of the outputs from ``reference``."""

@@ -25,6 +25,7 @@ from urdir.model.families.description import (
     Mixture,
     Network,
 )
+from urdir.model.families.recurrent import Recurrence, Selective, ShortConv
 from urdir.model.families.registry import read_config
 from urdir.model.files.gguf import Gguf
 
@@ -112,7 +113,15 @@ def _layers(config: Config) -> Features:
 
 
 def _attention(config: Config) -> Features:
-    mixers = config.attentions
+    mixers, others = config.attentions, config.recurrents
+    yield any(isinstance(m, ShortConv) for m in others), "short convolutions"
+    longs = [m for m in others if isinstance(m, Recurrence)]
+    yield any(m.beta for m in longs), "gated delta rule"
+    yield any(m.beta is None for m in longs), "state space (SSD)"
+    yield any(isinstance(m, Selective) for m in others), "selective scan"
+    yield any(m.latent for m in mixers), "latent"
+    yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
+    yield len(mixers) == len(others) == config.n_layers, "attention beside it"
     yield any(m.q.bias for m in mixers), "QKV biases"
     yield any(m.o.bias for m in mixers), "output bias"
     norms = [m.qk_norm for m in mixers if m.qk_norm]
@@ -154,7 +163,7 @@ def _networks(config: Config) -> Features:
             yield network.divisors is not None, "divisors"
         elif isinstance(network, Mixture):
             yield from _mixture(network)
-        elif not isinstance(network, Attention):
+        elif not isinstance(network, Attention | ShortConv | Recurrence | Selective):
             yield True, f"{type(network).__name__.lower()} alone"
     yield any(isinstance(n, Dense) and n.up.bias for n in networks), "biases"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -70,6 +70,7 @@ class Api:
     ) -> None:
         properties = DeviceProperties.of(target, sm_count, total_memory)
         self._driver = Driver(properties, seed, driver_version)
+        self._driver.injections.functions = frozenset(FUNCTIONS)
         self._driver.new_watch = watch or (_new_sanitizer if sanitize else None)
         for name, function in FUNCTIONS.items():
             setattr(self, name, bind(self._driver, function))
@@ -96,13 +97,35 @@ class Api:
         """Make the ``nth`` event of ``kind`` from now on fail (1 is the next), with ``code``.
 
         Kinds: "init", "allocation", "host_allocation", "link", "module_load", "instantiate", and
-        "launch": that kernel (of a graph too) faults when it runs, and poisons the context.
+        "launch": that kernel (of a graph too) faults when it runs, and poisons the context. The
+        name of a function is a kind too: that call of it fails before it does anything.
         """
         self._driver.injections.add(kind, nth, code)
 
     def pending_faults(self) -> tuple[str, ...]:
         """The kinds of injected faults that have not struck yet."""
         return self._driver.injections.pending()
+
+    @property
+    def event_counts(self) -> Mapping[str, int]:
+        """How many events there were of each kind, calls by the function's name."""
+        return self._driver.injections.counts
+
+    def live(self) -> dict[str, int]:
+        """How many objects of each kind there are on the device that nobody has ended yet."""
+        if not self._driver.is_active:
+            return {}
+        context = self._driver.context
+        kinds = {
+            "allocation": context.memory.allocations,
+            "stream": context.streams.values(),
+            "event": context.events.values(),
+            "link": context.links.values(),
+            "module": context.modules.values(),
+            "graph": context.graphs.values(),
+            "executable graph": context.executables.values(),
+        }
+        return {"context": 1} | {kind: len(found) for kind, found in kinds.items() if found}
 
     def remove(self, *names: str) -> None:
         """Take functions away: calling one fails as with a driver that is too old for it."""

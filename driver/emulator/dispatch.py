@@ -33,6 +33,8 @@ def bind(driver: Driver, function: Any) -> Callable[..., tuple[Any, ...]]:
             try:
                 if needs is not Needs.NOTHING:
                     driver.require(needs, name)
+                if code := driver.injections.strike(name):
+                    raise Refused(code, "injected fault")
                 value = function(driver, *args, **kwargs)
             except Refused as refusal:
                 driver.last_refusal = refusal.message

@@ -1,7 +1,8 @@
-"""Fault injection: make the n-th call of a kind fail, or take functions away."""
+"""Fault injection: make the n-th event of a kind, or call of a function, fail."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 #: Kind of event -> the error it gives unless another is asked for.
@@ -14,25 +15,33 @@ KINDS: Mapping[str, str] = {
     "instantiate": "CUDA_ERROR_OUT_OF_MEMORY",
     "launch": "CUDA_ERROR_ILLEGAL_ADDRESS",
 }
+#: The error of a function that is called by its name.
+_OF_A_CALL = "CUDA_ERROR_UNKNOWN"
 
 
 class Injections:
-    """Faults still to come: per kind, how many events until which error."""
+    """Faults still to come: per kind, how many events until which error.
+
+    ``functions`` are names that are kinds too: each call is an event, which fails before it does
+    anything. ``counts`` says how many events of each kind there were.
+    """
 
     def __init__(self) -> None:
         self._pending: dict[str, list[tuple[int, str]]] = {}
-        self.missing: set[str] = set()
+        self.functions: frozenset[str] = frozenset()
+        self.counts: Counter[str] = Counter()
 
     def add(self, kind: str, nth: int = 1, code: str | None = None) -> None:
         """The ``nth`` event of ``kind`` from now on (1 is the next) fails with ``code``."""
-        if kind not in KINDS:
-            raise ValueError(f"no fault {kind!r}: one of {', '.join(KINDS)}")
+        if kind not in KINDS and kind not in self.functions:
+            raise ValueError(f"no fault {kind!r}: a function or one of {', '.join(KINDS)}")
         if nth < 1:
             raise ValueError("events are counted from 1, the next one")
-        self._pending.setdefault(kind, []).append((nth, code or KINDS[kind]))
+        self._pending.setdefault(kind, []).append((nth, code or KINDS.get(kind, _OF_A_CALL)))
 
     def strike(self, kind: str) -> str | None:
         """Count one event of ``kind``; the error to fail it with, None to let it pass."""
+        self.counts[kind] += 1
         pending = self._pending.get(kind)
         if not pending:
             return None

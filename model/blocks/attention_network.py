@@ -10,6 +10,7 @@ from urdir.model.blocks.attention import (
     append_tokens,
     incremental_attention_into,
 )
+from urdir.model.blocks.latent_heads import append_expanded, append_latent_heads
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.families.description import Attention, OutputGate, QkNorm
@@ -32,7 +33,7 @@ def append_attention(
     """O (attention of the norm of x), gated where there is a gate."""
     attention = _append_heads(at, mixer, x, norm)
     matrix, packs = at.matrix(mixer.o), False
-    if mixer.gate is None and at.outputs is None:
+    if mixer.gate is None and at.outputs is None and mixer.latent is None:
         packs = at.linear.packs(matrix) and attention.can_pack
     heads = at.work["packed" if packs else "heads"]
     incremental_attention_into(at.plan, attention, heads, packs=packs)
@@ -41,6 +42,8 @@ def append_attention(
     if at.outputs is not None:
         heads, to = _only_outputs(at, mixer, heads, to)
         at = at.after_attention
+    if mixer.latent is not None:
+        heads = append_expanded(at, mixer, mixer.latent, heads)
     if mixer.value_scale != 1.0:
         assert mixer.o.bias is None
         to = replace(to, scale=to.scale * mixer.value_scale)
@@ -72,7 +75,10 @@ def _append_heads(
     at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None
 ) -> LayerAttention:
     """The queries, keys and values of the norm of x; what attention does with them."""
-    at.linear.append(at.name("attn_qkv"), _products(at, mixer), x, norm, clamp=mixer.clamp)
+    if mixer.latent is not None:
+        append_latent_heads(at, mixer, mixer.latent, x, norm)
+    else:
+        at.linear.append(at.name("attn_qkv"), _products(at, mixer), x, norm, clamp=mixer.clamp)
     token = own_token(mixer)
     if mixer.qk_norm is not None and token.qk_norm is None:
         _append_norms_apart(at, mixer, mixer.qk_norm)

@@ -75,6 +75,10 @@ class _Product:
 _Multiply = Callable[[str, _Product, "Slice"], None]
 
 
+#: CTAs of a grid in its second dimension.
+MAX_GRID = 65535
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertLayers:
     """Appends mixtures of experts to the plan of ``linear``, for its rows and with its buffers:
@@ -247,6 +251,35 @@ class ExpertLayers:
             **norms,
             **pair,
         )
+
+    def append_in_turn(self, label: str, matrix: Matrix, heads: int, x: Slice, y: Slice) -> None:
+        """y (rows, heads, out) = the matrix (out, in) of each head times x (rows, heads, in)."""
+        rows, most = matrix.rows // heads, MAX_GRID // heads
+        for first in range(0, self.rows, most):
+            count = min(most, self.rows - first)
+            kernel = _fitted(
+                ExpertsUp,
+                self._shares(larger=self.rows > 1),
+                format=matrix.format,
+                experts=heads,
+                used=1,
+                rows=rows,
+                cols=matrix.cols,
+                batch=count * heads,
+                activations=self._rounding(matrix.format),
+                sms=self.linear.limits.sms,
+                gated=False,
+                activation=None,
+                in_turn=True,
+            )
+            parts = [
+                at.slice(4 * first * heads * width, 4 * count * heads * width)
+                for at, width in ((x, matrix.cols), (y, rows))
+            ]
+            suffix = f" rows {first}" if self.rows > most else ""
+            self.linear.plan.launch(
+                kernel, label + suffix, weights=matrix.data, x=parts[0], y=parts[1]
+            )
 
     def _rounding(self, fmt: Format) -> Rounding:
         return "f32" if self.linear.exact or fmt.is_float else "i16"

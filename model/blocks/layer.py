@@ -18,7 +18,9 @@ from urdir.model.blocks.feed_forward import (
 from urdir.model.blocks.layer_end import append_end, has_end
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
+from urdir.model.blocks.recurrent import append_recurrence, append_selective, append_short_conv
 from urdir.model.families.description import Attention, Block, Branch, Dense, LayerConfig, Mixture
+from urdir.model.families.recurrent import Recurrence, Selective, ShortConv
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
@@ -185,6 +187,12 @@ def _append_network(
     match branch.network:
         case Attention():
             return append_attention(at, branch.network, x, norm, to)
+        case ShortConv():
+            return append_short_conv(at, branch.network, x, norm, to)
+        case Recurrence():
+            return append_recurrence(at, branch.network, x, norm, to)
+        case Selective():
+            return append_selective(at, branch.network, x, norm, to)
         case Dense():
             return append_dense(at, branch.network, x, norm, to)
         case Mixture():

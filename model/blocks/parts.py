@@ -12,6 +12,7 @@ from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.weights import Matrix, Weights
 from urdir.model.memory.workspace import STREAMS
 from urdir.ptxgen.kernels.gather import Gather
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class LayerParts:
     """The device, and the owners of everything on it that layers read and write.
 
-    ``exact`` keeps activations f32.
+    ``exact`` keeps activations f32. ``recurrent`` is there where a layer needs it.
     """
 
     device: Device
@@ -36,6 +37,7 @@ class LayerParts:
     cache: KvCache
     work: Arena
     exact: bool
+    recurrent: RecurrentState | None = None
 
     def linear(self, plan: Plan, rows: Rows) -> LinearLayers:
         """What appends this step's linear layers to ``plan``."""

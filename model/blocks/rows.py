@@ -17,6 +17,7 @@ class Rows:
 
     Each attends to at most ``keys`` keys. The first ones are the next tokens of as many sequences.
     The last ``prompt`` are segments of prompts: tokens of one sequence side by side.
+    The last row of prompts that is not idle is number ``last`` (1,) u32 of all rows.
     """
 
     count: int
@@ -24,12 +25,14 @@ class Rows:
     prompt: int
     sequence: Slice
     position: Slice
+    last: Slice | None = None
 
     @classmethod
     def of(cls, state: DecodeState, count: int, keys: int, prompt: int = 0) -> Rows:
         """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts."""
-        prefix = "step_" if prompt else ""
-        return cls(count, keys, prompt, state[prefix + "sequence"], state[prefix + "position"])
+        prefix, last = ("step_", state["last_row"]) if prompt else ("", None)
+        at = state[prefix + "sequence"], state[prefix + "position"]
+        return cls(count, keys, prompt, *at, last)
 
     @property
     def decode(self) -> int:
@@ -38,7 +41,7 @@ class Rows:
 
     def split(self) -> tuple[Rows, Rows]:
         """The rows that are no prompt's, and those that are."""
-        first = replace(self, count=self.decode, prompt=0)
+        first = replace(self, count=self.decode, prompt=0, last=None)
         at, nbytes = 4 * self.decode, 4 * self.prompt
         rest = replace(
             self,
@@ -52,6 +55,12 @@ class Rows:
     def arguments(self) -> dict[str, Slice]:
         """What kernels that work by row take."""
         return {"sequence": self.sequence, "position": self.position}
+
+    @property
+    def recurrent_arguments(self) -> dict[str, Slice]:
+        """What kernels that advance states take: of a prompt its last row, too."""
+        last = {} if self.last is None else {"last_row": self.last}
+        return {**self.arguments, **last}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from urdir.model.commands import bench_load, options
 from urdir.model.commands import bench_report as report
-from urdir.model.commands import options
 from urdir.model.commands.opening import open_device, open_engine
 from urdir.model.commands.report import installed_version
 
@@ -26,6 +26,8 @@ EXAMPLES = """\
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
   urdir bench --kernels -o csv               single matrix-vector products
   urdir bench model.gguf --startup           compiling, loading, first token
+  urdir bench --load http://127.0.0.1:8080 --users 64 --input 500 --answer 100-300
+  urdir bench --load http://127.0.0.1:8080 --rate 20 --requests 1200 --plot load.png
 """
 
 
@@ -46,15 +48,19 @@ def add_parser(commands: options.Subparsers) -> None:
     instead.add_argument(
         "--startup", action="store_true", help="time the way to the first token instead"
     )
+    instead.add_argument(
+        "--load", metavar="URL", help="measure a server that speaks OpenAI's protocol instead"
+    )
     parser.add_argument(
         "--profile",
         action="store_true",
         help="also time a decode step launch by launch, of each number of sequences",
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="draw that profile as a roofline"
+        "--plot", type=Path, metavar="FILE.png", help="draw that profile, or --load"
     )
     options.add_device(parser)
+    bench_load.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.plot:
         check_can_plot()
+    if args.load:
+        return bench_load.run(args)
     if args.kernels:
         return _run_kernels(args)
     return _run_startup(args) if args.startup else _run_model(args)

@@ -37,6 +37,37 @@ class Conditions:
     product_tflop_per_s: float
     vram_bytes: int
 
+    @property
+    def heading(self) -> tuple[str, str]:
+        """Two lines that say it."""
+        return (
+            f"{self.model} on {self.device} (driver {self.driver}), urdir {self.version}",
+            f"read bandwidth B = {self.read_gb_per_s:,.1f} GB/s, dense f16 product F = "
+            f"{self.product_tflop_per_s:,.1f} TFLOP/s, {self.vram_bytes / 1e6:,.0f} MB in use",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConditions:
+    """What was asked of a server, whose own version it does not say; ``version`` is of who asks."""
+
+    model: str
+    server: str
+    arrivals: str
+    input: str
+    answer: str
+    shared: int
+    version: str
+
+    @property
+    def heading(self) -> tuple[str, str]:
+        """Two lines that say it."""
+        shared = f" ({self.shared} shared)" if self.shared else ""
+        return (
+            f"{self.model} at {self.server}, measured by urdir {self.version}",
+            f"{self.arrivals}, {self.input} tokens in{shared}, {self.answer} out",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -93,9 +124,28 @@ STARTUP_COLUMNS: Mapping[str, Cell] = {
     "": lambda r: f"{r['value']:,.2f} {r['unit']}",
     "of": lambda r: r["note"],
 }
+LOAD_COLUMNS: Mapping[str, Cell] = {
+    "requests": _number("requests", ",.0f"),
+    "failed": _number("failed", ",.0f"),
+    "s": _number("seconds", ",.2f"),
+    "requests/s": _number("requests_per_second", ",.2f"),
+    "input tokens/s": _number("input_tokens_per_second", ",.0f"),
+    "output tokens/s": _number("output_tokens_per_second", ",.0f"),
+    "cached": _number("cached_share", ".1%"),
+}
+LATENCY_COLUMNS: Mapping[str, Cell] = {
+    "ms": lambda r: r["name"],
+    "mean": _number("mean", ",.2f"),
+    "p50": _number("p50", ",.2f"),
+    "p90": _number("p90", ",.2f"),
+    "p99": _number("p99", ",.2f"),
+    "most": _number("most", ",.2f"),
+}
 
 
-def print_report(conditions: Conditions, sections: Sequence[Section], kind: str) -> None:
+def print_report(
+    conditions: Conditions | LoadConditions, sections: Sequence[Section], kind: str
+) -> None:
     """Print everything to stdout in one of `FORMATS`."""
     {
         "md": _print_md,
@@ -106,7 +156,9 @@ def print_report(conditions: Conditions, sections: Sequence[Section], kind: str)
     }[kind](conditions, sections)
 
 
-def _complete(conditions: Conditions, sections: Sequence[Section]) -> list[dict[str, Any]]:
+def _complete(
+    conditions: Conditions | LoadConditions, sections: Sequence[Section]
+) -> list[dict[str, Any]]:
     shared = asdict(conditions)
     return [
         {"section": section.name, **record, **shared}
@@ -115,17 +167,17 @@ def _complete(conditions: Conditions, sections: Sequence[Section]) -> list[dict[
     ]
 
 
-def _print_json(conditions: Conditions, sections: Sequence[Section]) -> None:
+def _print_json(conditions: Conditions | LoadConditions, sections: Sequence[Section]) -> None:
     found = {section.name: section.records for section in sections}
     print(json.dumps(asdict(conditions) | found, indent=2))
 
 
-def _print_jsonl(conditions: Conditions, sections: Sequence[Section]) -> None:
+def _print_jsonl(conditions: Conditions | LoadConditions, sections: Sequence[Section]) -> None:
     for record in _complete(conditions, sections):
         print(json.dumps(record))
 
 
-def _print_csv(conditions: Conditions, sections: Sequence[Section]) -> None:
+def _print_csv(conditions: Conditions | LoadConditions, sections: Sequence[Section]) -> None:
     """One table: columns that a kind of record lacks are empty."""
     records = _complete(conditions, sections)
     names = list(dict.fromkeys(name for record in records for name in record))
@@ -134,7 +186,7 @@ def _print_csv(conditions: Conditions, sections: Sequence[Section]) -> None:
     writer.writerows(records)
 
 
-def _print_sql(conditions: Conditions, sections: Sequence[Section]) -> None:
+def _print_sql(conditions: Conditions | LoadConditions, sections: Sequence[Section]) -> None:
     """A table a section, for sqlite and others."""
     for section in sections:
         records = [record | asdict(conditions) for record in section.records]
@@ -156,13 +208,8 @@ def _sql(value: Any) -> str:
     return "NULL" if value is None else str(float(value))
 
 
-def _print_md(conditions: Conditions, sections: Sequence[Section]) -> None:
-    c = conditions
-    print(f"{c.model} on {c.device} (driver {c.driver}), urdir {c.version}")
-    print(
-        f"read bandwidth B = {c.read_gb_per_s:,.1f} GB/s, dense f16 product F = "
-        f"{c.product_tflop_per_s:,.1f} TFLOP/s, {c.vram_bytes / 1e6:,.0f} MB in use"
-    )
+def _print_md(conditions: Conditions | LoadConditions, sections: Sequence[Section]) -> None:
+    print("\n".join(conditions.heading))
     for section in sections:
         print(f"\n| {' | '.join(section.columns)} |")
         print("|---" * len(section.columns) + "|")

@@ -28,7 +28,8 @@ def open_engine(
     *,
     kv_dtype: KvDtype = "f16",
     exact: bool = False,
-    sequences: int = 1,
+    sequences: int | None = 1,
+    memory_share: float = 0.0,
     chunk: int | None = None,
     text: bool = False,
     meanwhile: Callable[[Engine], None] | None = None,
@@ -50,6 +51,7 @@ def open_engine(
         kv_dtype=kv_dtype,
         exact=exact,
         sequences=sequences,
+        memory_share=memory_share,
         chunk=chunk,
         text=text,
         cache_folder=environment.cache_dir,
@@ -92,15 +94,15 @@ def open_template(
     """The chat template of the command line, or of the file; it owns ``process``."""
     from urdir.model.text.chat import TEMPLATE_KEY, ChatTemplate
 
-    source = given_template(args)
+    source, tokenizer = given_template(args), engine.tokenizer
     if source is not None:
-        return ChatTemplate(source, engine.tokenizer, process)
+        return ChatTemplate(source, tokenizer, process)
     if TEMPLATE_KEY not in engine.gguf.metadata:
         raise UsageError(
             f"{engine.gguf.path}: the file has no chat template: urdir run --raw continues plain "
             "prompts, --chat-template-file FILE gives it one"
         )
-    return ChatTemplate.from_gguf(engine.gguf, engine.tokenizer, process)
+    return ChatTemplate.from_gguf(engine.gguf, tokenizer, process)
 
 
 def ptx_files(environment: Environment) -> PtxFiles:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options, values
+from urdir.model.commands.opening import open_engine
 from urdir.model.commands.options import UsageError
 from urdir.model.errors import UnsupportedError
 
@@ -36,6 +37,29 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_model(parser)
     parser.add_argument("-a", "--alias", metavar="NAME", help="name of the model for clients")
     options.add_device(parser)
+    memory = parser.add_argument_group(
+        "how many at once",
+        "Without -c a prompt with its answer has the model's context, 32768 tokens at most.",
+    )
+    memory.add_argument(
+        *("-np", "--parallel"),
+        type=values.whole_number(1, 256),
+        metavar="N",
+        help="most answers that are written at once (256; 8 on the emulator)",
+    )
+    memory.add_argument(
+        *("-ctk", "--cache-type-k"),
+        choices=("f32", "f16", "bf16", "q8_0"),
+        default="f16",
+        help="type of keys and values in the cache (f16)",
+    )
+    memory.add_argument(
+        "--gpu-memory-share",
+        type=values.real_number(0.1, 1.0),
+        default=0.9,
+        metavar="X",
+        help="of the memory that is free: for weights and cache (0.9)",
+    )
     group = parser.add_argument_group("who may ask")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     group.add_argument(
@@ -66,14 +90,14 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    access = _access(args)
-    args.model = options.one_model(args)
     try:
         from urdir.model.serve.server import listen, serve
     except ImportError as error:
         raise UnsupportedError(f"{error}: pip install 'urdir[serve]'") from None
     from urdir.model.serve.limits import Limits
 
+    access = _access(args)
+    args.model = options.one_model(args)
     with listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
         service = open_service(args)
@@ -85,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
                 f"http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends)",
                 file=sys.stderr,
             )
+            if access.hosts is None and not access.api_keys:
+                print("anyone who reaches this address may ask (--api-key)", file=sys.stderr)
 
         serve(service, listener, access, Limits(), greet)
     return 0
@@ -92,7 +118,22 @@ def run(args: argparse.Namespace) -> int:
 
 def open_service(args: argparse.Namespace) -> AsyncService:
     """The engine with its scheduler, as the flags say."""
-    raise UnsupportedError("no service yet")
+    from urdir.model.engine.async_service import AsyncService as EngineService
+    from urdir.model.serve.served_model import EngineModel
+
+    engine = open_engine(
+        args,
+        args.model,
+        args.ctx_size,
+        kv_dtype=args.cache_type_k,
+        sequences=args.parallel,
+        memory_share=args.gpu_memory_share,
+        text=True,
+    )
+    pools = engine.session.parts.cache.pools
+    tokens = min(pool.pages * pool.page_len for pool in pools)
+    print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
+    return EngineService(engine, lambda service: EngineModel(engine, args.alias, service))
 
 
 def _access(args: argparse.Namespace) -> Access:
@@ -108,7 +149,13 @@ def _access(args: argparse.Namespace) -> Access:
             raise UsageError(f"--api-key-file {args.api_key_file}: it has no keys")
     if not all(keys):
         raise UsageError("--api-key is empty: leave it out for no key")
-    names = {name.lower() for name in args.allowed_host}
-    is_local = args.host in _LOOPBACK or args.host in ("::1",) or args.host.startswith("127.")
-    hosts = names | {*_LOOPBACK, args.host} if is_local or names else None
-    return Access(tuple(keys), tuple(args.cors), None if hosts is None else frozenset(hosts))
+    return Access(tuple(keys), tuple(args.cors), _hosts(args))
+
+
+def _hosts(args: argparse.Namespace) -> frozenset[str] | None:
+    """The names under which browsers may know this server; None: any."""
+    is_local = args.host in ("localhost", "::1") or args.host.startswith("127.")
+    if not is_local and not args.allowed_host:
+        return None
+    own = f"[{args.host}]" if ":" in args.host else args.host
+    return frozenset(name.lower() for name in (*_LOOPBACK, own, *args.allowed_host))

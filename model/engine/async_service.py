@@ -7,30 +7,38 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from urdir.model.engine.answer import Item
 from urdir.model.engine.request import Ending, Piece, Request
 from urdir.model.engine.scheduler import Limits
-from urdir.model.engine.service import Item, Metrics, Service
+from urdir.model.engine.service import Metrics, Service
+from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
 
-_Model = TypeVar("_Model")
+_Model = TypeVar("_Model", bound=Owner)
 
 
 class AsyncService(Generic[_Model]):
-    """Answers requests by an engine, which it owns; ``model`` is what its users know of it.
+    """Answers requests by an engine, which it owns; ``model``, what its users know of it, is made
+    by ``describe`` and closed at the end.
 
     To be used and closed in one event loop.
     """
 
-    def __init__(self, engine: Engine, model: _Model, limits: Limits | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        engine: Engine,
+        describe: Callable[[Service], _Model],
+        limits: Limits | None = None,
+    ) -> None:
         self._engine = engine
         self._loop: asyncio.AbstractEventLoop | None = None  # of those who wait for answers
         self._open = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._service = Service(engine, engine.tokenizer, limits, self._post)
+        self.model = describe(self._service)
 
     async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
         """Pieces, and an ending last; closing it cancels the request.
@@ -68,6 +76,7 @@ class AsyncService(Generic[_Model]):
     async def close(self) -> None:
         """End what runs, free the device; closing twice does nothing."""
         await asyncio.to_thread(self._service.close)
+        self.model.close()
         self._engine.close()
 
     def _post(self, work: Callable[[], None]) -> None:

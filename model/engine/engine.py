@@ -35,19 +35,24 @@ if TYPE_CHECKING:
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 DEFAULT_CONTEXT = 4096
+#: The same for many users, who share the memory: a sequence takes what it has.
+LONG_CONTEXT = 32768
+#: Sequences, and tokens of a page, for many users.
+SEQUENCES, EMULATED_SEQUENCES, PAGE_LEN = 256, 8, 64
 #: Above this the emulator says beforehand how slow it will be.
 LARGE_MODEL_BYTES = 100_000_000
 #: Weight bytes that the emulator gets through in a second, on two cores (measured with the demo).
 EMULATOR_BYTES_PER_SECOND = 25_000_000
 
 
-def chosen_context(config: Config, context: int | None) -> int:
+def chosen_context(config: Config, context: int | None, most: int = DEFAULT_CONTEXT) -> int:
     """Tokens of context: as many as are asked for, 0 being as many as the model takes; the smaller
-    of the model's and 4096 where none are asked for. SettingsError for more than the model's."""
+    of the model's and ``most`` where none are asked for. SettingsError for more than the
+    model's."""
     from urdir.model.memory.budget import check_context
 
     if context is None:
-        return min(DEFAULT_CONTEXT, config.context_length)
+        return min(most, config.context_length)
     check_context(config, context or config.context_length)
     return context or config.context_length
 
@@ -92,7 +97,8 @@ class Engine(Owner):
         context: int | None = None,
         kv_dtype: KvDtype = "f16",
         exact: bool = False,
-        sequences: int = 1,
+        sequences: int | None = 1,
+        memory_share: float = 0.0,
         page_len: int = 0,
         pages: int | None = None,
         chunk: int | None = None,
@@ -109,31 +115,39 @@ class Engine(Owner):
         it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
         ``context`` defaults to the smaller of the model's and 4096 tokens, 0 is the model's. The
         cache stores ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a
-        prompt (2048) are processed at once, fewer where memory is short. With ``text`` a thread of
-        its own builds the tokeniser. ``meanwhile`` is called while the weights are loaded, with an
-        engine that must run nothing yet: for `Session.prepare`. ``cache_folder`` keeps compiled
-        kernels: "user" is the user's (`user_cache_folder`), None keeps none. ``ptx_files`` are
-        folders of edited PTX to use and of PTX to write. ``observer`` looks at every step. No
-        variable of the environment is read. The file is checked whole, and the memory it needs
-        against what is free, before anything is allocated. Raises ModelError, and DriverError for a
-        device that is absent or fails; nothing stays open then, and no thread runs.
+        prompt (2048) are processed at once, fewer where memory is short. A ``memory_share`` of what
+        is free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`)
+        as fit it; ``sequences`` (None) then are `SEQUENCES`, and the context up to `LONG_CONTEXT`.
+        With ``text`` a thread of its own builds the tokeniser. ``meanwhile`` is called while the
+        weights are loaded, with an engine that must run nothing yet: for `Session.prepare`.
+        ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None
+        keeps none. ``ptx_files`` are folders of edited PTX to use and of PTX to write. ``observer``
+        looks at every step. No variable of the environment is read. The file is checked whole, and
+        the memory it needs against what is free, before anything is allocated. Raises ModelError,
+        and DriverError for a device that is absent or fails; nothing stays open then, and no thread
+        runs.
         """
         with Opening(lambda: _open_device(device, cache_folder, ptx_files)) as opening:
             # imported while the device is opened
             from urdir.model.engine.session import Session
             from urdir.model.families.description import Config
             from urdir.model.memory.buckets import MOST_CHUNK
-            from urdir.model.memory.budget import SessionBudget, fitting_budget
+            from urdir.model.memory.budget import SessionBudget, fitting_budget, most_pages
             from urdir.model.memory.weights import Weights
 
             with opening.timed("file"):
                 gguf = opening.own(_open_file(path, quantize))
                 config = Config.from_gguf(gguf)
-            context = chosen_context(config, context)
+            most = LONG_CONTEXT if memory_share else DEFAULT_CONTEXT
+            context = chosen_context(config, context, most)
             config = config.at_context(context)
             reading = opening.read_tokenizer(gguf) if text else None
             opened = opening.device()
             _announce(opened, gguf)
+            if sequences is None:
+                sequences = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
+            if memory_share and not page_len:
+                page_len = PAGE_LEN
             session_budget = partial(
                 SessionBudget.of,
                 config,
@@ -143,13 +157,14 @@ class Engine(Owner):
                 exact=exact,
                 sequences=sequences,
                 page_len=page_len,
-                pages=pages,
             )
+            if memory_share and pages is None:
+                pages = most_pages(gguf, config, opened, session_budget, memory_share)
             budget = fitting_budget(
                 gguf,
                 config,
                 opened,
-                lambda rows: session_budget(chunk=rows),
+                lambda rows: session_budget(chunk=rows, pages=pages),
                 chunk or MOST_CHUNK,
             )
             weights = opening.own(Weights(gguf, config, opened))

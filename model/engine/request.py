@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import GREEDY, Finish
 from urdir.model.errors import ModelError, SettingsError
+from urdir.model.text.constraints import Constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,34 +15,28 @@ class Request:
     """One answer that is wanted to ``prompt``, its token ids.
 
     It ends after ``limit`` tokens (None: when the context is full), at an end token of the model
-    (not before ``min_tokens`` others, or never with ``ignore_end``), or where its text has one of
-    ``stops``. A ``constraint`` says which tokens may come next, from those before: each step waits
-    for the token of the last one then. Raises ModelError for an empty prompt, SettingsError.
+    (never with ``ignore_end``), or where its text has one of ``stops``. The text has those control
+    tokens that are ``shown``. A ``constraint`` says which tokens may come next, from those before:
+    each step waits for the token of the last one then. Raises ModelError for an empty prompt,
+    SettingsError.
     """
 
     prompt: tuple[int, ...]
     settings: SamplingSettings = GREEDY
     limit: int | None = None
-    min_tokens: int = 0
     stops: tuple[str, ...] = ()
     ignore_end: bool = False
-    constraint: object | None = None
+    constraint: Constraint | None = None
+    shown: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ModelError("an empty prompt: there is nothing to answer")
         if self.limit is not None and self.limit < 1:
             raise SettingsError(f"a limit of {self.limit} tokens: expected 1 or more")
-        if self.min_tokens < 0 or (self.limit is not None and self.min_tokens > self.limit):
-            most = "" if self.limit is None else f" to {self.limit}, the most that are wanted"
-            raise SettingsError(
-                f"at least {self.min_tokens} tokens: expected 0{most or ' or more'}"
-            )
-
-    @property
-    def sampling(self) -> SamplingSettings:
-        """The settings, with the end tokens that they are to hold back."""
-        return replace(self.settings, min_tokens=max(self.min_tokens, self.settings.min_tokens))
+        least = self.settings.min_tokens
+        if self.limit is not None and least > self.limit:
+            raise SettingsError(f"at least {least} tokens of {self.limit} that are wanted")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from urdir.driver.context import close_all
 from urdir.model.memory.device_state import MAILBOX_SLOTS
 from urdir.model.owner import Owner
 
@@ -75,5 +76,4 @@ class RunAhead(Owner):
 
     def close(self) -> None:
         """Free the events; closing twice does nothing."""
-        for event in self._events:
-            event.close()
+        close_all(self._events)

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from urdir.driver import execute
+from urdir.driver.context import close_all
 from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.batch import StepShape
 from urdir.model.engine.step import building
@@ -123,8 +124,8 @@ class Steps(Owner):
 
     def close(self) -> None:
         """Free the graphs; closing twice does nothing."""
-        for graph in self._graphs.values():
-            graph.close()
+        graphs = [*self._graphs.values()]
         self._graphs.clear()
         self._begun.clear()
         self._bound.clear()
+        close_all(graphs)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import ceil
@@ -127,8 +128,11 @@ class Scheduler:
         # Both in the order that requests came. Every running one is older than all that wait.
         self._running: dict[int, Task] = {}
         self._waiting: deque[Task] = deque()
+        # The last one given back is taken first. Requests are set back the youngest first, and
+        # admitted again the oldest first, so that none takes the slot of another whose tokens under
+        # way are still to be read.
         self._slots = list(reversed(range(slots)))
-        self._is_short = False  # of pages: none is admitted until a request gives some back
+        self._is_short = False  # of pages: none is admitted until a request ends
 
     @property
     def queued(self) -> int:
@@ -194,7 +198,8 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step; None where there is nothing to do, or all waits for tokens.
 
-        256 answers take 0.1 ms, and 0.2 ms where each of them reserves pages (one Xeon core).
+        256 answers take 0.04 ms, some of them reserving room in every step, and `chosen` takes
+        0.12 ms (medians on one core of a cloud Xeon, CPython 3.11).
         """
         rows = self._decode_rows()
         budget = self.limits.mixed_rows if rows else self.limits.prompt_rows
@@ -262,14 +267,15 @@ class Scheduler:
         """Reserve room for the next tokens of an answer, taking it from younger requests if need
         be; False where the answer itself was set back."""
         ahead = self.limits.ahead
-        ahead -= (task.stored + task.slot) % ahead  # or equal answers would all reserve at once
-        ends = (min(task.stored + ahead, task.end), task.stored + 1)
+        ahead -= (task.stored + task.slot) % ahead  # equal answers take turns in reserving
+        end = min(task.stored + ahead, task.end)
         while True:
-            for end in ends:
-                try:
-                    task.room = self._storage.reserve(task.slot, task.stored, end)
-                except ContextFullError:
-                    continue
+            with suppress(ContextFullError):
+                self._storage.reserve(task.slot, task.stored, end)
+                task.room = end
+                return True
+            with suppress(ContextFullError):
+                task.room = self._storage.reserve(task.slot, task.stored, task.stored + 1)
                 return True
             youngest = next(reversed(self._running.values()))
             self._set_back(youngest)
@@ -344,7 +350,6 @@ class Scheduler:
         """Take slot and pages from a request. Its tokens under way are still read."""
         self._release(task)
         self._waiting.appendleft(task)
-        self._is_short = True
         self.counts.set_back += 1
 
     def _release(self, task: Task) -> None:

@@ -154,6 +154,11 @@ class Sequence:
         self.length = min(self.length, max(self.known - 1, 0))
         return True
 
+    def rewind(self, length: int) -> None:
+        """The tokens from ``length`` on are pending again."""
+        assert length <= self.length
+        self.length = length
+
     def truncate(self, length: int) -> None:
         """Forget every token from ``length`` on."""
         self.check_truncate(length)

@@ -15,43 +15,31 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from urdir.driver.errors import CudaError, DriverError
+from urdir.model.engine.answer import Answer, Item
 from urdir.model.engine.batch import Output
 from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
 from urdir.model.engine.scheduler import Limits, Scheduler
 from urdir.model.engine.sequence import Finish
 from urdir.model.engine.step_plan import Outcome, StepPlan
-from urdir.model.errors import BusyError, ModelError
+from urdir.model.errors import BusyError, ConstraintError, ModelError, UnsupportedError
 from urdir.model.owner import Owner
-from urdir.model.text.text_stream import TextStream
 from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
 if TYPE_CHECKING:
     from urdir.driver.stream import Event
     from urdir.model.engine.engine import Engine
+    from urdir.model.text.matcher import ConstraintCompiler, Mask
     from urdir.model.text.tokenizer import Tokenizer
 
-#: What comes out of a request: pieces, and last an ending or what went wrong.
-Item = Piece | Ending | Exception
 #: Steps that are queued before the first of them is read.
 _AHEAD = 2
-
-
-class Answer:
-    """A request under way. ``deliver`` gets its items, in the service's thread."""
-
-    def __init__(
-        self, request: Request, text: TextStream | None, deliver: Callable[[Item], None]
-    ) -> None:
-        self.request = request
-        self.text = text
-        self.deliver = deliver
-        self.number = 0  # of the scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +73,11 @@ class Service(Owner):
         limits: Limits | None = None,
         post: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
+        if engine.session.is_recurrent:
+            raise UnsupportedError(
+                "many requests at once are not there yet for models with recurrent layers: "
+                "urdir run and chat serve one"
+            )
         self.engine = engine
         self._tokenizer = tokenizer
         self._session = session = engine.session
@@ -111,11 +104,26 @@ class Service(Owner):
 
     def submit(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
         """Ask. Items come through ``deliver``: a BusyError, ContextFullError or another error where
-        the request is not taken or fails, which then ends it. Raises SettingsError."""
-        text = TextStream(self._tokenizer, request.stops) if self._tokenizer else None
-        answer = Answer(request, text, deliver)
+        the request is not taken or fails, which then ends it. Raises SettingsError, and
+        ConstraintError for a constraint that cannot be compiled, which may take a second."""
+        matcher = None
+        if request.constraint is not None:
+            matcher = self.compiler.matcher(request.constraint)
+            # nothing but an end may come once the text is whole
+            request = replace(request, settings=replace(request.settings, min_tokens=0))
+        answer = Answer(request, self._tokenizer, matcher, deliver)
         self._inbox.put(lambda: self._add(answer))
         return answer
+
+    @cached_property
+    def compiler(self) -> ConstraintCompiler:
+        """Of constraints; made when first asked for, in a second or two. Raises ModelError where
+        the extra is missing."""
+        from urdir.model.text.matcher import ConstraintCompiler
+
+        if self._tokenizer is None:
+            raise ModelError("constrained output needs a vocabulary: the file has none")
+        return ConstraintCompiler(self._tokenizer)
 
     def cancel(self, answer: Answer) -> None:
         """End a request, if it has not ended: nothing more of it is delivered."""
@@ -188,13 +196,29 @@ class Service(Owner):
             request = self._answers[number].request
             ends = () if request.ignore_end else self._end_ids
             state.write_tokens(slot, 0, self._scheduler.tokens(number))
-            state.write_sampling(slot, request.sampling.words(len(request.prompt), ends))
-        output = Output.of(*(self._answers[n].request.sampling for n in plan.choosers))
+            state.write_sampling(slot, request.settings.words(len(request.prompt), ends))
+        answers = [self._answers[number] for number in plan.choosers]
+        output = Output.NONE
+        for wanted in (Output.GREEDY, Output.SAMPLE, Output.LOGPROBS):
+            output = wanted if any(a.output is wanted for a in answers) else output
         shape = session.shapes.of_batch(plan.batch, plan.longest, output)
         event = self._events[self._scheduler.counts.steps % _AHEAD]
-        session.queue.launch(shape, plan.batch, plan.positions)
+        session.queue.launch(shape, plan.batch, plan.positions, self._masks(plan, answers))
         session.record(event)
         self._steps.append((plan, event))
+
+    def _masks(self, plan: StepPlan, answers: Sequence[Answer]) -> dict[int, Mask]:
+        """The tokens that may come, by sequence, of answers with a constraint."""
+        vocab = self._session.parts.config.vocab_size
+        masks: dict[int, Mask] = {}
+        for sequence, answer in zip(plan.batch.choosing, answers, strict=True):
+            try:
+                mask = answer.mask(vocab)
+            except ConstraintError as error:
+                self._end(answer, error)
+            else:
+                masks |= {} if mask is None else {sequence: mask}
+        return masks
 
     def _read(self) -> None:
         """Wait for the oldest step, and take its tokens."""
@@ -205,11 +229,14 @@ class Service(Owner):
         tokens = [chosen(sequence, position) for sequence, position in plan.places]
         for number, (sequence, _), token in zip(plan.choosers, plan.places, tokens, strict=True):
             if token == INVALID_TOKEN and number in self._answers:
-                self._scheduler.cancel(number)
-                error = self._session.no_choice(sequence)
-                self._items.append((self._answers.pop(number), error))
+                self._end(self._answers[number], self._session.no_choice(sequence))
+        places = plan.places
         for outcome in self._scheduler.chosen(plan, tokens):
-            self._tell(outcome, self._choice(outcome, *plan.places[outcome.row]))
+            choice = self._choice(outcome, *places[outcome.row])
+            try:
+                self._tell(outcome, choice)
+            except ConstraintError as error:
+                self._end(self._answers[outcome.request], error)
 
     def _choice(self, outcome: Outcome, sequence: int, position: int) -> TokenChoice:
         """What is known of a token that was chosen after the one at ``position``."""
@@ -223,14 +250,13 @@ class Service(Owner):
         """Turn a token into text, and the end of an answer into its ending."""
         answer, ending = self._answers[outcome.request], outcome.ending
         choices: tuple[TokenChoice, ...] = ()
-        text, stream = "", answer.text
+        text = ""
         if ending is None or ending.finish is not Finish.END:
-            choices = (choice,)
-            text = stream.push(outcome.token) if stream else ""
-            if stream and stream.stopped_by is not None:
-                ending = self._stopped(answer, ending, stream.stopped_by)
+            choices, text = (choice,), answer.push(choice)
+            if answer.stopped_by is not None:
+                ending = self._stopped(answer, ending, answer.stopped_by)
         if ending is not None:
-            text += stream.finish() if stream else ""
+            text += answer.finish()
             del self._answers[outcome.request]
         if text or choices:
             self._items.append((answer, Piece(text, choices)))
@@ -267,6 +293,12 @@ class Service(Owner):
             self._scheduler.cancel(answer.number)
         self._items = [item for item in self._items if item[0] is not answer]
 
+    def _end(self, answer: Answer, error: Exception) -> None:
+        """A request fails by itself."""
+        del self._answers[answer.number]
+        self._scheduler.cancel(answer.number)
+        self._items.append((answer, error))
+
     def _fail(self, error: Exception) -> None:
         """A step failed: its requests end, or all of them where the device is lost."""
         failed = set(self._answers)
@@ -275,8 +307,7 @@ class Service(Owner):
             self._lost = DeviceLostError(f"the device is lost, open the model again: {error}")
             self._steps.clear()
         for number in failed:
-            self._scheduler.cancel(number)
-            self._items.append((self._answers.pop(number), self._lost or error))
+            self._end(self._answers[number], self._lost or error)
         self._session.queue.forget_rows()
 
     def _hand_over(self) -> None:

@@ -24,6 +24,7 @@ from urdir.model.memory.buckets import MOST_CHUNK
 from urdir.model.memory.budget import SessionBudget, check_context
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.kv_cache import KvCache
+from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import ZEROED
 from urdir.model.owner import Owner
@@ -84,6 +85,9 @@ class Session(Owner):
         with ExitStack() as owners:
             self._stream = owners.enter_context(device.create_stream())
             cache = owners.enter_context(KvCache(device, budget.cache, self._stream))
+            self._recurrent = owners.enter_context(
+                RecurrentState(device, budget.recurrent, self._stream)
+            )
             state = owners.enter_context(DecodeState(device, budget.state, self._stream))
             work = owners.enter_context(device.arena(budget.workspace, "workspace"))
             for name in ZEROED & work.keys():
@@ -96,6 +100,7 @@ class Session(Owner):
                 state=state,
                 work=work,
                 exact=exact,
+                recurrent=self._recurrent,
             )
             self.ahead = owners.enter_context(RunAhead(device, self._stream))
             self.steps = owners.enter_context(Steps(self.parts, observer))
@@ -170,10 +175,13 @@ class Session(Owner):
     def _process(self, sequence: Sequence, end: int) -> None:
         """Queue prompt steps without an output until no token before ``end`` is pending: one more
         chunk may be, where ``end`` is not the last token."""
+        if sequence.length >= end:
+            return
         while sequence.length < end:
             shape, stop = self.shapes.prompt(sequence.length, sequence.last)
             segment = Segment(sequence.slot, sequence.length, stop)
             self._launch(shape, Batch((), (segment,)))
+        self._recurrent.keep(sequence.slot, sequence.length)
 
     def prepare(self, tokens: int, output: Output) -> None:
         """Record the graphs that one sequence needs for a prompt of so many tokens and for the
@@ -202,7 +210,7 @@ class Session(Owner):
         answering, vocab = self.sequences[sequence], self.parts.config.vocab_size
         for token, _ in settings.logit_bias:
             if token >= vocab:
-                raise ModelError(f"--logit-bias {token}: the vocabulary has {vocab} tokens")
+                raise ModelError(f"logit_bias of token {token}: the vocabulary has {vocab} tokens")
         answering.settings = settings
         answering.begin_answer(stop or StopConditions())
         words = settings.words(answering.answer_at, answering.stop.end_ids)
@@ -273,9 +281,14 @@ class Session(Owner):
         return DecodeStream(self, output, sequences, most).tokens()
 
     def kept(self, length: int, sequence: int = 0) -> int:
-        """How many of the first ``length`` tokens `truncate` can leave: all of them, or none where
-        layers with a window no longer hold what the next token looks back on."""
-        return self.parts.cache.kept(self.sequences[sequence].slot, length)
+        """How many of the first ``length`` tokens `truncate` can leave: all of them; none where
+        layers with a window no longer hold what the next token looks back on; with recurrent
+        layers, as many as there is a state of, which is kept after each prompt."""
+        return self._kept(self.sequences[sequence], length)
+
+    def _kept(self, sequence: Sequence, length: int) -> int:
+        state = self._recurrent.kept(sequence.slot, length, sequence.length)
+        return self.parts.cache.kept(sequence.slot, state)
 
     def truncate(self, length: int, sequence: int = 0) -> None:
         """Forget every token of a sequence from ``length`` on; nothing is pending then.
@@ -285,6 +298,8 @@ class Session(Owner):
         cut = self.sequences[sequence]
         self._process(cut, min(length, cut.last))
         cut.check_truncate(length)
+        if self.parts.cache.kept(cut.slot, length) == length:
+            self._recurrent.truncate(cut.slot, length, cut.length)
         self.parts.cache.truncate(cut.slot, length)
         self.parts.state.write_known(cut.slot, length)
         cut.truncate(length)
@@ -292,13 +307,20 @@ class Session(Owner):
 
     def undo_unread(self, sequence: int) -> None:
         """Forget the steps of a sequence whose tokens were not read; the last one that was read is
-        pending then. Caches have room for so many steps more than layers look back on.
+        pending then. Caches have room for so many steps more than layers look back on. With
+        recurrent layers more is pending: what came after the state that is kept.
         """
         undone = self.sequences[sequence]
+        reached = undone.length
         if undone.forget_unread():
-            self.parts.cache.truncate(undone.slot, undone.length)
+            state = self._recurrent.kept(undone.slot, undone.length, reached)
+            length = self.parts.cache.kept(undone.slot, state)
+            self.parts.cache.truncate(undone.slot, length)
+            self._recurrent.truncate(undone.slot, length, reached)
             self.parts.state.write_known(undone.slot, undone.known)
+            undone.rewind(length)
             self.queue.forget_rows()
+            self._process(undone, undone.known - self.shapes.chunks[-1])
 
     def fork(self, source: int, target: int) -> None:
         """Make ``target`` a copy of ``source``, its pending token included."""
@@ -306,6 +328,7 @@ class Session(Owner):
         original.check_read()
         self._process(original, original.last)
         self.parts.cache.fork(source, target, original.length)
+        self._recurrent.fork(source, target, original.length)
         self.parts.state.copy_tokens(source, target, original.known)
         self.sequences[target].copy(original)
         self.queue.forget_rows()
@@ -351,6 +374,7 @@ class Session(Owner):
             self.parts.cache.reserve(s.slot, s.length, s.last + shape.steps)
         if (segment := self._segment(sequences)) is not None:
             self._launch(shape, Batch((), (segment,)))
+            self._recurrent.keep(segment.sequence, segment.end)
             return
         for slot in sequences:
             self._process(self.sequences[slot], self.sequences[slot].last)
@@ -365,6 +389,8 @@ class Session(Owner):
         Raises ContextFullError when the cache has no room, ModelError, DriverError; nothing was
         queued then.
         """
+        if self.is_recurrent and batch.segments:
+            raise ModelError("prompts of a model with recurrent layers are steps of their own")
         ends = {slot: self.sequences[slot].last + 1 for slot in batch.decode}
         ends |= {segment.sequence: segment.end for segment in batch.segments}
         for slot, end in ends.items():
@@ -382,6 +408,11 @@ class Session(Owner):
                 self.sequences[segment.sequence].process(segment.end)
         for slot in batch.choosing:
             self.sequences[slot].step(shape.steps, shape.output.is_token)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layers keep a state of each sequence instead of keys and values."""
+        return bool(self._recurrent.shape.layers)
 
     def record(self, event: Event) -> None:
         """Mark the point behind all steps that are queued."""

@@ -53,7 +53,8 @@ class Task:
     def finish(self, end_ids: frozenset[int], context: int) -> Finish | None:
         """Why the answer ends by its last token; None where it goes on."""
         request, answered = self.request, self.answered
-        if self.tokens[-1] in end_ids and not request.ignore_end and answered > request.min_tokens:
+        is_end = self.tokens[-1] in end_ids and not request.ignore_end
+        if is_end and answered > request.settings.min_tokens:
             return Finish.END
         if request.limit is not None and answered >= request.limit:
             return Finish.LENGTH

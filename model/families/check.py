@@ -56,6 +56,11 @@ def _is_within(reference: Stored) -> bool:
     """Whether a part lies within its tensor: several sizes of the metadata decide where it ends."""
     if isinstance(reference, StoredMatrix):
         return reference.first + reference.each <= reference.period
+    if reference.period:
+        return (
+            reference.first + reference.each <= reference.period
+            and math.prod(reference.shape) % reference.period == 0
+        )
     return reference.first + reference.size // reference.repeat <= math.prod(reference.shape)
 
 

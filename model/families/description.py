@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from urdir.model.families.recurrent import Recurrence, Recurrent, Selective, ShortConv
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
@@ -49,6 +50,26 @@ class OutputGate:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Heads that share one vector l = norm(``down`` x) (MLA, arXiv 2405.04434), in the absorbed
+    form: l is the value, and the one key beside a part that rotates. That part comes first, and
+    `Attention` has its products.
+
+    Queries are made of x, or of ``q_norm`` (``q_down`` x). Their parts that stand still (heads,
+    still) are ``q_still``; ``absorb`` (heads * latent, still) makes each head's fit for l.
+    ``expand`` (heads * value, latent) makes each head's values of its result.
+    """
+
+    down: Linear
+    norm: Normalization
+    q_still: Linear
+    absorb: Linear
+    expand: Linear
+    q_down: Linear | None = None
+    q_norm: Normalization | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Causal softmax attention (GQA), scores scale * q . k.
 
@@ -56,7 +77,8 @@ class Attention:
     ``chunk`` on (0: none). ``softcap`` c > 0 turns scores s into c * tanh(s / c). ``sinks``
     (heads,) are one more logit each, without a value. ``max_bias`` > 0 adds ALiBi (Press et al.
     2021, arXiv 2108.12409). Without ``v`` the product of ``k`` is K and V; without both, the cache
-    of layer ``shares_cache_of`` is used. Products are kept within +- ``clamp``.
+    of layer ``shares_cache_of`` is used. Products are kept within +- ``clamp``. With a ``latent``
+    q and k are the parts that rotate.
     """
 
     heads: int  # of queries
@@ -81,6 +103,7 @@ class Attention:
     gate: OutputGate | None = None
     value_scale: float = 1.0  # of the result
     shares_cache_of: int | None = None
+    latent: Latent | None = None
 
     @property
     def scores(self) -> Scores:
@@ -214,7 +237,7 @@ class Mixture:
 
 
 #: The last two: a matrix alone (Deci), f(x) without any matrix (Refact).
-Network = Attention | Dense | Mixture | Linear | Activation
+Network = Attention | ShortConv | Recurrence | Selective | Dense | Mixture | Linear | Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +307,11 @@ class LayerConfig:
     def attention(self) -> Attention | None:
         """Its attention, if it has any."""
         return next((n for n in self.networks if isinstance(n, Attention)), None)
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """Its mixer with a state, if it has one."""
+        return next((n for n in self.networks if isinstance(n, Recurrent)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +386,11 @@ class Config:
     def attentions(self) -> tuple[Attention, ...]:
         """The attention of every layer that has one."""
         return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def recurrents(self) -> tuple[Recurrent, ...]:
+        """The mixer with a state of every layer that has one."""
+        return tuple(layer.recurrent for layer in self.layers if layer.recurrent is not None)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

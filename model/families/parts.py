@@ -64,7 +64,8 @@ def heads(file: Reader, layer: int) -> tuple[int, int]:
 def head_dims(file: Reader, windowed: bool = False) -> tuple[int, int]:
     """Values of a head of keys and of one of values; ``windowed`` layers may have others
     (attention.key_length_swa, value_length_swa)."""
-    default = file.hidden // file.size_at("attention.head_count", 0)
+    layers = file.by_layer("attention.head_count", int)  # 0 where a layer has no attention
+    default = file.hidden // max(1, next((count for count in layers if count > 0), 1))
     dims = [file.size(f"attention.{kind}_length", default) for kind in ("key", "value")]
     if windowed:
         keys, values = ("attention.key_length_swa", "attention.value_length_swa")

@@ -7,11 +7,12 @@ the tensors that tell the family which optional parts there are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,31 @@ _GEMMA3 = {
     "rope.scaling.factor": 8.0,
     **_SMALL_EPS,
 }
+
+#: Linear attention of Qwen3-Next and Qwen 3.5: https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct
+_DELTA = {
+    **_turns(1e7),
+    **_SMALL_EPS,
+    "context_length": 262144,
+    "rope.dimension_count": 64,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 4096,
+    "ssm.state_size": 128,
+    "ssm.time_step_rank": 32,
+    "ssm.group_count": 16,
+}
+_QWEN35 = {**_DELTA, "rope.dimension_sections": np.array([11, 11, 10, 0])}
+
+
+def _of_layers(count: int, places: Sequence[int], value: int) -> npt.NDArray[np.int32]:
+    """A number for each of so many layers: ``value`` at some of them, else 0."""
+    numbers = np.zeros(count, np.int32)
+    numbers[list(places)] = value
+    return numbers
+
+
+#: Layers of https://huggingface.co/nvidia/Nemotron-H-8B-Base-8K: Mamba-2, networks, attention.
+_NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 
 SHAPES = {
     "llama-3.2-1b": Shape("llama", 16, 2048, 32, 8, 64, 8192, 128256, True, _turns(5e5)),
@@ -233,5 +259,113 @@ SHAPES = {
         *("gpt2", 48, 1600, 25, 25, 64, 6400, 50257, True),
         {**_LAYER_NORM, "context_length": 1024, "rope.dimension_count": None},
         ("attn_qkv.weight",),
+    ),
+    "qwen3-next-80b-a3b": Shape(
+        *("qwen3next", 48, 2048, 16, 2, 256, 5120, 151936, False),
+        {
+            **_DELTA,
+            "expert_count": 512,
+            "expert_used_count": 10,
+            "expert_feed_forward_length": 512,
+            "expert_shared_feed_forward_length": 512,
+        },
+        ("ffn_gate_shexp.weight",),
+    ),
+    "qwen3.5-35b-a3b": Shape(
+        *("qwen35moe", 40, 2048, 16, 2, 256, 5120, 248320, False),
+        {
+            **_QWEN35,
+            "expert_count": 256,
+            "expert_used_count": 8,
+            "expert_feed_forward_length": 512,
+            "expert_shared_feed_forward_length": 512,
+        },
+        ("ffn_gate_shexp.weight",),
+    ),
+    "qwen3.5-4b": Shape("qwen35", 32, 2560, 16, 4, 256, 9216, 248320, True, _QWEN35),
+    "lfm2-8b-a1b": Shape(
+        *("lfm2moe", 24, 2048, 32, 8, 64, 7168, 65536, True),
+        {
+            **_turns(1e6),
+            "context_length": 128000,
+            "shortconv.l_cache": 3,
+            "attention.head_count_kv": _of_layers(24, (2, 6, 10, 14, 18, 21), 8),
+            "leading_dense_block_count": 2,
+            "expert_count": 32,
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 1792,
+            "expert_gating_func": 2,
+        },
+    ),
+    "mamba2-2.7b": Shape(
+        *("mamba2", 64, 2560, 1, 1, 64, 1, 50288, True),
+        {
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 5120,
+            "ssm.state_size": 128,
+            "ssm.time_step_rank": 80,
+            "ssm.group_count": 1,
+        },
+        ("ssm_conv1d.bias",),
+    ),
+    "granite-4.0-h-small": Shape(
+        *("granitehybrid", 40, 4096, 32, 8, 128, 768, 100352, True),
+        {
+            "attention.head_count_kv": _of_layers(40, (5, 15, 25, 35), 8),
+            "rope.scaling.finetuned": False,
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 8192,
+            "ssm.state_size": 128,
+            "ssm.time_step_rank": 128,
+            "ssm.group_count": 1,
+            "expert_count": 72,
+            "expert_used_count": 10,
+            "expert_shared_feed_forward_length": 1536,
+            "embedding_scale": 12.0,
+            "attention.scale": 0.0078125,
+            "residual_scale": 0.22,
+            "logit_scale": 16.0,
+        },
+        ("ffn_gate_exps.weight", "ffn_gate_shexp.weight", "ssm_conv1d.bias"),
+    ),
+    "nemotron-h-8b": Shape(
+        *("nemotron_h", 52, 4096, 32, 8, 128, 21504, 131072, False),
+        {
+            "context_length": 8192,
+            "attention.head_count_kv": _of_layers(
+                52, [i for i, kind in enumerate(_NEMOTRON) if kind == "*"], 8
+            ),
+            "feed_forward_length": _of_layers(
+                52, [i for i, kind in enumerate(_NEMOTRON) if kind == "-"], 21504
+            ),
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 8192,
+            "ssm.state_size": 128,
+            "ssm.time_step_rank": 128,
+            "ssm.group_count": 8,
+        },
+        ("ssm_conv1d.bias",),
+    ),
+    "deepseek-v2-lite": Shape(
+        *("deepseek2", 27, 2048, 16, 1, 192, 10944, 102400, False),
+        {
+            **_turns(10000.0),
+            **_SMALL_EPS,
+            "context_length": 163840,
+            "attention.kv_lora_rank": 512,
+            "attention.key_length_mla": 192,
+            "attention.value_length_mla": 128,
+            "rope.dimension_count": 64,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 40.0,
+            "rope.scaling.original_context_length": 4096,
+            "rope.scaling.yarn_log_multiplier": 0.0707,
+            "leading_dense_block_count": 1,
+            "expert_count": 64,
+            "expert_used_count": 6,
+            "expert_feed_forward_length": 1408,
+            "expert_shared_count": 2,
+        },
+        ("ffn_gate.weight", "ffn_gate_shexp.weight"),
     ),
 }

@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from urdir.ptxgen.kernels.norm import Norm
 
 Shape = tuple[int, ...]
 _T = TypeVar("_T")
+_Number = TypeVar("_Number", bound=np.generic)
 _LAYER = re.compile(r"^blk\.\d+\.")
 
 
@@ -62,22 +66,36 @@ class StoredMatrix:
 @dataclass(frozen=True, slots=True)
 class StoredVector:
     """Values of the tensor ``name`` of that ``shape`` from ``first`` on, ``size`` in all: each is
-    there ``repeat`` times."""
+    there ``repeat`` times. With a ``period`` they are ``each`` values of every so many, as in
+    `StoredMatrix`."""
 
     name: str
     shape: Shape
     first: int
     size: int
     repeat: int = 1
+    each: int = 0
+    period: int = 0
 
     @classmethod
     def whole(cls, name: str, *shape: int) -> StoredVector:
         """All values of a tensor."""
         return cls(name, shape, 0, math.prod(shape))
 
-    def part(self, first: int, size: int) -> StoredVector:
-        """Some values of it."""
-        return StoredVector(self.name, self.shape, self.first + first, size)
+    def part(self, first: int, size: int, period: int | None = None) -> StoredVector:
+        """Some values of it; with a ``period``, of every so many values of a whole tensor."""
+        if period is None:
+            return StoredVector(self.name, self.shape, self.first + first, size)
+        total = self.size // period * size
+        return StoredVector(self.name, self.shape, first, total, each=size, period=period)
+
+    def of(self, values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+        """The values (size,) of this part, of all values of the tensor."""
+        if self.period:
+            taken = values.reshape(-1, self.period)[:, self.first : self.first + self.each].ravel()
+        else:
+            taken = values.ravel()[self.first : self.first + self.size // self.repeat]
+        return np.repeat(taken, self.repeat)
 
     def repeated(self, times: int) -> StoredVector:
         """Every value so many times."""
@@ -91,9 +109,10 @@ class Linear:
     matrix: StoredMatrix
     bias: StoredVector | None = None
 
-    def part(self, first: int, each: int) -> Linear:
-        """Some rows of it, of a whole tensor."""
-        return Linear(self.matrix.part(first, each), self.bias and self.bias.part(first, each))
+    def part(self, first: int, each: int, period: int | None = None) -> Linear:
+        """Some rows of it (of every ``period`` rows), of a whole tensor."""
+        bias = self.bias and self.bias.part(first, each, period)
+        return Linear(self.matrix.part(first, each, period), bias)
 
     @property
     def rows(self) -> int:

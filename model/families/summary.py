@@ -18,6 +18,7 @@ from urdir.model.families.description import (
     Mixture,
     Network,
 )
+from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, of_any_layer
 from urdir.ptxgen.kernels.activation import Activation
@@ -131,6 +132,12 @@ def _network(network: Network) -> Facts:
     match network:
         case Attention():
             return {"kind": "attention", **_attention(network)}
+        case ShortConv():
+            return {"kind": "short convolution", **_convolution(network.conv)}
+        case Recurrence():
+            return {"kind": _recurrence_kind(network), **_recurrence(network)}
+        case Selective():
+            return {"kind": "selective scan", **_selective(network)}
         case Dense():
             return {"kind": "feed-forward", **_dense(network)}
         case Mixture():
@@ -167,6 +174,37 @@ def _attention(of: Attention) -> Facts:
         gate=of.gate and of.gate.activation,
         value_scale=_other_than(of.value_scale, 1.0),
         cache_of_layer=of.shares_cache_of,
+        latent_vector=of.latent and of.latent.down.rows,
+    )
+
+
+def _convolution(of: Convolution) -> Facts:
+    return _known(channels=of.channels, taps=of.taps, bias=of.bias is not None)
+
+
+def _recurrence_kind(of: Recurrence) -> str:
+    return "state space" if of.beta is None else "gated delta rule"
+
+
+def _recurrence(of: Recurrence) -> Facts:
+    return _known(
+        heads=of.heads,
+        key_heads=_other_than(of.key_heads, of.heads),
+        key_dim=of.key_dim,
+        value_dim=_other_than(of.value_dim, of.key_dim),
+        convolution=_convolution(of.conv),
+        norm_of_result=_norm(of.norm),
+        state=sum(of.state.values()),
+    )
+
+
+def _selective(of: Selective) -> Facts:
+    return _known(
+        convolution=_convolution(of.conv),
+        size=of.size,
+        rank=of.low.rows,
+        norm_of_parts=_norm(of.b_norm),
+        state=sum(of.state.values()),
     )
 
 

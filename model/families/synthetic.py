@@ -58,7 +58,8 @@ class SyntheticModel(Owner):
             nbytes = math.prod(stored.shape) // fmt.block * fmt.nbytes
             data: Any
             if not isinstance(stored, StoredMatrix):
-                data = np.ones(stored.shape, np.float32).reshape(-1).view(np.uint8)
+                value = np.float32(-1.0 if name.endswith("ssm_a") else 1.0)  # states decay
+                data = np.full(math.prod(stored.shape), value).view(np.uint8)
             elif name.endswith("ffn_gate_inp.weight"):
                 data = pools.distinct(fmt, math.prod(stored.shape))
             else:

@@ -48,6 +48,14 @@ class StringArray(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.decoded())
 
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest."""
+        if not self._ends:
+            return 0
+        ends = np.frombuffer(self._ends, np.uint64)
+        return int(np.diff(ends, prepend=np.uint64(self._start)).max()) - 8
+
     def decoded(self) -> list[str]:
         """All of them, decoded at one go: each length field becomes a NUL, where they are cut."""
         if not self._ends:
@@ -135,4 +143,6 @@ def _describe(value: object) -> str:
         return f"an array of {len(value)} {value.dtype}"
     if isinstance(value, StringArray):
         return f"an array of {len(value)} strings"
-    return f"{type(value).__name__} {str(value)[:40]!r}"
+    if isinstance(value, list):
+        return f"an array of {len(value)} arrays"
+    return f"{type(value).__name__} {(value if isinstance(value, str) else str(value))[:40]!r}"

@@ -1,4 +1,4 @@
-"""Files in the safetensors format: memory-mapped; no byte of them is trusted.
+"""Files in the safetensors format; no byte of them is trusted.
 
 Format: https://github.com/huggingface/safetensors#format. Little endian:
 
@@ -19,11 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from urdir.model.errors import SafetensorsError
-from urdir.model.files.mapping import map_file
+from urdir.model.files import limits
+from urdir.model.files.open_file import ByteSource, FileBytes, OpenFile, read_whole
 
 #: Bytes of an element. Narrower and wider types exist, in no model that we can run.
 ITEM_NBYTES = {
@@ -31,10 +29,6 @@ ITEM_NBYTES = {
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 INDEX_NAME = "model.safetensors.index.json"
-_MAX_HEADER = 100_000_000  # as the format's own library has it
-_MAX_DIMS = 8
-
-Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +38,14 @@ class StoredTensor:
     name: str
     dtype: str  # as the format spells it
     shape: tuple[int, ...]
-    data: Bytes  # (nbytes,) view of the mapping, read-only
+    data: ByteSource  # (nbytes,) u8; slices are read of the file when they are taken
     file: str  # name of the file, for messages
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """Map ``path``; its tensors by name, in order of their data. Raises SafetensorsError."""
-    buffer = map_file(path, "a safetensors file", SafetensorsError)
-    header, start = _read_header(buffer, path)
+    """The tensors of ``path`` by name, in order of their data. Raises SafetensorsError."""
+    file = OpenFile(path, "a safetensors file", SafetensorsError)
+    header, start = _read_header(file, path)
     metadata = header.pop("__metadata__", None)
     if metadata is not None and not isinstance(metadata, dict):
         raise SafetensorsError(f"{path}: __metadata__ is no object: corrupt file")
@@ -66,31 +60,33 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             what = "overlaps the one before" if begin < position else "leaves a gap before"
             raise SafetensorsError(f"{path}: the data of tensor '{name}' {what} it: corrupt file")
         position = end
-        if start + end > len(buffer):
+        if start + end > len(file):
             raise SafetensorsError(
                 f"{path}: tensor '{name}' ends at byte {start + end:,}, the file at "
-                f"{len(buffer):,}: truncated or corrupt"
+                f"{len(file):,}: truncated or corrupt"
             )
-        data = np.frombuffer(buffer, np.uint8, end - begin, start + begin)
+        data = FileBytes(file, start + begin, start + end)
         tensors[name] = StoredTensor(name, dtype, shape, data, path.name)
-    if start + position != len(buffer):
+    if start + position != len(file):
         raise SafetensorsError(
-            f"{path}: {len(buffer) - start - position:,} bytes belong to no tensor: corrupt file"
+            f"{path}: {len(file) - start - position:,} bytes belong to no tensor: corrupt file"
         )
     return tensors
 
 
-def _read_header(buffer: memoryview, path: Path) -> tuple[dict[str, Any], int]:
+def _read_header(file: OpenFile, path: Path) -> tuple[dict[str, Any], int]:
     """The JSON object, and where the data starts."""
-    if len(buffer) < 8:
-        raise SafetensorsError(f"{path}: {len(buffer)} bytes are no safetensors file")
-    (nbytes,) = struct.unpack_from("<Q", buffer)
-    if nbytes > min(_MAX_HEADER, len(buffer) - 8):
+    if len(file) < 8:
+        raise SafetensorsError(f"{path}: {len(file)} bytes are no safetensors file")
+    (nbytes,) = struct.unpack("<Q", file.read(0, 8).tobytes())
+    if nbytes > len(file) - 8:
         raise SafetensorsError(
-            f"{path}: claims a header of {nbytes:,} bytes, the file has {len(buffer):,}: "
+            f"{path}: claims a header of {nbytes:,} bytes, the file has {len(file):,}: "
             "no safetensors file, or truncated"
         )
-    header = parse_json(bytes(buffer[8 : 8 + nbytes]), f"{path}: the header")
+    limits.SAFETENSORS_HEADER_NBYTES.check(nbytes, str(path), SafetensorsError)
+    header = parse_json(file.read(8, 8 + nbytes).tobytes(), f"{path}: the header")
+    limits.SAFETENSORS_TENSORS.check(len(header), str(path), SafetensorsError)
     return header, 8 + nbytes
 
 
@@ -128,14 +124,14 @@ def _span(name: str, entry: object, path: Path) -> tuple[int, int]:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_NBYTES:
         raise fail(f"has the unknown dtype {str(dtype)[:20]!r}")
-    if not _are_sizes(shape) or len(shape) > _MAX_DIMS or 0 in shape:
-        raise fail(f"has the shape {str(shape)[:60]}")
+    if not _are_sizes(shape) or len(shape) > limits.SAFETENSORS_DIMS.most or 0 in shape:
+        raise fail(f"has the shape {repr(shape)[:60]}")
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise fail(f"has the offsets {str(offsets)[:60]}")
+        raise fail(f"has the offsets {repr(offsets)[:60]}")
     nbytes = math.prod(shape) * ITEM_NBYTES[dtype]
     if offsets[1] - offsets[0] != nbytes:
         raise fail(
-            f"has {offsets[1] - offsets[0]:,} bytes; {dtype} of shape {str(shape)[:60]} has "
+            f"has {offsets[1] - offsets[0]:,} bytes; {dtype} of shape {repr(shape)[:60]} has "
             f"{nbytes:,}"
         )
     return offsets[0], offsets[1]
@@ -168,7 +164,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _read_indexed(folder: Path, index: Path) -> dict[str, StoredTensor]:
-    text = bytes(map_file(index, "an index", SafetensorsError))
+    text = read_whole(index, "an index", limits.JSON_NBYTES, SafetensorsError)
     weight_map = parse_json(text, f"{index}: the file").get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise SafetensorsError(f"{index}: there is no weight_map")

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.errors import SettingsError
+from urdir.model.errors import ModelError, SettingsError
 from urdir.model.files.demo import DEMO, demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.hub import PREFIX, HubName, download
+from urdir.model.foreign import foreign, one_line
 
 if TYPE_CHECKING:
     from urdir.model.files.pretrained.model import SafetensorsModel
@@ -24,6 +25,11 @@ def open_model(
     ``quantize`` is the type that the matrices of such a folder get while they are loaded. Raises
     ModelError.
     """
+    with foreign(one_line(str(source)), ModelError):
+        return _open(source, quantize)
+
+
+def _open(source: str | os.PathLike[str], quantize: str | None) -> Gguf | SafetensorsModel:
     path, name = demo_model() if source == DEMO else Path(source), None
     if str(source).startswith(PREFIX):
         asked = HubName.parse(str(source).removeprefix(PREFIX))

@@ -21,6 +21,7 @@ from urdir.model.families.description import Mixture
 from urdir.model.families.stored import StoredMatrix, StoredVector, stored_in
 from urdir.model.measure.profile import ProfileRow, summarise
 from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.ptxgen.kernels.attention.decode import DecodeAttention
 
 if TYPE_CHECKING:
@@ -101,9 +102,11 @@ def bytes_per_step(
 ) -> int:
     """Bytes a decode step must read: every weight once as stored in the file (the embedding table
     only where it is the output matrix, of a mixture's experts as many as a token uses), and the
-    keys and values that a token of each sequence attends to at ``length``, once.
+    keys and values that a token of each sequence attends to at ``length``, once. The states of
+    recurrent layers are read and written.
     """
-    return weight_bytes(gguf, config) + cache.read_nbytes(length) * sequences
+    states = 2 * RecurrentShape.of(config, sequences).nbytes
+    return weight_bytes(gguf, config) + (cache.read_nbytes(length) + states) * sequences
 
 
 def weight_bytes(gguf: ModelFile, config: Config) -> int:

@@ -16,6 +16,7 @@ from urdir.model.families.description import Config
 from urdir.model.memory.buckets import MOST_CHUNK, chunks_of, row_bucket
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS, StateShape
+from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.model.memory.weights import STAGING_BYTES, weight_sizes
 from urdir.model.memory.workspace import workspace_sizes
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
@@ -40,11 +41,13 @@ def check_context(config: Config, context: int) -> None:
 class SessionBudget:
     """What a session allocates.
 
-    ``cache`` is what the layers' caches look like, ``workspace`` bytes by name, ``state`` what the
-    decode state is made for, ``chunks`` the rows of prompt steps.
+    ``cache`` is what the layers' caches look like, ``recurrent`` what their states do,
+    ``workspace`` bytes by name, ``state`` what the decode state is made for, ``chunks`` the rows of
+    prompt steps.
     """
 
     cache: CacheShape
+    recurrent: RecurrentShape
     chunks: tuple[int, ...]
     state: StateShape
     workspace: Mapping[str, int]
@@ -80,6 +83,7 @@ class SessionBudget:
         )
         return cls(
             cache=cache,
+            recurrent=RecurrentShape.of(config, sequences),
             chunks=chunks,
             state=StateShape(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
             workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
@@ -92,6 +96,7 @@ class MemoryPlan:
 
     weights: int
     kv_cache: int
+    recurrent: int
     workspace: int
     state: int
     staging: int
@@ -102,6 +107,7 @@ class MemoryPlan:
         return cls(
             weights=sum(weight_sizes(gguf, config).values()),
             kv_cache=sum(session.cache.sizes().values()),
+            recurrent=sum(session.recurrent.sizes().values()),
             workspace=sum(session.workspace.values()),
             state=sum(session.state.sizes().values()),
             staging=STAGING_BYTES,
@@ -110,7 +116,8 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """Bytes needed at the fullest moment."""
-        return self.weights + self.kv_cache + self.workspace + self.state + self.staging
+        caches = self.kv_cache + self.recurrent
+        return self.weights + caches + self.workspace + self.state + self.staging
 
     def fits(self, device: Device) -> bool:
         """Whether the device has that much free."""
@@ -127,10 +134,32 @@ class MemoryPlan:
             free, _ = device.memory_info()
             raise ModelError(
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
-                f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, workspace "
-                f"{self.workspace:,}, staging {self.staging:,}), {free:,} available: "
-                "a shorter context or a smaller model needs less"
+                f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
+                f"{self.recurrent:,}, workspace {self.workspace:,}, staging {self.staging:,}), "
+                f"{free:,} available: a shorter context or a smaller model needs less"
             )
+
+
+def most_pages(
+    gguf: ModelFile,
+    config: Config,
+    device: Device,
+    budget: Callable[..., SessionBudget],
+    share: float,
+) -> int:
+    """The most ``pages`` of a ``budget`` for which the model and one session take up to a ``share``
+    of what the device has free; no more than all sequences fill at their longest. Raises ModelError
+    where there is no room for a sequence of the whole context."""
+    whole = budget()  # pages for all sequences at once
+    layout = next(iter(whole.cache.layers.values())).layout
+    most = max(of.layout.pages for of in whole.cache.layers.values())
+    least = most // layout.sequences
+    fixed = MemoryPlan.of(gguf, config, budget(pages=least))
+    each = (MemoryPlan.of(gguf, config, budget(pages=2 * least)).total - fixed.total) / least
+    free = share * device.memory_info()[0] - RESERVE_BYTES - fixed.total
+    if free < 0:
+        fixed.check(device)
+    return max(least, min(most, least + int(free / each)))
 
 
 def fitting_budget(

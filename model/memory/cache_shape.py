@@ -29,8 +29,9 @@ def in_pages(shape: KvLayout, page_len: int, pages: int | None) -> KvLayout:
     if shape.capacity:
         capacity = max(shape.capacity, page_len)
         shape = replace(shape, capacity=capacity if capacity < shape.max_len else 0)
-    if page_len and pages is None:
-        pages = shape.sequences * (shape.places // page_len)
+    whole = shape.sequences * (shape.places // page_len) if page_len else 0
+    if page_len and (pages is None or shape.capacity):
+        pages = min(whole, pages or whole)
     return replace(shape, page_len=page_len, pages=pages or 0)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from urdir.driver.context import close_all
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import IDLE
@@ -51,6 +52,7 @@ class StateShape:
             "sequence": 4 * self.rows,
             "position": 4 * self.rows,
             "output_row": 4 * self.rows,
+            "last_row": 4,
             "step_sequence": 4 * (self.rows + self.chunk),
             "step_position": 4 * (self.rows + self.chunk),
             "sampled": 4 * self.rows,
@@ -73,11 +75,12 @@ class DecodeState(Owner):
     ``tokens`` (sequences, max_len) u32: prompts and answers. ``known`` (sequences,) u32: how many
     of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows that choose a
     token, and what they chose. They are the rows of a step without prompts. All rows of a step with
-    prompts are ``step_sequence``, ``step_position`` (rows + chunk,) u32; those that choose are its
-    rows ``output_row`` (rows,) u32. ``settings`` (sequences, SETTINGS_WORDS) u32: how each
-    sequence's tokens are chosen. Of the rows that choose, those that ``masked`` (rows,) u32 marks
-    may take the tokens whose bits are set in ``masks`` (rows, ceil(vocab / 32)) u32.
-    What is written is queued on ``stream``, behind the steps that are there.
+    prompts are ``step_sequence``, ``step_position`` (rows + chunk,) u32, the last one that is not
+    idle is number ``last_row`` (1,) u32; those that choose are its rows ``output_row`` (rows,) u32.
+    ``settings`` (sequences, SETTINGS_WORDS) u32: how each sequence's tokens are chosen. Of the rows
+    that choose, those that ``masked`` (rows,) u32 marks may take the tokens whose bits are set in
+    ``masks`` (rows, ceil(vocab / 32)) u32. What is written is queued on ``stream``, behind the
+    steps that are there.
 
     Page-locked memory of the host has what a step chose after position p, in place
     p % MAILBOX_SLOTS: ``mailbox`` (sequences, MAILBOX_SLOTS) u32 the token, ``logprobs``
@@ -182,6 +185,7 @@ class DecodeState(Owner):
         self._write(
             **self._choosing(pairs),
             output_row=_padded(np.array(chosen, np.uint32), self.rows, IDLE),
+            last_row=np.flatnonzero(rows.position != IDLE)[-1:].astype(np.uint32),
             step_sequence=_padded(rows.sequence, count, rows.sequence[0]),
             step_position=_padded(rows.position, count, IDLE),
         )
@@ -205,10 +209,7 @@ class DecodeState(Owner):
 
     def close(self) -> None:
         """Free the state; closing twice does nothing."""
-        self._writes.close()
-        self._arena.close()
-        for pinned in (self.mailbox, self.logprobs, self.likely):
-            pinned.close()
+        close_all([self._writes, self._arena, self.mailbox, self.logprobs, self.likely])
 
 
 def _padded(values: Words, count: int, rest: int) -> Words:

@@ -41,9 +41,11 @@ class KvCache(Owner):
     def __init__(self, device: Device, shape: CacheShape, stream: Stream) -> None:
         self.shape = shape
         self._writes = QueuedWrites(device, stream)
-        self._arena = device.arena(shape.sizes(), "KV cache")
+        sizes = shape.sizes()  # none in a model without attention
+        self._arena = device.arena(sizes, "KV cache") if sizes else None
         self._groups: list[Group] = []
         for number, indices in enumerate(shape.groups):
+            assert self._arena is not None
             layers = {index: shape.layers[index] for index in indices}
             is_paged = shape.layers[indices[0]].layout.is_paged
             kind = PagedGroup if is_paged else Group
@@ -58,6 +60,7 @@ class KvCache(Owner):
 
     def arguments(self, layer: int) -> dict[str, Slice]:
         """What kernels over the cache of a layer take, by parameter name."""
+        assert self._arena is not None
         owner = self.shape.owners[layer]
         caches = {
             "k_cache": self._arena[f"keys.{owner}"],
@@ -70,7 +73,7 @@ class KvCache(Owner):
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return self._arena.nbytes
+        return 0 if self._arena is None else self._arena.nbytes
 
     @property
     def most_tokens(self) -> int:
@@ -159,12 +162,13 @@ class KvCache(Owner):
     @property
     def free_tokens(self) -> int:
         """Tokens that unused pages have room for, in the fullest group of layers."""
-        return min(group.free_tokens for group in self._groups)
+        return min((group.free_tokens for group in self._groups), default=0)
 
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
         self._writes.close()
-        self._arena.close()
+        if self._arena is not None:
+            self._arena.close()
 
     def _check_sequence(self, sequence: int) -> None:
         sequences = self.shape.sequences

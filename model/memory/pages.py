@@ -116,14 +116,14 @@ class PagePool:
         for page in pages:
             assert self._users[page], f"page {page} is held by nobody"
             self._users[page] -= 1
-            if not self._users[page] and self._nodes[page] is None:
+            if self._users[page]:
+                continue
+            if self._nodes[page] is None:
                 self._unused.append(page)
-        last = next((page for page in reversed(pages) if self._nodes[page] is not None), None)
-        for page in reversed(pages):
-            if not self._users[page] and self._nodes[page] is not None:
+            else:
                 self._kept[page] = None
-        if last is not None:
-            self._touch(self._nodes[last])
+        known = (self._nodes[page] for page in reversed(pages))
+        self._touch(next((node for node in known if node is not None), None))
 
     # ---- what is known ----
 

@@ -1,8 +1,8 @@
-"""From a mapped file to repacked weights on the device, by threads, through bounded staging.
+"""From a file to repacked weights on the device, by threads, through bounded staging.
 
-The bytes go up in pieces. A thread takes one after the other: it copies the piece into page-locked
+The bytes go up in pieces. A thread takes one after the other: it reads the piece into page-locked
 memory, and queues the copy to the device and what is to be done there. It has two slots, so that it
-fills one while the device works on the other. numpy's copies and driver calls leave the
+fills one while the device works on the other. Reads, numpy's copies and driver calls leave the
 interpreter to other threads.
 """
 
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.launch import launch, pack
+from urdir.model.files.open_file import FileBytes
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.repack import Repack
 from urdir.ptxgen.kernels.row_powers import RowPowers
@@ -51,8 +52,8 @@ class Piece(Protocol):
     def nbytes(self) -> int:
         """How many are read of the file."""
 
-    def read(self) -> Bytes:
-        """What goes up, at most a slot; called in a thread, as it may take work."""
+    def read(self, into: Bytes) -> int:
+        """Write what goes up into a slot; returns how many bytes. Called in a thread."""
 
     def place(self, staged: Slice, stream: Stream) -> None:
         """Queue what brings them, once they are in ``staged``, to where they belong."""
@@ -73,9 +74,12 @@ class _Band:
     def nbytes(self) -> int:
         return self.rows * self.layout.source_row_nbytes
 
-    def read(self) -> Bytes:
-        begin = self.first * self.layout.source_row_nbytes
-        return expand(self.layout.format, self.source[begin : begin + self.nbytes])
+    def read(self, into: Bytes) -> int:
+        begin, fmt = self.first * self.layout.source_row_nbytes, self.layout.format
+        if isinstance(self.source, FileBytes) and not fmt.expanded:
+            self.source.read_into(begin, into[: self.nbytes])
+            return self.nbytes
+        return _copy(expand(fmt, self.source[begin : begin + self.nbytes]), into)
 
     def place(self, staged: Slice, stream: Stream) -> None:
         tiles = self.destination.slice(*self.layout.span(self.first, self.rows))
@@ -93,11 +97,16 @@ class _Part:
     def nbytes(self) -> int:
         return len(self.source)
 
-    def read(self) -> Bytes:
-        return self.source
+    def read(self, into: Bytes) -> int:
+        return _copy(self.source, into)
 
     def place(self, staged: Slice, stream: Stream) -> None:
         self.destination.copy_from(staged, stream)
+
+
+def _copy(data: Bytes, into: Bytes) -> int:
+    np.copyto(into[: len(data)], data)
+    return len(data)
 
 
 class Repacking:
@@ -215,12 +224,12 @@ class _Lane(Owner):
         host = self._pinned.array
         for number, piece in enumerate(pieces):
             slot = number % _SLOTS
-            at, data = slot * _SLOT_BYTES, piece.read()
+            at = slot * _SLOT_BYTES
             if (busy := self._busy[slot]) is not None:
                 busy.synchronize()
-            np.copyto(host[at : at + len(data)], data)
-            self._staging.upload_async(self._pinned, len(data), at, self._stream, at)
-            piece.place(self._staging.slice(at, len(data)), self._stream)
+            nbytes = piece.read(host[at : at + _SLOT_BYTES])
+            self._staging.upload_async(self._pinned, nbytes, at, self._stream, at)
+            piece.place(self._staging.slice(at, nbytes), self._stream)
             self._busy[slot] = self._stream.record(busy)
         self._stream.synchronize()
 

@@ -156,7 +156,7 @@ class Weights(Owner):
             return
         layout, tensor = _layout(stored, gguf), gguf.tensors[stored.name]
         self.positions.fill(0)
-        blocks = np.ascontiguousarray(tensor.data[: len(tensor.data)])
+        blocks = np.ascontiguousarray(tensor.data[:])
         self.positions.upload(layout.unpack(layout.pack(blocks)).astype(np.float32))
 
     @property
@@ -183,13 +183,12 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
 
 def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
     """The values of a vector, (size,), from a tensor of type F32, F16 or BF16."""
-    data = np.ascontiguousarray(tensor.data)
+    data = np.ascontiguousarray(tensor.data[:])
     if tensor.type_name == "BF16":
         values = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     else:
         values = data.view(np.float16 if tensor.type_name == "F16" else np.float32)
-    taken = values[of.first : of.first + of.size // of.repeat].astype(np.float32)
-    return np.repeat(taken, of.repeat)
+    return of.of(values.astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +246,8 @@ def _label(of: Stored) -> str:
     if of == whole:
         return of.name
     times = f" x {of.repeat}" if of.repeat > 1 else ""
-    return f"{of.name}[{of.first}:{of.first + of.size // of.repeat}]{times}"
+    times += f" of {of.period}" if of.period else ""
+    return f"{of.name}[{of.first}:{of.first + (of.each or of.size // of.repeat)}]{times}"
 
 
 def _table_name(rope: RopeConfig) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from urdir.model.families.description import Config
+from urdir.model.families.description import Attention, Config
+from urdir.model.families.recurrent import Recurrence, Recurrent, Selective, ShortConv
 from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
@@ -23,7 +24,7 @@ STREAMS = ("hidden", "residual", "sum", "spare")
 #: Parameters of split attention, and the buffers that they take.
 PARTIAL = {"partial": "partial", "softmax": "softmax", "arrived": "chunks arrived"}
 #: Buffers with the vectors of products.
-_INPUTS = ("hidden", "heads", "activated", "layer gate")
+_INPUTS = ("hidden", "heads", "activated", "layer gate", "latent q", "expanded", "convolved", "low")
 
 #: Buffers that are zeros at first: kernels leave them so.
 ZEROED = frozenset({"experts arrived", "chunks arrived"})
@@ -77,7 +78,7 @@ def _mixture_sizes(config: Config, rows: int, exact: bool) -> dict[str, int]:
 
 def _widths(config: Config) -> dict[str, int]:
     """Values a row of every buffer that all layers share."""
-    hidden, mixers = config.hidden, config.attentions
+    hidden, mixers, recurrents = config.hidden, config.attentions, config.recurrents
     gates = [mixer.gate.linear.rows for mixer in mixers if mixer.gate is not None]
     dense = [d.width for layer in config.layers for d in layer.dense_networks]
     widths = dict.fromkeys((*STREAMS, "normed", "delta", "branch"), hidden)
@@ -86,14 +87,53 @@ def _widths(config: Config) -> dict[str, int]:
         "q": max((mixer.query_width for mixer in mixers), default=0),
         "k": max((mixer.key_width for mixer in mixers), default=0),
         "v": max((mixer.value_width for mixer in mixers), default=0),
-        "heads": max((mixer.output_width for mixer in mixers), default=0),
+        "heads": max([*(m.output_width for m in mixers), *(r.o.cols for r in recurrents)]),
         "attention gate": max(gates, default=0),
     }
     widths |= dict.fromkeys(("gate", "up", "activated"), max(dense, default=0))
+    widths |= _recurrent_widths(recurrents) | _latent_widths(mixers)
+    widths["normed"] = max(hidden, widths["latent q"])
     if (extra := config.layer_embeddings) is not None:
         widths |= dict.fromkeys(("layer embeddings", "layer projections"), extra.proj.rows)
         widths["layer gate"] = extra.width
     return {name: width for name, width in widths.items() if width}
+
+
+def _latent_widths(mixers: Sequence[Attention]) -> dict[str, int]:
+    """Values a row of what heads of latent vectors are made of."""
+    shared = [mixer for mixer in mixers if mixer.latent is not None]
+    latents = [mixer.latent for mixer in mixers if mixer.latent is not None]
+    downs = [of.q_down.rows for of in latents if of.q_down is not None]
+    return {
+        "latent q": max(downs, default=0),
+        "latent": max((of.down.rows for of in latents), default=0),
+        "q turned": max((mixer.q.rows for mixer in shared), default=0),
+        "k turned": max((mixer.k.rows for mixer in shared if mixer.k is not None), default=0),
+        "q still": max((of.q_still.rows for of in latents), default=0),
+        "q absorbed": max((of.absorb.rows for of in latents), default=0),
+        "expanded": max((of.expand.rows for of in latents), default=0),
+    }
+
+
+def _recurrent_widths(mixers: Sequence[Recurrent]) -> dict[str, int]:
+    """Values a row of what recurrent mixers make before their result."""
+    shorts = [mixer for mixer in mixers if isinstance(mixer, ShortConv)]
+    longs = [mixer for mixer in mixers if not isinstance(mixer, ShortConv)]
+    heads = [mixer for mixer in longs if isinstance(mixer, Recurrence)]
+    scans = [mixer for mixer in longs if isinstance(mixer, Selective)]
+    alphas = [mixer.heads for mixer in heads] + [mixer.step.rows for mixer in scans]
+    gates = [s.output_gate.rows for s in shorts] + [m.gate.rows for m in longs]
+    return {
+        "mixed": max((mixer.conv.channels for mixer in mixers), default=0),
+        "convolved": max((mixer.conv.channels for mixer in longs), default=0),
+        "input gate": max((mixer.input_gate.rows for mixer in shorts), default=0),
+        "recurrent gate": max(gates, default=0),
+        "alpha": max(alphas, default=0),
+        "beta": max((mixer.heads for mixer in heads), default=0),
+        "low": max((mixer.low.rows for mixer in scans), default=0),
+        "scan b": max((mixer.size for mixer in scans), default=0),
+        "scan c": max((mixer.size for mixer in scans), default=0),
+    }
 
 
 def _partial_sizes(config: Config, cache: CacheShape, rows: int, sm_count: int) -> dict[str, int]:

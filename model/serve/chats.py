@@ -13,14 +13,17 @@ from urdir.model.serve.errors import ApiError
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.finish import finish_reason
 from urdir.model.serve.formats import Format, read_format
-from urdir.model.serve.interface import AnswerParser, Delta, Json, ServedModel
+from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import chat_logprobs
 from urdir.model.serve.messages import read_messages
 from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
 from urdir.model.serve.stream import Shape
 from urdir.model.serve.tools import Tools, read_tools
+from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
+from urdir.model.text.constraints import Constraint
+from urdir.model.text.tool_calls import Delta
 
 _UNSUPPORTED = {
     "audio": "this server answers with text",
@@ -42,11 +45,11 @@ class ChatRequest:
         """For one answer to the rendered conversation."""
         return model.answer_parser(prompt, self.tools.schemas)
 
-    def constraint(self, model: ServedModel, prompt: str) -> object | None:
+    def constraint(self, model: ServedModel, prompt: str) -> Constraint | None:
         """What the answers may be; None: anything."""
         tools, form = self.tools, self.format
         if tools.is_required:
-            return model.required_call(tools.schemas, tools.name, tools.parallel)
+            return model.required_call(tools.schemas, prompt, tools.name, tools.parallel)
         return None if form is None else model.constraint(form.kind, form.source, prompt)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from urdir.model.engine.request import Ending, Piece, TokenChoice
 from urdir.model.serve.fields import Fields, is_whole_list
 from urdir.model.serve.finish import finish_reason
+from urdir.model.serve.formats import Format, read_format
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import text_logprobs
@@ -30,6 +31,7 @@ class CompletionRequest:
 
     prompts: tuple[str | tuple[int, ...], ...]
     parameters: Parameters
+    form: Format | None
     echo: bool
 
 
@@ -51,7 +53,7 @@ def read_completion(fields: Fields, model: ServedModel, limits: Limits) -> Compl
     prompts = _read_prompts(fields, model)
     if len(prompts) * parameters.n > limits.answers:
         fields.fail("prompt", f"and 'n' ask for more than {limits.answers} answers")
-    return CompletionRequest(prompts, parameters, echo)
+    return CompletionRequest(prompts, parameters, read_format(fields, limits), echo)
 
 
 def _read_prompts(fields: Fields, model: ServedModel) -> tuple[str | tuple[int, ...], ...]:

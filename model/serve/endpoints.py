@@ -22,7 +22,8 @@ from urdir.model.serve.limits import Limits, read_json
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import Parameters
 from urdir.model.serve.stream import AnswerResponse, Shape
-from urdir.model.serve.tokens import encode_text
+from urdir.model.serve.tokens import check_length, encode_text
+from urdir.model.text.constraints import Constraint
 
 _Result = TypeVar("_Result")
 
@@ -84,7 +85,12 @@ class Endpoints:
             [echo if asked.echo else "" for echo in echoes for _ in range(parameters.n)],
             logprobs=parameters.settings.logprobs is not None,
         )
-        return self._response(prompts, parameters, None, shape)
+        constraint = None
+        if (form := asked.form) is not None:
+            constraint = await asyncio.to_thread(
+                self._model.constraint, form.kind, form.source, None
+            )
+        return self._response(prompts, parameters, shape, constraint)
 
     def _read_prompts(
         self, given: Sequence[str | tuple[int, ...]]
@@ -107,24 +113,26 @@ class Endpoints:
             logprobs=parameters.settings.logprobs is not None,
             parallel=asked.tools.parallel,
         )
-        return self._response([prompt], parameters, constraint, shape)
+        return self._response([prompt], parameters, shape, constraint, self._model.shown)
 
     def _render(self, asked: ChatRequest) -> tuple[str, tuple[int, ...]]:
         """The conversation as text and as tokens."""
         prompt = render(self._model, asked.messages, asked.tools, asked.variables)
+        check_length(self._model, prompt.text)
         return prompt.text, tuple(template_of(self._model).tokens(prompt))
 
     def _response(
         self,
         prompts: Sequence[tuple[int, ...]],
         parameters: Parameters,
-        constraint: object | None,
         shape: Shape,
+        constraint: Constraint | None,
+        shown: frozenset[str] = frozenset(),
     ) -> AnswerResponse:
         requests: list[EngineRequest] = []
         for prompt in prompts:
             self._check_prompt(prompt)
-            requests += parameters.requests(prompt, constraint)
+            requests += parameters.requests(prompt, constraint, shown)
         return AnswerResponse(
             together(self._service, requests, self._metrics),
             shape,
@@ -151,5 +159,6 @@ class Endpoints:
             "object": "model",
             "created": self._model.created,
             "owned_by": "urdir",
-            "max_model_len": self._model.context,
+            "max_model_len": self._model.context,  # vLLM
+            "meta": {"n_vocab": self._model.tokenizer.vocab_size},  # llama.cpp
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from urdir.driver.errors import DriverError
 from urdir.model.errors import (
     BusyError,
     ConstraintError,
@@ -77,7 +78,7 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(str(error), code="invalid_constraint")
         case SettingsError() | TokenizerError():
             return ApiError(str(error))
-        case ModelError():
+        case ModelError() | DriverError():
             return ApiError(str(error), status=500, kind="server_error")
         case _:
             return ApiError("the server failed; its log says how", status=500, kind="server_error")

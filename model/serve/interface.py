@@ -2,63 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 from typing import Any, Literal, Protocol
 
 from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.engine.service import Metrics
+from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.constraints import Constraint
 from urdir.model.text.tokenizer import Tokenizer
+from urdir.model.text.tool_calls import Tools
 
 Json = dict[str, Any]
 """A JSON object."""
 
-ToolSchemas = Mapping[str, Mapping[str, Any]]
-"""The JSON schema of the parameters of each function, by its name."""
-
 ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
-
-
-class Call(Protocol):
-    """A call that the model made, whole; ``arguments_piece`` is a JSON object as text."""
-
-    @property
-    def id(self) -> str:
-        """By which the result will refer to it."""
-
-    @property
-    def name(self) -> str:
-        """Of the function."""
-
-    @property
-    def arguments_piece(self) -> str:
-        """All of its arguments."""
-
-
-class Delta(Protocol):
-    """What a stretch of an answer adds to one of its three parts."""
-
-    @property
-    def content(self) -> str:
-        """What is for the user."""
-
-    @property
-    def reasoning(self) -> str:
-        """What the model thought before."""
-
-    @property
-    def tool_call(self) -> Call | None:
-        """A call."""
-
-
-class AnswerParser(Protocol):
-    """Splits the text of one answer, as it comes, into content, reasoning and tool calls."""
-
-    def push(self, text: str) -> Sequence[Delta]:
-        """What ``text`` completes."""
-
-    def finish(self) -> Sequence[Delta]:
-        """What was held back: no text comes any more."""
 
 
 class ServedModel(Protocol):
@@ -84,38 +42,27 @@ class ServedModel(Protocol):
     def template(self) -> ChatTemplate | None:
         """None where the file has none: then there is no chat."""
 
-    def answer_parser(self, prompt: str, tools: ToolSchemas) -> AnswerParser:
+    @property
+    def shown(self) -> frozenset[str]:
+        """Texts of the control tokens that the parser of answers must see."""
+
+    def answer_parser(self, prompt: str, tools: Tools) -> AnswerParser:
         """For one answer to a rendered conversation, which may end within the model's thoughts."""
 
-    def constraint(self, kind: ConstraintKind, source: Any, prompt: str) -> object:
-        """A `Request.constraint` of what follows the model's thoughts.
+    def constraint(self, kind: ConstraintKind, source: Any, prompt: str | None) -> Constraint:
+        """A `Request.constraint` of what follows the model's thoughts, after a rendered
+        conversation; of all that comes where ``prompt`` is None.
 
         ``source`` is a schema, a pattern, a grammar or a list of texts. Any thread may call this.
         Raises ModelError for a bad source.
         """
 
-    def required_call(self, tools: ToolSchemas, name: str | None, many: bool) -> object:
+    def required_call(self, tools: Tools, prompt: str, name: str | None, many: bool) -> Constraint:
         """A `Request.constraint` of answers that call a tool, or the one with this ``name``.
 
         With ``many`` several times. Any thread may call this. Raises ModelError where the model has
         no known way to call.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """Where a service stands. Counts are since it was opened; ``running`` and the like are now."""
-
-    queued: int = 0
-    running: int = 0
-    pages_used: int = 0
-    pages_total: int = 0
-    prefix_queries: int = 0  # prompt tokens that were looked up
-    prefix_hits: int = 0  # of these, tokens that were found
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    steps: int = 0
-    preemptions: int = 0
 
 
 class AsyncService(Protocol):

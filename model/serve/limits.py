@@ -28,6 +28,7 @@ class Limits:
     schema: int = 64 << 10  # of a JSON schema, pattern or grammar
     open_requests: int = 2048  # of all clients together
     stalled_seconds: float = 30.0  # a client that reads nothing for so long is cut off
+    silent_seconds: float = 30.0  # as is one that sends no whole request for that, or twice that
 
 
 async def read_json(request: Request, limits: Limits) -> Json:

@@ -10,7 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from urdir.model.serve.interface import AsyncService, Metrics
+from urdir.model.engine.service import Metrics
+from urdir.model.serve.interface import AsyncService
 
 #: Seconds, a factor of two apart at most.
 _FIRST_TOKEN = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)

@@ -12,6 +12,7 @@ from urdir.model.serve.errors import unknown_model
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import ServedModel
 from urdir.model.serve.limits import Limits
+from urdir.model.text.constraints import Constraint
 
 MOST_LOGPROBS = 20
 _SEEDS = 1 << 64
@@ -30,24 +31,28 @@ class Parameters:
 
     settings: SamplingSettings
     limit: int | None
-    min_tokens: int
     stops: tuple[str, ...]
     ignore_end: bool
     n: int
     stream: bool
     include_usage: bool
 
-    def requests(self, prompt: tuple[int, ...], constraint: object | None = None) -> list[Request]:
+    def requests(
+        self,
+        prompt: tuple[int, ...],
+        constraint: Constraint | None = None,
+        shown: frozenset[str] = frozenset(),
+    ) -> list[Request]:
         """One for each of the ``n`` answers."""
         return [
             Request(
                 prompt=prompt,
                 settings=replace(self.settings, nonce=index),
                 limit=self.limit,
-                min_tokens=self.min_tokens,
                 stops=self.stops,
                 ignore_end=self.ignore_end,
                 constraint=constraint,
+                shown=shown,
             )
             for index in range(self.n)
         ]
@@ -70,9 +75,8 @@ def read_parameters(
     if limit is not None and min_tokens > limit:
         fields.fail("min_tokens", f"is more than the {limit} tokens that the answer may have")
     return Parameters(
-        settings=_read_settings(fields, model, limits, logprobs),
+        settings=replace(_read_settings(fields, model, limits, logprobs), min_tokens=min_tokens),
         limit=limit,
-        min_tokens=min_tokens,
         stops=fields.texts("stop", limits.stops),
         ignore_end=fields.flag("ignore_eos"),
         n=fields.whole("n", 1, limits.answers) or 1,

@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
     def __init__(self, service: AsyncService, access: Access, limits: Limits) -> None:
         config = uvicorn.Config(
             make_app(service, access, limits),
-            http=_http_protocol(limits.stalled_seconds),
+            http=_http_protocol(limits),
             ws="none",
             lifespan="off",
             access_log=False,
@@ -127,33 +127,52 @@ class Server(uvicorn.Server):
         print("\nopen requests are answered; Ctrl-C again ends them", file=sys.stderr)
 
 
-def _http_protocol(stalled_seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, but a client that reads nothing for so long is cut off.
+def _http_protocol(limits: Limits) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, but clients that read nothing or send nothing are cut off in time.
 
-    Its requests are cancelled then, and what was written for it is dropped. Until then no more is
-    taken from the engine for it than the write buffer holds.
+    Their requests are cancelled then, and what was written for them is dropped. Until then no more
+    is taken from the engine for a client that does not read than the write buffer holds.
     """
 
     class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         _stalled: asyncio.TimerHandle | None = None
+        _silent: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self._watch(was_waiting=True)
+
+        def _watch(self, was_waiting: bool) -> None:
+            """Look after a time whether a request has come since."""
+            self._silent = asyncio.get_running_loop().call_later(
+                limits.silent_seconds, self._check, self.cycle, was_waiting
+            )
+
+        def _check(self, last: object, was_waiting: bool) -> None:
+            is_waiting = self.cycle is None or self.cycle.response_complete
+            if is_waiting and was_waiting and self.cycle is last:
+                self.transport.abort()
+            else:
+                self._watch(is_waiting)
 
         def pause_writing(self) -> None:
             super().pause_writing()
             self._stalled = asyncio.get_running_loop().call_later(
-                stalled_seconds, self.transport.abort
+                limits.stalled_seconds, self.transport.abort
             )
 
         def resume_writing(self) -> None:
-            self._clear()
+            _cancel(self._stalled)
             super().resume_writing()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._clear()
+            _cancel(self._stalled)
+            _cancel(self._silent)
             super().connection_lost(exc)
 
-        def _clear(self) -> None:
-            if self._stalled is not None:
-                self._stalled.cancel()
-                self._stalled = None
-
     return Protocol
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

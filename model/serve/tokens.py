@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+from urdir.model.errors import ContextFullError
 from urdir.model.serve.chats import read_variables, render, template_of
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.messages import read_messages
 from urdir.model.serve.tools import read_tools
+from urdir.model.text.tokenizer import Tokenizer
 
 
 def encode_text(model: ServedModel, text: str, special: bool = True) -> tuple[int, ...]:
     """A plain prompt; ``special`` adds BOS where the model wants one."""
+    check_length(model, text)
     return tuple(model.tokenizer.encode(text, parse_special=True, add_bos=special))
+
+
+def check_length(model: ServedModel, text: str) -> None:
+    """Refuse a text that cannot fit before it is tokenised, which takes seconds for a megabyte."""
+    if len(text) > model.context * _longest_token(model.tokenizer):
+        raise ContextFullError(
+            f"a text of {len(text):,} characters does not fit the context of {model.context} tokens"
+        )
+
+
+@cache
+def _longest_token(tokenizer: Tokenizer) -> int:
+    """Bytes of the longest token."""
+    return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
 
 
 def tokenize(fields: Fields, model: ServedModel, limits: Limits) -> Json:
@@ -20,8 +39,9 @@ def tokenize(fields: Fields, model: ServedModel, limits: Limits) -> Json:
     if fields.raw("messages") is not None:
         template = template_of(model)
         messages = read_messages(fields, template.source)
-        tools = read_tools(fields, limits)
-        ids = tuple(template.tokens(render(model, messages, tools, read_variables(fields))))
+        prompt = render(model, messages, read_tools(fields, limits), read_variables(fields))
+        check_length(model, prompt.text)
+        ids = tuple(template.tokens(prompt))
     else:
         name = "content" if fields.raw("content") is not None else "prompt"
         flag = "add_special" if name == "content" else "add_special_tokens"

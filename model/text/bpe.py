@@ -7,6 +7,7 @@ import re
 from tokenizers import pre_tokenizers
 
 from urdir.model.errors import TokenizerError
+from urdir.model.files.limits import MERGE_NBYTES
 from urdir.model.files.metadata import Metadata, StringArray
 from urdir.model.text.merging import Merger
 from urdir.model.text.pretokenizers import PreTokenizer
@@ -146,7 +147,9 @@ class _Merges:
 
 
 def _read_merges(metadata: Metadata) -> _Merges:
-    lines = metadata.require("tokenizer.ggml.merges", StringArray).decoded()
+    stored = metadata.require("tokenizer.ggml.merges", StringArray)
+    MERGE_NBYTES.check(stored.longest, "tokenizer.ggml.merges", TokenizerError)
+    lines = stored.decoded()
     for line in lines:
         if " " not in line:
             raise TokenizerError(f"tokenizer.ggml.merges: {line!r} is no pair of tokens")

@@ -13,14 +13,15 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from urdir.model.errors import TokenizerError, UnsupportedError
+from urdir.model.files.limits import TOKEN_NBYTES, TOKENS
 from urdir.model.files.metadata import Metadata
+from urdir.model.foreign import one_line
 from urdir.model.text.end_tokens import find_end_ids, find_markup, find_shown_ids
 from urdir.model.text.spelling import BYTE_ALPHABET
 from urdir.model.text.vocabulary import TokenType, Vocabulary
 
 _PREFIX = "tokenizer.huggingface."
 _ESCAPED_SPACE = "▁"  # U+2581
-_MAX_TOKENS = 10_000_000
 
 
 class HuggingFaceTokens:
@@ -33,7 +34,7 @@ class HuggingFaceTokens:
             self._engine = _engine(description)
             self._inner = _engine(_without_prefix(description))
         except Exception as error:  # the library raises nothing more specific
-            raise TokenizerError(f"tokenizer.json cannot be used: {error}") from None
+            raise TokenizerError(f"tokenizer.json cannot be used: {one_line(str(error))}") from None
         self._is_byte_level = _is_byte_level(description)
         self.adds_space = _strips_a_space(description)
         self._added = self._engine.get_added_tokens_decoder()
@@ -64,8 +65,11 @@ class HuggingFaceTokens:
 
     def _read_vocabulary(self, metadata: Metadata) -> Vocabulary:
         ids = self._engine.get_vocab(with_added_tokens=True)
-        if not ids or max(ids.values()) >= _MAX_TOKENS:
-            raise TokenizerError(f"tokenizer.json has {len(ids)} tokens, or too large an id")
+        if not ids:
+            raise TokenizerError("tokenizer.json has no tokens")
+        TOKENS.check(max(ids.values()) + 1, "tokenizer.json", TokenizerError)
+        longest = max(len(token.encode("utf-8", "replace")) for token in ids)
+        TOKEN_NBYTES.check(longest, "tokenizer.json", TokenizerError)
         tokens = [""] * (max(ids.values()) + 1)
         types = bytearray([TokenType.UNUSED]) * len(tokens)
         for token, token_id in ids.items():

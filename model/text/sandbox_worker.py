@@ -1,27 +1,34 @@
 """The process that renders chat templates, which come from strangers (started by sandbox.py).
 
 Jinja's sandbox keeps a template from reaching Python, but bounds neither time nor memory: this
-process limits its own memory, and its parent kills it after a time. It imports nothing of urdir.
-The parent imports this file for `read_message` and `write_message`, without waiting for Jinja.
+process limits itself (sandbox_limits.py), and its parent kills it after a time. It imports nothing
+of urdir. The parent imports this file for `read_message` and `write_message`, without waiting for
+Jinja.
 
 Requests and replies are JSON, each after its length in bytes (u32, little endian):
-    {"template": str, "variables": {...}}  ->  {"text": str} or {"error": str, "fatal": bool}
+    {"path": [str], "timezone": str or null}            ->  {"id": 0}, once it is ready
+    {"id": int, "template": str, "variables": {...}}    ->
+        {"id": int, "text": str} or {"id": int, "error": str, "fatal": bool}
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
+import os
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-MEMORY_LIMIT = 512 << 20  # bytes of address space
 OUTPUT_LIMIT = 1 << 20  # characters
 ERROR_LIMIT = 1000  # characters
 ORPHAN_SECONDS = 10  # after which a render ends itself, should the parent have died
@@ -100,13 +107,13 @@ class _Renderer:
         return "".join(parts)
 
 
-def _reply(renderer: _Renderer, request: Mapping[str, Any]) -> dict[str, Any]:
+def _reply(renderer: _Renderer, request: Mapping[str, Any], memory: int) -> dict[str, Any]:
     from jinja2 import TemplateError, TemplateSyntaxError
 
     try:
         return {"text": renderer.render(request["template"], request["variables"])}
     except MemoryError:
-        return {"error": f"it needs more than {MEMORY_LIMIT >> 20} MB of memory", "fatal": True}
+        return {"error": f"it needs more than {memory >> 20} MB of memory", "fatal": True}
     except RecursionError:
         return {"error": "it nests too deeply", "fatal": False}
     except TemplateSyntaxError as error:
@@ -114,16 +121,6 @@ def _reply(renderer: _Renderer, request: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:  # whatever a stranger's template makes Python raise
         text = str(error) if isinstance(error, TemplateError) else repr(error)
         return {"error": text[:ERROR_LIMIT], "fatal": False}
-
-
-def _limit_memory() -> None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    soft = MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _alarm(seconds: int) -> None:
@@ -149,17 +146,49 @@ def write_message(stream: IO[bytes], message: Any) -> None:
     stream.flush()
 
 
+#: What Jinja and Python import only when a template comes to it.
+_LATE = (
+    *("jinja2.constants", "jinja2.debug", "html", "pprint", "textwrap", "traceback"),
+    *("encodings.unicode_escape", "unicodedata"),
+)
+_WARM_UP = """{% macro f(x) %}{{ x | tojson }}{% endmacro %}{{ f({"a": [1.5, none]}) | upper }}
+{{- strftime_now("%d %b %Y %p") }}{{ "%s" | format("é") }}{{ missing.attribute }}"""
+
+
+def _start(settings: Mapping[str, Any]) -> tuple[_Renderer, int]:
+    """A renderer that needs nothing more of the system, and the limit of memory, once it is set."""
+    sys.path[:] = settings["path"]
+    if settings["timezone"] is not None:
+        os.environ["TZ"] = settings["timezone"]
+    if hasattr(time, "tzset"):
+        time.tzset()
+    renderer = _Renderer()
+    for name in _LATE:
+        importlib.import_module(name)
+    for source in (_WARM_UP, "{% if %}"):
+        _reply(renderer, {"template": source, "variables": {}}, 0)
+    script = Path(__file__).with_name("sandbox_limits.py")  # its folder is on no path
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    assert spec is not None
+    assert spec.loader is not None
+    limits = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(limits)
+    limits.confine()
+    return renderer, limits.MEMORY_LIMIT
+
+
 def main() -> None:
     """Answer requests until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    renderer = _Renderer()
-    _limit_memory()
-    write_message(sys.stdout.buffer, {"ready": True})
-    while (request := read_message(sys.stdin.buffer)) is not None:
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody else writes among the replies
+    renderer, memory = _start(read_message(requests))
+    write_message(replies, {"id": 0})
+    while (request := read_message(requests)) is not None:
         _alarm(ORPHAN_SECONDS)
-        reply = _reply(renderer, request)
+        reply = _reply(renderer, request, memory)
         _alarm(0)
-        write_message(sys.stdout.buffer, reply)
+        write_message(replies, {"id": request["id"]} | reply)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from urdir.model.errors import TokenizerError, UnsupportedError
 from urdir.model.files.model_file import ModelFile
+from urdir.model.foreign import foreign
 from urdir.model.text.vocabulary import TokenType, Vocabulary
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class Tokenizer:
                     f"(supported: {', '.join(TOKEN_MODELS)})"
                 )
             name = gguf.metadata.optional("general.name", str, "")
-            tokenizer = cls(TOKEN_MODELS[kind](gguf.metadata), name)
+            with foreign("the vocabulary cannot be used", TokenizerError):
+                tokenizer = cls(TOKEN_MODELS[kind](gguf.metadata), name)
             embedding = gguf.tensors.get(_EMBEDDING)
             if embedding is not None and embedding.shape[0] < tokenizer.vocab_size:
                 raise TokenizerError(
@@ -96,7 +98,7 @@ class Tokenizer:
         `parse_special` takes the texts of control tokens for these tokens, except within the
         `opaque` spans (sorted, none overlapping). `add_bos` begins with BOS if the model wants one
         and `text` brings none; `add_eos` ends with EOS in the same way.
-        Raises TokenizerError for text that is no valid Unicode.
+        Raises TokenizerError for text that is no valid Unicode, or that a library fails on.
         """
         _check_unicode(text)
         fragments: list[Span | int] = [(0, len(text))] if text else []
@@ -115,7 +117,8 @@ class Tokenizer:
             else:
                 piece = self._strip(text[slice(*fragment)], fragments, index)
                 encode = self._encode_inside if index else self._model.encode
-                ids += encode(piece, after_special)
+                with foreign(_UNCUT, TokenizerError):
+                    ids += encode(piece, after_special)
             after_special = isinstance(fragment, int)
         if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
@@ -149,9 +152,9 @@ class Tokenizer:
         self._check_id(token_id)
         return self._model.vocabulary.tokens[token_id]
 
-    def control_texts(self) -> list[str]:
-        """The texts that `parse_special` turns into control tokens."""
-        return list(self._controls)
+    def control_tokens(self) -> Mapping[str, int]:
+        """The texts that `parse_special` turns into control tokens, and these tokens."""
+        return self._controls
 
     def control_id(self, text: str) -> int | None:
         """The control token that `text` spells, None where it is ordinary text."""
@@ -189,6 +192,7 @@ class Tokenizer:
             )
 
 
+_UNCUT = "the text cannot be cut into tokens"
 _EMBEDDING = "token_embd.weight"
 _SPECIAL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 _ASCII_SPACES = " \t\n\v\f\r"

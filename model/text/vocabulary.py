@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import TokenizerError
+from urdir.model.files.limits import CONTROL_TOKENS, TOKEN_NBYTES, TOKENS
 from urdir.model.files.metadata import Metadata, StringArray
 from urdir.model.text.end_tokens import FILL_ROLES, find_end_ids, find_markup, find_shown_ids
 
@@ -85,7 +86,10 @@ def read_vocabulary(
     Tokens known as markup are made control tokens whatever the file says, unless `is_word`.
     Raises ConfigError or TokenizerError, naming the key that is missing or wrong.
     """
-    tokens = metadata.require(_PREFIX + "tokens", StringArray).decoded()
+    stored = metadata.require(_PREFIX + "tokens", StringArray)
+    TOKENS.check(len(stored), f"{_PREFIX}tokens", TokenizerError)
+    TOKEN_NBYTES.check(stored.longest, f"{_PREFIX}tokens", TokenizerError)
+    tokens = stored.decoded()
     if not tokens:
         raise TokenizerError(f"{_PREFIX}tokens is empty")
     id_of = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
@@ -110,6 +114,8 @@ def read_vocabulary(
     for name, token_id in find_markup(id_of, end_ids).items():
         if not is_word(name):
             types[token_id] = TokenType.CONTROL
+    control = int(np.isin(types, (TokenType.CONTROL, TokenType.USER_DEFINED)).sum())
+    CONTROL_TOKENS.check(control, f"{_PREFIX}token_type", TokenizerError)
     return Vocabulary(
         tokens=tokens,
         types=types.tobytes(),

@@ -12,6 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
 from urdir.ptxgen.kernels.sampling import (
     INVALID_TOKEN,
+    MOST_END_IDS,
     OFFSETS,
     SETTINGS_WORDS,
     pack_settings,
@@ -60,6 +61,7 @@ class Advance(KernelSpec):
 
     #: The most ranks of a row: a lane of its warp has 32 of them in flight.
     most_slices = 1024
+    most_end_ids = MOST_END_IDS
     settings_words = SETTINGS_WORDS
     offsets = OFFSETS
 

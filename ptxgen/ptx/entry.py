@@ -26,6 +26,8 @@ from urdir.ptxgen.ptx.syntax import (
 _DIRECTIVE = re.compile(r"\s*\.(\w+)(\s+[\d\s,]+)?")
 _INSTRUCTION = re.compile(r"(?:@\s*(!?)\s*([\w$%.]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _REGISTERS = re.compile(r"\.reg\s+(?:\.v([24])\s+)?\.(\w+)\s+(.*)", re.S)
+#: In one declaration: thousands of times what kernels have.
+_MOST_REGISTERS = 1 << 18
 _RANGE = re.compile(r"([\w$%]+)(?:<(\d+)>)?$")
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
@@ -219,6 +221,9 @@ class _EntryParser:
             r = _RANGE.match(item.strip())
             if not r:
                 raise self.source.error("not a register name", s.at, s.text)
+            if r[2] and (len(r[2]) > 9 or int(r[2]) > _MOST_REGISTERS):
+                most = f"at most {_MOST_REGISTERS:,} registers can be declared"
+                raise self.source.error(most, s.at, s.text)
             names = [f"{r[1]}{i}" for i in range(int(r[2]))] if r[2] else [r[1]]
             for name in names:
                 if _SPECIAL.match(name):
@@ -260,6 +265,8 @@ class _EntryParser:
         return found
 
     def read_operand(self, text: str, scope: _Scope, s: _Statement) -> Operand:
+        if not text:
+            raise self.source.error("an operand is missing", s.at, s.text)
         if text[0] == "{":
             items = text[1:-1].split(",")
             return Vector(tuple(self.operand(item.strip(), scope, s) for item in items))

@@ -40,7 +40,7 @@ def render(spec: Kernel, target: Target) -> str:
 def _frame(spec: Kernel, target: Target, body: str) -> str:
     contract, body = _split_contract(body)
     major, minor = target.version_for(body)
-    shape = spec.launch_shape
+    shape, resident = spec.launch_shape, spec.resident_on(target)
     fields = ", ".join(f"{k}={v!r}" for k, v in spec.fields().items())
     parts = [
         contract,
@@ -57,7 +57,7 @@ def _frame(spec: Kernel, target: Target, body: str) -> str:
         ",\n".join(_declare(p) for p in spec.params),
         ")",
         f".maxntid {', '.join(map(str, shape.block))}",
-        *([f".minnctapersm {shape.resident}"] if shape.resident else []),
+        *([f".minnctapersm {resident}"] if resident else []),
         "{",
         *(_load(p) for p in spec.params),
         *_wait(spec, target, body),

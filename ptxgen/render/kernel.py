@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Protocol
 
+from urdir.ptxgen.target import Target
+
 Dim3 = tuple[int, int, int]
 
 
@@ -79,6 +81,9 @@ class Kernel(Protocol):
     @property
     def waits_for_dependencies(self) -> bool:
         """It runs ``griddepcontrol.wait`` where the target has it."""
+
+    def resident_on(self, target: Target) -> int:
+        """CTAs that an SM must have registers for at once; 0 leaves that to the assembler."""
 
     def fields(self) -> dict[str, Any]:
         """The specialisation by name; the template sees it."""

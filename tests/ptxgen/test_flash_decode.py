@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from urdir.driver import explain
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
@@ -239,6 +241,23 @@ def test_nothing_that_was_never_written_is_read(target: str, dtype: Any) -> None
         stream.synchronize()
         out = args["out"].download(np.float32, (2, 4, 64))
     assert_close(spec, out, spec.attend(inputs))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "value_dim"),
+    [("f16", 128, 128), ("f16", 64, 64), ("bf16", 192, 128), ("f16", 80, 80), ("q8_0", 128, 128)],
+)
+def test_whole_rows_are_copied_and_no_bank_is_met_twice(
+    dtype: Any, head_dim: int, value_dim: int
+) -> None:
+    """Copies of 64 bytes of each row took a third more time at 4,096 keys on an H200."""
+    layout = KvLayout(1, 1, 64, head_dim, dtype, value_dim=value_dim)
+    seen = explain(FlashDecode(4, layout), "sm_90")
+    copies = [row for row in seen.global_memory if "cp.async.cg" in row.text]
+    loads = [row for row in seen.shared_memory if re.search(r"cp\.async|%raw|%fragment", row.text)]
+    assert copies
+    assert loads
+    assert not any(row.excess for row in (*copies, *loads))
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_89", "sm_90", "sm_120"])

@@ -197,7 +197,8 @@ def _source_lanes(mode: str, b: Any, c: Any) -> tuple[Array, Array]:
     else:
         lane = low | (by & ~segment & 31)
         valid = lane <= high
-    return np.where(valid, lane, _LANES), np.broadcast_to(valid, lane.shape)
+    lane, valid = np.broadcast_arrays(lane, valid)  # one of b and c may differ by lane
+    return np.where(valid, lane, _LANES), valid
 
 
 def _pack(flags: Array) -> Array:

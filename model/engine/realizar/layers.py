@@ -82,7 +82,7 @@ class Layers(CachedAttention):
         self.most_tokens = tokens
         rows = max(sequences, tokens)
         sm_count = device.properties.sm_count
-        sizes = workspace_sizes(config, self.cache.shape, rows, rows, sm_count, exact)
+        sizes = workspace_sizes(config, self.cache.shape, rows, 0, sm_count, exact)
         del sizes["logits"], sizes["ranks"]
         counts = range(1, rows + 1) if exact else range(1, sequences + 1)
         for name, nbytes in self.partial_sizes(self.layout, counts).items():
@@ -153,7 +153,7 @@ def _only_attention(config: Config) -> Attention:
     """The sizes of attention in every layer. Raises ModelError; see `Layers`."""
     mixers = [layer.attention for layer in config.layers]
     first = mixers[0]
-    needs_more = config.layer_embeddings is not None or config.saved_streams
+    needs_more = config.layer_embeddings or config.saved_streams or config.recurrents
     if first is None or first.value_dim != first.key_dim or needs_more:
         raise ModelError(f"layers of {config.architecture!r} do not run alone: use a Session")
     for index, mixer in enumerate(mixers):

@@ -22,7 +22,7 @@ from urdir.model.owner import Owner
 class SafetensorsModel(Owner):
     """config.json, tokenizer.json and *.safetensors as a ``ModelFile``: GGUF's keys, names, types.
 
-    The files are mapped, and matrices are converted row by row while they are read. ``quantize``
+    Matrices are converted row by row while they are read. ``quantize``
     ("q8_0", "q4_0", ...; None: as stored) is the type that matrices get; ``name`` what the model is
     called (None: as its folder).
     """
@@ -32,7 +32,7 @@ class SafetensorsModel(Owner):
     def __init__(
         self, path: str | os.PathLike[str], quantize: str | None = None, name: str | None = None
     ) -> None:
-        """Map and check the folder ``path``.
+        """Check the folder ``path``.
 
         Raises SafetensorsError for files that are missing or not well formed, UnsupportedError for
         an architecture, field or tensor that is not understood, ConfigError for sizes that
@@ -73,7 +73,7 @@ class SafetensorsModel(Owner):
         return self.metadata.require("general.architecture", str)
 
     def close(self) -> None:
-        """Forget the tensors and metadata; the mappings go when the last views of them do."""
+        """Forget the tensors and metadata; files are closed when no tensor of them is left."""
         self.tensors = {}
         self.metadata = Metadata({}, str(self.path))
 
@@ -82,7 +82,7 @@ def _size(config: Mapping[str, Any], name: str, default: int, path: Path) -> int
     value = config.get(name)
     value = default if value is None else value
     if type(value) is not int or not 0 < value < 1 << 31:
-        raise ConfigError(f"{path}: '{name}' is {str(value)[:60]}")
+        raise ConfigError(f"{path}: '{name}' is {repr(value)[:60]}")
     return value
 
 

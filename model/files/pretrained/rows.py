@@ -56,10 +56,19 @@ class Rows:
         each = self._rows_each
         pieces = []
         for part in range(first // each, -(-last // each)):
-            rows = self.parts[part].data.reshape(each, -1)
             within = slice(max(first - part * each, 0), min(last - part * each, each))
-            pieces.append(rows[within] if self.order is None else rows[self.order[within]])
+            if self.order is None:
+                pieces.append(self._read(part, within.start, within.stop))
+                continue
+            wanted = self.order[within]  # of one head or a few: they lie close together
+            begin, end = int(wanted.min()), int(wanted.max()) + 1
+            pieces.append(self._read(part, begin, end)[wanted - begin])
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _read(self, part: int, first: int, last: int) -> Bytes:
+        """Rows [first, last) of a part, in its own order."""
+        read = self.parts[part].data[first * self.row_nbytes : last * self.row_nbytes]
+        return read.reshape(last - first, self.row_nbytes)
 
     def floats(self, first: int, last: int) -> Floats:
         """Rows [first, last), (last - first, width) f32. Exact."""

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from urdir.model.errors import SafetensorsError
-from urdir.model.files.mapping import map_file
+from urdir.model.files.limits import JSON_NBYTES
 from urdir.model.files.metadata import Value
+from urdir.model.files.open_file import read_whole
 from urdir.model.files.safetensors import parse_json
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object in a file. Raises SafetensorsError."""
-    text = bytes(map_file(path, "a JSON file", SafetensorsError))
+    text = read_whole(path, "a JSON file", JSON_NBYTES, SafetensorsError)
     return parse_json(text, f"{path}: the file")
 
 
@@ -73,6 +74,6 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 def _text(path: Path) -> str:
     try:
-        return str(map_file(path, "a text file", SafetensorsError), "utf-8")
+        return read_whole(path, "a text file", JSON_NBYTES, SafetensorsError).decode()
     except UnicodeDecodeError as error:
         raise SafetensorsError(f"{path}: not UTF-8: {error.reason}") from None

@@ -26,7 +26,7 @@ SINGLE_KEYS, INCREMENTAL_KEYS = 256, 512
 #: takes 1.39 ms with one, 1.45 with two, at 4,096 1.55 and 1.53.
 FEW_KEYS = 2048
 #: Keys of a chunk: at least these, and where rows are several about this many (see `FlashDecode`).
-LEAST_KEYS, MOST_KEYS = 64, 1024
+LEAST_KEYS, MOST_KEYS = 64, 2048
 #: Rows from which on chunks grow, so that what they leave does not.
 MANY_ROWS = 32
 

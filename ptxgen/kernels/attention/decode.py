@@ -20,6 +20,8 @@ from urdir.ptxgen.target import Target
 WARPS = 8
 #: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
 MAX_TILE = 4
+#: Values of a head whose sums registers hold on tensor cores.
+MAX_MMA_DIM = 256
 #: Values of a head that one lane owns: 16 bytes of f16.
 LANE_DIMS = 8
 #: Factor on the queries of one head of random inputs: its scores spread so far that the running
@@ -33,10 +35,14 @@ UNREAD_BYTE = 0x40
 class DecodeAttention(AttentionSpec):
     """Attention of rows that need not have a sequence in common; see AttentionSpec.
 
-    A lane group owns a key, a lane eight of its dims (twice eight beyond 256 dims); a CTA takes
-    some of the query heads that share a KV head, at most ``most_heads`` (a power of two up to
-    `MAX_TILE`): fewer make more CTAs, each of which reads K and V. The result is the same, bit for
-    bit.
+    A CTA takes some of the query heads that share a KV head, at most ``most_heads`` (a power of two
+    up to `MAX_TILE`): fewer make more CTAs, each of which reads K and V. A head's result does not
+    depend on those beside it in a CTA, as long as it has one.
+
+    From sm_80 on tensor cores multiply where `suits_tensor_cores`, with queries and weights as the
+    sum of two 16-bit floats. Scaled queries then become infinite from 65,536 on, unless the cache
+    is bf16, and an infinity in a key makes NaN. Elsewhere a lane group owns a key, a lane eight of
+    its dims (twice eight beyond 256 dims).
 
     With a ``token``, q is as the products leave it: the kernel prepares it as PrepareTokens does.
     Where the token appends, k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim) of the
@@ -128,6 +134,37 @@ class DecodeAttention(AttentionSpec):
         """Keys a CTA takes at once, one a lane group."""
         return WARPS * (32 // self.lanes)
 
+    @property
+    def suits_tensor_cores(self) -> bool:
+        """Whether tensor cores multiply from sm_80 on: 16-bit operands, sums that registers hold;
+        two scales of q8_0 are copied at once, and must be of the same slot.
+
+        A single head is no more work for lanes, unless it is quantised. On an H200 one row of 256
+        keys (32 heads, 8 KV heads, f16) takes 3.6 us, on tensor cores 3.8; eight rows of 2,048 keys
+        and 32 KV heads 65 us either way, with q8_0 55 and 40.
+        """
+        widths, dtype = (self.head_dim, self.value_dim), self.layout.dtype
+        if dtype == "q8_0":
+            return max(widths) <= MAX_MMA_DIM and not any(width % 64 for width in widths)
+        return max(widths) <= MAX_MMA_DIM and dtype != "f32" and self.tile > 1
+
+    @property
+    def queries_at(self) -> int:
+        """Dynamic shared memory: where the queries lie as fragments, after the row's own token."""
+        return self.token_nbytes
+
+    @property
+    def queries_nbytes(self) -> int:
+        """Their size: 16 bytes a lane for 32 dims."""
+        return 512 * ceil_div(self.head_dim, 32) if self.suits_tensor_cores else 0
+
+    def resident_on(self, target: Target) -> int:
+        """Two CTAs where heads are wide and tensor cores multiply: the assembler would take more
+        registers. Not with q8_0's scales, or before sm_90: some would not fit."""
+        is_wide = max(self.head_dim, self.value_dim) > 128
+        fits = target.sm >= 90 and self.layout.dtype != "q8_0"
+        return 2 if is_wide and fits and self.suits_tensor_cores else 0
+
     def cta(self, target: Target) -> DecodeCta:
         """What the template needs to know about a CTA on ``target``."""
         return DecodeCta(self, target)
@@ -146,14 +183,18 @@ class DecodeAttention(AttentionSpec):
         """Allowed deviation, relative to the largest output.
 
         The inputs are the cache's own values: what remains is f32 arithmetic and ex2.approx
-        (2^-22 relative). A soft-cap adds the error of tanh (4e-7) times the cap. A rope adds the
-        error of sines (2^-20.5), in every term of a score; a norm or a temperature that of its
-        factor (2^-22), ALiBi that of its slope, times the distance of keys that still count.
+        (2^-22 relative). On tensor cores queries and weights are the sum of two f16 (2^-22) or two
+        bf16 (2^-16); values of q8_0 are rounded to f16. A soft-cap adds the error of tanh (4e-7)
+        times the cap. A rope adds the error of sines (2^-20.5), in every term of a score; a norm or
+        a temperature that of its factor (2^-22), ALiBi that of its slope, times the distance of
+        keys that still count.
         """
         turned = 3e-5 * max(1.0, self.rope.magnitude) ** 2 if self.rope else 0.0
         factor = 1e-5 if self.token and (self.token.qk_norm or self.token.temperature) else 0.0
         slope = 1e-5 if self.scores.max_bias else 0.0
-        return 5e-6 + 4e-7 * self.scores.softcap + turned + factor + slope
+        parts = {"bf16": 4 * 2.0**-16, "q8_0": 2.0**-11}.get(self.layout.dtype, 0.0)
+        cap = 4e-7 * self.scores.softcap
+        return 5e-6 + cap + turned + factor + slope + (parts if self.suits_tensor_cores else 0.0)
 
     def appended(self, inputs: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Inputs after the rows' own tokens are prepared and in the caches, and these caches;

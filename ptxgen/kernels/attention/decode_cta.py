@@ -13,6 +13,10 @@ from urdir.ptxgen.target import Target
 
 #: Shared memory that a kernel may declare, on every target.
 MAX_STATIC_SHARED = 48 << 10
+#: Keys that a warp multiplies at once on tensor cores: the columns of an mma.
+TILE_KEYS = 8
+#: Stages of small slabs: more are not needed.
+MAX_STAGES = 8
 
 
 class Divided(Protocol):
@@ -42,6 +46,10 @@ class Divided(Protocol):
     def pieces(self) -> tuple[int, int]: ...
     @property
     def keys_per_pass(self) -> int: ...
+    @property
+    def suits_tensor_cores(self) -> bool: ...
+    @property
+    def queries_at(self) -> int: ...
 
 
 class DecodeCta:
@@ -50,7 +58,8 @@ class DecodeCta:
     Where the CTA is ``asynchronous``, keys and values pass through a ring of ``stages`` stages,
     one for each step of the loop over the keys; after the loop the warps' sums take its place. A
     q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
-    Sizes and offsets (``..._at``) are in bytes.
+    On ``tensor_cores`` a stage is a slab, 128 dims of the keys or values of a step
+    (_attention_mma.j2). Sizes and offsets (``..._at``) are in bytes.
     """
 
     def __init__(self, spec: Divided, target: Target) -> None:
@@ -67,21 +76,16 @@ class DecodeCta:
         self.raw = layout.raw_words
         self.quantised = layout.dtype == "q8_0"
 
-        # the ring: a thread's part of the first copy of a key or value, the distance to its second
-        # one, eight dims of a key or value of all threads
-        self.stages = 3
+        # bytes of a thread's load
         self.thread_bytes = 8 if self.quantised else 16
-        self.second_part = self.thread_bytes * threads
-        self.piece_bytes = (32 if layout.dtype == "f32" else 16) * threads
-        # keys a step: of a lane, of the CTA
-        wide = max(spec.pieces) > 1
-        fewest = self.stages * sum(spec.pieces) * self.piece_bytes
-        in_words = not self.quantised or (self.head_dim % 64 == 0 and self.value_dim % 64 == 0)
-        self.asynchronous = target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
-        self.ahead = 1 if wide or (self.asynchronous and layout.dtype == "f32") else 2
-        self.step = self.ahead * spec.keys_per_pass
-        self.stage_bytes = self.ahead * sum(spec.pieces) * self.piece_bytes
+        self.tensor_cores = spec.suits_tensor_cores and target.sm >= 80
+        self.asynchronous = False
+        if self.tensor_cores:
+            self._divide_among_fragments()
+        else:
+            self._divide_among_lanes()
         self.ring_bytes = self.stages * self.stage_bytes
+        has_ring = self.asynchronous or self.tensor_cores
 
         # the row's own token, if the spec has one: heads that are staged; of a head the pairs that
         # turn and the other values
@@ -93,7 +97,7 @@ class DecodeCta:
         self.copy_rounds = ceil_div(self.staged_heads * self.rest, threads)
         self.rounds = self.turn_rounds + self.copy_rounds
         # the last stage of the ring is not filled before all threads have taken what they need
-        self.turned_at = self.ring_bytes - self.stage_bytes if self.asynchronous else 0
+        self.turned_at = self.ring_bytes - self.stage_bytes if has_ring else 0
         # then the factors of the norms of queries, key and value
         self.norms_at = self.turned_at + 4 * self.staged_heads * self.head_dim
         # then, of each row that is normed as one vector, the warps' sums of squares
@@ -110,11 +114,85 @@ class DecodeCta:
         # the warps' maxima and sums, then their weighted values
         self.values_at = 8 * self.warps * self.tile
         scratch = [self.values_at + 4 * self.warps * self.tile * self.value_dim]
-        if self.asynchronous:
+        if has_ring:
             scratch.append(self.ring_bytes)
         if spec.token:
             scratch.append(end if self.row_norms else self.norms_at + 4 * (self.staged_heads + 1))
         self.scratch_bytes = max(scratch)
+
+    def _divide_among_lanes(self) -> None:
+        """The ring where each lane multiplies: a thread's part of the first copy of a key or value,
+        the distance to its second one, eight dims of a key or value of all threads; then the keys
+        of a step, of a lane and of the CTA, all loaded ``together``."""
+        spec, threads = self.spec, self.threads
+        self.stages = 3
+        self.second_part = self.thread_bytes * threads
+        self.piece_bytes = (32 if self.layout.dtype == "f32" else 16) * threads
+        wide = max(spec.pieces) > 1
+        fewest = self.stages * sum(spec.pieces) * self.piece_bytes
+        in_words = not self.quantised or (self.head_dim % 64 == 0 and self.value_dim % 64 == 0)
+        self.asynchronous = self.target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
+        is_long = self.asynchronous and self.layout.dtype == "f32"
+        self.ahead = 1 if wide or is_long else 2
+        self.together = self.step = self.ahead * spec.keys_per_pass
+        self.stage_bytes = self.ahead * sum(spec.pieces) * self.piece_bytes
+
+    def _divide_among_fragments(self) -> None:
+        """The type of the operands; strips of 32 dims of a key, blocks of 64 dims of a value, slabs
+        of 128 dims. The keys of a tile are ``together``, those of the warps' tiles a step."""
+        self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
+        self.together = TILE_KEYS
+        self.step = TILE_KEYS * self.warps
+        self.strip_count = ceil_div(self.head_dim, 32)
+        self.block_count = ceil_div(self.value_dim, 64)
+        self.slabs = {"k": ceil_div(self.head_dim, 128), "v": ceil_div(self.value_dim, 128)}
+        # a slab of a key in memory; in shared memory at least a strip, or a block, a power of two
+        self.slab_bytes = 16 * self.thread_bytes
+        fewest = {"k": 4 * self.thread_bytes, "v": 8 * self.thread_bytes}
+        self.row_bytes = {
+            name: min(self.slab_bytes, max(few, 1 << (self._bytes_of(name) - 1).bit_length(), 64))
+            for name, few in fewest.items()
+        }
+        self.warp_bytes = TILE_KEYS * max(self.row_bytes.values())
+        self.stage_bytes = (self.warp_bytes + (64 if self.quantised else 0)) * self.warps
+        self.stages = min(MAX_STAGES, MAX_STATIC_SHARED // self.stage_bytes)
+
+    def _bytes_of(self, name: str) -> int:
+        """A key or value in the cache, without q8_0's scales."""
+        return self.thread_bytes * self.eights[name]
+
+    def ragged_slab(self, name: str) -> int:
+        """How many lanes have 16 bytes of the last slab of a row, where not all have; else 0."""
+        last = self._bytes_of(name) - (self.slabs[name] - 1) * self.slab_bytes
+        return last // 16 if last < self.row_bytes[name] else 0
+
+    def words(self, name: str, slab: int) -> int:
+        """Words of two scales in a slab."""
+        return min(2, self.eights[name] // 8 - 2 * slab)
+
+    @property
+    def has_single_words(self) -> bool:
+        """Whether a slab has one word of scales."""
+        return any(self.words(name, slabs - 1) == 1 for name, slabs in self.slabs.items())
+
+    def swizzle(self, name: str, row: int) -> int:
+        """What the offset of 16 bytes in row ``row`` of a stage is xored with. Of 32 bytes of four
+        rows, and of rows 0, 2, 4, 6 (1, 3, 5, 7), all lie in different banks; so do 64 bytes of two
+        rows, as far as rows are that long."""
+        turn = 32 * ((row >> 1 & 1) ^ 2 * ((row ^ row >> 2) & 1))
+        return turn % self.row_bytes[name]
+
+    def strips(self, slab: int) -> range:
+        """The strips of a slab of "k"."""
+        return range(4 * slab, min(4 * slab + 4, self.strip_count))
+
+    def blocks(self, slab: int) -> range:
+        """The blocks of a slab of "v"."""
+        return range(2 * slab, min(2 * slab + 2, self.block_count))
+
+    def ragged(self, name: str) -> int:
+        """How many eights of dims the last strip of "k" or block of "v" has; 0 where it has all."""
+        return self.eights[name] % {"k": 4, "v": 8}[name]
 
     def guard(self, name: str, piece: int) -> str:
         """The predicate of lanes that have dims of this piece of "k" or "v"; "" where all have."""

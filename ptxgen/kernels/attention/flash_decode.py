@@ -95,9 +95,14 @@ class FlashDecode(DecodeAttention):
 
     @property
     def parked_nbytes(self) -> int:
-        """Dynamic shared memory of each warp, after the rows' own token: which chunk it works on,
-        while it goes through the keys."""
+        """Dynamic shared memory of each warp, after the queries: which chunk it works on, while it
+        goes through the keys."""
         return 32
+
+    @property
+    def parked_at(self) -> int:
+        """Where that begins."""
+        return self.queries_at + self.queries_nbytes
 
     @property
     def merged_vectors(self) -> int:
@@ -139,7 +144,7 @@ class FlashDecode(DecodeAttention):
         return LaunchShape(
             grid=(self.head_tiles, self.row_ctas, 1),
             block=(32 * WARPS, 1, 1),
-            shared_bytes=self.token_nbytes + WARPS * self.parked_nbytes,
+            shared_bytes=self.parked_at + WARPS * self.parked_nbytes,
             prefers_shared=True,
         )
 
@@ -235,6 +240,9 @@ class FlashDecode(DecodeAttention):
                 most=32,
             ),
             "head_dim 512": cls(2, KvLayout(1, 1, 40, 512, "f16"), ctas=4, least=16, most=16),
+            "latent": cls(
+                3, KvLayout(1, 1, 40, 576, "f16", value_dim=512), ctas=4, least=16, most=16
+            ),
             "value_dim": cls(
                 3, KvLayout(1, 1, 40, 192, "f16", value_dim=128), ctas=4, least=16, most=32
             ),

@@ -44,7 +44,7 @@ class IncrementalAttention(DecodeAttention):
         return LaunchShape(
             grid=(self.layout.kv_heads * self.tiles, self.rows, 1),
             block=(32 * WARPS, 1, 1),
-            shared_bytes=self.token_nbytes,
+            shared_bytes=self.queries_at + self.queries_nbytes,
             prefers_shared=True,
         )
 
@@ -94,6 +94,7 @@ class IncrementalAttention(DecodeAttention):
             ),
             "head_dim 512": cls(3, KvLayout(1, 1, 20, 512, "f16")),
             "head_dim 512 f32": cls(2, KvLayout(1, 1, 19, 512, "f32")),
+            "latent": cls(6, KvLayout(2, 1, 20, 576, "f16", value_dim=512), rows=2),
             "head_dim 320 q8_0": cls(2, KvLayout(1, 1, 19, 320, "q8_0"), most_heads=1),
             "value_dim": cls(5, KvLayout(1, 1, 37, 192, "f16", value_dim=128)),
             "value_dim 512": cls(2, KvLayout(1, 1, 9, 72, "bf16", value_dim=512)),

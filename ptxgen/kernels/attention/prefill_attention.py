@@ -124,6 +124,7 @@ class PrefillAttention(PromptAttention):
             "head_dim 200": cls(2, KvLayout(1, 1, 50, 200, "bf16"), rows=20),
             "head_dim 264": cls(1, KvLayout(1, 1, 40, 264, "f16"), rows=20),
             "head_dim 512": cls(2, KvLayout(1, 1, 40, 512, "f16"), rows=33),
+            "latent": cls(3, KvLayout(1, 1, 40, 576, "f16", value_dim=512), rows=18),
             "head_dim 512 q8_0": cls(1, KvLayout(1, 1, 30, 512, "q8_0"), 9, Scores(window=20)),
             "value_dim": cls(4, KvLayout(1, 1, 70, 192, "f16", value_dim=128), rows=20),
             "value_dim 328": cls(2, KvLayout(1, 1, 40, 40, "f16", value_dim=328), rows=20),

@@ -14,7 +14,7 @@ from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 
 #: The most values of a head, of keys and of values.
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 576
 LOG2E = math.log2(math.e)
 SINKS = Param("sinks", "f32", ("heads",), Access.IN)
 

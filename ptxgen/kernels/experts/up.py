@@ -22,7 +22,8 @@ class ExpertsUp(ExpertsSpec):
 
     ``gated`` off: y = f(G x). ``activation`` None: y = G x, not gated. ``norm``: x is normalised
     first. ``weighted``: the products are multiplied with the weight of the expert. ``bias``: each
-    expert has one for each of its matrices, added last before f.
+    expert has one for each of its matrices, added last before f. ``in_turn``: there is no
+    ``expert``, row b has number b % experts: heads with matrices of their own.
     """
 
     gated: bool = True
@@ -30,6 +31,7 @@ class ExpertsUp(ExpertsSpec):
     norm: Norm | None = None  # type: ignore[misc]
     weighted: bool = False
     bias: bool = False
+    in_turn: bool = False
 
     name = "experts_up"
     template = ("urdir.templates", "experts_up.ptx.j2")
@@ -41,6 +43,8 @@ class ExpertsUp(ExpertsSpec):
             raise PtxgenError("experts_up: gated without an activation")
         if f is not None and not self.gated and (f.limit or f.kind == "swiglu_oai"):
             raise PtxgenError(f"experts_up: {f.kind} without a gate has no limit")
+        if self.in_turn and (self.used > 1 or self.weighted):
+            raise PtxgenError("experts_up: experts in turn are one a row, without weights")
 
     @property
     def grid_rows(self) -> int:
@@ -55,7 +59,8 @@ class ExpertsUp(ExpertsSpec):
         params = [self._matrix("weights")]
         if self.gated:
             params.append(self._matrix("up"))
-        params.append(Param("expert", "u32", ("batch", "used"), Access.IN))
+        if not self.in_turn:
+            params.append(Param("expert", "u32", ("batch", "used"), Access.IN))
         if self.weighted:
             params.append(Param("weight", "f32", ("batch", "used"), Access.IN))
         params.append(Param("x", "f32", ("batch", "cols"), Access.IN))
@@ -70,7 +75,10 @@ class ExpertsUp(ExpertsSpec):
         return tuple(params)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x, chosen = inputs["x"].astype(np.float64), inputs["expert"]
+        x = inputs["x"].astype(np.float64)
+        chosen = np.arange(self.batch)[:, None] % self.experts
+        if not self.in_turn:
+            chosen = inputs["expert"]
         if self.norm is not None:
             x = self.norm(x, inputs.get("norm"), inputs.get("norm_bias"))
 
@@ -101,6 +109,13 @@ class ExpertsUp(ExpertsSpec):
                 q4_k, 6, 2, 16, 768, batch=3, activations="i16", norm=Norm("rms", 1e-5, False)
             ),
             "layer norm": cls(q8, 3, 2, 16, 544, norm=Norm("layer", 1e-5, bias=True)),
+            "in turn": cls(
+                q8, 3, 1, 32, 64, batch=7, gated=False, activation=None, in_turn=True
+            ),
+            "in turn i16": cls(
+                q8, 2, 1, 128, 512, batch=4, gated=False, activation=None, in_turn=True,
+                activations="i16",
+            ),
             "ungated relu2": cls(
                 f16, 3, 2, 32, 70, batch=2, gated=False, activation=Activation("relu2")
             ),

@@ -32,6 +32,8 @@ def refuse(machine: Any, code: str) -> CompileError:
         ("setp.eq.u32 %a, %a, %b;", "%a is not a predicate"),
         ("setp.lo.s32 %p, %a, %b;", ".lo does not compare .s32"),
         ("add.u32 %a, %b;", "wrong number of operands"),
+        ("fma.rn.f32 %f, %f;", "wrong number of operands"),
+        ("mul.wide.u32 %l;", "wrong number of operands"),
         ("bra NOWHERE;", "NOWHERE is not declared"),
         ("mov.u32 %a, %envreg3;", "special register %envreg3 is not supported"),
         ("cp.async.cg.shared.global [%a], [%l], 8;", "cp.async.cg cannot copy 8 bytes"),

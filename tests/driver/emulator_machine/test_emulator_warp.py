@@ -50,6 +50,21 @@ def test_shfl_by_register(machine: Any, rng: Any) -> None:
     assert (machine.evaluate(code, "u4", a, b) == want).all()
 
 
+@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
+def test_shfl_with_one_operand_in_a_register(machine: Any, rng: Any, mode: str) -> None:
+    """Wherever a value is the same in all lanes, it may be a register as well as a number."""
+    values = rng.integers(0, 2**32, 64, dtype=np.uint32)
+    same = np.full(64, 5, np.uint32)
+    clamp = 0 if mode == "up" else 31
+    code = f"shfl.sync.{mode}.b32 %d, %a, 5, {clamp}, {FULL};"
+    expected = machine.evaluate(code, "uint32", values, same)
+    by = code.replace(" 5,", " %b,")
+    assert np.array_equal(machine.evaluate(by, "uint32", values, same), expected)
+    within = code.replace(f" {clamp},", " %b,")
+    clamps = np.full(64, clamp, np.uint32)
+    assert np.array_equal(machine.evaluate(within, "uint32", values, clamps), expected)
+
+
 def test_shfl_in_half_warps(machine: Any, rng: Any) -> None:
     """Odd lanes exchange among themselves under their own member mask."""
     a = words(rng)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import lzma
@@ -22,7 +23,8 @@ import pytest
 
 from urdir.driver.cache import CubinCache
 from urdir.model.cli import COMMANDS, build_parser
-from urdir.model.commands import prompts
+from urdir.model.commands import options, prompts
+from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.files import hub
 from urdir.model.files.demo import demo_model
@@ -75,6 +77,26 @@ def test_run_answers_with_the_demo_model(cli: Cli) -> None:
     code, out, err = cli("run", "--temp", "0", "-p", "What is 2 plus 3?")
     assert (code, out) == (0, "2 plus 3 is 5.\n")
     assert "seed" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), SamplingSettings(seed=1)),
+        (
+            ("--presence-penalty", "0.5", "--frequency-penalty", "-1.5", "--min-tokens", "3"),
+            SamplingSettings(seed=1, presence_penalty=0.5, frequency_penalty=-1.5, min_tokens=3),
+        ),
+        (
+            ("-l", "7+1.5", "--logit-bias", "30-100", "--repeat-last-n", "-1"),
+            SamplingSettings(seed=1, logit_bias=((7, 1.5), (30, -100.0)), repeat_last_n=-1),
+        ),
+    ],
+)
+def test_flags_become_settings(flags: tuple[str, ...], expected: SamplingSettings) -> None:
+    parser = argparse.ArgumentParser()
+    options.add_sampling(parser)
+    assert options.sampling_settings(parser.parse_args(["-s", "1", *flags])) == expected
 
 
 @pytest.mark.slow
@@ -304,9 +326,10 @@ def test_env_clears_its_own_files_alone(
     for other in others:
         other.write_text("not a kernel")
     monkeypatch.setenv("URDIR_CACHE_DIR", str(tmp_path / "mine"))
-    assert json.loads(cli("env", "--json")[1])["cache"]["bytes"] == 4 + 32 + 64 + len(
-        "not a kernel"
-    )
+    kept = [path for path in (tmp_path / "mine" / "emulator").rglob("*") if path.is_file()]
+    assert len(kept) == 3
+    found = json.loads(cli("env", "--json")[1])["cache"]["bytes"]
+    assert found == sum(path.stat().st_size for path in kept)
     assert cli("env", "--json", "--clear-cache")[0] == 0
     assert sorted(path for path in (tmp_path / "mine").rglob("*") if path.is_file()) == sorted(
         others
@@ -323,6 +346,12 @@ def test_env_clears_its_own_files_alone(
         (("run", "--temp", "-1", "-p", "x"), "--temp"),
         (("run", "--top-p", "1.5", "-p", "x"), "--top-p"),
         (("run", "--top-k", "many", "-p", "x"), "--top-k"),
+        (("run", "--presence-penalty", "101", "-p", "x"), "--presence-penalty"),
+        (("run", "--frequency-penalty", "nan", "-p", "x"), "--frequency-penalty"),
+        (("run", "--logit-bias", "7", "-p", "x"), "--logit-bias"),
+        (("run", "--logit-bias", "7+101", "-p", "x"), "--logit-bias"),
+        (("run", "-l", "7+1", "-l", "7-1", "-p", "x"), "logit_bias"),
+        (("run", "--min-tokens", "-1", "-p", "x"), "--min-tokens"),
         (("run", "-n", "-3", "-p", "x"), "-n"),
         (("run", "-c", "-1", "-p", "x"), "-c"),
         (("run", "-c", "100000", "-p", "x"), "512"),

@@ -41,6 +41,8 @@ def _random_model(shape: Shape, kind: str = "F32", seed: int = 0) -> Model:
         of = "F32"
         if not isinstance(stored, StoredMatrix):
             values = values * np.float32(0.2) + np.float32("norm" in name)
+            if name.endswith("ssm_a"):  # what decays
+                values = -np.exp(values)
         else:
             values *= np.float32(1 / math.sqrt(stored.shape[-1]))
             of = "F32" if "gate_inp" in name else kind

@@ -56,8 +56,9 @@ def test_decode_steps_have_room(rows: int, length: int, steps: int) -> None:
 
 
 def test_a_step_is_named_by_what_it_does() -> None:
-    outputs = (Output.LOGITS, Output.GREEDY, Output.SAMPLE)
-    assert [StepShape(1, 512, o).kind for o in outputs] == ["logits", "greedy", "sample"]
+    outputs = (Output.LOGITS, Output.GREEDY, Output.SAMPLE, Output.LOGPROBS)
+    names = ["logits", "greedy", "sample", "logprobs"]
+    assert [StepShape(1, 512, o).kind for o in outputs] == names
     prompts = [StepShape(64, 512, output, prompt=64).kind for output in Output]
-    assert prompts == ["prompt", "prompt logits", "prompt greedy", "prompt sample"]
-    assert [o for o in Output if o.is_token] == [Output.GREEDY, Output.SAMPLE]
+    assert prompts == ["prompt", *(f"prompt {name}" for name in names)]
+    assert [o for o in Output if o.is_token] == list(outputs[1:])

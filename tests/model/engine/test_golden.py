@@ -283,7 +283,7 @@ def _copy_with_tensor(source: Path, target: Path, name: str, values: np.ndarray)
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
             add(key, value)
         for tensor in gguf.tensors.values():
-            writer.add_tensor(tensor.name, tensor.data.view(np.float32).reshape(tensor.shape))
+            writer.add_tensor(tensor.name, tensor.data[:].view(np.float32).reshape(tensor.shape))
         writer.add_tensor(name, values)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

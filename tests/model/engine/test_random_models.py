@@ -20,6 +20,8 @@ TOLERANCE = 1e-5
 #: The prompt's products round activations to f16, and the cache keys and values.
 DEFAULT_TOLERANCE = 2e-3
 _QWEN3 = ("ffn_gate.weight", "attn_q_norm.weight", "attn_k_norm.weight")
+#: Six heads of 32 values with a state.
+_STATES = {"ssm.conv_kernel": 3, "ssm.inner_size": 192, "ssm.time_step_rank": 6}
 #: Shape, type of the matrices.
 CASES = {
     "head_dim 80, groups of 3": (
@@ -49,6 +51,83 @@ CASES = {
         ),
         "Q5_1",
     ),
+    "latent vectors of 3 heads, yarn": (
+        Shape(
+            *("deepseek2", 2, 96, 3, 1, 64, 160, 83, False),
+            {
+                "attention.q_lora_rank": 64,
+                "attention.kv_lora_rank": 96,
+                "attention.key_length_mla": 48,
+                "attention.value_length_mla": 32,
+                "rope.dimension_count": 16,
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 16,
+                "rope.scaling.yarn_log_multiplier": 0.0707,
+                "attention.temperature_scale": 0.1,
+                "attention.temperature_length": 8,
+                "leading_dense_block_count": 1,
+                "expert_count": 5,
+                "expert_used_count": 2,
+                "expert_feed_forward_length": 64,
+                "expert_shared_count": 2,
+                "expert_gating_func": 2,
+            },
+            ("ffn_gate.weight", "ffn_gate_shexp.weight", "exp_probs_b.bias"),
+        ),
+        "Q8_0",
+    ),
+    "delta rule, six heads on three": (
+        Shape(
+            *("qwen35", 4, 96, 3, 1, 64, 160, 71, True),
+            {
+                **_STATES,
+                "ssm.state_size": 32,
+                "ssm.group_count": 3,
+                "rope.dimension_count": 32,
+                "rope.dimension_sections": np.array([6, 5, 5, 0]),
+                "full_attention_interval": 3,
+            },
+        ),
+        "Q8_0",
+    ),
+    "state space beside attention, scales": (
+        Shape(
+            *("granitehybrid", 3, 96, 4, 2, 24, 160, 71, True),
+            {
+                **_STATES,
+                "ssm.state_size": 20,
+                "ssm.group_count": 2,
+                "attention.head_count_kv": np.array([0, 2, 0]),
+                "residual_scale": 0.5,
+                "embedding_scale": 3.0,
+                "logit_scale": 2.0,
+                "attention.scale": 0.1,
+                "rope.scaling.finetuned": False,
+            },
+        ),
+        "F16",
+    ),
+    "layers of one network, experts without gates": (
+        Shape(
+            *("nemotron_h_moe", 4, 96, 4, 2, 32, 160, 71, False),
+            {
+                **_STATES,
+                "ssm.state_size": 16,
+                "ssm.group_count": 3,
+                "attention.head_count_kv": np.array([0, 2, 0, 0]),
+                "feed_forward_length": np.array([0, 0, 64, 64]),
+                "expert_count": 6,
+                "expert_used_count": 2,
+                "expert_feed_forward_length": 64,
+                "expert_shared_feed_forward_length": 96,
+                "expert_weights_norm": True,
+                "expert_weights_scale": 2.5,
+            },
+            (),
+        ),
+        "Q8_0",
+    ),
     "ALiBi of 3 heads, LayerNorm": (
         Shape(
             *("bloom", 2, 96, 3, 3, 32, 160, 71, True),
@@ -59,8 +138,19 @@ CASES = {
 }
 
 
+#: What other tests of the default run have, too.
+_FULL = {
+    "delta rule, six heads on three",
+    "state space beside attention, scales",
+    "layers of one network, experts without gates",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.full] if case in _FULL else []) for case in CASES],
+)
 def test_logits_are_the_reference_s(
     case: str, device: Device, random_model: Callable[..., Any], reference_model: Any
 ) -> None:

@@ -9,9 +9,9 @@ are told later.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from urdir.model.engine.batch import Batch, Segment
 from urdir.model.engine.request import Ending, Request
 from urdir.model.engine.scheduler import Limits, Scheduler
-from urdir.model.engine.sequence import Finish
+from urdir.model.engine.sequence import GREEDY, Finish
 from urdir.model.engine.step_plan import StepPlan
 from urdir.model.errors import BusyError, ContextFullError, ModelError, SettingsError
 from urdir.model.memory.pages import PagePool
@@ -31,6 +31,7 @@ from urdir.model.memory.pages import PagePool
 END = 0
 VOCABULARY = 6
 UNWRITTEN = -1
+LETTERS = 4  # of each sequence: as many steps may be under way
 
 
 def advance(state: int, token: int) -> int:
@@ -50,7 +51,7 @@ def answer_to(request: Request, context: int) -> tuple[list[int], Finish]:
     answer: list[int] = []
     while True:
         token = next_token(state)
-        if token == END and not request.ignore_end and len(answer) >= request.min_tokens:
+        if token == END and not request.ignore_end and len(answer) >= request.settings.min_tokens:
             return answer, Finish.END
         answer.append(token)
         if request.limit is not None and len(answer) >= request.limit:
@@ -135,21 +136,25 @@ class ToyDevice:
     def __init__(self, storage: ToyStorage) -> None:
         self.storage = storage
         self.tokens: list[dict[int, int]] = [{} for _ in range(storage.slots)]
+        self.mailbox: dict[tuple[int, int], int] = {}
 
     def upload(self, sequence: int, tokens: Sequence[int]) -> None:
         self.tokens[sequence] = dict(enumerate(tokens))
 
-    def run(self, plan: StepPlan) -> list[int]:
-        """The tokens that a step chooses."""
-        chosen = []
+    def run(self, plan: StepPlan) -> None:
+        """Process the rows of a step, and put the tokens that it chooses into the mailbox."""
         for sequence, position in zip(plan.batch.decode, plan.positions, strict=True):
             self._process(sequence, position, position + 1)
-            chosen.append(self._choose(sequence, position + 1))
         for segment in plan.batch.segments:
             self._process(segment.sequence, segment.start, segment.end)
-            if segment.chooses:
-                chosen.append(self._choose(segment.sequence, segment.end))
-        return chosen
+        for sequence, position in plan.places:
+            token = next_token(self.storage.read(sequence, position))
+            self.tokens[sequence][position + 1] = token
+            self.mailbox[sequence, position % LETTERS] = token
+
+    def chosen(self, sequence: int, position: int) -> int:
+        """The token after the one at ``position``, unless another has taken its place."""
+        return self.mailbox[sequence, position % LETTERS]
 
     def _process(self, sequence: int, start: int, end: int) -> None:
         state = self.storage.read(sequence, start - 1) if start else 1
@@ -157,10 +162,6 @@ class ToyDevice:
         for position in range(start, end):
             state = advance(state, self.tokens[sequence][position])
             self.storage.write(sequence, position, state)
-
-    def _choose(self, sequence: int, end: int) -> int:
-        self.tokens[sequence][end] = next_token(self.storage.read(sequence, end - 1))
-        return self.tokens[sequence][end]
 
 
 class Server:
@@ -185,7 +186,7 @@ class Server:
         self.requests: dict[int, Request] = {}
         self.answers: dict[int, list[int]] = {}
         self.endings: dict[int, Ending] = {}
-        self.queued: deque[tuple[StepPlan, list[int]]] = deque()
+        self.queued: deque[StepPlan] = deque()
         self.admitted: list[int] = []
         self.wasted = 0
 
@@ -212,12 +213,14 @@ class Server:
             for number, sequence in plan.admitted:
                 self.device.upload(sequence, scheduler.tokens(number))
                 self.admitted.append(number)
-            self.queued.append((plan, self.device.run(plan)))
+            self.device.run(plan)
+            self.queued.append(plan)
         return plan
 
     def complete(self) -> None:
         """The oldest step is complete."""
-        plan, tokens = self.queued.popleft()
+        plan = self.queued.popleft()
+        tokens = [self.device.chosen(*place) for place in plan.places]
         outcomes = self.scheduler.chosen(plan, tokens)
         self.wasted += len(tokens) - len(outcomes)
         for outcome in outcomes:
@@ -285,7 +288,7 @@ REQUESTS = st.builds(
     Request,
     prompt=PROMPTS,
     limit=st.none() | st.integers(4, 20),
-    min_tokens=st.integers(0, 4),
+    settings=st.integers(0, 4).map(lambda n: replace(GREEDY, min_tokens=n)),
     ignore_end=st.booleans(),
     constraint=st.sampled_from([None, None, object()]),
 )
@@ -336,7 +339,7 @@ class AnyUse(RuleBasedStateMachine):
             assert (number in late) == (waited > 60 and number not in self.server.begun)
         self.cancelled += len(late)
 
-    @precondition(lambda self: len(self.server.queued) < 2)
+    @precondition(lambda self: len(self.server.queued) < 3)
     @rule()
     def plan(self) -> None:
         self.server.plan()
@@ -502,6 +505,48 @@ def test_a_request_goes_first_that_was_set_back() -> None:
     assert server.admitted == [old, young, young, late]
 
 
+def test_none_is_admitted_that_would_soon_set_another_back() -> None:
+    server = Server(ToyStorage(7, 4, 4), limits=small_limits(ahead=8))
+    server.add(ask(*[1] * 8, limit=16))
+    server.add(ask(*[2] * 14, limit=2))  # its four pages leave one free: not room for 8 tokens
+    server.run()
+    server.check()
+    assert (server.admitted, server.scheduler.counts.set_back) == ([1, 2], 0)
+
+
+def test_equal_answers_reserve_in_different_steps() -> None:
+    limits = small_limits(ahead=16, prompt_rows=64)
+    server = Server(ToyStorage(400, 4, 16), 100, limits)
+    reserve, steps = server.storage.reserve, Counter[int]()
+
+    def counted(sequence: int, start: int, end: int) -> int:
+        steps[server.scheduler.counts.steps] += 1
+        return reserve(sequence, start, end)
+
+    server.storage.reserve = counted  # type: ignore[method-assign]
+    for _ in range(16):
+        server.add(ask(1, limit=80))
+    server.run()
+    server.check()
+    del steps[min(steps)]  # the first of all answers
+    assert len(steps) > 40
+    assert max(steps.values()) <= 2
+
+
+def test_what_was_set_back_waits_for_its_tokens_under_way() -> None:
+    server = Server(ToyStorage(6, 4, 4), context=24, limits=small_limits(ahead=1))
+    old, young = server.add(ask(*[1] * 8, limit=16)), server.add(ask(*[2] * 8, limit=16))
+    while not server.scheduler.counts.set_back:
+        server.plan()
+    server.scheduler.cancel(old)  # there is room for the other again
+    assert server.plan() is None
+    while server.queued:
+        server.complete()
+    server.run()
+    server.check()
+    assert server.admitted == [old, young, young]
+
+
 def test_cancelled_wherever_it_is() -> None:
     server = Server(ToyStorage(100, 4, 1), limits=small_limits())
     numbers = [server.add(ask(*[n] * 20)) for n in (1, 2, 3)]
@@ -575,8 +620,8 @@ def test_bad_requests_and_limits() -> None:
         Request(prompt=())
     with pytest.raises(SettingsError, match="a limit of 0 tokens: expected 1 or more"):
         Request(prompt=(1,), limit=0)
-    with pytest.raises(SettingsError, match="at least 5 tokens: expected 0 to 4, the most"):
-        Request(prompt=(1,), limit=4, min_tokens=5)
+    with pytest.raises(SettingsError, match="at least 5 tokens of 4 that are wanted"):
+        Request(prompt=(1,), limit=4, settings=replace(GREEDY, min_tokens=5))
     with pytest.raises(SettingsError, match="prompt_rows 100: expected a multiple of 16"):
         Limits(prompt_rows=100)
     with pytest.raises(SettingsError, match="ahead 0: expected 1 or more"):

@@ -7,6 +7,7 @@ import os
 import random
 import struct
 import time
+import tracemalloc
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -41,8 +42,8 @@ def test_agrees_with_the_gguf_package(data: Path, name: str) -> None:
             assert ours.shape == tuple(int(n) for n in reversed(tensor.shape))
             assert (ours.offset, ours.nbytes) == (tensor.data_offset, tensor.n_bytes)
             assert ours.type_name == tensor.tensor_type.name
-            assert ours.data.tobytes() == tensor.data.tobytes()
-            assert not ours.data.flags.writeable
+            assert ours.data[:].tobytes() == tensor.data.tobytes()
+            assert not ours.data[:].flags.writeable
         for key, value in gguf.metadata.items():
             assert _contents(value) == expected.fields[key].contents()
 
@@ -102,7 +103,9 @@ def test_string_arrays_of_any_bytes() -> None:
             expected = [s.decode("utf-8", "replace") for s in raw]
             assert strings.decoded() == expected
             assert [strings[i] for i in range(9)] == expected
+            assert strings.longest == max(map(len, raw))
     assert StringArray(memoryview(b""), 0, array("Q")).decoded() == []
+    assert StringArray(memoryview(b""), 0, array("Q")).longest == 0
 
 
 def test_string_arrays_behave_like_lists(make_gguf: Maker) -> None:
@@ -139,15 +142,15 @@ def test_alignment_of_the_file(tmp_path: Path, alignment: int) -> None:
     gguf = Gguf(tmp_path / "aligned.gguf")
     assert gguf.alignment == alignment
     for name, numbers in arrays.items():
-        assert gguf.tensors[name].data.view(np.float32).tolist() == numbers.tolist()
+        assert gguf.tensors[name].data[:].view(np.float32).tolist() == numbers.tolist()
 
 
-def test_views_outlive_the_file_object(data: Path) -> None:
+def test_tensors_outlive_the_file_object(data: Path) -> None:
     with Gguf(data / "golden" / "nano-llama-f32.gguf") as gguf:
-        view = gguf.tensors["output_norm.weight"].data
-        expected = view.tobytes()
+        norm = gguf.tensors["output_norm.weight"].data
+        expected = norm[:].tobytes()
     gguf.close()
-    assert view.tobytes() == expected
+    assert norm[:].tobytes() == expected
     assert not gguf.tensors
 
 
@@ -222,6 +225,16 @@ def test_what_is_no_gguf_file(
     assert message in _refused(path, error)
 
 
+def test_the_start_of_a_header_that_goes_on(make_gguf: Maker) -> None:
+    """More than is read at first, cut at any place of it."""
+    for extra in range(0, 90, 7):
+        text = "x" * ((1 << 20) - 60 + extra)
+        with Gguf(make_gguf({"a": text, "b": np.arange(9, dtype="<u8"), "c": ["d", "e"]})) as gguf:
+            assert gguf.metadata["a"] == text
+            assert _contents(gguf.metadata["b"]) == list(range(9))
+            assert _contents(gguf.metadata["c"]) == ["d", "e"]
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -229,9 +242,20 @@ def test_what_is_no_gguf_file(
         ((9, struct.pack("<IQ", 4, 2**62)), "items in metadata key 'k'"),
         ((9, struct.pack("<IQ", 8, 1) + struct.pack("<Q", 2**64 - 9)), "'k'"),
         ((9, struct.pack("<IQ", 8, 2) + struct.pack("<Q", 2**63) + b"x" * 20), "'k'"),
-        ((9, struct.pack("<IQ", 9, 1) * 40), "nests"),
-        ((9, struct.pack("<IQ", 13, 0) + b"\0" * 12), None),  # an empty array of no known type
-        ((9, struct.pack("<IQ", 13, 1) + b"\0" * 12), "value type 13"),
+        ((9, struct.pack("<IQ", 9, 1) * 40), "5 levels of arrays, at most 4"),
+        ((9, struct.pack("<IQ", 9, 4097) + struct.pack("<IQ", 0, 0) * 4097), "arrays within"),
+        (
+            (
+                9,
+                struct.pack("<IQ", 9, 64)
+                + (struct.pack("<IQ", 9, 64) + struct.pack("<IQ", 0, 0) * 64) * 64,
+            ),
+            "4,097 arrays within arrays",
+        ),
+        ((9, struct.pack("<IQ", 0, (4 << 20) + 1) + b"\0" * ((4 << 20) + 1)), "items of an array"),
+        ((8, struct.pack("<Q", (64 << 20) + 1) + b"\0" * ((64 << 20) + 1)), "bytes of a string"),
+        ((9, struct.pack("<IQ", 13, 0) + b"\0" * 12), "type 13"),  # empty, but of no known type
+        ((9, struct.pack("<IQ", 13, 1) + b"\0" * 12), "type 13"),
         ((77, b""), "value type 77"),
     ],
 )
@@ -261,9 +285,13 @@ def test_bad_alignment(make_gguf: Maker, alignment: int) -> None:
     assert "not a power of two" in _refused(make_gguf({"general.alignment": alignment}))
 
 
-def test_alignment_must_be_an_integer(make_gguf: Maker) -> None:
-    with pytest.raises(ModelError, match=r"general\.alignment"):
-        Gguf(make_gguf({"general.alignment": "32"}))
+@pytest.mark.parametrize("value", ["32", -32, (10, struct.pack("<Q", 32))])
+def test_alignment_must_be_a_u32(make_gguf: Maker, value: object) -> None:
+    assert "general.alignment has value type" in _refused(make_gguf({"general.alignment": value}))
+
+
+def test_alignment_is_limited(make_gguf: Maker) -> None:
+    assert "bytes of alignment" in _refused(make_gguf({"general.alignment": 2 << 20}))
 
 
 def _tensor_file(tmp_path: Path, *infos: bytes, data: int = 4096) -> Path:
@@ -292,15 +320,17 @@ def _info(name: str, dims: tuple[int, ...], type_id: int = F32, offset: int = 0)
         (_info("w", (1025,)), GgufError, "'w' ends at byte"),
         (_info("w", (2**40, 2**40)), GgufError, "'w' ends at byte"),  # 2^82 overflows 64 bits
         (_info("w", (2**63, 2)), GgufError, "'w' ends at byte"),
-        (_info("w", (4,), offset=2**64 - 32), GgufError, "'w' ends at byte"),
-        (_info("w", (4,), offset=16), GgufError, "'w' starts at offset 16, not aligned to 32"),
-        (_info("w", (4,), offset=4096), GgufError, "'w' ends at byte"),
+        (_info("w", (4,), offset=2**64 - 32), GgufError, "'w' starts at offset"),
+        (_info("w", (4,), offset=16), GgufError, "'w' starts at offset 16, expected 0"),
+        (_info("w", (4,), offset=4096), GgufError, "'w' starts at offset 4,096, expected 0"),
         (_info("w", (256, 28), Q4_K), None, ""),
         (_info("w", (256, 29), Q4_K), GgufError, "'w' ends at byte"),
         (_info("w", (128, 2), Q4_K), GgufError, "'w' has rows of 128"),
         (_info("w", (4,), type_id=99), UnsupportedError, "'w' has unknown type 99"),
         (_info("w", (4,), type_id=4), UnsupportedError, "'w' has unknown type 4"),  # Q4_2, removed
         (_info("", (4,)), GgufError, "empty tensor name"),
+        (_info("w" * 63, (1025,)), GgufError, "ends at byte"),
+        (_info("w" * 64, (4,)), GgufError, "64 bytes of a tensor name, at most 63"),
         (struct.pack("<Q", 2**60), GgufError, "the tensor list"),
     ],
 )
@@ -315,8 +345,71 @@ def test_bad_tensors(
 
 
 def test_a_tensor_name_twice(tmp_path: Path) -> None:
-    path = _tensor_file(tmp_path, _info("w", (4,)), _info("v", (4,)), _info("w", (4,)))
+    path = _tensor_file(tmp_path, _info("w", (4,)), _info("v", (4,), offset=32), _info("w", (4,)))
     assert "tensor 'w' occurs twice" in _refused(path)
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [0, 32, 96],  # over the one before, within it, with a gap
+)
+def test_tensors_lie_one_after_the_other(tmp_path: Path, offset: int) -> None:
+    path = _tensor_file(tmp_path, _info("v", (16,)), _info("w", (4,), offset=offset))
+    message = f"tensor 'w' starts at offset {offset}, expected 64"
+    assert message in _refused(path)
+    path = _tensor_file(tmp_path, _info("v", (13,)), _info("w", (4,), offset=64))
+    assert Gguf(path).tensors["w"].offset - Gguf(path).tensors["v"].offset == 64
+
+
+@pytest.mark.slow
+def test_small_files_take_little(tmp_path: Path, make_gguf: Maker) -> None:
+    """What the header counts costs no more than a few times its bytes, and no time."""
+    infos = [_info(f"{i:05d}", (1,), offset=32 * i) for i in range(32_768)]
+    nested = struct.pack("<IQ", 9, 4096) + struct.pack("<IQ", 0, 0) * 4096
+    files = {
+        "tensors": _tensor_file(tmp_path, *infos[:8192], data=32 << 13).read_bytes(),
+        "too many": _tensor_file(tmp_path, *infos, _info("w", (1,))).read_bytes(),
+        "nested": make_gguf({"general.architecture": (9, nested)}).read_bytes(),
+        "keys": make_gguf({f"{i}": True for i in range(4096)}).read_bytes(),
+        "strings": make_gguf({"s": [""] * (1 << 18)}).read_bytes(),
+    }
+    path = tmp_path / "small.gguf"
+    for name, raw in files.items():
+        path.write_bytes(raw)
+        tracemalloc.start()
+        started = time.perf_counter()
+        try:
+            with Gguf(path) as gguf:
+                with pytest.raises(ModelError) as caught:
+                    _ = gguf.architecture
+                assert len(str(caught.value)) < 300 + len(str(path))
+                assert name != "too many"
+        except GgufError:
+            assert name == "too many"
+        seconds, (_, peak) = time.perf_counter() - started, tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 10 * len(raw) + (32 << 20), name
+        assert seconds < 10, name  # traced; 0.3 s without
+
+
+def test_a_file_that_changes_while_it_is_open(data: Path, tmp_path: Path) -> None:
+    raw = (data / "golden" / "nano-llama-q2_k.gguf").read_bytes()
+    path = tmp_path / "changing.gguf"
+    for change in (raw[:5000], raw[:-1], raw + b"more", raw[:-1] + b"!"):
+        path.write_bytes(raw)
+        os.utime(path, ns=(1, 1))
+        with Gguf(path) as gguf:
+            tensor = list(gguf.tensors.values())[-1]
+            assert tensor.data[:].tobytes() == raw[tensor.offset : tensor.offset + tensor.nbytes]
+            path.write_bytes(change)
+            with pytest.raises(GgufError, match="was changed while it was in use"):
+                _ = tensor.data[:]
+    path.write_bytes(raw)
+    with Gguf(path) as gguf:  # the name now means another file, which does no harm
+        (tmp_path / "new").write_bytes(b"other")
+        os.replace(tmp_path / "new", path)
+        tensor = list(gguf.tensors.values())[-1]
+        assert tensor.data[:].tobytes() == raw[tensor.offset : tensor.offset + tensor.nbytes]
 
 
 def test_every_truncation_is_noticed(data: Path, tmp_path: Path) -> None:
@@ -347,4 +440,4 @@ def test_changed_bytes_are_read_or_refused(
     except ModelError as error:
         assert "\n" not in str(error)  # noqa: PT017 - either outcome is right
     else:
-        assert all(tensor.data.nbytes == tensor.nbytes for tensor in gguf.tensors.values())
+        assert all(len(tensor.data) == tensor.nbytes for tensor in gguf.tensors.values())

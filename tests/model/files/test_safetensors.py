@@ -40,8 +40,8 @@ def test_agrees_with_the_library(tmp_path: Path) -> None:
     assert set(read) == set(arrays)
     for name, array in arrays.items():
         assert read[name].shape == array.shape
-        assert read[name].data.tobytes() == array.tobytes()
-        assert not read[name].data.flags.writeable
+        assert read[name].data[:].tobytes() == array.tobytes()
+        assert not read[name].data[:].flags.writeable
 
 
 GOOD = {"a": entry(0, 4, [2, 2]), "b": entry(4, 6, [2])}
@@ -51,7 +51,7 @@ def test_a_file_made_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(file_bytes(GOOD | {"__metadata__": {"format": "pt"}}, b"abcdef"))
     read = read_safetensors(path)
-    assert {name: t.data.tobytes() for name, t in read.items()} == {"a": b"abcd", "b": b"ef"}
+    assert {name: t.data[:].tobytes() for name, t in read.items()} == {"a": b"abcd", "b": b"ef"}
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,8 @@ def test_a_file_made_by_hand(tmp_path: Path) -> None:
         (file_bytes({"a": entry(0, 4, [4], "F128")}, b"abcd"), "'a' has the unknown dtype 'F128'"),
         (file_bytes({"a": entry(0, 4, [4], ["U8"])}, b"abcd"), "'a' has the unknown dtype"),
         (file_bytes({"a": entry(0, 4, [4]) | {"x": 1}}, b"abcd"), "'a' has other fields"),
+        (file_bytes({"a": entry(0, 4, "\x1b[31m")}, b"abcd"), r"the shape '\\x1b\[31m'"),
+        (file_bytes({"a": entry(0, 4, [4]) | {"data_offsets": "\0"}}, b"abcd"), r"offsets '\\x00'"),
         (file_bytes({"a": [1]}, b"abcd"), "'a' has other fields"),
         (file_bytes({"": entry(0, 4, [4])}, b"abcd"), "no printable name"),
         (file_bytes({"a\nb": entry(0, 4, [4])}, b"abcd"), "no printable name"),
@@ -103,7 +105,7 @@ def test_hostile_files_are_refused(tmp_path: Path, content: bytes, message: str)
     with pytest.raises(SafetensorsError, match=message) as caught:
         read_safetensors(path)
     assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 @settings(max_examples=200, deadline=None)

@@ -4,27 +4,44 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from urdir.model.families.registry import read_config
-from urdir.model.families.shapes import SHAPES
+from urdir.model.families.shapes import SHAPES, Shape
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.model_kernels import model_kernels
 
 CONTEXT = 1024
 LAYERS = 12
 #: Where layers differ: by the types of their weights, the place in a pattern, or what they share.
-WHOLE = {"llama-3.1-70b", "gemma-3-27b", "gemma-4-e4b", "falcon-7b"}
+WHOLE = {"llama-3.1-70b", "gemma-3-27b", "gemma-4-e4b", "falcon-7b", "deepseek-v2-lite"}
 
 
-@pytest.mark.parametrize("name", SHAPES)
+def first_layers(shape: Shape) -> Shape:
+    """A model of the first `LAYERS`, with its numbers for each layer."""
+    keys = {
+        key: value[:LAYERS] if isinstance(value, np.ndarray) and len(value) > LAYERS else value
+        for key, value in shape.keys.items()
+    }
+    return replace(shape, layers=LAYERS, keys=keys)
+
+
+#: Whose plans take longest, and have layers that others have, too.
+FULL = {"deepseek-v2-lite", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "granite-4.0-h-small"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.full] if name in FULL else []) for name in SHAPES],
+)
 def test_every_shape_has_plans(
     name: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of so many layers, unless ``--full``: the kernels of all others but `WHOLE` are the same."""
     assert read_config(SyntheticModel(name)).layers
     if name not in WHOLE and not pytestconfig.getoption("--full"):
-        monkeypatch.setitem(SHAPES, name, replace(SHAPES[name], layers=LAYERS))
+        monkeypatch.setitem(SHAPES, name, first_layers(SHAPES[name]))
     model = SyntheticModel(name)
     kernels = model_kernels(model, read_config(model), CONTEXT, "sm_90a", 132)
     assert any(kernel.per_step(prompt=False) for kernel in kernels)

@@ -13,11 +13,14 @@ from urdir.model.errors import ContextFullError
 from urdir.model.memory.pages import Match, PagePool
 
 PAGE = 4
-PAGES = 7
+PAGES = 9
 
-#: Prompts that often begin alike: few tokens, repeated.
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=4 * PAGE).map(tuple)
 Tokens = tuple[int, ...]
+#: Prompts that often begin alike, by whole pages and by parts of one.
+WHOLE = st.lists(st.sampled_from([(0, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 0)]), max_size=3)
+PARTS = st.lists(st.integers(0, 1), min_size=1, max_size=PAGE)
+LENGTHS = st.just(99) | st.integers(0, 4 * PAGE)  # all of them, or fewer
+PROMPTS = st.builds(lambda whole, part: (*sum(whole, ()), *part), WHOLE, PARTS)
 
 
 def blocks(tokens: int) -> int:
@@ -72,8 +75,9 @@ class Pool(RuleBasedStateMachine):
         self.write(holder, match.tokens)
         return holder
 
-    @rule(holder=holders, more=PROMPTS)
-    def grow(self, holder: Holder, more: Tokens) -> None:
+    @rule(holder=holders, length=LENGTHS, more=PROMPTS)
+    def go_on_from(self, holder: Holder, length: int, more: Tokens) -> None:
+        self.cut(holder, length)
         start = len(holder.tokens)
         held = len(holder.pages)
         wanted = blocks(start + len(more)) - held
@@ -96,7 +100,6 @@ class Pool(RuleBasedStateMachine):
         holder.tokens += more
         self.write(holder, start)
 
-    @rule(holder=holders, length=st.integers(0, 4 * PAGE))
     def cut(self, holder: Holder, length: int) -> None:
         holder.tokens = holder.tokens[:length]
         keep = blocks(len(holder.tokens))
@@ -109,7 +112,7 @@ class Pool(RuleBasedStateMachine):
         self.living.append(Holder(holder.tokens, list(holder.pages)))
         return self.living[-1]
 
-    @rule(holder=holders, length=st.integers(0, 4 * PAGE))
+    @rule(holder=holders, length=LENGTHS)
     def publish(self, holder: Holder, length: int) -> None:
         self.pool.publish(holder.tokens[:length], holder.pages)
 
@@ -192,7 +195,7 @@ class Pool(RuleBasedStateMachine):
         assert found == {page for page, known in enumerate(pool._nodes) if known is not None}
 
 
-Pool.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Pool.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 test_any_use = Pool.TestCase
 
 
@@ -241,6 +244,52 @@ def test_the_least_recently_used_goes_first_the_end_of_a_prefix_before_its_begin
     pool.take(1)
     assert pool.evictions == 2
     assert pool.match(new, 2).tokens == 2 * PAGE
+
+
+@pytest.mark.parametrize("last", [0, 9])
+def test_either_neighbour_may_agree_longest(last: int) -> None:
+    pool = PagePool(8, PAGE)
+    first = hold(pool, (5, 6, 7, 8))
+    for other in ((5, 6, 6, 6), (5, 6, 8, 8)):
+        hold(pool, other)
+    match = pool.match((5, 6, 7, last), 1)
+    assert (match.tokens, match.source) == (3, first.pages[0])
+
+
+def test_what_is_written_over_is_forgotten_with_all_that_follows() -> None:
+    pool = PagePool(3, PAGE)
+    tokens = (1,) * 10
+    pages = hold(pool, tokens).pages
+    pool.forget(pages[2], 2)  # what comes after the known ones
+    pool.forget(pages[1], 4)
+    assert pool.match(tokens[:8], 2).tokens == 8
+    pool.forget(pages[2], 1)
+    assert pool._find(tokens)[1:] == (None, 0)
+    pool.forget(pages[0], 3)
+    assert pool._find(tokens) == ([], None, 0)
+    assert not any(pool._nodes)
+
+
+def test_the_page_to_copy_goes_last() -> None:
+    pool = PagePool(2, PAGE)
+    for tokens in ((1, 1, 1), (2, 2, 2)):
+        pool.release(hold(pool, tokens).pages)
+    match = pool.match((1, 1, 2), 1)
+    assert match.source not in (None, *match.pages)
+
+
+def test_a_page_whose_twin_is_known_keeps_the_known_one_in_use() -> None:
+    """Two computed the same beginning, and one went on: its end is found by the other's pages."""
+    pool = PagePool(5, PAGE)
+    first, second = (pool.take(count) for count in (1, 2))
+    pool.publish((1,) * 4, first)
+    pool.publish((1,) * 8, second)
+    pool.release(first)
+    unused = pool.take(1)
+    pool.publish((2,) * 4, unused)
+    pool.release(unused)
+    pool.release(second)
+    assert list(pool._kept) == [unused[0], second[1], first[0]]
 
 
 def test_a_page_that_is_taken_and_copied_at_once_needs_no_copy() -> None:

@@ -40,9 +40,9 @@ def test_every_matrix_is_repacked_exactly(data: Path, device_name: str, kind: st
             tensor = gguf.tensors[f"{name}.weight"]
             matrix = weights.matrix(StoredMatrix.whole(tensor.name, *tensor.shape))
             expected = reference.quants.dequantize(
-                tensor.data.reshape(tensor.shape[0], -1)
+                tensor.data[:].reshape(tensor.shape[0], -1)
                 if tensor.type_name not in ("F32", "F16")
-                else tensor.data.view(np.float32 if tensor.type_name == "F32" else np.float16),
+                else tensor.data[:].view(np.float32 if tensor.type_name == "F32" else np.float16),
                 reference.GGMLQuantizationType(tensor.type_id),
             ).reshape(tensor.shape)
             unpacked = matrix.layout.unpack(matrix.data.download(np.uint8))
@@ -69,7 +69,7 @@ def test_several_threads_copy_every_byte_once(
     ):
         tensor = gguf.tensors["blk.1.ffn_down.weight"]
         matrix = weights.matrix(StoredMatrix.whole(tensor.name, *tensor.shape))
-        expected = matrix.layout.pack(np.array(tensor.data))
+        expected = matrix.layout.pack(np.array(tensor.data[:]))
         np.testing.assert_array_equal(matrix.data.download(np.uint8), expected)
     assert len(begun) == upload._LANES
 
@@ -82,7 +82,7 @@ def test_norms_are_kept_as_they_are(data: Path, device_name: str) -> None:
     ):
         tensor = gguf.tensors["blk.0.ffn_norm.weight"]
         kept = weights.vector(StoredVector.whole(tensor.name, *tensor.shape))
-        np.testing.assert_array_equal(kept.download(np.float32), tensor.data.view(np.float32))
+        np.testing.assert_array_equal(kept.download(np.float32), tensor.data[:].view(np.float32))
 
 
 def test_sizes_are_told_beforehand_and_no_larger_than_the_file(data: Path) -> None:

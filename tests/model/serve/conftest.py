@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Metrics
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.server import Server, listen
+from urdir.model.text.answers import AnswerFormat, AnswerParser
 from urdir.model.text.chat import ChatTemplate
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
@@ -35,49 +35,6 @@ USUAL = Limits()
 
 
 @dataclass
-class ToyCall:
-    id: str
-    name: str
-    arguments_piece: str
-
-
-@dataclass
-class ToyDelta:
-    content: str = ""
-    reasoning: str = ""
-    tool_call: ToyCall | None = None
-
-
-class ToyParser:
-    """<think>...</think> is reasoning, <call>{...}</call> a call; whole at the end."""
-
-    def __init__(self) -> None:
-        self._text = ""
-
-    def push(self, text: str) -> Sequence[ToyDelta]:
-        self._text += text
-        if self._text.startswith("<"):
-            return ()
-        taken, self._text = self._text, ""
-        return [ToyDelta(content=taken)] if taken else []
-
-    def finish(self) -> Sequence[ToyDelta]:
-        parts = []
-        rest = self._text
-        if rest.startswith("<think>"):
-            thought, _, rest = rest.removeprefix("<think>").partition("</think>")
-            parts.append(ToyDelta(reasoning=thought))
-        number = 0
-        while rest.startswith("<call>"):
-            call, _, rest = rest.removeprefix("<call>").partition("</call>")
-            value = json.loads(call)
-            arguments = json.dumps(value["arguments"])
-            parts.append(ToyDelta(tool_call=ToyCall(f"call_{number}", value["name"], arguments)))
-            number += 1
-        return [*parts, ToyDelta(content=rest)] if rest else parts
-
-
-@dataclass
 class ToyModel:
     """The demo model's text; constraints are what was asked for."""
 
@@ -86,16 +43,23 @@ class ToyModel:
     name: str = "toy"
     created: int = 1_700_000_000
     context: int = 512
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
 
-    def answer_parser(self, prompt: str, tools: Mapping[str, Any]) -> ToyParser:
-        return ToyParser()
+    @property
+    def shown(self) -> frozenset[str]:
+        return self.answer_format.shown
 
-    def constraint(self, kind: str, source: Any, prompt: str) -> object:
+    def answer_parser(self, prompt: str, tools: Mapping[str, Any]) -> AnswerParser:
+        return AnswerParser(self.answer_format, prompt=prompt, tools=tools)
+
+    def constraint(self, kind: str, source: Any, prompt: str | None) -> object:
         if source == "(":
             raise ConstraintError("the expression has no end")
-        return (kind, source)
+        return (kind, source, prompt is not None)
 
-    def required_call(self, tools: Mapping[str, Any], name: str | None, many: bool) -> object:
+    def required_call(
+        self, tools: Mapping[str, Any], prompt: str, name: str | None, many: bool
+    ) -> object:
         return (dict(tools), name, many)
 
 
@@ -118,7 +82,7 @@ class ToyService:
     async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
         self.requests.append(request)
         self.running += 1
-        stream = TextStream(self.model.tokenizer, request.stops)
+        stream = TextStream(self.model.tokenizer, request.stops, request.shown)
         ids = self.model.tokenizer.encode(self.answer) * self.repeat
         finish = Finish.END
         count = 0

@@ -9,7 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from urdir.driver.errors import DriverError
 from urdir.model.errors import BusyError, ContextFullError, ModelError
+from urdir.model.text.answers import find_answer_format
 
 HI = [{"role": "user", "content": "Hi"}]
 WEATHER = {
@@ -22,9 +24,10 @@ WEATHER = {
 }
 TIME = {"type": "function", "function": {"name": "time"}}
 CALLS = (
-    '<think>Where?</think><call>{"name": "weather", "arguments": {"city": "Ur"}}</call>'
-    '<call>{"name": "time", "arguments": {}}</call>'
+    '<think>Where?</think><tool_call>{"name": "weather", "arguments": {"city": "Ur"}}</tool_call>'
+    '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
 )
+HERMES = find_answer_format("<think></think> <tool_call> </tool_call>")
 
 
 def ask(server: Any, **body: Any) -> Any:
@@ -150,7 +153,7 @@ def test_every_parameter_arrives(server: Any) -> None:
     assert (settings.presence_penalty, settings.frequency_penalty) == (0.25, -0.5)
     assert (settings.logit_bias, settings.seed) == (((5, 3.0), (7, -100.0)), 11)
     assert settings.logprobs is None
-    assert (request.limit, request.min_tokens, request.stops) == (5, 2, ("x", "yz"))
+    assert (request.limit, settings.min_tokens, request.stops) == (5, 2, ("x", "yz"))
     assert request.ignore_end
 
 
@@ -270,13 +273,18 @@ def test_response_formats(server: Any) -> None:
     ask(server, response_format={"type": "json_schema", "json_schema": named})
     for structured in ({"regex": "[0-9]+"}, {"choice": ["a", "b"]}, {"json": schema}):
         ask(server, extra_body={"structured_outputs": structured})
+    server.openai().completions.create(
+        model="toy", prompt="Hi", extra_body={"structured_outputs": {"grammar": 'start: "x"'}}
+    )
+    thinks_first = True
     assert [request.constraint for request in server.service.requests] == [
         None,
-        ("json_object", None),
-        ("json_schema", schema),
-        ("regex", "[0-9]+"),
-        ("choice", ["a", "b"]),
-        ("json_schema", schema),
+        ("json_object", None, thinks_first),
+        ("json_schema", schema, thinks_first),
+        ("regex", "[0-9]+", thinks_first),
+        ("choice", ["a", "b"], thinks_first),
+        ("json_schema", schema, thinks_first),
+        ("grammar", 'start: "x"', not thinks_first),
     ]
 
 
@@ -289,6 +297,7 @@ def test_a_constraint_that_does_not_compile(server: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_and_reasoning_are_kept_apart(server: Any, stream: bool) -> None:
     server.service.answer = CALLS
+    server.service.model.answer_format = HERMES
     answer = ask(server, tools=[WEATHER, TIME], stream=stream)
     if stream:
         deltas = [(c.choices[0].delta, c.choices[0].finish_reason) for c in answer]
@@ -303,6 +312,7 @@ def test_calls_and_reasoning_are_kept_apart(server: Any, stream: bool) -> None:
         reasoning, calls = message.reasoning_content, message.tool_calls
         finish = answer.choices[0].finish_reason
     assert reasoning == "Where?"
+    assert server.service.requests[0].shown == HERMES.shown
     assert [(c.function.name, json.loads(c.function.arguments)) for c in calls] == [
         ("weather", {"city": "Ur"}),
         ("time", {}),
@@ -312,6 +322,7 @@ def test_calls_and_reasoning_are_kept_apart(server: Any, stream: bool) -> None:
 
 def test_one_call_at_a_time(server: Any) -> None:
     server.service.answer = CALLS
+    server.service.model.answer_format = HERMES
     message = ask(server, tools=[WEATHER, TIME], parallel_tool_calls=False).choices[0].message
     assert [call.function.name for call in message.tool_calls] == ["weather"]
 
@@ -416,8 +427,9 @@ def test_a_prompt_that_does_not_fit(server: Any) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_a_failure_after_some_tokens_ends_the_stream(server: Any) -> None:
-    server.service.error = ModelError("the device is lost")
+@pytest.mark.parametrize("kind", [ModelError, DriverError])
+def test_a_failure_after_some_tokens_ends_the_stream(server: Any, kind: type[Exception]) -> None:
+    server.service.error = kind("the device is lost")
     server.service.good = 3
     chunks: list[Any] = []
     with pytest.raises(openai.APIError, match="the device is lost"):

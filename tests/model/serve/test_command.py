@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from urdir.model.cli import main
+from urdir.model.serve.guard import Access
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -145,6 +149,68 @@ def test_flags(process: Callable[..., Process], tmp_path: Path) -> None:
         assert http.get("/health", headers={"Host": "evil.example"}).status_code == 403
     server.process.terminate()
     assert server.end()[0] == "0 drained closed 0\n"
+
+
+def test_without_the_extra_one_line_says_what_to_install() -> None:
+    script = "import sys; sys.modules['starlette'] = None; from urdir.model.cli import main; "
+    done = subprocess.run(
+        [sys.executable, "-c", script + "sys.exit(main(['serve']))"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "pip install 'urdir[serve]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "hosts"),
+    [
+        ((), {"localhost", "127.0.0.1", "[::1]"}),
+        (("--host", "127.0.0.2"), {"localhost", "127.0.0.1", "127.0.0.2", "[::1]"}),
+        (("--allowed-host", "Me.example"), {"localhost", "127.0.0.1", "[::1]", "me.example"}),
+        (("--host", "0.0.0.0"), None),
+        (
+            ("--host", "fe80::1", "--allowed-host", "a"),
+            {"localhost", "127.0.0.1", "[::1]", "[fe80::1]", "a"},
+        ),
+    ],
+)
+def test_names_of_the_server(
+    flags: tuple[str, ...], hosts: set[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Access] = []
+
+    def serve(service: object, listener: object, access: Access, *more: object) -> None:
+        found.append(access)
+
+    monkeypatch.setattr("urdir.model.serve.server.serve", serve)
+    monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
+    monkeypatch.setattr("urdir.model.commands.serve.open_service", lambda args: None)
+    assert main(["serve", *flags]) == 0
+    assert found == [Access((), (), None if hosts is None else frozenset(hosts))]
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_the_demo_model_answers_several_at_once() -> None:
+    """The engine itself, on a machine without a GPU."""
+    command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "-c", "64"]
+    process = subprocess.Popen(
+        [*command, "--device", "emulator", "--alias", "demo"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        url = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
+        question = {"role": "user", "content": "What is 2 plus 3?"}
+        body = {"model": "demo", "messages": [question], "temperature": 0, "n": 3}
+        with httpx.Client(timeout=120, trust_env=False) as client:
+            choices = client.post(url + CHAT, json=body).json()["choices"]
+        assert [choice["message"]["content"] for choice in choices] == ["2 plus 3 is 5."] * 3
+        assert {choice["finish_reason"] for choice in choices} == {"stop"}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import resource
 import socket
@@ -10,8 +11,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
+
+from urdir.model.measure.http_events import HttpServer
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -90,6 +92,19 @@ def test_a_large_body_is_not_stored(server: Any, announced: bool) -> None:
     assert server.http().post(CHAT, json=HI).status_code == 200
 
 
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_a_text_that_cannot_fit_is_not_tokenised(server: Any, kind: str) -> None:
+    text = "abc" * 300_000
+    start = time.monotonic()
+    if kind == "chat":
+        body: Any = {"messages": [{"role": "user", "content": text}]}
+        reply = server.http().post(CHAT, json=body)
+    else:
+        reply = server.http().post("/v1/completions", json={"prompt": text})
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+    assert time.monotonic() - start < 1.5
+
+
 @pytest.mark.parametrize("length", ["-5", "x", "9" * 30])
 def test_lengths_that_are_none(server: Any, length: str) -> None:
     with raw(server, b"", f"Content-Length: {length}\r\n") as connection:
@@ -100,6 +115,18 @@ def test_a_body_that_does_not_come(start: Any) -> None:
     server = start(body_seconds=0.1)
     with raw(server, b"{", "Content-Length: 10\r\n") as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/comp", b"GET /health HTTP/1.1\r\nHost:"])
+def test_a_request_that_does_not_come(start: Any, sent: bytes) -> None:
+    server = start(silent_seconds=0.1)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" + sent)
+        with contextlib.suppress(ConnectionResetError):
+            replies = b"".join(iter(lambda: connection.recv(65536), b""))
+            assert replies.count(b"HTTP/1.1 200 OK") == 1
+    server.service.delay = 0.1  # an answer may take longer
+    assert server.http().post(CHAT, json=HI).status_code == 200
 
 
 # ---- clients that leave, or do not read ----------------------------------------------------------
@@ -175,22 +202,14 @@ def test_too_many_open_requests(start: Any) -> None:
 def test_many_connections_at_once(server: Any, connections: int) -> None:
     server.service.delay = 0.02
 
-    async def one(client: httpx.AsyncClient) -> str:
-        texts = []
-        async with client.stream("POST", CHAT, json={**HI, "stream": True}) as response:
-            assert response.status_code == 200
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    delta = json.loads(line[6:])["choices"][0]["delta"]
-                    texts.append(delta.get("content", ""))
-        return "".join(texts)
+    target = HttpServer.parse(server.url)
+
+    async def one() -> str:
+        events = target.events(CHAT, {**HI, "stream": True})
+        return "".join([event["choices"][0]["delta"].get("content", "") async for event in events])
 
     async def all_of_them() -> list[str]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(
-            base_url=server.url, limits=limits, timeout=60, trust_env=False, verify=False
-        ) as client:
-            return await asyncio.gather(*(one(client) for _ in range(connections)))
+        return await asyncio.gather(*(one() for _ in range(connections)))
 
     assert asyncio.run(all_of_them()) == ["2 plus 3 is 5."] * connections
     assert len(server.service.requests) == connections

@@ -16,6 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
+from urdir.model.text.answers import AnswerFormat
+from urdir.model.text.reasoning import THINK_TAGS
+
 CHROMIUM = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
 pytestmark = [
@@ -72,7 +75,7 @@ class Browser:
     def text(self, selector: str) -> str:
         return str(self.get(f"{self.find(selector)}/text"))
 
-    def wait_for(self, condition: Callable[[], Any], seconds: float = 15) -> None:
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 30) -> None:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, self.text("body")
@@ -116,13 +119,14 @@ def page(browser: Browser, server: Any) -> Browser:
 
 
 def test_a_conversation_streams(page: Browser, server: Any) -> None:
-    server.service.delay = 0.05
+    server.service.delay = 0.5
     page.type("#input", "What is 2 plus 3?" + ENTER)
     page.wait_for(lambda: page.text(".turn:last-child > .text").startswith("2 plus"))
     assert page.text("#send") == "Stop"
     assert page.run("document.querySelectorAll('.foot').length") == 0
+    server.service.delay = 0.05
     assert page.answer() == "2 plus 3 is 5."
-    assert re.search(r"8 tokens, \d+ a second", page.text(".foot"))
+    assert re.search(r"8 tokens, [\d.]+ a second", page.text(".foot"))
     assert page.text("#send") == "Send"
     page.type("#input", "And")
     page.type("#input", SHIFT + ENTER)
@@ -239,6 +243,7 @@ def test_settings_reasoning_and_copy(page: Browser, server: Any) -> None:
     page.type("#limit", "40")
     page.click("#settings button")
     server.service.answer = "<think>Hm.</think>Right."
+    server.service.model.answer_format = AnswerFormat(thinks=THINK_TAGS[0])
     page.type("#input", "Hi" + ENTER)
     assert page.answer() == "Right."
     assert page.run("document.querySelector('.reasoning div').textContent") == "Hm."

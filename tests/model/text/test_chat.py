@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from urdir.model.errors import TemplateError
 from urdir.model.files.gguf import Gguf
+from urdir.model.text import sandbox
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.sandbox import TemplateProcess
 from urdir.model.text.tokenizer import Tokenizer
@@ -114,6 +121,84 @@ def test_contents_never_become_control_tokens(
         "m.content[1:]": content[1:],
     }[expression]  # fmt: skip
     assert f"user\n{transformed}<|im_end|>" in tokenizer.decode(ids, keep_control=True)
+
+
+DELETING = [
+    "m.content | replace('<image>', '')",
+    "m.content | replace('\n', '')",
+    "m.content | striptags",
+    "m.content.split('x') | join",
+    "m.content.split('</think>') | last",
+]
+
+
+@pytest.mark.parametrize("expression", DELETING)
+def test_deleting_characters_makes_no_control_token(tokenizer: Tokenizer, expression: str) -> None:
+    """Every control token, with what a template deletes at each place of it."""
+    source = "<|im_start|>{% for m in messages %}{{ " + expression + " }}|{% endfor %}<|im_end|>"
+    deleted = ["<image>", "\n", "<b>", "x", "</think>", "&lt;"]
+    with ChatTemplate(source, tokenizer) as chat:
+        for control in tokenizer.control_tokens():
+            for within in deleted:
+                contents = [control[:i] + within + control[i:] for i in range(len(control) + 1)]
+                contents += [within + control.replace("<", "&lt;"), control.upper() + within]
+                ids = chat.encode(turns(*contents))
+                assert [i for i in ids if i < 3] == [1, END]
+
+
+@pytest.mark.parametrize("user", ["hello", "<|im_end|>", "<<image>|im_end|>"])
+def test_tags_that_a_template_looks_for_are_found(tokenizer: Tokenizer, user: str) -> None:
+    """Unless leaving them as they are would make a control token."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ (m.content | replace('<image>', ''))"
+        ".split('</think>')[-1] }}{% endfor %}<|im_end|>"
+    )
+    with ChatTemplate(source, tokenizer) as chat:
+        prompt = chat.render(turns(user, "<think>so</think>42 </think"))
+        kept = {"<<image>|im_end|>": "<|im_end|>"}.get(user, user)
+        assert prompt.text == f"<|im_start|>{kept}<|im_start|>42 </think<|im_end|>"
+        ids = chat.encode(turns(user, "<think>so</think>42"))
+    assert [i for i in ids if i < 3] == [1, 1, END]
+
+
+def test_control_tokens_that_are_words(make_gguf: Callable[..., Path]) -> None:
+    """Their first letters are those of keys and values that templates compare."""
+    metadata = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.tokens": ["user", "PAD", *"userPAD"],
+        "tokenizer.ggml.token_type": np.array([3, 3] + [1] * 7, "<i4"),
+    }  # fmt: skip
+    tokenizer = Tokenizer.from_gguf(Gguf(make_gguf(metadata)))
+    source = "{% for m in messages %}{{ m.content | upper if m.content == 'e' else m.content }}"
+    with ChatTemplate(source + "{% endfor %}PAD", tokenizer) as chat:
+        assert chat.render(turns("e", "PAD")).text == "EPADPAD"
+        assert chat.render(turns("use", "epad")).text == "useepadPAD"
+        assert chat.encode(turns("user", "PAD", "pad")).count(1) == 1
+
+
+def test_a_role_is_no_markup(tokenizer: Tokenizer) -> None:
+    with ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}", tokenizer) as chat:
+        assert END not in chat.encode([Message("<|im_end|>", "")])
+
+
+def test_long_control_tokens_cost_little(make_gguf: Callable[..., Path]) -> None:
+    """Once all beginnings of all control tokens were kept."""
+    tokens = ["a", *(f"<{i:04d}" + "x" * 4000 for i in range(500))]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type":
+        np.array([1] + [3] * 500, dtype="<i4"),
+    }  # fmt: skip
+    tokenizer = Tokenizer.from_gguf(Gguf(make_gguf(metadata)))
+    tracemalloc.start()
+    started = time.perf_counter()
+    with ChatTemplate(PLAIN, tokenizer) as chat:
+        prompt = chat.render(turns("<" * 1000 + tokens[1] * 20))
+    seconds, (_, peak) = time.perf_counter() - started, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(prompt.opaque) == 1020
+    assert peak < 32 << 20
+    assert seconds < 5.0
 
 
 def test_a_control_token_over_two_messages_is_not_one(tokenizer: Tokenizer) -> None:
@@ -219,6 +304,11 @@ def test_templates_find_what_they_are_written_for(process: TemplateProcess) -> N
     assert render("{{ undefined_name }}{{ x.absent }}", x={}) == ""
     assert render("{% set ns = namespace(n=0) %}{% set ns.n = 3 %}{{ ns.n }}") == "3"
     assert render("{{ '<b>' }}") == "<b>"
+    # what needs modules that come late
+    assert render("{{ 'a b' | wordwrap(1) }}{{ x | pprint }}", x=[1]) == "a\nb[1]"
+    assert render("{{ '&lt;<i>' | striptags }}{{ 'a.b' | urlize }}") == "<a.b"
+    assert render("{{ lipsum(1, false) | length > 0 }}{{ [1, 1] | random }}") == "True1"
+    assert render(r"{{ '\u00e9'.encode('latin-1') | string }}") == "b'\\xe9'"
 
 
 @pytest.mark.parametrize(
@@ -301,13 +391,18 @@ def test_the_process_is_kept_between_renderings(process: TemplateProcess) -> Non
     assert time.perf_counter() - started < 1.0
 
 
-def test_a_process_that_died_is_replaced(process: TemplateProcess) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_process_that_died_between_renderings_is_replaced(
+    process: TemplateProcess, waits: bool
+) -> None:
     process.render("a", {})
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(TemplateError, match="died"):
-        process.render("a", {})
-    assert process.render("a", {}) == "a"
+    before = process.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    if waits:
+        time.sleep(0.05)
+    assert process.render("b", {}) == "b"
+    assert process.pid != before
 
 
 def test_ctrl_c_does_not_reach_the_process(process: TemplateProcess) -> None:
@@ -318,19 +413,93 @@ def test_ctrl_c_does_not_reach_the_process(process: TemplateProcess) -> None:
     assert process.render("b", {}) == "b"
 
 
-def test_the_process_gets_nothing_of_the_environment_that_may_be_secret(
+def test_the_process_gets_nothing_of_the_environment(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("API_TOKEN", "secret")
     monkeypatch.setenv("TZ", "UTC-14")
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     day = datetime.now(timezone(timedelta(hours=14))).strftime("%d")
     assert process.render("{{ strftime_now('%d') }}", {}) == day  # the user's zone
     environ = Path(f"/proc/{process.pid}/environ")
     if not environ.exists():
         pytest.skip("reads /proc")
-    names = {entry.partition(b"=")[0] for entry in environ.read_bytes().split(b"\0") if entry}
-    assert names <= {b"PYTHONPATH", b"SYSTEMROOT", b"LD_LIBRARY_PATH", b"TZ"}
-    assert b"secret" not in environ.read_bytes()
+    assert environ.read_bytes() == b""
+
+
+def test_the_time_is_local_where_no_variable_says_so(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TZ", raising=False)
+    time.tzset()
+    for _ in range(2):
+        before = time.strftime("%d %H")
+        rendered = process.render("{{ strftime_now('%d %H') }}", {})
+        assert rendered in (before, time.strftime("%d %H"))
+
+
+def test_what_a_site_adds_to_python_does_not_run(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may write to the process's output, which is where the replies come from."""
+    (tmp_path / "sitecustomize.py").write_text("print('hello', flush=True)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert process.render("a", {}) == "a"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux")
+def test_the_process_is_confined(process: TemplateProcess) -> None:
+    process.render("a", {})
+    fields = dict(
+        line.split(":\t", 1)
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    )
+    assert fields["NoNewPrivs"] == "1"
+    if os.uname().machine in ("x86_64", "aarch64"):
+        assert fields["Seccomp"] == "2"
+    limits = Path(f"/proc/{process.pid}/limits").read_text()
+    for name in ("Max file size", "Max core file size", "Max open files", "Max processes"):
+        line = next(line for line in limits.splitlines() if line.startswith(name))
+        assert line.removeprefix(name).split()[:2] == ["0", "0"]
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="no filter of calls")
+def test_a_confined_process_reaches_nothing() -> None:
+    """Python that has escaped a template: each attempt fails, and the process lives on."""
+    program = """
+import importlib.util, os, socket, subprocess, sys
+spec = importlib.util.spec_from_file_location("sandbox_limits", sys.argv[1])
+limits = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(limits)
+limits.confine()
+attempts = {
+    "open": lambda: os.open("/etc/passwd", os.O_RDONLY),
+    "list": lambda: os.listdir("/"),
+    "stat": lambda: os.stat("/etc/passwd"),
+    "write": lambda: os.open("/tmp/x", os.O_WRONLY | os.O_CREAT),
+    "socket": lambda: socket.socket(),
+    "fork": lambda: os.fork(),
+    "exec": lambda: os.execv("/bin/true", ["true"]),
+    "run": lambda: subprocess.run(["/bin/true"]),
+    "kill": lambda: os.kill(os.getppid(), 0),
+    "dup": lambda: os.dup(1),
+    "pipe": lambda: os.pipe(),
+}
+for name, attempt in attempts.items():
+    try:
+        attempt()
+    except OSError as error:
+        assert error.errno in (1, 24), (name, error)
+    else:
+        print("reached", name)
+print(len(attempts), sum(x * x for x in range(10**5)), len(bytearray(10**7)))
+"""
+    script = Path(sandbox.__file__).with_name("sandbox_limits.py")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, str(script)], capture_output=True, check=False
+    )
+    assert done.stdout.decode() == f"11 {sum(x * x for x in range(10**5))} 10000000\n", done
 
 
 def test_closing_ends_the_process(process: TemplateProcess) -> None:
@@ -365,3 +534,39 @@ def test_an_interrupted_rendering_does_not_answer_the_next(process: TemplateProc
     finally:
         signal.signal(signal.SIGALRM, before)
     assert process.render("b", {}) == "b"
+
+
+@pytest.mark.parametrize("seconds", [0.005, 0.02, 0.06, 0.12, 0.2])
+def test_an_interrupted_start_does_not_answer_the_next(
+    process: TemplateProcess, seconds: float
+) -> None:
+    def interrupt(signal_number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        with contextlib.suppress(KeyboardInterrupt):
+            process.render("a", {})
+            time.sleep(1)  # it was ready earlier
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert [process.render(text, {}) for text in "bcd"] == ["b", "c", "d"]
+
+
+def test_a_reply_to_another_request_is_none(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.render("a", {})
+    real = sandbox._exchange
+
+    def late(*args: Any) -> Any:
+        reply, timed_out = real(*args)
+        return (reply and reply | {"id": reply["id"] - 1}), timed_out
+
+    monkeypatch.setattr(sandbox, "_exchange", late)
+    with pytest.raises(TemplateError, match="died"):
+        process.render("b", {})
+    monkeypatch.undo()
+    assert process.render("c", {}) == "c"

@@ -314,7 +314,7 @@ def test_longer_special_tokens_are_found_first_whatever_their_type(make_gguf: Ma
     assert texts(tokenizer, "<a><b><c><d>", **markup) == ["<a>", "<b><c><d>"]
     assert texts(tokenizer, "x<b><c><a>", **markup) == ["x", "<b><c>", "<a>"]
     assert texts(tokenizer, "<b><c><d><a>") == ["<b><c><d>", "<", "a", ">"]
-    assert tokenizer.control_texts() == ["<b><c>", "<a>"]
+    assert list(tokenizer.control_tokens()) == ["<b><c>", "<a>"]
 
 
 def test_a_word_that_ends_answers_by_its_name_stays_a_word(make_gguf: Maker) -> None:
@@ -523,3 +523,37 @@ def test_broken_sentencepiece_vocabularies(
 ) -> None:
     with pytest.raises(TokenizerError, match=message):
         build(make_gguf, sentencepiece(**changes))
+
+
+def test_a_vocabulary_of_ever_longer_tokens(make_gguf: Callable[..., Path]) -> None:
+    """Small files that would take quadratic time or memory to read, or to cut a text."""
+
+    def tokenizer(longest: int) -> Tokenizer:
+        tokens = ["<unk>", "<s>", "</s>", *("a" * n for n in range(1, longest + 1))]
+        metadata = {
+            "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": np.arange(len(tokens), dtype="<f4"),
+            "tokenizer.ggml.add_space_prefix": False,
+        }  # fmt: skip
+        return Tokenizer.from_gguf(Gguf(make_gguf(metadata)))
+
+    started = time.perf_counter()
+    ids = tokenizer(4096).encode("a" * 10_000)
+    assert ids == [4098, 4098, 10_000 - 2 * 4096 + 2]
+    assert time.perf_counter() - started < 2.0
+    with pytest.raises(TokenizerError, match=r"tokens: 4,097 bytes of a token, at most 4,096"):
+        tokenizer(4097)
+
+
+@pytest.mark.parametrize(
+    ("count", "token_type", "message"),
+    [(65_537, CONTROL, "65,537 control tokens"), ((1 << 20) + 1, NORMAL, "tokens of a vocabulary")],
+)
+def test_too_many_tokens(make_gguf: Maker, count: int, token_type: int, message: str) -> None:
+    metadata = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.tokens": [""] * count,
+        "tokenizer.ggml.token_type": np.full(count, token_type, "<i4"),
+    }  # fmt: skip
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer.from_gguf(Gguf(make_gguf(metadata)))

@@ -1,0 +1,193 @@
+"""Mixers with a state as networks: their products, the convolution, the recurrence, the gate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.parts import Destination, LayerStep
+from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
+from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.kernels.activate import Activate
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
+from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+SILU = Activation("silu")
+
+
+def append_short_conv(
+    at: LayerStep, mixer: ShortConv, x: Activations, norm: NormLayer | None, to: Destination
+) -> Activations:
+    """o (output_gate x' * conv(input_gate x' * values x')), x' being the norm of x."""
+    work, y = at.work, at.work["heads"]
+    products = [
+        (at.matrix(mixer.values), work["mixed"]),
+        (at.matrix(mixer.input_gate), work["input gate"]),
+        (at.matrix(mixer.output_gate), work["recurrent gate"]),
+    ]
+    at.linear.append(at.name("shortconv.in_proj"), products, x, norm)
+    gates = {"input_gate": work["input gate"], "output_gate": work["recurrent gate"]}
+    _append_conv(at, "shortconv.conv", mixer.conv, None, y, **gates)
+    return at.finish("shortconv.out_proj", at.matrix(mixer.o), Activations(y), to)
+
+
+def append_recurrence(
+    at: LayerStep, mixer: Recurrence, x: Activations, norm: NormLayer | None, to: Destination
+) -> Activations:
+    """o (f(recurrence(silu(conv(mixed x')), alpha x', beta x'), gate x'))."""
+    work, y = at.work, at.work["heads"]
+    wanted = [
+        *((mixer.mixed, "mixed"), (mixer.gate, "recurrent gate")),
+        *((mixer.alpha, "alpha"), (mixer.beta, "beta")),
+    ]
+    products = [(at.matrix(of), work[name]) for of, name in wanted if of is not None]
+    # apart, as floats beside quantised weights would keep the activations of all in f32
+    quantised = [product for product in products if not product[0].format.is_float]
+    floats = [product for product in products if product[0].format.is_float]
+    if quantised and floats and norm is not None and at.linear.takes_gemm:
+        label = at.name("attn_norm")
+        x = at.linear.append_norm(label, mixer.mixed.cols, x, norm, work["normed"])
+    for label, group in (("ssm_in", quantised), ("ssm_in.floats", floats)):
+        if group:
+            at.linear.append(at.name(label), group, x, norm)
+    _append_conv(at, "ssm_conv1d", mixer.conv, SILU, work["convolved"])
+    _append_scan(at, mixer, y)
+    _append_gate(at, mixer, y)
+    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+
+
+def append_selective(
+    at: LayerStep, mixer: Selective, x: Activations, norm: NormLayer | None, to: Destination
+) -> Activations:
+    """o (scan(...) * silu(gate x')), x' being the norm of x; see `Selective`."""
+    work, linear, y = at.work, at.linear, at.work["heads"]
+    wide = [
+        (at.matrix(mixer.mixed), work["mixed"]),
+        (at.matrix(mixer.gate), work["recurrent gate"]),
+    ]
+    linear.append(at.name("ssm_in"), wide, x, norm)
+    _append_conv(at, "ssm_conv1d", mixer.conv, SILU, work["convolved"])
+    parts = [
+        (mixer.low, mixer.low_norm, "low"),
+        (mixer.b, mixer.b_norm, "scan b"),
+        (mixer.c, mixer.c_norm, "scan c"),
+    ]
+    products = [(at.matrix(of), work[name]) for of, _, name in parts]
+    linear.append(at.name("ssm_x"), products, Activations(work["convolved"]))
+    for of, part_norm, name in parts:
+        if (layer := at.norm(part_norm)) is not None:
+            part = Activations(work[name])
+            linear.append_norm(at.name(f"ssm_{name}_norm"), of.rows, part, layer, work[name])
+    step = [(at.matrix(mixer.step), work["alpha"])]
+    linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
+    at.plan.launch(
+        SelectiveScan(*_rows(at), mixer.conv.channels, mixer.size),
+        at.name("ssm_scan"),
+        x=work["convolved"],
+        step=work["alpha"],
+        b=work["scan b"],
+        c=work["scan c"],
+        a=at.vector(mixer.a),
+        skip=at.vector(mixer.skip),
+        state=_state(at)["state"],
+        y=y,
+        **at.rows.recurrent_arguments,
+    )
+    _append_silu(at, mixer.conv.channels, y)
+    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+
+
+def _append_conv(
+    at: LayerStep,
+    label: str,
+    conv: Convolution,
+    activation: Activation | None,
+    y: Slice,
+    **gates: Slice,
+) -> None:
+    """The convolution of ``work["mixed"]``, between gates where they are given."""
+    kernel = CausalConv(
+        *_rows(at),
+        channels=conv.channels,
+        taps=conv.taps,
+        bias=conv.bias is not None,
+        activation=activation,
+        gated=bool(gates),
+    )
+    bias = {} if conv.bias is None else {"bias": at.vector(conv.bias)}
+    at.plan.launch(
+        kernel,
+        at.name(label),
+        x=at.work["mixed"],
+        weight=at.vector(conv.weight),
+        tail=_state(at)["tail"],
+        y=y,
+        **bias,
+        **gates,
+        **at.rows.recurrent_arguments,
+    )
+
+
+def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
+    kernel = GatedRecurrence(
+        *_rows(at),
+        mixer.heads,
+        mixer.key_heads,
+        mixer.key_dim,
+        mixer.value_dim,
+        delta=mixer.beta is not None,
+        eps=mixer.eps,
+        order=mixer.order,
+        tiled=mixer.tiled,
+    )
+    given = {"beta": at.work["beta"]} if mixer.beta is not None else {}
+    given |= {"skip": at.vector(mixer.skip)} if mixer.skip is not None else {}
+    at.plan.launch(
+        kernel,
+        at.name("ssm_scan"),
+        mixed=at.work["convolved"],
+        alpha=at.work["alpha"],
+        a=at.vector(mixer.a),
+        dt_bias=at.vector(mixer.dt_bias),
+        state=_state(at)["state"],
+        y=y,
+        **given,
+        **at.rows.recurrent_arguments,
+    )
+
+
+def _append_gate(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
+    """norm(y) * silu(gate), or norm(y * silu(gate)), in place."""
+    if mixer.norm is None:
+        _append_silu(at, mixer.width, y)
+        return
+    weight, eps = mixer.norm.weight, mixer.norm.norm.eps
+    assert weight is not None
+    *sets, cols = weight.shape
+    rows = at.rows.count * mixer.width // cols
+    kernel = GatedNorm(rows, cols, eps, (*sets, 1)[0], mixer.gates_first)
+    gate = at.work["recurrent gate"]
+    at.plan.launch(kernel, at.name("ssm_norm"), x=y, gate=gate, weight=at.vector(weight), y=y)
+
+
+def _append_silu(at: LayerStep, width: int, y: Slice) -> None:
+    """y * silu(gate) in place."""
+    kernel = Activate(at.rows.count * width, SILU, gated=True)
+    at.plan.launch(kernel, at.name("ssm_gate"), gate=at.work["recurrent gate"], up=y, y=y)
+
+
+def _rows(at: LayerStep) -> tuple[int, int, int, bool]:
+    """Rows, sequences, the most tokens of one, and whether the rows are consecutive."""
+    shape = at.parts.cache.shape
+    return at.rows.count, shape.sequences, shape.max_len, bool(at.rows.prompt)
+
+
+def _state(at: LayerStep) -> dict[str, Slice]:
+    assert at.parts.recurrent is not None
+    return at.parts.recurrent.arguments(at.index)

@@ -1,0 +1,145 @@
+"""DeepSeek V2, V3 and R1, Kimi K2 and others of that kind, Mistral 4: attention by a latent vector
+(MLA, arXiv 2405.04434), mixtures of many small experts (arXiv 2401.06066). llama.cpp: `src/models/`
+deepseek2.cpp, mistral4.cpp.
+
+Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon;
+attention.kv_lora_rank (the latent vector), attention.q_lora_rank, attention.key_length_mla and
+value_length_mla (of a head), rope.dimension_count (the part of a head that rotates),
+rope.scaling.yarn_log_multiplier, attention.temperature_scale and temperature_length;
+expert_feed_forward_length, expert_shared_count, expert_gating_func, expert_weights_norm,
+expert_weights_scale, leading_dense_block_count.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.families.dense import rms_decoder
+from urdir.model.families.description import Attention, Config, Latent, Mixture
+from urdir.model.families.mixtures import (
+    expert_width,
+    mixture,
+    router,
+    scoring,
+    shared_count,
+    shared_expert,
+    unless_dense,
+    weights_norm,
+    weights_scale,
+)
+from urdir.model.families.parts import rms_norm
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import RopeConfig, read_rope
+from urdir.ptxgen.kernels.attention.own_token import Temperature
+
+#: Layers of the models without a low rank of queries, whatever their metadata say.
+_LITE = (26, 27)
+
+
+def deepseek2(file: Reader) -> Config:
+    """All of them. Files made before the keys and values of heads were stored apart (attn_kv_b) are
+    refused."""
+    vocab = file.stored.get("token_embd.weight", (0,))[0]
+    layers = file.layer_count()
+    is_glm = layers in (47, 48) and vocab == 154880
+    scores = scoring(file, "sigmoid" if is_glm else "softmax")
+    is_lite = layers in _LITE or (layers == 48 and vocab == 128256)
+    rank = 0 if is_lite else file.size("attention.q_lora_rank")
+
+    def network(index: int) -> Mixture:
+        route = router(
+            file,
+            index,
+            scores,
+            normalize=weights_norm(file),
+            scale=weights_scale(file),
+            choice_bias="optional",
+        )
+        width = expert_width(file, index)
+        shared = shared_expert(file, index, width * shared_count(file))
+        return mixture(file, index, route, width, shared=shared)
+
+    return rms_decoder(
+        file, lambda index: _attention(file, index, rank), unless_dense(file, network)
+    )
+
+
+def _attention(file: Reader, layer: int, rank: int) -> Attention:
+    hidden, norm = file.hidden, rms_norm(file)
+    heads, latent = file.size_at("attention.head_count", layer), file.size("attention.kv_lora_rank")
+    key_dim, value_dim = _head_dims(file)
+    rope, scale = _rope(file, key_dim)
+    still = key_dim - rope.dim
+    if still < 1:
+        raise ConfigError(
+            f"heads of {key_dim} values ({file.key('attention.key_length_mla')}), of which "
+            f"{rope.dim} rotate (rope.dimension_count): some have to stand still"
+        )
+    name, source = ("attn_q_b", rank) if rank else ("attn_q", hidden)
+    queries = file.linear(name, layer, heads * key_dim, source, bias="absent")
+    down = file.linear("attn_kv_a_mqa", layer, latent + rope.dim, hidden, bias="absent")
+    vector = down.part(0, latent)
+    return Attention(
+        heads=heads,
+        kv_heads=1,
+        key_dim=rope.dim + latent,
+        value_dim=latent,
+        scale=scale,
+        q=queries.part(still, rope.dim, key_dim),
+        k=down.part(latent, rope.dim),
+        v=vector,
+        o=file.linear("attn_output", layer, hidden, heads * value_dim, bias="absent"),
+        rope=rope,
+        temperature=_temperature(file),
+        latent=Latent(
+            down=vector,
+            norm=file.norm("attn_kv_a_norm", layer, norm, latent),
+            q_still=queries.part(0, still, key_dim),
+            absorb=file.linear("attn_k_b", layer, heads, latent, still, bias="absent"),
+            expand=file.linear("attn_v_b", layer, heads, value_dim, latent, bias="absent"),
+            q_down=file.linear("attn_q_a", layer, rank, hidden, bias="absent") if rank else None,
+            q_norm=file.norm("attn_q_a_norm", layer, norm, rank) if rank else None,
+        ),
+    )
+
+
+def _head_dims(file: Reader) -> tuple[int, int]:
+    """Values of a head of keys and of one of values, written out."""
+    key, value = (file.count(f"attention.{name}_length_mla") for name in ("key", "value"))
+    if not key or not value:
+        raise UnsupportedError(
+            f"{file.key('attention.key_length_mla')} or value_length_mla is missing: an old file, "
+            "to be converted anew"
+        )
+    return key, value
+
+
+def _rope(file: Reader, key_dim: int) -> tuple[RopeConfig, float]:
+    """The rotation, and the scale of scores. YaRN multiplies scores by m^2 (arXiv 2309.00071), and
+    not what rotates: the magnitude of its rotation is divided out (llama.cpp: `deepseek2.cpp`,
+    `llama-context.cpp`)."""
+    rope = read_rope(file, "interleaved", key_dim, factors=False)
+    scaling, growth = rope.scaling, math.log(rope.scaling.factor)
+    stored = file.optional("rope.scaling.attn_factor", float, 1.0)
+    multiplier = file.optional("rope.scaling.yarn_log_multiplier", float, 0.0) / 0.1
+    factor = stored
+    if scaling.ext_factor:
+        own = 1.0
+        if multiplier:
+            usual = file.architecture != "deepseek2" or multiplier == 1.0
+            own = 1.0 if usual else multiplier
+        above = growth if scaling.factor > 1.0 else 0.0
+        ratio = (1.0 + 0.1 * own * above) / (1.0 + 0.1 * multiplier * above)
+        factor = stored * ratio / (1.0 + 0.1 * growth)
+    m = factor * (1.0 + 0.1 * growth) * (1.0 + 0.1 * multiplier * growth)
+    return replace(rope, scaling=replace(scaling, attn_factor=factor)), m * m / math.sqrt(key_dim)
+
+
+def _temperature(file: Reader) -> Temperature | None:
+    scale = file.optional("attention.temperature_scale", float, 0.0)
+    return Temperature(scale, file.size("attention.temperature_length")) if scale else None
+
+
+ARCHITECTURES = {"deepseek2": deepseek2, "mistral4": deepseek2}

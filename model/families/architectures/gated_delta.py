@@ -1,0 +1,171 @@
+"""Qwen 3.5 and Qwen3-Next: three of four layers are linear attention by the gated delta rule (Yang
+et al. 2024, arXiv 2412.06464), the others attention with a gate by value. llama.cpp: `src/models/`
+qwen35.cpp, qwen35moe.cpp, qwen3next.cpp.
+
+    x += o (RMSNorm(delta(silu(conv(qkv x')))) * silu(z x'))         x' = RMSNorm(x)
+    x += o (attention(x') * sigmoid(gate x'))                       in the other layers
+    x += network(x')                                                x' = RMSNorm(x)
+
+Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon;
+attention.recurrent_layers (a flag for each layer) or full_attention_interval (default 4);
+ssm.conv_kernel, ssm.state_size (a head), ssm.group_count (heads of keys), ssm.time_step_rank (heads
+of values), ssm.inner_size (all values); rope.dimension_sections (Qwen 3.5),
+expert_feed_forward_length, expert_shared_feed_forward_length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from urdir.model.errors import ConfigError
+from urdir.model.families.dense import turning
+from urdir.model.families.description import Attention, Config, Mixture, Network, OutputGate
+from urdir.model.families.mixtures import (
+    dense_width,
+    divided_width,
+    mixture,
+    plain_dense,
+    router,
+    shared_expert,
+    shared_width,
+)
+from urdir.model.families.parts import (
+    head_dims,
+    heads,
+    model,
+    qkv,
+    required_head_norms,
+    rms_norm,
+    sequential,
+)
+from urdir.model.families.reader import Reader
+from urdir.model.families.recurrent import Recurrence, convolution
+from urdir.model.families.rope import RopeConfig, with_sections
+from urdir.model.families.stored import Linear
+
+
+def qwen35(file: Reader) -> Config:
+    """Qwen 3.5, dense, for text."""
+    rope = with_sections(file, turning(file, "half"), interleaved=True)
+    return _decoder(file, rope, lambda layer: plain_dense(file, layer))
+
+
+def qwen35moe(file: Reader) -> Config:
+    """Qwen 3.5 with experts, for text."""
+    rope = with_sections(file, turning(file, "half"), interleaved=True)
+    return _decoder(file, rope, _experts(file))
+
+
+def qwen3next(file: Reader) -> Config:
+    """Qwen3-Next: the projections of beta and alpha are one matrix, heads of keys next to each
+    other. The matrix ssm_in of older files is not used beside attn_qkv."""
+    return _decoder(file, turning(file, "half"), _experts(file))
+
+
+def _decoder(file: Reader, rope: RopeConfig, network: Callable[[int], Network]) -> Config:
+    norm, recurrent = rms_norm(file), _recurrent_layers(file)
+    return model(
+        file,
+        lambda index: sequential(
+            _delta_net(file, index) if recurrent[index] else _attention(file, index, rope),
+            network(index),
+            (file.norm("attn_norm", index, norm), file.norm("post_attention_norm", index, norm)),
+        ),
+        file.norm("output_norm", None, norm),
+        unused=("ssm_in.weight",),
+    )
+
+
+def _recurrent_layers(file: Reader) -> list[bool]:
+    name = "attention.recurrent_layers"
+    if file.has_key(name):
+        return file.by_layer(name, bool)
+    interval = file.size("full_attention_interval", 4)
+    return [(layer + 1) % interval != 0 for layer in range(file.layer_count())]
+
+
+def _experts(file: Reader) -> Callable[[int], Mixture]:
+    def network(index: int) -> Mixture:
+        width = shared_width(file, dense_width(file, index))
+        return mixture(
+            file,
+            index,
+            router(file, index, normalize=True),
+            divided_width(file, index),
+            shared=shared_expert(file, index, width),
+            shared_gate=Linear(file.matrix("ffn_gate_inp_shexp", index, file.hidden)),
+        )
+
+    return network
+
+
+def _attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
+    """Each head of the matrix of queries is followed by its gate."""
+    (queries, keys), (dim, value_dim) = heads(file, layer), head_dims(file)
+    if value_dim != dim:
+        raise ConfigError(
+            f"keys of {dim} values ({file.key('attention.key_length')}) and values of {value_dim} "
+            "(attention.value_length): expected as many"
+        )
+    both, k, v = qkv(file, layer, (2 * queries * dim, keys * dim, keys * dim))
+    return Attention(
+        heads=queries,
+        kv_heads=keys,
+        key_dim=dim,
+        value_dim=dim,
+        scale=1.0 / math.sqrt(dim),
+        q=both.part(0, dim, 2 * dim),
+        k=k,
+        v=v,
+        o=file.linear("attn_output", layer, file.hidden, queries * dim, bias="absent"),
+        rope=rope,
+        qk_norm=required_head_norms(file, layer, rms_norm(file), dim),
+        gate=OutputGate(both.part(dim, dim, 2 * dim), "sigmoid"),
+    )
+
+
+def _delta_net(file: Reader, layer: int) -> Recurrence:
+    norm, hidden, dim = rms_norm(file), file.hidden, file.size("ssm.state_size")
+    queries, values = file.size("ssm.group_count"), file.size("ssm.time_step_rank")
+    if values % queries or file.size("ssm.inner_size") != values * dim:
+        raise ConfigError(
+            f"{values} heads of {dim} values ({file.key('ssm.time_step_rank')}, ssm.state_size), "
+            f"{queries} of keys (ssm.group_count), {file.size('ssm.inner_size')} values in all "
+            "(ssm.inner_size)"
+        )
+    width = 2 * queries * dim + values * dim
+    alpha, beta = _gates(file, layer, queries, values)
+    return Recurrence(
+        mixed=file.linear("attn_qkv", layer, width, hidden, bias="absent"),
+        conv=convolution(file, "ssm.conv_kernel", "ssm_conv1d", layer, width),
+        gate=file.linear("attn_gate", layer, values * dim, hidden, bias="absent"),
+        alpha=alpha,
+        beta=beta,
+        a=file.vector("ssm_a", layer, values),
+        dt_bias=file.vector("ssm_dt.bias", layer, values),
+        skip=None,
+        norm=file.norm("ssm_norm", layer, norm, dim),
+        o=file.linear("ssm_out", layer, hidden, values * dim, bias="absent"),
+        heads=values,
+        key_heads=queries,
+        key_dim=dim,
+        value_dim=dim,
+        eps=norm.eps,
+        tiled=file.architecture != "qwen3next",
+    )
+
+
+def _gates(file: Reader, layer: int, queries: int, values: int) -> tuple[Linear, Linear]:
+    """The matrices of alpha and beta: their own, or as one with the betas of a head of keys before
+    its alphas."""
+    hidden = file.hidden
+    if file.architecture != "qwen3next":
+        alpha = file.linear("ssm_alpha", layer, values, hidden, bias="absent")
+        return alpha, file.linear("ssm_beta", layer, values, hidden, bias="absent")
+    group = values // queries
+    both = file.linear("ssm_ba", layer, 2 * values, hidden, bias="absent")
+    return both.part(group, group, 2 * group), both.part(0, group, 2 * group)
+
+
+ARCHITECTURES = {"qwen35": qwen35, "qwen35moe": qwen35moe, "qwen3next": qwen3next}

@@ -1,0 +1,88 @@
+"""LFM2 of Liquid AI, dense and with experts: short convolutions between gates in most layers, in
+the others attention with normalised heads. llama.cpp: `src/models/` lfm2.cpp, lfm2moe.cpp.
+
+    x += o (c * conv(b * h))       b, c, h = in_proj x'     x' = RMSNorm(x)
+    x += network(x')                                        x' = RMSNorm(x)
+
+Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon; shortconv.l_cache,
+the taps of the convolution; attention.head_count_kv, 0 for a layer with a convolution; of the dense
+one attention.sliding_window, of the other expert_feed_forward_length, expert_gating_func and
+leading_dense_block_count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from urdir.model.families.dense import turning
+from urdir.model.families.description import Attention, Config, Mixture, Network
+from urdir.model.families.mixtures import (
+    expert_width,
+    mixture,
+    plain_dense,
+    router,
+    scoring,
+    unless_dense,
+)
+from urdir.model.families.parts import (
+    attention,
+    head_dims,
+    model,
+    required_head_norms,
+    rms_norm,
+    sequential,
+)
+from urdir.model.families.reader import Reader
+from urdir.model.families.recurrent import ShortConv, convolution
+from urdir.model.families.windows import optional_window
+
+
+def lfm2(file: Reader) -> Config:
+    """LFM2, dense (arXiv 2511.23404)."""
+    return _decoder(file, lambda index: plain_dense(file, index), optional_window(file))
+
+
+def lfm2moe(file: Reader) -> Config:
+    """LFM2 with experts: scores with a bias that chooses, weights that sum to 1."""
+    scores = scoring(file)
+
+    def experts(index: int) -> Mixture:
+        route = router(file, index, scores, normalize=True, choice_bias="required")
+        return mixture(file, index, route, expert_width(file, index))
+
+    return _decoder(file, unless_dense(file, experts))
+
+
+def _decoder(file: Reader, network: Callable[[int], Network], window: int = 0) -> Config:
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    rope = turning(file, "half")
+    kv_heads = file.by_layer("attention.head_count_kv", int)
+
+    def attends(index: int) -> Attention:
+        norms = required_head_norms(file, index, norm, key_dim)
+        return attention(file, index, rope, qk_norm=norms, window=window, output_bias="absent")
+
+    return model(
+        file,
+        lambda index: sequential(
+            attends(index) if kv_heads[index] else _short_conv(file, index),
+            network(index),
+            (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
+        ),
+        file.norm("token_embd_norm", None, norm),
+    )
+
+
+def _short_conv(file: Reader, layer: int) -> ShortConv:
+    hidden = file.hidden
+    parts = file.linear("shortconv.in_proj", layer, 3 * hidden, hidden, bias="absent")
+    return ShortConv(
+        values=parts.part(2 * hidden, hidden),
+        input_gate=parts.part(0, hidden),
+        output_gate=parts.part(hidden, hidden),
+        conv=convolution(file, "shortconv.l_cache", "shortconv.conv", layer, hidden),
+        o=file.linear("shortconv.out_proj", layer, hidden, hidden, bias="absent"),
+    )
+
+
+ARCHITECTURES = {"lfm2": lfm2, "lfm2moe": lfm2moe}

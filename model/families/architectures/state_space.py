@@ -1,0 +1,203 @@
+"""Mamba-2 (Dao & Gu 2024, arXiv 2405.21060) and decoders that mix its layers with attention:
+Granite 4, Falcon-H1, Nemotron-H. llama.cpp: `src/models/` mamba-base.cpp, mamba2.cpp,
+granite-hybrid.cpp, falcon-h1.cpp, nemotron-h.cpp.
+
+    x += o RMSNorm(ssd(silu(conv(xBC)), dt) * silu(z))        z, xBC, dt = ssm_in x'
+                                                              x' = RMSNorm(x)
+
+Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon; ssm.conv_kernel,
+ssm.inner_size (values of all heads), ssm.time_step_rank (heads), ssm.group_count (heads of B and
+C), ssm.state_size (values of such a head); what a function below names.
+"""
+
+from __future__ import annotations
+
+from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.families.description import (
+    Block,
+    Branch,
+    Config,
+    LayerConfig,
+    Mixture,
+    Network,
+)
+from urdir.model.families.mixtures import (
+    divided_width,
+    has_experts,
+    mixture,
+    optional_mixture,
+    router,
+    shared_width,
+    weights_norm,
+    weights_scale,
+)
+from urdir.model.families.parts import (
+    RELU2,
+    attention,
+    dense,
+    head_dims,
+    model,
+    rms_norm,
+    sequential,
+)
+from urdir.model.families.reader import Reader
+from urdir.model.families.recurrent import Recurrence, convolution
+from urdir.model.families.rope import read_rope
+from urdir.ptxgen.kernels.norm import Norm
+
+
+def mamba2(file: Reader) -> Config:
+    """Mamba-2: nothing but its layers."""
+    norm = rms_norm(file)
+    return model(
+        file,
+        lambda index: _alone(file, index, _mixer(file, index, norm), norm),
+        file.norm("output_norm", None, norm),
+    )
+
+
+def granitehybrid(file: Reader) -> Config:
+    """Granite 4 (IBM): attention where attention.head_count_kv is not 0, a network in every layer.
+
+    Keys: logit_scale (divides), residual_scale, embedding_scale, attention.scale (0 is none of
+    them), rope.scaling.finetuned (false: no RoPE), expert_shared_feed_forward_length.
+    """
+    norm, shared = rms_norm(file), shared_width(file, 0)
+    scale = file.amount("attention.scale") or None
+    kv_heads = file.by_layer("attention.head_count_kv", int)
+    rope = read_rope(file, "interleaved", head_dims(file)[0])
+    rotates = file.optional("rope.scaling.finetuned", bool, True)
+
+    def mixer(index: int) -> Network:
+        if kv_heads[index]:
+            return attention(file, index, rope if rotates else None, scale=scale)
+        return _mixer(file, index, norm)
+
+    return model(
+        file,
+        lambda index: sequential(
+            mixer(index),
+            optional_mixture(file, index, shared),
+            (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
+            scale=file.amount("residual_scale") or 1.0,
+        ),
+        file.norm("output_norm", None, norm),
+        embedding_scale=file.amount("embedding_scale") or 1.0,
+        logit_scale=1.0 / (file.amount("logit_scale") or 1.0),
+    )
+
+
+def falcon_h1(file: Reader) -> Config:
+    """Falcon-H1 (arXiv 2507.22448): attention and Mamba-2 side by side in every layer. llama.cpp
+    loads the bias of attention's output and RoPE factors for nothing."""
+    norm, normed = rms_norm(file), file.anywhere("ssm_norm.weight")
+    rope = read_rope(file, "half", head_dims(file)[0], factors=False)
+
+    def layer(index: int) -> LayerConfig:
+        before = file.norm("attn_norm", index, norm)
+        attends = attention(file, index, rope, output_bias="absent")
+        mixer = _mixer(file, index, norm, normed=normed)
+        weight = file.vector("ffn_norm", index, file.hidden)  # without the usual ".weight"
+        network = Branch(dense(file, index), type(before)(norm, weight))
+        return LayerConfig(
+            (Block((Branch(attends, before), Branch(mixer, before))), Block((network,)))
+        )
+
+    return model(
+        file,
+        layer,
+        file.norm("output_norm", None, norm),
+        unused=("attn_output.bias", "rope_freqs.weight"),
+    )
+
+
+def nemotron_h(file: Reader) -> Config:
+    """Nemotron-H (arXiv 2504.03624), and Nemotron 3 with experts: a layer is attention without
+    RoPE, Mamba-2 or a network, by feed_forward_length and attention.head_count_kv, 0 where there is
+    none.
+
+    Keys: attention.layer_norm_epsilon where there is none of RMS; expert_feed_forward_length,
+    expert_shared_feed_forward_length, expert_weights_norm, expert_weights_scale.
+    """
+    eps = file.amount("attention.layer_norm_rms_epsilon")
+    norm = Norm("rms", eps or file.number("attention.layer_norm_epsilon"))
+    kv_heads = file.by_layer("attention.head_count_kv", int)
+    widths = file.by_layer("feed_forward_length", int)
+    if file.count("moe_latent_size"):
+        raise UnsupportedError(f"experts of a latent vector ({file.key('moe_latent_size')})")
+
+    def network(index: int) -> Network:
+        if widths[index]:
+            return _network(file, index)
+        return attention(file, index, None) if kv_heads[index] else _mixer(file, index, norm)
+
+    return model(
+        file,
+        lambda index: _alone(file, index, network(index), norm),
+        file.norm("output_norm", None, norm),
+    )
+
+
+def _network(file: Reader, layer: int) -> Network:
+    """Nemotron's networks have no gates."""
+    if not has_experts(file):
+        return dense(file, layer, RELU2, gated=False)
+    route = router(
+        file,
+        layer,
+        "sigmoid",
+        normalize=weights_norm(file),
+        scale=weights_scale(file),
+        choice_bias="required",
+    )
+    width = file.size("expert_shared_feed_forward_length")
+    shared = dense(file, layer, RELU2, gated=False, width=width, suffix="_shexp", bias="absent")
+    experts: Mixture = mixture(
+        file, layer, route, divided_width(file, layer), RELU2, shared=shared, gate="absent"
+    )
+    return experts
+
+
+def _alone(file: Reader, layer: int, network: Network, norm: Norm) -> LayerConfig:
+    """A layer of one network."""
+    return LayerConfig((Block((Branch(network, file.norm("attn_norm", layer, norm)),)),))
+
+
+def _mixer(file: Reader, layer: int, norm: Norm, *, normed: bool = True) -> Recurrence:
+    hidden, inner = file.hidden, file.size("ssm.inner_size")
+    heads, groups = file.size("ssm.time_step_rank"), file.size("ssm.group_count")
+    if inner % heads or heads % groups:
+        raise ConfigError(
+            f"{inner} values of {heads} heads with {groups} groups ({file.key('ssm.inner_size')}, "
+            "ssm.time_step_rank, ssm.group_count)"
+        )
+    dim = file.size("ssm.state_size")
+    width = inner + 2 * groups * dim
+    total = inner + width + heads
+    parts = file.linear("ssm_in", layer, total, hidden, bias="absent")
+    return Recurrence(
+        mixed=parts.part(inner, width),
+        conv=convolution(file, "ssm.conv_kernel", "ssm_conv1d", layer, width, bias="optional"),
+        gate=parts.part(0, inner),
+        alpha=parts.part(inner + width, heads),
+        beta=None,
+        a=file.vector("ssm_a", layer, heads, 1),
+        dt_bias=file.vector("ssm_dt.bias", layer, heads),
+        skip=file.vector("ssm_d", layer, heads, 1),
+        norm=file.norm("ssm_norm", layer, norm, groups, inner // groups) if normed else None,
+        o=file.linear("ssm_out", layer, hidden, inner, bias="absent"),
+        heads=heads,
+        key_heads=groups,
+        key_dim=dim,
+        value_dim=inner // heads,
+        gates_first=True,
+    )
+
+
+ARCHITECTURES = {
+    "mamba2": mamba2,
+    "granitehybrid": granitehybrid,
+    "falcon-h1": falcon_h1,
+    "nemotron_h": nemotron_h,
+    "nemotron_h_moe": nemotron_h,
+}

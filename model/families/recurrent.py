@@ -1,0 +1,151 @@
+"""Mixers that keep a state of fixed size for each sequence instead of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from urdir.model.errors import UnsupportedError
+from urdir.model.families.reader import Presence, Reader
+from urdir.model.families.stored import Linear, Normalization, StoredVector
+from urdir.ptxgen.kernels.recurrent.causal_conv import MAX_TAPS
+from urdir.ptxgen.kernels.recurrent.gated_recurrence import Order
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A causal convolution along the tokens of each channel: ``weight`` (channels, taps), ``bias``
+    (channels,)."""
+
+    weight: StoredVector
+    bias: StoredVector | None = None
+
+    @property
+    def channels(self) -> int:
+        """Values of a token."""
+        return self.weight.shape[0]
+
+    @property
+    def taps(self) -> int:
+        """Tokens that a result is made of, its own included."""
+        return self.weight.shape[1]
+
+    @property
+    def tail(self) -> int:
+        """Values of earlier tokens that the next one needs."""
+        return self.channels * (self.taps - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """o (output_gate x * conv(input_gate x * values x)): the mixer of LFM2."""
+
+    values: Linear
+    input_gate: Linear
+    output_gate: Linear
+    conv: Convolution
+    o: Linear
+
+    @property
+    def state(self) -> Mapping[str, int]:
+        """Values of a sequence's state, by the names of the kernels' parameters."""
+        return {"tail": self.conv.tail}
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """Linear attention with a decaying state, in the middle of
+
+        o (f(recurrence(silu(conv(mixed x)), alpha x, beta x), gate x))
+
+    The recurrence is `GatedRecurrence`: the gated delta rule where there is a ``beta``, else SSD,
+    with a ``skip`` (heads,). ``a`` and ``dt_bias`` are (heads,). f(y, z) is norm(y) * silu(z), or
+    with ``gates_first`` norm(y * silu(z)); the ``norm`` is that of each head's values, or of groups
+    of (groups, values of a group).
+    """
+
+    mixed: Linear
+    conv: Convolution
+    gate: Linear
+    alpha: Linear
+    beta: Linear | None
+    a: StoredVector
+    dt_bias: StoredVector
+    skip: StoredVector | None
+    norm: Normalization | None
+    o: Linear
+    heads: int  # of values
+    key_heads: int  # heads is a multiple
+    key_dim: int
+    value_dim: int
+    eps: float = 0.0  # of the lengths of queries and keys
+    tiled: bool = False  # heads h and h + key_heads have the same keys, not neighbours
+    gates_first: bool = False
+
+    @property
+    def order(self) -> Order:
+        """How a row of ``mixed`` is divided."""
+        return "vkq" if self.beta is None else "qkv"
+
+    @property
+    def width(self) -> int:
+        """Values of the result."""
+        return self.heads * self.value_dim
+
+    @property
+    def state(self) -> Mapping[str, int]:
+        """Values of a sequence's state, by the names of the kernels' parameters."""
+        return {"tail": self.conv.tail, "state": self.width * self.key_dim}
+
+
+@dataclass(frozen=True, slots=True)
+class Selective:
+    """The mixer of Mamba, u being silu(conv(mixed x)):
+
+        o (scan(u, step norm(low u), norm(b u), norm(c u)) * silu(gate x))
+
+    The scan is `SelectiveScan`, with ``a`` (channels, size) and ``skip`` (channels,); ``low`` has
+    the low rank of ``step``, whose bias is dt's. Norms are there where the model has them.
+    """
+
+    mixed: Linear
+    conv: Convolution
+    gate: Linear
+    low: Linear
+    b: Linear
+    c: Linear
+    low_norm: Normalization | None
+    b_norm: Normalization | None
+    c_norm: Normalization | None
+    step: Linear
+    a: StoredVector
+    skip: StoredVector
+    o: Linear
+
+    @property
+    def size(self) -> int:
+        """Values of a channel's state."""
+        return self.b.rows
+
+    @property
+    def state(self) -> Mapping[str, int]:
+        """Values of a sequence's state, by the names of the kernels' parameters."""
+        return {"tail": self.conv.tail, "state": self.conv.channels * self.size}
+
+
+Recurrent = ShortConv | Recurrence | Selective
+
+
+def convolution(
+    file: Reader, key: str, name: str, layer: int, channels: int, bias: Presence = "absent"
+) -> Convolution:
+    """The convolution ``name`` of a layer, whose taps are metadata ``key``; UnsupportedError for
+    more of them than kernels have, or one."""
+    taps = file.size(key)
+    if not 2 <= taps <= MAX_TAPS:
+        raise UnsupportedError(f"{file.key(key)} is {taps}; 2 to {MAX_TAPS} are supported")
+    has_bias = bias == "optional" and file.anywhere(f"{name}.bias")
+    return Convolution(
+        file.vector(f"{name}.weight", layer, channels, taps),
+        file.vector(f"{name}.bias", layer, channels) if has_bias else None,
+    )

@@ -1,0 +1,54 @@
+"""How many there may be of everything that a file counts, and how long it may be.
+
+A file is a stranger's: without limits a small one can ask for much memory or time. The limits are
+far above what published models have (`known` is the most of those), and where a format's own
+documents or llama.cpp have a limit, it is that one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from urdir.model.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most that there may be of something."""
+
+    what: str  # as a message and the table in the package's README name it
+    most: int
+    known: str  # the most that is known of a published model
+
+    def check(self, found: int, where: str, error: type[ModelError]) -> None:
+        """Raise ``error``, which begins with ``where``, for more than the most."""
+        if found > self.most:
+            raise error(f"{where}: {found:,} {self.what}, at most {self.most:,} are read")
+
+
+#: Everything that GGUF's header counts. It is in memory as a whole, the tensors' data never is.
+HEADER_NBYTES = Limit("bytes of a GGUF header", 256 << 20, "21 million")
+METADATA_KEYS = Limit("metadata keys", 4096, "some 150")
+KEY_NBYTES = Limit("bytes of a metadata key", 1024, "53")
+STRING_NBYTES = Limit("bytes of a string", 64 << 20, "34 million, a tokenizer.json")
+ARRAY_ITEMS = Limit("items of an array", 4 << 20, "1,029,812")
+NESTED_ARRAYS = Limit("arrays within arrays", 4096, "none")
+NESTING = Limit("levels of arrays", 4, "1")
+TENSORS = Limit("tensors", 32_768, "some 3,000")
+TENSOR_NAME_NBYTES = Limit("bytes of a tensor name", 63, "some 40; llama.cpp takes 63")
+TENSOR_DIMS = Limit("dimensions of a tensor", 4, "4; ggml has no more")
+TENSOR_PADDING = Limit("bytes of alignment", 1 << 20, "32")
+TOKENS = Limit("tokens of a vocabulary", 1 << 20, "262,144")
+CONTROL_TOKENS = Limit("control tokens", 65_536, "some 6,500")
+TOKEN_NBYTES = Limit("bytes of a token", 4096, "1,024: 512 spaces")
+MERGE_NBYTES = Limit("bytes of a merge", 2 * 4096 + 1, "two tokens")
+
+#: Of a folder as transformers writes it.
+JSON_NBYTES = Limit("bytes of a text file", 256 << 20, "34 million, a tokenizer.json")
+SAFETENSORS_HEADER_NBYTES = Limit(
+    "bytes of a safetensors header", 100_000_000, "the format's own limit"
+)
+SAFETENSORS_TENSORS = Limit("tensors of a folder", 262_144, "some 140,000")
+SAFETENSORS_DIMS = Limit("dimensions", 8, "5")
+
+LIMITS = tuple(value for value in list(globals().values()) if isinstance(value, Limit))

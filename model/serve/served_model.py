@@ -1,0 +1,82 @@
+"""The model that a server serves, as its clients know it: by an open engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from urdir.model.errors import TemplateError
+from urdir.model.owner import Owner
+from urdir.model.serve.interface import ConstraintKind
+from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
+from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.constraints import Constraint
+from urdir.model.text.tool_calls import Tools
+from urdir.model.text.tool_choice import after_thoughts, required_call
+
+if TYPE_CHECKING:
+    from urdir.model.engine.engine import Engine
+    from urdir.model.engine.service import Service
+
+_KINDS: dict[ConstraintKind, Callable[[Any], Constraint]] = {
+    "json_object": lambda _: Constraint.json_object(),
+    "json_schema": Constraint.json_schema,
+    "regex": Constraint.regex,
+    "grammar": Constraint.lark,
+    "choice": Constraint.choice,
+}
+
+
+class EngineModel(Owner):
+    """See `ServedModel`. ``name`` is what clients call it.
+
+    A constraint is compiled by the ``service`` when it is made: a bad one is refused before
+    anything is queued.
+    """
+
+    def __init__(self, engine: Engine, name: str | None, service: Service) -> None:
+        self.name = name or engine.name
+        self.created = int(time.time())
+        self.context = engine.session.context
+        self.tokenizer = engine.tokenizer
+        self.template = _template(engine)
+        self._service = service
+        source = self.template.source if self.template else ""
+        self._format = find_answer_format(source) if source else AnswerFormat()
+
+    @property
+    def shown(self) -> frozenset[str]:
+        """Texts of the control tokens that the parser of answers must see."""
+        return self._format.shown
+
+    def answer_parser(self, prompt: str, tools: Tools) -> AnswerParser:
+        """See `ServedModel`."""
+        return AnswerParser(self._format, prompt=prompt, tools=tools)
+
+    def constraint(self, kind: ConstraintKind, source: Any, prompt: str | None) -> Constraint:
+        """See `ServedModel`."""
+        constraint = _KINDS[kind](source)
+        if prompt is not None:
+            constraint = after_thoughts(constraint, self._format, prompt)
+        return self._checked(constraint)
+
+    def required_call(self, tools: Tools, prompt: str, name: str | None, many: bool) -> Constraint:
+        """See `ServedModel`."""
+        return self._checked(required_call(self._format, tools, prompt, name=name, many=many))
+
+    def close(self) -> None:
+        """End the process that renders templates."""
+        if self.template is not None:
+            self.template.close()
+
+    def _checked(self, constraint: Constraint) -> Constraint:
+        self._service.compiler.matcher(constraint)
+        return constraint
+
+
+def _template(engine: Engine) -> ChatTemplate | None:
+    try:
+        return ChatTemplate.from_gguf(engine.gguf, engine.tokenizer)
+    except TemplateError:
+        return None

@@ -1,0 +1,127 @@
+"""What users wrote, marked so that no control token begins in it, whatever a template does to it.
+
+Every character with which one can begin is replaced by a stand-in from Unicode's private use area
+before a template sees it. A template may trim, cut, join or delete: no character that is left can
+begin a control token. Afterwards the stand-ins are turned back.
+
+Templates look for some tags in contents themselves, as "</think>". Those that a template names may
+be left as they are; who asks for this has to compare what comes of it.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from urdir.model.errors import TemplateError
+
+_PRIVATE_USE = range(0xE000, 0xF900)
+_BLOCK = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_MOST_TAGS, _LONGEST_TAG = 256, 64
+
+
+class Marker:
+    """Marks texts for a template and a vocabulary's control tokens, given by their texts."""
+
+    def __init__(self, source: str, control: Collection[str]) -> None:
+        first = "".join({text[0] for text in control if not text[0].isalnum()})
+        # "striptags" makes "<" of "&lt;"
+        self._starts = frozenset(first.lower() + first.upper() + "&")
+        # Letters begin ordinary words, which templates compare. So of such a token all of its text
+        # must be there.
+        words = (text for text in control if text[0].isalnum())
+        self._words = sorted({w for text in words for w in (text, text.lower(), text.upper())})
+        self._tags = _tags(source, self._starts, control)
+
+    def has_tags(self, value: Any) -> bool:
+        """Whether some string of a JSON value has a tag that the template names."""
+        return any(self._tags.search(text) for text in texts_of(value))
+
+    def marked(self, value: Any, source: str, keeps_tags: bool) -> tuple[Any, dict[str, str]]:
+        """A JSON value with stand-ins in all strings, and what each stands for.
+
+        A stand-in is in no string of the value, nor in ``source``. Raises TemplateError where
+        there are too few.
+        """
+        texts = set(texts_of(value))
+        places = {text: self._places(text, keeps_tags) for text in texts}
+        characters = {text[i] for text, found in places.items() for i in found}
+        stand_ins = _stand_ins(characters, [source, *texts])
+
+        def changed(text: str) -> str:
+            found = places[text]
+            return "".join(stand_ins[char] if i in found else char for i, char in enumerate(text))
+
+        return _map_texts(value, changed), {new: old for old, new in stand_ins.items()}
+
+    def _places(self, text: str, keeps_tags: bool) -> set[int]:
+        found = {i for i, char in enumerate(text) if char in self._starts}
+        for word in self._words:
+            at = text.find(word)
+            while at >= 0:
+                found.add(at)
+                at = text.find(word, at + 1)
+        if keeps_tags:
+            for tag in self._tags.finditer(text):
+                found.difference_update(range(*tag.span()))
+        return found
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """All strings of a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
+            yield from texts_of(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from texts_of(item)
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with each of its strings changed. Keys and roles that are words stay: templates
+    look for them."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {
+            key if key.isidentifier() else change(key): item
+            if key == "role" and str(item).isidentifier()
+            else _map_texts(item, change)
+            for key, item in value.items()
+        }
+    if isinstance(value, Sequence):
+        return [_map_texts(item, change) for item in value]
+    return value
+
+
+def _tags(source: str, starts: Collection[str], control: Iterable[str]) -> re.Pattern[str]:
+    """The strings in a template's expressions that begin as control tokens do, but are none."""
+    literals = (a or b for block in _BLOCK.findall(source) for a, b in _LITERAL.findall(block))
+    tags = {text.strip() for text in literals if text.strip()[:1] in starts}
+    tags = {tag for tag in tags if 1 < len(tag) <= _LONGEST_TAG}
+    ordered = sorted(text.lower() for text in control)
+    known = set(ordered)
+
+    def is_control(tag: str) -> bool:
+        at = bisect_left(ordered, tag)
+        begins_one = at < len(ordered) and ordered[at].startswith(tag)
+        return begins_one or any(tag[:n] in known for n in range(1, len(tag)))
+
+    usable = sorted(tag for tag in tags if not is_control(tag.lower()))[:_MOST_TAGS]
+    return re.compile("|".join(map(re.escape, usable)) or "(?!)")
+
+
+def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str]:
+    """A private use character for each of `characters`, one that none of `texts` holds."""
+    used = set().union(*texts)
+    free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+    chosen = dict(zip(sorted(characters), free, strict=False))
+    if len(chosen) < len(set(characters)):
+        raise TemplateError("the conversation uses up Unicode's private use area")
+    return chosen

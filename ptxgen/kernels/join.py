@@ -1,0 +1,72 @@
+"""Two arrays row by row, side by side: the parts of heads that products make apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+
+THREADS = 128
+
+
+@dataclass(frozen=True)
+class Join(KernelSpec):
+    """y[r] = (a[r], b[r]), a (rows, first) and b (rows, second) f32, both widths multiples of 4."""
+
+    rows: int
+    first: int
+    second: int
+
+    name = "join"
+    template = ("urdir.templates", "join.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise PtxgenError(f"join: {self.rows} rows")
+        if min(self.first, self.second) < 4 or self.first % 4 or self.second % 4:
+            raise PtxgenError(f"join: rows of {self.first} and {self.second}: multiples of 4")
+        if self.rows * self.vectors >= 2**31:
+            raise PtxgenError(f"join: {self.rows} rows of {self.width} are too many")
+
+    @property
+    def width(self) -> int:
+        """Values of a row of y."""
+        return self.first + self.second
+
+    @property
+    def vectors(self) -> int:
+        """Accesses of four values of a row of y, a thread each."""
+        return self.width // 4
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            Param("a", "f32", ("rows", "first"), Access.IN),
+            Param("b", "f32", ("rows", "second"), Access.IN),
+            Param("y", "f32", ("rows", "width"), Access.OUT),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        ctas = ceil_div(self.rows * self.vectors, THREADS)
+        return LaunchShape(grid=(ctas, 1, 1), block=(THREADS, 1, 1))
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        return {"y": np.concatenate([inputs["a"], inputs["b"]], axis=1)}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, Join]:
+        return {
+            "one row": cls(1, 4, 8),
+            "queries": cls(34, 64, 512),
+            "odd vectors": cls(21, 12, 20),
+            "exactly CTAs": cls(32, 8, 8),
+        }
+
+    def flops(self) -> int:
+        return 0

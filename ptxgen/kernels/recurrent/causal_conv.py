@@ -1,0 +1,123 @@
+"""A short causal convolution along a sequence; its state is what it needs of earlier tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+
+#: Channels of a CTA, a thread each, and consecutive rows that a thread has.
+THREADS, TILE = 128, 8
+#: A tile of rows needs none but the one before it.
+MAX_TAPS = TILE + 1
+
+
+@dataclass(frozen=True)
+class CausalConv(RecurrentRows):
+    """y[t, c] = f(sum over j of weight[c, j] u[t - taps + 1 + j, c] + bias[c]), of each channel.
+
+    u is x, or with ``gated`` x * input_gate; y is then multiplied with output_gate (LFM2). ``tail``
+    holds the last taps - 1 values of u of each sequence, oldest first; the launch moves it on.
+    """
+
+    channels: int
+    taps: int
+    bias: bool = False
+    activation: Activation | None = None
+    gated: bool = False
+
+    name = "causal_conv"
+    template = ("urdir.templates", "causal_conv.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.channels < 1 or not 2 <= self.taps <= MAX_TAPS:
+            raise PtxgenError(
+                f"causal_conv: {self.taps} taps (2 to {MAX_TAPS}) of {self.channels} channels"
+            )
+
+    @property
+    def before(self) -> int:
+        """Earlier values that a result needs."""
+        return self.taps - 1
+
+    @property
+    def tile(self) -> int:
+        """Rows of a thread."""
+        return TILE if self.consecutive else 1
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        matrix, gates = ("rows", "channels"), ("input_gate", "output_gate") if self.gated else ()
+        return (
+            Param("x", "f32", matrix, Access.IN),
+            *(Param(name, "f32", matrix, Access.IN) for name in gates),
+            Param("weight", "f32", ("channels", "taps"), Access.IN),
+            *((Param("bias", "f32", ("channels",), Access.IN),) if self.bias else ()),
+            *self.row_params,
+            Param("tail", "f32", ("sequences", "before", "channels"), Access.INOUT),
+            Param("y", "f32", matrix, Access.OUT),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(
+            grid=(ceil_div(self.channels, THREADS), ceil_div(self.rows, self.tile), 1),
+            block=(THREADS, 1, 1),
+        )
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return Tolerance(rtol=2e-6)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        u = inputs["x"].astype(np.float64)
+        if self.gated:
+            u = u * inputs["input_gate"]
+        tails = inputs["tail"].astype(np.float64)
+        y = np.zeros(u.shape)
+        for row, sequence, is_first in self.tokens(inputs):
+            tail = tails[sequence] * (not is_first)
+            window = np.concatenate([tail, u[row : row + 1]])
+            y[row] = np.einsum("jc,cj->c", window, inputs["weight"])
+            tails[sequence] = window[1:]
+        if self.bias:
+            y += inputs["bias"]
+        if self.activation is not None:
+            y = self.activation(y)
+        if self.gated:
+            y *= inputs["output_gate"]
+        idle = np.ones(self.rows, np.bool_)
+        idle[[row for row, _, _ in self.tokens(inputs)]] = False
+        y[idle] = 0.0
+        return {"tail": tails.astype(np.float32), "y": y.astype(np.float32)}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """See `make_rows`."""
+        return super().make_inputs(rng) | self.make_rows(rng)
+
+    @classmethod
+    def examples(cls) -> Mapping[str, CausalConv]:
+        silu = Activation("silu")
+        return {
+            "one row": cls(1, 2, 64, False, channels=37, taps=4, activation=silu),
+            "one row, gated": cls(1, 1, 64, False, channels=64, taps=3, gated=True),
+            "rows": cls(6, 5, 64, False, channels=200, taps=4, bias=True, activation=silu),
+            "rows, gated": cls(5, 7, 32, False, channels=130, taps=3, gated=True),
+            "a short prompt": cls(2, 2, 64, True, channels=40, taps=4, activation=silu),
+            "a prompt of one": cls(1, 1, 64, True, channels=33, taps=9),
+            "a prompt": cls(37, 3, 64, True, channels=150, taps=4, bias=True, activation=silu),
+            "a gated prompt": cls(24, 2, 64, True, channels=128, taps=3, gated=True),
+            "two taps": cls(9, 2, 64, True, channels=12, taps=2, bias=True),
+            "nine taps": cls(20, 2, 64, True, channels=12, taps=9),
+        }
+
+    def flops(self) -> int:
+        return 2 * self.rows * self.channels * self.taps

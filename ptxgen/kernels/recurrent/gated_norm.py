@@ -1,0 +1,92 @@
+"""RMSNorm beside a gate: the end of a recurrence, in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+
+#: Most warps of a CTA, and most vectors of four values that a thread holds.
+MAX_WARPS, MAX_VECTORS = 16, 8
+SILU = Activation("silu")
+
+
+@dataclass(frozen=True)
+class GatedNorm(KernelSpec):
+    """y = norm(x) * silu(gate), or with ``gates_first`` norm(x * silu(gate)), of each row.
+
+    norm(v) = v / sqrt(mean(v^2) + eps) * weight; row r has the weights r % weight_rows. y may be x.
+    """
+
+    rows: int
+    cols: int
+    eps: float
+    weight_rows: int = 1
+    gates_first: bool = False
+
+    name = "gated_norm"
+    template = ("urdir.templates", "gated_norm.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.weight_rows < 1:
+            raise PtxgenError(f"gated_norm: {self.rows} rows, {self.weight_rows} of weights")
+        most = 4 * 32 * MAX_WARPS * MAX_VECTORS
+        if self.cols < 4 or self.cols % 4 or self.cols > most:
+            raise PtxgenError(
+                f"gated_norm: rows of {self.cols} values: multiples of 4 up to {most}"
+            )
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA: a vector a thread, until there are enough."""
+        return min(MAX_WARPS, ceil_div(self.cols, 4 * 32))
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a thread."""
+        return ceil_div(self.cols, 4 * 32 * self.warps)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        matrix = ("rows", "cols")
+        return (
+            Param("x", "f32", matrix, Access.IN),
+            Param("gate", "f32", matrix, Access.IN),
+            Param("weight", "f32", ("weight_rows", "cols"), Access.IN),
+            Param("y", "f32", matrix, Access.OUT),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(grid=(self.rows, 1, 1), block=(32 * self.warps, 1, 1))
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return Tolerance(rtol=3e-6)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        x, gate = inputs["x"].astype(np.float64), SILU(inputs["gate"])
+        x = x * gate if self.gates_first else x
+        y = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.eps)
+        y = y * inputs["weight"][np.arange(self.rows) % self.weight_rows]
+        return {"y": (y if self.gates_first else y * gate).astype(np.float32)}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, GatedNorm]:
+        return {
+            "a short row": cls(1, 8, 1e-6),
+            "heads": cls(12, 128, 1e-6),
+            "odd columns": cls(3, 36, 1e-5, weight_rows=3),
+            "groups": cls(6, 132, 1e-5, weight_rows=2, gates_first=True),
+            "a long row": cls(2, 8192, 1e-5, gates_first=True),
+            "a long row, gated after": cls(2, 5124, 1e-5),
+        }
+
+    def flops(self) -> int:
+        return 9 * self.rows * self.cols

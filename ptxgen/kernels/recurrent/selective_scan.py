@@ -1,0 +1,132 @@
+"""The selective scan of Mamba: a state of a few values for every channel, each with its decay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+
+THREADS = 128
+#: Most lanes that share a channel, and values of its state that a lane has at most.
+MAX_LANES, MAX_VALUES = 32, 64
+#: Tokens that are brought to shared memory at once, and bytes for them.
+TILE, TILE_NBYTES = 16, 32768
+
+
+@dataclass(frozen=True)
+class SelectiveScan(RecurrentRows):
+    """h = exp(dt a) h + dt x b,  y = h . c + skip x,  dt = softplus(step), for each channel (Gu &
+    Dao 2023, arXiv 2312.00752).
+
+    h and ``a`` (channels, size) have ``size`` values a channel, which have b and c (rows, size) in
+    common; x and ``step`` (rows, channels) are the channels' own.
+    """
+
+    channels: int
+    size: int
+
+    name = "selective_scan"
+    template = ("urdir.templates", "selective_scan.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.channels < 1 or self.size < 4 or self.size % 4:
+            raise PtxgenError(
+                f"selective_scan: {self.size} values (a multiple of 4) of {self.channels} channels"
+            )
+        if self.size // self.lanes > MAX_VALUES:
+            raise PtxgenError(
+                f"selective_scan: {self.size} values: at most {MAX_VALUES} for each of "
+                f"{self.lanes} lanes"
+            )
+
+    @property
+    def lanes(self) -> int:
+        """Neighbouring lanes that share a channel: a power of two, each with as many vectors of
+        four values, one if that is possible."""
+        vectors = self.size // 4
+        return min(MAX_LANES, vectors & -vectors)
+
+    @property
+    def own_channels(self) -> int:
+        """Channels of a CTA."""
+        return THREADS // self.lanes
+
+    @property
+    def tile(self) -> int:
+        """Tokens that are brought at once."""
+        each = 8 * (self.size + self.own_channels)
+        return min(TILE, self.rows if self.consecutive else 1, TILE_NBYTES // each)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        matrix, shared = ("rows", "channels"), ("rows", "size")
+        return (
+            Param("x", "f32", matrix, Access.IN),
+            Param("step", "f32", matrix, Access.IN),
+            Param("b", "f32", shared, Access.IN),
+            Param("c", "f32", shared, Access.IN),
+            Param("a", "f32", ("channels", "size"), Access.IN),
+            Param("skip", "f32", ("channels",), Access.IN),
+            *self.row_params,
+            Param("state", "f32", ("sequences", "channels", "size"), Access.INOUT),
+            Param("y", "f32", matrix, Access.OUT),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        ctas = ceil_div(self.channels, self.own_channels)
+        return LaunchShape(
+            grid=(ctas, 1 if self.consecutive else self.rows, 1), block=(THREADS, 1, 1)
+        )
+
+    @property
+    def tolerance(self) -> Tolerance:
+        # exp and softplus are approximated; a state carries errors from token to token
+        return Tolerance(rtol=1e-5)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        states = inputs["state"].astype(np.float64)
+        y = np.zeros((self.rows, self.channels))
+        dt = np.logaddexp(0.0, inputs["step"].astype(np.float64))
+        for row, sequence, is_first in self.tokens(inputs):
+            x, b, c = (inputs[name][row].astype(np.float64) for name in ("x", "b", "c"))
+            state = states[sequence] * np.exp(dt[row][:, None] * inputs["a"]) * (not is_first)
+            state = state + (dt[row] * x)[:, None] * b
+            y[row] = state @ c + inputs["skip"] * x
+            states[sequence] = state
+        return {"state": states.astype(np.float32), "y": y.astype(np.float32)}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Decays between 0 and 1, as models have them; see `make_rows`."""
+        inputs = super().make_inputs(rng) | self.make_rows(rng)
+        inputs["a"] = -np.exp(inputs["a"])
+        return inputs
+
+    @classmethod
+    def examples(cls) -> Mapping[str, SelectiveScan]:
+        single, prompt = (partial(cls, max_len=64, consecutive=c) for c in (False, True))
+        return {
+            "one row": single(1, 2, channels=10, size=8),
+            "rows": single(6, 5, channels=70, size=16),
+            "long states": single(3, 3, channels=33, size=128),
+            "odd vectors": single(2, 2, channels=9, size=12),
+            "a prompt": prompt(37, 2, channels=70, size=16),
+            "a prompt of one": prompt(1, 1, channels=5, size=16),
+            "a prompt of long states": prompt(8, 1, channels=40, size=128),
+        }
+
+    def flops(self) -> int:
+        return 6 * self.rows * self.channels * self.size
+
+    def bytes_moved(self) -> int:
+        """The states of the rows' sequences, the decays, and the rows."""
+        states = (8 * (1 if self.consecutive else self.rows) + 4) * self.channels * self.size
+        return states + 4 * self.rows * (3 * self.channels + 2 * self.size)

@@ -1,0 +1,253 @@
+"""What a session's sequences ask of the choice of their tokens: on the device as in numpy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.model.engine.batch import Batch, Output, Segment
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.request import Piece, Request
+from urdir.model.engine.sampling import SamplingSettings, sample
+from urdir.model.engine.sequence import Finish, StopConditions
+from urdir.model.engine.service import Item, Service
+from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
+from urdir.model.families.description import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.weights import Weights
+
+PROMPT = [3, 141, 59, 26, 5, 3]
+PLAIN = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=11)
+
+
+@pytest.fixture(scope="module")
+def device(device_name: str) -> Iterator[Device]:
+    with Device.open(device_name) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def weights(device: Device) -> Iterator[Weights]:
+    path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q8_0.gguf"
+    with Gguf(path) as gguf, Weights.load(gguf, Config.from_gguf(gguf), device) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def opened(device: Device, weights: Weights) -> Iterator[Session]:
+    with Session(device, weights, context=40, sequences=3) as session:
+        yield session
+
+
+@pytest.fixture
+def session(opened: Session) -> Session:
+    """The same one for all tests, emptied."""
+    for slot in range(3):
+        opened.truncate(0, slot)
+        opened.set_sampling(PLAIN, slot)
+    return opened
+
+
+def answer(session: Session, settings: SamplingSettings, count: int, slot: int = 0) -> list[int]:
+    """So many tokens after the prompt, by the device."""
+    session.truncate(0, slot)
+    session.feed(PROMPT, slot)
+    session.set_sampling(settings, slot)
+    return list(session.stream(Output.of(settings), slot, most=count))
+
+
+ASKED = {
+    "nothing": PLAIN,
+    "repetition": replace(PLAIN, repeat_penalty=1.4, repeat_last_n=5),
+    "presence": replace(PLAIN, presence_penalty=3.0),
+    "frequency": replace(PLAIN, temperature=0.0, frequency_penalty=2.0),
+    "bias": replace(PLAIN, logit_bias=((7, 6.0), (250, 5.5)), top_k=4, nonce=9),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", ASKED.values(), ids=list(ASKED))
+def test_the_device_chooses_as_numpy_does(session: Session, settings: SamplingSettings) -> None:
+    found = answer(session, settings, 10)
+    session.truncate(0)
+    session.feed(PROMPT)
+    known = list(PROMPT)
+    for _ in found:
+        token = sample(session.logits_step(), settings, len(known), known, answer_at=len(PROMPT))
+        known.append(token)
+        session.feed([token])
+    assert found == known[len(PROMPT) :]
+
+
+@pytest.mark.slow
+def test_a_seeded_answer_is_the_same_in_every_place(session: Session) -> None:
+    found = [answer(session, PLAIN, 8, slot) for slot in range(3)]
+    assert found[0] == found[1] == found[2]
+    assert answer(session, replace(PLAIN, nonce=1), 8) != found[0]
+
+
+@pytest.mark.parametrize(
+    "settings", [PLAIN, SamplingSettings(temperature=0.0)], ids=["draw", "greedy"]
+)
+def test_the_device_stops_at_an_end_id(session: Session, settings: SamplingSettings) -> None:
+    """The row is idle after it, though steps were queued; the next answer goes on from there."""
+    free = answer(session, settings, 20)
+    end = free[6]
+    first = free.index(end)
+    session.truncate(0)
+    session.feed(PROMPT)
+    stop = StopConditions(end_ids=frozenset({end, 1}))
+    session.set_sampling(settings, stop=stop)
+    stream = session.stream(Output.of(settings))
+    assert [next(stream) for _ in range(first + 1)] == free[: first + 1]
+    assert session.sequences[0].finish is Finish.END
+    assert 0 not in session.device_positions()
+    assert next(stream, None) is None
+    assert session.length == len(PROMPT) + first
+    session.set_sampling(settings)
+    assert list(islice(session.stream(Output.of(settings)), 3)) == free[first + 1 : first + 4]
+
+
+def test_a_step_after_the_end_goes_on(session: Session) -> None:
+    """Tokens read one by one: the row is written again although the host moved it on itself."""
+    free = answer(session, PLAIN, 4)
+    session.truncate(0)
+    session.feed(PROMPT)
+    session.set_sampling(PLAIN, stop=StopConditions(end_ids=frozenset(free[:2])))
+    found = [session.forward_gpu_resident_to_token_id(output=Output.SAMPLE)[0] for _ in range(4)]
+    assert found == free
+
+
+def test_end_ids_wait_for_min_tokens(session: Session) -> None:
+    """End ids that are all but certain come as the sixth token, after five others."""
+    ends = frozenset(range(20, 36))
+    settings = replace(PLAIN, min_tokens=5, logit_bias=tuple((token, 50.0) for token in ends))
+    session.feed(PROMPT)
+    session.set_sampling(settings, stop=StopConditions(end_ids=ends))
+    found = list(session.stream(Output.of(settings)))
+    assert [token in ends for token in found] == [False] * 5 + [True]
+
+
+def test_log_probabilities_are_of_the_models_own_distribution(session: Session) -> None:
+    settings = replace(PLAIN, logprobs=4, logit_bias=((9, 40.0),), temperature=0.3)
+    session.feed(PROMPT)
+    logits = session.logits_step().astype(np.float64)
+    session.truncate(len(PROMPT) - 1)
+    session.feed(PROMPT[-1:])
+    session.set_sampling(settings)
+    (token,) = session.forward_gpu_resident_to_token_id(output=Output.LOGPROBS)
+    assert token == 9
+    state, at = session.parts.state, len(PROMPT) - 1
+    logprob, likely = state.log_probabilities(0, at, 4)
+    exact = logits - np.logaddexp.reduce(logits)
+    assert logprob == pytest.approx(exact[9], abs=1e-4)
+    assert [token for token, _ in likely] == np.argsort(-logits, kind="stable")[:4].tolist()
+    for token, value in likely:
+        assert value == pytest.approx(exact[token], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_masks_are_of_the_rows_of_one_step(session: Session) -> None:
+    """One of two sequences may take three tokens alone; in the next step both may take all."""
+    greedy = SamplingSettings(temperature=0.0)
+    free = {s: answer(session, greedy, 2, s) for s in (0, 1)}
+    mask = np.zeros((session.parts.config.vocab_size + 31) // 32, np.uint32)
+    allowed = [token for token in (5, 100, 250) if token not in free[1]]
+    for token in allowed:
+        mask[token // 32] |= np.uint32(1 << token % 32)
+    for slot in (0, 1):
+        session.truncate(0, slot)
+        session.append(PROMPT[:-1], slot)
+        session.launch_batch(Batch((), (Segment(slot, 0, len(PROMPT) - 1),)), Output.NONE)
+        session.append(PROMPT[-1:], slot)
+    session.launch_batch(Batch((0, 1)), Output.of(greedy, masked=True), {1: mask})
+    chosen = session.parts.state["sampled"].download(np.uint32, 2).tolist()
+    assert chosen[0] == free[0][0]
+    assert chosen[1] in allowed
+    for slot, token in enumerate(chosen):
+        session.read(slot, token)
+    session.launch_batch(Batch((0, 1)), Output.SAMPLE)
+    later = session.parts.state["sampled"].download(np.uint32, 2).tolist()
+    assert later[0] == free[0][1]
+    for slot, token in enumerate(later):
+        session.read(slot, token)
+
+
+@pytest.mark.parametrize("output", [Output.GREEDY, Output.SAMPLE])
+def test_no_choice_is_an_error_that_names_the_sequence(session: Session, output: Output) -> None:
+    """A mask that allows nothing, or logits that are NaN; the sequence is as before the token."""
+    settings = PLAIN if output is Output.SAMPLE else SamplingSettings(temperature=0.0)
+    free = answer(session, settings, 3)
+    for slot in (0, 2):
+        session.truncate(0, slot)
+        session.feed(PROMPT, slot)
+        session.set_sampling(settings, slot)
+    config = session.parts.config
+    assert config.output_norm is not None
+    norm = session.parts.weights.norm(config.output_norm).weight
+    kept = norm.download(np.float32)
+    norm.upload(np.full_like(kept, np.nan))
+    try:
+        with pytest.raises(ModelError, match=r"^sequence 2: no token can be chosen: its logits"):
+            session.forward_gpu_resident_to_token_id((2,), output)
+        with pytest.raises(ModelError, match=r"^sequence 0: no token can be chosen: its logits"):
+            next(session.stream(output))
+    finally:
+        norm.upload(kept)
+    assert session.sequences[0].tokens == session.sequences[2].tokens == PROMPT
+    assert list(session.stream(output, 2, most=3)) == free
+
+
+def test_a_bias_outside_the_vocabulary_is_refused(session: Session) -> None:
+    size = session.parts.config.vocab_size
+    with pytest.raises(ModelError, match=rf"^logit_bias of token {size}: the vocabulary"):
+        session.set_sampling(replace(PLAIN, logit_bias=((size, 1.0),)))
+
+
+@pytest.mark.slow
+def test_a_service_reports_what_each_request_wants(device_name: str) -> None:
+    """Log-probabilities for one of four, and the same tokens by seed and nonce in any slot."""
+    path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q8_0.gguf"
+    asked = [
+        PLAIN,
+        replace(PLAIN, logprobs=2),
+        replace(PLAIN, nonce=5, presence_penalty=1.0),
+        PLAIN,
+    ]
+    items: list[list[Item]] = [[] for _ in asked]
+    done = threading.Semaphore(0)
+
+    def taker(of: list[Item]) -> Callable[[Item], None]:
+        def take(item: Item) -> None:
+            of.append(item)
+            if not isinstance(item, Piece):
+                done.release()
+
+        return take
+
+    with (
+        Engine.open(path, device=device_name, context=64, sequences=3, page_len=16) as engine,
+        Service(engine, None) as service,
+    ):
+        for settings, of in zip(asked, items, strict=True):
+            service.submit(Request(prompt=tuple(PROMPT), settings=settings, limit=5), taker(of))
+        for _ in asked:
+            assert done.acquire(timeout=60)
+    pieces = [[item for item in of if isinstance(item, Piece)] for of in items]
+    choices = [[choice for piece in of for choice in piece.choices] for of in pieces]
+    tokens = [[choice.token for choice in of] for of in choices]
+    assert [len(of) for of in tokens] == [5] * 4
+    assert tokens[0] == tokens[1] == tokens[3] != tokens[2]
+    assert {choice.logprob for choice in choices[0]} == {None}
+    for choice in choices[1]:
+        assert choice.logprob is not None
+        assert len(choice.top) == 2
+        assert choice.logprob <= choice.top[0][1] + 1e-6

@@ -1,0 +1,233 @@
+"""Many requests at once: each answer is the one that it would be alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from urdir.model.engine.answer import Item
+from urdir.model.engine.async_service import AsyncService
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.generate import Generation
+from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.scheduler import Limits
+from urdir.model.engine.sequence import Finish
+from urdir.model.engine.service import Service, limits_of
+from urdir.model.errors import BusyError, ContextFullError, ModelError
+from urdir.model.owner import Owner
+from urdir.model.text.chat import ChatTemplate, Message
+from urdir.model.text.constraints import Constraint
+
+DEMO = Path(__file__).parents[2] / "data" / "demo" / "eval.jsonl"
+GREEDY = SamplingSettings(temperature=0.0)
+DRAWN = SamplingSettings(temperature=1.3, top_k=0, top_p=1.0, min_p=0.0, seed=11)
+
+
+class Collected:
+    """The items of one answer; `ended` waits for the last."""
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[Item] = SimpleQueue()
+        self.text = ""
+        self.tokens: list[int] = []
+        self.last: Ending | Exception | None = None
+
+    def deliver(self, item: Item) -> None:
+        self._items.put(item)
+
+    def ended(self) -> Ending | Exception:
+        while self.last is None:
+            item = self._items.get(timeout=250)
+            if isinstance(item, Piece):
+                self.text += item.text
+                self.tokens += [choice.token for choice in item.choices]
+            else:
+                self.last = item
+        return self.last
+
+
+def ask(service: Service, request: Request) -> Collected:
+    collected = Collected()
+    service.submit(request, collected.deliver)
+    return collected
+
+
+@pytest.fixture(scope="module")
+def questions(device_name: str, request: pytest.FixtureRequest) -> list[tuple[list[int], str]]:
+    """Prompts and answers: all there are on a GPU, the shortest ones on the emulator."""
+    read = [json.loads(line) for line in DEMO.read_text(encoding="utf-8").splitlines()]
+    read.sort(key=lambda q: len(json.dumps(q["messages"])) + len(str(q["expected"])))
+    few = device_name == "emulator" and not request.config.getoption("--full")
+    with (
+        Engine.open(device="emulator") as engine,
+        ChatTemplate.from_gguf(engine.gguf, engine.tokenizer) as template,
+    ):
+        return [
+            (template.encode([Message(m["role"], m["content"]) for m in q["messages"]]), answer)
+            for q in (read[:5] if few else read)
+            if (answer := str(q["expected"])) and q["id"] != "who_has-3"
+        ]
+
+
+@pytest.fixture
+def engine(device_name: str) -> Iterator[Engine]:
+    """Of few pages: not all sequences become long at once."""
+    with Engine.open(device=device_name, sequences=6, page_len=16, pages=36, text=True) as opened:
+        yield opened
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_one_at_a_time(
+    engine: Engine, questions: list[tuple[list[int], str]]
+) -> None:
+    """At random times, beside some that are cancelled; requests are set back on the way."""
+    rng = random.Random(3)
+    with Service(engine, engine.tokenizer) as service:
+        asked, cancelled = [], []
+        for prompt, _ in questions:
+            request = Request(prompt=tuple(prompt), settings=GREEDY, limit=200)
+            asked.append(ask(service, request))
+            if rng.random() < 0.4:
+                left = Collected()
+                cancelled.append((service.submit(request, left.deliver), left))
+            if rng.random() < 0.3:
+                threading.Event().wait(rng.random() * 0.05)
+        for answer, _ in cancelled:
+            service.cancel(answer)
+        for (prompt, expected), collected in zip(questions, asked, strict=True):
+            ending = collected.ended()
+            assert isinstance(ending, Ending), ending
+            assert (collected.text, ending.finish) == (expected, Finish.END)
+            assert ending.prompt_tokens == len(prompt)
+        metrics = service.metrics()
+    assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
+
+
+def test_settings_are_each_request_s_own(engine: Engine) -> None:
+    """Greedy beside drawn ones, stop strings, limits, log-probabilities, constraints, and a seed
+    that gives the same whatever else runs."""
+    tokenizer = engine.tokenizer
+    prompt = tuple(tokenizer.encode("By the old mill"))
+    generation = Generation(engine.session, tokenizer, prompt, DRAWN, limit=8)
+    alone = "".join(generation.text())
+    engine.session.truncate(0)
+    with Service(engine, tokenizer) as service:
+        likely = SamplingSettings(temperature=0.0, logprobs=3)
+        plain = ask(service, Request(prompt=prompt, settings=GREEDY, limit=8))
+        drawn = ask(service, Request(prompt=prompt, settings=DRAWN, limit=8))
+        wanted: list[Item] = []
+        done = threading.Event()
+
+        def note(item: Item) -> None:
+            wanted.append(item)
+            if not isinstance(item, Piece):
+                done.set()
+
+        service.submit(Request(prompt=prompt, settings=likely, limit=4), note)
+        choice = Constraint.choice(["yes, of course", "no"])
+        chosen = ask(service, Request(prompt=prompt, settings=DRAWN, limit=20, constraint=choice))
+        for collected in (plain, drawn):
+            ending = collected.ended()
+            assert isinstance(ending, Ending), ending
+            assert (ending.finish, ending.generated_tokens) == (Finish.LENGTH, 8)
+        assert drawn.text == alone
+        assert done.wait(250)
+        *pieces, ending = wanted
+        choices = [c for piece in pieces if isinstance(piece, Piece) for c in piece.choices]
+        assert [c.token for c in choices] == plain.tokens[:4]
+        for c in choices:
+            assert c.logprob == c.top[0][1] == max(p for _, p in c.top) <= 0
+            assert c.top[0][0] == c.token
+            assert len(c.top) == 3
+        chosen.ended()
+        assert chosen.text in ("yes, of course", "no")
+        stop = plain.text.strip()[6:9]
+        stopped = ask(service, Request(prompt=prompt, settings=GREEDY, limit=8, stops=(stop,)))
+        ending = stopped.ended()
+        assert isinstance(ending, Ending)
+        assert (ending.finish, ending.stopped_by) == (Finish.STOP, stop)
+        assert plain.text.startswith(stopped.text + stop)
+
+
+def test_what_cannot_be_served_is_refused(engine: Engine) -> None:
+    limits = limits_of(engine)
+    few = Limits(
+        prompt_rows=limits.prompt_rows,
+        mixed_rows=limits.mixed_rows,
+        alignment=limits.alignment,
+        queue=1,
+    )
+    with Service(engine, engine.tokenizer, few) as service:
+        tokens = tuple(range(10, 10 + 100)) * 6
+        assert isinstance(ask(service, Request(prompt=tokens)).ended(), ContextFullError)
+        begun = [ask(service, Request(prompt=(5, n), settings=GREEDY, limit=3)) for n in range(12)]
+        ends = [type(collected.ended()) for collected in begun]
+        assert BusyError in ends
+        assert Ending in ends
+        with pytest.raises(ModelError, match="invalid regex"):
+            service.submit(
+                Request(prompt=(5,), constraint=Constraint.regex("(")), Collected().deliver
+            )
+
+
+def test_a_step_that_fails_ends_its_requests_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch, failures = engine.session.queue.launch, [1]
+
+    def failing(*args: Any) -> None:
+        if failures:
+            failures.pop()
+            raise ModelError("no such luck")
+        launch(*args)
+
+    monkeypatch.setattr(engine.session.queue, "launch", failing)
+    with Service(engine, engine.tokenizer) as service:
+        request = Request(prompt=(5, 6, 7), settings=GREEDY, limit=2)
+        assert str(ask(service, request).ended()) == "no such luck"
+        assert isinstance(ask(service, request).ended(), Ending)
+        assert service.metrics().pages_used == 0
+
+
+class Nothing(Owner):
+    def close(self) -> None:
+        pass
+
+
+def test_answers_are_asynchronous_iterators(device_name: str) -> None:
+    """Many at once, in one event loop; a closed iterator is cancelled."""
+
+    async def text_of(service: AsyncService[Nothing], request: Request) -> str:
+        return "".join(
+            [item.text async for item in service.generate(request) if isinstance(item, Piece)]
+        )
+
+    async def run() -> tuple[list[str], int]:
+        engine = Engine.open(device=device_name, sequences=3, page_len=16, context=128)
+        prompt = tuple(engine.tokenizer.encode("By the old mill"))
+        service = AsyncService(engine, lambda _: Nothing())
+        request = Request(prompt=prompt, settings=GREEDY, limit=6)
+        closed = service.generate(Request(prompt=prompt, settings=GREEDY))
+        assert isinstance(await anext(closed), Piece)
+        await closed.aclose()
+        texts = await asyncio.gather(*(text_of(service, request) for _ in range(4)))
+        with pytest.raises(ContextFullError):
+            await anext(service.generate(Request(prompt=(5,) * 200)))
+        await service.drain()
+        running = service.metrics().running
+        await service.close()
+        return texts, running
+
+    texts, running = asyncio.run(run())
+    assert len(set(texts)) == 1
+    assert texts[0]
+    assert running == 0

@@ -1,0 +1,97 @@
+"""Kernels with states: prompts against single tokens, and what they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver import Device, run_kernel
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+
+IDLE = 0xFFFFFFFF
+TOKENS = 29
+KERNELS = {
+    "conv": CausalConv(
+        32, 2, 64, True, channels=44, taps=4, bias=True, activation=Activation("silu")
+    ),
+    "gated conv": CausalConv(32, 2, 64, True, channels=44, taps=3, gated=True),
+    "delta rule": GatedRecurrence(32, 2, 64, True, 4, 2, 32, 20, delta=True, eps=1e-6),
+    "scan": GatedRecurrence(32, 2, 64, True, 4, 2, 16, 20, delta=False, order="vkq"),
+    "selective scan": SelectiveScan(32, 2, 64, True, 20, 16),
+}
+
+
+def steps(device: Device, spec: RecurrentRows, inputs: dict[str, Any], counts: list[int]) -> Any:
+    """The results of all tokens of sequence 1, so many a launch, and the state after them."""
+    by_row = {p.name for p in spec.params if p.shape[:1] == ("rows",)}
+    state = next(p.name for p in spec.params if p.shape[:1] == ("sequences",))
+    given, results, start = dict(inputs), [], 0
+    for count in counts:
+        rows = spec.rows if spec.consecutive else 1
+        for name in by_row & inputs.keys():
+            part = np.zeros((rows, *inputs[name].shape[1:]), inputs[name].dtype)
+            part[:count] = inputs[name][start : start + count]
+            given[name] = part
+        given["sequence"] = np.full(rows, 1, np.uint32)
+        given["position"] = np.full(rows, IDLE, np.uint32)
+        given["position"][:count] = np.arange(start, start + count)
+        if spec.consecutive:
+            given["last_row"] = np.array([count - 1], np.uint32)
+        names = {p.name for p in spec.params}
+        made = run_kernel(device, spec, {n: v for n, v in given.items() if n in names})
+        given[state] = made[state]
+        results.append(made["y"][:count])
+        start += count
+    return np.concatenate(results), given[state]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_chunks_of_any_size_give_what_single_tokens_give(name: str, device: Device) -> None:
+    """Bit for bit: a state is moved on token by token in every launch."""
+    whole = KERNELS[name]
+    inputs = whole.make_inputs(np.random.default_rng(3))
+    single = replace(whole, rows=1, consecutive=False)
+    expected, state = steps(device, single, inputs, [1] * TOKENS)
+    assert np.isfinite(expected).all()
+    for counts in ([TOKENS], [1, 2, 26], [3, 9, 16, 1]):
+        results, after = steps(device, whole, inputs, counts)
+        np.testing.assert_array_equal(results, expected)
+        np.testing.assert_array_equal(after[1], state[1])
+        state_name = next(p.name for p in whole.params if p.shape[:1] == ("sequences",))
+        np.testing.assert_array_equal(after[0], inputs[state_name][0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"rows": 0}, "0 rows"),
+        ({"sequences": 0}, "0 sequences"),
+        ({"heads": 3}, "3 heads"),
+        ({"key_dim": 6}, "multiples of 4"),
+        ({"heads": 2, "value_dim": 1}, "multiples of 4"),
+        ({"key_dim": 4 * 67}, "at most 64"),
+    ],
+)
+def test_a_recurrence_refuses(fields: dict[str, int], text: str) -> None:
+    with pytest.raises(PtxgenError, match=text):
+        replace(KERNELS["delta rule"], **fields)
+
+
+@pytest.mark.parametrize("fields", [{"size": 6}, {"channels": 0}, {"size": 4 * 67}])
+def test_a_selective_scan_refuses(fields: dict[str, int]) -> None:
+    with pytest.raises(PtxgenError, match="values"):
+        replace(KERNELS["selective scan"], **fields)
+
+
+@pytest.mark.parametrize("fields", [{"taps": 1}, {"taps": 10}, {"channels": 0}])
+def test_a_convolution_refuses(fields: dict[str, int]) -> None:
+    with pytest.raises(PtxgenError, match="taps"):
+        replace(KERNELS["conv"], **fields)
