@@ -92,13 +92,14 @@ def open_template(
     engine: Engine, args: argparse.Namespace, process: TemplateProcess
 ) -> ChatTemplate:
     """The chat template of the command line, or of the file; it owns ``process``."""
+    from urdir.model.errors import TemplateError
     from urdir.model.text.chat import TEMPLATE_KEY, ChatTemplate
 
     source, tokenizer = given_template(args), engine.tokenizer
     if source is not None:
         return ChatTemplate(source, tokenizer, process)
     if TEMPLATE_KEY not in engine.gguf.metadata:
-        raise UsageError(
+        raise TemplateError(
             f"{engine.gguf.path}: the file has no chat template: urdir run --raw continues plain "
             "prompts, --chat-template-file FILE gives it one"
         )
