@@ -163,9 +163,14 @@ def flash_attention_multi_head(
 def segment_alignment(config: Config, cache: CacheShape, target: str) -> int:
     """The rows at multiples of which segments of prompts begin, so that all layers' kernels on a
     device of native ``target`` take them."""
-    mixers = [(i, layer.attention) for i, layer in enumerate(config.layers) if layer.attention]
-    shapes = {(m.heads, cache.layout(i), rows) for i, m in mixers if m for rows in COARSE_CHUNKS}
-    return math.lcm(*(prompt_attention(*shape, target).segment_rows for shape in shapes))
+    mixers = ((i, layer.attention) for i, layer in enumerate(config.layers))
+    shapes = {(m.heads, cache.layout(i), m.scores) for i, m in mixers if m is not None}
+    kernels = (
+        prompt_attention(heads, layout, rows, target, scores=scores)
+        for heads, layout, scores in shapes
+        for rows in COARSE_CHUNKS
+    )
+    return math.lcm(*(kernel.segment_rows for kernel in kernels))
 
 
 def append_tokens(plan: Plan, at: LayerAttention) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
-from urdir.model.commands.options import number_list
+from urdir.model.commands.values import number_list
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
