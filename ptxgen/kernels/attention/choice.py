@@ -22,10 +22,11 @@ from urdir.ptxgen.spec import ceil_div
 #: H200 takes 1.32 ms at 128 keys, split 1.35; 1.41 at 288, split 1.38; of two rows at 288 keys
 #: 1.40, split 1.48.
 SINGLE_KEYS, INCREMENTAL_KEYS = 256, 512
-#: Up to this many keys split attention of one row has one CTA an SM, then two. At 1,024 keys a step
-#: takes 1.39 ms with one, 1.45 with two, at 4,096 1.55 and 1.53.
-FEW_KEYS = 2048
+#: Up to this many keys split attention of one row has one CTA an SM, then two. At 2,048 keys it
+#: takes 5.6 us with one, 7.7 with two, at 4,096 8.5 and 8.8, at 16,384 20.5 and 20.6.
+FEW_KEYS = 8192
 #: Keys of a chunk: at least these, and where rows are several about this many (see `FlashDecode`).
+#: 32 rows of 4,096 keys take 129 us in chunks of 2,048, 139 in chunks of 1,024.
 LEAST_KEYS, MOST_KEYS = 64, 2048
 #: Rows from which on chunks grow, so that what they leave does not.
 MANY_ROWS = 32

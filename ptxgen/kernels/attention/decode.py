@@ -37,7 +37,7 @@ class DecodeAttention(AttentionSpec):
 
     A CTA takes some of the query heads that share a KV head, at most ``most_heads`` (a power of two
     up to `MAX_TILE`): fewer make more CTAs, each of which reads K and V. A head's result does not
-    depend on those beside it in a CTA, as long as it has one.
+    depend on those beside it in a CTA; but a single one of a single row is multiplied otherwise.
 
     From sm_80 on tensor cores multiply where `suits_tensor_cores`, with queries and weights as the
     sum of two 16-bit floats. Scaled queries then become infinite from 65,536 on, unless the cache
@@ -139,14 +139,15 @@ class DecodeAttention(AttentionSpec):
         """Whether tensor cores multiply from sm_80 on: 16-bit operands, sums that registers hold;
         two scales of q8_0 are copied at once, and must be of the same slot.
 
-        A single head is no more work for lanes, unless it is quantised. On an H200 one row of 256
-        keys (32 heads, 8 KV heads, f16) takes 3.6 us, on tensor cores 3.8; eight rows of 2,048 keys
-        and 32 KV heads 65 us either way, with q8_0 55 and 40.
+        A single head of one row is less work for lanes, unless it is quantised. On an H200 256 keys
+        (32 heads, 8 KV heads of 128 values, f16) take 3.6 us so, on tensor cores 3.8; eight rows of
+        them (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
         """
         widths, dtype = (self.head_dim, self.value_dim), self.layout.dtype
         if dtype == "q8_0":
             return max(widths) <= MAX_MMA_DIM and not any(width % 64 for width in widths)
-        return max(widths) <= MAX_MMA_DIM and dtype != "f32" and self.tile > 1
+        is_single = self.rows == 1 and self.tile == 1
+        return max(widths) <= MAX_MMA_DIM and dtype != "f32" and not is_single
 
     @property
     def queries_at(self) -> int:
