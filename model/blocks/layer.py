@@ -80,8 +80,16 @@ def begins_with_attention(layer: LayerConfig) -> bool:
         and isinstance(attention.network, Attention)
         and not attention.reads_layer_input
         and attention.post_norm is None
-        and not any(b.reads_layer_input or isinstance(b.network, Attention) for b in networks)
+        and not any(_reads_other_rows(branch) for branch in networks)
     )
+
+
+def _reads_other_rows(branch: Branch) -> bool:
+    """Whether a network after attention reads what the layer began with, or other tokens."""
+    network = branch.network
+    if isinstance(network, Mixture) and network.router.reads == "layer":
+        return True
+    return branch.reads_layer_input or isinstance(network, Attention)
 
 
 def append_layer_keys(

@@ -232,11 +232,8 @@ def scattered(device: Device, page_len: int) -> CachedAttention:
     at = CachedAttention(
         device, heads=4, kv_heads=2, head_dim=64, max_len=64, sequences=3, page_len=page_len
     )
-    fill(at, 0, (1, 17))
+    fill(at, 0, (1, 17, 3))
     at.truncate(0, sequence=1)
-    fill(at, 0, (1, 0, 3))
-    fill(at, 0, (20,))
-    at.truncate(0, sequence=2)
     fill(at, 0, (41, 0, 3))
     at.fork(0, 1)
     return at
