@@ -452,19 +452,19 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
     ),
     # ---- arithmetic ----
     "a register overwritten before its second use, in the online softmax": (
-        example("incremental_attention", "head_dim 80"),
+        example("incremental_attention", "head_dim 96 f32"),
         [("sub.rn.f32 %rescale, %max, %top;\n    ex2.approx.ftz.f32 %rescale, %rescale;\n"
           "    mov.f32 %max, %top;",
           "mov.f32 %max, %top;\n    sub.rn.f32 %rescale, %max, %top;\n"
           "    ex2.approx.ftz.f32 %rescale, %rescale;")],
         MismatchError,
-        r"kernel incremental_attention: out\[0, 3, \d+\] is .*\d+ of 320 wrong",
+        r"kernel incremental_attention: out\[0, 2, \d+\] is .*\d+ of 288 wrong",
     ),
     "the same in a chunk of a split cache": (
-        example("flash_decode", "long chunks"),
+        example("flash_decode", "f32 rows"),
         [("mul.rn.f32 %sum, %sum, %rescale;", "")],
         MismatchError,
-        r"kernel flash_decode: .*softmax\[0, 3, \d, 1\] is ",
+        r"kernel flash_decode: .*softmax\[\d, \d+, \d, 1\] is ",
     ),
     "a reduction that skips half of the lanes": (
         WIDE_NORM,
