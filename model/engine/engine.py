@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.parallel import Task
     from urdir.driver.ptx_files import PtxFiles
+    from urdir.model.engine.continuations import Continuation
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.reply import Messages, Reply, ToolDescriptions
     from urdir.model.engine.runner import Observer
@@ -244,6 +246,32 @@ class Engine(Owner):
         if not tokens:
             raise ModelError("the prompt is empty: the model needs a token to go on from")
         return "".join(self._generation(tokens, settings, limit, stops).text())
+
+    def generate_all(
+        self,
+        prompts: Sequence[str],
+        *,
+        settings: SamplingSettings | None = None,
+        limit: int | None = None,
+        stops: Sequence[str] = (),
+    ) -> Iterator[Continuation]:
+        """The same of many prompts, as many at once as there are ``sequences``: their whole
+        answers, in the order of the prompts. Drawn answers differ by their ``nonce``."""
+        from urdir.model.engine.continuations import continuations
+        from urdir.model.engine.request import Request
+        from urdir.model.engine.sampling import SamplingSettings
+
+        chosen = settings or SamplingSettings()
+        requests = [
+            Request(
+                prompt=tuple(self.tokenizer.encode(prompt, parse_special=True, add_bos=True)),
+                settings=replace(chosen, nonce=chosen.nonce + number),
+                limit=limit,
+                stops=tuple(stops),
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        return continuations(self, requests)
 
     def _generation(
         self,

@@ -81,6 +81,8 @@ class Service(Owner):
         self.engine = engine
         self._tokenizer = tokenizer
         self._session = session = engine.session
+        for sequence in range(len(session.sequences)):
+            session.truncate(0, sequence)  # the scheduler keeps the books now
         self._end_ids = frozenset(() if tokenizer is None else tokenizer.end_ids)
         self._scheduler = Scheduler(
             session.parts.cache,

@@ -119,7 +119,6 @@ def test_settings_are_each_request_s_own(engine: Engine) -> None:
     prompt = tuple(tokenizer.encode("By the old mill"))
     generation = Generation(engine.session, tokenizer, prompt, DRAWN, limit=8)
     alone = "".join(generation.text())
-    engine.session.truncate(0)
     with Service(engine, tokenizer) as service:
         likely = SamplingSettings(temperature=0.0, logprobs=3)
         plain = ask(service, Request(prompt=prompt, settings=GREEDY, limit=8))
@@ -196,6 +195,17 @@ def test_a_step_that_fails_ends_its_requests_alone(
         assert str(ask(service, request).ended()) == "no such luck"
         assert isinstance(ask(service, request).ended(), Ending)
         assert service.metrics().pages_used == 0
+
+
+def test_many_prompts_in_one_line(engine: Engine) -> None:
+    """In their order; before and after, the engine answers one."""
+    prompts = ["By the old mill", "What is", "By the old mill"]
+    alone = [engine.generate(prompt, settings=GREEDY, limit=6) for prompt in prompts[:2]]
+    together = list(engine.generate_all(prompts, settings=GREEDY, limit=6))
+    assert [str(made) for made in together] == [*alone, alone[0]]
+    assert [len(made.choices) for made in together] == [6, 6, 6]
+    assert {made.ending.finish for made in together} == {Finish.LENGTH}
+    assert engine.generate(prompts[0], settings=GREEDY, limit=6) == alone[0]
 
 
 class Nothing(Owner):

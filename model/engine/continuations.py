@@ -1,0 +1,59 @@
+"""Many prompts at once, for who has them all: whole answers, in the order of the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from urdir.model.engine.answer import Item
+from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
+from urdir.model.engine.service import Service, limits_of
+
+if TYPE_CHECKING:
+    from urdir.model.engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A whole answer: its text, its tokens, and why it ended."""
+
+    text: str
+    choices: tuple[TokenChoice, ...]
+    ending: Ending
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def continuations(engine: Engine, requests: Sequence[Request]) -> Iterator[Continuation]:
+    """Answer ``requests`` with as many sequences at once as the engine was opened with.
+
+    Closing the iterator cancels what is left. Raises what the first request that fails does:
+    ContextFullError, ModelError, DriverError.
+    """
+    limits = limits_of(engine)
+    # nobody waits for the next token: prompts take all rows of a step, and as long as it takes
+    patient = replace(
+        limits,
+        mixed_rows=limits.prompt_rows,
+        queue=max(1, len(requests)),
+        wait_seconds=float("inf"),
+    )
+    with Service(engine, engine.tokenizer, patient) as service:
+        inboxes = [SimpleQueue[Item]() for _ in requests]
+        for request, inbox in zip(requests, inboxes, strict=True):
+            service.submit(request, inbox.put)
+        for inbox in inboxes:
+            yield _whole(inbox)
+
+
+def _whole(inbox: SimpleQueue[Item]) -> Continuation:
+    pieces: list[Piece] = []
+    while not isinstance(item := inbox.get(), Ending):
+        if isinstance(item, Exception):
+            raise item
+        pieces.append(item)
+    choices = tuple(choice for piece in pieces for choice in piece.choices)
+    return Continuation("".join(piece.text for piece in pieces), choices, item)
