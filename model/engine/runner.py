@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from urdir.driver.kernel import Kernel
     from urdir.driver.stream import Stream
 
+#: Graphs that are kept. One of an 8B model has about 230 nodes.
+MOST_GRAPHS = 128
 Result = TypeVar("Result")
 #: Work that comes in pieces. A piece may yield a kernel that will be needed soon.
 Work = Generator["Kernel | None", None, Result]
@@ -58,11 +60,21 @@ class Steps(Owner):
 
     def graph(self, shape: StepShape) -> RecordedGraph:
         """The recorded graph of a shape; what `prepare` has begun is finished."""
-        found = self._graphs.get(shape)
+        found = self._graphs.pop(shape, None)
         if found is None:
             work = self._begun.pop(shape, None) or self._recording(shape)
-            found = self._graphs[shape] = execute.completed(work)
+            found = execute.completed(work)
+        self._keep(shape, found)
         return found
+
+    def _keep(self, shape: StepShape, graph: RecordedGraph) -> None:
+        """Keep a graph, as the last one used, and forget the one that was not used for longest
+        where there are too many. One that still runs is freed once it is through."""
+        self._graphs[shape] = graph
+        if len(self._graphs) > MOST_GRAPHS:
+            oldest = next(iter(self._graphs))
+            self._graphs.pop(oldest).close()
+            self._bound.pop(oldest, None)
 
     def record(self, shapes: Iterable[StepShape]) -> None:
         """Make the graphs of several shapes; kernels that are not compiled are, side by side.
@@ -93,7 +105,7 @@ class Steps(Owner):
         try:
             kernel = next(work)
         except StopIteration as done:
-            self._graphs[shape] = done.value
+            self._keep(shape, done.value)
             return False
         if kernel is not None:
             self.parts.device.load(kernel)

@@ -14,6 +14,7 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
+from urdir.model.engine import runner
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.run_ahead import AHEAD, AT_ONCE
 from urdir.model.engine.runner import Steps
@@ -286,3 +287,24 @@ def test_waiting_is_counted(device: Device, weights: Weights) -> None:
         before = session.ahead.waited_seconds
         assert len(list(session.stream(Output.GREEDY))) == 19
         assert session.ahead.waited_seconds > before
+
+
+def test_the_oldest_graphs_are_forgotten(
+    device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are recorded again, with the same result."""
+    monkeypatch.setattr(runner, "MOST_GRAPHS", 2)
+    with Session(device, weights, 64) as session:
+        first = [session_token(session) for _ in range(2)]
+        assert first[0] == first[1]
+        assert len(session.steps._graphs) <= 2
+
+
+def session_token(session: Session) -> list[int]:
+    """Tokens after prompts of several lengths: a shape each."""
+    tokens = []
+    for count in (3, 12, 20, 40):
+        session.truncate(0)
+        session.feed(list(range(5, 5 + count)))
+        tokens.append(session.greedy_step())
+    return tokens
