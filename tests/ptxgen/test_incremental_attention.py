@@ -315,7 +315,7 @@ def test_no_spills(target: str, dtype: Any, head_dim: int, is_paged: bool) -> No
     [
         ({"heads": 3}, "3 query heads are not a multiple of 2"),
         ({"heads": 0}, "0 query heads"),
-        ({"layout": KvLayout(1, 2, 4, 520, "f16")}, "up to 512 values: head_dim 520"),
+        ({"layout": KvLayout(1, 2, 4, 584, "f16")}, "up to 576 values: head_dim 584"),
         ({"rows": 0}, "attention of 0 rows"),
         (
             {"layout": KvLayout(1, 2, 64, 64, "f16", capacity=16)},

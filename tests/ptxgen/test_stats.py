@@ -88,10 +88,12 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
         in (
             "experts_gemm",
             "experts_gemm_small",
+            "flash_decode",
             "gemm",
             "gemm_mma",
             "gemm_small",
             "gemm_wgmma",
+            "incremental_attention",
             "prefill_attention",
             "prefill_wgmma",
         )

@@ -416,7 +416,7 @@ def test_bad_files_exit_with_1_and_one_line(cli: Cli, tmp_path: Path, data: Path
 
 def test_unsupported_files_are_refused_by_name(cli: Cli, tmp_path: Path) -> None:
     cases = (
-        (_write_gguf(tmp_path / "a.gguf", arch="mamba"), "mamba"),
+        (_write_gguf(tmp_path / "a.gguf", arch="rwkv7"), "rwkv7"),
         (_write_gguf(tmp_path / "b.gguf", without="block_count"), "llama.block_count"),
         (_write_gguf(tmp_path / "c.gguf", type_of_q="I8"), "blk.0.attn_q.weight"),
     )
@@ -644,14 +644,14 @@ def test_show_says_first_whether_it_runs(
     at = rest.index("memory on the device:")
     assert rest[at + 1].split()[0] == "context"
     assert [row.split()[0] for row in rest[at + 2 : at + 4]] == ["100", "512"]
-    for name, message in (("mamba", "architecture 'mamba'"), ("clip", "multi-modal projector")):
+    for name, message in (("rwkv7", "architecture 'rwkv7'"), ("clip", "multi-modal projector")):
         code, out, err = cli("show", _write_gguf(tmp_path / f"{name}.gguf", arch=name))
         assert (code, err) == (1, "")
         assert f"cannot run: architecture '{name}' is not supported" in out.splitlines()[0]
         assert message in out.splitlines()[0]
     adapter = make_gguf({"general.architecture": "llama", "general.type": "adapter"})
     assert "LoRA adapter" in cli("show", adapter)[1].splitlines()[0]
-    message = cli("run", tmp_path / "mamba.gguf", "x")[2]
+    message = cli("run", tmp_path / "rwkv7.gguf", "x")[2]
     assert len(message) < 250  # no list of all architectures
 
 
@@ -675,4 +675,4 @@ def test_a_prompt_of_a_million_characters_is_named(cli: Cli, tmp_path: Path) -> 
     (tmp_path / "long.txt").write_text("word " * 300_000)
     code, _, err = cli("run", "-f", tmp_path / "long.txt")
     assert code == 1
-    assert "the conversation has 1,500,000 characters" in err
+    assert re.search(r"the conversation has 1,500,0\d\d characters", err)

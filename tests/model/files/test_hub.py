@@ -301,7 +301,8 @@ def test_the_command(server: _Server, tmp_path: Path, data: Path) -> None:
     command = [sys.executable, "-m", "urdir.model", "show", "hf:a/b"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "x-Q4_0.gguf: GGUF version 3" in done.stdout
+    assert "x-Q4_0.gguf: runs on" in done.stdout
+    assert "\nGGUF version 3, " in done.stdout
     command[-1] = "hf:a/b:Q8_0"
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (1, "")
