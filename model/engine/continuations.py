@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from urdir.model.engine.answer import Item
 from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
-from urdir.model.engine.service import Service, limits_of
-
-if TYPE_CHECKING:
-    from urdir.model.engine.engine import Engine
+from urdir.model.engine.service import OpenModel, Service, limits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +23,7 @@ class Continuation:
         return self.text
 
 
-def continuations(engine: Engine, requests: Sequence[Request]) -> Iterator[Continuation]:
+def continuations(engine: OpenModel, requests: Sequence[Request]) -> Iterator[Continuation]:
     """Answer ``requests`` with as many sequences at once as the engine was opened with.
 
     Closing the iterator cancels what is left. Raises what the first request that fails does:

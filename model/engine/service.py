@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from urdir.driver.errors import CudaError, DriverError
 from urdir.model.engine.answer import Answer, Item
@@ -33,8 +33,9 @@ from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
 if TYPE_CHECKING:
+    from urdir.driver.device import Device
     from urdir.driver.stream import Event
-    from urdir.model.engine.engine import Engine
+    from urdir.model.engine.session import Session
     from urdir.model.text.matcher import ConstraintCompiler, Mask
     from urdir.model.text.tokenizer import Tokenizer
 
@@ -59,6 +60,22 @@ class Metrics:
     preemptions: int = 0
 
 
+class OpenModel(Protocol):
+    """What a service needs of an `Engine`."""
+
+    @property
+    def session(self) -> Session:
+        """The sequences that answer."""
+
+    @property
+    def device(self) -> Device:
+        """The device that they are on."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the model's vocabulary."""
+
+
 class Service(Owner):
     """Answers requests by the sequences of ``engine``, which nobody else may use meanwhile.
 
@@ -68,7 +85,7 @@ class Service(Owner):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: OpenModel,
         tokenizer: Tokenizer | None,
         limits: Limits | None = None,
         post: Callable[[Callable[[], None]], None] = lambda work: work(),
@@ -78,7 +95,6 @@ class Service(Owner):
                 "many requests at once are not there yet for models with recurrent layers: "
                 "urdir run and chat serve one"
             )
-        self.engine = engine
         self._tokenizer = tokenizer
         self._session = session = engine.session
         for sequence in range(len(session.sequences)):
@@ -323,7 +339,7 @@ class DeviceLostError(DriverError):
     """A kernel faulted or the GPU failed: nothing can run on it until the model is opened again."""
 
 
-def limits_of(engine: Engine) -> Limits:
+def limits_of(engine: OpenModel) -> Limits:
     """Limits of the scheduler that fit the engine's steps."""
     shapes = engine.session.shapes
     alignment, most = shapes.alignment, shapes.chunks[-1]
