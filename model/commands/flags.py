@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 #: What a flag that is accepted or refused takes: nothing, a value, or a value that may be missing.
 NOTHING, VALUE, PERHAPS = 0, None, "?"
@@ -86,12 +86,19 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], group: str
         )
 
 
-class _Accept(argparse.Action):
-    """Says why a flag changes nothing."""
+_Flag = TypeVar("_Flag", Accepted, Refused)
 
-    def __init__(self, flag: Accepted, **options: Any) -> None:
+
+class _FlagAction(argparse.Action, Generic[_Flag]):
+    """What is done for a flag of the table."""
+
+    def __init__(self, flag: _Flag, **options: Any) -> None:
         super().__init__(**options)
-        self._flag = flag
+        self._flag: _Flag = flag
+
+
+class _Accept(_FlagAction[Accepted]):
+    """Says why a flag changes nothing."""
 
     def __call__(
         self,
@@ -108,12 +115,8 @@ class _Accept(argparse.Action):
         print(f"{parser.prog}: {option_string} changes nothing: {self._flag.why}", file=sys.stderr)
 
 
-class _Refuse(argparse.Action):
+class _Refuse(_FlagAction[Refused]):
     """Ends the command, unless the flag asks for nothing."""
-
-    def __init__(self, flag: Refused, **options: Any) -> None:
-        super().__init__(**options)
-        self._flag = flag
 
     def __call__(
         self,

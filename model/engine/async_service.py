@@ -11,17 +11,16 @@ from urdir.model.engine.answer import Item
 from urdir.model.engine.request import Ending, Piece, Request
 from urdir.model.engine.scheduler import Limits
 from urdir.model.engine.service import Metrics, Service
-from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
 
-_Model = TypeVar("_Model", bound=Owner)
+_Model = TypeVar("_Model")
 
 
 class AsyncService(Generic[_Model]):
     """Answers requests by an engine, which it owns; ``model``, what its users know of it, is made
-    by ``describe`` and closed at the end.
+    by ``describe``.
 
     To be used and closed in one event loop.
     """
@@ -76,7 +75,6 @@ class AsyncService(Generic[_Model]):
     async def close(self) -> None:
         """End what runs, free the device; closing twice does nothing."""
         await asyncio.to_thread(self._service.close)
-        self.model.close()
         self._engine.close()
 
     def _post(self, work: Callable[[], None]) -> None:

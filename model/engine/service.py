@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 from urdir.driver.errors import CudaError, DriverError
 from urdir.model.engine.answer import Answer, Item
 from urdir.model.engine.batch import Output
-from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
+from urdir.model.engine.request import Piece, Request, TokenChoice
 from urdir.model.engine.scheduler import Limits, Scheduler
 from urdir.model.engine.sequence import Finish
 from urdir.model.engine.step_plan import Outcome, StepPlan
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from urdir.model.text.matcher import ConstraintCompiler, Mask
     from urdir.model.text.tokenizer import Tokenizer
 
+#: What a step may be asked for, each of which serves those after it.
+_OUTPUTS = (Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
 #: Steps that are queued before the first of them is read.
 _AHEAD = 2
 
@@ -216,9 +218,8 @@ class Service(Owner):
             state.write_tokens(slot, 0, self._scheduler.tokens(number))
             state.write_sampling(slot, request.settings.words(len(request.prompt), ends))
         answers = [self._answers[number] for number in plan.choosers]
-        output = Output.NONE
-        for wanted in (Output.GREEDY, Output.SAMPLE, Output.LOGPROBS):
-            output = wanted if any(a.output is wanted for a in answers) else output
+        wanted = {answer.output for answer in answers}
+        output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
         shape = session.shapes.of_batch(plan.batch, plan.longest, output)
         event = self._events[self._scheduler.counts.steps % _AHEAD]
         session.queue.launch(shape, plan.batch, plan.positions, self._masks(plan, answers))
@@ -243,12 +244,11 @@ class Service(Owner):
         plan, event = self._steps[0]
         event.synchronize()
         self._steps.popleft()
-        chosen = self._session.parts.state.chosen
-        tokens = [chosen(sequence, position) for sequence, position in plan.places]
-        for number, (sequence, _), token in zip(plan.choosers, plan.places, tokens, strict=True):
+        chosen, places = self._session.parts.state.chosen, plan.places
+        tokens = [chosen(sequence, position) for sequence, position in places]
+        for number, (sequence, _), token in zip(plan.choosers, places, tokens, strict=True):
             if token == INVALID_TOKEN and number in self._answers:
                 self._end(self._answers[number], self._session.no_choice(sequence))
-        places = plan.places
         for outcome in self._scheduler.chosen(plan, tokens):
             choice = self._choice(outcome, *places[outcome.row])
             try:
@@ -271,8 +271,10 @@ class Service(Owner):
         text = ""
         if ending is None or ending.finish is not Finish.END:
             choices, text = (choice,), answer.push(choice)
-            if answer.stopped_by is not None:
-                ending = self._stopped(answer, ending, answer.stopped_by)
+            if (stop := answer.stopped_by) is not None:  # before any other end by the same token
+                ended = self._scheduler.cancel(answer.number) if ending is None else ending
+                assert ended is not None
+                ending = replace(ended, finish=Finish.STOP, stopped_by=stop)
         if ending is not None:
             text += answer.finish()
             del self._answers[outcome.request]
@@ -280,19 +282,6 @@ class Service(Owner):
             self._items.append((answer, Piece(text, choices)))
         if ending is not None:
             self._items.append((answer, ending))
-
-    def _stopped(self, answer: Answer, ending: Ending | None, stop: str) -> Ending:
-        """The ending by a stop string, which comes before any other that the same token brings."""
-        if ending is None:
-            ending = self._scheduler.cancel(answer.number)
-            assert ending is not None
-        return Ending(
-            Finish.STOP,
-            ending.prompt_tokens,
-            ending.cached_tokens,
-            ending.generated_tokens,
-            stop,
-        )
 
     def _add(self, answer: Answer) -> None:
         if self._lost is not None:

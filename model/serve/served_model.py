@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.errors import TemplateError
-from urdir.model.owner import Owner
 from urdir.model.serve.interface import ConstraintKind
 from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
 from urdir.model.text.chat import ChatTemplate
@@ -28,7 +27,7 @@ _KINDS: dict[ConstraintKind, Callable[[Any], Constraint]] = {
 }
 
 
-class EngineModel(Owner):
+class EngineModel:
     """See `ServedModel`. ``name`` is what clients call it.
 
     A constraint is compiled by the ``service`` when it is made: a bad one is refused before
@@ -65,11 +64,6 @@ class EngineModel(Owner):
         """See `ServedModel`."""
         return self._checked(required_call(self._format, tools, prompt, name=name, many=many))
 
-    def close(self) -> None:
-        """End the process that renders templates."""
-        if self.template is not None:
-            self.template.close()
-
     def _checked(self, constraint: Constraint) -> Constraint:
         self._service.compiler.matcher(constraint)
         return constraint
@@ -77,6 +71,6 @@ class EngineModel(Owner):
 
 def _template(engine: Engine) -> ChatTemplate | None:
     try:
-        return ChatTemplate.from_gguf(engine.gguf, engine.tokenizer)
+        return engine.template
     except TemplateError:
         return None
