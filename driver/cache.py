@@ -2,7 +2,8 @@
 
 A private folder of small files: ``specs/<spec key>`` holds a PTX hash, ``cubins/<cubin key>.cubin``
 a cubin (tools that read ELF ignore what follows it). Each is followed by the SHA-256 of its key and
-of itself, so that an entry is of use under its own name alone. Entries are written
+of itself, so that an entry is of use under its own name alone. A name ends in the format's number:
+entries of another version are not found, and removed when they are the oldest. Entries are written
 under a temporary name and renamed, so that processes may share the folder and none sees half an
 entry. Code that another user could have put there is never loaded (`PrivateFolder`). A fault
 of the disk costs a warning and a compilation; it never ends the run.
@@ -26,6 +27,9 @@ DEFAULT_LIMIT = 1 << 30
 _ABANDONED_SECONDS = 3600
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
+
+#: Of the stored entries (`_sealed`). A change of what they hold takes the next number.
+FORMAT = 2
 
 
 class CacheWarning(UserWarning):
@@ -161,6 +165,6 @@ def _cubin_name(cubin_key: str) -> str:
 
 def _file_name(key: str) -> str:
     """A key as a file name: readable where it can be, unique always."""
-    if re.fullmatch(r"\w[\w.\-]{0,160}", key):
-        return key
-    return hashlib.sha256(key.encode()).hexdigest()
+    if not re.fullmatch(r"\w[\w.\-]{0,160}", key):
+        key = hashlib.sha256(key.encode()).hexdigest()
+    return f"{key}.{FORMAT}"

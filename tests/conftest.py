@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 
 import pytest
 
@@ -20,9 +21,13 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         pluginmanager.register(pytest_plugin, "urdir")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # for xdist's workers, which begin later: each has a core, and idle threads of BLAS spin
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if not hasattr(config, "workerinput"):  # one cache for all workers, and not the user's
+        cache = tempfile.TemporaryDirectory(prefix="urdir-cache-")
+        config.add_cleanup(cache.cleanup)
+        os.environ["URDIR_CACHE_DIR"] = cache.name
 
 
 def pytest_collection_finish() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from urdir.driver.cache import CacheWarning, CubinCache
+from urdir.driver.cache import FORMAT, CacheWarning, CubinCache
 
 Start = Callable[..., Any]
 
@@ -29,18 +29,32 @@ def test_returns_what_was_put(tmp_path: Path) -> None:
 
 def test_entry_starts_with_the_raw_cubin(tmp_path: Path) -> None:
     CubinCache(tmp_path).put("k", b"\x7fELF cubin")
-    assert (tmp_path / "cubins/k.cubin").read_bytes().startswith(b"\x7fELF cubin")
+    assert (tmp_path / f"cubins/k.{FORMAT}.cubin").read_bytes().startswith(b"\x7fELF cubin")
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"\x7fELF cubiN" + b"0" * 32])
 def test_damaged_entry_is_deleted(tmp_path: Path, damage: bytes) -> None:
     cache = CubinCache(tmp_path)
     cache.put("k", b"\x7fELF cubin")
-    path = tmp_path / "cubins/k.cubin"
+    path = tmp_path / f"cubins/k.{FORMAT}.cubin"
     path.write_bytes(damage)
-    with pytest.warns(CacheWarning, match=r"k\.cubin is rebuilt: it is damaged"):
+    with pytest.warns(CacheWarning, match=r"k\.\d+\.cubin is rebuilt: it is damaged"):
         assert cache.get("k") is None
     assert not path.exists()
+
+
+def test_entries_of_another_version_are_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = CubinCache(tmp_path, limit=40)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("urdir.driver.cache.FORMAT", 0)
+        cache.put("k", b"of another form")
+        cache.remember("spec", "0" * 64)
+    assert cache.get("k") is None  # and no warning: the package was upgraded, nothing is wrong
+    assert cache.ptx_hash("spec") is None
+    cache.put("k", b"\x7fELF cubin")
+    assert [path.name for path in (tmp_path / "cubins").iterdir()] == [f"k.{FORMAT}.cubin"]
 
 
 def test_damaged_spec_entry_counts_as_absent(tmp_path: Path) -> None:
@@ -53,7 +67,7 @@ def test_least_recently_used_goes_first(tmp_path: Path) -> None:
     cache = CubinCache(tmp_path, limit=3 * (100 + 32))
     for i, key in enumerate("abc"):
         cache.put(key, b"x" * 100)
-        os.utime(tmp_path / f"cubins/{key}.cubin", (i, i))
+        os.utime(tmp_path / f"cubins/{key}.{FORMAT}.cubin", (i, i))
     assert cache.get("a") is not None  # used now: b is the oldest
     cache.put("d", b"x" * 100)
     assert [cache.get(key) is not None for key in "abcd"] == [True, False, True, True]
@@ -129,7 +143,7 @@ def test_entries_that_were_swapped_are_not_believed(tmp_path: Path) -> None:
     for key in "ab":
         cache.put(key, cubins[key])
         cache.remember(key, hashes[key])
-    for folder, suffix in (("cubins", ".cubin"), ("specs", "")):
+    for folder, suffix in (("cubins", f".{FORMAT}.cubin"), ("specs", f".{FORMAT}")):
         first, second = (cache.folder / folder / f"{key}{suffix}" for key in "ab")
         first.rename(tmp_path / "aside")
         second.rename(first)

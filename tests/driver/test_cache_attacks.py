@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from urdir.driver.cache import CacheWarning, CubinCache
+from urdir.driver.cache import FORMAT, CacheWarning, CubinCache
 from urdir.driver.device import Device
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
@@ -232,8 +232,8 @@ def test_a_planted_entry_is_never_read(tmp_path: Path, kind: str, plant: Plant, 
 
 def test_a_folder_in_place_of_an_entry(tmp_path: Path) -> None:
     cache = CubinCache(tmp_path)
-    (tmp_path / "cubins/k.cubin").mkdir()
-    with pytest.warns(CacheWarning, match=r"cannot read .*k\.cubin"):
+    (tmp_path / f"cubins/k.{FORMAT}.cubin").mkdir()
+    with pytest.warns(CacheWarning, match=r"cannot read .*k\.\d+\.cubin"):
         assert cache.get("k") is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
