@@ -37,7 +37,7 @@ def add_parser(commands: options.Subparsers) -> None:
         "words", nargs="*", metavar="MODEL PROMPT", help="the model, and the first turn"
     )
     options.add_model(parser)
-    options.add_llama_flags(parser, "memory", "prompt", "chat", "generation", "text")
+    options.add_llama_flags(parser, "memory", "prompt", "template", "chat", "generation", "text")
     options.add_sampling(parser)
     options.add_device(parser)
 
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     prompts.take_words(args)
     first, system = prompts.given_prompt(args), prompts.given_system(args)
+    given = prompts.given_template(args)
     at_terminal = has_terminal()
     colours = args.color == "on" or (args.color == "auto" and at_terminal)
     with (
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             chunk=options.chunk(args),
             text=True,
         ) as engine,
-        open_template(engine, args, process) as template,
+        open_template(engine, given, process) as template,
     ):
         if args.verbose:
             print_engine(engine)

@@ -47,10 +47,11 @@ def add_group(commands: Subparsers, name: str, summary: str, examples: str) -> P
     return parser
 
 
-def add_llama_flags(parser: argparse.ArgumentParser, *groups: str) -> None:
-    """The flags of llama.cpp that belong to ``groups``, those without meaning here among them."""
+def add_llama_flags(parser: argparse._ActionsContainer, *groups: str, **changed: Any) -> None:
+    """The flags of llama.cpp that belong to ``groups``, those without meaning here among them;
+    ``changed`` are options of `add_argument` in place of the table's."""
     for group in groups:
-        add_flags(parser, FLAGS, group)
+        add_flags(parser, FLAGS, group, **changed)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

@@ -78,6 +78,7 @@ class Engine(Owner):
         host_sampling: bool,
         reading: Task[Tokenizer] | None,
         seconds: Mapping[str, float],
+        chat_template: str | None = None,
     ) -> None:
         self.gguf = gguf
         self.config = weights.config
@@ -87,6 +88,7 @@ class Engine(Owner):
         self.seconds = seconds
         self.host_sampling = host_sampling
         self._reading = reading
+        self._chat_template = chat_template
         self._owners = ExitStack()
 
     @classmethod
@@ -105,6 +107,7 @@ class Engine(Owner):
         pages: int | None = None,
         chunk: int | None = None,
         text: bool = False,
+        chat_template: str | None = None,
         cache_folder: Path | Literal["user"] | None = "user",
         ptx_files: PtxFiles | None = None,
         host_sampling: bool = False,
@@ -120,7 +123,8 @@ class Engine(Owner):
         prompt (2048) are processed at once, fewer where memory is short. A ``memory_share`` of what
         is free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`)
         as fit it; ``sequences`` (None) then are `SEQUENCES`, and the context up to `LONG_CONTEXT`.
-        With ``text`` a thread of its own builds the tokeniser. ``meanwhile`` is called while the
+        With ``text`` a thread of its own builds the tokeniser. ``chat_template`` (Jinja, or a name
+        such as "chatml") replaces the file's. ``meanwhile`` is called while the
         weights are loaded, with an engine that must run nothing yet: for `Session.prepare`.
         ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None
         keeps none. ``ptx_files`` are folders of edited PTX to use and of PTX to write. ``observer``
@@ -129,6 +133,10 @@ class Engine(Owner):
         and DriverError for a device that is absent or fails; nothing stays open then, and no thread
         runs.
         """
+        if chat_template is not None:
+            from urdir.model.text.named_templates import template_text
+
+            chat_template = template_text(chat_template)
         with Opening(lambda: _open_device(device, cache_folder, ptx_files)) as opening:
             # imported while the device is opened
             from urdir.model.engine.session import Session
@@ -185,7 +193,16 @@ class Engine(Owner):
                     observer=observer,
                 )
             )
-            engine = cls(gguf, opened, weights, session, host_sampling, reading, opening.seconds)
+            engine = cls(
+                gguf,
+                opened,
+                weights,
+                session,
+                host_sampling,
+                reading,
+                opening.seconds,
+                chat_template,
+            )
             if meanwhile is not None:
                 with opening.timed("meanwhile"):
                     meanwhile(engine)
@@ -204,10 +221,12 @@ class Engine(Owner):
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The file's chat template, which ends with the engine; TemplateError where it has none."""
+        """The chat template, which ends with the engine; TemplateError where there is none."""
         from urdir.model.text.chat import ChatTemplate
 
-        return self._owners.enter_context(ChatTemplate.from_gguf(self.gguf, self.tokenizer))
+        return self._owners.enter_context(
+            ChatTemplate.from_gguf(self.gguf, self.tokenizer, self._chat_template)
+        )
 
     def chat(
         self,

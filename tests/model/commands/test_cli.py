@@ -362,7 +362,7 @@ def test_env_clears_its_own_files_alone(
         (("run", "--tem", "0", "-p", "x"), "unknown flag --tem: did you mean --temp?"),
         (("run", "-pg", "1,2"), "unknown flag -pg"),
         (("run", "demo", "x", "-p", "y"), "two prompts"),
-        (("run", "--chat-template", "llama3", "-p", "x"), "--chat-template-file"),
+        (("run", "--chat-template", "lama", "-p", "x"), "--chat-template-file"),
         (("show",), "MODEL"),
         (("show", "demo", "-m", "demo"), "two models"),
         (("bench", "demo", "--shape", "llama-3.1-8b"), "--shape"),
