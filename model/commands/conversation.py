@@ -132,6 +132,7 @@ class Conversation:
         except ContextFullError as exc:
             raise ModelError(f"this turn does not fit: {exc} (or /clear)") from exc
         except KeyboardInterrupt:
+            self.engine.device.synchronize()  # tells whether the device goes on
             if not any(pieces):
                 print("no answer: the turn is forgotten", file=sys.stderr)
                 return
