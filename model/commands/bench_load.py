@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urdir.model.commands import bench_report as report
 from urdir.model.commands import values
 from urdir.model.commands.report import installed_version
+from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
     from urdir.model.measure.http_events import HttpServer
@@ -99,19 +100,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(server: HttpServer, case: LoadCase) -> tuple[str, list[Reply]]:
-    """The model's name, and what came of the requests; progress on a terminal."""
+    """The model's name, and what came of the requests."""
     from urdir.model.measure.load import plan_load, run_load, server_model
 
     model, vocabulary = await server_model(server)
-    done = 0
-
-    def count(reply: Reply) -> None:
-        nonlocal done
-        done += 1
-        if sys.stderr.isatty():
-            print(f"\r{done} of {case.requests}", end="", file=sys.stderr, flush=True)
-
-    replies = await run_load(server, model, case, plan_load(case, vocabulary), count)
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+    planned = plan_load(case, vocabulary)
+    with Progress("requests", case.requests) as progress:
+        replies = await run_load(server, model, case, planned, lambda _: progress.advance())
     return model, replies
