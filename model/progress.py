@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -35,7 +35,7 @@ class Progress:
         self._start = time.time()
         self._ended = threading.Event()
         self._drawing = threading.Lock()
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
         self._thread: threading.Thread | None = None
 
     def advance(self, amount: int = 1) -> None:
@@ -78,8 +78,9 @@ class Progress:
         from tqdm import tqdm
 
         tqdm.monitor_interval = 0  # no thread of its own
-        self._bar = bar = tqdm(desc=self._label, leave=False, dynamic_ncols=True, delay=1e9)
+        bar: tqdm[Any] = tqdm(desc=self._label, leave=False, dynamic_ncols=True, delay=1e9)
         bar.start_t = self._start
+        self._bar = bar
         while not self._ended.wait(_TICK_SECONDS):
             with self._drawing:
                 bar.n, bar.total = self._done, self._total
