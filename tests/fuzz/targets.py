@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tests.fuzz import gguf_header, trees
+from tests.fuzz.http_requests import HttpTarget
 from urdir.driver import bindings
 from urdir.driver.emulator.machine.compile import compile_entry
 from urdir.driver.emulator.machine.execution import GridExecution
@@ -305,6 +306,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "safetensors": SafetensorsTarget,
     "tokenizer": TokenizerTarget,
     "template": TemplateTarget,
+    "http": HttpTarget,
     "ptx": PtxTarget,
 }
 #: MiB of addresses that a target may reserve: the emulator keeps them for registers, mostly unused.

@@ -1,4 +1,4 @@
-"""One process that takes inputs, within limits of time and memory, and reports what came of them."""
+"""One process that takes inputs within limits of time and memory, and reports on them."""
 
 from __future__ import annotations
 
