@@ -77,6 +77,18 @@ CASES = {
         ),
         "Q8_0",
     ),
+    "latent vectors whose keys are stored beside values": (
+        Shape(
+            *("minicpm3", 2, 96, 4, 4, 48, 160, 83, True),
+            {
+                "attention.q_lora_rank": 64,
+                "attention.kv_lora_rank": 96,
+                "attention.value_length": 32,
+                "rope.dimension_count": 16,
+            },
+        ),
+        "Q8_0",
+    ),
     "delta rule, six heads on three": (
         Shape(
             *("qwen35", 4, 96, 3, 1, 64, 160, 71, True),
