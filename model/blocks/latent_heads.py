@@ -27,7 +27,9 @@ def append_latent_heads(
     of_x, queries = [(mixer.k, k), (latent.down, "latent")], [(mixer.q, q)]
     queries += [] if latent.q_still is None else [(latent.q_still, "q still")]
     of_x += queries if latent.q_down is None else [(latent.q_down, "latent q")]
-    linear.append(at.name("attn_kv_a"), [(at.matrix(m), work[name]) for m, name in of_x], x, norm)
+    if mixer.gate is not None:
+        of_x.append((mixer.gate.linear, "attention gate"))
+    at.append_products("attn_kv_a", [(of, work[name]) for of, name in of_x], x, norm)
     if latent.q_down is not None:
         products = [(at.matrix(of), work[name]) for of, name in queries]
         down = Activations(work["latent q"])

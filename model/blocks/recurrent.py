@@ -46,16 +46,8 @@ def append_recurrence(
         *((mixer.mixed, "mixed"), (mixer.gate, "recurrent gate")),
         *((mixer.alpha, "alpha"), (mixer.beta, "beta")),
     ]
-    products = [(at.matrix(of), work[name]) for of, name in wanted if of is not None]
-    # apart, as floats beside quantised weights would keep the activations of all in f32
-    quantised = [product for product in products if not product[0].format.is_float]
-    floats = [product for product in products if product[0].format.is_float]
-    if quantised and floats and norm is not None and at.linear.takes_gemm:
-        label = at.name("attn_norm")
-        x = at.linear.append_norm(label, mixer.mixed.cols, x, norm, work["normed"])
-    for label, group in (("ssm_in", quantised), ("ssm_in.floats", floats)):
-        if group:
-            at.linear.append(at.name(label), group, x, norm)
+    products = [(of, work[name]) for of, name in wanted if of is not None]
+    at.append_products("ssm_in", products, x, norm)
     _append_conv(at, "ssm_conv1d", mixer.conv, SILU, work["convolved"])
     _append_scan(at, mixer, y)
     _append_gate(at, mixer, y)
@@ -87,7 +79,7 @@ def append_selective(
     step = [(at.matrix(mixer.step), work["alpha"])]
     linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
     at.plan.launch(
-        SelectiveScan(*_rows(at), mixer.conv.channels, mixer.size),
+        SelectiveScan(*recurrent_rows(at), mixer.conv.channels, mixer.size),
         at.name("ssm_scan"),
         x=work["convolved"],
         step=work["alpha"],
@@ -95,7 +87,7 @@ def append_selective(
         c=work["scan c"],
         a=at.vector(mixer.a),
         skip=at.vector(mixer.skip),
-        state=_state(at)["state"],
+        state=recurrent_state(at)["state"],
         y=y,
         **at.rows.recurrent_arguments,
     )
@@ -112,8 +104,24 @@ def _append_conv(
     **gates: Slice,
 ) -> None:
     """The convolution of ``work["mixed"]``, between gates where they are given."""
+    mixed, tail = at.work["mixed"], recurrent_state(at)["tail"]
+    append_convolution(at, label, conv, activation, mixed, tail, y, **gates)
+
+
+def append_convolution(
+    at: LayerStep,
+    label: str,
+    conv: Convolution,
+    activation: Activation | None,
+    x: Slice,
+    tail: Slice,
+    y: Slice,
+    **gates: Slice,
+) -> None:
+    """y = the convolution of x, whose last values are in ``tail``; between gates where they are
+    given."""
     kernel = CausalConv(
-        *_rows(at),
+        *recurrent_rows(at),
         channels=conv.channels,
         taps=conv.taps,
         bias=conv.bias is not None,
@@ -124,9 +132,9 @@ def _append_conv(
     at.plan.launch(
         kernel,
         at.name(label),
-        x=at.work["mixed"],
+        x=x,
         weight=at.vector(conv.weight),
-        tail=_state(at)["tail"],
+        tail=tail,
         y=y,
         **bias,
         **gates,
@@ -136,7 +144,7 @@ def _append_conv(
 
 def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
     kernel = GatedRecurrence(
-        *_rows(at),
+        *recurrent_rows(at),
         mixer.heads,
         mixer.key_heads,
         mixer.key_dim,
@@ -155,7 +163,7 @@ def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
         alpha=at.work["alpha"],
         a=at.vector(mixer.a),
         dt_bias=at.vector(mixer.dt_bias),
-        state=_state(at)["state"],
+        state=recurrent_state(at)["state"],
         y=y,
         **given,
         **at.rows.recurrent_arguments,
@@ -182,12 +190,13 @@ def _append_silu(at: LayerStep, width: int, y: Slice) -> None:
     at.plan.launch(kernel, at.name("ssm_gate"), gate=at.work["recurrent gate"], up=y, y=y)
 
 
-def _rows(at: LayerStep) -> tuple[int, int, int, bool]:
+def recurrent_rows(at: LayerStep) -> tuple[int, int, int, bool]:
     """Rows, sequences, the most tokens of one, and whether the rows are consecutive."""
     shape = at.parts.cache.shape
     return at.rows.count, shape.sequences, shape.max_len, bool(at.rows.prompt)
 
 
-def _state(at: LayerStep) -> dict[str, Slice]:
+def recurrent_state(at: LayerStep) -> dict[str, Slice]:
+    """The layer's states, by name."""
     assert at.parts.recurrent is not None
     return at.parts.recurrent.arguments(at.index)

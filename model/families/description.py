@@ -15,7 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from urdir.model.families.recurrent import Recurrence, Recurrent, Selective, ShortConv
+from urdir.model.families.recurrent import (
+    KimiDelta,
+    Recurrence,
+    Recurrent,
+    Selective,
+    ShortConv,
+)
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
@@ -238,7 +244,17 @@ class Mixture:
 
 
 #: The last two: a matrix alone (Deci), f(x) without any matrix (Refact).
-Network = Attention | ShortConv | Recurrence | Selective | Dense | Mixture | Linear | Activation
+Network = (
+    Attention
+    | ShortConv
+    | Recurrence
+    | Selective
+    | KimiDelta
+    | Dense
+    | Mixture
+    | Linear
+    | Activation
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,13 @@ from urdir.model.families.description import (
     QkNorm,
     Router,
 )
-from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
+from urdir.model.families.recurrent import (
+    Convolution,
+    KimiDelta,
+    Recurrence,
+    Selective,
+    ShortConv,
+)
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -156,6 +162,8 @@ class Reference:
                 return self._recurrence(of, x)
             case Selective():
                 return self._selective(of, x)
+            case KimiDelta():
+                return self._kimi_delta(of, x)
             case Dense():
                 return self._dense(of, x)
             case Mixture():
@@ -242,7 +250,7 @@ class Reference:
     # ---- mixers with a state ----
 
     def _convolved(self, of: Convolution, x: Floats) -> Floats:
-        weight = self.tensor(of.weight.name).reshape(of.weight.shape)
+        weight = self.tensor(of.weight.name).reshape(of.channels, of.taps)
         padded = np.concatenate([np.zeros((of.taps - 1, of.channels)), x])
         y = sum(padded[tap : tap + len(x)] * weight[:, tap] for tap in range(of.taps))
         return y if of.bias is None else y + self.vector(of.bias)
@@ -308,6 +316,29 @@ class Reference:
         y = y.reshape(rows, -1)
         return self.linear(of.o, y if of.gates_first else y * gate)
 
+    def _kimi_delta(self, of: KimiDelta, x: Floats) -> Floats:
+        rows, shape = len(x), (len(x), of.heads, of.dim)
+        q, k, v = (
+            _silu(self._convolved(part.conv, self.linear(part.linear, x))).reshape(shape)
+            for part in (of.q, of.k, of.v)
+        )
+        q, k = (a / np.sqrt((a * a).sum(axis=2, keepdims=True) + of.eps) for a in (q, k))
+        low = x if of.decay_low is None else self.linear(of.decay_low, x)
+        steps = (self.linear(of.decay, low) + self.vector(of.dt_bias)).reshape(shape)
+        rates = self.vector(of.a)[:, None]
+        logs = of.floor * _sigmoid(rates * steps) if of.floor else rates * np.logaddexp(0.0, steps)
+        beta = _sigmoid(self.linear(of.beta, x))
+        state = np.zeros((of.heads, of.dim, of.dim))  # values, keys
+        y = np.zeros(shape)
+        for row in range(rows):
+            state = state * np.exp(logs[row])[:, None, :]
+            error = v[row] - np.einsum("hvk,hk->hv", state, k[row])
+            state = state + np.einsum("h,hv,hk->hvk", beta[row], error, k[row])
+            y[row] = np.einsum("hvk,hk->hv", state, q[row]) / np.sqrt(of.dim)
+        gate = self.linear(of.gate, x if of.gate_low is None else self.linear(of.gate_low, x))
+        y = self.norm(of.norm, y).reshape(rows, -1) * _sigmoid(gate)
+        return self.linear(of.o, y)
+
     # ---- attention ----
 
     def _attention(self, a: Attention, x: Floats, positions: Any, caches: list[Any]) -> Floats:
@@ -330,11 +361,14 @@ class Reference:
         caches[-1] = k, v
         q = self._tempered(a, q, positions)
         out = self._attend(a, q, k, v, positions).reshape(len(x), a.output_width) * a.value_scale
-        if a.gate is not None:
-            gate = self.linear(a.gate.linear, x)
-            gate = np.logaddexp(0, gate) if a.gate.activation == "softplus" else _sigmoid(gate)
-            out = (out.reshape(len(x), gate.shape[1], -1) * gate[:, :, None]).reshape(out.shape)
-        return self.linear(a.o, out)
+        return self.linear(a.o, self._gated(a, out, x))
+
+    def _gated(self, a: Attention, out: Floats, x: Floats) -> Floats:
+        if a.gate is None:
+            return out
+        gate = self.linear(a.gate.linear, x)
+        gate = np.logaddexp(0, gate) if a.gate.activation == "softplus" else _sigmoid(gate)
+        return (out.reshape(len(x), gate.shape[1], -1) * gate[:, :, None]).reshape(out.shape)
 
     def _latent_attention(self, a: Attention, of: Latent, x: Floats, positions: Any) -> Floats:
         """Keys and values of each head written out."""
@@ -353,7 +387,8 @@ class Reference:
             k = np.concatenate([k, np.einsum("rl,hls->rhs", latent, up)], 2)
         q, v = self._tempered(a, q, positions), np.einsum("rl,hvl->rhv", latent, parts)
         plain = replace(a, kv_heads=a.heads)
-        return self.linear(a.o, self._attend(plain, q, k, v, positions).reshape(rows, -1))
+        out = self._attend(plain, q, k, v, positions).reshape(rows, -1)
+        return self.linear(a.o, self._gated(a, out, x))
 
     @staticmethod
     def _tempered(a: Attention, q: Floats, positions: Any) -> Floats:
