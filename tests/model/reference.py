@@ -266,13 +266,18 @@ class Reference:
             for part, norm in ((of.low, of.low_norm), (of.b, of.b_norm), (of.c, of.c_norm))
         )
         dt = np.logaddexp(0.0, self.linear(of.step, low))
-        rates = self.vector(of.a).reshape(of.conv.channels, of.size)
+        rates, skip = self.vector(of.a), self.vector(of.skip)
+        if of.heads:
+            group = of.conv.channels // of.heads
+            dt, rates, skip = (np.repeat(a, group, axis=-1) for a in (dt, rates, skip))
+            rates = np.repeat(rates, of.size)
+        rates = rates.reshape(of.conv.channels, of.size)
         state = np.zeros_like(rates)
         y = np.zeros_like(u)
         for row in range(len(x)):
             state = state * np.exp(dt[row][:, None] * rates) + np.outer(dt[row] * u[row], b[row])
             y[row] = state @ c[row]
-        y = y + u * self.vector(of.skip)
+        y = y + u * skip
         return self.linear(of.o, y * _silu(self.linear(of.gate, x)))
 
     def _recurrence(self, of: Recurrence, x: Floats) -> Floats:

@@ -140,6 +140,19 @@ CASES = {
         ),
         "Q8_0",
     ),
+    "Mamba by heads beside attention, norms after": (
+        Shape(
+            *("plamo2", 3, 96, 4, 2, 24, 160, 71, True),
+            {
+                **_STATES,
+                "ssm.state_size": 32,
+                "attention.head_count_kv": np.array([0, 2, 0]),
+                "attention.value_length": 40,
+            },
+            ("attn_qkv.weight",),
+        ),
+        "F16",
+    ),
     "ALiBi of 3 heads, LayerNorm": (
         Shape(
             *("bloom", 2, 96, 3, 3, 32, 160, 71, True),
