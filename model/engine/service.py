@@ -8,13 +8,14 @@
     reads its tokens: text, endings, pieces         step n + 1
     ...
 
-Whoever asks is in other threads. Pieces of answers are handed over together, once a step.
+Where a few answers go on alone, a step here is a launch of several. Whoever asks is in other
+threads. Pieces of answers are handed over together, once a launch.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from queue import Empty, SimpleQueue
@@ -216,6 +217,7 @@ class DeviceLostError(DriverError):
     """A kernel faulted or the GPU failed: nothing can run on it until the model is opened again."""
 
 
-def _deliver(items: list[tuple[Answer, Item]]) -> None:
-    for answer, item in items:
-        answer.deliver(item)
+def _deliver(items: Mapping[Answer, Iterable[Item]]) -> None:
+    for answer, told in items.items():
+        for item in told:
+            answer.deliver(item)

@@ -15,6 +15,7 @@ from urdir.model.blocks.attention import segment_alignment
 from urdir.model.blocks.parts import StepParts
 from urdir.model.blocks.recurrent import state_alignment
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
+from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.run_ahead import AHEAD, RunAhead, Step
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.sampling import SamplingSettings
@@ -109,6 +110,7 @@ class Session(Owner):
                 recurrent=self._recurrent,
             )
             self.steps = owners.enter_context(Steps(self.parts, observer))
+            self.graphs = DecodeGraphs(self.steps, self.shapes)
             self.queue = StepQueue(self.steps, state, self.shapes, self._stream)
             self._owners = owners.pop_all()
 
