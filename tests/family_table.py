@@ -59,6 +59,8 @@ def table() -> str:
             for of in (_layers, _attention, _positions, _networks, _more)
         ]
         shown = f"{error:.0e}" if error else "no golden"
+        by = {written["others"][golden] for golden in configs if golden in written["others"]}
+        shown += f" ({', '.join(sorted(by))})" if by else ""
         lines.append(f"| `{name}` | `{file}` | {' | '.join(columns)} | {shown} |")
     return "\n".join(lines) + "\n"
 

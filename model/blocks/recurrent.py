@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
+from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
@@ -86,8 +87,16 @@ def append_selective(
         if (layer := at.norm(part_norm)) is not None:
             part = Activations(work[name])
             linear.append_norm(at.name(f"ssm_{name}_norm"), of.rows, part, layer, work[name])
+    append_scan = _append_scan_by_head if mixer.heads else _append_scan_by_channel
+    append_scan(at, mixer, y)
+    _append_silu(at, mixer.conv.channels, y)
+    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+
+
+def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
+    work = at.work
     step = [(at.matrix(mixer.step), work["alpha"])]
-    linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
+    at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
     launch_recurrent(
         at,
         "ssm_scan",
@@ -101,8 +110,35 @@ def append_selective(
         state=recurrent_state(at)["state"],
         y=y,
     )
-    _append_silu(at, mixer.conv.channels, y)
-    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+
+
+def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
+    work, bias = at.work, mixer.step.bias
+    assert bias is not None  # which the kernel adds
+    step = [(at.matrix(Linear(mixer.step.matrix)), work["alpha"])]
+    at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
+    launch_recurrent(
+        at,
+        "ssm_scan",
+        partial(
+            GatedRecurrence,
+            heads=mixer.heads,
+            key_heads=1,
+            key_dim=mixer.size,
+            value_dim=mixer.conv.channels // mixer.heads,
+            delta=False,
+            order="apart",
+        ),
+        q_heads=work["scan c"],
+        k_heads=work["scan b"],
+        v_heads=work["convolved"],
+        alpha=work["alpha"],
+        a=at.vector(mixer.a),
+        dt_bias=at.vector(bias),
+        skip=at.vector(mixer.skip),
+        state=recurrent_state(at)["state"],
+        y=y,
+    )
 
 
 def _append_conv(

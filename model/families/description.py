@@ -62,14 +62,15 @@ class Latent:
     `Attention` has its products.
 
     Queries are made of x, or of ``q_norm`` (``q_down`` x). Their parts that stand still (heads,
-    still) are ``q_still``; ``absorb`` (heads * latent, still) makes each head's fit for l.
-    ``expand`` (heads * value, latent) makes each head's values of its result.
+    still) are ``q_still``; ``absorb`` (heads * latent, still) makes each head's fit for l. Without
+    them all of a head rotates, and l is the value alone. ``expand`` (heads * value, latent) makes
+    each head's values of its result.
     """
 
     down: Linear
     norm: Normalization
-    q_still: Linear
-    absorb: Linear
+    q_still: Linear | None
+    absorb: Linear | None
     expand: Linear
     q_down: Linear | None = None
     q_norm: Normalization | None = None

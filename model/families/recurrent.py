@@ -105,7 +105,9 @@ class Selective:
         o (scan(u, step norm(low u), norm(b u), norm(c u)) * silu(gate x))
 
     The scan is `SelectiveScan`, with ``a`` (channels, size) and ``skip`` (channels,); ``low`` has
-    the low rank of ``step``, whose bias is dt's. Norms are there where the model has them.
+    the low rank of ``step``, whose bias is dt's. Where ``step`` has a row for each of some heads,
+    the scan is SSD (`GatedRecurrence`), ``a`` and ``skip`` are (heads,), and heads share b and c.
+    Norms are there where the model has them.
     """
 
     mixed: Linear
@@ -126,6 +128,11 @@ class Selective:
     def size(self) -> int:
         """Values of a channel's state."""
         return self.b.rows
+
+    @property
+    def heads(self) -> int:
+        """Heads of channels that decay alike; 0: each channel decays by itself."""
+        return self.step.rows if self.step.rows < self.conv.channels else 0
 
     @property
     def state(self) -> Mapping[str, int]:

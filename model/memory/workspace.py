@@ -118,8 +118,8 @@ def _latent_widths(mixers: Sequence[Attention]) -> dict[str, int]:
         "latent": max((of.down.rows for of in latents), default=0),
         "q turned": max((mixer.q.rows for mixer in shared), default=0),
         "k turned": max((mixer.k.rows for mixer in shared if mixer.k is not None), default=0),
-        "q still": max((of.q_still.rows for of in latents), default=0),
-        "q absorbed": max((of.absorb.rows for of in latents), default=0),
+        "q still": max((of.q_still.rows for of in latents if of.q_still), default=0),
+        "q absorbed": max((of.absorb.rows for of in latents if of.absorb), default=0),
         "expanded": max((of.expand.rows for of in latents), default=0),
     }
 

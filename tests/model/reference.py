@@ -86,9 +86,11 @@ class Reference:
 
     def matrix(self, stored: StoredMatrix) -> Floats:
         """(rows, cols)."""
-        whole = self.tensor(stored.name).reshape(-1, stored.cols)
-        periods = whole.reshape(-1, stored.period, stored.cols)
+        whole = self.tensor(stored.name)
+        periods = whole.reshape(-1, stored.period, stored.shape[-1])
         taken = periods[:, stored.first : stored.first + stored.each]
+        if stored.transposed:
+            taken = taken.swapaxes(1, 2)
         return taken.reshape(-1, stored.cols)
 
     def vector(self, stored: StoredVector) -> Floats:
@@ -264,13 +266,18 @@ class Reference:
             for part, norm in ((of.low, of.low_norm), (of.b, of.b_norm), (of.c, of.c_norm))
         )
         dt = np.logaddexp(0.0, self.linear(of.step, low))
-        rates = self.vector(of.a).reshape(of.conv.channels, of.size)
+        rates, skip = self.vector(of.a), self.vector(of.skip)
+        if of.heads:
+            group = of.conv.channels // of.heads
+            dt, rates, skip = (np.repeat(a, group, axis=-1) for a in (dt, rates, skip))
+            rates = np.repeat(rates, of.size)
+        rates = rates.reshape(of.conv.channels, of.size)
         state = np.zeros_like(rates)
         y = np.zeros_like(u)
         for row in range(len(x)):
             state = state * np.exp(dt[row][:, None] * rates) + np.outer(dt[row] * u[row], b[row])
             y[row] = state @ c[row]
-        y = y + u * self.vector(of.skip)
+        y = y + u * skip
         return self.linear(of.o, y * _silu(self.linear(of.gate, x)))
 
     def _recurrence(self, of: Recurrence, x: Floats) -> Floats:
@@ -373,15 +380,17 @@ class Reference:
         assert a.k is not None
         rows, latent = len(x), self.norm(of.norm, self.linear(of.down, x))
         source = x if of.q_down is None else self.norm(of.q_norm, self.linear(of.q_down, x))
-        up = self.matrix(of.absorb.matrix).reshape(a.heads, a.value_dim, -1)
         parts = self.matrix(of.expand.matrix).reshape(a.heads, -1, a.value_dim)
-        still = self.linear(of.q_still, source).reshape(rows, a.heads, -1)
         turned = self.linear(a.q, source).reshape(rows, a.heads, -1)
         turned = self._turned(a, turned, "q", positions)
         k_turned = self._turned(a, self.linear(a.k, x)[:, None], "k", positions)
-        k_still, v = np.einsum("rl,hls->rhs", latent, up), np.einsum("rl,hvl->rhv", latent, parts)
-        q = self._tempered(a, np.concatenate([turned, still], 2), positions)
-        k = np.concatenate([np.repeat(k_turned, a.heads, axis=1), k_still], 2)
+        q, k = turned, np.repeat(k_turned, a.heads, axis=1)
+        if of.q_still is not None and of.absorb is not None:
+            up = self.matrix(of.absorb.matrix).reshape(a.heads, a.value_dim, -1)
+            still = self.linear(of.q_still, source).reshape(rows, a.heads, -1)
+            q = np.concatenate([q, still], 2)
+            k = np.concatenate([k, np.einsum("rl,hls->rhs", latent, up)], 2)
+        q, v = self._tempered(a, q, positions), np.einsum("rl,hvl->rhv", latent, parts)
         plain = replace(a, kv_heads=a.heads)
         out = self._attend(plain, q, k, v, positions).reshape(rows, -1)
         return self.linear(a.o, self._gated(a, out, x))

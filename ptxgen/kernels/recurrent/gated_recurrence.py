@@ -262,6 +262,8 @@ class GatedRecurrence(RecurrentRows):
             "keys of 256": delta(**prompt(18, 1), **heads(1, 1, 256, 20)),
             "scan of a prompt": scan(**prompt(35, 3), **heads(6, 2, 16, 24)),
             "scan, long keys": scan(**prompt(17, 1), **heads(2, 1, 128, 64)),
+            "scan of arrays": scan(**rows(3, 2), **heads(4, 1, 16, 12), order="apart"),
+            "scan of arrays, a prompt": scan(**prompt(19, 2), **heads(2, 1, 64, 40), order="apart"),
             "channels, one row": by_channel(**rows(1, 2), **heads(2, 1, 8, 6)),
             "channels, rows": by_channel(**rows(5, 4), **heads(3, 3, 12, 20), floor=-5.0),
             "channels of a prompt": by_channel(**prompt(21, 2), **heads(2, 2, 128, 40)),

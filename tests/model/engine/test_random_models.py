@@ -81,6 +81,18 @@ CASES = {
         ),
         "Q8_0",
     ),
+    "latent vectors whose keys are stored beside values": (
+        Shape(
+            *("minicpm3", 2, 96, 4, 4, 48, 160, 83, True),
+            {
+                "attention.q_lora_rank": 64,
+                "attention.kv_lora_rank": 96,
+                "attention.value_length": 32,
+                "rope.dimension_count": 16,
+            },
+        ),
+        "Q8_0",
+    ),
     "delta rule, six heads on three": (
         Shape(
             *("qwen35", 4, 96, 3, 1, 64, 160, 71, True),
@@ -163,6 +175,19 @@ CASES = {
             (),
         ),
         "Q8_0",
+    ),
+    "Mamba by heads beside attention, norms after": (
+        Shape(
+            *("plamo2", 3, 96, 4, 2, 24, 160, 71, True),
+            {
+                **_STATES,
+                "ssm.state_size": 32,
+                "attention.head_count_kv": np.array([0, 2, 0]),
+                "attention.value_length": 40,
+            },
+            ("attn_qkv.weight",),
+        ),
+        "F16",
     ),
     "ALiBi of 3 heads, LayerNorm": (
         Shape(
