@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations
@@ -9,7 +10,7 @@ from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.recurrent import (
     SILU,
     append_convolution,
-    recurrent_rows,
+    launch_recurrent,
     recurrent_state,
 )
 from urdir.model.families.recurrent import KimiDelta
@@ -66,8 +67,8 @@ def _append_products(
 
 
 def _append_rule(at: LayerStep, mixer: KimiDelta, state: Slice, y: Slice) -> None:
-    kernel = GatedRecurrence(
-        *recurrent_rows(at),
+    kernel = partial(
+        GatedRecurrence,
         heads=mixer.heads,
         key_heads=mixer.heads,
         key_dim=mixer.dim,
@@ -78,9 +79,10 @@ def _append_rule(at: LayerStep, mixer: KimiDelta, state: Slice, y: Slice) -> Non
         channels=True,
         floor=mixer.floor,
     )
-    at.plan.launch(
+    launch_recurrent(
+        at,
+        "ssm_scan",
         kernel,
-        at.name("ssm_scan"),
         alpha=at.work["alpha"],
         beta=at.work["beta"],
         a=at.vector(mixer.a),
@@ -88,5 +90,4 @@ def _append_rule(at: LayerStep, mixer: KimiDelta, state: Slice, y: Slice) -> Non
         state=state,
         y=y,
         **{f"{name}_heads": at.work[f"convolved {name}"] for name in mixer.parts},
-        **at.rows.recurrent_arguments,
     )

@@ -19,7 +19,8 @@ from urdir.model.blocks.kimi_delta import append_kimi_delta
 from urdir.model.blocks.layer_end import append_end, has_end
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
-from urdir.model.blocks.recurrent import append_recurrence, append_selective, append_short_conv
+from urdir.model.blocks.recurrent import append_recurrence, append_short_conv
+from urdir.model.blocks.selective import append_selective
 from urdir.model.families.description import Attention, Block, Branch, Dense, LayerConfig, Mixture
 from urdir.model.families.recurrent import KimiDelta, Recurrence, Selective, ShortConv
 from urdir.model.families.stored import Linear

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import abc
 from collections.abc import Generator
 from contextlib import ExitStack, closing
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from urdir.model.blocks.attention import segment_alignment
 from urdir.model.blocks.parts import StepParts
+from urdir.model.blocks.recurrent import state_alignment
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.run_ahead import RunAhead
 from urdir.model.engine.runner import Observer, Steps
@@ -78,7 +80,10 @@ class Session(Owner):
         self.context = context
         self.weights = weights
         self.sequences = tuple(Sequence(slot, context) for slot in range(sequences))
-        alignment = 1 if exact else segment_alignment(config, budget.cache, device.native_target)
+        alignment = state_alignment(config)
+        if not exact:
+            of_attention = segment_alignment(config, budget.cache, device.native_target)
+            alignment = math.lcm(alignment, of_attention)
         self.shapes = ShapeBuckets.of(
             budget.chunks, budget.cache.max_len, budget.state.rows, alignment
         )
@@ -389,8 +394,6 @@ class Session(Owner):
         Raises ContextFullError when the cache has no room, ModelError, DriverError; nothing was
         queued then.
         """
-        if self.is_recurrent and batch.segments:
-            raise ModelError("prompts of a model with recurrent layers are steps of their own")
         ends = {slot: self.sequences[slot].last + 1 for slot in batch.decode}
         ends |= {segment.sequence: segment.end for segment in batch.segments}
         for slot, end in ends.items():

@@ -146,7 +146,7 @@ class GatedRecurrence(RecurrentRows):
     def tile(self) -> int:
         """Tokens that are brought at once."""
         nbytes = (12 if self.channels else 8) * self.key_dim
-        return min(TILE, self.rows if self.consecutive else 1, TILE_NBYTES // nbytes)
+        return min(TILE, self.rows if self.segments else 1, TILE_NBYTES // nbytes)
 
     @property
     def token_lanes(self) -> int:
@@ -183,8 +183,9 @@ class GatedRecurrence(RecurrentRows):
     @property
     def launch_shape(self) -> LaunchShape:
         parts = ceil_div(self.value_dim, self.columns)
-        rows = 1 if self.consecutive else self.rows
-        return LaunchShape(grid=(parts, self.heads, rows), block=(THREADS, 1, 1))
+        return LaunchShape(
+            grid=(parts, self.heads, self.segments or self.rows), block=(THREADS, 1, 1)
+        )
 
     @property
     def tolerance(self) -> Tolerance:
@@ -243,10 +244,10 @@ class GatedRecurrence(RecurrentRows):
             return {**sizes, "key_dim": key_dim, "value_dim": value_dim}
 
         def rows(count: int, sequences: int) -> dict[str, Any]:
-            return {"rows": count, "sequences": sequences, "consecutive": False}
+            return {"rows": count, "sequences": sequences, "segments": 0}
 
-        def prompt(count: int, sequences: int) -> dict[str, Any]:
-            return {**rows(count, sequences), "consecutive": True}
+        def prompt(count: int, sequences: int, segments: int = 1) -> dict[str, Any]:
+            return {**rows(count, sequences), "segments": segments}
 
         return {
             "one row": delta(**rows(1, 2), **heads(2, 1, 8, 6)),
@@ -269,6 +270,8 @@ class GatedRecurrence(RecurrentRows):
             "channels with a floor": by_channel(
                 **prompt(19, 1), **heads(4, 2, 20, 12), tiled=True, floor=-5.0
             ),
+            "segments": delta(**prompt(60, 5, segments=4), **heads(4, 2, 32, 20)),
+            "scan of segments": scan(**prompt(40, 3, segments=5), **heads(2, 1, 16, 40)),
         }
 
     def flops(self) -> int:
@@ -276,6 +279,6 @@ class GatedRecurrence(RecurrentRows):
 
     def bytes_moved(self) -> int:
         """The states of the rows' sequences, and the rows."""
-        states = 8 * (1 if self.consecutive else self.rows) * self.heads * self.value_dim
+        states = 8 * (self.segments or self.rows) * self.heads * self.value_dim
         row = self.width + self.gates + self.heads * (self.value_dim + 1)
         return states * self.key_dim + 4 * self.rows * row
