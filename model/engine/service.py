@@ -28,7 +28,7 @@ from urdir.model.engine.request import Piece, Request, TokenChoice
 from urdir.model.engine.scheduler import Limits, Scheduler
 from urdir.model.engine.sequence import Finish
 from urdir.model.engine.step_plan import Outcome, StepPlan
-from urdir.model.errors import BusyError, ConstraintError, ModelError, UnsupportedError
+from urdir.model.errors import BusyError, ConstraintError, ModelError
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
@@ -92,11 +92,6 @@ class Service(Owner):
         limits: Limits | None = None,
         post: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
-        if engine.session.is_recurrent:
-            raise UnsupportedError(
-                "many requests at once are not there yet for models with recurrent layers: "
-                "urdir run and chat serve one"
-            )
         self._tokenizer = tokenizer
         self._session = session = engine.session
         for sequence in range(len(session.sequences)):

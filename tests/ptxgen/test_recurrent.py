@@ -19,9 +19,7 @@ from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 IDLE = 0xFFFFFFFF
 TOKENS = 29
 KERNELS = {
-    "conv": CausalConv(
-        32, 2, 64, 1, channels=44, taps=4, bias=True, activation=Activation("silu")
-    ),
+    "conv": CausalConv(32, 2, 64, 1, channels=44, taps=4, bias=True, activation=Activation("silu")),
     "gated conv": CausalConv(32, 2, 64, 1, channels=44, taps=3, gated=True),
     "delta rule": GatedRecurrence(32, 2, 64, 1, 4, 2, 32, 20, delta=True, eps=1e-6),
     "scan": GatedRecurrence(32, 2, 64, 1, 4, 2, 16, 20, delta=False, order="vkq"),

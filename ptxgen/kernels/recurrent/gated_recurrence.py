@@ -140,7 +140,9 @@ class GatedRecurrence(RecurrentRows):
     @property
     def launch_shape(self) -> LaunchShape:
         parts = ceil_div(self.value_dim, self.columns)
-        return LaunchShape(grid=(parts, self.heads, self.segments or self.rows), block=(THREADS, 1, 1))
+        return LaunchShape(
+            grid=(parts, self.heads, self.segments or self.rows), block=(THREADS, 1, 1)
+        )
 
     @property
     def tolerance(self) -> Tolerance:
