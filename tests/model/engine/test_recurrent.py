@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.model.engine.test_service import GREEDY, ask
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.request import Ending, Request
+from urdir.model.engine.service import Service
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.verify.conformance import relative_rms
@@ -154,3 +157,24 @@ def test_idle_rows_and_other_sequences_change_no_state(engine: Engine, session: 
     for row, logits in enumerate(session.forward_gpu_resident((0, 1, 2))):
         between = [7] if row != 1 else []
         assert relative_rms(logits, logits_of(engine, [*texts[row], *between, 11])) < CLOSE
+
+
+def test_many_users_of_a_model_without_attention(
+    device_name: str, family_file: Callable[[str], Path]
+) -> None:
+    """There are no pages, no copies of states, and the answers of one user."""
+    request = Request(prompt=tuple(TOKENS[:5]), settings=GREEDY, limit=3)
+    file = family_file("mamba-dense")
+    with Engine.open(
+        file, device=device_name, context=64, sequences=None, memory_share=0.3
+    ) as engine:
+        session, recurrent = engine.session, engine.session.parts.recurrent
+        assert recurrent is not None
+        assert (len(session.sequences) > 1, recurrent.shape.keeps) == (True, False)
+        with Service(engine, None) as service:
+            asked = [ask(service, request), ask(service, request)]
+            assert [isinstance(collected.ended(), Ending) for collected in asked] == [True] * 2
+            assert service.metrics().pages_total == 0
+        session.feed(TOKENS[:5])
+        alone = [session.greedy_step() for _ in range(3)]
+    assert [collected.tokens for collected in asked] == [alone, alone]
