@@ -15,7 +15,8 @@ from urdir.model.blocks.attention import segment_alignment
 from urdir.model.blocks.parts import StepParts
 from urdir.model.blocks.recurrent import state_alignment
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
-from urdir.model.engine.run_ahead import RunAhead
+from urdir.model.engine.decode_graphs import DecodeGraphs
+from urdir.model.engine.run_ahead import AHEAD, RunAhead, Step
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence, StopConditions
@@ -35,7 +36,6 @@ from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.stream import Event
 
 Slots = abc.Sequence[int]
 Words = npt.NDArray[np.uint32]
@@ -82,6 +82,8 @@ class Session(Owner):
         )
         self.context = context
         self.weights = weights
+        #: How long the readers of streams had nothing to do but wait for the device.
+        self.waited_seconds = 0.0
         self.sequences = tuple(Sequence(slot, context) for slot in range(sequences))
         alignment = state_alignment(config)
         if not exact:
@@ -110,8 +112,8 @@ class Session(Owner):
                 exact=exact,
                 recurrent=self._recurrent,
             )
-            self.ahead = owners.enter_context(RunAhead(device, self._stream))
             self.steps = owners.enter_context(Steps(self.parts, observer))
+            self.graphs = DecodeGraphs(self.steps, self.shapes)
             self.queue = StepQueue(self.steps, state, self.shapes, self._stream)
             self._owners = owners.pop_all()
 
@@ -415,9 +417,9 @@ class Session(Owner):
         for slot in batch.choosing:
             self.sequences[slot].step(shape.steps, shape.output.is_token)
 
-    def record(self, event: Event) -> None:
-        """Mark the point behind all steps that are queued."""
-        self._stream.record(event)
+    def run_ahead(self, steps: int = AHEAD) -> RunAhead[Step]:
+        """To note the launches that are queued from now on and read later; the caller closes it."""
+        return RunAhead(self.parts.device, self._stream, steps)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""
