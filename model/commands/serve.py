@@ -131,8 +131,9 @@ def open_service(args: argparse.Namespace) -> AsyncService:
         text=True,
     )
     pools = engine.session.parts.cache.pools
-    tokens = min(pool.pages * pool.page_len for pool in pools)
-    print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
+    if pools:
+        tokens = min(pool.pages * pool.page_len for pool in pools)
+        print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
     return EngineService(engine, lambda service: EngineModel(engine, args.alias, service))
 
 

@@ -29,7 +29,7 @@ from urdir.model.engine.open_answers import OpenAnswers
 from urdir.model.engine.reader import Reader
 from urdir.model.engine.request import Request
 from urdir.model.engine.scheduler import Scheduler
-from urdir.model.errors import ModelError, UnsupportedError
+from urdir.model.errors import ModelError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -81,11 +81,6 @@ class Service(Owner):
         limits: Limits | None = None,
         post: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
-        if engine.session.is_recurrent:
-            raise UnsupportedError(
-                "many requests at once are not there yet for models with recurrent layers: "
-                "urdir run and chat serve one"
-            )
         self._tokenizer = tokenizer
         self._session = session = engine.session
         for sequence in range(len(session.sequences)):
