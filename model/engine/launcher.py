@@ -10,7 +10,7 @@ from urdir.driver.errors import DriverError
 from urdir.model.engine.answer import Answer
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.open_answers import OpenAnswers
-from urdir.model.engine.run_ahead import AT_ONCE, RunAhead
+from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
 from urdir.model.engine.scheduler import Scheduler
 from urdir.model.engine.step_plan import StepPlan
 from urdir.model.errors import ConstraintError
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 _OUTPUTS = (Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
 #: Steps that are queued before the first of them is read: a newcomer waits for these.
 _AHEAD = 2
-#: Answers that go on by several steps at once, at most. Steps of few rows take the least time: a
-#: newcomer waits for two launches of these, 2 * AT_ONCE steps, where the host gains most.
-_FEW = 4
 
 
 class Launcher(Owner):
@@ -103,7 +100,7 @@ class Launcher(Owner):
         """A few answers go on by several steps at once, where nothing can change meanwhile: the
         steps of one launch, and its shape."""
         several = self._session.graphs.several(shape, plan.longest)
-        if several is None or shape.rows > _FEW:
+        if several is None or shape.rows > FEW:
             return [plan], shape
         more = self._scheduler.repeat(plan, several.steps - 1)
         return [plan, *more], several if more else shape
@@ -113,7 +110,7 @@ class Launcher(Owner):
         rows, output = len(last.choosers), shape.output
         if not rows:
             return
-        steps = AT_ONCE if rows <= _FEW else 1
+        steps = AT_ONCE if rows <= FEW else 1
         end = self._scheduler.end(last)
         prepare = self._session.graphs.prepare
         self._look_ahead = partial(prepare, rows, output, last.longest, end, steps)

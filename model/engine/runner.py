@@ -93,6 +93,11 @@ class Steps(Owner):
         """True where a launch of the shape takes no preparation."""
         return shape in self._graphs
 
+    @property
+    def is_full(self) -> bool:
+        """True where one more graph takes the place of another."""
+        return len(self._graphs) >= MOST_GRAPHS
+
     def prepare(self, shape: StepShape) -> bool:
         """Do a small piece of recording a graph that will be needed, well below a millisecond but
         where a kernel is new; False once there is nothing left to do.

@@ -29,6 +29,7 @@ from urdir.model.engine.open_answers import OpenAnswers
 from urdir.model.engine.reader import Reader
 from urdir.model.engine.request import Request
 from urdir.model.engine.scheduler import Scheduler
+from urdir.model.engine.warm_up import WarmUp
 from urdir.model.errors import ModelError, UnsupportedError
 from urdir.model.owner import Owner
 
@@ -71,7 +72,8 @@ class Service(Owner):
     """Answers requests by the sequences of ``engine``, which nobody else may use meanwhile.
 
     ``post`` hands work to the thread that takes items (by default it is done at once). Without a
-    ``tokenizer`` there are tokens but no text, and no token ends an answer.
+    ``tokenizer`` there are tokens but no text, and no token ends an answer. While nobody asks,
+    there is time for a ``warm_up``.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Service(Owner):
         tokenizer: Tokenizer | None,
         limits: Limits | None = None,
         post: Callable[[Callable[[], None]], None] = lambda work: work(),
+        warm_up: WarmUp | None = None,
     ) -> None:
         if engine.session.is_recurrent:
             raise UnsupportedError(
@@ -102,6 +105,7 @@ class Service(Owner):
         self._launcher = Launcher(session, self._scheduler, self._answers, end_ids)
         self._reader = Reader(session, self._scheduler, self._answers)
         self._post = post
+        self._warm_up = warm_up or WarmUp(session.steps, ())
         self._lost: Exception | None = None
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_closing = False
@@ -176,6 +180,8 @@ class Service(Owner):
         """Do what was asked for; wait for something where there is nothing else to do. False once
         the service is closed."""
         is_idle = not self._answers and not self._launcher
+        while is_idle and self._inbox.empty() and self._warm_up.do_piece():
+            pass
         try:
             while (work := self._inbox.get(block=is_idle)) is not None:
                 is_idle = False
