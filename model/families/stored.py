@@ -28,7 +28,8 @@ class StoredMatrix:
     """A matrix (rows, cols): rows of the tensor ``name``, whose ``shape`` has rows first.
 
     The tensor counts as (all rows, cols), whatever its rank. Of every ``period`` rows those from
-    ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole.
+    ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole. ``transposed``:
+    those of each period are the columns of as many rows as they have values, in f32.
     """
 
     name: str
@@ -36,6 +37,7 @@ class StoredMatrix:
     first: int
     each: int
     period: int
+    transposed: bool = False
 
     @classmethod
     def whole(cls, name: str, *shape: int) -> StoredMatrix:
@@ -50,17 +52,18 @@ class StoredMatrix:
     @property
     def cols(self) -> int:
         """Values of the input."""
-        return self.shape[-1]
+        return self.each if self.transposed else self.shape[-1]
 
     @property
     def rows(self) -> int:
         """Values of the result."""
-        return math.prod(self.shape[:-1]) // self.period * self.each
+        periods = math.prod(self.shape[:-1]) // self.period
+        return periods * (self.shape[-1] if self.transposed else self.each)
 
     @property
     def is_whole(self) -> bool:
         """Whether the tensor's rows are taken as they lie."""
-        return self.each == self.period
+        return self.each == self.period and not self.transposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,11 @@ class Linear:
         """Some rows of it (of every ``period`` rows), of a whole tensor."""
         bias = self.bias and self.bias.part(first, each, period)
         return Linear(self.matrix.part(first, each, period), bias)
+
+    def transposed(self) -> Linear:
+        """Each period of it with rows and columns exchanged; there is no bias."""
+        assert self.bias is None
+        return Linear(replace(self.matrix, transposed=True))
 
     @property
     def rows(self) -> int:
