@@ -45,24 +45,12 @@ def add_parser(commands: options.Subparsers) -> None:
         "how many at once",
         "Without -c a prompt with its answer has the model's context, 32768 tokens at most.",
     )
-    memory.add_argument(
-        *("-np", "--parallel"),
-        type=values.whole_number(1, 256),
-        metavar="N",
-        help="most answers that are written at once (256; 8 on the emulator)",
-    )
+    options.add_many(memory)
     memory.add_argument(
         *("-ctk", "--cache-type-k"),
         choices=("f32", "f16", "bf16", "q8_0"),
         default="f16",
         help="type of keys and values in the cache (f16)",
-    )
-    memory.add_argument(
-        "--gpu-memory-share",
-        type=values.real_number(0.1, 1.0),
-        default=0.9,
-        metavar="X",
-        help="of the memory that is free: for weights and cache (0.9)",
     )
     group = parser.add_argument_group("who may ask")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from urdir.driver.context import close_all
 from urdir.driver.errors import DriverError
 from urdir.model.engine.answer import Answer
 from urdir.model.engine.batch import Output, StepShape
@@ -29,7 +30,7 @@ _AHEAD = 2
 class Launcher(Owner):
     """Queues the steps that ``scheduler`` plans for ``answers``, on the device of ``session``.
 
-    Answers end at ``end_ids``, on the device as well.
+    Answers end at ``end_ids``, on the device as well. A ``clock`` times what is read.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Launcher(Owner):
         self._answers = answers
         self._end_ids = end_ids
         self._ahead: RunAhead[StepPlan] = session.run_ahead(_AHEAD)
+        self.clock = session.step_clock(_AHEAD)
         self._look_ahead: Callable[[], bool] = _done
 
     def __len__(self) -> int:
@@ -69,7 +71,8 @@ class Launcher(Owner):
         shape = session.shapes.of_batch(plan.batch, plan.longest, output)
         masks = self._masks(plan, answers)
         plans, shape = self._several(plan, shape)
-        session.queue.launch(shape, plan.batch, plan.positions, masks)
+        session.queue.launch(shape, plan.batch, plan.positions, masks, self.clock.begin)
+        self.clock.end()
         self._ahead.queued(plans)
         self._expect(plans[-1], shape)
         return True
@@ -77,17 +80,20 @@ class Launcher(Owner):
     def wait(self) -> Sequence[StepPlan]:
         """Wait for the oldest launch; the steps that are complete then. Meanwhile graphs are
         prepared for the answers that go on."""
-        return self._ahead.wait(self._use_wait)
+        plans = self._ahead.wait(self._use_wait)
+        self.clock.read()
+        return plans
 
     def clear(self) -> None:
         """Forget what is queued: the device is lost."""
         self._ahead.clear()
+        self.clock.clear()
 
     def close(self) -> None:
         """Wait for what is queued; closing twice does nothing."""
         while self._ahead:
             self._ahead.wait()
-        self._ahead.close()
+        close_all([self._ahead, self.clock])
 
     def _begin(self, number: int, slot: int) -> None:
         """Write what is known of a request that has been given a sequence."""

@@ -54,6 +54,8 @@ class Metrics:
     generated_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
+    busy_seconds: float = 0.0  # in which the device ran steps
+    idle_seconds: float = 0.0  # between steps, while there was work to do
 
 
 class OpenModel(Protocol):
@@ -144,6 +146,7 @@ class Service(Owner):
     def metrics(self) -> Metrics:
         """Where it stands, about now."""
         scheduler, pools = self._scheduler, self._session.parts.cache.pools
+        clock = self._launcher.clock
         counts = scheduler.counts
         return Metrics(
             queued=scheduler.queued,
@@ -156,6 +159,8 @@ class Service(Owner):
             generated_tokens=counts.generated_tokens,
             steps=counts.steps,
             preemptions=counts.set_back,
+            busy_seconds=clock.busy_seconds,
+            idle_seconds=clock.idle_seconds,
         )
 
     def close(self) -> None:
@@ -180,6 +185,8 @@ class Service(Owner):
         """Do what was asked for; wait for something where there is nothing else to do. False once
         the service is closed."""
         is_idle = not self._answers and not self._launcher
+        if is_idle:
+            self._launcher.clock.rest()
         while is_idle and self._inbox.empty() and self._warm_up.do_piece():
             pass
         try:

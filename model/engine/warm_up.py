@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from urdir.driver.errors import DriverError
@@ -63,16 +63,18 @@ class WarmUp:
             self._shapes.clear()
 
 
-def likely_shapes(shapes: ShapeBuckets) -> Iterator[StepShape]:
+def likely_shapes(
+    shapes: ShapeBuckets, outputs: Sequence[Output] = (Output.SAMPLE, Output.GREEDY)
+) -> Iterator[StepShape]:
     """Shapes of the steps of a service, the likeliest first, some of them again and again.
 
-    In every round sequences are longer, and there are more of them, than in the one before. Tokens
-    are drawn rather than not, as OpenAI's clients ask for them.
+    In every round sequences are longer, and there are more of them, than in the one before. Of the
+    ``outputs`` the first is the likeliest: OpenAI's clients have tokens drawn, if they say nothing.
     """
     users, lengths = row_buckets(shapes.rows), shapes.lengths
     for reach in range(max(len(lengths), len(users))):
         near, few = lengths[: reach + 1], users[: 2 * reach + 1]
-        for output in (Output.SAMPLE, Output.GREEDY):
+        for output in outputs:
             for length in near:
                 for count in few:
                     yield from _answering(shapes, count, length, output)
