@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import bench_load, options
+from urdir.model.commands import bench_load, options, values
 from urdir.model.commands import bench_report as report
 from urdir.model.commands.opening import open_device, open_engine
 from urdir.model.commands.report import installed_version
@@ -52,7 +52,8 @@ def add_parser(commands: options.Subparsers) -> None:
     instead.add_argument(
         "--load",
         nargs="?",
-        const=bench_load.HERE,
+        const=True,
+        choices=values.Urls(),
         metavar="URL",
         help="measure many requests to a server that speaks OpenAI's protocol instead; without a "
         "URL, to the model in this process",
@@ -75,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.plot:
         check_can_plot()
-    if args.load == bench_load.HERE:
+    if args.load is True:
         return bench_load.run_here(args, _source(args))
-    if args.load is not None:
+    if args.load:
         return bench_load.run(args)
     if args.kernels:
         return _run_kernels(args)

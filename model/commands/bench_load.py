@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from urdir.model.measure.http_events import HttpServer
     from urdir.model.measure.load import LoadCase, Reply
 
-#: What --load is without a URL.
-HERE = "here"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What --load sends."""

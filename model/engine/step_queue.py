@@ -48,6 +48,7 @@ class StepQueue:
         positions of the tokens that ``batch.decode`` processes. ``masks`` (ceil(n_vocab / 32),) u32
         have, by sequence, a bit for each token that is allowed. ``on_begin`` is called when all
         is written, before the steps are queued. Raises DriverError."""
+        self._steps.make_ready(shape)
         wanted = tuple(zip(batch.decode, lasts, strict=True))
         if batch.segments:
             rows = self._shapes.rows_of(batch, shape, lasts)
