@@ -181,7 +181,7 @@ def _report(
 
 
 async def _measure(server: HttpServer, case: LoadCase) -> tuple[str, list[Reply]]:
-    """The model's name, and what came of the requests; progress on a terminal."""
+    """The model's name, and what came of the requests."""
     from urdir.model.measure.load import plan_load, run_load
     from urdir.model.measure.load_server import ask_server, server_model
 
@@ -189,4 +189,4 @@ async def _measure(server: HttpServer, case: LoadCase) -> tuple[str, list[Reply]
     ask = partial(ask_server, server, model)
     with Progress("requests", case.requests) as progress:
         asks = plan_load(case, vocabulary)
-        return model, await run_load(ask, case, asks, lambda _: progress.advance(1))
+        return model, await run_load(ask, case, asks, lambda _: progress.advance())
