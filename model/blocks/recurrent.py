@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations
@@ -13,12 +15,20 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.families.description import Config
 
 SILU = Activation("silu")
+
+
+def state_alignment(config: Config) -> int:
+    """The rows at multiples of which segments of prompts begin, so that layers with a state take
+    them."""
+    return SEGMENT_ROWS if config.recurrents else 1
 
 
 def append_short_conv(
@@ -86,9 +96,10 @@ def append_selective(
             linear.append_norm(at.name(f"ssm_{name}_norm"), of.rows, part, layer, work[name])
     step = [(at.matrix(mixer.step), work["alpha"])]
     linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
-    at.plan.launch(
-        SelectiveScan(*_rows(at), mixer.conv.channels, mixer.size),
-        at.name("ssm_scan"),
+    _launch(
+        at,
+        "ssm_scan",
+        partial(SelectiveScan, channels=mixer.conv.channels, size=mixer.size),
         x=work["convolved"],
         step=work["alpha"],
         b=work["scan b"],
@@ -97,7 +108,6 @@ def append_selective(
         skip=at.vector(mixer.skip),
         state=_state(at)["state"],
         y=y,
-        **at.rows.recurrent_arguments,
     )
     _append_silu(at, mixer.conv.channels, y)
     return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
@@ -112,8 +122,8 @@ def _append_conv(
     **gates: Slice,
 ) -> None:
     """The convolution of ``work["mixed"]``, between gates where they are given."""
-    kernel = CausalConv(
-        *_rows(at),
+    kernel = partial(
+        CausalConv,
         channels=conv.channels,
         taps=conv.taps,
         bias=conv.bias is not None,
@@ -121,26 +131,26 @@ def _append_conv(
         gated=bool(gates),
     )
     bias = {} if conv.bias is None else {"bias": at.vector(conv.bias)}
-    at.plan.launch(
+    _launch(
+        at,
+        label,
         kernel,
-        at.name(label),
         x=at.work["mixed"],
         weight=at.vector(conv.weight),
         tail=_state(at)["tail"],
         y=y,
         **bias,
         **gates,
-        **at.rows.recurrent_arguments,
     )
 
 
 def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
-    kernel = GatedRecurrence(
-        *_rows(at),
-        mixer.heads,
-        mixer.key_heads,
-        mixer.key_dim,
-        mixer.value_dim,
+    kernel = partial(
+        GatedRecurrence,
+        heads=mixer.heads,
+        key_heads=mixer.key_heads,
+        key_dim=mixer.key_dim,
+        value_dim=mixer.value_dim,
         delta=mixer.beta is not None,
         eps=mixer.eps,
         order=mixer.order,
@@ -148,9 +158,10 @@ def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
     )
     given = {"beta": at.work["beta"]} if mixer.beta is not None else {}
     given |= {"skip": at.vector(mixer.skip)} if mixer.skip is not None else {}
-    at.plan.launch(
+    _launch(
+        at,
+        "ssm_scan",
         kernel,
-        at.name("ssm_scan"),
         mixed=at.work["convolved"],
         alpha=at.work["alpha"],
         a=at.vector(mixer.a),
@@ -158,7 +169,6 @@ def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
         state=_state(at)["state"],
         y=y,
         **given,
-        **at.rows.recurrent_arguments,
     )
 
 
@@ -182,10 +192,26 @@ def _append_silu(at: LayerStep, width: int, y: Slice) -> None:
     at.plan.launch(kernel, at.name("ssm_gate"), gate=at.work["recurrent gate"], up=y, y=y)
 
 
-def _rows(at: LayerStep) -> tuple[int, int, int, bool]:
-    """Rows, sequences, the most tokens of one, and whether the rows are consecutive."""
+def _launch(
+    at: LayerStep, label: str, kernel: Callable[..., RecurrentRows], **arguments: Slice
+) -> None:
+    """A kernel over the states, to which all but the rows is given. Rows of prompts and others are
+    launches of their own."""
     shape = at.parts.cache.shape
-    return at.rows.count, shape.sequences, shape.max_len, bool(at.rows.prompt)
+    for start, rows in at.rows.parts:
+        spec = kernel(
+            rows=rows.count,
+            sequences=shape.sequences,
+            max_len=shape.max_len,
+            segments=rows.segments,
+        )
+        given = arguments | rows.recurrent_arguments
+        for param in spec.params:
+            if param.shape[0] == "rows" and param.name in arguments:
+                nbytes = spec.nbytes(param)
+                first = start * nbytes // rows.count
+                given[param.name] = arguments[param.name].slice(first, nbytes)
+        at.plan.launch(spec, at.name(label) + (".prompts" if start else ""), **given)
 
 
 def _state(at: LayerStep) -> dict[str, Slice]:

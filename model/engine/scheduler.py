@@ -24,11 +24,12 @@ from math import ceil
 from typing import Protocol
 
 from urdir.model.engine.batch import Batch, Segment
+from urdir.model.engine.limits import Limits
 from urdir.model.engine.request import Ending, Request
 from urdir.model.engine.sequence import Finish
 from urdir.model.engine.step_plan import Outcome, StepPlan
 from urdir.model.engine.task import Task
-from urdir.model.errors import BusyError, ContextFullError, ModelError, SettingsError
+from urdir.model.errors import BusyError, ContextFullError, ModelError
 
 
 class Storage(Protocol):
@@ -55,35 +56,6 @@ class Storage(Protocol):
 
     def truncate(self, sequence: int, length: int) -> None:
         """Give up what lies past ``length`` tokens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How large steps and queues may become.
-
-    ``prompt_rows`` of prompts make a step, ``mixed_rows`` one that continues answers, too, so that
-    these go on at an even pace. A segment takes a multiple of ``alignment`` rows, the last of them
-    idle. Answers reserve room for ``ahead`` tokens at once. ``queue`` requests may wait, for
-    ``wait_seconds`` at most. Without ``share_prefixes`` every prompt is computed from its first
-    token on. Raises SettingsError.
-    """
-
-    prompt_rows: int = 2048
-    mixed_rows: int = 512
-    alignment: int = 16
-    ahead: int = 64
-    queue: int = 1024
-    wait_seconds: float = 60.0
-    share_prefixes: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("prompt_rows", "mixed_rows"):
-            rows = getattr(self, name)
-            if rows < 1 or rows % self.alignment:
-                raise SettingsError(f"{name} {rows}: expected a multiple of {self.alignment}")
-        for name in ("ahead", "queue"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name} {getattr(self, name)}: expected 1 or more")
 
 
 @dataclass(slots=True)

@@ -26,7 +26,10 @@ class Decoder(Protocol):
     parts: StepParts
     shapes: ShapeBuckets
     steps: Steps
-    ahead: RunAhead
+    waited_seconds: float
+
+    def run_ahead(self) -> RunAhead[int]:
+        """See Session."""
 
     def longest(self, sequences: abc.Sequence[int]) -> int:
         """See Session."""
@@ -71,18 +74,26 @@ class DecodeStream:
         sequences, chosen = [session.sequences[s] for s in slots], session.parts.state.chosen
         for sequence in sequences:
             sequence.check_read()
+        ahead = session.run_ahead()
         try:
-            for _ in session.ahead.run(
-                lambda steps: self._queue(steps, end), lambda: self._look_ahead(end)
-            ):
-                tokens = []
-                for sequence in sequences:
-                    tokens.append(chosen(sequence.slot, len(sequence.tokens) - 1))
-                    session.read(sequence.slot, tokens[-1])
-                yield tokens
-                if any(sequence.finish is Finish.END for sequence in sequences):
+            most = 1  # the first token comes early
+            while True:
+                while not ahead.is_full and (count := self._queue(most, end)):
+                    ahead.queued(range(count))
+                    most = AT_ONCE
+                if not ahead:
                     return
+                for _ in ahead.wait(lambda: self._look_ahead(end)):
+                    tokens = []
+                    for sequence in sequences:
+                        tokens.append(chosen(sequence.slot, len(sequence.tokens) - 1))
+                        session.read(sequence.slot, tokens[-1])
+                    yield tokens
+                    if any(sequence.finish is Finish.END for sequence in sequences):
+                        return
         finally:
+            session.waited_seconds += ahead.waited_seconds
+            ahead.close()
             for slot in slots:
                 session.undo_unread(slot)
 

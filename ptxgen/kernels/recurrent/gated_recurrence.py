@@ -110,7 +110,7 @@ class GatedRecurrence(RecurrentRows):
     @property
     def tile(self) -> int:
         """Tokens that are brought at once."""
-        return min(TILE, self.rows if self.consecutive else 1, TILE_NBYTES // (8 * self.key_dim))
+        return min(TILE, self.rows if self.segments else 1, TILE_NBYTES // (8 * self.key_dim))
 
     @property
     def token_lanes(self) -> int:
@@ -140,8 +140,7 @@ class GatedRecurrence(RecurrentRows):
     @property
     def launch_shape(self) -> LaunchShape:
         parts = ceil_div(self.value_dim, self.columns)
-        rows = 1 if self.consecutive else self.rows
-        return LaunchShape(grid=(parts, self.heads, rows), block=(THREADS, 1, 1))
+        return LaunchShape(grid=(parts, self.heads, self.segments or self.rows), block=(THREADS, 1, 1))
 
     @property
     def tolerance(self) -> Tolerance:
@@ -193,10 +192,10 @@ class GatedRecurrence(RecurrentRows):
             return {**sizes, "key_dim": key_dim, "value_dim": value_dim}
 
         def rows(count: int, sequences: int) -> dict[str, Any]:
-            return {"rows": count, "sequences": sequences, "consecutive": False}
+            return {"rows": count, "sequences": sequences, "segments": 0}
 
-        def prompt(count: int, sequences: int) -> dict[str, Any]:
-            return {**rows(count, sequences), "consecutive": True}
+        def prompt(count: int, sequences: int, segments: int = 1) -> dict[str, Any]:
+            return {**rows(count, sequences), "segments": segments}
 
         return {
             "one row": delta(**rows(1, 2), **heads(2, 1, 8, 6)),
@@ -211,6 +210,8 @@ class GatedRecurrence(RecurrentRows):
             "keys of 256": delta(**prompt(18, 1), **heads(1, 1, 256, 20)),
             "scan of a prompt": scan(**prompt(35, 3), **heads(6, 2, 16, 24)),
             "scan, long keys": scan(**prompt(17, 1), **heads(2, 1, 128, 64)),
+            "segments": delta(**prompt(60, 5, segments=4), **heads(4, 2, 32, 20)),
+            "scan of segments": scan(**prompt(40, 3, segments=5), **heads(2, 1, 16, 40)),
         }
 
     def flops(self) -> int:
@@ -218,6 +219,6 @@ class GatedRecurrence(RecurrentRows):
 
     def bytes_moved(self) -> int:
         """The states of the rows' sequences, and the rows."""
-        states = 8 * (1 if self.consecutive else self.rows) * self.heads * self.value_dim
+        states = 8 * (self.segments or self.rows) * self.heads * self.value_dim
         row = self.width + self.heads * (self.value_dim + 2)
         return states * self.key_dim + 4 * self.rows * row

@@ -284,9 +284,9 @@ def test_a_failed_preparation_may_be_tried_again(
 def test_waiting_is_counted(device: Device, weights: Weights) -> None:
     with Session(device, weights, 20) as session:
         session.feed([1, 2])
-        before = session.ahead.waited_seconds
+        before = session.waited_seconds
         assert len(list(session.stream(Output.GREEDY))) == 19
-        assert session.ahead.waited_seconds > before
+        assert session.waited_seconds > before
 
 
 def test_the_oldest_graphs_are_forgotten(

@@ -1,0 +1,103 @@
+"""The half of a service that launches: a plan's rows go to the device, and its step is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from urdir.model.engine.answer import Answer
+from urdir.model.engine.batch import Output
+from urdir.model.engine.open_answers import OpenAnswers
+from urdir.model.engine.run_ahead import RunAhead
+from urdir.model.engine.scheduler import Scheduler
+from urdir.model.engine.step_plan import StepPlan
+from urdir.model.errors import ConstraintError
+from urdir.model.owner import Owner
+
+if TYPE_CHECKING:
+    from urdir.model.engine.session import Session
+    from urdir.model.text.matcher import Mask
+
+#: What a step may be asked for, each of which serves those after it.
+_OUTPUTS = (Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
+#: Steps that are queued before the first of them is read: a newcomer waits for these.
+_AHEAD = 2
+
+
+class Launcher(Owner):
+    """Queues the steps that ``scheduler`` plans for ``answers``, on the device of ``session``.
+
+    Answers end at ``end_ids``, on the device as well.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        scheduler: Scheduler,
+        answers: OpenAnswers,
+        end_ids: frozenset[int],
+    ) -> None:
+        self._session = session
+        self._scheduler = scheduler
+        self._answers = answers
+        self._end_ids = end_ids
+        self._ahead: RunAhead[StepPlan] = session.run_ahead(_AHEAD)
+
+    def __len__(self) -> int:
+        """Launches that are not read."""
+        return len(self._ahead)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough is queued."""
+        return self._ahead.is_full
+
+    def launch(self) -> bool:
+        """Plan a step and queue it; False where there is none to queue now."""
+        plan = self._scheduler.plan()
+        if plan is None:
+            return False
+        session = self._session
+        for number, slot in plan.admitted:
+            self._begin(number, slot)
+        answers = self._answers.named(plan.choosers)
+        wanted = {answer.output for answer in answers}
+        output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
+        shape = session.shapes.of_batch(plan.batch, plan.longest, output)
+        session.queue.launch(shape, plan.batch, plan.positions, self._masks(plan, answers))
+        self._ahead.queued((plan,))
+        return True
+
+    def wait(self) -> Sequence[StepPlan]:
+        """Wait for the oldest launch; the steps that are complete then."""
+        return self._ahead.wait()
+
+    def clear(self) -> None:
+        """Forget what is queued: the device is lost."""
+        self._ahead.clear()
+
+    def close(self) -> None:
+        """Wait for what is queued; closing twice does nothing."""
+        while self._ahead:
+            self._ahead.wait()
+        self._ahead.close()
+
+    def _begin(self, number: int, slot: int) -> None:
+        """Write what is known of a request that has been given a sequence."""
+        request, state = self._answers[number].request, self._session.parts.state
+        ends = () if request.ignore_end else self._end_ids
+        state.write_tokens(slot, 0, self._scheduler.tokens(number))
+        state.write_sampling(slot, request.settings.words(len(request.prompt), ends))
+
+    def _masks(self, plan: StepPlan, answers: Sequence[Answer]) -> dict[int, Mask]:
+        """The tokens that may come, by sequence, of answers with a constraint."""
+        vocab = self._session.parts.config.vocab_size
+        masks: dict[int, Mask] = {}
+        for sequence, answer in zip(plan.batch.choosing, answers, strict=True):
+            try:
+                mask = answer.mask(vocab)
+            except ConstraintError as error:
+                self._answers.fail(answer, error)
+            else:
+                masks |= {} if mask is None else {sequence: mask}
+        return masks
