@@ -78,9 +78,11 @@ class Launcher(Owner):
 
     def close(self) -> None:
         """Wait for what is queued; closing twice does nothing."""
-        while self._ahead:
-            self._ahead.wait()
-        self._ahead.close()
+        try:
+            while self._ahead:
+                self._ahead.wait()
+        finally:
+            self._ahead.close()
 
     def _begin(self, number: int, slot: int) -> None:
         """Write what is known of a request that has been given a sequence."""
