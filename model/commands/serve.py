@@ -147,7 +147,7 @@ def _warm_up(engine: Engine) -> WarmUp:
 
     warm_up = WarmUp(engine.session.steps, likely_shapes(engine.session.shapes))
     with Progress("preparing", warm_up.left) as progress:
-        warm_up.run(_WARM_UP_SECONDS, lambda: progress.advance(1))
+        warm_up.run(_WARM_UP_SECONDS, lambda: progress.advance())
     return warm_up
 
 
