@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import bench_load, options
+from urdir.model.commands import bench_load, options, values
 from urdir.model.commands import bench_report as report
 from urdir.model.commands.opening import open_device, open_engine
 from urdir.model.commands.report import installed_version
@@ -29,6 +29,7 @@ EXAMPLES = """\
   urdir bench model.gguf --startup           compiling, loading, first token
   urdir bench --load http://127.0.0.1:8080 --users 64 --input 500 --answer 100-300
   urdir bench --load http://127.0.0.1:8080 --rate 20 --requests 1200 --plot load.png
+  urdir bench model.gguf --load --at-once --requests 1000 --input 128   no server: its engine alone
 """
 
 
@@ -50,7 +51,13 @@ def add_parser(commands: options.Subparsers) -> None:
         "--startup", action="store_true", help="time the way to the first token instead"
     )
     instead.add_argument(
-        "--load", metavar="URL", help="measure a server that speaks OpenAI's protocol instead"
+        "--load",
+        nargs="?",
+        const=True,
+        choices=values.Urls(),
+        metavar="URL",
+        help="measure many requests to a server that speaks OpenAI's protocol instead; without a "
+        "URL, to the model in this process",
     )
     parser.add_argument(
         "--profile",
@@ -70,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.plot:
         check_can_plot()
+    if args.load is True:
+        return bench_load.run_here(args, _source(args))
     if args.load:
         return bench_load.run(args)
     if args.kernels:

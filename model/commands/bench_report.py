@@ -51,7 +51,8 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class LoadConditions:
-    """What was asked of a server, whose own version it does not say; ``version`` is of who asks."""
+    """What was asked of a server, whose own version it does not say, or of a device of this
+    process; ``version`` is of who asks."""
 
     model: str
     server: str
@@ -142,6 +143,13 @@ LATENCY_COLUMNS: Mapping[str, Cell] = {
     "p90": _number("p90", ",.2f"),
     "p99": _number("p99", ",.2f"),
     "most": _number("most", ",.2f"),
+}
+DEVICE_COLUMNS: Mapping[str, Cell] = {
+    "steps": _number("steps", ",.0f"),
+    "busy s": _number("busy_seconds", ",.2f"),
+    "idle between steps, s": _number("idle_seconds", ",.3f"),
+    "idle": _number("idle_share", ".1%"),
+    "set back": _number("preemptions", ",.0f"),
 }
 
 

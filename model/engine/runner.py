@@ -55,6 +55,11 @@ class Steps(Owner):
         else:
             self.graph(shape).launch(stream)
 
+    def make_ready(self, shape: StepShape) -> None:
+        """Record what a launch of the shape replays, unless that is done. Raises DriverError."""
+        if self.observer is None:
+            self.graph(shape)
+
     def bound(self, shape: StepShape) -> BoundPlan:
         """The plan of a shape with its kernels loaded."""
         return execute.completed(self._binding(shape))
@@ -93,6 +98,11 @@ class Steps(Owner):
     def is_recorded(self, shape: StepShape) -> bool:
         """True where a launch of the shape takes no preparation."""
         return shape in self._graphs
+
+    @property
+    def is_full(self) -> bool:
+        """True where one more graph takes the place of another."""
+        return len(self._graphs) >= MOST_GRAPHS
 
     def prepare(self, shape: StepShape) -> bool:
         """Do a small piece of recording a graph that will be needed, well below a millisecond but
