@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from urdir.model.engine.answer import Answer, Item
+from urdir.model.engine.request import Piece
 from urdir.model.engine.scheduler import Scheduler
 from urdir.model.errors import BusyError, ModelError
 
@@ -12,13 +13,13 @@ from urdir.model.errors import BusyError, ModelError
 class OpenAnswers:
     """The answers that have not ended, by the numbers that ``scheduler`` has for their requests.
 
-    Items are collected until they are taken, together.
+    Items are collected until they are taken, together; pieces that follow one another become one.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._answers: dict[int, Answer] = {}
-        self._items: list[tuple[Answer, Item]] = []
+        self._items: dict[Answer, list[Item]] = {}
 
     def __len__(self) -> int:
         """How many there are."""
@@ -46,7 +47,11 @@ class OpenAnswers:
 
     def tell(self, answer: Answer, item: Item) -> None:
         """An item is to be delivered."""
-        self._items.append((answer, item))
+        items = self._items.setdefault(answer, [])
+        if isinstance(item, Piece) and items and isinstance(last := items[-1], Piece):
+            items[-1] = Piece(last.text + item.text, last.choices + item.choices)
+        else:
+            items.append(item)
 
     def ended(self, answer: Answer) -> None:
         """The scheduler has forgotten its request."""
@@ -78,9 +83,9 @@ class OpenAnswers:
         if self._answers.get(answer.number) is answer:
             self.ended(answer)
             self._scheduler.cancel(answer.number)
-        self._items = [item for item in self._items if item[0] is not answer]
+        self._items.pop(answer, None)
 
-    def take_items(self) -> list[tuple[Answer, Item]]:
+    def take_items(self) -> dict[Answer, list[Item]]:
         """What is to be delivered, which is forgotten here."""
-        items, self._items = self._items, []
+        items, self._items = self._items, {}
         return items

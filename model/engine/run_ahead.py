@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 AHEAD = 3
 #: Steps of one launch, at most. One more launch is always queued while one is waited for.
 AT_ONCE = 4
+#: Answers of a service that go on by several steps at once, at most. Steps of few rows take the
+#: least time: a newcomer waits for two launches of these, where the host gains most.
+FEW = 4
 assert max(AHEAD, 2 * AT_ONCE) <= MAILBOX_SLOTS
 Step = TypeVar("Step")
 

@@ -201,6 +201,26 @@ class Scheduler:
             tuple(admitted),
         )
 
+    def repeat(self, plan: StepPlan, steps: int) -> list[StepPlan]:
+        """``steps`` more steps after ``plan``, the last one, each of the same rows a token further:
+        for a launch of all of them at once. None of them where another request would wait for
+        that, where an answer ends meanwhile by its length, or where there is no room."""
+        if plan.prompts or self._waiting or list(self._running) != list(plan.requests):
+            return []
+        tasks = self._running.values()
+        if not all(self._has_room(task, task.stored + steps) for task in tasks):
+            return []
+        for task in tasks:
+            task.stored += steps
+            task.in_flight += steps
+        self.counts.steps += steps
+        return [plan.after(step) for step in range(1, steps + 1)]
+
+    def end(self, plan: StepPlan) -> int:
+        """No token of the answers of ``plan`` that have not ended lies past this position."""
+        tasks = [self._tasks.get(number) for number in plan.choosers]
+        return max([task.end for task in tasks if task is not None], default=0)
+
     def chosen(self, plan: StepPlan, tokens: Sequence[int]) -> list[Outcome]:
         """A step is complete and chose ``tokens``, one for each of its choosers.
 
@@ -241,6 +261,17 @@ class Scheduler:
             task.in_flight += 1
             rows.append(task)
         return rows
+
+    def _has_room(self, task: Task, end: int) -> bool:
+        """Whether an answer can go on to ``end`` without a look at its tokens, in room that is
+        there or that is free."""
+        if task.waits or end > task.end:
+            return False
+        if end > task.room:
+            with suppress(ContextFullError):
+                self._storage.reserve(task.slot, task.stored, end)
+                task.room = end
+        return end <= task.room
 
     def _has_grown(self, task: Task) -> bool:
         """Reserve room for the next tokens of an answer, taking it from younger requests if need

@@ -8,13 +8,14 @@
     reads its tokens: text, endings, pieces         step n + 1
     ...
 
-Whoever asks is in other threads. Pieces of answers are handed over together, once a step.
+Where a few answers go on alone, a step here is a launch of several. Whoever asks is in other
+threads. Pieces of answers are handed over together, once a launch.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from queue import Empty, SimpleQueue
@@ -28,7 +29,8 @@ from urdir.model.engine.open_answers import OpenAnswers
 from urdir.model.engine.reader import Reader
 from urdir.model.engine.request import Request
 from urdir.model.engine.scheduler import Scheduler
-from urdir.model.errors import ModelError, UnsupportedError
+from urdir.model.engine.warm_up import WarmUp
+from urdir.model.errors import ModelError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class Metrics:
     generated_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
+    busy_seconds: float = 0.0  # in which the device ran steps
+    idle_seconds: float = 0.0  # between steps, while there was work to do
 
 
 class OpenModel(Protocol):
@@ -70,7 +74,8 @@ class Service(Owner):
     """Answers requests by the sequences of ``engine``, which nobody else may use meanwhile.
 
     ``post`` hands work to the thread that takes items (by default it is done at once). Without a
-    ``tokenizer`` there are tokens but no text, and no token ends an answer.
+    ``tokenizer`` there are tokens but no text, and no token ends an answer. While nobody asks,
+    there is time for a ``warm_up``.
     """
 
     def __init__(
@@ -79,12 +84,8 @@ class Service(Owner):
         tokenizer: Tokenizer | None,
         limits: Limits | None = None,
         post: Callable[[Callable[[], None]], None] = lambda work: work(),
+        warm_up: WarmUp | None = None,
     ) -> None:
-        if engine.session.is_recurrent:
-            raise UnsupportedError(
-                "many requests at once are not there yet for models with recurrent layers: "
-                "urdir run and chat serve one"
-            )
         self._tokenizer = tokenizer
         self._session = session = engine.session
         for sequence in range(len(session.sequences)):
@@ -101,6 +102,7 @@ class Service(Owner):
         self._launcher = Launcher(session, self._scheduler, self._answers, end_ids)
         self._reader = Reader(session, self._scheduler, self._answers)
         self._post = post
+        self._warm_up = warm_up or WarmUp(session.steps, ())
         self._lost: Exception | None = None
         self._failure: DriverError | None = None  # of the end
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -145,6 +147,7 @@ class Service(Owner):
     def metrics(self) -> Metrics:
         """Where it stands, about now."""
         scheduler, pools = self._scheduler, self._session.parts.cache.pools
+        clock = self._launcher.clock
         counts = scheduler.counts
         return Metrics(
             queued=scheduler.queued,
@@ -157,6 +160,8 @@ class Service(Owner):
             generated_tokens=counts.generated_tokens,
             steps=counts.steps,
             preemptions=counts.set_back,
+            busy_seconds=clock.busy_seconds,
+            idle_seconds=clock.idle_seconds,
         )
 
     def close(self) -> None:
@@ -187,6 +192,10 @@ class Service(Owner):
         """Do what was asked for; wait for something where there is nothing else to do. False once
         the service is closed."""
         is_idle = not self._answers and not self._launcher
+        if is_idle:
+            self._launcher.clock.rest()
+        while is_idle and self._inbox.empty() and self._warm_up.do_piece():
+            pass
         try:
             while (work := self._inbox.get(block=is_idle)) is not None:
                 is_idle = False
@@ -230,6 +239,7 @@ class DeviceLostError(DriverError):
     """A kernel faulted or the GPU failed: nothing can run on it until the model is opened again."""
 
 
-def _deliver(items: list[tuple[Answer, Item]]) -> None:
-    for answer, item in items:
-        answer.deliver(item)
+def _deliver(items: Mapping[Answer, Iterable[Item]]) -> None:
+    for answer, told in items.items():
+        for item in told:
+            answer.deliver(item)

@@ -10,7 +10,7 @@ Layers with equal slots share the bookkeeping: they are a *group*.
 
 Sequences can begin with pages that others have computed (`KvCache.publish`, `KvCache.match`). They
 share them in all layers or in none, and a ring overwrites its beginning: so caches with rings share
-none.
+none. Nor do those beside layers that keep a state: none is kept at the ends of pages.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class KvCache(Owner):
             is_paged = shape.layers[indices[0]].layout.is_paged
             kind = PagedGroup if is_paged else Group
             self._groups.append(kind(self._arena, self._writes, stream, layers, table_name(number)))
-        only = self._groups[0] if len(self._groups) == 1 else None
+        only = self._groups[0] if len(self._groups) == 1 and not shape.has_states else None
         # Pages without rings are one group: those that sequences can share by what they hold.
         self._known = only if isinstance(only, PagedGroup) and not only.layout.capacity else None
 

@@ -18,12 +18,15 @@ from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
 IDLE = 0xFFFFFFFF
 TOKENS = 29
+BY_CHANNEL = GatedRecurrence(
+    *(32, 2, 64, 1, 4, 2, 36, 20), delta=True, eps=1e-6, order="apart", channels=True
+)
 KERNELS = {
-    "conv": CausalConv(
-        32, 2, 64, 1, channels=44, taps=4, bias=True, activation=Activation("silu")
-    ),
+    "conv": CausalConv(32, 2, 64, 1, channels=44, taps=4, bias=True, activation=Activation("silu")),
     "gated conv": CausalConv(32, 2, 64, 1, channels=44, taps=3, gated=True),
     "delta rule": GatedRecurrence(32, 2, 64, 1, 4, 2, 32, 20, delta=True, eps=1e-6),
+    "delta rule by channel": BY_CHANNEL,
+    "delta rule with a floor": replace(BY_CHANNEL, floor=-5.0),
     "scan": GatedRecurrence(32, 2, 64, 1, 4, 2, 16, 20, delta=False, order="vkq"),
     "selective scan": SelectiveScan(32, 2, 64, 1, 20, 16),
 }
@@ -123,6 +126,8 @@ def test_segments_side_by_side_give_what_single_tokens_give(name: str, device: D
         ({"key_dim": 6}, "multiples of 4"),
         ({"heads": 2, "value_dim": 1}, "multiples of 4"),
         ({"key_dim": 4 * 67}, "at most 64"),
+        ({"floor": 1.0}, "up to 0"),
+        ({"delta": False, "channels": True}, "belong to the delta rule"),
     ],
 )
 def test_a_recurrence_refuses(fields: dict[str, int], text: str) -> None:

@@ -16,11 +16,11 @@ from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
 from urdir.model.engine import runner
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.decode_graphs import LOOK_AHEAD
 from urdir.model.engine.run_ahead import AHEAD, AT_ONCE
 from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
-from urdir.model.engine.stream import LOOK_AHEAD
 from urdir.model.errors import ContextFullError
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
