@@ -104,7 +104,7 @@ def run_here(args: argparse.Namespace, source: str | SyntheticModel | None) -> i
         limits = Limits.for_throughput(shapes, case.requests)
     asks = plan_load(case, engine.config.vocab_size)
     with Progress("requests", case.requests) as progress:
-        measured = load_engine(engine, limits, case, asks, lambda _: progress.advance(1))
+        measured = load_engine(engine, limits, case, asks, lambda _: progress.advance())
         replies, use = asyncio.run(measured)
     section = report.Section("device", [use], report.DEVICE_COLUMNS)
     return _report(args, case, engine.name, device.properties.name, replies, section)
@@ -142,7 +142,7 @@ def _warm_up(engine: Engine) -> None:
         shapes = likely_shapes(engine.session.shapes, [Output.GREEDY])
         warm_up = WarmUp(engine.session.steps, shapes)
         with Progress("preparing", warm_up.left) as progress:
-            warm_up.run(float("inf"), lambda: progress.advance(1))
+            warm_up.run(float("inf"), lambda: progress.advance())
 
 
 def _report(
@@ -181,7 +181,7 @@ def _report(
 
 
 async def _measure(server: HttpServer, case: LoadCase) -> tuple[str, list[Reply]]:
-    """The model's name, and what came of the requests; progress on a terminal."""
+    """The model's name, and what came of the requests."""
     from urdir.model.measure.load import plan_load, run_load
     from urdir.model.measure.load_server import ask_server, server_model
 
@@ -189,4 +189,4 @@ async def _measure(server: HttpServer, case: LoadCase) -> tuple[str, list[Reply]
     ask = partial(ask_server, server, model)
     with Progress("requests", case.requests) as progress:
         asks = plan_load(case, vocabulary)
-        return model, await run_load(ask, case, asks, lambda _: progress.advance(1))
+        return model, await run_load(ask, case, asks, lambda _: progress.advance())

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from urdir.model.commands.table import markdown
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -219,7 +221,7 @@ def _sql(value: Any) -> str:
 def _print_md(conditions: Conditions | LoadConditions, sections: Sequence[Section]) -> None:
     print("\n".join(conditions.heading))
     for section in sections:
-        print(f"\n| {' | '.join(section.columns)} |")
-        print("|---" * len(section.columns) + "|")
-        for record in section.records:
-            print(f"| {' | '.join(cell(record) for cell in section.columns.values())} |")
+        print()
+        rows = [[cell(row) for cell in section.columns.values()] for row in section.records]
+        for line in markdown(list(section.columns), rows):
+            print(line)

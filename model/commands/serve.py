@@ -132,8 +132,9 @@ def open_service(args: argparse.Namespace) -> AsyncService:
         meanwhile=begin,
     )
     pools = engine.session.parts.cache.pools
-    tokens = min(pool.pages * pool.page_len for pool in pools)
-    print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
+    if pools:
+        tokens = min(pool.pages * pool.page_len for pool in pools)
+        print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
     return EngineService(
         engine, lambda service: EngineModel(engine, args.alias, service), warm_up=warm_up
     )
@@ -146,7 +147,7 @@ def _warm_up(engine: Engine) -> WarmUp:
 
     warm_up = WarmUp(engine.session.steps, likely_shapes(engine.session.shapes))
     with Progress("preparing", warm_up.left) as progress:
-        warm_up.run(_WARM_UP_SECONDS, lambda: progress.advance(1))
+        warm_up.run(_WARM_UP_SECONDS, lambda: progress.advance())
     return warm_up
 
 

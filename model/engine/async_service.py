@@ -78,8 +78,10 @@ class AsyncService(Generic[_Model]):
 
     async def close(self) -> None:
         """End what runs, free the device; closing twice does nothing."""
-        await asyncio.to_thread(self._service.close)
-        self._engine.close()
+        try:
+            await asyncio.to_thread(self._service.close)
+        finally:
+            self._engine.close()
 
     def _post(self, work: Callable[[], None]) -> None:
         """Have the event loop do some work; it may be closed already."""

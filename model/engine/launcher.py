@@ -91,9 +91,11 @@ class Launcher(Owner):
 
     def close(self) -> None:
         """Wait for what is queued; closing twice does nothing."""
-        while self._ahead:
-            self._ahead.wait()
-        close_all([self._ahead, self.clock])
+        try:
+            while self._ahead:
+                self._ahead.wait()
+        finally:
+            close_all([self._ahead, self.clock])
 
     def _begin(self, number: int, slot: int) -> None:
         """Write what is known of a request that has been given a sequence."""

@@ -70,13 +70,13 @@ class RunAhead(Owner, Generic[Step]):
         While the host would wait, ``use_wait`` is called, once at least, until it returns False: it
         is to return quickly.
         """
-        event, steps = self._launches[0]
+        event, _ = self._launches[0]
         while use_wait() and not event.is_done:
             pass
         start = time.perf_counter()
+        _, steps = self._launches.popleft()  # also where waiting fails: nothing waits for ever
         event.synchronize()
         self.waited_seconds += time.perf_counter() - start
-        self._launches.popleft()
         return steps
 
     def clear(self) -> None:

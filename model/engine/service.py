@@ -30,7 +30,7 @@ from urdir.model.engine.reader import Reader
 from urdir.model.engine.request import Request
 from urdir.model.engine.scheduler import Scheduler
 from urdir.model.engine.warm_up import WarmUp
-from urdir.model.errors import ModelError, UnsupportedError
+from urdir.model.errors import ModelError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -86,11 +86,6 @@ class Service(Owner):
         post: Callable[[Callable[[], None]], None] = lambda work: work(),
         warm_up: WarmUp | None = None,
     ) -> None:
-        if engine.session.is_recurrent:
-            raise UnsupportedError(
-                "many requests at once are not there yet for models with recurrent layers: "
-                "urdir run and chat serve one"
-            )
         self._tokenizer = tokenizer
         self._session = session = engine.session
         for sequence in range(len(session.sequences)):
@@ -109,6 +104,7 @@ class Service(Owner):
         self._post = post
         self._warm_up = warm_up or WarmUp(session.steps, ())
         self._lost: Exception | None = None
+        self._failure: DriverError | None = None  # of the end
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="service", daemon=True)
@@ -143,6 +139,11 @@ class Service(Owner):
         """End a request, if it has not ended: nothing more of it is delivered."""
         self._inbox.put(lambda: self._answers.cancel(answer))
 
+    @property
+    def lost(self) -> Exception | None:
+        """Why no request is answered any more: the device is lost. None while they are."""
+        return self._lost
+
     def metrics(self) -> Metrics:
         """Where it stands, about now."""
         scheduler, pools = self._scheduler, self._session.parts.cache.pools
@@ -164,22 +165,28 @@ class Service(Owner):
         )
 
     def close(self) -> None:
-        """End what runs and the thread; closing twice does nothing. The engine stays open."""
+        """End what runs and the thread; closing twice does nothing. The engine stays open. Raises
+        DriverError where waiting for the last steps fails."""
         if not self._is_closing:
             self._is_closing = True
             self._inbox.put(None)
             self._thread.join()
+            if self._failure is not None:
+                raise self._failure
 
     # ---- the thread ----
 
     def _run(self) -> None:
-        with self._launcher:
-            while self._take():
-                try:
-                    self._step()
-                except Exception as error:  # ends the requests, not the thread
-                    self._fail(error)
-                self._hand_over()
+        try:
+            with self._launcher:
+                while self._take():
+                    try:
+                        self._step()
+                    except Exception as error:  # ends requests, not the thread
+                        self._fail(error)
+                    self._hand_over()
+        except DriverError as error:
+            self._failure = error
 
     def _take(self) -> bool:
         """Do what was asked for; wait for something where there is nothing else to do. False once
@@ -217,7 +224,9 @@ class Service(Owner):
         if isinstance(error, CudaError) and error.sticky:
             self._lost = DeviceLostError(f"the device is lost, open the model again: {error}")
             self._launcher.clear()
-        self._answers.fail_all(self._lost or error)
+            self._answers.fail_all(self._lost)
+        else:
+            self._answers.fail_begun(error)
         self._session.queue.forget_rows()
 
     def _hand_over(self) -> None:
