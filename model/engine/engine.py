@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -87,6 +87,8 @@ class Engine(Owner):
         self.seconds = seconds
         self.host_sampling = host_sampling
         self._reading = reading
+        self._tokenizer: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
         self._owners = ExitStack()
 
     @classmethod
@@ -203,21 +205,25 @@ class Engine(Owner):
             engine._owners = opening.hand_over()
             return engine
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
         """The file's tokeniser; ModelError where it has none."""
-        if self._reading is not None:
-            return self._reading.result()
-        from urdir.model.text.tokenizer import Tokenizer
+        if self._tokenizer is None:
+            from urdir.model.text.tokenizer import Tokenizer
 
-        return Tokenizer.from_gguf(self.gguf)
+            read = self._reading
+            self._tokenizer = read.result() if read else Tokenizer.from_gguf(self.gguf)
+        return self._tokenizer
 
-    @cached_property
+    @property
     def template(self) -> ChatTemplate:
         """The file's chat template, which ends with the engine; TemplateError where it has none."""
-        from urdir.model.text.chat import ChatTemplate
+        if self._template is None:
+            from urdir.model.text.chat import ChatTemplate
 
-        return self._owners.enter_context(ChatTemplate.from_gguf(self.gguf, self.tokenizer))
+            opened = ChatTemplate.from_gguf(self.gguf, self.tokenizer)
+            self._template = self._owners.enter_context(opened)
+        return self._template
 
     def chat(
         self,

@@ -20,6 +20,7 @@ from urdir.model.engine.run_ahead import AHEAD, RunAhead, Step
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence, StopConditions
+from urdir.model.engine.step_clock import StepClock
 from urdir.model.engine.step_queue import NO_MASKS, StepQueue
 from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
@@ -420,6 +421,10 @@ class Session(Owner):
     def run_ahead(self, steps: int = AHEAD) -> RunAhead[Step]:
         """To note the launches that are queued from now on and read later; the caller closes it."""
         return RunAhead(self.parts.device, self._stream, steps)
+
+    def step_clock(self, launches: int) -> StepClock:
+        """To time so many launches that are queued from now on; the caller closes it."""
+        return StepClock(self.parts.device, self._stream, launches)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""

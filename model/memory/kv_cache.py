@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from urdir.driver.context import close_all
+from urdir.driver.errors import DriverError
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.memory.cache_shape import CachedLayer, CacheShape, table_name
 from urdir.model.memory.pages import PagePool
@@ -164,9 +166,7 @@ class KvCache(Owner):
 
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
-        self._writes.close()
-        if self._arena is not None:
-            self._arena.close()
+        close_all([self._writes] if self._arena is None else [self._writes, self._arena])
 
     def _check_sequence(self, sequence: int) -> None:
         sequences = self.shape.sequences
@@ -314,10 +314,14 @@ class PagedGroup(Group):
         held, layout = self._pages[sequence], self.layout
         shared, missing = self._wanted(sequence, start, end)
         fresh = self.pool.take(len(shared) + len(missing))
+        # of a ring any page may hold tokens that are still looked back on
+        kept = [
+            (held[block], page)
+            for block, page in zip(shared, fresh, strict=False)
+            if layout.capacity or block * layout.page_len < stored
+        ]
+        self._copy_pages(kept, fresh)
         for block, page in zip(shared, fresh, strict=False):
-            # of a ring any page may hold tokens that are still looked back on
-            if layout.capacity or block * layout.page_len < stored:
-                self._copy_slots(held[block], page)
             self.pool.release([held[block]])
             held[block] = page
         if not layout.capacity:
@@ -332,7 +336,8 @@ class PagedGroup(Group):
         """See KvCache."""
         begun = self.pool.match(tokens, self._blocks(end), self._blocks(spare))
         if begun.source is not None:
-            self._copy_slots(begun.source, begun.pages[begun.tokens // self.layout.page_len])
+            target = begun.pages[begun.tokens // self.layout.page_len]
+            self._copy_pages([(begun.source, target)], begun.pages)
         self._pages[sequence] = begun.pages
         self._written[sequence] = end
         self._upload(sequence)
@@ -375,6 +380,16 @@ class PagedGroup(Group):
         )
         shared = [b for b in blocks if b < len(held) and self.pool.is_shared(held[b])]
         return shared, sorted(b for b in blocks if b >= len(held))
+
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]], taken: Sequence[int]) -> None:
+        """Copy pages (source, target); where that fails, those that were ``taken`` are given
+        back."""
+        try:
+            for source, target in pairs:
+                self._copy_slots(source, target)
+        except DriverError:
+            self.pool.release(taken)
+            raise
 
     def _upload(self, sequence: int) -> None:
         held, row = self._pages[sequence], self._table[sequence]
