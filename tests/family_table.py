@@ -25,7 +25,14 @@ from urdir.model.families.description import (
     Mixture,
     Network,
 )
-from urdir.model.families.recurrent import Recurrence, Selective, ShortConv
+from urdir.model.families.recurrent import (
+    KimiDelta,
+    Lightning,
+    Recurrence,
+    Recurrent,
+    Selective,
+    ShortConv,
+)
 from urdir.model.families.registry import read_config
 from urdir.model.files.gguf import Gguf
 
@@ -53,6 +60,8 @@ def table() -> str:
             for of in (_layers, _attention, _positions, _networks, _more)
         ]
         shown = f"{error:.0e}" if error else "no golden"
+        by = {written["others"][golden] for golden in configs if golden in written["others"]}
+        shown += f" ({', '.join(sorted(by))})" if by else ""
         lines.append(f"| `{name}` | `{file}` | {' | '.join(columns)} | {shown} |")
     return "\n".join(lines) + "\n"
 
@@ -101,10 +110,12 @@ def _layers(config: Config) -> Features:
     branches = [branch for block in blocks for branch in block.branches]
     before = [branch.norm for branch in branches if branch.norm]
     after = [n for n in (*(b.post_norm for b in blocks), *(b.post_norm for b in branches)) if n]
-    kinds = {norm.norm.kind for norm in (*before, *after)}
+    stream = [block.stream_norm for block in blocks if block.stream_norm]
+    kinds = {norm.norm.kind for norm in (*before, *after, *stream)}
     yield "rms" in kinds, "RMSNorm"
     yield "layer" in kinds, "LayerNorm"
     yield bool(after and before), "before and after"
+    yield any(block.stream_norm for block in blocks), "of the stream"
     yield bool(after and not before), "after"
     yield any(n.weight is None for n in (*before, *after)), "without weights"
     yield any(n.bias is not None for n in (*before, *after)), "biases"
@@ -119,6 +130,8 @@ def _attention(config: Config) -> Features:
     yield any(m.beta for m in longs), "gated delta rule"
     yield any(m.beta is None for m in longs), "state space (SSD)"
     yield any(isinstance(m, Selective) for m in others), "selective scan"
+    yield any(isinstance(m, KimiDelta) for m in others), "delta rule by channel"
+    yield any(isinstance(m, Lightning) for m in others), "lightning"
     yield any(m.latent for m in mixers), "latent"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
     yield len(mixers) == len(others) == config.n_layers, "attention beside it"
@@ -163,7 +176,7 @@ def _networks(config: Config) -> Features:
             yield network.divisors is not None, "divisors"
         elif isinstance(network, Mixture):
             yield from _mixture(network)
-        elif not isinstance(network, Attention | ShortConv | Recurrence | Selective):
+        elif not isinstance(network, Attention | Recurrent):
             yield True, f"{type(network).__name__.lower()} alone"
     yield any(isinstance(n, Dense) and n.up.bias for n in networks), "biases"
 

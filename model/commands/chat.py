@@ -12,7 +12,8 @@ from urdir.model.commands import options, prompts
 from urdir.model.commands.opening import open_engine, open_template, template_process
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.parser import Parser
-from urdir.model.commands.report import aligned, print_engine, print_statistics
+from urdir.model.commands.report import print_engine, print_statistics
+from urdir.model.commands.table import aligned
 from urdir.model.commands.terminal import printable
 from urdir.model.errors import ModelError
 

@@ -54,6 +54,18 @@ def add_llama_flags(parser: argparse._ActionsContainer, *groups: str, **changed:
         add_flags(parser, FLAGS, group, **changed)
 
 
+def add_many(group: argparse._ArgumentGroup) -> None:
+    """``parallel`` and ``gpu_memory_share``, of a model that answers many at once."""
+    add_llama_flags(group, "many")
+    group.add_argument(
+        "--gpu-memory-share",
+        type=values.real_number(0.1, 1.0),
+        default=0.9,
+        metavar="X",
+        help="of the memory that is free: for weights and cache (0.9)",
+    )
+
+
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """The sampling flags of llama.cpp, and --min-tokens."""
     add_llama_flags(parser, "sampling")

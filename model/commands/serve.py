@@ -7,13 +7,15 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options, prompts, values
+from urdir.model.commands import options, prompts
 from urdir.model.commands.opening import open_engine
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.report import print_engine
 from urdir.model.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from urdir.model.engine.engine import Engine
+    from urdir.model.engine.warm_up import WarmUp
     from urdir.model.serve.guard import Access
     from urdir.model.serve.interface import AsyncService, Defaults
 
@@ -30,6 +32,8 @@ _CONTEXT_HELP = (
     "tokens of one request, the prompt with its answer, whatever -np is; 0: the model's (default: "
     "the model's, 32768 at most)"
 )
+#: For preparing, beside the loading of weights; the rest is done while nobody asks.
+_WARM_UP_SECONDS = 2.0
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -49,14 +53,8 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_device(parser)
     memory = parser.add_argument_group("how many at once")
     options.add_llama_flags(memory, "context", help=_CONTEXT_HELP)
-    options.add_llama_flags(memory, "many", "memory")
-    memory.add_argument(
-        "--gpu-memory-share",
-        type=values.real_number(0.1, 1.0),
-        default=0.9,
-        metavar="X",
-        help="of the memory that is free: for weights and cache (0.9)",
-    )
+    options.add_many(memory)
+    options.add_llama_flags(memory, "memory")
     requests = parser.add_argument_group(
         "what a request leaves open",
         "Without these it is what OpenAI has: temperature 1, and nothing filtered.",
@@ -110,6 +108,14 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     from urdir.model.serve.served_model import EngineModel
 
     defaults = _defaults(args)
+    warm_up: WarmUp | None = None
+
+    def begin(engine: Engine) -> None:
+        """Record the first graphs while the weights are loaded."""
+        nonlocal warm_up
+        if not engine.device.is_emulated:  # whose steps take longer than their graphs
+            warm_up = _warm_up(engine)
+
     engine = open_engine(
         args,
         args.model,
@@ -120,13 +126,30 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
         chunk=options.chunk(args),
         text=True,
         chat_template=template,
+        meanwhile=begin,
     )
     if args.verbose:
         print_engine(engine)
     pools = engine.session.parts.cache.pools
-    tokens = min(pool.pages * pool.page_len for pool in pools)
-    print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
-    return EngineService(engine, lambda service: EngineModel(engine, args.alias, service, defaults))
+    if pools:
+        tokens = min(pool.pages * pool.page_len for pool in pools)
+        print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
+    return EngineService(
+        engine,
+        lambda service: EngineModel(engine, args.alias, service, defaults),
+        warm_up=warm_up,
+    )
+
+
+def _warm_up(engine: Engine) -> WarmUp:
+    """Graphs of the likeliest steps, the first of which are recorded here and now."""
+    from urdir.model.engine.warm_up import WarmUp, likely_shapes
+    from urdir.model.progress import Progress
+
+    warm_up = WarmUp(engine.session.steps, likely_shapes(engine.session.shapes))
+    with Progress("preparing", warm_up.left) as progress:
+        warm_up.run(_WARM_UP_SECONDS, lambda: progress.advance())
+    return warm_up
 
 
 def _defaults(args: argparse.Namespace) -> Defaults:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import abc
 from collections.abc import Generator
 from contextlib import ExitStack, closing
@@ -12,11 +13,14 @@ import numpy.typing as npt
 
 from urdir.model.blocks.attention import segment_alignment
 from urdir.model.blocks.parts import StepParts
+from urdir.model.blocks.recurrent import state_alignment
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
-from urdir.model.engine.run_ahead import RunAhead
+from urdir.model.engine.decode_graphs import DecodeGraphs
+from urdir.model.engine.run_ahead import AHEAD, RunAhead, Step
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence, StopConditions
+from urdir.model.engine.step_clock import StepClock
 from urdir.model.engine.step_queue import NO_MASKS, StepQueue
 from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
@@ -33,7 +37,6 @@ from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.stream import Event
 
 Slots = abc.Sequence[int]
 Words = npt.NDArray[np.uint32]
@@ -44,7 +47,8 @@ class Session(Owner):
 
     ``sequences[s]`` says what a sequence holds. Tokens that are known but not yet processed are
     *pending*, at most ``chunk`` of them; a step processes them. The cache stores ``kv_dtype``;
-    ``exact`` keeps activations in f32 throughout. ``observer`` looks at every step, launch by
+    ``exact`` keeps activations in f32 throughout. Without ``keeps_states`` a sequence of a model
+    with recurrent layers can be cut to nothing only. ``observer`` looks at every step, launch by
     launch. Raises ModelError for a context that the model does not take, OutOfMemoryError.
     """
 
@@ -60,6 +64,7 @@ class Session(Owner):
         page_len: int = 0,
         pages: int | None = None,
         chunk: int = MOST_CHUNK,
+        keeps_states: bool = True,
         observer: Observer | None = None,
     ) -> None:
         config = weights.config
@@ -74,11 +79,17 @@ class Session(Owner):
             page_len=page_len,
             pages=pages,
             chunk=chunk,
+            keeps_states=keeps_states,
         )
         self.context = context
         self.weights = weights
+        #: How long the readers of streams had nothing to do but wait for the device.
+        self.waited_seconds = 0.0
         self.sequences = tuple(Sequence(slot, context) for slot in range(sequences))
-        alignment = 1 if exact else segment_alignment(config, budget.cache, device.native_target)
+        alignment = state_alignment(config)
+        if not exact:
+            of_attention = segment_alignment(config, budget.cache, device.native_target)
+            alignment = math.lcm(alignment, of_attention)
         self.shapes = ShapeBuckets.of(
             budget.chunks, budget.cache.max_len, budget.state.rows, alignment
         )
@@ -102,8 +113,8 @@ class Session(Owner):
                 exact=exact,
                 recurrent=self._recurrent,
             )
-            self.ahead = owners.enter_context(RunAhead(device, self._stream))
             self.steps = owners.enter_context(Steps(self.parts, observer))
+            self.graphs = DecodeGraphs(self.steps, self.shapes)
             self.queue = StepQueue(self.steps, state, self.shapes, self._stream)
             self._owners = owners.pop_all()
 
@@ -389,8 +400,6 @@ class Session(Owner):
         Raises ContextFullError when the cache has no room, ModelError, DriverError; nothing was
         queued then.
         """
-        if self.is_recurrent and batch.segments:
-            raise ModelError("prompts of a model with recurrent layers are steps of their own")
         ends = {slot: self.sequences[slot].last + 1 for slot in batch.decode}
         ends |= {segment.sequence: segment.end for segment in batch.segments}
         for slot, end in ends.items():
@@ -409,14 +418,13 @@ class Session(Owner):
         for slot in batch.choosing:
             self.sequences[slot].step(shape.steps, shape.output.is_token)
 
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether some layers keep a state of each sequence instead of keys and values."""
-        return bool(self._recurrent.shape.layers)
+    def run_ahead(self, steps: int = AHEAD) -> RunAhead[Step]:
+        """To note the launches that are queued from now on and read later; the caller closes it."""
+        return RunAhead(self.parts.device, self._stream, steps)
 
-    def record(self, event: Event) -> None:
-        """Mark the point behind all steps that are queued."""
-        self._stream.record(event)
+    def step_clock(self, launches: int) -> StepClock:
+        """To time so many launches that are queued from now on; the caller closes it."""
+        return StepClock(self.parts.device, self._stream, launches)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""

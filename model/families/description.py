@@ -15,9 +15,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from urdir.model.families.recurrent import Recurrence, Recurrent, Selective, ShortConv
+from urdir.model.families.recurrent import (
+    KimiDelta,
+    Lightning,
+    Recurrence,
+    Recurrent,
+    Selective,
+    ShortConv,
+)
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
+from urdir.model.families.stored import Linear, Normalization, Slopes, StoredMatrix, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.attention.own_token import Temperature
 from urdir.ptxgen.kernels.attention.scores import Scores
@@ -56,14 +63,15 @@ class Latent:
     `Attention` has its products.
 
     Queries are made of x, or of ``q_norm`` (``q_down`` x). Their parts that stand still (heads,
-    still) are ``q_still``; ``absorb`` (heads * latent, still) makes each head's fit for l.
-    ``expand`` (heads * value, latent) makes each head's values of its result.
+    still) are ``q_still``; ``absorb`` (heads * latent, still) makes each head's fit for l. Without
+    them all of a head rotates, and l is the value alone. ``expand`` (heads * value, latent) makes
+    each head's values of its result.
     """
 
     down: Linear
     norm: Normalization
-    q_still: Linear
-    absorb: Linear
+    q_still: Linear | None
+    absorb: Linear | None
     expand: Linear
     q_down: Linear | None = None
     q_norm: Normalization | None = None
@@ -237,7 +245,18 @@ class Mixture:
 
 
 #: The last two: a matrix alone (Deci), f(x) without any matrix (Refact).
-Network = Attention | ShortConv | Recurrence | Selective | Dense | Mixture | Linear | Activation
+Network = (
+    Attention
+    | ShortConv
+    | Recurrence
+    | Selective
+    | KimiDelta
+    | Lightning
+    | Dense
+    | Mixture
+    | Linear
+    | Activation
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +272,15 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """x += post_norm(scale * sum of the branches)."""
+    """x += post_norm(scale * sum of the branches).
+
+    With a ``stream_norm``, x is replaced first, by what that norm makes of it.
+    """
 
     branches: tuple[Branch, ...]
     post_norm: Normalization | None = None
     scale: float = 1.0
+    stream_norm: Normalization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,6 +419,12 @@ class Config:
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The different ways in which layers rotate, in order of first use."""
         return tuple(dict.fromkeys(a.rope for a in self.attentions if a.rope is not None))
+
+    @property
+    def slopes(self) -> tuple[Slopes, ...]:
+        """The different ways in which states decay that the weights do not say."""
+        mixers = (of for of in self.recurrents if isinstance(of, Lightning))
+        return tuple(dict.fromkeys(of.slopes for of in mixers))
 
     @property
     def saved_streams(self) -> tuple[str, ...]:

@@ -297,6 +297,17 @@ SHAPES = {
             "expert_gating_func": 2,
         },
     ),
+    # https://huggingface.co/state-spaces/mamba-2.8b-hf
+    "mamba-2.8b": Shape(
+        *("mamba", 64, 2560, 1, 1, 64, 1, 50280, True),
+        {
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 5120,
+            "ssm.state_size": 16,
+            "ssm.time_step_rank": 160,
+        },
+        ("ssm_conv1d.bias",),
+    ),
     "mamba2-2.7b": Shape(
         *("mamba2", 64, 2560, 1, 1, 64, 1, 50288, True),
         {
@@ -328,6 +339,20 @@ SHAPES = {
         },
         ("ffn_gate_exps.weight", "ffn_gate_shexp.weight", "ssm_conv1d.bias"),
     ),
+    # https://huggingface.co/tiiuae/Falcon-H1-7B-Base
+    "falcon-h1-7b": Shape(
+        *("falcon-h1", 44, 3072, 12, 2, 128, 12288, 130048, False),
+        {
+            **_turns(1e11),
+            "context_length": 262144,
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 3072,
+            "ssm.state_size": 256,
+            "ssm.time_step_rank": 24,
+            "ssm.group_count": 1,
+        },
+        ("ffn_gate.weight", "ssm_conv1d.bias"),
+    ),
     "nemotron-h-8b": Shape(
         *("nemotron_h", 52, 4096, 32, 8, 128, 21504, 131072, False),
         {
@@ -345,6 +370,27 @@ SHAPES = {
             "ssm.group_count": 8,
         },
         ("ssm_conv1d.bias",),
+    ),
+    "kimi-linear-48b-a3b": Shape(
+        *("kimi-linear", 27, 2304, 32, 32, 192, 9216, 163840, False),
+        {
+            "context_length": 1048576,
+            "attention.head_count_kv": _of_layers(27, (3, 7, 11, 15, 19, 23, 26), 32),
+            "attention.kv_lora_rank": 512,
+            "attention.key_length_mla": 192,
+            "attention.value_length_mla": 128,
+            "rope.dimension_count": 64,
+            "kda.head_dim": 128,
+            "ssm.conv_kernel": 4,
+            "leading_dense_block_count": 1,
+            "expert_count": 256,
+            "expert_used_count": 8,
+            "expert_feed_forward_length": 1024,
+            "expert_shared_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 2.446,
+        },
+        ("ffn_gate.weight", "ffn_gate_shexp.weight"),
     ),
     "deepseek-v2-lite": Shape(
         *("deepseek2", 27, 2048, 16, 1, 192, 10944, 102400, False),

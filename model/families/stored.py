@@ -28,7 +28,8 @@ class StoredMatrix:
     """A matrix (rows, cols): rows of the tensor ``name``, whose ``shape`` has rows first.
 
     The tensor counts as (all rows, cols), whatever its rank. Of every ``period`` rows those from
-    ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole.
+    ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole. ``transposed``:
+    those of each period are the columns of as many rows as they have values, in f32.
     """
 
     name: str
@@ -36,6 +37,7 @@ class StoredMatrix:
     first: int
     each: int
     period: int
+    transposed: bool = False
 
     @classmethod
     def whole(cls, name: str, *shape: int) -> StoredMatrix:
@@ -50,17 +52,18 @@ class StoredMatrix:
     @property
     def cols(self) -> int:
         """Values of the input."""
-        return self.shape[-1]
+        return self.each if self.transposed else self.shape[-1]
 
     @property
     def rows(self) -> int:
         """Values of the result."""
-        return math.prod(self.shape[:-1]) // self.period * self.each
+        periods = math.prod(self.shape[:-1]) // self.period
+        return periods * (self.shape[-1] if self.transposed else self.each)
 
     @property
     def is_whole(self) -> bool:
         """Whether the tensor's rows are taken as they lie."""
-        return self.each == self.period
+        return self.each == self.period and not self.transposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,11 @@ class Linear:
         bias = self.bias and self.bias.part(first, each, period)
         return Linear(self.matrix.part(first, each, period), bias)
 
+    def transposed(self) -> Linear:
+        """Each period of it with rows and columns exchanged; there is no bias."""
+        assert self.bias is None
+        return Linear(replace(self.matrix, transposed=True))
+
     @property
     def rows(self) -> int:
         """Values of the result."""
@@ -134,6 +142,25 @@ class Normalization:
     bias: StoredVector | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Slopes:
+    """How fast the states of heads decay in one of ``layers``: a token keeps exp(-slope) of them.
+
+    No file holds them: that of head h is s 2^(-8 (h + 1) / heads), as in ALiBi, and s falls from 1
+    in the first layer to 1e-5 in the last one.
+    """
+
+    layer: int
+    layers: int
+    heads: int
+
+    def rates(self) -> npt.NDArray[np.float32]:
+        """The slopes below 0, (heads,)."""
+        scale = 1.0 - self.layer / max(1, self.layers - 1) + 1e-5
+        slopes = 2.0 ** (-8.0 * np.arange(1, self.heads + 1) / self.heads)
+        return np.asarray(-scale * slopes, np.float32)
+
+
 Stored = StoredMatrix | StoredVector
 
 
@@ -151,6 +178,8 @@ def of_any_layer(description: _T) -> _T:
 def _renamed(value: Any) -> Any:
     if isinstance(value, Stored):
         return replace(value, name=_LAYER.sub("", value.name))
+    if isinstance(value, Slopes):
+        return replace(value, layer=0)
     if isinstance(value, tuple):
         return tuple(map(_renamed, value))
     if is_dataclass(value) and not isinstance(value, type):

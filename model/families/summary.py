@@ -18,7 +18,14 @@ from urdir.model.families.description import (
     Mixture,
     Network,
 )
-from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
+from urdir.model.families.recurrent import (
+    Convolution,
+    KimiDelta,
+    Lightning,
+    Recurrence,
+    Selective,
+    ShortConv,
+)
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, of_any_layer
 from urdir.ptxgen.kernels.activation import Activation
@@ -111,6 +118,7 @@ def _ranges(numbers: list[int]) -> str:
 def _block(block: Block) -> list[Facts]:
     """The networks of a block; what happens to their sum is told with the last one."""
     networks = [_branch(branch) for branch in block.branches]
+    networks[0] |= _known(norm_of_stream=_norm(block.stream_norm))
     networks[-1] |= _known(
         norm_of_sum=_norm(block.post_norm), scale_of_sum=_other_than(block.scale, 1.0)
     )
@@ -138,6 +146,10 @@ def _network(network: Network) -> Facts:
             return {"kind": _recurrence_kind(network), **_recurrence(network)}
         case Selective():
             return {"kind": "selective scan", **_selective(network)}
+        case KimiDelta():
+            return {"kind": "delta rule by channel", **_kimi_delta(network)}
+        case Lightning():
+            return {"kind": "lightning attention", **_lightning(network)}
         case Dense():
             return {"kind": "feed-forward", **_dense(network)}
         case Mixture():
@@ -204,6 +216,27 @@ def _selective(of: Selective) -> Facts:
         size=of.size,
         rank=of.low.rows,
         norm_of_parts=_norm(of.b_norm),
+        state=sum(of.state.values()),
+    )
+
+
+def _kimi_delta(of: KimiDelta) -> Facts:
+    return _known(
+        heads=of.heads,
+        dim=of.dim,
+        convolutions=_convolution(of.q.conv),
+        rank=of.decay_low and of.decay_low.rows,
+        floor=of.floor,
+        norm_of_result=_norm(of.norm),
+        state=sum(of.state.values()),
+    )
+
+
+def _lightning(of: Lightning) -> Facts:
+    return _known(
+        heads=of.heads,
+        dim=of.dim,
+        norm_of_result=_norm(of.norm),
         state=sum(of.state.values()),
     )
 

@@ -61,6 +61,12 @@ class BenchCase:
         most = (*self.prompts, *self.generate, *(p + n for p, n in self.pairs), 2)
         return max(self.depths, default=0) + max(most)
 
+    @property
+    def rows(self) -> int:
+        """Rows that come of it."""
+        prompts, decodes = (len([*filter(None, sizes)]) for sizes in (self.prompts, self.generate))
+        return len(self.depths) * (prompts + decodes * len(self.sequences) + len(self.pairs))
+
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
@@ -322,11 +328,11 @@ def _decode(session: Session, count: int, steps: int) -> tuple[float, float]:
     """
     together = session.stream_together(Output.GREEDY, range(count), most=steps)
     with closing(together) as stream:
-        waited, start = session.ahead.waited_seconds, time.perf_counter()
+        waited, start = session.waited_seconds, time.perf_counter()
         for _ in stream:
             pass
         seconds = time.perf_counter() - start
-        waited = session.ahead.waited_seconds - waited
+        waited = session.waited_seconds - waited
     return seconds, seconds - waited
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -14,18 +14,20 @@ from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
     Linear,
     Normalization,
+    Slopes,
     Stored,
     StoredMatrix,
     StoredVector,
     stored_in,
 )
 from urdir.model.memory.cache_shape import rounded_capacity
+from urdir.model.memory.matrix_rows import format_in, source_rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.upload import STAGING_BYTES, Piece, Repacking, upload, vector_pieces
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.rotation import turns_table
-from urdir.ptxgen.weights.formats import Format, format_of
+from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout
 
 if TYPE_CHECKING:
@@ -68,8 +70,8 @@ class Matrix:
 
 class Weights(Owner):
     """All weights of a model in one allocation, found by their references in the description;
-    ``rope_tables`` by what they rotate. They have their addresses, which plans need, before they
-    are there (`upload`)."""
+    ``rope_tables`` by what they rotate, ``rates`` by what decays. They have their addresses, which
+    plans need, before they are there (`upload`)."""
 
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
@@ -81,6 +83,8 @@ class Weights(Owner):
         #: Learned positions (at least the largest cache's, hidden) f32; None where there are none.
         self.positions = self._arena.get(_POSITIONS)
         self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
+        #: What the states of some layers decay by, (heads,) f32.
+        self.rates = {slopes: self._arena[_table_name(slopes)] for slopes in config.slopes}
 
     @classmethod
     def load(cls, gguf: ModelFile, config: Config, device: Device) -> Self:
@@ -107,6 +111,8 @@ class Weights(Owner):
             self._arena[_label(of)].fill(0)  # padding of the last tiles
         self._upload_rope_tables(gguf)
         self._upload_positions(gguf)
+        for slopes, rates in self.rates.items():
+            rates.upload(slopes.rates())
         total = sum(_source_nbytes(of, gguf) for of in _kept(self.config))
         repacking = Repacking(self._device, self._layouts.values())
         pieces = self._pieces(gguf, repacking)
@@ -139,7 +145,7 @@ class Weights(Owner):
         for of in _kept(self.config):
             tensor, place = gguf.tensors[of.name], self._arena[_label(of)]
             if isinstance(of, StoredMatrix):
-                yield from repacking.pieces(self._layouts[of], _rows(of, tensor), place)
+                yield from repacking.pieces(self._layouts[of], source_rows(of, tensor), place)
             else:
                 yield from vector_pieces(vector_values(of, tensor).view(np.uint8), place)
 
@@ -178,6 +184,7 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
     if config.positions is not None:
         rows = max(config.positions.rows, rounded_capacity(config.context_length))
         sizes[_POSITIONS] = 4 * rows * config.hidden
+    sizes |= {_table_name(slopes): 4 * slopes.heads for slopes in config.slopes}
     return sizes | {_table_name(rope): 4 * rope.dim for rope in config.ropes}
 
 
@@ -189,37 +196,6 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
     else:
         values = data.view(np.float16 if tensor.type_name == "F16" else np.float32)
     return of.of(values.astype(np.float32))
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The bytes of some rows of every period of a tensor, put together as they are read."""
-
-    data: Any
-    of: StoredMatrix
-    row_nbytes: int
-
-    def __len__(self) -> int:
-        return self.of.rows * self.row_nbytes
-
-    def __getitem__(self, part: slice) -> npt.NDArray[np.uint8]:
-        begin, end, _ = part.indices(len(self))
-        of, pieces = self.of, []
-        row, last = begin // self.row_nbytes, end // self.row_nbytes
-        while row < last:
-            period, within = divmod(row, of.each)
-            count = min(of.each - within, last - row)
-            first = period * of.period + of.first + within
-            pieces.append(self.data[first * self.row_nbytes : (first + count) * self.row_nbytes])
-            row += count
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-def _rows(of: StoredMatrix, tensor: Tensor) -> Any:
-    """The bytes of a matrix, in whole rows."""
-    if of.is_whole:
-        return tensor.data
-    return _Rows(tensor.data, of, Layout(format_of(tensor.type_id), 1, of.cols).source_row_nbytes)
 
 
 def _kept(config: Config) -> Iterator[Stored]:
@@ -235,13 +211,14 @@ def _source_nbytes(of: Stored, gguf: ModelFile) -> int:
 
 
 def _layout(of: StoredMatrix, gguf: ModelFile) -> Layout:
-    return Layout(format_of(gguf.tensors[of.name].type_id), of.rows, of.cols)
+    return Layout(format_in(of, gguf.tensors[of.name]), of.rows, of.cols)
 
 
 def _label(of: Stored) -> str:
     """The name of a reference in the arena: its tensor's, and the part where it is not all."""
     if isinstance(of, StoredMatrix):
-        return of.name if of.is_whole else f"{of.name}[{of.first}:{of.first + of.each}]"
+        rows = f"{of.name}[{of.first}:{of.first + of.each}]"
+        return of.name if of.is_whole else rows + " transposed" * of.transposed
     whole = StoredVector.whole(of.name, *of.shape)
     if of == whole:
         return of.name
@@ -250,5 +227,5 @@ def _label(of: Stored) -> str:
     return f"{of.name}[{of.first}:{of.first + (of.each or of.size // of.repeat)}]{times}"
 
 
-def _table_name(rope: RopeConfig) -> str:
-    return f"table of {rope}"
+def _table_name(of: RopeConfig | Slopes) -> str:
+    return f"table of {of}"
