@@ -28,7 +28,8 @@ class StoredMatrix:
     """A matrix (rows, cols): rows of the tensor ``name``, whose ``shape`` has rows first.
 
     The tensor counts as (all rows, cols), whatever its rank. Of every ``period`` rows those from
-    ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole.
+    ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole. Of the columns those
+    of ``columns``, a first one and the one after the last, are taken; None takes all.
     """
 
     name: str
@@ -36,6 +37,7 @@ class StoredMatrix:
     first: int
     each: int
     period: int
+    columns: tuple[int, int] | None = None
 
     @classmethod
     def whole(cls, name: str, *shape: int) -> StoredMatrix:
@@ -47,9 +49,19 @@ class StoredMatrix:
         """Some rows of a whole tensor."""
         return StoredMatrix(self.name, self.shape, first, each, period or self.period)
 
+    def cut_columns(self, start: int, stop: int) -> StoredMatrix:
+        """The columns from ``start`` on, before ``stop``, of a matrix with all of them."""
+        return replace(self, columns=(start, stop))
+
     @property
     def cols(self) -> int:
         """Values of the input."""
+        start, stop = self.columns or (0, self.stored_cols)
+        return stop - start
+
+    @property
+    def stored_cols(self) -> int:
+        """Columns of the tensor."""
         return self.shape[-1]
 
     @property
@@ -59,8 +71,8 @@ class StoredMatrix:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the tensor's rows are taken as they lie."""
-        return self.each == self.period
+        """Whether the tensor is taken as it lies."""
+        return self.each == self.period and self.columns is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,11 +44,13 @@ _POSITIONS = "learned positions"
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight matrix (rows, cols) in its repacked layout; ``bias`` (rows,) f32 or None."""
+    """A weight matrix (rows, cols) in its repacked layout; ``bias`` (rows,) f32 or None. One that
+    ``is_partial`` has some of the columns: its product is one of several ranks' addends."""
 
     layout: Layout
     data: Slice
     bias: Slice | None = None
+    is_partial: bool = False
 
     @property
     def format(self) -> Format:
@@ -73,7 +75,7 @@ class Weights(Owner):
 
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
-        self._device = device
+        self.device = device
         self._arena: Arena = device.arena(weight_sizes(gguf, config), "weights")
         self._layouts = {
             of: _layout(of, gguf) for of in _kept(config) if isinstance(of, StoredMatrix)
@@ -108,10 +110,11 @@ class Weights(Owner):
         self._upload_rope_tables(gguf)
         self._upload_positions(gguf)
         total = sum(_source_nbytes(of, gguf) for of in _kept(self.config))
-        repacking = Repacking(self._device, self._layouts.values())
+        repacking = Repacking(self.device, self._layouts.values())
         pieces = self._pieces(gguf, repacking)
-        with Progress("loading", total) as progress:
-            upload(self._device, pieces, total, progress=progress.advance, stop=stop)
+        is_first = self.config.share is None or self.config.share.rank == 0
+        with Progress("loading", total, enabled=is_first) as progress:
+            upload(self.device, pieces, total, progress=progress.advance, stop=stop)
         if stop is None or not stop.is_set():
             repacking.add_powers(
                 (layout, self._arena[_label(of)]) for of, layout in self._layouts.items()
@@ -124,6 +127,7 @@ class Weights(Owner):
             self._layouts[stored],
             self._arena[_label(stored)],
             None if bias is None else self.vector(bias),
+            stored.columns is not None,
         )
 
     def vector(self, of: StoredVector) -> Slice:
@@ -193,33 +197,44 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The bytes of some rows of every period of a tensor, put together as they are read."""
+    """The bytes of some rows of every period of a tensor, put together as they are read: of each
+    row, which has ``row_nbytes``, those of ``cut``."""
 
     data: Any
     of: StoredMatrix
     row_nbytes: int
+    cut: slice
 
     def __len__(self) -> int:
-        return self.of.rows * self.row_nbytes
+        return self.of.rows * (self.cut.stop - self.cut.start)
 
     def __getitem__(self, part: slice) -> npt.NDArray[np.uint8]:
         begin, end, _ = part.indices(len(self))
-        of, pieces = self.of, []
-        row, last = begin // self.row_nbytes, end // self.row_nbytes
+        of, pieces, each = self.of, [], self.cut.stop - self.cut.start
+        row, last = begin // each, end // each
         while row < last:
             period, within = divmod(row, of.each)
             count = min(of.each - within, last - row)
             first = period * of.period + of.first + within
             pieces.append(self.data[first * self.row_nbytes : (first + count) * self.row_nbytes])
             row += count
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        rows: npt.NDArray[np.uint8] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        if each == self.row_nbytes:
+            return rows
+        return np.ascontiguousarray(rows.reshape(-1, self.row_nbytes)[:, self.cut]).reshape(-1)
 
 
 def _rows(of: StoredMatrix, tensor: Tensor) -> Any:
-    """The bytes of a matrix, in whole rows."""
+    """The bytes of a matrix, row by row."""
     if of.is_whole:
         return tensor.data
-    return _Rows(tensor.data, of, Layout(format_of(tensor.type_id), 1, of.cols).source_row_nbytes)
+    fmt = format_of(tensor.type_id)
+    start, stop = (of.columns or (0, of.stored_cols))
+    before, within, whole = (
+        Layout(fmt, 1, cols).source_row_nbytes if cols else 0
+        for cols in (start, stop - start, of.stored_cols)
+    )
+    return _Rows(tensor.data, of, whole, slice(before, before + within))
 
 
 def _kept(config: Config) -> Iterator[Stored]:
@@ -241,7 +256,9 @@ def _layout(of: StoredMatrix, gguf: ModelFile) -> Layout:
 def _label(of: Stored) -> str:
     """The name of a reference in the arena: its tensor's, and the part where it is not all."""
     if isinstance(of, StoredMatrix):
-        return of.name if of.is_whole else f"{of.name}[{of.first}:{of.first + of.each}]"
+        rows = "" if of.each == of.period else f"[{of.first}:{of.first + of.each}]"
+        columns = "" if of.columns is None else f" columns {of.columns[0]}:{of.columns[1]}"
+        return of.name + rows + columns
     whole = StoredVector.whole(of.name, *of.shape)
     if of == whole:
         return of.name
