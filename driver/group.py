@@ -22,7 +22,8 @@ from urdir.driver.stream import Stream
 
 
 class Group(Sequence[Device]):
-    """Opened devices by rank, with peer access between any two; a context manager.
+    """Opened devices by rank, with peer access between any two; a context manager. One device is a
+    group, too.
 
     A fault on one rank ends the use of all: the call that reports it raises CudaError, whose
     message says how each rank stands, and every later call on any of them GroupError. ``notes``
@@ -32,10 +33,9 @@ class Group(Sequence[Device]):
     def __init__(self, ranks: Sequence[Device]) -> None:
         self._ranks = tuple(ranks)
         self.notes: list[Callable[[], str]] = []
-        for device in self._ranks:
+        for device in self._ranks if len(self._ranks) > 1 else ():
             device.api.explain_fault = self._explain
-            others = (other.context for other in self._ranks if other is not device)
-            device.context.join_group(others)
+            device.context.join_group([d.context for d in self._ranks if d is not device])
 
     @classmethod
     def open(

@@ -36,10 +36,19 @@ if TYPE_CHECKING:
 class KvCache(Owner):
     """Keys and values of every layer, laid out as ``shape`` says; nothing is stored at first.
 
-    Copies within the cache and changes of its tables are queued on ``stream``."""
+    Copies within the cache and changes of its tables are queued on ``stream``. What is done here is
+    done to the ``followers`` too, the caches of other ranks, which have other heads of the same
+    tokens."""
 
-    def __init__(self, device: Device, shape: CacheShape, stream: Stream) -> None:
+    def __init__(
+        self,
+        device: Device,
+        shape: CacheShape,
+        stream: Stream,
+        followers: Sequence[KvCache] = (),
+    ) -> None:
         self.shape = shape
+        self._followers = tuple(followers)
         self._writes = QueuedWrites(device, stream)
         sizes = shape.sizes()  # none in a model without attention
         self._arena = device.arena(sizes, "KV cache") if sizes else None
@@ -102,6 +111,8 @@ class KvCache(Owner):
             group.check_room(sequence, start, end)
         for group in self._groups:
             group.reserve(sequence, start, end, start if stored is None else stored)
+        for cache in self._followers:
+            cache.reserve(sequence, start, end, stored=stored)
         return min([self.shape.max_len, *(group.writable(end) for group in self._groups)])
 
     def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int = 0) -> int:
@@ -117,19 +128,25 @@ class KvCache(Owner):
             raise ModelError(f"{len(tokens)} tokens to look for, and room for {end} is asked for")
         if any(group.is_written(sequence) for group in self._groups):
             raise ModelError(f"sequence {sequence} holds tokens: truncate it to 0 first")
+        found = 0
         if self._known is not None:
-            return self._known.match(sequence, tokens, end, spare)
-        for group in self._groups:
-            group.check_room(sequence, 0, end, spare)
-        for group in self._groups:
-            group.reserve(sequence, 0, end, 0)
-        return 0
+            found = self._known.match(sequence, tokens, end, spare)
+        else:
+            for group in self._groups:
+                group.check_room(sequence, 0, end, spare)
+            for group in self._groups:
+                group.reserve(sequence, 0, end, 0)
+        for cache in self._followers:
+            cache.match(sequence, tokens, end, spare)
+        return found
 
     def publish(self, sequence: int, tokens: Sequence[int]) -> None:
         """A sequence holds ``tokens`` from its first position on: others may begin with them."""
         self._check_sequence(sequence)
         if self._known is not None:
             self._known.publish(sequence, tokens)
+        for cache in self._followers:
+            cache.publish(sequence, tokens)
 
     def kept(self, sequence: int, length: int) -> int:
         """How many of the first ``length`` tokens `truncate` may leave: all, or none where a ring
@@ -147,6 +164,8 @@ class KvCache(Owner):
             )
         for group in self._groups:
             group.truncate(sequence, length)
+        for cache in self._followers:
+            cache.truncate(sequence, length)
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Make ``target`` hold the first ``length`` tokens of ``source``; what it held is gone."""
@@ -154,6 +173,8 @@ class KvCache(Owner):
         self._check_sequence(target)
         for group in self._groups:
             group.fork(source, target, length)
+        for cache in self._followers:
+            cache.fork(source, target, length)
 
     def pages(self, sequence: int, layer: int = 0) -> tuple[int, ...]:
         """The pages of a sequence in a layer, in order of position; none in a contiguous cache."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from urdir.model.families.description import Config
 from urdir.model.families.rope import RopeConfig
+from urdir.model.families.share import shared
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
 
-__all__ = ["STAGING_BYTES", "Matrix", "Weights", "weight_sizes"]
+__all__ = ["STAGING_BYTES", "Matrix", "Weights", "shares_of", "weight_sizes"]
 
 
 _POSITIONS = "learned positions"
@@ -171,6 +172,18 @@ class Weights(Owner):
     def close(self) -> None:
         """Free the weights; closing twice does nothing."""
         self._arena.close()
+
+
+def shares_of(config: Config, gguf: ModelFile, ranks: int) -> list[Config]:
+    """The description for each rank: of a whole model, or of the shares of it (`share.shared`)."""
+    if ranks == 1:
+        return [config]
+    blocks = {
+        of.name: format_of(gguf.tensors[of.name].type_id).block
+        for of in stored_in(config)
+        if isinstance(of, StoredMatrix)
+    }
+    return [shared(config, blocks, rank, ranks) for rank in range(ranks)]
 
 
 def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
