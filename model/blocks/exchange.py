@@ -26,9 +26,7 @@ def append_sum_of_ranks(
     share, capacity = exchange.share, exchange.shape.capacity
     for first in range(0, values, capacity):
         count = min(capacity, values - first)
-        kernel = AllReduce(
-            count, share.ranks, share.rank, capacity, residual=residual is not None
-        )
+        kernel = AllReduce(count, share.ranks, share.rank, capacity, residual=residual is not None)
         part = (4 * first, 4 * count)
         given = {"x": x.slice(*part), "y": y.slice(*part)}
         if residual is not None:

@@ -23,6 +23,7 @@ EXAMPLES = """\
   urdir bench model.gguf -p 0 -n 64 -d 0,256     decoding at once and after 256 tokens of context
   urdir bench model.gguf -p 0 -npl 1,8,16-256*2  decoding by several sequences at once
   urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
+  urdir bench model.gguf --gpus 2            a half of the model on each of two GPUs
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
   urdir bench --kernels -o csv               single matrix-vector products
   urdir bench model.gguf --startup           compiling, loading, first token
@@ -60,6 +61,7 @@ def add_parser(commands: options.Subparsers) -> None:
         "--plot", type=Path, metavar="FILE.png", help="draw that profile, or --load"
     )
     options.add_device(parser)
+    options.add_gpus(parser)
     bench_load.add_arguments(parser)
 
 

@@ -78,11 +78,11 @@ def seconds_text(seconds: float) -> str:
 def print_engine(engine: Engine) -> None:
     """On stderr: the model, the device and the cache that are used."""
     device, session = engine.device, engine.session
-    cache = session.parts.cache
+    cache, names = session.parts.cache, ", ".join(each.name for each in engine.group)
     print(
-        f"model {printable(engine.name)}, {engine.weights.nbytes:,} bytes of weights, "
+        f"model {printable(engine.name)}, {engine.weight_nbytes:,} bytes of weights, "
         f"loaded in {engine.seconds['weights']:.2f} s\n"
-        f"device {device.name}: {device.properties.name}, kernels for {device.target}\n"
+        f"device {names}: {device.properties.name}, kernels for {device.target}\n"
         f"context {session.context} tokens, KV cache {cache.nbytes:,} bytes "
         f"({cache.layout(0).dtype})",
         file=sys.stderr,

@@ -63,12 +63,12 @@ def chosen_context(config: Config, context: int | None, most: int = DEFAULT_CONT
 class Engine(Owner):
     """Everything that turns tokens into tokens; a context manager that frees the device.
 
-    ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; of several GPUs, the
-    ``group``, ``device`` and ``weights`` are rank 0's, and ``weight_nbytes`` those of all; ``seconds`` is what
-    opening each of "device", "file", "tokenizer", "weights" (upload and repacking) took, beside the
-    others; ``host_sampling`` whether whoever opened it wants tokens to be chosen by the host;
-    ``tokenizer`` is built when first asked for, so that a file without a vocabulary can still be
-    measured.
+    ``gguf``, ``config``, ``group``, ``device``, ``weights`` and ``session`` are its parts. Where
+    there are several GPUs, ``device`` and ``weights`` are those of rank 0, and ``weight_nbytes``
+    are of all. ``seconds`` is what opening each of "device", "file", "tokenizer", "weights" (upload
+    and repacking) took, beside the others; ``host_sampling`` whether whoever opened it wants tokens
+    to be chosen by the host; ``tokenizer`` is built when first asked for, so that a file without a
+    vocabulary can still be measured.
     """
 
     def __init__(
@@ -161,6 +161,7 @@ class Engine(Owner):
                 sequences = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
             if memory_share and not page_len:
                 page_len = PAGE_LEN
+
             def budget_of(share: Config) -> Callable[..., SessionBudget]:
                 return partial(
                     SessionBudget.of,
@@ -173,22 +174,22 @@ class Engine(Owner):
                     page_len=page_len,
                 )
 
+            def most_rows(share: Config, of: Device) -> int:
+                own = budget_of(share)
+                return fitting_budget(
+                    gguf,
+                    share,
+                    of,
+                    lambda rows: own(chunk=rows, pages=pages),
+                    chunk or MOST_CHUNK,
+                ).chunks[-1]
+
             ranks = [*zip(shares, group, strict=True)]
             if memory_share and pages is None:
                 pages = min(
                     most_pages(gguf, share, of, budget_of(share), memory_share)
                     for share, of in ranks
                 )
-            chunk = min(
-                fitting_budget(
-                    gguf,
-                    share,
-                    of,
-                    lambda rows, budget=budget_of(share): budget(chunk=rows, pages=pages),
-                    chunk or MOST_CHUNK,
-                ).chunks[-1]
-                for share, of in ranks
-            )
             weights = [opening.own(Weights(gguf, share, of)) for share, of in ranks]
             opening.upload(weights, gguf)
             session = opening.own(
@@ -201,7 +202,7 @@ class Engine(Owner):
                     sequences=sequences,
                     page_len=page_len,
                     pages=pages,
-                    chunk=chunk,
+                    chunk=min(most_rows(*rank) for rank in ranks),
                     observer=observer,
                     peers=weights[1:],
                 )

@@ -16,6 +16,7 @@ from urdir.model.memory.workspace import ZEROED
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
+    from urdir.driver.stream import Stream
     from urdir.model.memory.budget import SessionBudget
     from urdir.model.memory.weights import Weights
 
@@ -27,6 +28,11 @@ class Rank(Owner):
     ``followers`` are the other ranks: what is written to this one is written to them, and steps
     that are launched here are launched there.
     """
+
+    stream: Stream
+    parts: StepParts
+    steps: Steps
+    recurrent: RecurrentState
 
     def __init__(
         self,
@@ -40,7 +46,7 @@ class Rank(Owner):
     ) -> None:
         device = weights.device
         with ExitStack() as owners:
-            self.stream = stream = owners.enter_context(device.create_stream())
+            stream = owners.enter_context(device.create_stream())
             caches = [rank.parts.cache for rank in followers]
             cache = owners.enter_context(KvCache(device, budget.cache, stream, caches))
             recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream))
@@ -62,7 +68,7 @@ class Rank(Owner):
             )
             steps = [(rank.steps, rank.stream) for rank in followers]
             self.steps = owners.enter_context(Steps(self.parts, observer, steps))
-            self.recurrent = recurrent
+            self.stream, self.recurrent = stream, recurrent
             self._owners = owners.pop_all()
 
     def close(self) -> None:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from urdir.model.blocks.attention import segment_alignment
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
-from urdir.model.engine.run_ahead import RunAhead
 from urdir.model.engine.rank import Rank
+from urdir.model.engine.run_ahead import RunAhead
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence, StopConditions

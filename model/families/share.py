@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.description import (
@@ -90,7 +91,7 @@ def spans(things: int, ranks: int, fits: Callable[[int], bool]) -> list[Span] | 
         ends.append(things if rank == ranks else min(left, key=lambda at: abs(at - ideal)))
     if ends[-2] >= things:
         return None
-    return [Span(a, b - a) for a, b in zip(ends, ends[1:], strict=False)]
+    return [Span(a, b - a) for a, b in pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.description import Config
 from urdir.model.memory.buckets import MOST_CHUNK, chunks_of, row_bucket
 from urdir.model.memory.cache_shape import CacheShape
-from urdir.model.memory.exchange import ExchangeShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS, StateShape
+from urdir.model.memory.exchange import ExchangeShape
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.model.memory.weights import STAGING_BYTES, weight_sizes
 from urdir.model.memory.workspace import workspace_sizes

@@ -219,11 +219,17 @@ class _Rows:
     cut: slice
 
     def __len__(self) -> int:
-        return self.of.rows * (self.cut.stop - self.cut.start)
+        return self.of.rows * self.cut_nbytes
+
+    @property
+    def cut_nbytes(self) -> int:
+        """Bytes of a row that are taken."""
+        nbytes: int = self.cut.stop - self.cut.start
+        return nbytes
 
     def __getitem__(self, part: slice) -> npt.NDArray[np.uint8]:
         begin, end, _ = part.indices(len(self))
-        of, pieces, each = self.of, [], self.cut.stop - self.cut.start
+        of, pieces, each = self.of, [], self.cut_nbytes
         row, last = begin // each, end // each
         while row < last:
             period, within = divmod(row, of.each)
@@ -242,7 +248,7 @@ def _rows(of: StoredMatrix, tensor: Tensor) -> Any:
     if of.is_whole:
         return tensor.data
     fmt = format_of(tensor.type_id)
-    start, stop = (of.columns or (0, of.stored_cols))
+    start, stop = of.columns or (0, of.stored_cols)
     before, within, whole = (
         Layout(fmt, 1, cols).source_row_nbytes if cols else 0
         for cols in (start, stop - start, of.stored_cols)

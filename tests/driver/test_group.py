@@ -125,6 +125,24 @@ def test_a_copy_between_devices_of_no_group_is_refused() -> None:
             target.copy_from(source)
 
 
+@pytest.mark.parametrize("name", ["cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_peer_access_that_fails_leaves_nothing_open(name: str, nth: int) -> None:
+    api = emulated(device_count=2)
+    api.inject(name, nth)
+    with pytest.raises(CudaError, match=f"{name} of emulator:sm_90a.* to emulator:sm_90a"):
+        Group.open("emulator", 2, api=api)
+    assert api.live() == {}
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_a_copy_between_devices_that_fails_is_named(group: Group, queued: bool) -> None:
+    source, target = (device.allocate(16, "buffer") for device in group)
+    group[0].api.inject("cuMemcpyPeerAsync" if queued else "cuMemcpyPeer")
+    with group[1].create_stream() as stream, pytest.raises(CudaError, match="cuMemcpyPeer 16"):
+        target.copy_from(source, stream if queued else None)
+
+
 _READ = "    ld.global.u32 %a, [%theirs];\n    st.global.u32 [%mine], %a;"
 
 
