@@ -203,7 +203,7 @@ def _has_separate_heads(of: Attention) -> bool:
 
 def _has_rows_together(of: Linear) -> bool:
     """Whether the rows are one run of the tensor's."""
-    bias = of.bias is None or not (of.bias.period or of.bias.repeat > 1)
+    bias = of.bias is None or not of.bias.period
     return of.matrix.rows == of.matrix.each and bias
 
 

@@ -95,9 +95,11 @@ class StoredVector:
         return cls(name, shape, 0, math.prod(shape))
 
     def part(self, first: int, size: int, period: int | None = None) -> StoredVector:
-        """Some values of it; with a ``period``, of every so many values of a whole tensor."""
+        """Some values of it; with a ``period``, of every so many values of a whole tensor. Values
+        that are there several times are taken so."""
         if period is None:
-            return StoredVector(self.name, self.shape, self.first + first, size)
+            start = self.first + first // self.repeat
+            return StoredVector(self.name, self.shape, start, size, self.repeat)
         total = self.size // period * size
         return StoredVector(self.name, self.shape, first, total, each=size, period=period)
 

@@ -109,7 +109,7 @@ class DecodeState(Owner):
             else:
                 part.fill(0)
         self._writes = QueuedWrites(device, stream)
-        self._all = (self, *followers)
+        self.followers = tuple(followers)
         self._has_masks = False
         letters = shape.sequences * MAILBOX_SLOTS
         self.mailbox = device.pinned(4 * letters, "mailbox")
@@ -136,7 +136,7 @@ class DecodeState(Owner):
         """Make a sequence's tokens a copy of another's, the first ``known`` of which are valid."""
         nbytes = 4 * self.max_len
         if source != target:
-            for state in self._all:
+            for state in (self, *self.followers):
                 place = state["tokens"].slice(target * nbytes, nbytes)
                 place.copy_from(state["tokens"].slice(source * nbytes, nbytes))
         self.write_known(target, known)
@@ -216,12 +216,12 @@ class DecodeState(Owner):
         for place, values in zip(places, parts.values(), strict=True):
             at = (place.offset - start) // 4
             words[at : at + len(values)] = values
-        for state in self._all:
+        for state in (self, *self.followers):
             state._writes.write(state._arena.buffer, words, start)
 
     def _put(self, name: str, words: Words, offset: int = 0) -> None:
         """Write to a part."""
-        for state in self._all:
+        for state in (self, *self.followers):
             state._writes.write(state[name], words, offset)
 
     def close(self) -> None:
