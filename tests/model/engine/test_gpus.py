@@ -174,8 +174,7 @@ def test_a_fault_on_a_rank_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
         engine.session.greedy_step()
         api.inject("launch", 20)
         with pytest.raises(CudaError, match=r"rank 0, .*\nrank 1, "):
-            for _ in range(3):
-                engine.session.greedy_step()
+            [*engine.session.stream(Output.GREEDY, most=3)]
         with pytest.raises(GroupError, match="close the group"):
             engine.group.synchronize()
     assert api.live() == {}
