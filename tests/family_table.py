@@ -25,7 +25,13 @@ from urdir.model.families.description import (
     Mixture,
     Network,
 )
-from urdir.model.families.recurrent import Recurrence, Selective, ShortConv
+from urdir.model.families.recurrent import (
+    KimiDelta,
+    Recurrence,
+    Recurrent,
+    Selective,
+    ShortConv,
+)
 from urdir.model.families.registry import read_config
 from urdir.model.files.gguf import Gguf
 
@@ -53,6 +59,8 @@ def table() -> str:
             for of in (_layers, _attention, _positions, _networks, _more)
         ]
         shown = f"{error:.0e}" if error else "no golden"
+        by = {written["others"][golden] for golden in configs if golden in written["others"]}
+        shown += f" ({', '.join(sorted(by))})" if by else ""
         lines.append(f"| `{name}` | `{file}` | {' | '.join(columns)} | {shown} |")
     return "\n".join(lines) + "\n"
 
@@ -119,6 +127,7 @@ def _attention(config: Config) -> Features:
     yield any(m.beta for m in longs), "gated delta rule"
     yield any(m.beta is None for m in longs), "state space (SSD)"
     yield any(isinstance(m, Selective) for m in others), "selective scan"
+    yield any(isinstance(m, KimiDelta) for m in others), "delta rule by channel"
     yield any(m.latent for m in mixers), "latent"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
     yield len(mixers) == len(others) == config.n_layers, "attention beside it"
@@ -163,7 +172,7 @@ def _networks(config: Config) -> Features:
             yield network.divisors is not None, "divisors"
         elif isinstance(network, Mixture):
             yield from _mixture(network)
-        elif not isinstance(network, Attention | ShortConv | Recurrence | Selective):
+        elif not isinstance(network, Attention | Recurrent):
             yield True, f"{type(network).__name__.lower()} alone"
     yield any(isinstance(n, Dense) and n.up.bias for n in networks), "biases"
 

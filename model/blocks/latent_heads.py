@@ -8,6 +8,7 @@ from urdir.model.blocks.experts import ExpertLayers
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep
 from urdir.model.families.description import Attention, Latent
+from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.join import Join
 
@@ -21,10 +22,14 @@ def append_latent_heads(
     """q, k and v of the norm of x, in the workspace, as attention takes them."""
     work, linear = at.work, at.linear
     assert mixer.k is not None
-    of_x = [(mixer.k, "k turned"), (latent.down, "latent")]
-    queries = [(mixer.q, "q turned"), (latent.q_still, "q still")]
+    # a head all of which rotates is not put together
+    q, k = ("q", "k") if latent.q_still is None else ("q turned", "k turned")
+    of_x, queries = [(mixer.k, k), (latent.down, "latent")], [(mixer.q, q)]
+    queries += [] if latent.q_still is None else [(latent.q_still, "q still")]
     of_x += queries if latent.q_down is None else [(latent.q_down, "latent q")]
-    linear.append(at.name("attn_kv_a"), [(at.matrix(m), work[name]) for m, name in of_x], x, norm)
+    if mixer.gate is not None:
+        of_x.append((mixer.gate.linear, "attention gate"))
+    at.append_products("attn_kv_a", [(of, work[name]) for of, name in of_x], x, norm)
     if latent.q_down is not None:
         products = [(at.matrix(of), work[name]) for of, name in queries]
         down = Activations(work["latent q"])
@@ -33,13 +38,15 @@ def append_latent_heads(
     assert of_latent is not None
     vector = Activations(work["latent"])
     linear.append_norm(at.name("attn_kv_a_norm"), mixer.value_dim, vector, of_latent, work["v"])
-    ExpertLayers(linear).append_in_turn(
-        at.name("attn_k_b"),
-        at.matrix(latent.absorb),
-        mixer.heads,
-        work["q still"],
-        work["q absorbed"],
-    )
+    if latent.absorb is not None:
+        _append_joined(at, mixer, latent.absorb)
+
+
+def _append_joined(at: LayerStep, mixer: Attention, absorb: Linear) -> None:
+    """q and k of their two parts: what rotates, and the latent vector or what is fit for it."""
+    work, label, matrix = at.work, at.name("attn_k_b"), at.matrix(absorb)
+    absorbed = work["q absorbed"]
+    ExpertLayers(at.linear).append_in_turn(label, matrix, mixer.heads, work["q still"], absorbed)
     for name, heads, still in (("q", mixer.heads, "q absorbed"), ("k", 1, "v")):
         turned = mixer.key_dim - mixer.value_dim
         kernel = Join(at.rows.count * heads, turned, mixer.value_dim)

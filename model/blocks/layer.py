@@ -15,12 +15,13 @@ from urdir.model.blocks.feed_forward import (
     append_linear,
     append_mixture,
 )
+from urdir.model.blocks.kimi_delta import append_kimi_delta
 from urdir.model.blocks.layer_end import append_end, has_end
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
 from urdir.model.blocks.recurrent import append_recurrence, append_selective, append_short_conv
 from urdir.model.families.description import Attention, Block, Branch, Dense, LayerConfig, Mixture
-from urdir.model.families.recurrent import Recurrence, Selective, ShortConv
+from urdir.model.families.recurrent import KimiDelta, Recurrence, Selective, ShortConv
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
@@ -201,6 +202,8 @@ def _append_network(
             return append_recurrence(at, branch.network, x, norm, to)
         case Selective():
             return append_selective(at, branch.network, x, norm, to)
+        case KimiDelta():
+            return append_kimi_delta(at, branch.network, x, norm, to)
         case Dense():
             return append_dense(at, branch.network, x, norm, to)
         case Mixture():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -123,6 +124,30 @@ class LayerStep:
         assert self.outputs is not None
         kernel = Gather(cols, self.rows.count, self.outputs.rows.count)
         self.plan.launch(kernel, self.name(label), x=x, index=self.outputs.index, y=y)
+
+    def append_products(
+        self,
+        label: str,
+        wanted: Sequence[tuple[Linear, Slice]],
+        x: Activations,
+        norm: NormLayer | None,
+    ) -> None:
+        """The products of the norm of x with these matrices, each in its buffer.
+
+        Floats are apart from quantised weights, beside which they would keep the activations of all
+        in f32.
+        """
+        products = [(self.matrix(of), to) for of, to in wanted]
+        quantised = [product for product in products if not product[0].format.is_float]
+        floats = [product for product in products if product[0].format.is_float]
+        linear = self.linear
+        if quantised and floats and norm is not None and linear.takes_gemm:
+            cols, normed = products[0][0].cols, self.work["normed"]
+            x = linear.append_norm(self.name("attn_norm"), cols, x, norm, normed)
+        if quantised:
+            linear.append(self.name(label), quantised, x, norm)
+        if floats:
+            linear.append(self.name(f"{label}.floats" if quantised else label), floats, x, norm)
 
     def finish(
         self, label: str, matrix: Matrix, x: Activations, to: Destination, *, fill: bool = False

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
+from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.families.description import Config
 
 SILU = Activation("silu")
+
+
+def state_alignment(config: Config) -> int:
+    """The rows at multiples of which segments of prompts begin, so that layers with a state take
+    them."""
+    return SEGMENT_ROWS if config.recurrents else 1
 
 
 def append_short_conv(
@@ -46,16 +57,8 @@ def append_recurrence(
         *((mixer.mixed, "mixed"), (mixer.gate, "recurrent gate")),
         *((mixer.alpha, "alpha"), (mixer.beta, "beta")),
     ]
-    products = [(at.matrix(of), work[name]) for of, name in wanted if of is not None]
-    # apart, as floats beside quantised weights would keep the activations of all in f32
-    quantised = [product for product in products if not product[0].format.is_float]
-    floats = [product for product in products if product[0].format.is_float]
-    if quantised and floats and norm is not None and at.linear.takes_gemm:
-        label = at.name("attn_norm")
-        x = at.linear.append_norm(label, mixer.mixed.cols, x, norm, work["normed"])
-    for label, group in (("ssm_in", quantised), ("ssm_in.floats", floats)):
-        if group:
-            at.linear.append(at.name(label), group, x, norm)
+    products = [(of, work[name]) for of, name in wanted if of is not None]
+    at.append_products("ssm_in", products, x, norm)
     _append_conv(at, "ssm_conv1d", mixer.conv, SILU, work["convolved"])
     _append_scan(at, mixer, y)
     _append_gate(at, mixer, y)
@@ -84,23 +87,58 @@ def append_selective(
         if (layer := at.norm(part_norm)) is not None:
             part = Activations(work[name])
             linear.append_norm(at.name(f"ssm_{name}_norm"), of.rows, part, layer, work[name])
+    append_scan = _append_scan_by_head if mixer.heads else _append_scan_by_channel
+    append_scan(at, mixer, y)
+    _append_silu(at, mixer.conv.channels, y)
+    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+
+
+def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
+    work = at.work
     step = [(at.matrix(mixer.step), work["alpha"])]
-    linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
-    at.plan.launch(
-        SelectiveScan(*_rows(at), mixer.conv.channels, mixer.size),
-        at.name("ssm_scan"),
+    at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
+    launch_recurrent(
+        at,
+        "ssm_scan",
+        partial(SelectiveScan, channels=mixer.conv.channels, size=mixer.size),
         x=work["convolved"],
         step=work["alpha"],
         b=work["scan b"],
         c=work["scan c"],
         a=at.vector(mixer.a),
         skip=at.vector(mixer.skip),
-        state=_state(at)["state"],
+        state=recurrent_state(at)["state"],
         y=y,
-        **at.rows.recurrent_arguments,
     )
-    _append_silu(at, mixer.conv.channels, y)
-    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+
+
+def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
+    work, bias = at.work, mixer.step.bias
+    assert bias is not None  # which the kernel adds
+    step = [(at.matrix(Linear(mixer.step.matrix)), work["alpha"])]
+    at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
+    launch_recurrent(
+        at,
+        "ssm_scan",
+        partial(
+            GatedRecurrence,
+            heads=mixer.heads,
+            key_heads=1,
+            key_dim=mixer.size,
+            value_dim=mixer.conv.channels // mixer.heads,
+            delta=False,
+            order="apart",
+        ),
+        q_heads=work["scan c"],
+        k_heads=work["scan b"],
+        v_heads=work["convolved"],
+        alpha=work["alpha"],
+        a=at.vector(mixer.a),
+        dt_bias=at.vector(bias),
+        skip=at.vector(mixer.skip),
+        state=recurrent_state(at)["state"],
+        y=y,
+    )
 
 
 def _append_conv(
@@ -112,8 +150,24 @@ def _append_conv(
     **gates: Slice,
 ) -> None:
     """The convolution of ``work["mixed"]``, between gates where they are given."""
-    kernel = CausalConv(
-        *_rows(at),
+    mixed, tail = at.work["mixed"], recurrent_state(at)["tail"]
+    append_convolution(at, label, conv, activation, mixed, tail, y, **gates)
+
+
+def append_convolution(
+    at: LayerStep,
+    label: str,
+    conv: Convolution,
+    activation: Activation | None,
+    x: Slice,
+    tail: Slice,
+    y: Slice,
+    **gates: Slice,
+) -> None:
+    """y = the convolution of x, whose last values are in ``tail``; between gates where they are
+    given."""
+    kernel = partial(
+        CausalConv,
         channels=conv.channels,
         taps=conv.taps,
         bias=conv.bias is not None,
@@ -121,26 +175,26 @@ def _append_conv(
         gated=bool(gates),
     )
     bias = {} if conv.bias is None else {"bias": at.vector(conv.bias)}
-    at.plan.launch(
+    launch_recurrent(
+        at,
+        label,
         kernel,
-        at.name(label),
-        x=at.work["mixed"],
+        x=x,
         weight=at.vector(conv.weight),
-        tail=_state(at)["tail"],
+        tail=tail,
         y=y,
         **bias,
         **gates,
-        **at.rows.recurrent_arguments,
     )
 
 
 def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
-    kernel = GatedRecurrence(
-        *_rows(at),
-        mixer.heads,
-        mixer.key_heads,
-        mixer.key_dim,
-        mixer.value_dim,
+    kernel = partial(
+        GatedRecurrence,
+        heads=mixer.heads,
+        key_heads=mixer.key_heads,
+        key_dim=mixer.key_dim,
+        value_dim=mixer.value_dim,
         delta=mixer.beta is not None,
         eps=mixer.eps,
         order=mixer.order,
@@ -148,17 +202,17 @@ def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
     )
     given = {"beta": at.work["beta"]} if mixer.beta is not None else {}
     given |= {"skip": at.vector(mixer.skip)} if mixer.skip is not None else {}
-    at.plan.launch(
+    launch_recurrent(
+        at,
+        "ssm_scan",
         kernel,
-        at.name("ssm_scan"),
         mixed=at.work["convolved"],
         alpha=at.work["alpha"],
         a=at.vector(mixer.a),
         dt_bias=at.vector(mixer.dt_bias),
-        state=_state(at)["state"],
+        state=recurrent_state(at)["state"],
         y=y,
         **given,
-        **at.rows.recurrent_arguments,
     )
 
 
@@ -182,12 +236,29 @@ def _append_silu(at: LayerStep, width: int, y: Slice) -> None:
     at.plan.launch(kernel, at.name("ssm_gate"), gate=at.work["recurrent gate"], up=y, y=y)
 
 
-def _rows(at: LayerStep) -> tuple[int, int, int, bool]:
-    """Rows, sequences, the most tokens of one, and whether the rows are consecutive."""
+def launch_recurrent(
+    at: LayerStep, label: str, kernel: Callable[..., RecurrentRows], **arguments: Slice
+) -> None:
+    """A kernel over the states, to which all but the rows is given. Rows of prompts and others are
+    launches of their own."""
     shape = at.parts.cache.shape
-    return at.rows.count, shape.sequences, shape.max_len, bool(at.rows.prompt)
+    for start, rows in at.rows.parts:
+        spec = kernel(
+            rows=rows.count,
+            sequences=shape.sequences,
+            max_len=shape.max_len,
+            segments=rows.segments,
+        )
+        given = arguments | rows.recurrent_arguments
+        for param in spec.params:
+            if param.shape[0] == "rows" and param.name in arguments:
+                nbytes = spec.nbytes(param)
+                first = start * nbytes // rows.count
+                given[param.name] = arguments[param.name].slice(first, nbytes)
+        at.plan.launch(spec, at.name(label) + (".prompts" if start else ""), **given)
 
 
-def _state(at: LayerStep) -> dict[str, Slice]:
+def recurrent_state(at: LayerStep) -> dict[str, Slice]:
+    """The layer's states, by name."""
     assert at.parts.recurrent is not None
     return at.parts.recurrent.arguments(at.index)

@@ -16,8 +16,8 @@ class Rows:
     """The rows of one plan: ``sequence`` and ``position`` (count,) u32 in device memory.
 
     Each attends to at most ``keys`` keys. The first ones are the next tokens of as many sequences.
-    The last ``prompt`` are segments of prompts: tokens of one sequence side by side.
-    The last row of prompts that is not idle is number ``last`` (1,) u32 of all rows.
+    The last ``prompt`` are up to ``segments`` segments of prompts: tokens of one sequence side by
+    side. Their bounds are ``segment`` (segments, 2) u32, as `RecurrentRows` has them.
     """
 
     count: int
@@ -25,14 +25,18 @@ class Rows:
     prompt: int
     sequence: Slice
     position: Slice
-    last: Slice | None = None
+    segments: int = 0
+    segment: Slice | None = None
 
     @classmethod
-    def of(cls, state: DecodeState, count: int, keys: int, prompt: int = 0) -> Rows:
+    def of(
+        cls, state: DecodeState, count: int, keys: int, prompt: int = 0, segments: int = 1
+    ) -> Rows:
         """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts."""
-        prefix, last = ("step_", state["last_row"]) if prompt else ("", None)
-        at = state[prefix + "sequence"], state[prefix + "position"]
-        return cls(count, keys, prompt, *at, last)
+        if not prompt:
+            return cls(count, keys, 0, state["sequence"], state["position"])
+        at = state["step_sequence"], state["step_position"]
+        return cls(count, keys, prompt, *at, segments, state["segment"])
 
     @property
     def decode(self) -> int:
@@ -41,7 +45,7 @@ class Rows:
 
     def split(self) -> tuple[Rows, Rows]:
         """The rows that are no prompt's, and those that are."""
-        first = replace(self, count=self.decode, prompt=0, last=None)
+        first = replace(self, count=self.decode, prompt=0, segments=0, segment=None)
         at, nbytes = 4 * self.decode, 4 * self.prompt
         rest = replace(
             self,
@@ -52,15 +56,23 @@ class Rows:
         return first, rest
 
     @property
+    def parts(self) -> tuple[tuple[int, Rows], ...]:
+        """The same, each with the number of its first row; of the two what there is."""
+        if not self.decode or not self.prompt:
+            return ((0, self),)
+        first, rest = self.split()
+        return (0, first), (first.count, rest)
+
+    @property
     def arguments(self) -> dict[str, Slice]:
         """What kernels that work by row take."""
         return {"sequence": self.sequence, "position": self.position}
 
     @property
     def recurrent_arguments(self) -> dict[str, Slice]:
-        """What kernels that advance states take: of a prompt its last row, too."""
-        last = {} if self.last is None else {"last_row": self.last}
-        return {**self.arguments, **last}
+        """What kernels that advance states take: of prompts their segments, too."""
+        segment = {} if self.segment is None else {"segment": self.segment}
+        return {**self.arguments, **segment}
 
 
 @dataclass(frozen=True, slots=True)

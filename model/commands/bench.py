@@ -67,7 +67,7 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
-    from urdir.model.measure.profile import check_can_plot
+    from urdir.model.measure.plot import check_can_plot
 
     if args.plot:
         check_can_plot()

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from urdir.model.commands import options
-from urdir.model.commands.report import aligned, size_text
+from urdir.model.commands.report import size_text
+from urdir.model.commands.table import Column, print_table
 from urdir.model.commands.terminal import printable
 
 EXAMPLES = """\
@@ -45,8 +46,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(entries, indent=2))
         return 0
-    rows = [("name", "size", "type", "architecture", "changed")]
-    rows += [
+    columns = (
+        Column("name"),
+        Column("size", right=True),
+        Column("type"),
+        Column("architecture", rank=2),
+        Column("changed", rank=1),
+    )
+    rows = [
         (
             printable(entry["name"]),
             size_text(entry["bytes"]),
@@ -56,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
         )
         for entry in entries
     ]
-    for line in aligned(rows, right=(1,)):
-        print(line)
+    print_table(columns, rows)
     return 0
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands.terminal import printable
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 #: A speed that was measured in less time than this says little.
 _SHORT_SECONDS = 0.05
 NOT_INSTALLED = "not installed"
+#: Characters of a column of roles.
+_ROLES_WIDTH = 21
 
 
 def installed_version(package: str) -> str:
@@ -123,29 +124,22 @@ def fields_text(spec: KernelSpec) -> str:
     return " ".join(words)
 
 
-def aligned(rows: Sequence[tuple[str, ...]], right: Sequence[int] = ()) -> Iterator[str]:
-    """Rows of cells as lines with columns of one width, those in ``right`` flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (
-            cell.rjust(width) if number in right else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join(cells).rstrip()
-
-
 def roles_text(roles: Sequence[str]) -> str:
-    """What a kernel does: its first two roles, and how many more there are."""
-    more = f" +{len(roles) - 2}" if len(roles) > 2 else ""
-    return ", ".join(roles[:2]) + more
+    """What a kernel does: as many of its roles as fit a column, and how many more there are."""
+    shown = list(roles)
+    while len(shown) > 1 and len(_roles(shown, roles)) > _ROLES_WIDTH:
+        shown.pop()
+    return _roles(shown, roles)
 
 
-def fitting(line: str) -> str:
-    """A line of a table as wide as the terminal, where stdout is one."""
-    if not sys.stdout.isatty():
-        return line
-    width = shutil.get_terminal_size().columns
-    return line if len(line) <= width else line[: width - 3] + "..."
+def _roles(shown: Sequence[str], roles: Sequence[str]) -> str:
+    more = f" +{len(roles) - len(shown)}" if len(roles) > len(shown) else ""
+    return ", ".join(shown) + more
+
+
+def megabytes_text(nbytes: int) -> str:
+    """Bytes in MB, to the kilobyte."""
+    return f"{nbytes / 1e6:,.3f}" if nbytes >= 500 or not nbytes else "<0.001"
 
 
 def _short(value: Any) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
-from urdir.model.commands.report import aligned, size_text
+from urdir.model.commands.report import size_text
+from urdir.model.commands.table import aligned
 from urdir.model.commands.terminal import printable
 from urdir.model.commands.verdict import Verdict, verdict_of
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from urdir.model.engine.answer import Item
+from urdir.model.engine.limits import Limits
 from urdir.model.engine.request import Ending, Piece, Request
-from urdir.model.engine.scheduler import Limits
 from urdir.model.engine.service import Metrics, Service
 
 if TYPE_CHECKING:

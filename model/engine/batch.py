@@ -71,9 +71,9 @@ class StepShape:
     """What a plan is made for: everything that is fixed while its graph is replayed.
 
     ``rows`` tokens a step, each with at most ``keys`` keys to attend to. The last ``prompt`` of
-    them are segments of prompts. The ``output`` is that of all rows; beside prompts it is that of
-    ``outputs`` of them. ``steps`` steps without prompts follow one another, each with the tokens
-    that the one before has chosen.
+    them are up to ``segments`` segments of prompts. The ``output`` is that of all rows; beside
+    prompts it is that of ``outputs`` of them. ``steps`` steps without prompts follow one another,
+    each with the tokens that the one before has chosen.
     """
 
     rows: int
@@ -82,6 +82,7 @@ class StepShape:
     steps: int = 1
     prompt: int = 0
     outputs: int = 1
+    segments: int = 1
 
     @property
     def decode(self) -> int:
@@ -160,7 +161,10 @@ class ShapeBuckets:
             return StepShape(prompt, keys, output, prompt=prompt)
         prompt = min(self._chunk(next(c for c in COARSE_CHUNKS if c >= rows)), self.chunks[-1])
         decode, outputs = self._coarse(len(batch.decode)), self._coarse(len(batch.choosing))
-        return StepShape(decode + prompt, keys, output, prompt=prompt, outputs=max(1, outputs))
+        most = min(self.rows, ceil_div(prompt, self.alignment))
+        return StepShape(
+            decode + prompt, keys, output, prompt=prompt, outputs=max(1, outputs), segments=most
+        )
 
     def segment_rows(self, segments: Sequence[Segment]) -> int:
         """Rows of prompts that segments take."""
@@ -173,11 +177,14 @@ class ShapeBuckets:
         position = np.full(shape.rows, IDLE, np.uint32)
         sequence[: len(batch.decode)] = batch.decode
         position[: len(batch.decode)] = lasts
-        for row, segment in zip(self._starts(batch, shape), batch.segments, strict=True):
+        bounds = np.full((shape.segments, 2), shape.prompt, np.uint32)
+        starts = zip(self._starts(batch, shape), batch.segments, strict=True)
+        for number, (row, segment) in enumerate(starts):
             end = row + segment.end - segment.start
             sequence[row:end] = segment.sequence
             position[row:end] = np.arange(segment.start, segment.end)
-        return StepRows(sequence, position)
+            bounds[number] = row - shape.decode, end - shape.decode
+        return StepRows(sequence, position, bounds)
 
     def choosing_rows(self, batch: Batch, shape: StepShape) -> list[int]:
         """The rows of `Batch.choosing` in a step with prompts."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from urdir.model.engine.answer import Item
+from urdir.model.engine.limits import Limits
 from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
-from urdir.model.engine.service import OpenModel, Service, limits_of
+from urdir.model.engine.service import OpenModel, Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,7 @@ def continuations(engine: OpenModel, requests: Sequence[Request]) -> Iterator[Co
     Closing the iterator cancels what is left. Raises what the first request that fails does:
     ContextFullError, ModelError, DriverError.
     """
-    limits = limits_of(engine)
-    # nobody waits for the next token: prompts take all rows of a step, and as long as it takes
-    patient = replace(
-        limits,
-        mixed_rows=limits.prompt_rows,
-        queue=max(1, len(requests)),
-        wait_seconds=float("inf"),
-    )
+    patient = Limits.for_throughput(engine.session.shapes, len(requests))
     with Service(engine, engine.tokenizer, patient) as service:
         inboxes = [SimpleQueue[Item]() for _ in requests]
         for request, inbox in zip(requests, inboxes, strict=True):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from urdir.driver.context import close_all
 from urdir.model.memory.device_state import MAILBOX_SLOTS
@@ -20,60 +20,66 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.stream import Event, Stream
 
-#: Steps that are queued before the host reads the first one's tokens.
+#: Steps that a stream queues before the host reads the first one's tokens.
 AHEAD = 3
 #: Steps of one launch, at most. One more launch is always queued while one is waited for.
 AT_ONCE = 4
 assert max(AHEAD, 2 * AT_ONCE) <= MAILBOX_SLOTS
+Step = TypeVar("Step")
 
 
-class RunAhead(Owner):
-    """Keeps `AHEAD` steps, or two launches if these are more, queued on ``stream``, and waits for
-    one launch after the other.
+class RunAhead(Owner, Generic[Step]):
+    """The launches on ``stream`` that the host has not read, the oldest first: up to ``steps``
+    steps, or two launches if these are more. A step is whatever stands for it.
 
     ``waited_seconds`` is the time, over the object's life, in which the host had nothing to do but
     wait for the device.
     """
 
-    def __init__(self, device: Device, stream: Stream) -> None:
+    def __init__(self, device: Device, stream: Stream, steps: int = AHEAD) -> None:
         self.waited_seconds = 0.0
         self._stream = stream
-        self._events = [device.create_event("step") for _ in range(AHEAD)]
+        self._steps = steps
+        self._launches: deque[tuple[Event, Sequence[Step]]] = deque()
+        # in turns: more launches than these are never there
+        self._events = deque(device.create_event("step") for _ in range(max(2, steps)))
 
-    def run(
-        self, queue_steps: Callable[[int], int], use_wait: Callable[[], bool]
-    ) -> Iterator[None]:
-        """Something for every step that is complete.
+    def __len__(self) -> int:
+        """Launches that are queued and not read."""
+        return len(self._launches)
 
-        ``queue_steps`` queues one launch on the stream, of at most as many steps as it is given;
-        it returns how many, 0 where none can be queued (yet). While the host would wait,
-        ``use_wait`` is called (at least once a launch) until it returns False: it is to return
-        quickly.
+    @property
+    def is_full(self) -> bool:
+        """Whether enough is queued, so that the oldest launch is to be waited for."""
+        steps = sum(len(steps) for _, steps in self._launches)
+        return len(self) >= 2 and steps >= self._steps
+
+    def queued(self, steps: Sequence[Step]) -> None:
+        """A launch of ``steps`` has been queued on the stream."""
+        event = self._events[0]
+        self._stream.record(event)
+        self._events.rotate(-1)
+        self._launches.append((event, steps))
+
+    def wait(self, use_wait: Callable[[], bool] = lambda: False) -> Sequence[Step]:
+        """Wait for the oldest launch; its steps, which are complete.
+
+        While the host would wait, ``use_wait`` is called, once at least, until it returns False: it
+        is to return quickly.
         """
-        launches: deque[tuple[Event, int]] = deque()
-        launched = ahead = 0
-        while True:
-            while len(launches) < 2 or ahead < AHEAD:
-                count = queue_steps(AT_ONCE if launched else 1)
-                if not count:
-                    break
-                event = self._events[launched % AHEAD]
-                self._stream.record(event)
-                launches.append((event, count))
-                launched += 1
-                ahead += count
-            if not launches:
-                return
-            event, count = launches.popleft()
-            while use_wait() and not event.is_done:
-                pass
-            start = time.perf_counter()
-            event.synchronize()
-            self.waited_seconds += time.perf_counter() - start
-            ahead -= count
-            for _ in range(count):
-                yield
+        event, steps = self._launches[0]
+        while use_wait() and not event.is_done:
+            pass
+        start = time.perf_counter()
+        event.synchronize()
+        self.waited_seconds += time.perf_counter() - start
+        self._launches.popleft()
+        return steps
+
+    def clear(self) -> None:
+        """Forget the launches: nobody will read them."""
+        self._launches.clear()
 
     def close(self) -> None:
         """Free the events; closing twice does nothing."""
-        close_all(self._events)
+        close_all([*self._events])

@@ -24,11 +24,12 @@ from math import ceil
 from typing import Protocol
 
 from urdir.model.engine.batch import Batch, Segment
+from urdir.model.engine.limits import Limits
 from urdir.model.engine.request import Ending, Request
 from urdir.model.engine.sequence import Finish
 from urdir.model.engine.step_plan import Outcome, StepPlan
 from urdir.model.engine.task import Task
-from urdir.model.errors import BusyError, ContextFullError, ModelError, SettingsError
+from urdir.model.errors import BusyError, ContextFullError, ModelError
 
 
 class Storage(Protocol):
@@ -55,35 +56,6 @@ class Storage(Protocol):
 
     def truncate(self, sequence: int, length: int) -> None:
         """Give up what lies past ``length`` tokens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How large steps and queues may become.
-
-    ``prompt_rows`` of prompts make a step, ``mixed_rows`` one that continues answers, too, so that
-    these go on at an even pace. A segment takes a multiple of ``alignment`` rows, the last of them
-    idle. Answers reserve room for ``ahead`` tokens at once. ``queue`` requests may wait, for
-    ``wait_seconds`` at most. Without ``share_prefixes`` every prompt is computed from its first
-    token on. Raises SettingsError.
-    """
-
-    prompt_rows: int = 2048
-    mixed_rows: int = 512
-    alignment: int = 16
-    ahead: int = 64
-    queue: int = 1024
-    wait_seconds: float = 60.0
-    share_prefixes: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("prompt_rows", "mixed_rows"):
-            rows = getattr(self, name)
-            if rows < 1 or rows % self.alignment:
-                raise SettingsError(f"{name} {rows}: expected a multiple of {self.alignment}")
-        for name in ("ahead", "queue"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name} {getattr(self, name)}: expected 1 or more")
 
 
 @dataclass(slots=True)
@@ -222,6 +194,26 @@ class Scheduler:
             tuple(admitted),
         )
 
+    def repeat(self, plan: StepPlan, steps: int) -> list[StepPlan]:
+        """``steps`` more steps after ``plan``, the last one, each of the same rows a token further:
+        for a launch of all of them at once. None of them where another request would wait for
+        that, where an answer ends meanwhile by its length, or where there is no room."""
+        if plan.prompts or self._waiting or list(self._running) != list(plan.requests):
+            return []
+        tasks = self._running.values()
+        if not all(self._has_room(task, task.stored + steps) for task in tasks):
+            return []
+        for task in tasks:
+            task.stored += steps
+            task.in_flight += steps
+        self.counts.steps += steps
+        return [plan.after(step) for step in range(1, steps + 1)]
+
+    def end(self, plan: StepPlan) -> int:
+        """No token of the answers of ``plan`` that have not ended lies past this position."""
+        tasks = [self._tasks.get(number) for number in plan.choosers]
+        return max([task.end for task in tasks if task is not None], default=0)
+
     def chosen(self, plan: StepPlan, tokens: Sequence[int]) -> list[Outcome]:
         """A step is complete and chose ``tokens``, one for each of its choosers.
 
@@ -262,6 +254,17 @@ class Scheduler:
             task.in_flight += 1
             rows.append(task)
         return rows
+
+    def _has_room(self, task: Task, end: int) -> bool:
+        """Whether an answer can go on to ``end`` without a look at its tokens, in room that is
+        there or that is free."""
+        if task.waits or end > task.end:
+            return False
+        if end > task.room:
+            with suppress(ContextFullError):
+                self._storage.reserve(task.slot, task.stored, end)
+                task.room = end
+        return end <= task.room
 
     def _has_grown(self, task: Task) -> bool:
         """Reserve room for the next tokens of an answer, taking it from younger requests if need

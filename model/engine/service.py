@@ -8,14 +8,14 @@
     reads its tokens: text, endings, pieces         step n + 1
     ...
 
-Whoever asks is in other threads. Pieces of answers are handed over together, once a step.
+Where a few answers go on alone, a step here is a launch of several. Whoever asks is in other
+threads. Pieces of answers are handed over together, once a launch.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from queue import Empty, SimpleQueue
@@ -23,26 +23,19 @@ from typing import TYPE_CHECKING, Protocol
 
 from urdir.driver.errors import CudaError, DriverError
 from urdir.model.engine.answer import Answer, Item
-from urdir.model.engine.batch import Output
-from urdir.model.engine.request import Piece, Request, TokenChoice
-from urdir.model.engine.scheduler import Limits, Scheduler
-from urdir.model.engine.sequence import Finish
-from urdir.model.engine.step_plan import Outcome, StepPlan
-from urdir.model.errors import BusyError, ConstraintError, ModelError, UnsupportedError
+from urdir.model.engine.launcher import Launcher
+from urdir.model.engine.limits import Limits
+from urdir.model.engine.open_answers import OpenAnswers
+from urdir.model.engine.reader import Reader
+from urdir.model.engine.request import Request
+from urdir.model.engine.scheduler import Scheduler
+from urdir.model.errors import ModelError, UnsupportedError
 from urdir.model.owner import Owner
-from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
 if TYPE_CHECKING:
-    from urdir.driver.device import Device
-    from urdir.driver.stream import Event
     from urdir.model.engine.session import Session
-    from urdir.model.text.matcher import ConstraintCompiler, Mask
+    from urdir.model.text.matcher import ConstraintCompiler
     from urdir.model.text.tokenizer import Tokenizer
-
-#: What a step may be asked for, each of which serves those after it.
-_OUTPUTS = (Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
-#: Steps that are queued before the first of them is read.
-_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +61,6 @@ class OpenModel(Protocol):
     @property
     def session(self) -> Session:
         """The sequences that answer."""
-
-    @property
-    def device(self) -> Device:
-        """The device that they are on."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -101,19 +90,18 @@ class Service(Owner):
         self._session = session = engine.session
         for sequence in range(len(session.sequences)):
             session.truncate(0, sequence)  # the scheduler keeps the books now
-        self._end_ids = frozenset(() if tokenizer is None else tokenizer.end_ids)
+        end_ids = frozenset(() if tokenizer is None else tokenizer.end_ids)
         self._scheduler = Scheduler(
             session.parts.cache,
             slots=len(session.sequences),
             context=session.context,
-            end_ids=self._end_ids,
-            limits=limits or limits_of(engine),
+            end_ids=end_ids,
+            limits=limits or Limits.for_latency(session.shapes),
         )
+        self._answers = OpenAnswers(self._scheduler)
+        self._launcher = Launcher(session, self._scheduler, self._answers, end_ids)
+        self._reader = Reader(session, self._scheduler, self._answers)
         self._post = post
-        self._answers: dict[int, Answer] = {}
-        self._items: list[tuple[Answer, Item]] = []
-        self._steps: deque[tuple[StepPlan, Event]] = deque()
-        self._events = [engine.device.create_event("step") for _ in range(_AHEAD)]
         self._lost: Exception | None = None
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_closing = False
@@ -147,7 +135,7 @@ class Service(Owner):
 
     def cancel(self, answer: Answer) -> None:
         """End a request, if it has not ended: nothing more of it is delivered."""
-        self._inbox.put(lambda: self._cancel(answer))
+        self._inbox.put(lambda: self._answers.cancel(answer))
 
     def metrics(self) -> Metrics:
         """Where it stands, about now."""
@@ -172,25 +160,22 @@ class Service(Owner):
             self._is_closing = True
             self._inbox.put(None)
             self._thread.join()
-            for event in self._events:
-                event.close()
 
     # ---- the thread ----
 
     def _run(self) -> None:
-        while self._take():
-            try:
-                self._step()
-            except Exception as error:  # whatever a step raises ends its requests, not the thread
-                self._fail(error)
-            self._hand_over()
-        while self._steps:
-            self._steps.popleft()[1].synchronize()
+        with self._launcher:
+            while self._take():
+                try:
+                    self._step()
+                except Exception as error:  # ends the requests, not the thread
+                    self._fail(error)
+                self._hand_over()
 
     def _take(self) -> bool:
         """Do what was asked for; wait for something where there is nothing else to do. False once
         the service is closed."""
-        is_idle = not self._answers and not self._steps
+        is_idle = not self._answers and not self._launcher
         try:
             while (work := self._inbox.get(block=is_idle)) is not None:
                 is_idle = False
@@ -200,127 +185,31 @@ class Service(Owner):
         return False
 
     def _step(self) -> None:
-        """Queue the next step, or read the oldest one that is queued."""
-        for number, error in self._scheduler.overdue().items():
-            self._items.append((self._answers.pop(number), error))
-        plan = self._scheduler.plan() if len(self._steps) < _AHEAD else None
-        if plan is not None:
-            self._launch(plan)
-        if self._steps and (plan is None or len(self._steps) == _AHEAD):
-            self._read()
-
-    def _launch(self, plan: StepPlan) -> None:
-        """Write what is new on the device and queue the step."""
-        session, state = self._session, self._session.parts.state
-        for number, slot in plan.admitted:
-            request = self._answers[number].request
-            ends = () if request.ignore_end else self._end_ids
-            state.write_tokens(slot, 0, self._scheduler.tokens(number))
-            state.write_sampling(slot, request.settings.words(len(request.prompt), ends))
-        answers = [self._answers[number] for number in plan.choosers]
-        wanted = {answer.output for answer in answers}
-        output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
-        shape = session.shapes.of_batch(plan.batch, plan.longest, output)
-        event = self._events[self._scheduler.counts.steps % _AHEAD]
-        session.queue.launch(shape, plan.batch, plan.positions, self._masks(plan, answers))
-        session.record(event)
-        self._steps.append((plan, event))
-
-    def _masks(self, plan: StepPlan, answers: Sequence[Answer]) -> dict[int, Mask]:
-        """The tokens that may come, by sequence, of answers with a constraint."""
-        vocab = self._session.parts.config.vocab_size
-        masks: dict[int, Mask] = {}
-        for sequence, answer in zip(plan.batch.choosing, answers, strict=True):
-            try:
-                mask = answer.mask(vocab)
-            except ConstraintError as error:
-                self._end(answer, error)
-            else:
-                masks |= {} if mask is None else {sequence: mask}
-        return masks
-
-    def _read(self) -> None:
-        """Wait for the oldest step, and take its tokens."""
-        plan, event = self._steps[0]
-        event.synchronize()
-        self._steps.popleft()
-        chosen, places = self._session.parts.state.chosen, plan.places
-        tokens = [chosen(sequence, position) for sequence, position in places]
-        for number, (sequence, _), token in zip(plan.choosers, places, tokens, strict=True):
-            if token == INVALID_TOKEN and number in self._answers:
-                self._end(self._answers[number], self._session.no_choice(sequence))
-        for outcome in self._scheduler.chosen(plan, tokens):
-            choice = self._choice(outcome, *places[outcome.row])
-            try:
-                self._tell(outcome, choice)
-            except ConstraintError as error:
-                self._end(self._answers[outcome.request], error)
-
-    def _choice(self, outcome: Outcome, sequence: int, position: int) -> TokenChoice:
-        """What is known of a token that was chosen after the one at ``position``."""
-        likely = self._answers[outcome.request].request.settings.logprobs
-        if likely is None:
-            return TokenChoice(outcome.token)
-        state = self._session.parts.state
-        return TokenChoice(outcome.token, *state.log_probabilities(sequence, position, likely))
-
-    def _tell(self, outcome: Outcome, choice: TokenChoice) -> None:
-        """Turn a token into text, and the end of an answer into its ending."""
-        answer, ending = self._answers[outcome.request], outcome.ending
-        choices: tuple[TokenChoice, ...] = ()
-        text = ""
-        if ending is None or ending.finish is not Finish.END:
-            choices, text = (choice,), answer.push(choice)
-            if (stop := answer.stopped_by) is not None:  # before any other end by the same token
-                ended = self._scheduler.cancel(answer.number) if ending is None else ending
-                assert ended is not None
-                ending = replace(ended, finish=Finish.STOP, stopped_by=stop)
-        if ending is not None:
-            text += answer.finish()
-            del self._answers[outcome.request]
-        if text or choices:
-            self._items.append((answer, Piece(text, choices)))
-        if ending is not None:
-            self._items.append((answer, ending))
+        """Queue the next step, or read the oldest ones that are queued."""
+        launcher = self._launcher
+        self._answers.fail_overdue()
+        is_queued = not launcher.is_full and launcher.launch()
+        if launcher and (launcher.is_full or not is_queued):
+            for plan in launcher.wait():
+                self._reader.read(plan)
 
     def _add(self, answer: Answer) -> None:
-        if self._lost is not None:
-            self._items.append((answer, self._lost))
-            return
-        try:
-            answer.number = self._scheduler.add(answer.request)
-        except (ModelError, BusyError) as error:
-            self._items.append((answer, error))
-            return
-        self._answers[answer.number] = answer
-
-    def _cancel(self, answer: Answer) -> None:
-        if self._answers.get(answer.number) is answer:
-            del self._answers[answer.number]
-            self._scheduler.cancel(answer.number)
-        self._items = [item for item in self._items if item[0] is not answer]
-
-    def _end(self, answer: Answer, error: Exception) -> None:
-        """A request fails by itself."""
-        del self._answers[answer.number]
-        self._scheduler.cancel(answer.number)
-        self._items.append((answer, error))
+        if self._lost is None:
+            self._answers.add(answer)
+        else:
+            self._answers.tell(answer, self._lost)
 
     def _fail(self, error: Exception) -> None:
         """A step failed: its requests end, or all of them where the device is lost."""
-        failed = set(self._answers)
-        is_lost = isinstance(error, CudaError) and error.sticky
-        if is_lost:
+        if isinstance(error, CudaError) and error.sticky:
             self._lost = DeviceLostError(f"the device is lost, open the model again: {error}")
-            self._steps.clear()
-        for number in failed:
-            self._end(self._answers[number], self._lost or error)
+            self._launcher.clear()
+        self._answers.fail_all(self._lost or error)
         self._session.queue.forget_rows()
 
     def _hand_over(self) -> None:
         """Give the items of a step to those who wait for them, together."""
-        if items := self._items:
-            self._items = []
+        if items := self._answers.take_items():
             self._post(lambda: _deliver(items))
 
 
@@ -328,18 +217,7 @@ class DeviceLostError(DriverError):
     """A kernel faulted or the GPU failed: nothing can run on it until the model is opened again."""
 
 
-def limits_of(engine: OpenModel) -> Limits:
-    """Limits of the scheduler that fit the engine's steps."""
-    shapes = engine.session.shapes
-    alignment, most = shapes.alignment, shapes.chunks[-1]
-    whole = max(alignment, most // alignment * alignment)
-    return Limits(
-        prompt_rows=whole,
-        mixed_rows=min(whole, max(alignment, 512 // alignment * alignment)),
-        alignment=alignment,
-    )
-
-
-def _deliver(items: list[tuple[Answer, Item]]) -> None:
-    for answer, item in items:
-        answer.deliver(item)
+def _deliver(items: Mapping[Answer, Iterable[Item]]) -> None:
+    for answer, told in items.items():
+        for item in told:
+            answer.deliver(item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import abc
 from collections.abc import Generator
 from contextlib import ExitStack, closing
@@ -11,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.model.blocks.attention import segment_alignment
+from urdir.model.blocks.recurrent import state_alignment
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
+from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import Rank
-from urdir.model.engine.run_ahead import RunAhead
+from urdir.model.engine.run_ahead import AHEAD, RunAhead, Step
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence, StopConditions
@@ -30,7 +33,6 @@ from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.stream import Event
 
 Slots = abc.Sequence[int]
 Words = npt.NDArray[np.uint32]
@@ -81,8 +83,13 @@ class Session(Owner):
         budget = settings(weights)
         self.context = context
         self.weights = weights
+        #: How long the readers of streams had nothing to do but wait for the device.
+        self.waited_seconds = 0.0
         self.sequences = tuple(Sequence(slot, context) for slot in range(sequences))
-        alignment = 1 if exact else segment_alignment(config, budget.cache, device.native_target)
+        alignment = state_alignment(config)
+        if not exact:
+            of_attention = segment_alignment(config, budget.cache, device.native_target)
+            alignment = math.lcm(alignment, of_attention)
         self.shapes = ShapeBuckets.of(
             budget.chunks, budget.cache.max_len, budget.state.rows, alignment
         )
@@ -91,7 +98,7 @@ class Session(Owner):
             lead = ranks[0]
             self.parts, self.steps, self._recurrent = lead.parts, lead.steps, lead.recurrent
             self._stream = lead.stream
-            self.ahead = owners.enter_context(RunAhead(device, self._stream))
+            self.graphs = DecodeGraphs(self.steps, self.shapes)
             self.queue = StepQueue(self.steps, self.parts.state, self.shapes, self._stream)
             self._owners = owners.pop_all()
 
@@ -405,8 +412,6 @@ class Session(Owner):
         Raises ContextFullError when the cache has no room, ModelError, DriverError; nothing was
         queued then.
         """
-        if self.is_recurrent and batch.segments:
-            raise ModelError("prompts of a model with recurrent layers are steps of their own")
         ends = {slot: self.sequences[slot].last + 1 for slot in batch.decode}
         ends |= {segment.sequence: segment.end for segment in batch.segments}
         for slot, end in ends.items():
@@ -430,9 +435,9 @@ class Session(Owner):
         """Whether some layers keep a state of each sequence instead of keys and values."""
         return bool(self._recurrent.shape.layers)
 
-    def record(self, event: Event) -> None:
-        """Mark the point behind all steps that are queued."""
-        self._stream.record(event)
+    def run_ahead(self, steps: int = AHEAD) -> RunAhead[Step]:
+        """To note the launches that are queued from now on and read later; the caller closes it."""
+        return RunAhead(self.parts.device, self._stream, steps)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""

@@ -30,7 +30,7 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     """`build_plan` in small pieces, one a layer: the plan is what the generator returns."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
-    rows = Rows.of(parts.state, shape.rows, shape.keys, shape.prompt)
+    rows = Rows.of(parts.state, shape.rows, shape.keys, shape.prompt, shape.segments)
     x = append_embedding(plan, parts, rows)
     *others, final = range(parts.config.n_layers)
     for index in others:

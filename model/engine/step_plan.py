@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from urdir.model.engine.batch import Batch
@@ -23,6 +23,10 @@ class StepPlan:
     positions: tuple[int, ...]
     prompts: tuple[int, ...]
     admitted: tuple[tuple[int, int], ...]
+
+    def after(self, steps: int) -> StepPlan:
+        """The step of the same rows, none of them a prompt's, so many steps later."""
+        return replace(self, positions=tuple([at + steps for at in self.positions]))
 
     @property
     def choosers(self) -> tuple[int, ...]:

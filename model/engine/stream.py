@@ -8,14 +8,12 @@ from contextlib import suppress
 from typing import Protocol
 
 from urdir.model.blocks.parts import StepParts
-from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.run_ahead import AT_ONCE, RunAhead
 from urdir.model.engine.runner import Steps
 from urdir.model.engine.sequence import Finish, Sequence
 from urdir.model.errors import ContextFullError
-
-#: Tokens before its end at which a stream begins to prepare for the next length bucket.
-LOOK_AHEAD = 128
 
 
 class Decoder(Protocol):
@@ -24,9 +22,12 @@ class Decoder(Protocol):
     context: int
     sequences: tuple[Sequence, ...]
     parts: StepParts
-    shapes: ShapeBuckets
     steps: Steps
-    ahead: RunAhead
+    graphs: DecodeGraphs
+    waited_seconds: float
+
+    def run_ahead(self) -> RunAhead[int]:
+        """See Session."""
 
     def longest(self, sequences: abc.Sequence[int]) -> int:
         """See Session."""
@@ -57,7 +58,6 @@ class DecodeStream:
         self._output = output
         self._slots = slots
         self._most = most
-        self._keys = 0  # bucket of the last step
         self._waits = False  # for the first token: the graph of the later ones is not recorded yet
 
     def tokens(self) -> Generator[list[int], None, None]:
@@ -71,18 +71,26 @@ class DecodeStream:
         sequences, chosen = [session.sequences[s] for s in slots], session.parts.state.chosen
         for sequence in sequences:
             sequence.check_read()
+        ahead = session.run_ahead()
         try:
-            for _ in session.ahead.run(
-                lambda steps: self._queue(steps, end), lambda: self._look_ahead(end)
-            ):
-                tokens = []
-                for sequence in sequences:
-                    tokens.append(chosen(sequence.slot, len(sequence.tokens) - 1))
-                    session.read(sequence.slot, tokens[-1])
-                yield tokens
-                if any(sequence.finish is Finish.END for sequence in sequences):
+            most = 1  # the first token comes early
+            while True:
+                while not ahead.is_full and (count := self._queue(most, end)):
+                    ahead.queued(range(count))
+                    most = AT_ONCE
+                if not ahead:
                     return
+                for _ in ahead.wait(lambda: self._look_ahead(end)):
+                    tokens = []
+                    for sequence in sequences:
+                        tokens.append(chosen(sequence.slot, len(sequence.tokens) - 1))
+                        session.read(sequence.slot, tokens[-1])
+                    yield tokens
+                    if any(sequence.finish is Finish.END for sequence in sequences):
+                        return
         finally:
+            session.waited_seconds += ahead.waited_seconds
+            ahead.close()
             for slot in slots:
                 session.undo_unread(slot)
 
@@ -98,7 +106,6 @@ class DecodeStream:
         if longest >= end:
             return 0
         shape = session.shape_after(self._output, slots)
-        self._keys = shape.keys
         if shape.prompt:
             session.launch(shape, slots)
             self._waits = True
@@ -106,29 +113,16 @@ class DecodeStream:
         if self._waits and not session.steps.is_recorded(shape):
             self._waits = False
             return 0  # the first token first; the graph is recorded while it is waited for
-        if 1 < steps <= end - longest:
-            several = session.shape_after(self._output, slots, steps)
-            if several.keys == shape.keys and session.steps.is_recorded(several):
-                with suppress(ContextFullError):  # nothing has happened then
-                    session.launch(several, slots)
-                    return steps
+        several = session.graphs.several(shape, longest + 1)
+        if several is not None and several.steps == steps <= end - longest:
+            with suppress(ContextFullError):  # nothing has happened then
+                session.launch(several, slots)
+                return steps
         session.launch(shape, slots)
         return 1
 
     def _look_ahead(self, end: int) -> bool:
         """Do a small piece of preparing for the steps that will come; False where all is done."""
-        prepare = self._session.steps.prepare
-        longest = self._session.longest(self._slots)
-        if longest < end and prepare(self._shape(longest + 1)):
-            return True
-        later = min(longest + LOOK_AHEAD, end)
-        if later > self._keys and prepare(self._shape(later)):
-            return True
-        several = longest + 2 * AT_ONCE
-        if several > later:
-            return False  # not worth the while
-        return any(prepare(self._shape(length, AT_ONCE)) for length in (several, later))
-
-    def _shape(self, length: int, steps: int = 1) -> StepShape:
-        """The shape of steps after which the longest sequence has ``length`` tokens."""
-        return self._session.shapes.decode(len(self._slots), length, self._output, steps)
+        length = self._session.longest(self._slots)
+        prepare = self._session.graphs.prepare
+        return prepare(len(self._slots), self._output, length, end, AT_ONCE)

@@ -15,7 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from urdir.model.families.recurrent import Recurrence, Recurrent, Selective, ShortConv
+from urdir.model.families.recurrent import (
+    KimiDelta,
+    Recurrence,
+    Recurrent,
+    Selective,
+    ShortConv,
+)
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
@@ -56,14 +62,15 @@ class Latent:
     `Attention` has its products.
 
     Queries are made of x, or of ``q_norm`` (``q_down`` x). Their parts that stand still (heads,
-    still) are ``q_still``; ``absorb`` (heads * latent, still) makes each head's fit for l.
-    ``expand`` (heads * value, latent) makes each head's values of its result.
+    still) are ``q_still``; ``absorb`` (heads * latent, still) makes each head's fit for l. Without
+    them all of a head rotates, and l is the value alone. ``expand`` (heads * value, latent) makes
+    each head's values of its result.
     """
 
     down: Linear
     norm: Normalization
-    q_still: Linear
-    absorb: Linear
+    q_still: Linear | None
+    absorb: Linear | None
     expand: Linear
     q_down: Linear | None = None
     q_norm: Normalization | None = None
@@ -237,7 +244,17 @@ class Mixture:
 
 
 #: The last two: a matrix alone (Deci), f(x) without any matrix (Refact).
-Network = Attention | ShortConv | Recurrence | Selective | Dense | Mixture | Linear | Activation
+Network = (
+    Attention
+    | ShortConv
+    | Recurrence
+    | Selective
+    | KimiDelta
+    | Dense
+    | Mixture
+    | Linear
+    | Activation
+)
 
 
 @dataclass(frozen=True, slots=True)

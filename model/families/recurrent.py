@@ -14,8 +14,8 @@ from urdir.ptxgen.kernels.recurrent.gated_recurrence import Order
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A causal convolution along the tokens of each channel: ``weight`` (channels, taps), ``bias``
-    (channels,)."""
+    """A causal convolution along the tokens of each channel: ``weight`` (channels, ..., taps),
+    ``bias`` (channels,)."""
 
     weight: StoredVector
     bias: StoredVector | None = None
@@ -28,7 +28,7 @@ class Convolution:
     @property
     def taps(self) -> int:
         """Tokens that a result is made of, its own included."""
-        return self.weight.shape[1]
+        return self.weight.shape[-1]
 
     @property
     def tail(self) -> int:
@@ -105,7 +105,9 @@ class Selective:
         o (scan(u, step norm(low u), norm(b u), norm(c u)) * silu(gate x))
 
     The scan is `SelectiveScan`, with ``a`` (channels, size) and ``skip`` (channels,); ``low`` has
-    the low rank of ``step``, whose bias is dt's. Norms are there where the model has them.
+    the low rank of ``step``, whose bias is dt's. Where ``step`` has a row for each of some heads,
+    the scan is SSD (`GatedRecurrence`), ``a`` and ``skip`` are (heads,), and heads share b and c.
+    Norms are there where the model has them.
     """
 
     mixed: Linear
@@ -128,24 +130,87 @@ class Selective:
         return self.b.rows
 
     @property
+    def heads(self) -> int:
+        """Heads of channels that decay alike; 0: each channel decays by itself."""
+        return self.step.rows if self.step.rows < self.conv.channels else 0
+
+    @property
     def state(self) -> Mapping[str, int]:
         """Values of a sequence's state, by the names of the kernels' parameters."""
         return {"tail": self.conv.tail, "state": self.conv.channels * self.size}
 
 
-Recurrent = ShortConv | Recurrence | Selective
+@dataclass(frozen=True, slots=True)
+class Convolved:
+    """silu(conv(linear x))."""
+
+    linear: Linear
+    conv: Convolution
+
+
+@dataclass(frozen=True, slots=True)
+class KimiDelta:
+    """The gated delta rule with a gate for each key of a head (Kimi Delta Attention, arXiv
+    2510.26692):
+
+        o (norm(recurrence(q, k, v, decay x, beta x)) * sigmoid(gate x))
+
+    The recurrence is `GatedRecurrence` with ``channels``; q, k and v are (heads, dim), ``a`` and
+    ``beta`` x are (heads,), ``dt_bias`` is (heads, dim). ``decay`` and ``gate`` may be products of
+    few values, ``decay_low`` x and ``gate_low`` x. With a ``floor`` below 0 gates stay above its
+    exp. The ``norm`` is that of each head's values.
+    """
+
+    q: Convolved
+    k: Convolved
+    v: Convolved
+    decay: Linear
+    beta: Linear
+    gate: Linear
+    a: StoredVector
+    dt_bias: StoredVector
+    norm: Normalization
+    o: Linear
+    eps: float  # of the lengths of queries and keys
+    floor: float = 0.0
+    decay_low: Linear | None = None
+    gate_low: Linear | None = None
+
+    @property
+    def parts(self) -> Mapping[str, Convolved]:
+        """What goes into the recurrence, by name."""
+        return {"q": self.q, "k": self.k, "v": self.v}
+
+    @property
+    def heads(self) -> int:
+        """Heads of keys and of values."""
+        return self.beta.rows
+
+    @property
+    def dim(self) -> int:
+        """Values of a head."""
+        return self.decay.rows // self.heads
+
+    @property
+    def state(self) -> Mapping[str, int]:
+        """Values of a sequence's state, by name: a tail of each convolution."""
+        tails = {f"tail {name}": part.conv.tail for name, part in self.parts.items()}
+        return {**tails, "state": self.heads * self.dim * self.dim}
+
+
+Recurrent = ShortConv | Recurrence | Selective | KimiDelta
 
 
 def convolution(
-    file: Reader, key: str, name: str, layer: int, channels: int, bias: Presence = "absent"
+    file: Reader, key: str, name: str, layer: int, *channels: int, bias: Presence = "absent"
 ) -> Convolution:
-    """The convolution ``name`` of a layer, whose taps are metadata ``key``; UnsupportedError for
-    more of them than kernels have, or one."""
+    """The convolution ``name`` of a layer, stored as (*channels, taps), whose taps are metadata
+    ``key``; UnsupportedError for more of them than kernels have, or one."""
     taps = file.size(key)
     if not 2 <= taps <= MAX_TAPS:
         raise UnsupportedError(f"{file.key(key)} is {taps}; 2 to {MAX_TAPS} are supported")
     has_bias = bias == "optional" and file.anywhere(f"{name}.bias")
     return Convolution(
-        file.vector(f"{name}.weight", layer, channels, taps),
-        file.vector(f"{name}.bias", layer, channels) if has_bias else None,
+        file.vector(f"{name}.weight", layer, *channels, taps),
+        file.vector(f"{name}.bias", layer, *channels) if has_bias else None,
     )

@@ -133,6 +133,15 @@ def with_sections(
     return replace(rope, still=still)
 
 
+def read_rope_by_axes(file: Reader, head_dim: int) -> RopeConfig:
+    """The rotation of neighbours; of halves where positions have several axes, which
+    rope.dimension_sections says."""
+    sizes = file.integers("rope.dimension_sections")
+    if len(sizes) < 2 or min(sizes[:2]) <= 0:
+        return read_rope(file, "interleaved", head_dim, factors=False)
+    return with_sections(file, read_rope(file, "half", head_dim, factors=False))
+
+
 def check_dim(file: Reader, name: str, dim: int, head_dim: int) -> None:
     """Raise ConfigError unless ``dim`` values of a head can turn in pairs."""
     if not 0 < dim <= head_dim or dim % 2:

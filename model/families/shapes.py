@@ -346,6 +346,27 @@ SHAPES = {
         },
         ("ssm_conv1d.bias",),
     ),
+    "kimi-linear-48b-a3b": Shape(
+        *("kimi-linear", 27, 2304, 32, 32, 192, 9216, 163840, False),
+        {
+            "context_length": 1048576,
+            "attention.head_count_kv": _of_layers(27, (3, 7, 11, 15, 19, 23, 26), 32),
+            "attention.kv_lora_rank": 512,
+            "attention.key_length_mla": 192,
+            "attention.value_length_mla": 128,
+            "rope.dimension_count": 64,
+            "kda.head_dim": 128,
+            "ssm.conv_kernel": 4,
+            "leading_dense_block_count": 1,
+            "expert_count": 256,
+            "expert_used_count": 8,
+            "expert_feed_forward_length": 1024,
+            "expert_shared_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 2.446,
+        },
+        ("ffn_gate.weight", "ffn_gate_shexp.weight"),
+    ),
     "deepseek-v2-lite": Shape(
         *("deepseek2", 27, 2048, 16, 1, 192, 10944, 102400, False),
         {

@@ -29,7 +29,7 @@ from urdir.model.families.description import (
     QkNorm,
     Share,
 )
-from urdir.model.families.recurrent import Recurrence, Selective, ShortConv
+from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 
 #: Inner values of dense networks, and logits, come in as many at once where they can: whole groups
@@ -183,7 +183,7 @@ def _check(index: int, network: Network) -> None:
     reason = ""
     if isinstance(network, Mixture):
         reason = "a mixture of experts"
-    elif isinstance(network, Recurrence | Selective | ShortConv):
+    elif isinstance(network, Recurrent):
         reason = "a mixer with a state"
     elif isinstance(network, Attention) and network.latent is not None:
         reason = "latent attention"

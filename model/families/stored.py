@@ -30,6 +30,8 @@ class StoredMatrix:
     The tensor counts as (all rows, cols), whatever its rank. Of every ``period`` rows those from
     ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole. Of the columns those
     of ``columns``, a first one and the one after the last, are taken; None takes all.
+    ``transposed``: those of each period are the columns of as many rows as they have values, in
+    f32.
     """
 
     name: str
@@ -37,6 +39,7 @@ class StoredMatrix:
     first: int
     each: int
     period: int
+    transposed: bool = False
     columns: tuple[int, int] | None = None
 
     @classmethod
@@ -56,23 +59,21 @@ class StoredMatrix:
     @property
     def cols(self) -> int:
         """Values of the input."""
-        start, stop = self.columns or (0, self.stored_cols)
+        if self.transposed:
+            return self.each
+        start, stop = self.columns or (0, self.shape[-1])
         return stop - start
-
-    @property
-    def stored_cols(self) -> int:
-        """Columns of the tensor."""
-        return self.shape[-1]
 
     @property
     def rows(self) -> int:
         """Values of the result."""
-        return math.prod(self.shape[:-1]) // self.period * self.each
+        periods = math.prod(self.shape[:-1]) // self.period
+        return periods * (self.shape[-1] if self.transposed else self.each)
 
     @property
     def is_whole(self) -> bool:
         """Whether the tensor is taken as it lies."""
-        return self.each == self.period and self.columns is None
+        return self.each == self.period and not self.transposed and self.columns is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,11 @@ class Linear:
         """Some rows of it (of every ``period`` rows), of a whole tensor."""
         bias = self.bias and self.bias.part(first, each, period)
         return Linear(self.matrix.part(first, each, period), bias)
+
+    def transposed(self) -> Linear:
+        """Each period of it with rows and columns exchanged; there is no bias."""
+        assert self.bias is None
+        return Linear(replace(self.matrix, transposed=True))
 
     @property
     def rows(self) -> int:

@@ -18,7 +18,13 @@ from urdir.model.families.description import (
     Mixture,
     Network,
 )
-from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
+from urdir.model.families.recurrent import (
+    Convolution,
+    KimiDelta,
+    Recurrence,
+    Selective,
+    ShortConv,
+)
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, of_any_layer
 from urdir.ptxgen.kernels.activation import Activation
@@ -138,6 +144,8 @@ def _network(network: Network) -> Facts:
             return {"kind": _recurrence_kind(network), **_recurrence(network)}
         case Selective():
             return {"kind": "selective scan", **_selective(network)}
+        case KimiDelta():
+            return {"kind": "delta rule by channel", **_kimi_delta(network)}
         case Dense():
             return {"kind": "feed-forward", **_dense(network)}
         case Mixture():
@@ -204,6 +212,18 @@ def _selective(of: Selective) -> Facts:
         size=of.size,
         rank=of.low.rows,
         norm_of_parts=_norm(of.b_norm),
+        state=sum(of.state.values()),
+    )
+
+
+def _kimi_delta(of: KimiDelta) -> Facts:
+    return _known(
+        heads=of.heads,
+        dim=of.dim,
+        convolutions=_convolution(of.q.conv),
+        rank=of.decay_low and of.decay_low.rows,
+        floor=of.floor,
+        norm_of_result=_norm(of.norm),
         state=sum(of.state.values()),
     )
 

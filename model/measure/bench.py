@@ -322,11 +322,11 @@ def _decode(session: Session, count: int, steps: int) -> tuple[float, float]:
     """
     together = session.stream_together(Output.GREEDY, range(count), most=steps)
     with closing(together) as stream:
-        waited, start = session.ahead.waited_seconds, time.perf_counter()
+        waited, start = session.waited_seconds, time.perf_counter()
         for _ in stream:
             pass
         seconds = time.perf_counter() - start
-        waited = session.ahead.waited_seconds - waited
+        waited = session.waited_seconds - waited
     return seconds, seconds - waited
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from urdir.model.errors import ModelError
 from urdir.model.measure.http_events import HttpServer, ServerError
-from urdir.model.measure.profile import check_can_plot
+from urdir.model.measure.plot import check_can_plot, save
 
 #: Ids below this are in the vocabulary of every model that does not say how large it is.
 _SMALL_VOCABULARY = 10_000
@@ -241,7 +241,4 @@ def plot_load(replies: Sequence[Reply], title: str, path: Path) -> None:
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as exc:
-        raise ModelError(f"--plot {path}: cannot be written: {exc}") from exc
+    save(figure, path)

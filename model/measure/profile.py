@@ -11,6 +11,7 @@ from urdir.driver.execute import Timing
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.errors import ModelError
+from urdir.model.measure.plot import check_can_plot, save
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +76,6 @@ def _row(
     )
 
 
-def check_can_plot() -> None:
-    """Raise ModelError where matplotlib, which draws the roofline, is not installed."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as exc:
-        raise ModelError(
-            f"--plot needs matplotlib ({exc}): pip install 'urdir[plot]', or leave it out"
-        ) from exc
-
-
 def plot_roofline(rows: Iterable[ProfileRow], bandwidth: float, title: str, path: Path) -> None:
     """Draw each role's speed over its arithmetic intensity, below the roof that ``bandwidth``
     (bytes per second) makes; roles that calculate nothing are left out.
@@ -113,7 +104,4 @@ def plot_roofline(rows: Iterable[ProfileRow], bandwidth: float, title: str, path
     axes.set_ylabel("GFLOP/s")
     axes.set_title(title)
     axes.legend()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as exc:
-        raise ModelError(f"--plot {path}: cannot be written: {exc}") from exc
+    save(figure, path)

@@ -52,7 +52,7 @@ class StateShape:
             "sequence": 4 * self.rows,
             "position": 4 * self.rows,
             "output_row": 4 * self.rows,
-            "last_row": 4,
+            "segment": 8 * self.rows,
             "step_sequence": 4 * (self.rows + self.chunk),
             "step_position": 4 * (self.rows + self.chunk),
             "sampled": 4 * self.rows,
@@ -63,10 +63,12 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The rows of a step: ``sequence`` and ``position`` (rows,) u32, `IDLE` where there is none."""
+    """The rows of a step: ``sequence`` and ``position`` (rows,) u32, `IDLE` where there is none;
+    ``segment`` (segments, 2) u32, the bounds of its segments among the rows of prompts."""
 
     sequence: Words
     position: Words
+    segment: Words
 
 
 class DecodeState(Owner):
@@ -75,8 +77,8 @@ class DecodeState(Owner):
     ``tokens`` (sequences, max_len) u32: prompts and answers. ``known`` (sequences,) u32: how many
     of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows that choose a
     token, and what they chose. They are the rows of a step without prompts. All rows of a step with
-    prompts are ``step_sequence``, ``step_position`` (rows + chunk,) u32, the last one that is not
-    idle is number ``last_row`` (1,) u32; those that choose are its rows ``output_row`` (rows,) u32.
+    prompts are ``step_sequence``, ``step_position`` (rows + chunk,) u32; ``segment`` (rows, 2) u32
+    bounds the segments of its prompts; those that choose are its rows ``output_row`` (rows,) u32.
     ``settings`` (sequences, SETTINGS_WORDS) u32: how each sequence's tokens are chosen. Of the rows
     that choose, those that ``masked`` (rows,) u32 marks may take the tokens whose bits are set in
     ``masks`` (rows, ceil(vocab / 32)) u32. What is written is queued on ``stream``, behind the
@@ -196,7 +198,7 @@ class DecodeState(Owner):
         self._write(
             **self._choosing(pairs),
             output_row=_padded(np.array(chosen, np.uint32), self.rows, IDLE),
-            last_row=np.flatnonzero(rows.position != IDLE)[-1:].astype(np.uint32),
+            segment=rows.segment.reshape(-1),
             step_sequence=_padded(rows.sequence, count, rows.sequence[0]),
             step_position=_padded(rows.position, count, IDLE),
         )

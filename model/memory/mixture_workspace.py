@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from urdir.ptxgen.kernels.experts.gemm import tile_height
 from urdir.ptxgen.kernels.experts.selection import Selection
-from urdir.ptxgen.kernels.experts.tiled import MAX_USED
+from urdir.ptxgen.kernels.experts.spec import MAX_USED
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.pairs import most_places, most_tiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -21,12 +21,13 @@ from urdir.model.families.stored import (
     stored_in,
 )
 from urdir.model.memory.cache_shape import rounded_capacity
+from urdir.model.memory.matrix_rows import format_in, source_rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.upload import STAGING_BYTES, Piece, Repacking, upload, vector_pieces
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.rotation import turns_table
-from urdir.ptxgen.weights.formats import Format, format_of
+from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Weights(Owner):
         for of in _kept(self.config):
             tensor, place = gguf.tensors[of.name], self._arena[_label(of)]
             if isinstance(of, StoredMatrix):
-                yield from repacking.pieces(self._layouts[of], _rows(of, tensor), place)
+                yield from repacking.pieces(self._layouts[of], source_rows(of, tensor), place)
             else:
                 yield from vector_pieces(vector_values(of, tensor).view(np.uint8), place)
 
@@ -179,7 +180,7 @@ def shares_of(config: Config, gguf: ModelFile, ranks: int) -> list[Config]:
     if ranks == 1:
         return [config]
     blocks = {
-        of.name: format_of(gguf.tensors[of.name].type_id).block
+        of.name: format_in(of, gguf.tensors[of.name]).block
         for of in stored_in(config)
         if isinstance(of, StoredMatrix)
     }
@@ -208,54 +209,6 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
     return of.of(values.astype(np.float32))
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The bytes of some rows of every period of a tensor, put together as they are read: of each
-    row, which has ``row_nbytes``, those of ``cut``."""
-
-    data: Any
-    of: StoredMatrix
-    row_nbytes: int
-    cut: slice
-
-    def __len__(self) -> int:
-        return self.of.rows * self.cut_nbytes
-
-    @property
-    def cut_nbytes(self) -> int:
-        """Bytes of a row that are taken."""
-        nbytes: int = self.cut.stop - self.cut.start
-        return nbytes
-
-    def __getitem__(self, part: slice) -> npt.NDArray[np.uint8]:
-        begin, end, _ = part.indices(len(self))
-        of, pieces, each = self.of, [], self.cut_nbytes
-        row, last = begin // each, end // each
-        while row < last:
-            period, within = divmod(row, of.each)
-            count = min(of.each - within, last - row)
-            first = period * of.period + of.first + within
-            pieces.append(self.data[first * self.row_nbytes : (first + count) * self.row_nbytes])
-            row += count
-        rows: npt.NDArray[np.uint8] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        if each == self.row_nbytes:
-            return rows
-        return np.ascontiguousarray(rows.reshape(-1, self.row_nbytes)[:, self.cut]).reshape(-1)
-
-
-def _rows(of: StoredMatrix, tensor: Tensor) -> Any:
-    """The bytes of a matrix, row by row."""
-    if of.is_whole:
-        return tensor.data
-    fmt = format_of(tensor.type_id)
-    start, stop = of.columns or (0, of.stored_cols)
-    before, within, whole = (
-        Layout(fmt, 1, cols).source_row_nbytes if cols else 0
-        for cols in (start, stop - start, of.stored_cols)
-    )
-    return _Rows(tensor.data, of, whole, slice(before, before + within))
-
-
 def _kept(config: Config) -> Iterator[Stored]:
     """What is kept as it is: not the factors that go into RoPE tables, nor learned positions."""
     others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
@@ -269,7 +222,7 @@ def _source_nbytes(of: Stored, gguf: ModelFile) -> int:
 
 
 def _layout(of: StoredMatrix, gguf: ModelFile) -> Layout:
-    return Layout(format_of(gguf.tensors[of.name].type_id), of.rows, of.cols)
+    return Layout(format_in(of, gguf.tensors[of.name]), of.rows, of.cols)
 
 
 def _label(of: Stored) -> str:
@@ -277,7 +230,7 @@ def _label(of: Stored) -> str:
     if isinstance(of, StoredMatrix):
         rows = "" if of.each == of.period else f"[{of.first}:{of.first + of.each}]"
         columns = "" if of.columns is None else f" columns {of.columns[0]}:{of.columns[1]}"
-        return of.name + rows + columns
+        return of.name + rows + columns + " transposed" * of.transposed
     whole = StoredVector.whole(of.name, *of.shape)
     if of == whole:
         return of.name

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from urdir.model.families.description import Attention, Config
-from urdir.model.families.recurrent import Recurrence, Recurrent, Selective, ShortConv
+from urdir.model.families.recurrent import (
+    KimiDelta,
+    Recurrence,
+    Recurrent,
+    Selective,
+    ShortConv,
+)
 from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
@@ -24,7 +30,10 @@ STREAMS = ("hidden", "residual", "sum", "spare")
 #: Parameters of split attention, and the buffers that they take.
 PARTIAL = {"partial": "partial", "softmax": "softmax", "arrived": "chunks arrived"}
 #: Buffers with the vectors of products.
-_INPUTS = ("hidden", "heads", "activated", "layer gate", "latent q", "expanded", "convolved", "low")
+_INPUTS = (
+    *("hidden", "heads", "activated", "layer gate", "latent q", "expanded"),
+    *("convolved", "low", "gate low"),
+)
 
 #: Buffers that are zeros at first: kernels leave them so.
 ZEROED = frozenset({"experts arrived", "chunks arrived"})
@@ -111,8 +120,8 @@ def _latent_widths(mixers: Sequence[Attention]) -> dict[str, int]:
         "latent": max((of.down.rows for of in latents), default=0),
         "q turned": max((mixer.q.rows for mixer in shared), default=0),
         "k turned": max((mixer.k.rows for mixer in shared if mixer.k is not None), default=0),
-        "q still": max((of.q_still.rows for of in latents), default=0),
-        "q absorbed": max((of.absorb.rows for of in latents), default=0),
+        "q still": max((of.q_still.rows for of in latents if of.q_still), default=0),
+        "q absorbed": max((of.absorb.rows for of in latents if of.absorb), default=0),
         "expanded": max((of.expand.rows for of in latents), default=0),
     }
 
@@ -120,19 +129,29 @@ def _latent_widths(mixers: Sequence[Attention]) -> dict[str, int]:
 def _recurrent_widths(mixers: Sequence[Recurrent]) -> dict[str, int]:
     """Values a row of what recurrent mixers make before their result."""
     shorts = [mixer for mixer in mixers if isinstance(mixer, ShortConv)]
-    longs = [mixer for mixer in mixers if not isinstance(mixer, ShortConv)]
-    heads = [mixer for mixer in longs if isinstance(mixer, Recurrence)]
-    scans = [mixer for mixer in longs if isinstance(mixer, Selective)]
-    alphas = [mixer.heads for mixer in heads] + [mixer.step.rows for mixer in scans]
-    gates = [s.output_gate.rows for s in shorts] + [m.gate.rows for m in longs]
-    return {
-        "mixed": max((mixer.conv.channels for mixer in mixers), default=0),
+    deltas = [mixer for mixer in mixers if isinstance(mixer, KimiDelta)]
+    heads = [mixer for mixer in mixers if isinstance(mixer, Recurrence)]
+    scans = [mixer for mixer in mixers if isinstance(mixer, Selective)]
+    longs: list[Recurrence | Selective] = [*heads, *scans]
+    alphas = (
+        [m.heads for m in heads] + [m.step.rows for m in scans] + [m.decay.rows for m in deltas]
+    )
+    gates = [s.output_gate for s in shorts] + [m.gate for m in longs] + [m.gate for m in deltas]
+    lows = [of.low for of in scans] + [of.decay_low for of in deltas if of.decay_low]
+    apart = {
+        f"{name} {part}": max((of.parts[part].conv.channels for of in deltas), default=0)
+        for name in ("mixed", "convolved")
+        for part in "qkv"
+    }
+    return apart | {
+        "mixed": max([m.conv.channels for m in longs] + [m.conv.channels for m in shorts] + [0]),
         "convolved": max((mixer.conv.channels for mixer in longs), default=0),
         "input gate": max((mixer.input_gate.rows for mixer in shorts), default=0),
-        "recurrent gate": max(gates, default=0),
+        "recurrent gate": max((gate.rows for gate in gates), default=0),
         "alpha": max(alphas, default=0),
-        "beta": max((mixer.heads for mixer in heads), default=0),
-        "low": max((mixer.low.rows for mixer in scans), default=0),
+        "beta": max([m.heads for m in heads] + [m.heads for m in deltas] + [0]),
+        "low": max((low.rows for low in lows), default=0),
+        "gate low": max((of.gate_low.rows for of in deltas if of.gate_low), default=0),
         "scan b": max((mixer.size for mixer in scans), default=0),
         "scan c": max((mixer.size for mixer in scans), default=0),
     }

@@ -124,7 +124,7 @@ def _multiples(schema: Any) -> Iterator[float]:
     """Every multipleOf of a schema."""
     if isinstance(schema, dict):
         value = schema.get("multipleOf")
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and not isinstance(value, bool):
             yield value
         schema = schema.values()
     elif not isinstance(schema, list):

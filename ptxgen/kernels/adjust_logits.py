@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.logits_rows import LogitsRows
 from urdir.ptxgen.kernels.sampling import (
-    OFFSETS,
     SETTINGS_WORDS,
     adjust,
     pack_settings,
     unpack_settings,
 )
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 
 @dataclass(frozen=True)
-class AdjustLogits(KernelSpec):
+class AdjustLogits(LogitsRows):
     """Logit bias, repetition, presence and frequency penalty, and the tokens that are allowed.
 
     Row r is the token at ``position[r]`` of sequence s = ``sequence[r]``; its ``logits[r]`` are
@@ -34,10 +34,6 @@ class AdjustLogits(KernelSpec):
     its slice in shared memory. Rows that ask for nothing end at once.
     """
 
-    n_vocab: int
-    max_len: int
-    rows: int = 1
-    sequences: int = 1
     width: int = 8192
 
     name = "adjust_logits"
@@ -45,18 +41,9 @@ class AdjustLogits(KernelSpec):
 
     #: One for each bias of a sequence at least.
     threads = 512
-    #: Tokens of the history that a thread loads before it looks at them.
-    unroll = 4
-    settings_words = SETTINGS_WORDS
-    offsets = OFFSETS
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n_vocab <= 2**28:
-            raise PtxgenError(f"adjust_logits: n_vocab must be in 1 ... 2^28, not {self.n_vocab}")
-        if not 1 <= self.max_len < 2**31:
-            raise PtxgenError(f"adjust_logits: max_len is {self.max_len}, not in 1 ... 2^31 - 1")
-        if not 1 <= self.rows < 2**16 or self.sequences < 1:
-            raise PtxgenError(f"adjust_logits: no {self.rows} rows of {self.sequences} sequences")
+        super().__post_init__()
         if self.width not in (2048, 4096, 8192):
             raise PtxgenError(f"adjust_logits: width must be 2048, 4096 or 8192, not {self.width}")
 
@@ -69,11 +56,6 @@ class AdjustLogits(KernelSpec):
     def slices(self) -> int:
         """Slices of a row."""
         return ceil_div(self.n_vocab, self.width)
-
-    @property
-    def vector(self) -> int:
-        """Logits of one access: four where that keeps every row 16-byte aligned."""
-        return 4 if self.n_vocab % 4 == 0 else 1
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -128,23 +110,18 @@ class AdjustLogits(KernelSpec):
         Tokens repeat: half of them are of a few.
         """
         known = rng.integers(1, self.max_len, self.sequences, endpoint=True)
-        sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows] % self.sequences
-        position = known[sequence] - 1
-        if self.rows > 1:
-            position[rng.integers(self.rows)] = self.max_len + 1
+        rows = self._random_rows(rng, known)
         tokens = rng.integers(0, self.n_vocab + 3, (self.sequences, self.max_len), np.uint32)
         often = rng.random(tokens.shape) < 0.5
         tokens[often] = (tokens[often] % 5) * (self.n_vocab // 5)
-        shape = (self.rows, self.n_vocab)
         return {
-            "logits": rng.normal(0.0, 3.0, shape).astype(np.float32),
-            "raw": np.zeros(shape, np.float32),
+            **rows,
+            "logits": self._random_logits(rng),
+            "raw": np.zeros((self.rows, self.n_vocab), np.float32),
             "settings": np.stack([self._settings(rng, int(n)) for n in known]),
             "tokens": tokens,
             "masks": rng.integers(0, 2**32, (self.rows, self.mask_words), np.uint32),
             "masked": rng.integers(0, 2, self.rows).astype(np.uint32),
-            "sequence": sequence.astype(np.uint32),
-            "position": position.astype(np.uint32),
         }
 
     def _settings(self, rng: np.random.Generator, known: int) -> Array:

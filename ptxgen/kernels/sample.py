@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.sampling import OFFSETS, SETTINGS_WORDS, pack_settings, sample
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+from urdir.ptxgen.kernels.logits_rows import LogitsRows
+from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS, pack_settings, sample
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 
 @dataclass(frozen=True)
-class Sample(KernelSpec):
+class Sample(LogitsRows):
     """The next token of every row: top-k, top-p, min-p, temperature, draw.
 
     Row r is the token at ``position[r]`` of sequence s = ``sequence[r]``; its ``logits[r]``, which
@@ -27,29 +27,12 @@ class Sample(KernelSpec):
     Weights are f32 powers of two, summed as 64-bit integers: no sum depends on an order.
     """
 
-    n_vocab: int
-    max_len: int
-    rows: int = 1
-    sequences: int = 1
-
     name = "sample"
     template = ("urdir.templates", "sample.ptx.j2")
 
     threads = 1024
-    #: Vectors that a thread loads before it looks at them.
-    unroll = 4
     #: Bits of a digit of the radix selection.
     digit_bits = 10
-    settings_words = SETTINGS_WORDS
-    offsets = OFFSETS
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.n_vocab <= 2**28:
-            raise PtxgenError(f"sample: n_vocab must be in 1 ... 2^28, not {self.n_vocab}")
-        if not 1 <= self.max_len < 2**31:
-            raise PtxgenError(f"sample: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
-        if not 1 <= self.rows < 2**16 or self.sequences < 1:
-            raise PtxgenError(f"sample: no {self.rows} rows of {self.sequences} sequences")
 
     @property
     def index_bits(self) -> int:
@@ -74,11 +57,6 @@ class Sample(KernelSpec):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(grid=(self.rows, 1, 1), block=(self.threads, 1, 1))
-
-    @property
-    def vector(self) -> int:
-        """Logits of one access: four where that keeps every row 16-byte aligned."""
-        return 4 if self.n_vocab % 4 == 0 else 1
 
     @property
     def rank(self) -> int:
@@ -120,15 +98,10 @@ class Sample(KernelSpec):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows with settings of all kinds, some greedy, and one idle where there are several."""
         known = rng.integers(1, self.max_len, self.sequences, endpoint=True)
-        sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows] % self.sequences
-        position = known[sequence] - 1
-        if self.rows > 1:
-            position[rng.integers(self.rows)] = self.max_len + 1
         return {
-            "logits": rng.normal(0.0, 3.0, (self.rows, self.n_vocab)).astype(np.float32),
+            **self._random_rows(rng, known),
+            "logits": self._random_logits(rng),
             "settings": np.stack([random_settings(rng) for _ in range(self.sequences)]),
-            "sequence": sequence.astype(np.uint32),
-            "position": position.astype(np.uint32),
         }
 
 

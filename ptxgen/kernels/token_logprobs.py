@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.logits_rows import LogitsRows
 from urdir.ptxgen.kernels.sampling import (
     INVALID_TOKEN,
     MOST_LIKELY,
-    OFFSETS,
-    SETTINGS_WORDS,
     log_probabilities,
     most_likely,
     pack_settings,
     unpack_settings,
 )
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
 
 
 @dataclass(frozen=True)
-class TokenLogprobs(KernelSpec):
+class TokenLogprobs(LogitsRows):
     """Log-probabilities of each row's chosen token and of its likeliest tokens.
 
     They are ln softmax(``logits[r]``), of the model's own logits: bias, penalties, masks, filters
@@ -35,39 +34,19 @@ class TokenLogprobs(KernelSpec):
     one (position ``max_len`` or more) leave them as they are.
     """
 
-    n_vocab: int
-    max_len: int
-    rows: int = 1
-    sequences: int = 1
     slots: int = 1
 
     name = "token_logprobs"
     template = ("urdir.templates", "token_logprobs.ptx.j2")
 
     threads = 1024
-    #: Vectors that a thread loads before it looks at them.
-    unroll = 4
     most = MOST_LIKELY
     entries = 1 + MOST_LIKELY
-    settings_words = SETTINGS_WORDS
-    offsets = OFFSETS
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n_vocab <= 2**28:
-            raise PtxgenError(f"token_logprobs: n_vocab must be in 1 ... 2^28, not {self.n_vocab}")
-        if not 1 <= self.max_len < 2**31:
-            raise PtxgenError(
-                f"token_logprobs: max_len must be in 1 ... 2^31 - 1, not {self.max_len}"
-            )
-        if not 1 <= self.rows < 2**16 or self.sequences < 1:
-            raise PtxgenError(f"token_logprobs: no {self.rows} rows of {self.sequences} sequences")
+        super().__post_init__()
         if self.slots < 1 or self.slots & (self.slots - 1):
             raise PtxgenError(f"token_logprobs: slots is {self.slots}: a power of two")
-
-    @property
-    def vector(self) -> int:
-        """Logits of one access: four where that keeps every row 16-byte aligned."""
-        return 4 if self.n_vocab % 4 == 0 else 1
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -128,25 +107,20 @@ class TokenLogprobs(KernelSpec):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows that want something or nothing, one without a choice and one idle where there are
         several. Logits lie on a grid, so that some are equal."""
-        position = rng.integers(0, self.max_len, self.rows)
+        rows = self._random_rows(rng, rng.integers(1, self.max_len, self.sequences, endpoint=True))
         sampled = rng.integers(0, self.n_vocab, self.rows)
         if self.rows > 2:
-            position[0], sampled[1] = self.max_len + 1, INVALID_TOKEN
+            sampled[np.flatnonzero(rows["position"] < self.max_len)[0]] = INVALID_TOKEN
         wanted = [None, 0, 1, 5, MOST_LIKELY]
-        logits = np.round(rng.normal(0.0, 3.0, (self.rows, self.n_vocab)), 2)
         return {
-            "logits": logits.astype(np.float32),
+            **rows,
+            "logits": np.round(self._random_logits(rng), 2),
             "settings": np.stack(
                 [
                     pack_settings(logprobs=wanted[int(which)])
                     for which in rng.integers(self.rows == 1, len(wanted), self.sequences)
                 ]
             ),
-            "sequence": rng.permutation(max(self.sequences, self.rows))[: self.rows].astype(
-                np.uint32
-            )
-            % np.uint32(self.sequences),
-            "position": position.astype(np.uint32),
             "sampled": sampled.astype(np.uint32),
             "logprobs": np.zeros((self.sequences, self.slots, self.entries), np.float32),
             "likely": np.zeros((self.sequences, self.slots, self.most), np.uint32),

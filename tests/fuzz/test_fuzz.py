@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 #: Not `TARGETS` of `targets.py`: the tests of a package are not imported by pytest.
-TARGETS = ("gguf", "safetensors", "tokenizer", "template", "ptx")
+TARGETS = ("gguf", "safetensors", "tokenizer", "template", "http", "ptx")
 
 
 def fuzz(*argv: object) -> subprocess.CompletedProcess[str]:

@@ -24,7 +24,13 @@ from urdir.model.families.description import (
     QkNorm,
     Router,
 )
-from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
+from urdir.model.families.recurrent import (
+    Convolution,
+    KimiDelta,
+    Recurrence,
+    Selective,
+    ShortConv,
+)
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -80,9 +86,11 @@ class Reference:
 
     def matrix(self, stored: StoredMatrix) -> Floats:
         """(rows, cols)."""
-        whole = self.tensor(stored.name).reshape(-1, stored.cols)
-        periods = whole.reshape(-1, stored.period, stored.cols)
+        whole = self.tensor(stored.name)
+        periods = whole.reshape(-1, stored.period, stored.shape[-1])
         taken = periods[:, stored.first : stored.first + stored.each]
+        if stored.transposed:
+            taken = taken.swapaxes(1, 2)
         return taken.reshape(-1, stored.cols)
 
     def vector(self, stored: StoredVector) -> Floats:
@@ -154,6 +162,8 @@ class Reference:
                 return self._recurrence(of, x)
             case Selective():
                 return self._selective(of, x)
+            case KimiDelta():
+                return self._kimi_delta(of, x)
             case Dense():
                 return self._dense(of, x)
             case Mixture():
@@ -240,7 +250,7 @@ class Reference:
     # ---- mixers with a state ----
 
     def _convolved(self, of: Convolution, x: Floats) -> Floats:
-        weight = self.tensor(of.weight.name).reshape(of.weight.shape)
+        weight = self.tensor(of.weight.name).reshape(of.channels, of.taps)
         padded = np.concatenate([np.zeros((of.taps - 1, of.channels)), x])
         y = sum(padded[tap : tap + len(x)] * weight[:, tap] for tap in range(of.taps))
         return y if of.bias is None else y + self.vector(of.bias)
@@ -256,13 +266,18 @@ class Reference:
             for part, norm in ((of.low, of.low_norm), (of.b, of.b_norm), (of.c, of.c_norm))
         )
         dt = np.logaddexp(0.0, self.linear(of.step, low))
-        rates = self.vector(of.a).reshape(of.conv.channels, of.size)
+        rates, skip = self.vector(of.a), self.vector(of.skip)
+        if of.heads:
+            group = of.conv.channels // of.heads
+            dt, rates, skip = (np.repeat(a, group, axis=-1) for a in (dt, rates, skip))
+            rates = np.repeat(rates, of.size)
+        rates = rates.reshape(of.conv.channels, of.size)
         state = np.zeros_like(rates)
         y = np.zeros_like(u)
         for row in range(len(x)):
             state = state * np.exp(dt[row][:, None] * rates) + np.outer(dt[row] * u[row], b[row])
             y[row] = state @ c[row]
-        y = y + u * self.vector(of.skip)
+        y = y + u * skip
         return self.linear(of.o, y * _silu(self.linear(of.gate, x)))
 
     def _recurrence(self, of: Recurrence, x: Floats) -> Floats:
@@ -306,6 +321,29 @@ class Reference:
         y = y.reshape(rows, -1)
         return self.linear(of.o, y if of.gates_first else y * gate)
 
+    def _kimi_delta(self, of: KimiDelta, x: Floats) -> Floats:
+        rows, shape = len(x), (len(x), of.heads, of.dim)
+        q, k, v = (
+            _silu(self._convolved(part.conv, self.linear(part.linear, x))).reshape(shape)
+            for part in (of.q, of.k, of.v)
+        )
+        q, k = (a / np.sqrt((a * a).sum(axis=2, keepdims=True) + of.eps) for a in (q, k))
+        low = x if of.decay_low is None else self.linear(of.decay_low, x)
+        steps = (self.linear(of.decay, low) + self.vector(of.dt_bias)).reshape(shape)
+        rates = self.vector(of.a)[:, None]
+        logs = of.floor * _sigmoid(rates * steps) if of.floor else rates * np.logaddexp(0.0, steps)
+        beta = _sigmoid(self.linear(of.beta, x))
+        state = np.zeros((of.heads, of.dim, of.dim))  # values, keys
+        y = np.zeros(shape)
+        for row in range(rows):
+            state = state * np.exp(logs[row])[:, None, :]
+            error = v[row] - np.einsum("hvk,hk->hv", state, k[row])
+            state = state + np.einsum("h,hv,hk->hvk", beta[row], error, k[row])
+            y[row] = np.einsum("hvk,hk->hv", state, q[row]) / np.sqrt(of.dim)
+        gate = self.linear(of.gate, x if of.gate_low is None else self.linear(of.gate_low, x))
+        y = self.norm(of.norm, y).reshape(rows, -1) * _sigmoid(gate)
+        return self.linear(of.o, y)
+
     # ---- attention ----
 
     def _attention(self, a: Attention, x: Floats, positions: Any, caches: list[Any]) -> Floats:
@@ -328,28 +366,34 @@ class Reference:
         caches[-1] = k, v
         q = self._tempered(a, q, positions)
         out = self._attend(a, q, k, v, positions).reshape(len(x), a.output_width) * a.value_scale
-        if a.gate is not None:
-            gate = self.linear(a.gate.linear, x)
-            gate = np.logaddexp(0, gate) if a.gate.activation == "softplus" else _sigmoid(gate)
-            out = (out.reshape(len(x), gate.shape[1], -1) * gate[:, :, None]).reshape(out.shape)
-        return self.linear(a.o, out)
+        return self.linear(a.o, self._gated(a, out, x))
+
+    def _gated(self, a: Attention, out: Floats, x: Floats) -> Floats:
+        if a.gate is None:
+            return out
+        gate = self.linear(a.gate.linear, x)
+        gate = np.logaddexp(0, gate) if a.gate.activation == "softplus" else _sigmoid(gate)
+        return (out.reshape(len(x), gate.shape[1], -1) * gate[:, :, None]).reshape(out.shape)
 
     def _latent_attention(self, a: Attention, of: Latent, x: Floats, positions: Any) -> Floats:
         """Keys and values of each head written out."""
         assert a.k is not None
         rows, latent = len(x), self.norm(of.norm, self.linear(of.down, x))
         source = x if of.q_down is None else self.norm(of.q_norm, self.linear(of.q_down, x))
-        up = self.matrix(of.absorb.matrix).reshape(a.heads, a.value_dim, -1)
         parts = self.matrix(of.expand.matrix).reshape(a.heads, -1, a.value_dim)
-        still = self.linear(of.q_still, source).reshape(rows, a.heads, -1)
         turned = self.linear(a.q, source).reshape(rows, a.heads, -1)
         turned = self._turned(a, turned, "q", positions)
         k_turned = self._turned(a, self.linear(a.k, x)[:, None], "k", positions)
-        k_still, v = np.einsum("rl,hls->rhs", latent, up), np.einsum("rl,hvl->rhv", latent, parts)
-        q = self._tempered(a, np.concatenate([turned, still], 2), positions)
-        k = np.concatenate([np.repeat(k_turned, a.heads, axis=1), k_still], 2)
+        q, k = turned, np.repeat(k_turned, a.heads, axis=1)
+        if of.q_still is not None and of.absorb is not None:
+            up = self.matrix(of.absorb.matrix).reshape(a.heads, a.value_dim, -1)
+            still = self.linear(of.q_still, source).reshape(rows, a.heads, -1)
+            q = np.concatenate([q, still], 2)
+            k = np.concatenate([k, np.einsum("rl,hls->rhs", latent, up)], 2)
+        q, v = self._tempered(a, q, positions), np.einsum("rl,hvl->rhv", latent, parts)
         plain = replace(a, kv_heads=a.heads)
-        return self.linear(a.o, self._attend(plain, q, k, v, positions).reshape(rows, -1))
+        out = self._attend(plain, q, k, v, positions).reshape(rows, -1)
+        return self.linear(a.o, self._gated(a, out, x))
 
     @staticmethod
     def _tempered(a: Attention, q: Floats, positions: Any) -> Floats:

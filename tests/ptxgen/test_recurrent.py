@@ -18,14 +18,17 @@ from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
 IDLE = 0xFFFFFFFF
 TOKENS = 29
+BY_CHANNEL = GatedRecurrence(
+    *(32, 2, 64, 1, 4, 2, 36, 20), delta=True, eps=1e-6, order="apart", channels=True
+)
 KERNELS = {
-    "conv": CausalConv(
-        32, 2, 64, True, channels=44, taps=4, bias=True, activation=Activation("silu")
-    ),
-    "gated conv": CausalConv(32, 2, 64, True, channels=44, taps=3, gated=True),
-    "delta rule": GatedRecurrence(32, 2, 64, True, 4, 2, 32, 20, delta=True, eps=1e-6),
-    "scan": GatedRecurrence(32, 2, 64, True, 4, 2, 16, 20, delta=False, order="vkq"),
-    "selective scan": SelectiveScan(32, 2, 64, True, 20, 16),
+    "conv": CausalConv(32, 2, 64, 1, channels=44, taps=4, bias=True, activation=Activation("silu")),
+    "gated conv": CausalConv(32, 2, 64, 1, channels=44, taps=3, gated=True),
+    "delta rule": GatedRecurrence(32, 2, 64, 1, 4, 2, 32, 20, delta=True, eps=1e-6),
+    "delta rule by channel": BY_CHANNEL,
+    "delta rule with a floor": replace(BY_CHANNEL, floor=-5.0),
+    "scan": GatedRecurrence(32, 2, 64, 1, 4, 2, 16, 20, delta=False, order="vkq"),
+    "selective scan": SelectiveScan(32, 2, 64, 1, 20, 16),
 }
 
 
@@ -35,7 +38,7 @@ def steps(device: Device, spec: RecurrentRows, inputs: dict[str, Any], counts: l
     state = next(p.name for p in spec.params if p.shape[:1] == ("sequences",))
     given, results, start = dict(inputs), [], 0
     for count in counts:
-        rows = spec.rows if spec.consecutive else 1
+        rows = spec.rows if spec.segments else 1
         for name in by_row & inputs.keys():
             part = np.zeros((rows, *inputs[name].shape[1:]), inputs[name].dtype)
             part[:count] = inputs[name][start : start + count]
@@ -43,8 +46,8 @@ def steps(device: Device, spec: RecurrentRows, inputs: dict[str, Any], counts: l
         given["sequence"] = np.full(rows, 1, np.uint32)
         given["position"] = np.full(rows, IDLE, np.uint32)
         given["position"][:count] = np.arange(start, start + count)
-        if spec.consecutive:
-            given["last_row"] = np.array([count - 1], np.uint32)
+        if spec.segments:
+            given["segment"] = np.array([(0, count)], np.uint32)
         names = {p.name for p in spec.params}
         made = run_kernel(device, spec, {n: v for n, v in given.items() if n in names})
         given[state] = made[state]
@@ -58,7 +61,7 @@ def test_chunks_of_any_size_give_what_single_tokens_give(name: str, device: Devi
     """Bit for bit: a state is moved on token by token in every launch."""
     whole = KERNELS[name]
     inputs = whole.make_inputs(np.random.default_rng(3))
-    single = replace(whole, rows=1, consecutive=False)
+    single = replace(whole, rows=1, segments=0)
     expected, state = steps(device, single, inputs, [1] * TOKENS)
     assert np.isfinite(expected).all()
     for counts in ([TOKENS], [1, 2, 26], [3, 9, 16, 1]):
@@ -69,15 +72,62 @@ def test_chunks_of_any_size_give_what_single_tokens_give(name: str, device: Devi
         np.testing.assert_array_equal(after[0], inputs[state_name][0])
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_segments_side_by_side_give_what_single_tokens_give(name: str, device: Device) -> None:
+    """Bit for bit, wherever they lie and whatever is beside them; other states stay."""
+    spec = replace(KERNELS[name], rows=40, sequences=5, segments=4)
+    rng = np.random.default_rng(8)
+    lengths = {0: 17, 2: 23, 3: 5}
+    tokens = {s: spec.make_inputs(rng) for s in lengths}
+    shared = tokens[0]
+    by_row = {p.name for p in spec.params if p.shape[:1] == ("rows",)} & shared.keys()
+    state = next(p.name for p in spec.params if p.shape[:1] == ("sequences",))
+    results: dict[int, list[Any]] = {s: [] for s in lengths}
+    after, done = shared[state], dict.fromkeys(lengths, 0)
+    for parts in ({2: 7, 0: 12}, {3: 5, 0: 5, 2: 15}, {2: 1}):
+        given = {n: rng.standard_normal(v.shape).astype(v.dtype) for n, v in shared.items()}
+        given |= {n: v for n, v in shared.items() if n not in by_row} | {state: after}
+        given["sequence"], given["position"] = (np.full(40, n, np.uint32) for n in (1, IDLE))
+        given["segment"], start = np.full((4, 2), 40, np.uint32), 0
+        places = []
+        for i, (s, count) in enumerate(parts.items()):
+            rows, of = slice(start, start + count), slice(done[s], done[s] + count)
+            for n in by_row - {"sequence", "position"}:
+                given[n][rows] = tokens[s][n][of]
+            given["sequence"][rows], given["position"][rows] = s, np.arange(of.start, of.stop)
+            given["segment"][i] = start, start + count
+            places.append((s, rows))
+            done[s] = of.stop
+            start += 8 * (1 + (count - 1) // 8) + 8 * i
+        made = run_kernel(device, spec, given)
+        after = made[state]
+        idle = given["position"] == IDLE
+        assert not made["y"][idle].any()
+        for s, rows in places:
+            results[s].append(made["y"][rows])
+    assert done == lengths
+    np.testing.assert_array_equal(after[[1, 4]], shared[state][[1, 4]])
+    single = replace(spec, rows=1, sequences=2, segments=0)
+    for s, count in lengths.items():
+        own = tokens[s] | {n: v for n, v in shared.items() if n not in by_row}
+        own[state] = shared[state][:2]
+        expected, alone = steps(device, single, own, [1] * count)
+        np.testing.assert_array_equal(np.concatenate(results[s]), expected)
+        np.testing.assert_array_equal(after[s], alone[1])
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
         ({"rows": 0}, "0 rows"),
+        ({"segments": 5}, "5 segments in 32 rows"),
         ({"sequences": 0}, "0 sequences"),
         ({"heads": 3}, "3 heads"),
         ({"key_dim": 6}, "multiples of 4"),
         ({"heads": 2, "value_dim": 1}, "multiples of 4"),
         ({"key_dim": 4 * 67}, "at most 64"),
+        ({"floor": 1.0}, "up to 0"),
+        ({"delta": False, "channels": True}, "belong to the delta rule"),
     ],
 )
 def test_a_recurrence_refuses(fields: dict[str, int], text: str) -> None:

@@ -52,7 +52,8 @@ def add_all(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help="of --model: the kernels of prompts of every size, not of the largest alone",
+        help="of --model: the kernels of prompts of every size; without it, those that differ in "
+        "the number of rows are one",
     )
 
 
@@ -93,30 +94,30 @@ def one_kernel(args: argparse.Namespace) -> KernelSpec:
     return specialise(kernel(args.kernel), args.settings)
 
 
-def of_model(
-    args: argparse.Namespace, gpu: Gpu, all_prompts: bool = True
-) -> tuple[ModelKernel, ...]:
-    """The specialisations that --model uses on ``gpu``."""
+def of_model(args: argparse.Namespace, gpu: Gpu, every: bool = True) -> tuple[ModelKernel, ...]:
+    """The specialisations that --model uses on ``gpu``; prompts of several sizes are folded
+    unless ``every`` one is asked for."""
     from urdir.model.engine.engine import chosen_context
     from urdir.model.families.description import Config
     from urdir.model.files.source import open_model
-    from urdir.model.measure.model_kernels import model_kernels
+    from urdir.model.measure.model_kernels import folded, model_kernels
 
     with open_model(args.model) as gguf:
         config = Config.from_gguf(gguf)
         context = chosen_context(config, args.ctx_size)
-        found = model_kernels(
-            gguf,
-            config,
-            context,
-            gpu.native_target,
-            gpu.sm_count,
-            all_prompts=all_prompts,
-        )
-    folded = "" if all_prompts else "; of prompts the largest (--all: of every size)"
+        found = model_kernels(gguf, config, context, gpu.native_target, gpu.sm_count)
     print(
         f"{len(found)} kernels for {gpu.native_target}, {gpu.sm_count} SMs ({gpu.title}), "
-        f"a context of {context} tokens{folded}",
+        f"a context of {context} tokens",
         file=sys.stderr,
     )
-    return found
+    if every:
+        return found
+    kept = folded(found)
+    if len(kept) < len(found):
+        print(
+            f"{len(found) - len(kept)} of them are those of shorter prompts, which differ from "
+            "others in the number of rows: --all shows them",
+            file=sys.stderr,
+        )
+    return kept

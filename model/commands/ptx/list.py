@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
 from urdir.model.commands.ptx import arguments
-from urdir.model.commands.report import aligned, extent, fields_text, fitting, roles_text
+from urdir.model.commands.report import extent, fields_text, megabytes_text, roles_text
+from urdir.model.commands.table import Column, print_table, wrapped
 
 if TYPE_CHECKING:
     from urdir.ptxgen.spec import KernelSpec
@@ -21,6 +22,18 @@ EXAMPLES = """\
   urdir ptx list --model model.gguf            what this model's decode and prompt steps launch
   urdir ptx list --model model.gguf --gpu l4   the same on another GPU
 """
+
+#: Characters of a field's name and default, where these are short.
+_FIELD_WIDTH = 40
+_COLUMNS = (
+    Column("launches", right=True),
+    Column("what"),
+    Column("kernel"),
+    Column("grid x block", rank=3),
+    Column("MB", right=True, rank=2),
+    Column("a step of", rank=1, cut=True),
+    Column("fields", rank=4, cut=True),
+)
 
 
 def add_parser(commands: options.Subparsers) -> None:
@@ -58,10 +71,14 @@ def _list_kernels(name: str | None, as_json: bool) -> None:
         print(json.dumps([_kernel_dict(kernel) for kernel in found], indent=2))
         return
     for kernel in found:
-        print(f"{kernel.name}  {kernel.purpose()}")
-        for field in fields_of(kernel):
-            left = f"{field.name} = {field.default}" if field.has_default else field.name
-            print(f"    {left:<24} {field.type}")
+        print(wrapped(f"{kernel.name}  {kernel.purpose()}", 8))
+        fields = [
+            (f"{field.name} = {field.default}" if field.has_default else field.name, field.type)
+            for field in fields_of(kernel)
+        ]
+        width = min(_FIELD_WIDTH, max(len(left) for left, _ in fields))
+        for left, kind in fields:
+            print(wrapped(f"    {left:<{width}}  {kind}", width + 6))
 
 
 def _kernel_dict(kernel: type[KernelSpec]) -> dict[str, Any]:
@@ -87,19 +104,16 @@ def _list_model(args: argparse.Namespace) -> None:
         entries = [describe(kernel.spec, gpu.native_target) | kernel.as_dict() for kernel in found]
         print(json.dumps(entries, indent=2))
         return
-    rows = [("launches", "what", "kernel", "grid x block", "MB", "a step of", "fields")]
-    for kernel in found:
-        spec, shape = kernel.spec, kernel.spec.launch_shape
-        rows.append(
-            (
-                str(kernel.per_step(prompt=False) or kernel.per_step(prompt=True)),
-                roles_text(kernel.roles),
-                spec.name,
-                f"{extent(shape.grid)} x {extent(shape.block)}",
-                f"{spec.bytes_moved() / 1e6:,.3f}",
-                kernel.used_in(),
-                fields_text(spec),
-            )
+    rows = [
+        (
+            str(kernel.most_launches),
+            roles_text(kernel.roles),
+            kernel.spec.name,
+            f"{extent(kernel.spec.launch_shape.grid)} x {extent(kernel.spec.launch_shape.block)}",
+            megabytes_text(kernel.spec.bytes_moved()),
+            kernel.used_in(),
+            fields_text(kernel.spec),
         )
-    for line in aligned(rows, right=(0, 4)):
-        print(fitting(line))
+        for kernel in found
+    ]
+    print_table(_COLUMNS, rows)

@@ -234,9 +234,9 @@ class CachedAttention(Owner):
         if tokens < 1:
             raise ModelError(f"{tokens} tokens: at least one")
         is_prompt, places = tokens > 1, ("sequence", "position")
-        at = [self.work[f"prompt {p}" if is_prompt else f"{p}.{layer}"] for p in places]
+        of, at = (self.work[f"prompt {p}" if is_prompt else f"{p}.{layer}"] for p in places)
         prompt = tokens if is_prompt else 0
-        return Rows(max(tokens, len(sequences)), self.layout.max_len, prompt, *at)
+        return Rows(max(tokens, len(sequences)), self.layout.max_len, prompt, of, at)
 
     def layer(self, layer: int, rows: Rows, **buffers: Region | None) -> LayerAttention:
         """The attention of a layer over ``rows``; ``buffers`` are the caller's q, k, v, which are

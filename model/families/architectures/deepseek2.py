@@ -2,9 +2,8 @@
 (MLA, arXiv 2405.04434), mixtures of many small experts (arXiv 2401.06066). llama.cpp: `src/models/`
 deepseek2.cpp, mistral4.cpp.
 
-Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon;
-attention.kv_lora_rank (the latent vector), attention.q_lora_rank, attention.key_length_mla and
-value_length_mla (of a head), rope.dimension_count (the part of a head that rotates),
+Keys: those of `parts`, `rope`, `latent` and `mixtures`, attention.layer_norm_rms_epsilon;
+attention.q_lora_rank, rope.dimension_count (the part of a head that rotates),
 rope.scaling.yarn_log_multiplier, attention.temperature_scale and temperature_length;
 expert_feed_forward_length, expert_shared_count, expert_gating_func, expert_weights_norm,
 expert_weights_scale, leading_dense_block_count.
@@ -15,9 +14,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.dense import rms_decoder
-from urdir.model.families.description import Attention, Config, Latent, Mixture
+from urdir.model.families.description import Attention, Config, Mixture
+from urdir.model.families.latent import latent_attention, latent_head_dims
 from urdir.model.families.mixtures import (
     expert_width,
     mixture,
@@ -29,7 +28,6 @@ from urdir.model.families.mixtures import (
     weights_norm,
     weights_scale,
 )
-from urdir.model.families.parts import rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig, read_rope
 from urdir.ptxgen.kernels.attention.own_token import Temperature
@@ -67,53 +65,17 @@ def deepseek2(file: Reader) -> Config:
 
 
 def _attention(file: Reader, layer: int, rank: int) -> Attention:
-    hidden, norm = file.hidden, rms_norm(file)
-    heads, latent = file.size_at("attention.head_count", layer), file.size("attention.kv_lora_rank")
-    key_dim, value_dim = _head_dims(file)
-    rope, scale = _rope(file, key_dim)
-    still = key_dim - rope.dim
-    if still < 1:
-        raise ConfigError(
-            f"heads of {key_dim} values ({file.key('attention.key_length_mla')}), of which "
-            f"{rope.dim} rotate (rope.dimension_count): some have to stand still"
-        )
-    name, source = ("attn_q_b", rank) if rank else ("attn_q", hidden)
-    queries = file.linear(name, layer, heads * key_dim, source, bias="absent")
-    down = file.linear("attn_kv_a_mqa", layer, latent + rope.dim, hidden, bias="absent")
-    vector = down.part(0, latent)
-    return Attention(
-        heads=heads,
-        kv_heads=1,
-        key_dim=rope.dim + latent,
-        value_dim=latent,
-        scale=scale,
-        q=queries.part(still, rope.dim, key_dim),
-        k=down.part(latent, rope.dim),
-        v=vector,
-        o=file.linear("attn_output", layer, hidden, heads * value_dim, bias="absent"),
+    rope, scale = _rope(file, latent_head_dims(file)[0])
+    return latent_attention(
+        file,
+        layer,
+        file.size_at("attention.head_count", layer),
+        rope.dim,
+        rank,
         rope=rope,
+        scale=scale,
         temperature=_temperature(file),
-        latent=Latent(
-            down=vector,
-            norm=file.norm("attn_kv_a_norm", layer, norm, latent),
-            q_still=queries.part(0, still, key_dim),
-            absorb=file.linear("attn_k_b", layer, heads, latent, still, bias="absent"),
-            expand=file.linear("attn_v_b", layer, heads, value_dim, latent, bias="absent"),
-            q_down=file.linear("attn_q_a", layer, rank, hidden, bias="absent") if rank else None,
-            q_norm=file.norm("attn_q_a_norm", layer, norm, rank) if rank else None,
-        ),
     )
-
-
-def _head_dims(file: Reader) -> tuple[int, int]:
-    """Values of a head of keys and of one of values, written out."""
-    key, value = (file.count(f"attention.{name}_length_mla") for name in ("key", "value"))
-    if not key or not value:
-        raise UnsupportedError(
-            f"{file.key('attention.key_length_mla')} or value_length_mla is missing: an old file, "
-            "to be converted anew"
-        )
-    return key, value
 
 
 def _rope(file: Reader, key_dim: int) -> tuple[RopeConfig, float]:

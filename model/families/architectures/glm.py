@@ -10,7 +10,7 @@ from urdir.model.families.dense import decoder
 from urdir.model.families.description import Config
 from urdir.model.families.parts import attention, dense, head_dims, rms_norm
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope, with_sections
+from urdir.model.families.rope import read_rope, read_rope_by_axes
 
 
 def chatglm(file: Reader) -> Config:
@@ -27,11 +27,7 @@ def chatglm(file: Reader) -> Config:
 def glm4(file: Reader) -> Config:
     """GLM 4 of 2025: norms after attention and network, too. With positions of several axes (GLM
     4V) halves rotate together instead of neighbours."""
-    sizes = file.integers("rope.dimension_sections")
-    axes = len(sizes) > 1 and min(sizes[:2]) > 0
-    rope = read_rope(file, "half" if axes else "interleaved", head_dims(file)[0], factors=False)
-    if axes:
-        rope = with_sections(file, rope)
+    rope = read_rope_by_axes(file, head_dims(file)[0])
     return decoder(
         file,
         rms_norm(file),

@@ -42,7 +42,7 @@ class ExpertsDown(ExpertsSpec):
 
     @property
     def blocks(self) -> int:
-        return self.used * self.whole.row_tiles
+        return self.used * self.layout.row_tiles
 
     @property
     def params(self) -> tuple[Param, ...]:

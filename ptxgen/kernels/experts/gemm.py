@@ -11,7 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.experts.tiled import experts_layout
+from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.gemm import (
     FULL,
     MAX_RAW,
@@ -21,9 +21,8 @@ from urdir.ptxgen.kernels.linear.gemm import (
     widest,
 )
 from urdir.ptxgen.kernels.pairs import grouped, most_tiles, random_choice
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
-from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS
 
 #: Pairs of a tile, smallest first.
 HEIGHTS = tuple(sorted({tile.batch for tile in TILES}))
@@ -38,7 +37,7 @@ def tile_height(rows: int, experts: int, used: int) -> int:
 
 
 @dataclass(frozen=True)
-class ExpertsGemm(KernelSpec):
+class ExpertsGemm(ExpertsProduct):
     """y = W x (+ bias) for pairs of rows and experts, W (rows, cols) of the pair's expert.
 
     ``pair`` and ``tile_of`` are those of `GroupExperts` for ``batch`` rows, with tiles of
@@ -50,12 +49,6 @@ class ExpertsGemm(KernelSpec):
     in `Gemm`.
     """
 
-    format: Format
-    experts: int
-    used: int
-    rows: int
-    cols: int
-    batch: int
     height: int
     down: bool = False
     weighted: bool = False
@@ -72,7 +65,7 @@ class ExpertsGemm(KernelSpec):
             raise PtxgenError(
                 f"experts_gemm: {self.used} of {self.experts} experts for {self.batch} rows"
             )
-        _ = self.layout
+        _ = self.layout  # refuses odd shapes
         self._check_activation()
         if self.height not in HEIGHTS or self.cut.batch != self.height:
             raise PtxgenError(f"experts_gemm: tiles of {self.height} pairs: one of {HEIGHTS}")
@@ -82,25 +75,11 @@ class ExpertsGemm(KernelSpec):
             raise PtxgenError(f"experts_gemm: {self.rows} rows are more than 65535 tiles")
 
     def _check_activation(self) -> None:
-        f = self.activation
-        if self.gated and f is None:
-            raise PtxgenError("experts_gemm: gated without an activation")
-        if f is not None and self.down:
+        super()._check_activation()
+        if self.activation is not None and self.down:
             raise PtxgenError("experts_gemm: an activation is for what goes up")
-        if f is not None and not self.gated and (f.limit or f.kind == "swiglu_oai"):
-            raise PtxgenError(f"experts_gemm: {f.kind} without a gate has no limit")
         if self.cut.n_tiles % self.pair:
             raise PtxgenError(f"experts_gemm: {self.cut} is too narrow for a gate")
-
-    @property
-    def pair(self) -> int:
-        """Matrices that are multiplied together: two if gated."""
-        return 2 if self.gated else 1
-
-    @property
-    def pairs(self) -> int:
-        """Pairs of rows and slots."""
-        return self.batch * self.used
 
     @property
     def tiles(self) -> int:
@@ -111,11 +90,6 @@ class ExpertsGemm(KernelSpec):
     def x_rows(self) -> int:
         """Rows of x."""
         return self.pairs if self.down else self.batch
-
-    @cached_property
-    def layout(self) -> Layout:
-        """How the matrices of all experts lie in memory."""
-        return experts_layout(self.format, self.experts, self.rows, self.cols)
 
     @cached_property
     def cut(self) -> CtaTile:
@@ -201,13 +175,12 @@ class ExpertsGemm(KernelSpec):
         return {"y": y.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        count = self.layout.rows * self.cols // self.format.block
         # Before an activation sums come to where it is curved.
         scale = {} if self.activation is None else {"scale": 0.5 / self.cols**0.5}
         choice = random_choice(rng, self.batch, self.experts, self.used)
         inputs: dict[str, Any] = grouped(choice, self.experts, self.height)
         for name in ("weights", "up")[: self.pair]:
-            inputs[name] = self.layout.pack(random_blocks(self.format, count, rng, **scale))
+            inputs[name] = self._random_matrices(rng, **scale)
         for p in self.params:
             if p.access is Access.IN and p.name not in inputs:
                 inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
@@ -244,6 +217,3 @@ class ExpertsGemm(KernelSpec):
     def bytes_moved(self) -> int:
         """Without the row powers, which are not read."""
         return super().bytes_moved() - self.pair * self.layout.powers_nbytes
-
-    def flops(self) -> int:
-        return 2 * self.pairs * self.rows * self.cols * self.pair

@@ -12,15 +12,15 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS
-from urdir.ptxgen.kernels.experts.tiled import MAX_USED, experts_layout
+from urdir.ptxgen.kernels.experts.spec import MAX_USED, ExpertsProduct
 from urdir.ptxgen.kernels.linear.cut import PACE_NBYTES
-from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
+from urdir.ptxgen.kernels.linear.ends import is_first
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.kernels.pairs import most_tiles, random_choice
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
-from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
+from urdir.ptxgen.kernels.pairs import most_tiles
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS
 from urdir.ptxgen.weights.tiles import Tile
 
 #: Pairs that are multiplied together: each has two of the eight columns of an ``mma``.
@@ -32,7 +32,7 @@ MAX_SLOTS, MIN_SLOTS = 6, 2
 
 
 @dataclass(frozen=True)
-class ExpertsGemmSmall(KernelSpec):
+class ExpertsGemmSmall(ExpertsProduct):
     """y = W x (+ bias) for pairs of a row and a slot, W (rows, cols) of the pair's expert.
 
     The launch finds out which rows chose the same expert. A quartet is an expert and up to four of
@@ -53,12 +53,6 @@ class ExpertsGemmSmall(KernelSpec):
     where shared memory is too small.
     """
 
-    format: Format
-    experts: int
-    used: int
-    rows: int
-    cols: int
-    batch: int
     down: bool = False
     weighted: bool = False
     bias: bool = False
@@ -90,9 +84,9 @@ class ExpertsGemmSmall(KernelSpec):
         if self.format.is_float:
             raise PtxgenError(f"{self.name}: the weights must be quantised")
         self._check_ends()
-        if self.parts < 1 or self.whole.row_tiles % self.parts:
+        if self.parts < 1 or self.layout.row_tiles % self.parts:
             raise PtxgenError(
-                f"{self.name}: {self.whole.row_tiles} blocks of columns in {self.parts} parts"
+                f"{self.name}: {self.layout.row_tiles} blocks of columns in {self.parts} parts"
             )
         if self.parts > 1 and not (self.down and self.slots <= MAX_USED):
             raise PtxgenError(f"{self.name}: parts are for what goes down, {MAX_USED} slots of y")
@@ -105,47 +99,23 @@ class ExpertsGemmSmall(KernelSpec):
             raise PtxgenError(f"{self.name}: {self.pairs} pairs of {self.rows} rows are too many")
 
     def _check_ends(self) -> None:
-        f = self.activation
-        if self.down and (f is not None or self.norm is not None):
+        if self.down and (self.activation is not None or self.norm is not None):
             raise PtxgenError(f"{self.name}: a norm and an activation are for what goes up")
-        if self.gated and f is None:
-            raise PtxgenError(f"{self.name}: gated without an activation")
-        if f is not None and not self.gated and (f.limit or f.kind == "swiglu_oai"):
-            raise PtxgenError(f"{self.name}: {f.kind} without a gate has no limit")
+        self._check_activation()
         if self.norm is not None and is_first(self.norm):
             raise PtxgenError(f"{self.name}: {self.norm} must be a launch of its own")
 
     # ---- sizes ----
 
     @cached_property
-    def whole(self) -> Layout:
-        """How the matrices of all experts lie in memory."""
-        return experts_layout(self.format, self.experts, self.rows, self.cols)
-
-    @cached_property
     def tile(self) -> Tile:
         """A tile of them in shared memory."""
-        return Tile(self.whole)
-
-    @property
-    def bands(self) -> int:
-        """Bands of tiles of an expert."""
-        return self.rows // TILE_ROWS
+        return Tile(self.layout)
 
     @property
     def part_blocks(self) -> int:
         """Blocks of columns of a part."""
-        return self.whole.row_tiles // self.parts
-
-    @property
-    def pair(self) -> int:
-        """Matrices that are multiplied together: two if gated."""
-        return 2 if self.gated else 1
-
-    @property
-    def pairs(self) -> int:
-        """Pairs of rows and slots."""
-        return self.batch * self.used
+        return self.layout.row_tiles // self.parts
 
     @property
     def slots(self) -> int:
@@ -171,11 +141,6 @@ class ExpertsGemmSmall(KernelSpec):
     # ---- what the macros of `GemmSmall` ask for ----
 
     @property
-    def row_units(self) -> int:
-        """Units of a row."""
-        return self.whole.row_units
-
-    @property
     def has_partial_block(self) -> bool:
         """Whether the last block of a row has units beyond it."""
         return self.row_units % TILE_UNITS != 0
@@ -185,27 +150,12 @@ class ExpertsGemmSmall(KernelSpec):
         """Groups of a unit."""
         return self.format.unit_groups
 
-    @property
-    def normed(self) -> bool:
-        """Whether x is normalised first."""
-        return self.norm is not None
-
-    @property
-    def scales_x(self) -> bool:
-        """Whether x is to be multiplied with the norm's weights."""
-        return self.norm is not None and self.norm.weight
-
-    @property
-    def norm_text(self) -> str:
-        """What x' is, for the template's contract."""
-        return norm_text(self.norm)
-
     # ---- shared memory: rings, activations, their sums of squares, the quartets ----
 
     @property
     def slot_nbytes(self) -> int:
         """Bytes of a slot of a ring."""
-        return ceil_div(self.whole.tile_nbytes, self.tile.alignment) * self.tile.alignment
+        return ceil_div(self.layout.tile_nbytes, self.tile.alignment) * self.tile.alignment
 
     @property
     def block_nbytes(self) -> int:
@@ -283,7 +233,7 @@ class ExpertsGemmSmall(KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         matrices = ("weights", "up")[: self.pair]
-        params = [Param(name, "u8", (self.whole.nbytes,), Access.IN) for name in matrices]
+        params = [Param(name, "u8", (self.layout.nbytes,), Access.IN) for name in matrices]
         params.append(Param("expert", "u32", ("batch", "used"), Access.IN))
         if self.weighted:
             params.append(Param("weight", "f32", ("batch", "used"), Access.IN))
@@ -322,7 +272,7 @@ class ExpertsGemmSmall(KernelSpec):
         x = x.reshape(self.batch, self.used if self.down else 1, self.parts, part_cols)
 
         def product(matrix: str, bias: str) -> Array:
-            weights = np.pad(self.whole.unpack(inputs[matrix]).astype(np.float64), padding)
+            weights = np.pad(self.layout.unpack(inputs[matrix]).astype(np.float64), padding)
             weights = weights.reshape(self.experts, self.rows, self.parts, part_cols)[chosen]
             of_pairs = np.broadcast_to(x, (*chosen.shape, *x.shape[2:]))
             y: Array = np.einsum("bsrpc,bspc->bspr", weights, of_pairs)
@@ -339,23 +289,6 @@ class ExpertsGemmSmall(KernelSpec):
             f = self.activation
             y = f.gated(y, product("up", "up_bias")) if self.gated else f(y)
         return {"y": y.reshape(self.batch, self.slots, self.rows).astype(np.float32)}
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Small weights, so that sums come to where activations are curved; some experts are chosen
-        by most rows, some by none."""
-        inputs: dict[str, Any] = {}
-        for p in self.params:
-            if p.access is Access.OUT:
-                continue
-            if p.dtype == "u8":
-                count = self.whole.rows * self.cols // self.format.block
-                blocks = random_blocks(self.format, count, rng, scale=0.5 / self.cols**0.5)
-                inputs[p.name] = self.whole.pack(blocks)
-            elif p.name == "expert":
-                inputs[p.name] = random_choice(rng, self.batch, self.experts, self.used)
-            else:
-                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
-        return inputs
 
     @classmethod
     def examples(cls) -> Mapping[str, ExpertsGemmSmall]:
@@ -389,11 +322,8 @@ class ExpertsGemmSmall(KernelSpec):
         """Those of as many experts as rows that choose at random have, each read once, and of the
         activations."""
         chosen = expected_experts(self.batch, self.experts, self.used)
-        matrices = round(self.pair * chosen * self.whole.nbytes / self.experts)
+        matrices = round(self.pair * chosen * self.layout.nbytes / self.experts)
         return matrices + sum(self.nbytes(p) for p in self.params if p.dtype != "u8")
-
-    def flops(self) -> int:
-        return 2 * self.pairs * self.rows * self.cols * self.pair
 
 
 def expected_experts(rows: int, experts: int, used: int) -> float:

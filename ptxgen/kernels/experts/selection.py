@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.tiled import MAX_USED
+from urdir.ptxgen.kernels.experts.spec import MAX_USED
 from urdir.ptxgen.spec import Array
 
 #: The most experts of a layer.

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
-
-import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.spec import MAX_USED, ExpertsProduct
 from urdir.ptxgen.kernels.linear.cut import (
     MIN_SLOTS,
     Cut,
@@ -18,48 +16,24 @@ from urdir.ptxgen.kernels.linear.cut import (
     TilePart,
     cut_launch,
 )
-from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
+from urdir.ptxgen.kernels.linear.ends import is_first
 from urdir.ptxgen.kernels.linear.gemv import (
     LEAST_WARPS,
     RECORD_NBYTES,
     Activations,
 )
-from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import Format, random_blocks
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
 #: Registers of a thread that may be needed for activations, at most.
 MAX_REGISTERS = 232
-#: Experts of a row, at most: a lane of a warp has the number of one.
-MAX_USED = 32
-
-
-def experts_layout(fmt: Format, experts: int, rows: int, cols: int) -> Layout:
-    """How the matrices (rows, cols) of all experts lie in memory: as one.
-
-    Raises PtxgenError where the rows of an expert are no whole bands of tiles.
-    """
-    if experts < 1 or rows < 1 or rows % TILE_ROWS:
-        raise PtxgenError(
-            f"{experts} experts of {rows} rows: at least one, of a multiple of {TILE_ROWS} rows"
-        )
-    return Layout(fmt, experts * rows, cols)
 
 
 @dataclass(frozen=True)
-class ExpertsShape(KernelSpec):
-    """Fields: products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each.
+class ExpertsShape(ExpertsProduct):
+    """An `ExpertsProduct` whose ``activations`` are those of `Gemv`."""
 
-    ``activations`` are those of `Gemv`.
-    """
-
-    format: Format
-    experts: int
-    used: int
-    rows: int
-    cols: int
     batch: int = 1
     activations: Activations = "f32"
 
@@ -75,9 +49,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     # The linear kernels' macros ask for these.
     others = ()
     tiles_left = 1
-    gated = False
     alone = True
-    norm: ClassVar[Norm | None] = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= min(self.experts, MAX_USED) or self.batch < 1:
@@ -89,7 +61,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
             raise PtxgenError(f"{self.name}: 16-bit activations are for quantised weights only")
         if self.cluster != 1 or self.fill:
             raise PtxgenError(f"{self.name}: cluster and fill are not for experts")
-        _ = self.whole  # refuses odd shapes
+        _ = self.layout  # refuses odd shapes
         cut = self.cut
         if not 1 <= cut.columns.warps <= cut.columns.blocks or not 1 <= cut.warps <= 32:
             raise PtxgenError(
@@ -102,40 +74,10 @@ class ExpertsSpec(CutOptions, ExpertsShape):
                 f"{self.cut.columns.blocks} blocks are more than {self.shared} bytes"
             )
 
-    @cached_property
-    def whole(self) -> Layout:
-        """How the matrices of all experts lie in memory."""
-        return experts_layout(self.format, self.experts, self.rows, self.cols)
-
-    @property
-    def bands(self) -> int:
-        """Bands of tiles of an expert."""
-        return self.rows // TILE_ROWS
-
-    @property
-    def pair(self) -> int:
-        """Matrices that are multiplied together: two if gated."""
-        return 2 if self.gated else 1
-
-    @property
-    def normed(self) -> bool:
-        """Whether x is normalised first."""
-        return self.norm is not None
-
-    @property
-    def scales_x(self) -> bool:
-        """Whether x is to be multiplied with the norm's weights."""
-        return self.norm is not None and self.norm.weight
-
     @property
     def norm_first(self) -> bool:
         """Whether the norm must be complete before the product, as in `LinearSpec`."""
         return self.norm is not None and is_first(self.norm)
-
-    @property
-    def norm_text(self) -> str:
-        """What x' is, for a template's contract."""
-        return norm_text(self.norm)
 
     @property
     def grid_rows(self) -> int:
@@ -153,11 +95,6 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         return RECORD_NBYTES[self.activations]
 
     @property
-    def row_units(self) -> int:
-        """Units of a row of a matrix."""
-        return self.whole.row_units
-
-    @property
     def lane_blocks(self) -> int:
         """Blocks whose activations a warp prepares, eight of each block in a lane."""
         return ceil_div(self.blocks, self.cut.warps)
@@ -171,7 +108,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     def footprint(self) -> Footprint:
         """What a CTA keeps in shared memory."""
         return Footprint(
-            tile=self.whole.tile_nbytes,
+            tile=self.layout.tile_nbytes,
             sums=4 * TILE_ROWS,
             warp_squares=8 if self.norm_first else 4,
             activations=self.record_nbytes * TILE_UNITS * self.blocks,
@@ -191,7 +128,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         ctas = max(1, self.sms // self.grid_rows)
         tiles = (self.tiles_each or ceil_div(self.bands, ctas),)
         cut = cut_launch(self, (product,), self.footprint, tiles, self.pair, even=True)
-        parts = tuple(dataclasses.replace(p, tile=Tile(self.whole)) for p in cut.rows.parts)
+        parts = tuple(dataclasses.replace(p, tile=Tile(self.layout)) for p in cut.rows.parts)
         return dataclasses.replace(cut, rows=dataclasses.replace(cut.rows, parts=parts))
 
     @property
@@ -218,39 +155,19 @@ class ExpertsSpec(CutOptions, ExpertsShape):
 
     def weights_of(self, packed: Array) -> Array:
         """The weights (experts, rows, cols) f64 of a repacked matrix."""
-        return self.whole.unpack(packed).reshape(self.experts, self.rows, self.cols).astype(float)
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Small weights, so that sums come to where activations are curved."""
-        inputs: dict[str, Any] = {}
-        for p in self.params:
-            if p.access is Access.OUT:
-                continue
-            if p.dtype == "u8":
-                count = self.whole.rows * self.cols // self.format.block
-                blocks = random_blocks(self.format, count, rng, scale=0.5 / self.cols**0.5)
-                inputs[p.name] = self.whole.pack(blocks)
-            elif p.name == "expert":
-                chosen = [rng.permutation(self.experts)[: self.used] for _ in range(self.batch)]
-                inputs[p.name] = np.array(chosen, np.uint32)
-            else:
-                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
-        return inputs
+        return self.layout.unpack(packed).reshape(self.experts, self.rows, self.cols).astype(float)
 
     def bytes_moved(self) -> int:
         """Those of the chosen experts, each read for each row, and of the activations."""
         matrices = sum(p.dtype == "u8" for p in self.params)
-        chosen = self.batch * self.used * self.whole.tiles_nbytes // self.experts
+        chosen = self.pairs * self.layout.tiles_nbytes // self.experts
         rest = sum(self.nbytes(p) for p in self.params if p.dtype != "u8")
         return matrices * chosen + rest
-
-    def flops(self) -> int:
-        return 2 * self.batch * self.used * self.rows * self.cols * self.pair
 
     @property
     def weight_nbytes(self) -> int:
         """Bytes of the repacked matrices of all experts."""
-        return self.whole.nbytes
+        return self.layout.nbytes
 
     def _matrix(self, name: str) -> Param:
         return Param(name, "u8", ("weight_nbytes",), Access.IN)

@@ -28,7 +28,7 @@ class ExpertsUp(ExpertsSpec):
 
     gated: bool = True
     activation: Activation | None = field(default_factory=Activation)
-    norm: Norm | None = None  # type: ignore[misc]
+    norm: Norm | None = None
     weighted: bool = False
     bias: bool = False
     in_turn: bool = False
@@ -38,11 +38,7 @@ class ExpertsUp(ExpertsSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        f = self.activation
-        if self.gated and f is None:
-            raise PtxgenError("experts_up: gated without an activation")
-        if f is not None and not self.gated and (f.limit or f.kind == "swiglu_oai"):
-            raise PtxgenError(f"experts_up: {f.kind} without a gate has no limit")
+        self._check_activation()
         if self.in_turn and (self.used > 1 or self.weighted):
             raise PtxgenError("experts_up: experts in turn are one a row, without weights")
 
@@ -52,7 +48,7 @@ class ExpertsUp(ExpertsSpec):
 
     @property
     def blocks(self) -> int:
-        return self.whole.row_tiles
+        return self.layout.row_tiles
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.packed_examples import end_examples, small_examples
 from urdir.ptxgen.kernels.linear.packed_product import BANDS, PackedPart, PackedProduct
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS, WARP
-from urdir.ptxgen.spec import LaunchShape, ceil_div
+from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
@@ -127,11 +127,6 @@ class GemmMma(PackedProduct):
     # ---- shared memory: for each split its stages of weights; then of activations ----
 
     @property
-    def weight_nbytes(self) -> int:
-        """Bytes of a stage of weights."""
-        return max(ceil_div(self.cut.bands * part.stride, 128) * 128 for part in self.parts)
-
-    @property
     def weights_nbytes(self) -> int:
         """Bytes of the stages of weights of a split."""
         return self.cut.weight_stages * self.weight_nbytes
@@ -194,35 +189,11 @@ class GemmMma(PackedProduct):
 
 
 def _examples(cls: type[GemmMma]) -> Iterator[tuple[str, GemmMma]]:
-    names = ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "F16")
-    q4_0, q8, q4_k, q6_k, f16 = (FORMATS[n] for n in names)
+    q4_0, q4_k = FORMATS["Q4_0"], FORMATS["Q4_K"]
     small = MmaCut(1, 8)
-    yield "smallest", cls(q8, 8, 32, 1, small)
-    types = [fmt for fmt in FORMATS.values() if fmt.element != "f32"]
-    for i, fmt in enumerate(types):
-        cols = 290 if fmt.is_float else max(fmt.block, 288 // fmt.block * fmt.block)
-        yield fmt.name, cls(fmt, 70, cols, 3 + i % 6, small, bias=i % 2 == 0)
+    yield from small_examples(cls, small)
     yield "large tile", cls(q4_k, 200, 512, 71, MmaCut(2, 64, operands=2))
     yield "two operands", cls(q4_k, 250, 768, 17, MmaCut(4, 16, 1, 2, 2, 2, 2), bias=True)
     yield "splits", cls(q4_k, 130, 1280, 17, MmaCut(1, 24, 2, x_stages=2, x_slices=4))
     yield "more splits than tiles", cls(q4_0, 65, 288, 9, MmaCut(1, 8, 3), residual=True)
-    yield "gated", cls(q4_k, 96, 512, 30, MmaCut(2, 16, operands=2), gated=True, packs=True)
-    yield "packed", cls(q8, 96, 288, 9, replace(small, vectors=16), bias=True, packs=True)
-    yield (
-        "three matrices",
-        cls(q4_k, 192, 256, 12, replace(small, vectors=16), others=((q6_k, 33), (f16, 64))),
-    )
-    yield (
-        "ends",
-        cls(
-            q8,
-            64,
-            256,
-            8,
-            small,
-            bias=True,
-            activation=Activation("gelu"),
-            scale=0.05,
-            softcap=20.0,
-        ),
-    )
+    yield from end_examples(cls, small, replace(small, vectors=16), MmaCut(2, 16, operands=2))

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.packed_examples import end_examples, small_examples
 from urdir.ptxgen.kernels.linear.packed_product import BANDS, Mixture, PackedProduct
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
-from urdir.ptxgen.spec import LaunchShape, ceil_div
+from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 
@@ -107,11 +108,6 @@ class GemmWgmma(PackedProduct):
     # ---- shared memory: rings of weights and activations, barriers; sums in the rings' place ----
 
     @property
-    def weight_nbytes(self) -> int:
-        """Bytes of a stage of weights."""
-        return max(ceil_div(self.cut.bands * part.stride, 128) * 128 for part in self.parts)
-
-    @property
     def weight_slots(self) -> int:
         """Stages of weights of all splits: split k has every ``splits``-th, from k on."""
         return self.cut.splits * self.cut.weight_stages
@@ -170,37 +166,14 @@ class GemmWgmma(PackedProduct):
 def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     q8, q4_k, q6_k, f16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
     small = WgmmaCut(1, 8, weight_stages=2, x_stages=2)
-    yield "smallest", cls(q8, 8, 32, 1, small)
-    types = [fmt for fmt in FORMATS.values() if fmt.element != "f32"]
-    for i, fmt in enumerate(types):
-        cols = 290 if fmt.is_float else max(fmt.block, 288 // fmt.block * fmt.block)
-        yield fmt.name, cls(fmt, 70, cols, 3 + i % 6, small, bias=i % 2 == 0)
+    yield from small_examples(cls, small)
     yield "large tile", cls(q4_k, 200, 512, 201, WgmmaCut(2, 192))
     yield "splits", cls(q4_k, 130, 1280, 17, WgmmaCut(1, 24, splits=4, x_slices=4, x_stages=1))
     yield (
         "cluster",
         cls(q6_k, 65, 1280, 20, WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2), residual=True),
     )
-    yield "gated", cls(q4_k, 96, 512, 30, WgmmaCut(2, 16), gated=True, packs=True)
-    yield "packed", cls(q8, 96, 288, 9, replace(small, vectors=16), bias=True, packs=True)
-    yield (
-        "three matrices",
-        cls(q4_k, 192, 256, 12, replace(small, vectors=16), others=((q6_k, 33), (f16, 64))),
-    )
-    yield (
-        "ends",
-        cls(
-            q8,
-            64,
-            256,
-            8,
-            small,
-            bias=True,
-            activation=Activation("gelu"),
-            scale=0.05,
-            softcap=20.0,
-        ),
-    )
+    yield from end_examples(cls, small, replace(small, vectors=16), WgmmaCut(2, 16))
     oai = Activation("swiglu_oai", limit=1.5)
     yield (
         "experts up",

@@ -50,6 +50,10 @@ class PackedCut(Protocol):
         """Threads that multiply."""
 
     @property
+    def bands(self) -> int:
+        """Bands of a stage of weights."""
+
+    @property
     def registers(self) -> int:
         """Registers of a thread."""
 
@@ -291,6 +295,11 @@ class PackedProduct(KernelSpec):
         return self.mixture is None and self.groups * GROUP == self.cut.vectors
 
     # ---- shared memory: sums in the place of weights and activations ----
+
+    @property
+    def weight_nbytes(self) -> int:
+        """Bytes of a stage of weights."""
+        return max(ceil_div(self.cut.bands * part.stride, 128) * 128 for part in self.parts)
 
     @property
     def sum_stride(self) -> int:

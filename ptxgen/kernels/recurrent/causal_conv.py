@@ -10,13 +10,13 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
+from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
-#: Channels of a CTA, a thread each, and consecutive rows that a thread has.
-THREADS, TILE = 128, 8
+#: Channels of a CTA, a thread each.
+THREADS = 128
 #: A tile of rows needs none but the one before it.
-MAX_TAPS = TILE + 1
+MAX_TAPS = SEGMENT_ROWS + 1
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class CausalConv(RecurrentRows):
 
     @property
     def tile(self) -> int:
-        """Rows of a thread."""
-        return TILE if self.consecutive else 1
+        """Rows of a thread, all of one segment."""
+        return SEGMENT_ROWS if self.segments else 1
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -107,16 +107,18 @@ class CausalConv(RecurrentRows):
     def examples(cls) -> Mapping[str, CausalConv]:
         silu = Activation("silu")
         return {
-            "one row": cls(1, 2, 64, False, channels=37, taps=4, activation=silu),
-            "one row, gated": cls(1, 1, 64, False, channels=64, taps=3, gated=True),
-            "rows": cls(6, 5, 64, False, channels=200, taps=4, bias=True, activation=silu),
-            "rows, gated": cls(5, 7, 32, False, channels=130, taps=3, gated=True),
-            "a short prompt": cls(2, 2, 64, True, channels=40, taps=4, activation=silu),
-            "a prompt of one": cls(1, 1, 64, True, channels=33, taps=9),
-            "a prompt": cls(37, 3, 64, True, channels=150, taps=4, bias=True, activation=silu),
-            "a gated prompt": cls(24, 2, 64, True, channels=128, taps=3, gated=True),
-            "two taps": cls(9, 2, 64, True, channels=12, taps=2, bias=True),
-            "nine taps": cls(20, 2, 64, True, channels=12, taps=9),
+            "one row": cls(1, 2, 64, 0, channels=37, taps=4, activation=silu),
+            "one row, gated": cls(1, 1, 64, 0, channels=64, taps=3, gated=True),
+            "rows": cls(6, 5, 64, 0, channels=200, taps=4, bias=True, activation=silu),
+            "rows, gated": cls(5, 7, 32, 0, channels=130, taps=3, gated=True),
+            "a short prompt": cls(2, 2, 64, 1, channels=40, taps=4, activation=silu),
+            "a prompt of one": cls(1, 1, 64, 1, channels=33, taps=9),
+            "a prompt": cls(37, 3, 64, 1, channels=150, taps=4, bias=True, activation=silu),
+            "a gated prompt": cls(24, 2, 64, 1, channels=128, taps=3, gated=True),
+            "two taps": cls(9, 2, 64, 1, channels=12, taps=2, bias=True),
+            "nine taps": cls(20, 2, 64, 1, channels=12, taps=9),
+            "segments": cls(45, 4, 64, 3, channels=130, taps=4, bias=True, activation=silu),
+            "gated segments": cls(64, 9, 64, 8, channels=40, taps=3, gated=True),
         }
 
     def flops(self) -> int:

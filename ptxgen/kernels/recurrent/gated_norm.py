@@ -19,7 +19,7 @@ SILU = Activation("silu")
 
 @dataclass(frozen=True)
 class GatedNorm(KernelSpec):
-    """y = norm(x) * silu(gate), or with ``gates_first`` norm(x * silu(gate)), of each row.
+    """y = norm(x) * f(gate), or with ``gates_first`` norm(x * f(gate)), of each row.
 
     norm(v) = v / sqrt(mean(v^2) + eps) * weight; row r has the weights r % weight_rows. y may be x.
     """
@@ -29,6 +29,7 @@ class GatedNorm(KernelSpec):
     eps: float
     weight_rows: int = 1
     gates_first: bool = False
+    activation: Activation = SILU
 
     name = "gated_norm"
     template = ("urdir.templates", "gated_norm.ptx.j2")
@@ -71,7 +72,7 @@ class GatedNorm(KernelSpec):
         return Tolerance(rtol=3e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x, gate = inputs["x"].astype(np.float64), SILU(inputs["gate"])
+        x, gate = inputs["x"].astype(np.float64), self.activation(inputs["gate"])
         x = x * gate if self.gates_first else x
         y = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self.eps)
         y = y * inputs["weight"][np.arange(self.rows) % self.weight_rows]
@@ -84,6 +85,7 @@ class GatedNorm(KernelSpec):
             "heads": cls(12, 128, 1e-6),
             "odd columns": cls(3, 36, 1e-5, weight_rows=3),
             "groups": cls(6, 132, 1e-5, weight_rows=2, gates_first=True),
+            "sigmoid": cls(5, 64, 1e-5, activation=Activation("sigmoid")),
             "a long row": cls(2, 8192, 1e-5, gates_first=True),
             "a long row, gated after": cls(2, 5124, 1e-5),
         }

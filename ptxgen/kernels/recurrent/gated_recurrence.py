@@ -1,4 +1,5 @@
-"""Linear attention with a decaying state: the gated delta rule, and the scalar-decay scan (SSD)."""
+"""Linear attention with a decaying state: the gated delta rule, by head or by channel (KDA), and
+the scalar-decay scan (SSD)."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil
 THREADS = 128
 #: Most lanes that share a column of the state; values of it that a lane has, and the most.
 MAX_LANES, VALUES, MAX_VALUES = 32, 16, 64
-#: Tokens that are brought to shared memory at once, and bytes for their keys and queries.
+#: Tokens that are brought to shared memory at once, and bytes for what has a value for each key.
 TILE, TILE_NBYTES = 16, 32768
 #: Neighbouring lanes that find a token's numbers: as many for every tile, so that these have the
 #: same bits however a prompt is divided.
 TOKEN_LANES = THREADS // TILE
 
-Order = Literal["qkv", "vkq"]
+Order = Literal["qkv", "vkq", "apart"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,13 @@ class GatedRecurrence(RecurrentRows):
     - else SSD (Mamba-2, Dao & Gu 2024, arXiv 2405.21060), with k, q and v for its B, C and x:
       e = dt v; scale = 1, and y += skip * v.
 
-    A row of ``mixed`` has the heads of q, k and v in that ``order``. ``heads`` of values share
-    ``key_heads`` of q and k: neighbours do, or with ``tiled`` every key_heads-th.
+    With ``channels`` (Kimi Delta Attention, arXiv 2510.26692) each key of a head has a g of its
+    own, and alpha and dt_bias have one for each: S = S diag(g) + e k^T. With a ``floor`` below 0,
+    g = exp(floor * sigmoid(a (alpha + dt_bias))), which stays above exp(floor).
+
+    A row of ``mixed`` has the heads of q, k and v in that ``order``; "apart", they are arrays of
+    their own. ``heads`` of values share ``key_heads`` of q and k: neighbours do, or with ``tiled``
+    every key_heads-th.
     """
 
     heads: int
@@ -49,6 +55,8 @@ class GatedRecurrence(RecurrentRows):
     eps: float = 0.0
     order: Order = "qkv"
     tiled: bool = False
+    channels: bool = False
+    floor: float = 0.0
 
     name = "gated_recurrence"
     template = ("urdir.templates", "gated_recurrence.ptx.j2")
@@ -70,21 +78,48 @@ class GatedRecurrence(RecurrentRows):
                 f"gated_recurrence: keys of {self.key_dim}: at most {MAX_VALUES} for each of "
                 f"{self.lanes} lanes"
             )
+        if self.floor > 0.0 or ((self.channels or self.floor) and not self.delta):
+            raise PtxgenError(
+                f"gated_recurrence: gates of channels ({self.channels}) and a floor ({self.floor}, "
+                "up to 0) belong to the delta rule"
+            )
 
     # ---- how a row lies ----
 
     @property
     def width(self) -> int:
-        """Values of a row of ``mixed``."""
+        """Values of a row of q, k and v together."""
         return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
 
     @cached_property
     def offsets(self) -> Mapping[str, int]:
-        """Where "q", "k" and "v" begin in a row."""
+        """Where "q", "k" and "v" begin in a row of theirs."""
         keys, values = self.key_heads * self.key_dim, self.heads * self.value_dim
-        if self.order == "qkv":
-            return {"q": 0, "k": keys, "v": 2 * keys}
-        return {"v": 0, "k": values, "q": values + keys}
+        match self.order:
+            case "qkv":
+                return {"q": 0, "k": keys, "v": 2 * keys}
+            case "vkq":
+                return {"v": 0, "k": values, "q": values + keys}
+            case "apart":
+                return dict.fromkeys("qkv", 0)
+
+    @property
+    def arrays(self) -> Mapping[str, str]:
+        """The parameters that "q", "k" and "v" are in."""
+        return {name: f"{name}_heads" if self.order == "apart" else "mixed" for name in "qkv"}
+
+    @property
+    def strides(self) -> Mapping[str, int]:
+        """Values from a row of "q", "k" and "v" to the next."""
+        if self.order != "apart":
+            return dict.fromkeys("qkv", self.width)
+        keys, values = self.key_heads * self.key_dim, self.heads * self.value_dim
+        return {"q": keys, "k": keys, "v": values}
+
+    @property
+    def gates(self) -> int:
+        """Values of a row of alpha."""
+        return self.heads * (self.key_dim if self.channels else 1)
 
     @property
     def scale(self) -> float:
@@ -110,7 +145,8 @@ class GatedRecurrence(RecurrentRows):
     @property
     def tile(self) -> int:
         """Tokens that are brought at once."""
-        return min(TILE, self.rows if self.consecutive else 1, TILE_NBYTES // (8 * self.key_dim))
+        nbytes = (12 if self.channels else 8) * self.key_dim
+        return min(TILE, self.rows if self.segments else 1, TILE_NBYTES // nbytes)
 
     @property
     def token_lanes(self) -> int:
@@ -126,12 +162,19 @@ class GatedRecurrence(RecurrentRows):
             else (Param("skip", "f32", by_head, Access.IN),)
         )
         state = ("sequences", "heads", "value_dim", "key_dim")
+        gates = ("heads", "key_dim") if self.channels else by_head
+        keys, values = ("rows", "key_heads", "key_dim"), ("rows", "heads", "value_dim")
+        apart = zip(self.arrays.values(), (keys, keys, values), strict=True)
         return (
-            Param("mixed", "f32", ("rows", "width"), Access.IN),
-            Param("alpha", "f32", ("rows", "heads"), Access.IN),
+            *(
+                (Param(name, "f32", shape, Access.IN) for name, shape in apart)
+                if self.order == "apart"
+                else (Param("mixed", "f32", ("rows", "width"), Access.IN),)
+            ),
+            Param("alpha", "f32", ("rows", *gates), Access.IN),
             *own,
             Param("a", "f32", by_head, Access.IN),
-            Param("dt_bias", "f32", by_head, Access.IN),
+            Param("dt_bias", "f32", gates, Access.IN),
             *self.row_params,
             Param("state", "f32", state, Access.INOUT),
             Param("y", "f32", ("rows", "heads", "value_dim"), Access.OUT),
@@ -140,8 +183,9 @@ class GatedRecurrence(RecurrentRows):
     @property
     def launch_shape(self) -> LaunchShape:
         parts = ceil_div(self.value_dim, self.columns)
-        rows = 1 if self.consecutive else self.rows
-        return LaunchShape(grid=(parts, self.heads, rows), block=(THREADS, 1, 1))
+        return LaunchShape(
+            grid=(parts, self.heads, self.segments or self.rows), block=(THREADS, 1, 1)
+        )
 
     @property
     def tolerance(self) -> Tolerance:
@@ -153,12 +197,16 @@ class GatedRecurrence(RecurrentRows):
         y = np.zeros((self.rows, self.heads, self.value_dim))
         heads = np.arange(self.heads)
         shared = heads % self.key_heads if self.tiled else heads // (self.heads // self.key_heads)
-        dt = np.logaddexp(0.0, inputs["alpha"].astype(np.float64) + inputs["dt_bias"])
-        decay = np.exp(dt * inputs["a"])
+        rates = inputs["a"][:, None] if self.channels else inputs["a"]
+        before = inputs["alpha"].astype(np.float64) + inputs["dt_bias"]
+        dt = np.logaddexp(0.0, before)
+        gate = self.floor / (1.0 + np.exp(-before * rates)) if self.floor else dt * rates
+        # (rows, heads, 1, keys or 1)
+        decay = np.exp(gate).reshape(self.rows, self.heads, 1, -1)
         for row, sequence, is_first in self.tokens(inputs):
-            q, k = (self._heads(inputs["mixed"][row], name)[shared] for name in "qk")
-            v = self._heads(inputs["mixed"][row], "v")
-            state = states[sequence] * (decay[row] * (not is_first))[:, None, None]
+            q, k = (self._heads(inputs, row, name)[shared] for name in "qk")
+            v = self._heads(inputs, row, "v")
+            state = states[sequence] * (decay[row] * (not is_first))
             if self.delta:
                 q, k = (x / np.sqrt(np.sum(x * x, 1, keepdims=True) + self.eps) for x in (q, k))
                 beta = 1.0 / (1.0 + np.exp(-inputs["beta"][row].astype(np.float64)))
@@ -172,31 +220,34 @@ class GatedRecurrence(RecurrentRows):
             states[sequence] = state
         return {"state": states.astype(np.float32), "y": y.astype(np.float32)}
 
-    def _heads(self, row: Array, name: str) -> Array:
+    def _heads(self, inputs: Mapping[str, Any], row: int, name: str) -> Array:
         heads, dim = (self.heads, self.value_dim) if name == "v" else (self.key_heads, self.key_dim)
-        first = self.offsets[name]
-        return row[first : first + heads * dim].astype(np.float64).reshape(heads, dim)
+        values, first = inputs[self.arrays[name]][row].ravel(), self.offsets[name]
+        part: Array = values[first : first + heads * dim].astype(np.float64)
+        return part.reshape(heads, dim)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Decays between 0 and 1, as models have them; see `make_rows`."""
         inputs = super().make_inputs(rng) | self.make_rows(rng)
-        inputs["a"] = -np.exp(inputs["a"] - 1.0)
+        rates = np.exp(inputs["a"] - 1.0)
+        inputs["a"] = rates if self.floor else -rates
         return inputs
 
     @classmethod
     def examples(cls) -> Mapping[str, GatedRecurrence]:
         delta = partial(cls, max_len=64, delta=True, eps=1e-6)
         scan = partial(cls, max_len=64, delta=False, order="vkq")
+        by_channel = partial(delta, order="apart", channels=True)
 
         def heads(count: int, shared: int, key_dim: int, value_dim: int) -> dict[str, Any]:
             sizes = {"heads": count, "key_heads": shared}
             return {**sizes, "key_dim": key_dim, "value_dim": value_dim}
 
         def rows(count: int, sequences: int) -> dict[str, Any]:
-            return {"rows": count, "sequences": sequences, "consecutive": False}
+            return {"rows": count, "sequences": sequences, "segments": 0}
 
-        def prompt(count: int, sequences: int) -> dict[str, Any]:
-            return {**rows(count, sequences), "consecutive": True}
+        def prompt(count: int, sequences: int, segments: int = 1) -> dict[str, Any]:
+            return {**rows(count, sequences), "segments": segments}
 
         return {
             "one row": delta(**rows(1, 2), **heads(2, 1, 8, 6)),
@@ -211,6 +262,16 @@ class GatedRecurrence(RecurrentRows):
             "keys of 256": delta(**prompt(18, 1), **heads(1, 1, 256, 20)),
             "scan of a prompt": scan(**prompt(35, 3), **heads(6, 2, 16, 24)),
             "scan, long keys": scan(**prompt(17, 1), **heads(2, 1, 128, 64)),
+            "scan of arrays": scan(**rows(3, 2), **heads(4, 1, 16, 12), order="apart"),
+            "scan of arrays, a prompt": scan(**prompt(19, 2), **heads(2, 1, 64, 40), order="apart"),
+            "channels, one row": by_channel(**rows(1, 2), **heads(2, 1, 8, 6)),
+            "channels, rows": by_channel(**rows(5, 4), **heads(3, 3, 12, 20), floor=-5.0),
+            "channels of a prompt": by_channel(**prompt(21, 2), **heads(2, 2, 128, 40)),
+            "channels with a floor": by_channel(
+                **prompt(19, 1), **heads(4, 2, 20, 12), tiled=True, floor=-5.0
+            ),
+            "segments": delta(**prompt(60, 5, segments=4), **heads(4, 2, 32, 20)),
+            "scan of segments": scan(**prompt(40, 3, segments=5), **heads(2, 1, 16, 40)),
         }
 
     def flops(self) -> int:
@@ -218,6 +279,6 @@ class GatedRecurrence(RecurrentRows):
 
     def bytes_moved(self) -> int:
         """The states of the rows' sequences, and the rows."""
-        states = 8 * (1 if self.consecutive else self.rows) * self.heads * self.value_dim
-        row = self.width + self.heads * (self.value_dim + 2)
+        states = 8 * (self.segments or self.rows) * self.heads * self.value_dim
+        row = self.width + self.gates + self.heads * (self.value_dim + 1)
         return states * self.key_dim + 4 * self.rows * row

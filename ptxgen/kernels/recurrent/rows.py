@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.spec import Access, KernelSpec, Param
+from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.spec import Access, KernelSpec, Param, ceil_div
+
+#: Segments begin at multiples of so many rows.
+SEGMENT_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -17,16 +21,21 @@ class RecurrentRows(KernelSpec):
     """Rows that advance the states of ``sequences``: row r is token ``position[r]`` of sequence
     ``sequence[r]``.
 
-    Each row is a token of another sequence; or the rows are ``consecutive`` tokens of one, of which
-    ``last_row`` is the last that is not idle. A token at position 0 begins with a state of zeros,
-    whatever is stored. A position from ``max_len`` on is an idle row: it advances nothing, and its
-    result is zeros.
+    Without ``segments`` each row is a token of another sequence. Else there are up to so many
+    segments, consecutive tokens of a sequence each, from row ``segment[i, 0]`` up to
+    ``segment[i, 1]``: in order, the first at row 0, each at a multiple of `SEGMENT_ROWS`, each of
+    another sequence. Entries beyond the last are (rows, rows). Rows between an end and the next
+    beginning are idle.
+
+    A token at position 0 begins with a state of zeros, whatever is stored. A position from
+    ``max_len`` on is an idle row: it advances nothing, and its result is zeros. What becomes of a
+    sequence depends on no other, nor on how its tokens are divided into segments: bit for bit.
     """
 
     rows: int
     sequences: int
     max_len: int
-    consecutive: bool
+    segments: int
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= 65535 or self.sequences < 1 or self.max_len < 1:
@@ -34,43 +43,59 @@ class RecurrentRows(KernelSpec):
                 f"{self.name}: {self.rows} rows (1 to 65535) of {self.sequences} sequences of up "
                 f"to {self.max_len} tokens"
             )
+        if not 0 <= self.segments <= ceil_div(self.rows, SEGMENT_ROWS):
+            raise PtxgenError(
+                f"{self.name}: {self.segments} segments in {self.rows} rows: each begins at a "
+                f"multiple of {SEGMENT_ROWS}"
+            )
 
     @property
     def row_params(self) -> tuple[Param, ...]:
         """What says whose tokens the rows are."""
-        last = (Param("last_row", "u32", (1,), Access.IN),) if self.consecutive else ()
+        segments = (Param("segment", "u32", ("segments", 2), Access.IN),) if self.segments else ()
         return (
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
-            *last,
+            *segments,
         )
 
     def tokens(self, inputs: Mapping[str, Any]) -> Iterator[tuple[int, int, bool]]:
         """Row, sequence and whether the state begins anew, of every row that is not idle."""
-        count = int(inputs["last_row"][0]) + 1 if self.consecutive else self.rows
-        for row in range(count):
+        bounds = inputs["segment"].tolist() if self.segments else [(0, self.rows)]
+        for row in (row for start, end in bounds for row in range(start, end)):
             position = int(inputs["position"][row])
             if position < self.max_len:
                 yield row, int(inputs["sequence"][row]), position == 0
 
     def make_rows(self, rng: np.random.Generator) -> dict[str, Any]:
         """Inputs of `row_params`: of several rows some are idle, and some are first tokens."""
-        if not self.consecutive:
-            sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows]
-            position = rng.integers(0, self.max_len, self.rows)
-            position[1::3], position[2::4] = 0, 0xFFFFFFFF
-            # rows beyond the sequences are idle, and name one that exists
-            position[sequence >= self.sequences] = 0xFFFFFFFF
-            sequence = np.minimum(sequence, self.sequences - 1)
-            return {
-                "sequence": sequence.astype(np.uint32),
-                "position": position.astype(np.uint32),
-            }
-        count = max(1, self.rows - int(rng.integers(0, 3)))
-        position = np.full(self.rows, 0xFFFFFFFF, np.uint32)
-        position[:count] = np.arange(count) + (0 if self.rows % 2 else 3)
-        return {
-            "sequence": np.full(self.rows, rng.integers(0, self.sequences), np.uint32),
-            "position": position,
-            "last_row": np.array([count - 1], np.uint32),
-        }
+        return self._make_segments(rng) if self.segments else self._make_single_rows(rng)
+
+    def _make_single_rows(self, rng: np.random.Generator) -> dict[str, Any]:
+        sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows]
+        position = rng.integers(0, self.max_len, self.rows)
+        position[1::3], position[2::4] = 0, IDLE
+        # rows beyond the sequences are idle, and name one that exists
+        position[sequence >= self.sequences] = IDLE
+        sequence = np.minimum(sequence, self.sequences - 1)
+        return {"sequence": sequence.astype(np.uint32), "position": position.astype(np.uint32)}
+
+    def _make_segments(self, rng: np.random.Generator) -> dict[str, Any]:
+        """As many segments as there are, or one fewer, at random places; of one row or more."""
+        places = ceil_div(self.rows, SEGMENT_ROWS)
+        most = min(self.segments, self.sequences)
+        count = max(1, most - int(rng.integers(0, 2)))
+        begins = np.sort(rng.permutation(np.arange(1, places))[: count - 1])
+        starts = [0, *(SEGMENT_ROWS * begins).tolist()]
+        bounds = np.full((self.segments, 2), self.rows, np.uint32)
+        sequence = np.full(self.rows, self.sequences - 1, np.uint32)
+        position = np.full(self.rows, IDLE, np.uint32)
+        owners = rng.permutation(self.sequences)
+        for i, (start, behind) in enumerate(zip(starts, [*starts[1:], self.rows], strict=True)):
+            end = max(start + 1, behind - int(rng.integers(0, 3)))
+            end = min(end, start + self.max_len)
+            first = int(rng.integers(0, 2) * rng.integers(0, self.max_len - (end - start) + 1))
+            bounds[i] = start, end
+            sequence[start:end] = owners[i]
+            position[start:end] = first + np.arange(end - start)
+        return {"sequence": sequence, "position": position, "segment": bounds}

@@ -63,7 +63,7 @@ class SelectiveScan(RecurrentRows):
     def tile(self) -> int:
         """Tokens that are brought at once."""
         each = 8 * (self.size + self.own_channels)
-        return min(TILE, self.rows if self.consecutive else 1, TILE_NBYTES // each)
+        return min(TILE, self.rows if self.segments else 1, TILE_NBYTES // each)
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -83,9 +83,7 @@ class SelectiveScan(RecurrentRows):
     @property
     def launch_shape(self) -> LaunchShape:
         ctas = ceil_div(self.channels, self.own_channels)
-        return LaunchShape(
-            grid=(ctas, 1 if self.consecutive else self.rows, 1), block=(THREADS, 1, 1)
-        )
+        return LaunchShape(grid=(ctas, self.segments or self.rows, 1), block=(THREADS, 1, 1))
 
     @property
     def tolerance(self) -> Tolerance:
@@ -112,7 +110,7 @@ class SelectiveScan(RecurrentRows):
 
     @classmethod
     def examples(cls) -> Mapping[str, SelectiveScan]:
-        single, prompt = (partial(cls, max_len=64, consecutive=c) for c in (False, True))
+        single, prompt, several = (partial(cls, max_len=64, segments=n) for n in (0, 1, 4))
         return {
             "one row": single(1, 2, channels=10, size=8),
             "rows": single(6, 5, channels=70, size=16),
@@ -121,6 +119,7 @@ class SelectiveScan(RecurrentRows):
             "a prompt": prompt(37, 2, channels=70, size=16),
             "a prompt of one": prompt(1, 1, channels=5, size=16),
             "a prompt of long states": prompt(8, 1, channels=40, size=128),
+            "segments": several(50, 6, channels=40, size=16),
         }
 
     def flops(self) -> int:
@@ -128,5 +127,5 @@ class SelectiveScan(RecurrentRows):
 
     def bytes_moved(self) -> int:
         """The states of the rows' sequences, the decays, and the rows."""
-        states = (8 * (1 if self.consecutive else self.rows) + 4) * self.channels * self.size
+        states = (8 * (self.segments or self.rows) + 4) * self.channels * self.size
         return states + 4 * self.rows * (3 * self.channels + 2 * self.size)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from urdir.driver import bindings
-from urdir.driver.errors import CudaError, GroupError
+from urdir.driver.errors import DriverError, GroupError
 from urdir.driver.group import Group
 from urdir.model.engine.batch import Output
 from urdir.model.engine.engine import Engine
@@ -173,7 +173,7 @@ def test_a_fault_on_a_rank_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
         engine.session.feed([1, 2, 3])
         engine.session.greedy_step()
         api.inject("launch", 20)
-        with pytest.raises(CudaError, match=r"rank 0, .*\nrank 1, "):
+        with pytest.raises(DriverError, match=r"injected fault.*\nrank 0, .*\nrank 1, "):
             [*engine.session.stream(Output.GREEDY, most=3)]
         with pytest.raises(GroupError, match="close the group"):
             engine.group.synchronize()

@@ -22,6 +22,19 @@ DEFAULT_TOLERANCE = 2e-3
 _QWEN3 = ("ffn_gate.weight", "attn_q_norm.weight", "attn_k_norm.weight")
 #: Six heads of 32 values with a state.
 _STATES = {"ssm.conv_kernel": 3, "ssm.inner_size": 192, "ssm.time_step_rank": 6}
+#: Latent vectors, and experts after a dense layer.
+_LATENT = {
+    "attention.kv_lora_rank": 96,
+    "attention.key_length_mla": 48,
+    "attention.value_length_mla": 32,
+    "rope.dimension_count": 16,
+    "leading_dense_block_count": 1,
+    "expert_count": 5,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 64,
+    "expert_shared_count": 2,
+    "expert_gating_func": 2,
+}
 #: Shape, type of the matrices.
 CASES = {
     "head_dim 80, groups of 3": (
@@ -55,25 +68,28 @@ CASES = {
         Shape(
             *("deepseek2", 2, 96, 3, 1, 64, 160, 83, False),
             {
+                **_LATENT,
                 "attention.q_lora_rank": 64,
-                "attention.kv_lora_rank": 96,
-                "attention.key_length_mla": 48,
-                "attention.value_length_mla": 32,
-                "rope.dimension_count": 16,
                 "rope.scaling.type": "yarn",
                 "rope.scaling.factor": 4.0,
                 "rope.scaling.original_context_length": 16,
                 "rope.scaling.yarn_log_multiplier": 0.0707,
                 "attention.temperature_scale": 0.1,
                 "attention.temperature_length": 8,
-                "leading_dense_block_count": 1,
-                "expert_count": 5,
-                "expert_used_count": 2,
-                "expert_feed_forward_length": 64,
-                "expert_shared_count": 2,
-                "expert_gating_func": 2,
             },
             ("ffn_gate.weight", "ffn_gate_shexp.weight", "exp_probs_b.bias"),
+        ),
+        "Q8_0",
+    ),
+    "latent vectors whose keys are stored beside values": (
+        Shape(
+            *("minicpm3", 2, 96, 4, 4, 48, 160, 83, True),
+            {
+                "attention.q_lora_rank": 64,
+                "attention.kv_lora_rank": 96,
+                "attention.value_length": 32,
+                "rope.dimension_count": 16,
+            },
         ),
         "Q8_0",
     ),
@@ -90,6 +106,38 @@ CASES = {
             },
         ),
         "Q8_0",
+    ),
+    "delta rule by channel of 3 heads, latent vectors that stand still": (
+        Shape(
+            *("kimi-linear", 3, 96, 3, 1, 64, 160, 71, False),
+            {
+                **_LATENT,
+                "attention.head_count_kv": np.array([0, 1, 0]),
+                "kda.head_dim": 20,
+                "ssm.conv_kernel": 3,
+                "expert_weights_scale": 2.5,
+            },
+            ("ffn_gate.weight", "ffn_gate_shexp.weight"),
+        ),
+        "Q8_0",
+    ),
+    "delta rule with a floor, gated latent vectors": (
+        Shape(
+            *("bailingmoe3", 3, 96, 3, 1, 64, 160, 71, True),
+            {
+                **_LATENT,
+                "attention.head_count": np.array([3, 0, 3]),
+                "attention.head_count_kv": np.array([1, 0, 1]),
+                "attention.q_lora_rank": 64,
+                "kda.head_dim": 32,
+                "kda.gate_lower_bound": -3.0,
+                "ssm.conv_kernel": 4,
+                "swiglu_clamp_exp": 0.7,
+                "swiglu_clamp_shexp": 0.5,
+            },
+            ("ffn_gate.weight", "ffn_gate_shexp.weight"),
+        ),
+        "F16",
     ),
     "state space beside attention, scales": (
         Shape(
@@ -128,6 +176,19 @@ CASES = {
         ),
         "Q8_0",
     ),
+    "Mamba by heads beside attention, norms after": (
+        Shape(
+            *("plamo2", 3, 96, 4, 2, 24, 160, 71, True),
+            {
+                **_STATES,
+                "ssm.state_size": 32,
+                "attention.head_count_kv": np.array([0, 2, 0]),
+                "attention.value_length": 40,
+            },
+            ("attn_qkv.weight",),
+        ),
+        "F16",
+    ),
     "ALiBi of 3 heads, LayerNorm": (
         Shape(
             *("bloom", 2, 96, 3, 3, 32, 160, 71, True),
@@ -141,6 +202,7 @@ CASES = {
 #: What other tests of the default run have, too.
 _FULL = {
     "delta rule, six heads on three",
+    "delta rule with a floor, gated latent vectors",
     "state space beside attention, scales",
     "layers of one network, experts without gates",
 }

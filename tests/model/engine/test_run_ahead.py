@@ -16,11 +16,11 @@ from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
 from urdir.model.engine import runner
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.decode_graphs import LOOK_AHEAD
 from urdir.model.engine.run_ahead import AHEAD, AT_ONCE
 from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
-from urdir.model.engine.stream import LOOK_AHEAD
 from urdir.model.errors import ContextFullError
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
@@ -284,9 +284,9 @@ def test_a_failed_preparation_may_be_tried_again(
 def test_waiting_is_counted(device: Device, weights: Weights) -> None:
     with Session(device, weights, 20) as session:
         session.feed([1, 2])
-        before = session.ahead.waited_seconds
+        before = session.waited_seconds
         assert len(list(session.stream(Output.GREEDY))) == 19
-        assert session.ahead.waited_seconds > before
+        assert session.waited_seconds > before
 
 
 def test_the_oldest_graphs_are_forgotten(

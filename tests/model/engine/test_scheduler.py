@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from urdir.model.engine.batch import Batch, Segment
+from urdir.model.engine.limits import Limits
 from urdir.model.engine.request import Ending, Request
-from urdir.model.engine.scheduler import Limits, Scheduler
+from urdir.model.engine.scheduler import Scheduler
 from urdir.model.engine.sequence import GREEDY, Finish
 from urdir.model.engine.step_plan import StepPlan
 from urdir.model.errors import BusyError, ContextFullError, ModelError, SettingsError
@@ -31,7 +32,7 @@ from urdir.model.memory.pages import PagePool
 END = 0
 VOCABULARY = 6
 UNWRITTEN = -1
-LETTERS = 4  # of each sequence: as many steps may be under way
+LETTERS = 8  # of each sequence: as many steps may be under way
 
 
 def advance(state: int, token: int) -> int:
@@ -173,7 +174,9 @@ class Server:
         context: int = 40,
         limits: Limits | None = None,
         clock: Callable[[], float] = lambda: 0.0,
+        more: int = 0,
     ) -> None:
+        """Where nothing changes, ``more`` steps are launched together with the first."""
         self.storage, self.device = storage, ToyDevice(storage)
         self.scheduler = Scheduler(
             storage,
@@ -183,6 +186,7 @@ class Server:
             limits=limits or small_limits(),
             clock=clock,
         )
+        self.more = more
         self.requests: dict[int, Request] = {}
         self.answers: dict[int, list[int]] = {}
         self.endings: dict[int, Ending] = {}
@@ -202,7 +206,7 @@ class Server:
         return number
 
     def plan(self) -> StepPlan | None:
-        """Plan a step and queue it."""
+        """Plan a step and queue it, and some more of the same rows if that may be."""
         scheduler = self.scheduler
         oldest = next(iter(scheduler._running), None)
         plan = scheduler.plan()
@@ -213,8 +217,11 @@ class Server:
             for number, sequence in plan.admitted:
                 self.device.upload(sequence, scheduler.tokens(number))
                 self.admitted.append(number)
-            self.device.run(plan)
-            self.queued.append(plan)
+            more = scheduler.repeat(plan, self.more)
+            assert len(more) in (0, self.more)
+            for step in (plan, *more):
+                self.device.run(step)
+                self.queued.append(step)
         return plan
 
     def complete(self) -> None:
@@ -237,7 +244,7 @@ class Server:
         while self.scheduler.queued or self.scheduler.running or self.queued:
             planned = len(self.queued) < ahead and self.plan() is not None
             steps += planned
-            if self.queued and (not planned or len(self.queued) == ahead):
+            if self.queued and (not planned or len(self.queued) >= ahead):
                 self.complete()
             else:
                 assert planned, "nothing goes on"
@@ -297,11 +304,16 @@ REQUESTS = st.builds(
 class AnyUse(RuleBasedStateMachine):
     """Requests come, go and end at any time, with too few pages for all of them."""
 
-    @initialize(pages=st.integers(5, 12), slots=st.integers(1, 4), shares=st.booleans())
-    def start(self, pages: int, slots: int, shares: bool) -> None:
+    @initialize(
+        pages=st.integers(5, 12),
+        slots=st.integers(1, 4),
+        shares=st.booleans(),
+        more=st.sampled_from([0, 1, 3]),
+    )
+    def start(self, pages: int, slots: int, shares: bool, more: int) -> None:
         self.now = 0.0
         storage = ToyStorage(pages, 4, slots, shares)
-        self.server = Server(storage, 32, small_limits(), lambda: self.now)
+        self.server = Server(storage, 32, small_limits(), lambda: self.now, more)
         self.cancelled = 0
 
     @rule(request=REQUESTS, answers=st.integers(1, 3))
@@ -354,7 +366,7 @@ class AnyUse(RuleBasedStateMachine):
         for _ in range(steps):
             if len(self.server.queued) < 2:
                 self.server.plan()
-            if len(self.server.queued) == 2:
+            while len(self.server.queued) >= 2:
                 self.server.complete()
 
     @invariant()
@@ -437,6 +449,49 @@ def test_an_end_token_wastes_one_row() -> None:
     request = Request(prompt=(2, 1, 2))
     assert answer_to(request, 40)[1] is Finish.END
     assert serve([request]).wasted == 1
+
+
+def test_steps_repeat_where_nothing_changes() -> None:
+    """Not beside a prompt, while another waits, or past an answer's end."""
+    server = Server(ToyStorage(100, 4, 2), limits=small_limits(), more=3)
+    first = server.add(ask(1, 2, limit=9))
+    assert server.plan() is not None
+    assert len(server.queued) == 1  # a prompt's step is alone
+    second = server.add(ask(1, limit=9))
+    server.plan()
+    assert len(server.queued) == 2  # beside a prompt's, too
+    server.plan()
+    *_, plan, one, two, three = server.queued
+    assert plan.requests == one.requests == three.requests == (first, second)
+    assert (plan.positions, one.positions, two.positions) == ((3, 1), (4, 2), (5, 3))
+    assert server.scheduler.counts.steps == 6
+    assert server.scheduler.end(plan) == 2 + 9 - 1
+    server.add(ask(2, limit=2))
+    server.plan()
+    assert len(server.queued) == 7  # one waits for a slot
+    server.run()
+    server.check()
+    assert server.wasted == 0
+
+    server = Server(ToyStorage(3, 4, 2), limits=small_limits(), more=3)
+    server.add(ask(1, 1, 1, limit=8))
+    for queued in (1, 5, 6, 7, 8, 8):  # up to the eighth token
+        server.plan()
+        assert len(server.queued) == queued
+    server.run()
+    server.check()
+    assert server.wasted == 0
+
+
+def test_an_end_token_wastes_the_steps_of_its_launch() -> None:
+    request = Request(prompt=(2, 1, 2))
+    server = Server(ToyStorage(100, 4, 2), limits=small_limits(), more=3)
+    server.add(request)
+    server.run()
+    server.check()
+    length = server.endings[1].generated_tokens + 1  # with the end token
+    assert 0 < server.wasted <= 8
+    assert (1 + server.wasted + length) % 4 == 2  # a single step, and launches of four
 
 
 def test_a_constrained_answer_waits_for_each_token() -> None:

@@ -7,6 +7,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -17,11 +18,11 @@ from urdir.model.engine.answer import Item
 from urdir.model.engine.async_service import AsyncService
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
+from urdir.model.engine.limits import Limits
 from urdir.model.engine.request import Ending, Piece, Request
 from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.engine.scheduler import Limits
 from urdir.model.engine.sequence import Finish
-from urdir.model.engine.service import Service, limits_of
+from urdir.model.engine.service import Service
 from urdir.model.errors import BusyError, ContextFullError, ModelError
 from urdir.model.owner import Owner
 from urdir.model.text.chat import ChatTemplate, Message
@@ -158,13 +159,7 @@ def test_settings_are_each_request_s_own(engine: Engine) -> None:
 
 
 def test_what_cannot_be_served_is_refused(engine: Engine) -> None:
-    limits = limits_of(engine)
-    few = Limits(
-        prompt_rows=limits.prompt_rows,
-        mixed_rows=limits.mixed_rows,
-        alignment=limits.alignment,
-        queue=1,
-    )
+    few = replace(Limits.for_latency(engine.session.shapes), queue=1)
     with Service(engine, engine.tokenizer, few) as service:
         tokens = tuple(range(10, 10 + 100)) * 6
         assert isinstance(ask(service, Request(prompt=tokens)).ended(), ContextFullError)

@@ -33,6 +33,7 @@ UNUSED = {
     "mamba2": {"feed_forward_length", "attention.head_count", "rope.dimension_count", *_HEADS},
     "nemotron_h": {"rope.dimension_count"},
     "deepseek2": _HEADS,
+    "kimi-linear": _HEADS - {"attention.head_count_kv"},
 }
 #: As published; of qwen3.5-4b only the sum with its vision tower is.
 PARAMETERS = {
@@ -41,6 +42,7 @@ PARAMETERS = {
     "granite-4.0-h-small": 32.2e9,
     "nemotron-h-8b": 8.1e9,
     "deepseek-v2-lite": 15.7e9,
+    "kimi-linear-48b-a3b": 49.1e9,
     "qwen3-next-80b-a3b": 80e9,
     "qwen3.5-35b-a3b": 35e9,
     "llama-3.2-1b": 1_235_814_400,

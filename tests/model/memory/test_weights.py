@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -173,6 +174,20 @@ def test_rows_of_every_period(device_name: str, slot: int, monkeypatch: pytest.M
         found = values_of(weights, few), values_of(weights, many)
     np.testing.assert_array_equal(found[0], periods[:, :2].reshape(18, 96))
     np.testing.assert_array_equal(found[1], periods[:, 2:].reshape(45, 96))
+
+
+@pytest.mark.parametrize(("kind", "slot"), [("Q8_0", 1 << 20), ("Q4_0", 16 * 4 * 3 * 3)])
+def test_rows_of_every_period_as_columns(
+    device_name: str, kind: str, slot: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every 7 rows 3, in f32, as 64 rows: whole, or in chunks of 48."""
+    monkeypatch.setattr(upload, "_SLOT_BYTES", slot)
+    values, of_type = numbers(2 * 7, 64), reference.GGMLQuantizationType[kind]
+    part = replace(StoredMatrix.whole("kv", 14, 64).part(2, 3, 7), transposed=True)
+    kept = reference.quants.dequantize(reference.quants.quantize(values, of_type), of_type)
+    expected = kept.reshape(2, 7, 64)[:, 2:5].swapaxes(1, 2).reshape(128, 3)
+    with Device.open(device_name) as device, load(device, {"kv": (kind, values)}, part) as weights:
+        np.testing.assert_allclose(values_of(weights, part), expected, rtol=2e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])

@@ -301,6 +301,7 @@ def _hostile() -> Iterator[tuple[str, Callable[[], Constraint]]]:
     )
     yield "many words", lambda: lark("start: " + " | ".join(f'"w{i}" start' for i in range(8000)))
     yield "depth", lambda: lark("start: %json " + _nested(120))
+    yield "multiple of true", lambda: schema({"type": "integer", "multipleOf": True})
     yield "bad option", lambda: schema({"type": "object", "x-guidance": 3})
 
 

@@ -1,0 +1,46 @@
+"""The graphs of decode steps: of several at once, and of those that will come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
+from urdir.model.engine.run_ahead import AT_ONCE
+from urdir.model.engine.runner import Steps
+
+#: Tokens before its end at which the next length bucket is prepared.
+LOOK_AHEAD = 128
+
+
+class DecodeGraphs:
+    """Which of ``steps`` serve sequences that go on, in the buckets ``shapes``."""
+
+    def __init__(self, steps: Steps, shapes: ShapeBuckets) -> None:
+        self._steps = steps
+        self._shapes = shapes
+
+    def several(self, shape: StepShape, length: int) -> StepShape | None:
+        """`AT_ONCE` steps in place of one of ``shape``, after which the longest sequence has
+        ``length`` tokens; None where they have no graph (yet), or are not of one length bucket."""
+        several = replace(shape, steps=AT_ONCE)
+        keys = self._shapes.keys(length + AT_ONCE - 1, shape.rows)
+        fits = not shape.prompt and keys == shape.keys
+        return several if fits and self._steps.is_recorded(several) else None
+
+    def prepare(self, rows: int, output: Output, length: int, end: int, steps: int) -> bool:
+        """Do a small piece of preparing for ``rows`` sequences, the longest of which has ``length``
+        tokens, none of which will have more than ``end``; False where all is done. They go on by
+        up to ``steps`` steps at once."""
+
+        def missing(length: int, steps: int = 1) -> bool:
+            return self._steps.prepare(self._shapes.decode(rows, length, output, steps))
+
+        if length < end and missing(length + 1):
+            return True
+        later = min(length + LOOK_AHEAD, end)
+        if later > length and missing(later):
+            return True
+        several = length + 2 * steps
+        if steps == 1 or several > later:
+            return False  # not worth the while
+        return missing(several, steps) or missing(later, steps)

@@ -1,0 +1,145 @@
+"""The half of a service that launches: a plan's rows go to the device, and its step is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from urdir.driver.errors import DriverError
+from urdir.model.engine.answer import Answer
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.open_answers import OpenAnswers
+from urdir.model.engine.run_ahead import AT_ONCE, RunAhead
+from urdir.model.engine.scheduler import Scheduler
+from urdir.model.engine.step_plan import StepPlan
+from urdir.model.errors import ConstraintError
+from urdir.model.owner import Owner
+
+if TYPE_CHECKING:
+    from urdir.model.engine.session import Session
+    from urdir.model.text.matcher import Mask
+
+#: What a step may be asked for, each of which serves those after it.
+_OUTPUTS = (Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
+#: Steps that are queued before the first of them is read: a newcomer waits for these.
+_AHEAD = 2
+#: Answers that go on by several steps at once, at most. Steps of few rows take the least time: a
+#: newcomer waits for two launches of these, 2 * AT_ONCE steps, where the host gains most.
+_FEW = 4
+
+
+class Launcher(Owner):
+    """Queues the steps that ``scheduler`` plans for ``answers``, on the device of ``session``.
+
+    Answers end at ``end_ids``, on the device as well.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        scheduler: Scheduler,
+        answers: OpenAnswers,
+        end_ids: frozenset[int],
+    ) -> None:
+        self._session = session
+        self._scheduler = scheduler
+        self._answers = answers
+        self._end_ids = end_ids
+        self._ahead: RunAhead[StepPlan] = session.run_ahead(_AHEAD)
+        self._look_ahead: Callable[[], bool] = _done
+
+    def __len__(self) -> int:
+        """Launches that are not read."""
+        return len(self._ahead)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough is queued."""
+        return self._ahead.is_full
+
+    def launch(self) -> bool:
+        """Plan a step and queue it; False where there is none to queue now."""
+        plan = self._scheduler.plan()
+        if plan is None:
+            return False
+        session = self._session
+        for number, slot in plan.admitted:
+            self._begin(number, slot)
+        answers = self._answers.named(plan.choosers)
+        wanted = {answer.output for answer in answers}
+        output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
+        shape = session.shapes.of_batch(plan.batch, plan.longest, output)
+        masks = self._masks(plan, answers)
+        plans, shape = self._several(plan, shape)
+        session.queue.launch(shape, plan.batch, plan.positions, masks)
+        self._ahead.queued(plans)
+        self._expect(plans[-1], shape)
+        return True
+
+    def wait(self) -> Sequence[StepPlan]:
+        """Wait for the oldest launch; the steps that are complete then. Meanwhile graphs are
+        prepared for the answers that go on."""
+        return self._ahead.wait(self._use_wait)
+
+    def clear(self) -> None:
+        """Forget what is queued: the device is lost."""
+        self._ahead.clear()
+
+    def close(self) -> None:
+        """Wait for what is queued; closing twice does nothing."""
+        while self._ahead:
+            self._ahead.wait()
+        self._ahead.close()
+
+    def _begin(self, number: int, slot: int) -> None:
+        """Write what is known of a request that has been given a sequence."""
+        request, state = self._answers[number].request, self._session.parts.state
+        ends = () if request.ignore_end else self._end_ids
+        state.write_tokens(slot, 0, self._scheduler.tokens(number))
+        state.write_sampling(slot, request.settings.words(len(request.prompt), ends))
+
+    def _several(self, plan: StepPlan, shape: StepShape) -> tuple[list[StepPlan], StepShape]:
+        """A few answers go on by several steps at once, where nothing can change meanwhile: the
+        steps of one launch, and its shape."""
+        several = self._session.graphs.several(shape, plan.longest)
+        if several is None or shape.rows > _FEW:
+            return [plan], shape
+        more = self._scheduler.repeat(plan, several.steps - 1)
+        return [plan, *more], several if more else shape
+
+    def _expect(self, last: StepPlan, shape: StepShape) -> None:
+        """Note which steps will follow, if what chooses a token in the last one goes on."""
+        rows, output = len(last.choosers), shape.output
+        if not rows:
+            return
+        steps = AT_ONCE if rows <= _FEW else 1
+        end = self._scheduler.end(last)
+        prepare = self._session.graphs.prepare
+        self._look_ahead = partial(prepare, rows, output, last.longest, end, steps)
+
+    def _use_wait(self) -> bool:
+        """Do a small piece of preparing for what is expected; False where all is done."""
+        try:
+            return self._look_ahead()
+        except DriverError:  # the step that needs the graph tries again, and says so
+            self._look_ahead = _done
+            return False
+
+    def _masks(self, plan: StepPlan, answers: Sequence[Answer]) -> dict[int, Mask]:
+        """The tokens that may come, by sequence, of answers with a constraint."""
+        vocab = self._session.parts.config.vocab_size
+        masks: dict[int, Mask] = {}
+        for sequence, answer in zip(plan.batch.choosing, answers, strict=True):
+            try:
+                mask = answer.mask(vocab)
+            except ConstraintError as error:
+                self._answers.fail(answer, error)
+            else:
+                masks |= {} if mask is None else {sequence: mask}
+        return masks
+
+
+def _done() -> bool:
+    """There is nothing to prepare."""
+    return False

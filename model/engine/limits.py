@@ -1,0 +1,67 @@
+"""Limits of a scheduler: how much a step takes, how many may wait and how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from urdir.model.engine.batch import ShapeBuckets
+from urdir.model.errors import SettingsError
+
+#: Rows of prompts beside answers, where these are waited for.
+_SOME_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a scheduler allows.
+
+    A step takes up to ``prompt_rows`` rows of prompts, ``mixed_rows`` beside answers: fewer, so
+    that these go on at an even pace. A segment takes a multiple of ``alignment`` rows, the last of
+    them idle. Answers reserve room for ``ahead`` tokens at once. ``queue`` requests may wait, for
+    ``wait_seconds`` at most. Without ``share_prefixes`` every prompt is computed from its first
+    token on. Raises SettingsError.
+    """
+
+    prompt_rows: int = 2048
+    mixed_rows: int = 512
+    alignment: int = 16
+    ahead: int = 64
+    queue: int = 1024
+    wait_seconds: float = 60.0
+    share_prefixes: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_rows", "mixed_rows"):
+            rows = getattr(self, name)
+            if rows < 1 or rows % self.alignment:
+                raise SettingsError(f"{name} {rows}: expected a multiple of {self.alignment}")
+        for name in ("ahead", "queue"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name} {getattr(self, name)}: expected 1 or more")
+
+    @classmethod
+    def for_latency(cls, shapes: ShapeBuckets) -> Self:
+        """For users who read along: tokens come at an even pace, whoever else arrives, and who
+        waits too long is told. Steps are of ``shapes``."""
+        whole = _aligned(shapes, shapes.chunks[-1])
+        some = min(whole, _aligned(shapes, _SOME_ROWS))
+        return cls(prompt_rows=whole, mixed_rows=some, alignment=shapes.alignment)
+
+    @classmethod
+    def for_throughput(cls, shapes: ShapeBuckets, requests: int) -> Self:
+        """For as many ``requests`` that are there at once, all of which may take as long as it
+        takes: prompts take all the rows of a step of ``shapes``, also beside answers."""
+        whole = _aligned(shapes, shapes.chunks[-1])
+        return cls(
+            prompt_rows=whole,
+            mixed_rows=whole,
+            alignment=shapes.alignment,
+            queue=max(1, requests),
+            wait_seconds=float("inf"),
+        )
+
+
+def _aligned(shapes: ShapeBuckets, rows: int) -> int:
+    """Whole segments of up to ``rows`` rows, one at least."""
+    return max(1, rows // shapes.alignment) * shapes.alignment

@@ -1,0 +1,69 @@
+"""The half of a service that reads: a step's tokens become text, and the endings of answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from urdir.model.engine.open_answers import OpenAnswers
+from urdir.model.engine.request import Piece, TokenChoice
+from urdir.model.engine.scheduler import Scheduler
+from urdir.model.engine.sequence import Finish
+from urdir.model.engine.step_plan import Outcome, StepPlan
+from urdir.model.errors import ConstraintError
+from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
+
+if TYPE_CHECKING:
+    from urdir.model.engine.session import Session
+
+
+class Reader:
+    """Reads what steps of ``session`` chose, tells ``scheduler``, and those who wait for
+    ``answers``."""
+
+    def __init__(self, session: Session, scheduler: Scheduler, answers: OpenAnswers) -> None:
+        self._session = session
+        self._scheduler = scheduler
+        self._answers = answers
+
+    def read(self, plan: StepPlan) -> None:
+        """Take the tokens of a step that is complete."""
+        chosen, places = self._session.parts.state.chosen, plan.places
+        tokens = [chosen(sequence, position) for sequence, position in places]
+        for number, (sequence, _), token in zip(plan.choosers, places, tokens, strict=True):
+            answer = self._answers.get(number)
+            if token == INVALID_TOKEN and answer is not None:
+                self._answers.fail(answer, self._session.no_choice(sequence))
+        for outcome in self._scheduler.chosen(plan, tokens):
+            choice = self._choice(outcome, *places[outcome.row])
+            try:
+                self._tell(outcome, choice)
+            except ConstraintError as error:
+                self._answers.fail(self._answers[outcome.request], error)
+
+    def _choice(self, outcome: Outcome, sequence: int, position: int) -> TokenChoice:
+        """What is known of a token that was chosen after the one at ``position``."""
+        likely = self._answers[outcome.request].request.settings.logprobs
+        if likely is None:
+            return TokenChoice(outcome.token)
+        state = self._session.parts.state
+        return TokenChoice(outcome.token, *state.log_probabilities(sequence, position, likely))
+
+    def _tell(self, outcome: Outcome, choice: TokenChoice) -> None:
+        """Turn a token into text, and the end of an answer into its ending."""
+        answer, ending = self._answers[outcome.request], outcome.ending
+        choices: tuple[TokenChoice, ...] = ()
+        text = ""
+        if ending is None or ending.finish is not Finish.END:
+            choices, text = (choice,), answer.push(choice)
+            if (stop := answer.stopped_by) is not None:  # before any other end by the same token
+                ended = self._scheduler.cancel(answer.number) if ending is None else ending
+                assert ended is not None
+                ending = replace(ended, finish=Finish.STOP, stopped_by=stop)
+        if ending is not None:
+            text += answer.finish()
+            self._answers.ended(answer)
+        if text or choices:
+            self._answers.tell(answer, Piece(text, choices))
+        if ending is not None:
+            self._answers.tell(answer, ending)

@@ -1,0 +1,69 @@
+"""MiniCPM 3 (OpenBMB, arXiv 2404.06395): attention by a latent vector as in `deepseek2`, dense
+networks, and scales that only depend on sizes. llama.cpp: `src/models/` minicpm3.cpp.
+
+    x = 12 embedding,  x += 1.4 / sqrt(layers) network(RMSNorm(x)),  logits = 256 / hidden output x'
+
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; attention.kv_lora_rank (the
+latent vector), attention.q_lora_rank, rope.dimension_count (the part of a head that rotates).
+"""
+
+from __future__ import annotations
+
+import math
+
+from urdir.model.families.dense import rms_decoder, turning
+from urdir.model.families.description import Attention, Config, Latent
+from urdir.model.families.mixtures import plain_dense
+from urdir.model.families.parts import head_dims, rms_norm
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import RopeConfig
+
+
+def minicpm3(file: Reader) -> Config:
+    """MiniCPM3 4B."""
+    rope = turning(file, "half", factors=True)
+    return rms_decoder(
+        file,
+        lambda layer: _attention(file, layer, rope),
+        lambda layer: plain_dense(file, layer),
+        scale=1.4 / math.sqrt(file.layer_count()),
+        embedding_scale=12.0,
+        logit_scale=256.0 / file.hidden,
+    )
+
+
+def _attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
+    """The keys of a head are stored beside its values (attn_kv_b), so that what makes its queries
+    fit for the latent vector is their transposed matrix. All of a head may rotate."""
+    hidden, norm, (key_dim, value_dim) = file.hidden, rms_norm(file), head_dims(file)
+    heads, still = file.size_at("attention.head_count", layer), key_dim - rope.dim
+    latent, rank = file.size("attention.kv_lora_rank"), file.size("attention.q_lora_rank")
+    queries = file.linear("attn_q_b", layer, heads * key_dim, rank, bias="absent")
+    down = file.linear("attn_kv_a_mqa", layer, latent + rope.dim, hidden, bias="absent")
+    both, width = still + value_dim, heads * (still + value_dim)
+    up = file.linear("attn_kv_b", layer, width, latent, bias="absent")
+    vector = down.part(0, latent)
+    return Attention(
+        heads=heads,
+        kv_heads=1,
+        key_dim=rope.dim + (latent if still else 0),
+        value_dim=latent,
+        scale=1.0 / math.sqrt(key_dim),
+        q=queries.part(still, rope.dim, key_dim),
+        k=down.part(latent, rope.dim),
+        v=vector,
+        o=file.linear("attn_output", layer, hidden, heads * value_dim, bias="absent"),
+        rope=rope,
+        latent=Latent(
+            down=vector,
+            norm=file.norm("attn_kv_a_norm", layer, norm, latent),
+            q_still=queries.part(0, still, key_dim) if still else None,
+            absorb=up.part(0, still, both).transposed() if still else None,
+            expand=up.part(still, value_dim, both),
+            q_down=file.linear("attn_q_a", layer, rank, hidden, bias="absent"),
+            q_norm=file.norm("attn_q_a_norm", layer, norm, rank),
+        ),
+    )
+
+
+ARCHITECTURES = {"minicpm3": minicpm3}

@@ -1,0 +1,76 @@
+"""Attention by a latent vector (MLA, arXiv 2405.04434), read from a file.
+
+Keys, under the architecture's name: attention.kv_lora_rank (the latent vector),
+attention.key_length_mla and value_length_mla (of a head).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.families.description import Attention, Latent
+from urdir.model.families.parts import rms_norm
+from urdir.model.families.reader import Reader
+
+
+def latent_head_dims(file: Reader) -> tuple[int, int]:
+    """Values of a head of keys and of one of values, written out."""
+    key, value = (file.count(f"attention.{name}_length_mla") for name in ("key", "value"))
+    if not key or not value:
+        raise UnsupportedError(
+            f"{file.key('attention.key_length_mla')} or value_length_mla is missing: an old file, "
+            "to be converted anew"
+        )
+    return key, value
+
+
+def latent_attention(
+    file: Reader,
+    layer: int,
+    heads: int,
+    shared: int,
+    rank: int = 0,
+    *,
+    scale: float | None = None,
+    **options: Any,
+) -> Attention:
+    """The attention of a layer. All heads have ``shared`` values of the key in common, which are
+    not of the latent vector: those that rotate, where any do. Queries have a low ``rank``, or 0.
+
+    ``scale`` is 1 / sqrt(a head's keys) unless it is given; ``options`` are fields of `Attention`.
+    """
+    hidden, norm, latent = file.hidden, rms_norm(file), file.size("attention.kv_lora_rank")
+    key_dim, value_dim = latent_head_dims(file)
+    own = key_dim - shared
+    if own < 1 or shared < 1:
+        raise ConfigError(
+            f"heads of {key_dim} values ({file.key('attention.key_length_mla')}), of which "
+            f"{shared} rotate (rope.dimension_count): some have to stand still"
+        )
+    name, source = ("attn_q_b", rank) if rank else ("attn_q", hidden)
+    queries = file.linear(name, layer, heads * key_dim, source, bias="absent")
+    down = file.linear("attn_kv_a_mqa", layer, latent + shared, hidden, bias="absent")
+    vector = down.part(0, latent)
+    return Attention(
+        heads=heads,
+        kv_heads=1,
+        key_dim=shared + latent,
+        value_dim=latent,
+        scale=1.0 / math.sqrt(key_dim) if scale is None else scale,
+        q=queries.part(own, shared, key_dim),
+        k=down.part(latent, shared),
+        v=vector,
+        o=file.linear("attn_output", layer, hidden, heads * value_dim, bias="absent"),
+        latent=Latent(
+            down=vector,
+            norm=file.norm("attn_kv_a_norm", layer, norm, latent),
+            q_still=queries.part(0, own, key_dim),
+            absorb=file.linear("attn_k_b", layer, heads, latent, own, bias="absent"),
+            expand=file.linear("attn_v_b", layer, heads, value_dim, latent, bias="absent"),
+            q_down=file.linear("attn_q_a", layer, rank, hidden, bias="absent") if rank else None,
+            q_norm=file.norm("attn_q_a_norm", layer, norm, rank) if rank else None,
+        ),
+        **options,
+    )

@@ -1,0 +1,55 @@
+"""What kernels have in common that read the logits of a step's rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.sampling import OFFSETS, SETTINGS_WORDS
+from urdir.ptxgen.spec import Array, KernelSpec
+
+
+@dataclass(frozen=True)
+class LogitsRows(KernelSpec):
+    """A kernel that reads ``logits`` (rows, n_vocab) of ``rows`` of ``sequences`` of up to
+    ``max_len`` tokens, and ``settings`` of each sequence.
+
+    Raises PtxgenError for sizes that are out of range.
+    """
+
+    n_vocab: int
+    max_len: int
+    rows: int = 1
+    sequences: int = 1
+
+    #: Vectors, or tokens of a history, that a thread loads before it looks at them.
+    unroll = 4
+    settings_words = SETTINGS_WORDS
+    offsets = OFFSETS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_vocab <= 2**28:
+            raise PtxgenError(f"{self.name}: n_vocab must be in 1 ... 2^28, not {self.n_vocab}")
+        if not 1 <= self.max_len < 2**31:
+            raise PtxgenError(f"{self.name}: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
+        if not 1 <= self.rows < 2**16 or self.sequences < 1:
+            raise PtxgenError(f"{self.name}: no {self.rows} rows of {self.sequences} sequences")
+
+    @property
+    def vector(self) -> int:
+        """Logits of one access: four where that keeps every row 16-byte aligned."""
+        return 4 if self.n_vocab % 4 == 0 else 1
+
+    def _random_logits(self, rng: np.random.Generator) -> Array:
+        return rng.normal(0.0, 3.0, (self.rows, self.n_vocab)).astype(np.float32)
+
+    def _random_rows(self, rng: np.random.Generator, known: Array) -> dict[str, Array]:
+        """``sequence`` and ``position`` of rows, each the last of ``known`` (sequences) tokens; one
+        is idle where there are several."""
+        sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows] % self.sequences
+        position = known[sequence] - 1
+        if self.rows > 1:
+            position[rng.integers(self.rows)] = self.max_len + 1
+        return {"sequence": sequence.astype(np.uint32), "position": position.astype(np.uint32)}

@@ -1,0 +1,300 @@
+"""Requests to the server, in process: the application, the model as clients know it, its template,
+its tokeniser and its constraints are the real ones; only the tokens of answers are made up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from tests.fuzz import trees
+from urdir.model.engine.answer import Answer
+from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
+from urdir.model.engine.sequence import Finish
+from urdir.model.errors import ModelError
+from urdir.model.files.demo import demo_model
+from urdir.model.files.gguf import Gguf
+from urdir.model.serve.app import make_app
+from urdir.model.serve.guard import Access
+from urdir.model.serve.interface import Metrics
+from urdir.model.serve.limits import Limits
+from urdir.model.serve.served_model import EngineModel
+from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.matcher import ConstraintCompiler
+from urdir.model.text.tokenizer import Tokenizer
+
+_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
+{% endif %}{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content.split('</think>')[-1] }}{% for call in m.tool_calls %}<tool_call>
+{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+_ANSWER = '<think>so\n</think>Hi <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call> ok'
+_MOST_TOKENS = 12  # of an answer
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "x": {"type": "integer", "minimum": 0, "multipleOf": 3},
+        "y": {"anyOf": [{"type": "string", "maxLength": 9, "pattern": "^a+"}, {"enum": [1, "b"]}]},
+        "z": {"type": "array", "items": {"$ref": "#/$defs/d"}, "minItems": 1},
+    },
+    "required": ["x"],
+    "$defs": {"d": {"type": "number", "exclusiveMaximum": 1e9}},
+}
+_FUNCTION = {"name": "f", "description": "a function", "parameters": _SCHEMA}
+_TOOLS = {"tools": [{"type": "function", "function": _FUNCTION}]}
+_CALL = {"type": "function", "id": "c", "function": {"name": "f", "arguments": '{"x": 3}'}}
+_SETTINGS = {
+    **{"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 7, "n": 2},
+    **{"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5},
+    **{"repeat_last_n": 64, "logit_bias": {"5": -100, "7": 1.5}, "stop": ["x", "yy"]},
+    **{"min_tokens": 1, "max_tokens": 9, "ignore_eos": False, "user": "me"},
+}
+_TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "!"}]},
+    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "3"},
+    {"role": "user", "content": "And <|im_end|> now?"},
+]
+_HI = {"messages": [{"role": "user", "content": "Hi"}]}
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+_JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": _SCHEMA}}
+_NAMED = {"type": "function", "function": {"name": "f"}}
+_GRAMMAR = 'start: "a" b+\nb: /[0-9]{1,3}/ | "x" | %json {"type": "null"}'
+
+#: Good bodies by path.
+_BODIES: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        _HI,
+        {**_SETTINGS, "messages": _TURNS, "logprobs": True, "top_logprobs": 3},
+        {**_HI, **_SETTINGS, **_STREAMED},
+        {**_TOOLS, "messages": _TURNS, "tool_choice": "required"},
+        {**_TOOLS, **_HI, "tool_choice": _NAMED, "parallel_tool_calls": False, **_STREAMED},
+        {**_HI, "response_format": _JSON_SCHEMA},
+        {**_HI, "chat_template_kwargs": {"enable_thinking": False}, "modalities": ["text"]},
+    ],
+    "/v1/completions": [
+        {"prompt": "Hello", **_SETTINGS, "logprobs": 2},
+        {"prompt": [[5, 6, 7], [8]], "echo": True, **_STREAMED},
+        {"prompt": ["a", "b"], "structured_outputs": {"regex": "[a-f]{2,9}(x|y\\d)*"}},
+        {"prompt": "a", "structured_outputs": {"grammar": _GRAMMAR}},
+        {"prompt": "a", "structured_outputs": {"choice": ["yes", "no"]}},
+        {"prompt": "a", "structured_outputs": {"json": _SCHEMA}},
+    ],
+    "/tokenize": [
+        {"prompt": "Hello", "add_special_tokens": False, "return_token_strs": True},
+        {"content": "Hello", "add_special": True},
+        {**_TOOLS, "messages": _TURNS, "add_generation_prompt": False},
+    ],
+    "/detokenize": [{"tokens": [5, 6, 7, 2047]}],
+}
+#: Texts that a JSON reader takes, and what is read later may not.
+_STRINGS = ("\ud800", "\udfff<|im_start|>", "{{ x }}", "[", "(((", "a" * 70_000, "\ufeff", "%json")
+
+
+class HttpTarget:
+    """A method, a path, a content type and a body in parts, for the application.
+
+    Whatever comes: one whole response, good or in the shape of OpenAI's errors, and none that says
+    the server failed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        with Gguf(demo_model()) as gguf:
+            tokenizer = Tokenizer.from_gguf(gguf)
+        self._service = _MadeUp(tokenizer)
+        self._app = make_app(self._service, Access(), Limits())
+        self._loop = asyncio.new_event_loop()
+        for path, bodies in _BODIES.items():  # starts threads and processes; each must be good
+            for body in bodies:
+                status, _ = self._answer("POST", path, "application/json", [json.dumps(body)])
+                assert status == 200, (path, body)
+
+    def make(self, rng: random.Random) -> bytes:
+        path = rng.choice([*_BODIES])
+        body = json.dumps(_changed(rng, rng.choice(_BODIES[path])), ensure_ascii=rng.random() < 0.9)
+        raw = body.encode("utf-8", "surrogatepass")
+        if rng.random() < 0.2:
+            raw = trees.raw(rng, raw)
+        elif rng.random() < 0.05:
+            raw = _nested(rng, raw)
+        method, kind = "POST", "application/json"
+        if rng.random() < 0.05:
+            method = rng.choice(("GET", "PUT", "OPTIONS", "HEAD", "POST"))
+            path = trees.text(rng, rng.choice((path, "/v1/models/demo", "/v1/embeddings", "/")))
+            kind = trees.text(rng, kind)
+        cuts = sorted(rng.randrange(len(raw) + 1) for _ in range(rng.choice((0, 0, 0, 2))))
+        parts = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+        return json.dumps([method, path, kind, [part.decode("latin-1") for part in parts]]).encode()
+
+    def take(self, data: bytes) -> None:
+        method, path, kind, parts = json.loads(data)
+        status, body = self._answer(method, path, kind, parts)
+        if status >= 500:
+            raise AssertionError(f"{status} {body[:200]!r}")
+        if status != 200:
+            if method != "HEAD" and status != 307:  # from a path with one slash too many
+                _check_error(json.loads(body))
+            raise RefusedError(f"{status}")
+        if body.startswith(b"data: "):
+            *events, last = body.decode().removesuffix("\n\n").split("\n\n")
+            for event in events:
+                json.loads(event.removeprefix("data: "))
+            if last != "data: [DONE]":
+                error = json.loads(last.removeprefix("data: "))
+                _check_error(error)
+                if error["error"]["type"] == "server_error":
+                    raise AssertionError(last[:200])
+        elif method == "POST":
+            json.loads(body)
+
+    def _answer(self, method: str, path: str, kind: str, parts: list[str]) -> tuple[int, bytes]:
+        """Status and body of the response."""
+        return self._loop.run_until_complete(
+            asyncio.wait_for(self._exchange(method, path, kind, parts), 20)
+        )
+
+    async def _exchange(
+        self, method: str, path: str, kind: str, parts: list[str]
+    ) -> tuple[int, bytes]:
+        messages = [
+            {"type": "http.request", "body": part.encode("latin-1"), "more_body": True}
+            for part in parts
+        ]
+        messages[-1]["more_body"] = False
+        waiting = iter(messages)
+        status, body, is_whole = [], bytearray(), False
+
+        async def receive() -> Any:
+            if (message := next(waiting, None)) is not None:
+                return message
+            return await asyncio.Event().wait()  # the client stays
+
+        async def send(message: Any) -> None:
+            nonlocal is_whole
+            assert not is_whole, "more after the end of a response"
+            if message["type"] == "http.response.start":
+                status.append(message["status"])
+            else:
+                body.extend(message.get("body", b""))
+                is_whole = not message.get("more_body", False)
+
+        await self._app(_scope(method, path, kind), receive, send)
+        assert len(status) == 1, "not one response"
+        assert is_whole, "a response without an end"
+        return status[0], bytes(body)
+
+
+class RefusedError(ModelError):
+    """The server has refused a request, with this status."""
+
+
+class _MadeUp:
+    """A service whose answers have tokens of one text, or what their constraints allow."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        template = ChatTemplate(_TEMPLATE, tokenizer)
+        session = SimpleNamespace(context=512)
+        engine = SimpleNamespace(
+            name="demo", session=session, tokenizer=tokenizer, template=template
+        )
+        self.compiler = ConstraintCompiler(tokenizer)
+        self.model = EngineModel(cast(Any, engine), None, cast(Any, self))
+        self._tokenizer = tokenizer
+        self._ids = tokenizer.encode(_ANSWER, parse_special=True)[:_MOST_TOKENS]
+
+    async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
+        """As `Service`: settings as words, a mask for every token, text and its end."""
+        request.settings.words(len(request.prompt), self._tokenizer.end_ids)
+        matcher = None
+        if request.constraint is not None:
+            matcher = self.compiler.matcher(request.constraint)
+        answer = Answer(request, self._tokenizer, matcher, lambda item: None)
+        finish, count = Finish.LENGTH, 0
+        for token in self._ids[: request.limit]:
+            if (mask := answer.mask(self._tokenizer.vocab_size)) is not None:
+                token = _allowed(mask)
+            if token in self._tokenizer.end_ids:
+                finish = Finish.END
+                break
+            count += 1
+            choice = _choice(token, request)
+            yield Piece(answer.push(choice), (choice,))
+            if answer.stopped_by is not None:
+                finish = Finish.STOP
+                break
+        yield Piece(answer.finish(), ())
+        yield Ending(finish, len(request.prompt), 0, count, answer.stopped_by)
+
+    def metrics(self) -> Metrics:
+        """Nothing runs."""
+        return Metrics()
+
+    async def drain(self) -> None:
+        """Nothing runs."""
+
+    async def close(self) -> None:
+        """The process ends."""
+
+
+def _allowed(mask: np.ndarray[Any, np.dtype[np.uint32]]) -> int:
+    """The last token that may come."""
+    ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    assert len(ids), "no token may come"
+    return int(ids[-1])
+
+
+def _choice(token: int, request: Request) -> TokenChoice:
+    likely = request.settings.logprobs
+    if likely is None:
+        return TokenChoice(token)
+    return TokenChoice(token, -0.5, tuple((i, -0.5 - i) for i in range(likely)))
+
+
+def _scope(method: str, path: str, kind: str) -> dict[str, Any]:
+    headers = [(b"host", b"x"), (b"content-type", kind.encode("utf-8", "replace"))]
+    return {
+        **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http"},
+        **{"method": method, "path": path, "raw_path": b"", "root_path": "", "query_string": b""},
+        **{"headers": headers, "client": ("127.0.0.1", 5), "server": ("127.0.0.1", 80)},
+    }
+
+
+def _changed(rng: random.Random, body: dict[str, Any]) -> Any:
+    """A body with changes, and sometimes fields of another."""
+    if rng.random() < 0.2:
+        body = {**body, **rng.choice([b for bodies in _BODIES.values() for b in bodies])}
+    body = trees.changed(rng, body)
+    if rng.random() < 0.2 and (places := trees.paths(body)):
+        container, key = rng.choice(places)
+        container[key] = rng.choice(_STRINGS)
+    return body
+
+
+def _nested(rng: random.Random, raw: bytes) -> bytes:
+    """A body deep within others, whole or not; or a number of many digits in its place."""
+    depth = rng.choice((10, 63, 64, 65, 500, 2000, 100_000))
+    begin, end = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))
+    inner = rng.choice((raw, b"9" * depth, b"1e" + b"9" * depth, b'"' + b"\\u0000" * depth))
+    nested = begin * depth + inner + end * rng.choice((0, depth, depth))
+    return rng.choice((nested, b'{"messages":' + nested + b"}", b'{"n":' + inner + b"}"))
+
+
+def _check_error(body: Any) -> None:
+    """OpenAI's shape."""
+    error = body["error"]
+    assert isinstance(error["message"], str), error
+    assert error["message"], error
+    assert isinstance(error["type"], str), error
+    assert all(error[name] is None or isinstance(error[name], str) for name in ("param", "code"))
