@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         check_can_plot()
     if args.load:
         return bench_load.run(args)
+    if args.gpus is not None and (args.kernels or args.startup or args.profile or args.plot):
+        raise options.UsageError("--gpus: of several GPUs only the speed of a model is measured")
     if args.kernels:
         return _run_kernels(args)
     return _run_startup(args) if args.startup else _run_model(args)
@@ -114,7 +116,7 @@ def _run_model(args: argparse.Namespace) -> int:
             if args.plot:
                 title = f"decode step of {engine.name} on {engine.device.properties.name}"
                 plot_roofline(profile, rates.read, title, args.plot)
-        conditions = _conditions(engine.device, engine.name, rates)
+        conditions = _conditions(engine.device, engine.name, rates, len(engine.group))
     report.print_report(conditions, sections, args.output)
     return 0
 
@@ -171,11 +173,13 @@ def _rates(device: Device) -> Rates:
     return rates
 
 
-def _conditions(device: Device, model: str, rates: Rates) -> report.Conditions:
+def _conditions(device: Device, model: str, rates: Rates, gpus: int = 1) -> report.Conditions:
+    """What was measured on what; of several GPUs rates, memory and what moves are those of each."""
     free, total = device.memory_info()
+    name = device.properties.name
     return report.Conditions(
         model=model,
-        device=device.properties.name,
+        device=name if gpus == 1 else f"each of {gpus} x {name}",
         emulated=device.is_emulated,
         driver=".".join(map(str, device.properties.driver_version)),
         version=installed_version("urdir"),

@@ -78,6 +78,14 @@ def shared(config: Config, blocks: Blocks, rank: int, ranks: int) -> Config:
     )
 
 
+def cut_networks(share: Config) -> tuple[int, int]:
+    """How many networks a rank has a part of, and how many there are."""
+    networks = [network for layer in share.layers for network in layer.networks]
+    last = [n.o for n in networks if isinstance(n, Attention)]
+    last += [n.down for n in networks if isinstance(n, Dense)]
+    return sum(linear.matrix.columns is not None for linear in last), len(networks)
+
+
 def spans(things: int, ranks: int, fits: Callable[[int], bool]) -> list[Span] | None:
     """``things`` for each of ``ranks``, as evenly as boundaries that fit allow; None where a rank
     would have none."""
