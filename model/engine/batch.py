@@ -71,9 +71,9 @@ class StepShape:
     """What a plan is made for: everything that is fixed while its graph is replayed.
 
     ``rows`` tokens a step, each with at most ``keys`` keys to attend to. The last ``prompt`` of
-    them are up to ``segments`` segments of prompts. The ``output`` is that of all rows; beside prompts it is that of
-    ``outputs`` of them. ``steps`` steps without prompts follow one another, each with the tokens
-    that the one before has chosen.
+    them are up to ``segments`` segments of prompts. The ``output`` is that of all rows; beside
+    prompts it is that of ``outputs`` of them. ``steps`` steps without prompts follow one another,
+    each with the tokens that the one before has chosen.
     """
 
     rows: int

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -87,6 +87,8 @@ class Engine(Owner):
         self.seconds = seconds
         self.host_sampling = host_sampling
         self._reading = reading
+        self._tokenizer: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
         self._owners = ExitStack()
 
     @classmethod
@@ -119,7 +121,8 @@ class Engine(Owner):
         cache stores ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a
         prompt (2048) are processed at once, fewer where memory is short. A ``memory_share`` of what
         is free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`)
-        as fit it; ``sequences`` (None) then are `SEQUENCES`, and the context up to `LONG_CONTEXT`.
+        as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer where recurrent layers have
+        large states, of which none is kept; the context is up to `LONG_CONTEXT`.
         With ``text`` a thread of its own builds the tokeniser. ``meanwhile`` is called while the
         weights are loaded, with an engine that must run nothing yet: for `Session.prepare`.
         ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None
@@ -134,20 +137,23 @@ class Engine(Owner):
             from urdir.model.engine.session import Session
             from urdir.model.families.description import Config
             from urdir.model.memory.buckets import MOST_CHUNK
-            from urdir.model.memory.budget import SessionBudget, fitting_budget, most_pages
+            from urdir.model.memory.budget import (
+                SessionBudget,
+                fitting_budget,
+                most_pages,
+                most_sequences,
+            )
             from urdir.model.memory.weights import Weights
 
             with opening.timed("file"):
                 gguf = opening.own(_open_file(path, quantize))
                 config = Config.from_gguf(gguf)
-            most = LONG_CONTEXT if memory_share else DEFAULT_CONTEXT
-            context = chosen_context(config, context, most)
+            longest = LONG_CONTEXT if memory_share else DEFAULT_CONTEXT
+            context = chosen_context(config, context, longest)
             config = config.at_context(context)
             reading = opening.read_tokenizer(gguf) if text else None
             opened = opening.device()
             _announce(opened, gguf)
-            if sequences is None:
-                sequences = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
             if memory_share and not page_len:
                 page_len = PAGE_LEN
             session_budget = partial(
@@ -157,9 +163,14 @@ class Engine(Owner):
                 opened.properties.sm_count,
                 kv_dtype=kv_dtype,
                 exact=exact,
-                sequences=sequences,
                 page_len=page_len,
+                keeps_states=not memory_share,
             )
+            if sequences is None:
+                most = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
+                share = memory_share or 1.0
+                sequences = most_sequences(gguf, config, opened, session_budget, share, most)
+            session_budget = partial(session_budget, sequences=sequences)
             if memory_share and pages is None:
                 pages = most_pages(gguf, config, opened, session_budget, memory_share)
             budget = fitting_budget(
@@ -182,6 +193,7 @@ class Engine(Owner):
                     page_len=page_len,
                     pages=pages,
                     chunk=budget.chunks[-1],
+                    keeps_states=not memory_share,
                     observer=observer,
                 )
             )
@@ -193,21 +205,25 @@ class Engine(Owner):
             engine._owners = opening.hand_over()
             return engine
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
         """The file's tokeniser; ModelError where it has none."""
-        if self._reading is not None:
-            return self._reading.result()
-        from urdir.model.text.tokenizer import Tokenizer
+        if self._tokenizer is None:
+            from urdir.model.text.tokenizer import Tokenizer
 
-        return Tokenizer.from_gguf(self.gguf)
+            read = self._reading
+            self._tokenizer = read.result() if read else Tokenizer.from_gguf(self.gguf)
+        return self._tokenizer
 
-    @cached_property
+    @property
     def template(self) -> ChatTemplate:
         """The file's chat template, which ends with the engine; TemplateError where it has none."""
-        from urdir.model.text.chat import ChatTemplate
+        if self._template is None:
+            from urdir.model.text.chat import ChatTemplate
 
-        return self._owners.enter_context(ChatTemplate.from_gguf(self.gguf, self.tokenizer))
+            opened = ChatTemplate.from_gguf(self.gguf, self.tokenizer)
+            self._template = self._owners.enter_context(opened)
+        return self._template
 
     def chat(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from urdir.driver import execute
@@ -11,6 +11,7 @@ from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.batch import StepShape
 from urdir.model.engine.step import building
 from urdir.model.owner import Owner
+from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ class Steps(Owner):
         else:
             self.graph(shape).launch(stream)
 
+    def make_ready(self, shape: StepShape) -> None:
+        """Record what a launch of the shape replays, unless that is done. Raises DriverError."""
+        if self.observer is None:
+            self.graph(shape)
+
     def bound(self, shape: StepShape) -> BoundPlan:
         """The plan of a shape with its kernels loaded."""
         return execute.completed(self._binding(shape))
@@ -83,7 +89,7 @@ class Steps(Owner):
         """
         shapes = [shape for shape in dict.fromkeys(shapes) if shape not in self._bound]
         plans = [execute.completed(building(self.parts, shape)) for shape in shapes]
-        self.parts.device.load_all([kernel for plan in plans for kernel in plan.kernels()])
+        self._load([kernel for plan in plans for kernel in plan.kernels()])
         for shape, plan in zip(shapes, plans, strict=True):
             self._bound[shape] = execute.bind(plan, self.parts.device)
             if self.observer is None:
@@ -92,6 +98,11 @@ class Steps(Owner):
     def is_recorded(self, shape: StepShape) -> bool:
         """True where a launch of the shape takes no preparation."""
         return shape in self._graphs
+
+    @property
+    def is_full(self) -> bool:
+        """True where one more graph takes the place of another."""
+        return len(self._graphs) >= MOST_GRAPHS
 
     def prepare(self, shape: StepShape) -> bool:
         """Do a small piece of recording a graph that will be needed, well below a millisecond but
@@ -131,8 +142,14 @@ class Steps(Owner):
         if shape not in self._bound:
             plan = yield from building(self.parts, shape)
             yield from plan.kernels()
+            self._load(plan.kernels())
             self._bound[shape] = execute.bind(plan, self.parts.device)
         return self._bound[shape]
+
+    def _load(self, kernels: Sequence[Kernel]) -> None:
+        """Load kernels; those that must be compiled are, side by side."""
+        with Progress("compiling") as progress:
+            self.parts.device.load_all(kernels, progress.reach)
 
     def close(self) -> None:
         """Free the graphs; closing twice does nothing."""

@@ -46,13 +46,15 @@ class CachedLayer:
 @dataclass(frozen=True)
 class CacheShape:
     """The caches of all layers: ``layers`` by the number of a layer that has one of its own;
-    ``owners[i]`` is the layer whose cache layer i uses, -1 for one without attention.
+    ``owners[i]`` is the layer whose cache layer i uses, -1 for one without attention. Where other
+    layers keep states (``has_states``), a beginning is more than what the caches hold of it.
     """
 
     layers: dict[int, CachedLayer]
     owners: tuple[int, ...]
     sequences: int
     max_len: int
+    has_states: bool = False
 
     @classmethod
     def of(
@@ -79,7 +81,7 @@ class CacheShape:
                 layout = _layout(mixer, sequences, max_len, dtype, rows)
                 layers[index] = CachedLayer(in_pages(layout, page_len, pages), mixer.span)
             owners.append(owner)
-        return cls(layers, tuple(owners), sequences, max_len)
+        return cls(layers, tuple(owners), sequences, max_len, bool(config.recurrents))
 
     @classmethod
     def equal(cls, layout: KvLayout, layers: int) -> Self:

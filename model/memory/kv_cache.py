@@ -10,7 +10,7 @@ Layers with equal slots share the bookkeeping: they are a *group*.
 
 Sequences can begin with pages that others have computed (`KvCache.publish`, `KvCache.match`). They
 share them in all layers or in none, and a ring overwrites its beginning: so caches with rings share
-none.
+none. Nor do those beside layers that keep a state: none is kept at the ends of pages.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from urdir.driver.context import close_all
+from urdir.driver.errors import DriverError
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.memory.cache_shape import CachedLayer, CacheShape, table_name
 from urdir.model.memory.pages import PagePool
@@ -50,7 +52,7 @@ class KvCache(Owner):
             is_paged = shape.layers[indices[0]].layout.is_paged
             kind = PagedGroup if is_paged else Group
             self._groups.append(kind(self._arena, self._writes, stream, layers, table_name(number)))
-        only = self._groups[0] if len(self._groups) == 1 else None
+        only = self._groups[0] if len(self._groups) == 1 and not shape.has_states else None
         # Pages without rings are one group: those that sequences can share by what they hold.
         self._known = only if isinstance(only, PagedGroup) and not only.layout.capacity else None
 
@@ -166,9 +168,7 @@ class KvCache(Owner):
 
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
-        self._writes.close()
-        if self._arena is not None:
-            self._arena.close()
+        close_all([self._writes] if self._arena is None else [self._writes, self._arena])
 
     def _check_sequence(self, sequence: int) -> None:
         sequences = self.shape.sequences
@@ -316,10 +316,14 @@ class PagedGroup(Group):
         held, layout = self._pages[sequence], self.layout
         shared, missing = self._wanted(sequence, start, end)
         fresh = self.pool.take(len(shared) + len(missing))
+        # of a ring any page may hold tokens that are still looked back on
+        kept = [
+            (held[block], page)
+            for block, page in zip(shared, fresh, strict=False)
+            if layout.capacity or block * layout.page_len < stored
+        ]
+        self._copy_pages(kept, fresh)
         for block, page in zip(shared, fresh, strict=False):
-            # of a ring any page may hold tokens that are still looked back on
-            if layout.capacity or block * layout.page_len < stored:
-                self._copy_slots(held[block], page)
             self.pool.release([held[block]])
             held[block] = page
         if not layout.capacity:
@@ -334,7 +338,8 @@ class PagedGroup(Group):
         """See KvCache."""
         begun = self.pool.match(tokens, self._blocks(end), self._blocks(spare))
         if begun.source is not None:
-            self._copy_slots(begun.source, begun.pages[begun.tokens // self.layout.page_len])
+            target = begun.pages[begun.tokens // self.layout.page_len]
+            self._copy_pages([(begun.source, target)], begun.pages)
         self._pages[sequence] = begun.pages
         self._written[sequence] = end
         self._upload(sequence)
@@ -377,6 +382,16 @@ class PagedGroup(Group):
         )
         shared = [b for b in blocks if b < len(held) and self.pool.is_shared(held[b])]
         return shared, sorted(b for b in blocks if b >= len(held))
+
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]], taken: Sequence[int]) -> None:
+        """Copy pages (source, target); where that fails, those that were ``taken`` are given
+        back."""
+        try:
+            for source, target in pairs:
+                self._copy_slots(source, target)
+        except DriverError:
+            self.pool.release(taken)
+            raise
 
     def _upload(self, sequence: int) -> None:
         held, row = self._pages[sequence], self._table[sequence]

@@ -189,6 +189,19 @@ CASES = {
         ),
         "F16",
     ),
+    "lightning attention of 3 heads, the stream normed": (
+        Shape(
+            *("minimax-01", 3, 96, 3, 1, 32, 64, 71, False),
+            {
+                "attention.recurrent_layers": np.array([1, 0, 1]),
+                "residual_scale": 1.7,
+                "rope.dimension_count": 16,
+                "expert_count": 5,
+                "expert_used_count": 2,
+            },
+        ),
+        "Q8_0",
+    ),
     "ALiBi of 3 heads, LayerNorm": (
         Shape(
             *("bloom", 2, 96, 3, 3, 32, 160, 71, True),

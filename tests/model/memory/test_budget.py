@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,13 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
-from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
+from urdir.model.memory.budget import (
+    RESERVE_BYTES,
+    MemoryPlan,
+    SessionBudget,
+    check_context,
+    most_sequences,
+)
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
@@ -64,3 +72,29 @@ def test_a_context_that_the_model_does_not_take_is_refused(data: Path) -> None:
     for context in (0, config.context_length + 1):
         with pytest.raises(ModelError, match="the model takes 1 to"):
             check_context(config, context)
+
+
+def test_sequences_leave_half_of_the_memory_to_pages(
+    family_file: Callable[[str], Path], emulator: Device
+) -> None:
+    """The most of a halving whose states, once more, would fit beside one sequence's pages."""
+    with Gguf(family_file("qwen35-dense")) as gguf:
+        config = Config.from_gguf(gguf)
+        budget = partial(SessionBudget.of, config, 256, 4, page_len=16, keeps_states=False)
+        free = emulator.memory_info()[0]
+
+        def needed(count: int) -> int:
+            plan = MemoryPlan.of(gguf, config, budget(sequences=count, pages=16))
+            assert plan.recurrent == 140288 * count
+            return plan.total + 140288 * count + RESERVE_BYTES
+
+        def sequences(nbytes: int) -> int:
+            return most_sequences(gguf, config, emulator, budget, nbytes / free, 256)
+
+        assert sequences(2 * needed(256)) == 256
+        assert sequences(needed(64) + 4096) == 64
+        assert sequences(needed(64) - 4096) == 32
+        assert sequences(0) == 1
+    with Gguf(family_file("llama-dense")) as gguf:
+        config = Config.from_gguf(gguf)
+        assert most_sequences(gguf, config, emulator, budget, 0.0, 256) == 256
