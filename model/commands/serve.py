@@ -51,6 +51,7 @@ def add_parser(commands: options.Subparsers) -> None:
         help="say on stderr what is used",
     )
     options.add_device(parser)
+    options.add_gpus(parser)
     memory = parser.add_argument_group("how many at once")
     options.add_llama_flags(memory, "context", help=_CONTEXT_HELP)
     options.add_many(memory)

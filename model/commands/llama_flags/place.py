@@ -34,7 +34,13 @@ FLAGS: tuple[Flag, ...] = (
     Accepted("--check-tensors", ANSWERS, "names, types and sizes of tensors are always checked"),
     Accepted("--warmup --no-warmup", ANSWERS, "nothing is slower the first time but compiling"),
     Accepted("--no-warmup --progress", BENCH, "every test runs once before it is timed"),
-    Accepted("-sm --split-mode", ALL, "one GPU is used", VALUE, values=("none", "layer")),
+    Accepted(
+        "-sm --split-mode",
+        ALL,
+        "--gpus N shares a model among GPUs",
+        VALUE,
+        values=("none", "layer"),
+    ),
     Refused(
         "-nkvo --no-kv-offload", ANSWERS, "cache on the CPU", "-ctk q8_0 -ctv q8_0 halve it", 0
     ),
@@ -45,7 +51,7 @@ FLAGS: tuple[Flag, ...] = (
     Refused("-ncffn --n-cpu-ffn", ANSWERS, "layers on the CPU", _ON_GPU, off=0),
     Refused("-nr --no-repack --no-op-offload", ANSWERS, "weights as stored", _ON_GPU, takes=0),
     Refused("-ot --override-tensor", ALL, "tensor elsewhere", _ON_GPU),
-    Refused("-ts --tensor-split", ALL, "model on several GPUs", "--device cuda:i is one of them"),
+    Refused("-ts --tensor-split", ALL, "uneven parts of a model", "--gpus N makes even ones"),
     Refused("-mg --main-gpu", ALL, "number of a GPU", "--device cuda:i chooses one"),
     Refused("-rpc --rpc", ALL, "remote device", "--device cuda:i is one of this machine"),
     Refused("--list-devices", ALL, "list in this command", "urdir env lists devices", takes=0),
