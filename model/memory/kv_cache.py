@@ -64,10 +64,8 @@ class KvCache(Owner):
         """What kernels over the cache of a layer take, by parameter name."""
         assert self._arena is not None
         owner = self.shape.owners[layer]
-        caches = {
-            "k_cache": self._arena[f"keys.{owner}"],
-            "v_cache": self._arena[f"values.{owner}"],
-        }
+        arrays = self.shape.layers[owner].arrays
+        caches = {f"{name[0]}_cache": self._arena[f"{name}.{owner}"] for name in arrays}
         if self.layout(layer).is_paged:
             caches["block_table"] = self._arena[table_name(self.shape.group_of(layer))]
         return caches
@@ -259,7 +257,7 @@ class Group:
     def _copy_slots(self, source: int, target: int) -> None:
         """Copy a whole sequence (contiguous) or page (paged) within every layer."""
         for index, layer in self._layers.items():
-            for name, layout in (("keys", layer.layout), ("values", layer.layout.values)):
+            for name, layout in layer.arrays.items():
                 _, heads, length = layout.slot_shape
                 cache = self._arena[f"{name}.{index}"]
                 planes = [(0, heads * length * layout.row_nbytes)]
