@@ -85,7 +85,7 @@ class Launcher(Owner):
         return plans
 
     def clear(self) -> None:
-        """Forget what is queued: the device is lost."""
+        """Forget what is queued: nobody reads it."""
         self._ahead.clear()
         self.clock.clear()
 
