@@ -8,6 +8,7 @@ part's own name does where only one record has it, ``head_dim=128``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -120,12 +121,18 @@ def _fields(record: type[Any], example: Any, prefix: str) -> Iterator[FieldInfo]
 
 
 def _declared(record: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
-    try:
-        hints = typing.get_type_hints(record)
-    except NameError:  # a type that its module imports for type checkers only
-        hints = {}
+    hints = _hints(record)  # type: ignore[arg-type]  # mypy takes no class for hashable
     for field in dataclasses.fields(record):
         yield field, hints.get(field.name, field.type)
+
+
+@functools.cache
+def _hints(record: type[Any]) -> Mapping[str, Any]:
+    """The types of a record's fields, which take a while to find out."""
+    try:
+        return typing.get_type_hints(record)
+    except NameError:  # a type that its module imports for type checkers only
+        return {}
 
 
 def _full_name(kernel: KernelSpec, name: str, value: str) -> str:
