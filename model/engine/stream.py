@@ -26,7 +26,7 @@ class Decoder(Protocol):
     graphs: DecodeGraphs
     waited_seconds: float
 
-    def run_ahead(self) -> RunAhead[int]:
+    def run_ahead(self) -> RunAhead[range]:
         """See Session."""
 
     def longest(self, sequences: abc.Sequence[int]) -> int:
@@ -71,7 +71,7 @@ class DecodeStream:
         sequences, chosen = [session.sequences[s] for s in slots], session.parts.state.chosen
         for sequence in sequences:
             sequence.check_read()
-        ahead = session.run_ahead()
+        ahead: RunAhead[range] = session.run_ahead()
         try:
             most = 1  # the first token comes early
             while True:
