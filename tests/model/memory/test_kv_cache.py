@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from urdir.driver.device import Device
+from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
 from urdir.model.engine.realizar import describe
 from urdir.model.engine.scheduler import Storage
@@ -384,6 +385,37 @@ def test_a_beginning_is_refused_whole(device: Device, stream: Stream) -> None:
             cache.match(1, range(5), 4)
         assert cache.match(1, range(32), 33, spare=PAGE) == 32
         assert cache.free_tokens == PAGE
+
+
+@pytest.mark.parametrize(
+    ("call", "nth"),
+    [*(("cuMemcpyDtoDAsync", n) for n in (1, 2, 7)), *(("cuMemcpyHtoDAsync", n) for n in (1, 2))],
+)
+def test_no_page_is_lost_where_a_copy_fails(emulator: Device, call: str, nth: int) -> None:
+    """Neither of a page, which is shared or filled in part, nor of the table."""
+    shape = shape_of(wide_config(), "f32", sequences=3, page_len=PAGE, pages=9)
+    with emulator.create_stream() as stream, KvCache(emulator, shape, stream) as cache:
+        model = Model(cache)
+        model.write(0, 40)
+        cache.publish(0, range(40))
+        cache.fork(0, 2, 40)
+        held, free = [cache.pages(s) for s in range(3)], cache.free_tokens
+
+        def begin_and_grow() -> None:
+            cache.match(1, range(39), 45)
+            cache.truncate(1, 0)
+            cache.reserve(2, 40, 42)
+
+        emulator.api.inject(call, nth)
+        with pytest.raises(CudaError, match=call.removesuffix("Async")):
+            begin_and_grow()
+        assert cache.pages(1) == ()
+        assert cache.pages(0) == held[0]
+        assert len(cache.pages(2)) == len(held[2])
+        cache.truncate(2, 0)
+        cache.truncate(0, 0)
+        assert cache.free_tokens == 9 * PAGE > free
+        assert cache.match(1, range(39), 41) == 39
 
 
 def test_one_shape_for_all_layers() -> None:
