@@ -145,6 +145,11 @@ class Opened:
     tokenizer: Any
 
 
+def patient(session: Session) -> Limits:
+    """Requests may wait for as long as the emulator takes."""
+    return replace(Limits.for_latency(session.shapes), wait_seconds=1000.0)
+
+
 #: Of the logits' standard deviation: what rounding may decide.
 TIE = 0.02
 
@@ -175,9 +180,8 @@ def test_a_service_answers_each_request_as_alone(family: Family) -> None:
         engine.device, engine.weights, 256, sequences=3, page_len=16, pages=5, keeps_states=False
     ) as session:
         opened = Opened(session, Letters(*ends))
-        with Service(
-            opened, opened.tokenizer, replace(Limits.for_latency(session.shapes), ahead=1)
-        ) as service:
+        limits = replace(patient(session), ahead=1)
+        with Service(opened, opened.tokenizer, limits) as service:
             first = Request(prompt=(1,), settings=GREEDY, limit=1)
             service.submit(first, lambda _: gate.wait(250))  # until all others are there
             for number in range(7):
@@ -208,7 +212,7 @@ def test_a_slot_is_taken_over_while_a_step_of_its_last_owner_runs(family: Family
 
     def answers(session: Session, order: tuple[int, ...], *ends: int) -> list[list[int]]:
         opened = Opened(session, Letters(*ends))
-        with Service(opened, opened.tokenizer) as service:
+        with Service(opened, opened.tokenizer, patient(session)) as service:
             requests = (Request(prompt=prompts[i], settings=GREEDY, limit=6) for i in order)
             asked = [ask(service, request) for request in requests]
             for collected in asked:
