@@ -72,7 +72,9 @@ class SessionBudget:
         ``page_len`` and ``pages`` as `in_pages` takes them. Prompt steps have room for ``chunk``
         tokens, if the context has. ``keeps_states`` as `RecurrentShape` takes it.
         """
-        rows, chunks = row_bucket(sequences), chunks_of(exact, min(chunk, context))
+        # rows of prompts lie behind those of sequences, where kernels take them: at 16 bytes
+        rows = row_bucket(sequences) if sequences == 1 else max(4, row_bucket(sequences))
+        chunks = chunks_of(exact, min(chunk, context))
         cache = CacheShape.of(
             config,
             context,
