@@ -57,7 +57,7 @@ def wait(driver: Driver, run: Any, *args: Any) -> Any:
         code, message = fault.code, fault.message
     except MemoryRangeError as error:  # a queued copy or fill whose memory is gone
         code, message = ILLEGAL_ADDRESS, str(error)
-    driver.poison(code, message)
+    driver.context.poison(code, message)
     raise Refused(code, message)
 
 
@@ -104,7 +104,7 @@ def cuStreamQuery(driver: Driver, hStream: Any) -> None:
 def cuStreamWaitEvent(driver: Driver, hStream: Any, hEvent: Any, Flags: Any) -> None:
     """Order later work of the stream after the event's latest record, if there is one."""
     uint(Flags)
-    event: Event = driver.context.events[hEvent]
+    event = driver.event(hEvent)
     queue = stream_of(driver, hStream)
     if event.mark is not None:
         enqueue(driver, queue, Mark(), (event.mark,))
@@ -126,7 +126,7 @@ def cuStreamGetPriority(driver: Driver, hStream: Any) -> int:
 def cuStreamGetCtx(driver: Driver, hStream: Any) -> Any:
     """The context of a stream."""
     stream_of(driver, hStream)
-    return cuda.CUcontext(driver.CONTEXT_HANDLE)
+    return cuda.CUcontext(driver.context.handle)
 
 
 @driver_call(results=1)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.experts import ExpertLayers
+from urdir.model.blocks.experts import append_experts
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.mixtures import MixtureLayer, RouterLayer
 from urdir.model.blocks.parts import Destination, LayerStep
+from urdir.model.blocks.router import append_router
 from urdir.model.families.description import Dense, Mixture, Router
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
@@ -86,19 +87,19 @@ def append_mixture(
     layer's input, which some routers read."""
     # a weight within the network is no factor of its result
     assert not (network.weigh_input and to.scale != 1.0)
-    experts, route, latent = ExpertLayers(at.linear), network.router, network.latent
+    linear, route, latent = at.linear, network.router, network.latent
     router = _router(at, route, 1.0 if network.weigh_input or latent else to.scale)
     label = at.name("ffn_gate_inp")
     match route.reads:
         case "layer":
-            experts.append_router(label, router, Activations(start), None)
+            append_router(linear, label, router, Activations(start), None)
         case "norm":
-            experts.append_router(label, router, Activations(x.x), at.norm(route.norm))
-    if norm is not None and at.linear.takes_gemm and not x.has_completed(norm):
+            append_router(linear, label, router, Activations(x.x), at.norm(route.norm))
+    if norm is not None and linear.takes_gemm and not x.has_completed(norm):
         normed, cols = at.work["normed"], at.parts.config.hidden
-        x = at.linear.append_norm(at.name("ffn_norm"), cols, x, norm, normed)
+        x = linear.append_norm(at.name("ffn_norm"), cols, x, norm, normed)
     if route.reads == "input":
-        experts.append_router(label, router, x, norm)
+        append_router(linear, label, router, x, norm)
     residual = to.residual
     if network.shared is not None:
         residual = _append_shared(at, network, network.shared, x, norm, to)
@@ -112,13 +113,13 @@ def append_mixture(
     )
     label = at.name("ffn_experts")
     if latent is None:
-        return experts.append(label, mixture, x, norm, residual, to.y)
+        return append_experts(linear, label, mixture, x, norm, residual, to.y)
     source, total = at.work["expert input"], at.work["expert sum"]
-    at.linear.append(at.name("ffn_routed_down"), [(at.matrix(latent.down), source)], x, norm)
-    experts.append(label, mixture, Activations(source), None, None, total)
+    linear.append(at.name("ffn_routed_down"), [(at.matrix(latent.down), source)], x, norm)
+    append_experts(linear, label, mixture, Activations(source), None, None, total)
     if (after := at.norm(latent.norm)) is not None:
         name, width = at.name("ffn_routed_norm"), network.result_width
-        at.linear.append_norm(name, width, Activations(total), after, total)
+        linear.append_norm(name, width, Activations(total), after, total)
     end = replace(to, residual=residual)
     return at.finish("ffn_routed_up", at.matrix(latent.up), Activations(total), end)
 

@@ -104,7 +104,7 @@ def run_here(args: argparse.Namespace, source: str | SyntheticModel | None) -> i
         limits = Limits.for_throughput(shapes, case.requests)
     asks = plan_load(case, engine.config.vocab_size)
     with Progress("requests", case.requests) as progress:
-        measured = load_engine(engine, limits, case, asks, lambda _: progress.advance(1))
+        measured = load_engine(engine, limits, case, asks, lambda _: progress.advance())
         replies, use = asyncio.run(measured)
     section = report.Section("device", [use], report.DEVICE_COLUMNS)
     return _report(args, case, engine.name, device.properties.name, replies, section)
@@ -142,7 +142,7 @@ def _warm_up(engine: Engine) -> None:
         shapes = likely_shapes(engine.session.shapes, [Output.GREEDY])
         warm_up = WarmUp(engine.session.steps, shapes)
         with Progress("preparing", warm_up.left) as progress:
-            warm_up.run(float("inf"), lambda: progress.advance(1))
+            warm_up.run(float("inf"), lambda: progress.advance())
 
 
 def _report(

@@ -40,6 +40,7 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_llama_flags(parser, "memory", "prompt", "chat", "generation", "text")
     options.add_sampling(parser)
     options.add_device(parser)
+    options.add_gpus(parser)
 
 
 def run(args: argparse.Namespace) -> int:

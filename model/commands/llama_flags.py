@@ -156,7 +156,7 @@ _PLACE: tuple[Flag, ...] = (
     Refused("-ncmoe --n-cpu-moe", _BOTH, "experts on the CPU", _ON_GPU, off=0),
     Refused("-nr --no-repack --no-op-offload", _TEXT, "weights as stored", _ON_GPU, takes=0),
     Refused("-ot --override-tensor", _BOTH, "tensor elsewhere", _ON_GPU),
-    Refused("-ts --tensor-split", _BOTH, "model on several GPUs", "--device cuda:i is one of them"),
+    Refused("-ts --tensor-split", _BOTH, "uneven parts of a model", "--gpus N makes even ones"),
     Refused("-mg --main-gpu", _BOTH, "number of a GPU", "--device cuda:i chooses one"),
     Refused("-rpc --rpc", _BOTH, "remote device", "--device cuda:i is one of this machine"),
     Refused("--list-devices", _BOTH, "list in this command", "urdir env lists devices", takes=0),

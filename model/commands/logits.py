@@ -35,6 +35,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     options.add_device(parser)
+    options.add_gpus(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             for i, token in enumerate(tokens):
                 engine.session.feed([token])
                 rows[i] = engine.session.logits_step()
-                progress.advance(1)
+                progress.advance()
     try:
         with output.open("wb") as file:
             np.save(file, rows)

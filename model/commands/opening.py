@@ -47,6 +47,7 @@ def open_engine(
         model,
         quantize=getattr(args, "quantize", None),
         device=args.device or environment.device,
+        gpus=getattr(args, "gpus", None),
         context=context,
         kv_dtype=kv_dtype,
         exact=exact,

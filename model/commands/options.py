@@ -94,6 +94,16 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_gpus(parser: argparse.ArgumentParser) -> None:
+    """--gpus."""
+    parser.add_argument(
+        "--gpus",
+        type=values.gpus,
+        metavar="N|I,J",
+        help="share the model among N GPUs, or those with these numbers (default: one has it all)",
+    )
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     """-m / --model, -hf, --quantize, -c / --ctx-size."""
     add_llama_flags(parser, "model", "context")

@@ -26,6 +26,7 @@ EXAMPLES = """\
   urdir run -m model.gguf -p "Tell me a story"        the same with llama.cpp's flags
   urdir run -hf org/repo-GGUF:Q8_0 "Hello"            a model on the Hugging Face hub
   urdir run folder --quantize q8_0 "Hello"            safetensors, smaller while loaded
+  urdir run model.gguf --gpus 2 "Hello"               a half of the model on each of two GPUs
   urdir run model.gguf --raw "Once upon a time"       no chat template
   echo "Sort 31, 7, 19." | urdir run --temp 0 --json  prompt from stdin, JSON to stdout
 
@@ -48,6 +49,7 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument("--raw", action="store_true", help="continue the text: no chat template")
     options.add_sampling(parser)
     options.add_device(parser)
+    options.add_gpus(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 

@@ -41,6 +41,7 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_model(parser)
     parser.add_argument("-a", "--alias", metavar="NAME", help="name of the model for clients")
     options.add_device(parser)
+    options.add_gpus(parser)
     memory = parser.add_argument_group(
         "how many at once",
         "Without -c a prompt with its answer has the model's context, 32768 tokens at most.",
@@ -147,7 +148,7 @@ def _warm_up(engine: Engine) -> WarmUp:
 
     warm_up = WarmUp(engine.session.steps, likely_shapes(engine.session.shapes))
     with Progress("preparing", warm_up.left) as progress:
-        warm_up.run(_WARM_UP_SECONDS, lambda: progress.advance(1))
+        warm_up.run(_WARM_UP_SECONDS, lambda: progress.advance())
     return warm_up
 
 

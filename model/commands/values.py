@@ -122,6 +122,16 @@ def gpu_layers(text: str) -> int | None:
     return min(given, default=None)
 
 
+def gpus(text: str) -> int | tuple[int, ...]:
+    """An argparse type: how many GPUs, or the ordinals of some between commas: 2; 0,3."""
+    if "," not in text:
+        return whole_number(1)(text)
+    ordinals = number_list(0)(text.rstrip(","))
+    if len({*ordinals}) != len(ordinals):
+        raise argparse.ArgumentTypeError(f"{text!r} names a GPU twice")
+    return ordinals
+
+
 def device(text: str) -> str:
     """An argparse type: auto, cuda[:i] or emulator[:sm_NN]; llama.cpp's CUDA0 is cuda:0."""
     from urdir.driver.device import DeviceName

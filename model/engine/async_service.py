@@ -68,6 +68,11 @@ class AsyncService(Generic[_Model]):
             if not self._open:
                 self._is_idle.set()
 
+    @property
+    def lost(self) -> Exception | None:
+        """See `Service.lost`."""
+        return self._service.lost
+
     def metrics(self) -> Metrics:
         """Where it stands now."""
         return self._service.metrics()

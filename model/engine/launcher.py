@@ -72,8 +72,8 @@ class Launcher(Owner):
         masks = self._masks(plan, answers)
         plans, shape = self._several(plan, shape)
         session.queue.launch(shape, plan.batch, plan.positions, masks, self.clock.begin)
-        self.clock.end()
         self._ahead.queued(plans)
+        self.clock.end()
         self._expect(plans[-1], shape)
         return True
 
@@ -107,8 +107,9 @@ class Launcher(Owner):
     def _several(self, plan: StepPlan, shape: StepShape) -> tuple[list[StepPlan], StepShape]:
         """A few answers go on by several steps at once, where nothing can change meanwhile: the
         steps of one launch, and its shape."""
-        several = self._session.graphs.several(shape, plan.longest)
-        if several is None or shape.rows > FEW:
+        if shape.rows > FEW:
+            return [plan], shape
+        if (several := self._session.graphs.several(shape, plan.longest)) is None:
             return [plan], shape
         more = self._scheduler.repeat(plan, several.steps - 1)
         return [plan, *more], several if more else shape

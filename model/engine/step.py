@@ -7,6 +7,7 @@ from collections.abc import Generator
 from urdir.driver.execute import completed
 from urdir.driver.plan import Plan
 from urdir.model.blocks.embedding import append_embedding
+from urdir.model.blocks.exchange import append_parts_of_ranks
 from urdir.model.blocks.layer import append_layer, append_layer_keys, begins_with_attention
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep, StepParts
@@ -77,11 +78,16 @@ def _append_last_layer(
 
 def _append_head(plan: Plan, parts: StepParts, rows: Rows, x: Activations) -> None:
     config, weights = parts.config, parts.weights
-    logits = [(weights.matrix(config.output), parts.work["logits"])]
+    own = parts.work["logits" if parts.exchange is None else "own logits"]
+    logits = [(weights.matrix(config.output), own)]
     norm = None if config.output_norm is None else weights.norm(config.output_norm)
     parts.linear(plan, rows).append(
         "output", logits, x, norm, scale=config.logit_scale, softcap=config.softcap
     )
+    if parts.exchange is not None:
+        append_parts_of_ranks(
+            plan, parts.exchange, "logits_of_ranks", rows.count, own, parts.work["logits"]
+        )
 
 
 def _append_choice(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> None:

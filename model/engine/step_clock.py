@@ -48,7 +48,9 @@ class StepClock(Owner):
         self._launches.append(span)
 
     def read(self) -> None:
-        """The oldest launch is complete."""
+        """The oldest launch is complete; one whose end could not be marked is not timed."""
+        if not self._launches:
+            return
         span = self._launches.popleft()
         self.busy_seconds += span.end.elapsed_ms_since(span.begin) / 1e3
         if self._last is not None:

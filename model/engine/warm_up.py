@@ -95,8 +95,16 @@ def _answering(
 
 
 def _asking(shapes: ShapeBuckets, length: int, output: Output) -> Iterator[StepShape]:
-    """Of the ends of single prompts, up to a length."""
+    """Of prompts up to a length: the ends of single ones, the rows before them of long ones, and
+    two together."""
+    most = shapes.chunks[-1]
     for rows in shapes.chunks:
         if rows <= length:
-            prompt = Segment(0, 0, rows, chooses=True)
-            yield shapes.of_batch(Batch((), (prompt,)), length, output)
+            yield shapes.of_batch(Batch((), (Segment(0, 0, rows, chooses=True),)), length, output)
+    if most < length:
+        yield shapes.of_batch(Batch((), (Segment(0, 0, most),)), length, Output.NONE)
+    for rows in COARSE_CHUNKS:
+        if shapes.rows > 1 and shapes.alignment < rows <= min(length, most):
+            first = rows // 2 // shapes.alignment * shapes.alignment
+            pair = (Segment(0, 0, first, chooses=True), Segment(1, 0, rows - first, chooses=True))
+            yield shapes.of_batch(Batch((), pair), length, output)

@@ -376,8 +376,22 @@ class LayerEmbeddings:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Which rank of how many a description is for: of attention and dense networks it has a part
+    (`share.shared`). ``vocabulary`` are the logits of each rank, the first ones of rank 0."""
+
+    rank: int
+    vocabulary: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
-    """A whole model; see `Config.from_gguf`.
+    """A whole model, see `Config.from_gguf`; or the ``share`` of it that one rank has.
 
     The stream begins as the token's row of ``embedding``, times ``embedding_scale``, plus its row
     of ``positions``, normalised by ``embedding_norm``; it is kept as ``saves``, and ``adds``
@@ -405,6 +419,7 @@ class Config:
     recalls: Normalization | None = None
     ignored_keys: tuple[str, ...] = ()  # of the file, which the architecture does not know
     unused_tensors: tuple[str, ...] = ()  # of the file, for other uses than plain decoding
+    share: Share | None = None
 
     def __str__(self) -> str:
         from urdir.model.families.summary import summary

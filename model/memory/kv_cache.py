@@ -38,10 +38,19 @@ if TYPE_CHECKING:
 class KvCache(Owner):
     """Keys and values of every layer, laid out as ``shape`` says; nothing is stored at first.
 
-    Copies within the cache and changes of its tables are queued on ``stream``."""
+    Copies within the cache and changes of its tables are queued on ``stream``. What is done here is
+    done to the ``followers`` too, the caches of other ranks, which have other heads of the same
+    tokens."""
 
-    def __init__(self, device: Device, shape: CacheShape, stream: Stream) -> None:
+    def __init__(
+        self,
+        device: Device,
+        shape: CacheShape,
+        stream: Stream,
+        followers: Sequence[KvCache] = (),
+    ) -> None:
         self.shape = shape
+        self._followers = tuple(followers)
         self._writes = QueuedWrites(device, stream)
         sizes = shape.sizes()  # none in a model without attention
         self._arena = device.arena(sizes, "KV cache") if sizes else None
@@ -64,10 +73,8 @@ class KvCache(Owner):
         """What kernels over the cache of a layer take, by parameter name."""
         assert self._arena is not None
         owner = self.shape.owners[layer]
-        caches = {
-            "k_cache": self._arena[f"keys.{owner}"],
-            "v_cache": self._arena[f"values.{owner}"],
-        }
+        arrays = self.shape.layers[owner].arrays
+        caches = {f"{name[0]}_cache": self._arena[f"{name}.{owner}"] for name in arrays}
         if self.layout(layer).is_paged:
             caches["block_table"] = self._arena[table_name(self.shape.group_of(layer))]
         return caches
@@ -97,13 +104,15 @@ class KvCache(Owner):
         (by default those before ``start``) are kept in all layers. Returns up to where positions
         are writable now: pages are taken whole.
 
-        Raises ContextFullError when there is no room; nothing has changed then.
+        Raises ContextFullError when there is no room, nothing has changed then, and DriverError.
         """
         self._check_length(sequence, end)
         for group in self._groups:
             group.check_room(sequence, start, end)
         for group in self._groups:
             group.reserve(sequence, start, end, start if stored is None else stored)
+        for cache in self._followers:
+            cache.reserve(sequence, start, end, stored=stored)
         return min([self.shape.max_len, *(group.writable(end) for group in self._groups)])
 
     def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int = 0) -> int:
@@ -112,13 +121,24 @@ class KvCache(Owner):
         has.
 
         Raises ContextFullError, nothing changed, unless room for ``spare`` tokens is left then;
-        ModelError for a sequence that holds something.
+        ModelError for a sequence that holds something; DriverError, and it is empty.
         """
         self._check_length(sequence, end)
         if len(tokens) > end:
             raise ModelError(f"{len(tokens)} tokens to look for, and room for {end} is asked for")
         if any(group.is_written(sequence) for group in self._groups):
             raise ModelError(f"sequence {sequence} holds tokens: truncate it to 0 first")
+        try:
+            found = self._match(sequence, tokens, end, spare)
+            for cache in self._followers:
+                cache.match(sequence, tokens, end, spare)
+        except DriverError:  # of a copy
+            self.truncate(sequence, 0)
+            raise
+        return found
+
+    def _match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+        """`match` of this cache alone."""
         if self._known is not None:
             return self._known.match(sequence, tokens, end, spare)
         for group in self._groups:
@@ -132,6 +152,8 @@ class KvCache(Owner):
         self._check_sequence(sequence)
         if self._known is not None:
             self._known.publish(sequence, tokens)
+        for cache in self._followers:
+            cache.publish(sequence, tokens)
 
     def kept(self, sequence: int, length: int) -> int:
         """How many of the first ``length`` tokens `truncate` may leave: all, or none where a ring
@@ -149,6 +171,8 @@ class KvCache(Owner):
             )
         for group in self._groups:
             group.truncate(sequence, length)
+        for cache in self._followers:
+            cache.truncate(sequence, length)
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Make ``target`` hold the first ``length`` tokens of ``source``; what it held is gone."""
@@ -156,6 +180,8 @@ class KvCache(Owner):
         self._check_sequence(target)
         for group in self._groups:
             group.fork(source, target, length)
+        for cache in self._followers:
+            cache.fork(source, target, length)
 
     def pages(self, sequence: int, layer: int = 0) -> tuple[int, ...]:
         """The pages of a sequence in a layer, in order of position; none in a contiguous cache."""
@@ -254,7 +280,7 @@ class Group:
     def _copy_slots(self, source: int, target: int) -> None:
         """Copy a whole sequence (contiguous) or page (paged) within every layer."""
         for index, layer in self._layers.items():
-            for name, layout in (("keys", layer.layout), ("values", layer.layout.values)):
+            for name, layout in layer.arrays.items():
                 _, heads, length = layout.slot_shape
                 cache = self._arena[f"{name}.{index}"]
                 planes = [(0, heads * length * layout.row_nbytes)]
@@ -312,37 +338,37 @@ class PagedGroup(Group):
 
     def reserve(self, sequence: int, start: int, end: int, stored: int) -> None:
         """See Group."""
-        super().reserve(sequence, start, end, stored)
         held, layout = self._pages[sequence], self.layout
         shared, missing = self._wanted(sequence, start, end)
         fresh = self.pool.take(len(shared) + len(missing))
-        # of a ring any page may hold tokens that are still looked back on
-        kept = [
-            (held[block], page)
-            for block, page in zip(shared, fresh, strict=False)
-            if layout.capacity or block * layout.page_len < stored
-        ]
-        self._copy_pages(kept, fresh)
-        for block, page in zip(shared, fresh, strict=False):
-            self.pool.release([held[block]])
-            held[block] = page
+        pages = [*held, *fresh[len(shared) :]]
+        try:
+            for block, page in zip(shared, fresh, strict=False):
+                pages[block] = page
+                # of a ring any page may hold tokens that are still looked back on
+                if layout.capacity or block * layout.page_len < stored:
+                    self._copy_slots(held[block], page)
+            if fresh:
+                self._upload(sequence, pages)
+        except DriverError:
+            self.pool.release(fresh)
+            raise
+        super().reserve(sequence, start, end, stored)
+        self.pool.release([held[block] for block in shared])
         if not layout.capacity:
             first = start // layout.page_len
-            for page in held[first : first + 1]:  # it and those after it are written anew
+            for page in pages[first : len(held)][:1]:  # it and those after it are written anew
                 self.pool.forget(page, start - first * layout.page_len)
-        held.extend(fresh[len(shared) :])
-        if fresh:
-            self._upload(sequence)
+        self._pages[sequence] = pages
 
     def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
         """See KvCache."""
         begun = self.pool.match(tokens, self._blocks(end), self._blocks(spare))
-        if begun.source is not None:
-            target = begun.pages[begun.tokens // self.layout.page_len]
-            self._copy_pages([(begun.source, target)], begun.pages)
-        self._pages[sequence] = begun.pages
+        self._pages[sequence] = begun.pages  # before what may fail: then they are given back
         self._written[sequence] = end
-        self._upload(sequence)
+        if begun.source is not None:
+            self._copy_slots(begun.source, begun.pages[begun.tokens // self.layout.page_len])
+        self._upload(sequence, begun.pages)
         return begun.tokens
 
     def publish(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -368,7 +394,7 @@ class PagedGroup(Group):
         self.truncate(target, 0)
         self._pages[target] = list(held)
         self._written[target] = self._written[source]
-        self._upload(target)
+        self._upload(target, held)
 
     def _blocks(self, tokens: int) -> int:
         """Pages that so many tokens take."""
@@ -383,17 +409,8 @@ class PagedGroup(Group):
         shared = [b for b in blocks if b < len(held) and self.pool.is_shared(held[b])]
         return shared, sorted(b for b in blocks if b >= len(held))
 
-    def _copy_pages(self, pairs: Sequence[tuple[int, int]], taken: Sequence[int]) -> None:
-        """Copy pages (source, target); where that fails, those that were ``taken`` are given
-        back."""
-        try:
-            for source, target in pairs:
-                self._copy_slots(source, target)
-        except DriverError:
-            self.pool.release(taken)
-            raise
-
-    def _upload(self, sequence: int) -> None:
-        held, row = self._pages[sequence], self._table[sequence]
-        row[: len(held)] = held
+    def _upload(self, sequence: int, pages: Sequence[int]) -> None:
+        """Make them those of a sequence in the table that kernels read."""
+        row = self._table[sequence]
+        row[: len(pages)] = pages
         self._writes.write(self._arena[self._table_name], row, sequence * row.nbytes)

@@ -73,6 +73,8 @@ def workspace_sizes(
     if "attention gate" in sizes:
         sizes["output gate"] = sizes["attention gate"] // most * rows
     sizes["logits"] = sizes["raw logits"] = 4 * config.vocab_size * rows
+    if config.share is not None:
+        sizes["own logits"] = 4 * config.output.rows * rows
     sizes["ranks"] = 8 * Argmax(n=config.vocab_size).slices * rows
     sizes |= _mixture_sizes(config, most, exact)
     return sizes | _partial_sizes(config, cache, max(rows, chunk) if exact else rows, sm_count)

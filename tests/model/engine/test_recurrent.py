@@ -19,7 +19,11 @@ from urdir.model.errors import ModelError
 from urdir.model.verify.conformance import relative_rms
 
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 128, 40)]
-MODELS = ["lfm2-dense", pytest.param("mamba2-dense", marks=pytest.mark.full)]
+MODELS = [
+    "lfm2-dense",
+    pytest.param("mamba2-dense", marks=pytest.mark.full),
+    pytest.param("minimax-01-moe", marks=pytest.mark.full),
+]
 #: The same tokens in other divisions: rounding differs.
 CLOSE = 1e-5
 
@@ -28,7 +32,8 @@ CLOSE = 1e-5
 def engine(
     request: pytest.FixtureRequest, device_name: str, family_file: Callable[[str], Path]
 ) -> Iterator[Engine]:
-    """Short convolutions beside attention; a state in every layer and no attention at all."""
+    """Short convolutions beside attention; a state in every layer and no attention at all; a state
+    without a convolution."""
     file = family_file(request.param)
     with Engine.open(file, device=device_name, context=64, kv_dtype="f32", exact=True) as engine:
         yield engine

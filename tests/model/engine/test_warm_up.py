@@ -53,6 +53,10 @@ def test_the_likeliest_shapes_come_first() -> None:
         for tokens in (5, 100, 250):
             batch = Batch((), (Segment(0, 0, tokens, chooses=True),))
             assert shapes.of_batch(batch, tokens, output) in first
+    long = Batch((), (Segment(0, 0, 2048),))
+    assert shapes.of_batch(long, 5000, Output.NONE) in likely
+    both = Batch((), (Segment(0, 0, 208, chooses=True), Segment(1, 0, 200, chooses=True)))
+    assert shapes.of_batch(both, 208, Output.SAMPLE) in likely[:96]
     soon = likely[:96]
     for users in (2, 4, 7, 16):
         assert shapes.decode(users, 500, Output.SAMPLE) in soon
@@ -61,9 +65,11 @@ def test_the_likeliest_shapes_come_first() -> None:
     assert shapes.decode(256, 30_000, Output.GREEDY) in likely
 
 
-def test_all_shapes_are_of_the_session(session: Session) -> None:
-    """Small ones have fewer."""
-    shapes = session.shapes
+@pytest.mark.parametrize("most", [(8, 8, 1), (60, 64, 5), (300, 200, 8), (4096, 131_072, 256)])
+@pytest.mark.parametrize("alignment", [1, 16, 64])
+def test_all_shapes_are_of_the_session(most: tuple[int, int, int], alignment: int) -> None:
+    chunk, max_len, rows = most
+    shapes = ShapeBuckets.of(chunks_of(False, chunk), max_len, rows, alignment)
     for shape in likely_shapes(shapes):
         assert shape.keys in shapes.lengths
         assert shape.prompt <= shapes.chunks[-1]

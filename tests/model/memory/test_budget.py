@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from urdir.driver.device import Device
+from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
@@ -63,6 +64,19 @@ def test_a_session_takes_what_its_budget_says(
     spent = plan.kv_cache + plan.workspace + plan.state
     assert 0 <= free[0] - free[1] - plan.weights <= ALIGNMENT * tensors
     assert 0 <= free[1] - free[2] - spent <= ALIGNMENT * parts
+
+
+@pytest.mark.parametrize("sequences", [2, 3, 5, 9])
+def test_rows_of_prompts_begin_where_kernels_take_them(data: Path, sequences: int) -> None:
+    """Beside those of any number of sequences: at multiples of 16 bytes."""
+    with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
+        budget = SessionBudget.of(Config.from_gguf(gguf), 64, 4, sequences=sequences, page_len=16)
+    shapes = ShapeBuckets.of(budget.chunks, budget.cache.max_len, budget.state.rows)
+    for decode in range(1, sequences):
+        batch = Batch(tuple(range(decode)), (Segment(decode, 0, 3, chooses=True),))
+        shape = shapes.of_batch(batch, 9, Output.GREEDY)
+        assert 4 * shape.decode % 16 == 0
+        assert decode <= shape.decode <= budget.state.rows
 
 
 def test_a_context_that_the_model_does_not_take_is_refused(data: Path) -> None:
