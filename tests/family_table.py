@@ -199,6 +199,7 @@ def _mixture(network: Mixture) -> Features:
     yield route.reads != "input", f"router reads {route.reads}"
     yield route.expert_scale is not None, "expert scales"
     yield network.weigh_input, "weighed input"
+    yield network.latent is not None, "of a latent vector"
     yield network.up.bias is not None, "expert biases"
     yield network.shared is not None, "shared expert"
     yield network.shared_gate is not None, "with a gate"
@@ -215,6 +216,7 @@ def _more(config: Config) -> Features:
     yield config.layer_embeddings is not None, "per-layer embeddings"
     yield any(layer.output_scale for layer in config.layers), "layer scale"
     yield bool(config.saved_streams), "kept streams"
+    yield config.banked(config.n_layers) > 0, "recalled streams"
     sources = [m.q.matrix.name for m in config.attentions]
     yield len(set(sources)) < len(sources), "layers run again"
     yield bool(config.unused_tensors), "unused tensors"

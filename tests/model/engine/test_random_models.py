@@ -126,8 +126,7 @@ CASES = {
             *("bailingmoe3", 2, 96, 3, 1, 64, 160, 71, True),
             {
                 **_LATENT,
-                "attention.head_count": np.array([3, 0]),
-                "attention.head_count_kv": np.array([1, 0]),
+                "attention.head_count_kv": np.array([0, 1]),
                 "kda.head_dim": 32,
                 "kda.gate_lower_bound": -3.0,
                 "ssm.conv_kernel": 4,
@@ -136,6 +135,28 @@ CASES = {
                 "swiglu_clamp_shexp": 0.5,
             },
             ("ffn_gate.weight", "ffn_gate_shexp.weight"),
+        ),
+        "F16",
+    ),
+    "streams recalled from every layer, experts of a latent vector": (
+        Shape(
+            *("kimi-k3", 2, 96, 3, 1, 64, 160, 71, False),
+            {
+                **_LATENT,
+                "attention.head_count_kv": np.array([0, 1]),
+                "attn_res.block_size": 1,
+                "activation.situ_beta": 2.0,
+                "activation.situ_linear_beta": 3.0,
+                "expert_latent_length": 64,
+                "expert_weights_norm": True,
+                "kda.head_dim": 20,
+                "kda.gate_lower_bound": -5.0,
+                "ssm.conv_kernel": 3,
+            },
+            (
+                *("ffn_gate.weight", "ffn_gate_shexp.weight", "attn_gate.weight"),
+                "ffn_routed_norm.weight",
+            ),
         ),
         "F16",
     ),
