@@ -166,12 +166,28 @@ def test_columns_that_are_cut_are_those_of_the_file() -> None:
             np.testing.assert_allclose(found, whole[:, slice(*down.matrix.columns)], rtol=2e-7)
 
 
-def test_a_fault_on_a_rank_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = bindings.emulated(device_count=2)
-    monkeypatch.setattr(bindings, "emulated", lambda *_, **__: api)
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The driver of the devices that the test opens."""
+    made = bindings.emulated(device_count=2)
+    monkeypatch.setattr(bindings, "emulated", lambda *_, **__: made)
+    return made
+
+
+@pytest.mark.parametrize("nth", [2, 25])
+def test_a_fault_while_loading_leaves_nothing_open(api: Any, nth: int) -> None:
+    api.inject("launch", nth)
+    with pytest.raises(DriverError, match="injected fault"):
+        open_nano(2)
+    assert api.live() == {}
+
+
+@pytest.mark.parametrize("in_prompt", [True, False])
+def test_a_fault_on_a_rank_ends_the_engine(api: Any, in_prompt: bool) -> None:
     with open_nano(2) as engine:
         engine.session.feed([1, 2, 3])
-        engine.session.greedy_step()
+        if not in_prompt:
+            engine.session.greedy_step()
         api.inject("launch", 20)
         with pytest.raises(DriverError, match=r"injected fault.*\nrank 0, .*\nrank 1, "):
             [*engine.session.stream(Output.GREEDY, most=3)]
