@@ -57,7 +57,7 @@ class CubinCache:
         except OSError as exc:
             warnings.warn(
                 f"kernels are compiled without the cache {folder}: {exc}; use a folder that only "
-                "you can write to (URDIR_CACHE_DIR)",
+                "you can write to",
                 CacheWarning,
                 stacklevel=2,
             )

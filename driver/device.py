@@ -24,7 +24,7 @@ from urdir.driver.errors import (
 )
 from urdir.driver.kernel import Kernel
 from urdir.driver.memory import Arena, Buffer, PinnedBuffer
-from urdir.driver.module import LoadedKernel, ModuleCache
+from urdir.driver.module import LoadedKernel, ModuleCache, Tell
 from urdir.driver.properties import driver_version, read_properties
 from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Event, Stream
@@ -261,9 +261,10 @@ class Device:
         """
         return self._modules.load([kernel], self)[0]
 
-    def load_all(self, kernels: Sequence[Kernel]) -> list[LoadedKernel]:
-        """`load` for each; those that must be compiled are compiled at once, in threads."""
-        return self._modules.load(kernels, self)
+    def load_all(self, kernels: Sequence[Kernel], tell: Tell | None = None) -> list[LoadedKernel]:
+        """`load` for each; those that must be compiled are compiled at once, in threads, which
+        ``tell`` how many of how many are. Raises as `load` does."""
+        return self._modules.load(kernels, self, tell)
 
     def compile(self, ptx: str, name: str) -> bytes:
         """The machine code (a cubin) that this device's driver makes of a PTX text.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,14 +29,21 @@ class ExampleKernel(Kernel, Protocol):
         """Random values for every IN and INOUT array and every scalar, by name."""
 
 
-def check_kernel(device: Device, kernel: ExampleKernel, seed: int = 0) -> tuple[Deviation, ...]:
+def check_kernel(
+    device: Device, kernel: ExampleKernel, seed: int = 0, *, sanitize: bool = True
+) -> tuple[Deviation, ...]:
     """Run a kernel on random inputs and compare with its reference.
 
+    On the emulator it runs under the sanitizer, which finds races, missing fences and barriers that
+    not all threads reach, and is several times slower; ``sanitize=False`` leaves that out. On a GPU
+    nothing is looked for: there compute-sanitizer does it, around the whole process.
+
     Returns the worst element of every output; raises MismatchError beyond the tolerance, and
-    whatever `run_kernel` raises.
+    whatever `run_kernel` raises: CudaError for what the sanitizer finds.
     """
     inputs = kernel.make_inputs(np.random.default_rng(seed))
-    outputs = run_kernel(device, kernel, inputs)
+    with device.api.sanitizing() if sanitize and device.is_emulated else nullcontext():
+        outputs = run_kernel(device, kernel, inputs)
     return compare(kernel, outputs, kernel.reference(**inputs))
 
 

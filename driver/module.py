@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from urdir.driver.kernel import Kernel, signature
 from urdir.driver.limits import check_limits
 from urdir.driver.parallel import in_threads
 from urdir.driver.ptx_files import PtxFiles
+
+#: Called with how many are done, of how many.
+Tell = Callable[[int, int], None]
 
 # Field of Resources -> name of its CUfunction_attribute.
 _RESOURCES: Mapping[str, str] = {
@@ -80,7 +84,9 @@ class ModuleCache:
         self._loaded: dict[str, LoadedKernel] = {}
         self._lock = threading.Lock()
 
-    def load(self, kernels: Sequence[Kernel], device: OpenDevice) -> list[LoadedKernel]:
+    def load(
+        self, kernels: Sequence[Kernel], device: OpenDevice, tell: Tell | None = None
+    ) -> list[LoadedKernel]:
         """The loaded kernels; see `Device.load_all`."""
         keyed = [(kernel.key(device.native_target), kernel) for kernel in kernels]
         with self._lock:
@@ -94,7 +100,14 @@ class ModuleCache:
                 if found := self._from_disk(kernel, key, device):
                     self._loaded[key] = found
             unknown = [(kernel, key, device) for key, kernel in new.items() if self._is_new(key)]
-            in_threads(self._make, unknown)
+            made = itertools.count(1)
+
+            def make(each: tuple[Kernel, str, OpenDevice]) -> None:
+                self._make(each)
+                if tell is not None:
+                    tell(next(made), len(unknown))
+
+            in_threads(make, unknown)
             return [self._loaded[key] for key, _ in keyed]
 
     def _is_new(self, key: str) -> bool:

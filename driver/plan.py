@@ -132,15 +132,15 @@ def _row(index: int, operation: Operation) -> dict[str, Any]:
     if isinstance(operation, Launch):
         shape = operation.kernel.launch_shape
         row |= {"grid": list(shape.grid), "block": list(shape.block)}
-        row["args"] = [
+        described: list[list[Any]] = [
             [p.name, *args.get(p.name, ("", operation.args[p.name]))]
             for p in operation.kernel.params
         ]
     else:
-        row["args"] = [[name, *described] for name, described in args.items()]
+        described = [[name, *use] for name, use in args.items()]
     if isinstance(operation, Fill):
-        row["args"].append(["byte", "", operation.byte])
-    return row | {"bytes_moved": operation.bytes_moved()}
+        described.append(["byte", "", operation.byte])
+    return row | {"args": described, "bytes_moved": operation.bytes_moved()}
 
 
 def _span(memory: Memory, nbytes: int) -> str:

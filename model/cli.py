@@ -95,7 +95,14 @@ def _run(words: list[str]) -> int:
     except _usage_errors() as exc:
         return _failed(f"{exc} (see urdir {args.command} --help)", 2)
     except _reported_errors() as exc:
-        return _failed(str(exc), 1)
+        return _failed(f"{exc}{_hint(exc)}", 1)
+
+
+def _hint(error: Exception) -> str:
+    """The flag that helps: libraries speak of arguments."""
+    from urdir.model.errors import ContextFullError
+
+    return " (-c N)" if isinstance(error, ContextFullError) else ""
 
 
 def _failed(message: str, code: int) -> int:

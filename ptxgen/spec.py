@@ -131,13 +131,13 @@ class KernelSpec:
     needs is a function of the fields, so that a spec is a key.
     """
 
-    name: ClassVar[str]
+    name: str
     template: ClassVar[tuple[str, str]]
     #: The kernel executes ``griddepcontrol.wait`` (on sm_90 and newer) before it writes memory, and
     #: before it reads memory that an earlier kernel writes. Then a programmatic graph edge may lead
     #: to it. Rendering puts the instruction before the body, unless the template has its own
     #: further down (after loads of constant memory such as weights).
-    waits_for_dependencies: ClassVar[bool] = True
+    waits_for_dependencies: bool = True
 
     @property
     def targets(self) -> tuple[str, ...]:

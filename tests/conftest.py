@@ -17,6 +17,7 @@ collect_ignore = ["data"]
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--full", action="store_true", help="also run the tests marked full")
+    parser.addoption("--soak", type=float, default=600.0, help="seconds of a server under load")
     if not pluginmanager.has_plugin("urdir"):  # from the source tree: nothing is installed
         pluginmanager.register(pytest_plugin, "urdir")
 

@@ -112,7 +112,8 @@ def main() -> None:
         found["others"].pop(name, None)
         if by != found["by"]:
             found["others"][name] = by
-    found["errors"] = dict(sorted(found["errors"].items()))
+    for part in ("errors", "others"):
+        found[part] = dict(sorted(found[part].items()))
     FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

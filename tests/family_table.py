@@ -27,6 +27,7 @@ from urdir.model.families.description import (
 )
 from urdir.model.families.recurrent import (
     KimiDelta,
+    Lightning,
     Recurrence,
     Recurrent,
     Selective,
@@ -109,10 +110,12 @@ def _layers(config: Config) -> Features:
     branches = [branch for block in blocks for branch in block.branches]
     before = [branch.norm for branch in branches if branch.norm]
     after = [n for n in (*(b.post_norm for b in blocks), *(b.post_norm for b in branches)) if n]
-    kinds = {norm.norm.kind for norm in (*before, *after)}
+    stream = [block.stream_norm for block in blocks if block.stream_norm]
+    kinds = {norm.norm.kind for norm in (*before, *after, *stream)}
     yield "rms" in kinds, "RMSNorm"
     yield "layer" in kinds, "LayerNorm"
     yield bool(after and before), "before and after"
+    yield any(block.stream_norm for block in blocks), "of the stream"
     yield bool(after and not before), "after"
     yield any(n.weight is None for n in (*before, *after)), "without weights"
     yield any(n.bias is not None for n in (*before, *after)), "biases"
@@ -128,6 +131,7 @@ def _attention(config: Config) -> Features:
     yield any(m.beta is None for m in longs), "state space (SSD)"
     yield any(isinstance(m, Selective) for m in others), "selective scan"
     yield any(isinstance(m, KimiDelta) for m in others), "delta rule by channel"
+    yield any(isinstance(m, Lightning) for m in others), "lightning"
     yield any(m.latent for m in mixers), "latent"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
     yield len(mixers) == len(others) == config.n_layers, "attention beside it"

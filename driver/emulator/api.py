@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -110,6 +111,16 @@ class Api:
         name of a function is a kind too: that call of it fails before it does anything.
         """
         self._driver.injections.add(kind, nth, code)
+
+    @contextmanager
+    def sanitizing(self) -> Iterator[None]:
+        """What runs within does so under the sanitizer, unless it has a watcher already."""
+        driver, before = self._driver, self._driver.new_watch
+        driver.new_watch = before or functools.partial(_new_sanitizer, driver.order)
+        try:
+            yield
+        finally:
+            driver.new_watch = before
 
     def pending_faults(self) -> tuple[str, ...]:
         """The kinds of injected faults that have not struck yet."""

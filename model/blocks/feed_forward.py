@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.experts import ExpertLayers
+from urdir.model.blocks.experts import append_experts
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.mixtures import MixtureLayer, RouterLayer
 from urdir.model.blocks.parts import Destination, LayerStep
+from urdir.model.blocks.router import append_router
 from urdir.model.families.description import Dense, Mixture, Router
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
@@ -86,19 +87,19 @@ def append_mixture(
     layer's input, which some routers read."""
     # a weight within the network is no factor of its result
     assert not (network.weigh_input and to.scale != 1.0)
-    experts, route = ExpertLayers(at.linear), network.router
+    linear, route = at.linear, network.router
     router = _router(at, route, 1.0 if network.weigh_input else to.scale)
     label = at.name("ffn_gate_inp")
     match route.reads:
         case "layer":
-            experts.append_router(label, router, Activations(start), None)
+            append_router(linear, label, router, Activations(start), None)
         case "norm":
-            experts.append_router(label, router, Activations(x.x), at.norm(route.norm))
-    if norm is not None and at.linear.takes_gemm and not x.has_completed(norm):
+            append_router(linear, label, router, Activations(x.x), at.norm(route.norm))
+    if norm is not None and linear.takes_gemm and not x.has_completed(norm):
         normed, cols = at.work["normed"], network.up.cols
-        x = at.linear.append_norm(at.name("ffn_norm"), cols, x, norm, normed)
+        x = linear.append_norm(at.name("ffn_norm"), cols, x, norm, normed)
     if route.reads == "input":
-        experts.append_router(label, router, x, norm)
+        append_router(linear, label, router, x, norm)
     residual = to.residual
     if network.shared is not None:
         residual = _append_shared(at, network, network.shared, x, norm, to)
@@ -110,7 +111,7 @@ def append_mixture(
         network.activation,
         network.weigh_input,
     )
-    return experts.append(at.name("ffn_experts"), mixture, x, norm, residual, to.y)
+    return append_experts(linear, at.name("ffn_experts"), mixture, x, norm, residual, to.y)
 
 
 def _append_shared(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.experts import ExpertLayers
+from urdir.model.blocks.experts_alone import ExpertsAlone
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep
 from urdir.model.families.description import Attention, Latent
@@ -46,7 +46,7 @@ def _append_joined(at: LayerStep, mixer: Attention, absorb: Linear) -> None:
     """q and k of their two parts: what rotates, and the latent vector or what is fit for it."""
     work, label, matrix = at.work, at.name("attn_k_b"), at.matrix(absorb)
     absorbed = work["q absorbed"]
-    ExpertLayers(at.linear).append_in_turn(label, matrix, mixer.heads, work["q still"], absorbed)
+    ExpertsAlone(at.linear).append_in_turn(label, matrix, mixer.heads, work["q still"], absorbed)
     for name, heads, still in (("q", mixer.heads, "q absorbed"), ("k", 1, "v")):
         turned = mixer.key_dim - mixer.value_dim
         kernel = Join(at.rows.count * heads, turned, mixer.value_dim)
@@ -58,5 +58,5 @@ def append_expanded(at: LayerStep, mixer: Attention, latent: Latent, heads: Slic
     """The results of heads, which are latent vectors, as each head's own values."""
     to = at.work["expanded"]
     label, matrix = at.name("attn_v_b"), at.matrix(latent.expand)
-    ExpertLayers(at.linear).append_in_turn(label, matrix, mixer.heads, heads, to)
+    ExpertsAlone(at.linear).append_in_turn(label, matrix, mixer.heads, heads, to)
     return to

@@ -17,12 +17,20 @@ from urdir.model.blocks.feed_forward import (
 )
 from urdir.model.blocks.kimi_delta import append_kimi_delta
 from urdir.model.blocks.layer_end import append_end, has_end
+from urdir.model.blocks.lightning import append_lightning
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
-from urdir.model.blocks.recurrent import append_recurrence, append_selective, append_short_conv
+from urdir.model.blocks.recurrent import append_recurrence, append_short_conv
+from urdir.model.blocks.selective import append_selective
 from urdir.model.families.description import Attention, Block, Branch, Dense, LayerConfig, Mixture
-from urdir.model.families.recurrent import KimiDelta, Recurrence, Selective, ShortConv
-from urdir.model.families.stored import Linear
+from urdir.model.families.recurrent import (
+    KimiDelta,
+    Lightning,
+    Recurrence,
+    Selective,
+    ShortConv,
+)
+from urdir.model.families.stored import Linear, Normalization
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
 
@@ -98,8 +106,11 @@ def append_layer_keys(
 ) -> None:
     """Append what later tokens need of a layer that `begins_with_attention`: keys and values."""
     at = LayerStep(plan, parts, rows, index)
-    branch = parts.config.layers[index].blocks[0].branches[0]
+    block = parts.config.layers[index].blocks[0]
+    branch = block.branches[0]
     assert isinstance(branch.network, Attention)
+    if block.stream_norm is not None:
+        x = _normed_stream(at, block.stream_norm, at.linear.complete(x), x.x)
     append_keys(at, branch.network, x, at.norm(branch.norm))
 
 
@@ -122,6 +133,8 @@ def _append_block(
     """x += scale * the networks' results, one after the other, or x += norm(their sum)."""
     if not _begins_with_product(block):
         x = at.linear.complete(x)
+    if block.stream_norm is not None:
+        x = _normed_stream(at, block.stream_norm, x, start)
     if block.post_norm is not None:
         return _append_normed_block(at, block, x, start, y, following)
     total = x
@@ -135,10 +148,18 @@ def _append_block(
     return total
 
 
+def _normed_stream(at: LayerStep, norm: Normalization, x: Activations, start: Slice) -> Activations:
+    """The norm of the stream, which takes its place."""
+    layer, to = at.norm(norm), at.free(x.x, start)
+    assert layer is not None
+    at.linear.append_norm(at.name("stream_norm"), at.parts.config.hidden, x, layer, to)
+    return Activations(to)
+
+
 def _begins_with_product(block: Block) -> bool:
     """Whether the first launch that reads the stream is a product, and the only one but for the
     block's end."""
-    if len(block.branches) > 1 or block.branches[0].reads_layer_input:
+    if len(block.branches) > 1 or block.branches[0].reads_layer_input or block.stream_norm:
         return False
     return isinstance(block.branches[0].network, Attention | Dense | Linear)
 
@@ -204,6 +225,8 @@ def _append_network(
             return append_selective(at, branch.network, x, norm, to)
         case KimiDelta():
             return append_kimi_delta(at, branch.network, x, norm, to)
+        case Lightning():
+            return append_lightning(at, branch.network, x, norm, to)
         case Dense():
             return append_dense(at, branch.network, x, norm, to)
         case Mixture():

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from urdir.model.blocks.activations import Activations, NormedSum
+from urdir.model.blocks.activations import Activations
+from urdir.model.blocks.arguments import given
+from urdir.model.blocks.linear_vectors import Ends, normalising, rows_of, vectors
 from urdir.model.blocks.packed_linear import PackedLinear
+from urdir.model.blocks.stream_norms import StreamNorms
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.linear.choice import (
     Limits,
     LinearRequest,
@@ -26,46 +28,28 @@ from urdir.ptxgen.kernels.linear.choice import (
 )
 from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.packed_choice import packs
-from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
-from urdir.ptxgen.kernels.normalise import Normalise
-from urdir.ptxgen.kernels.rescale import Rescale
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.memory import Arena, Slice
-    from urdir.driver.plan import Plan
+    from urdir.driver.memory import Slice
 
 __all__ = ["Activations", "LinearLayers", "NormLayer", "device_limits"]
 
 # One object for equal kernels, with its cached properties.
 _gemm = lru_cache(maxsize=256)(Gemm)
-_add = lru_cache(maxsize=64)(Add)
 _activate = lru_cache(maxsize=64)(Activate)
-_normalise = lru_cache(maxsize=64)(Normalise)
-_rescale = lru_cache(maxsize=64)(Rescale)
 SILU = Activation("silu")
 
 
-class Ends(NamedTuple):
-    """What follows a product, in this order (`LinearSpec`)."""
-
-    activation: Activation | None = None
-    scale: float = 1.0
-    softcap: float = 0.0
-    clamp: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
-class LinearLayers:
+class LinearLayers(StreamNorms):
     """Appends linear layers of ``rows`` activation vectors to a plan, with buffers of ``work``.
 
     ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers (where the weights
     are quantised), one row by groups of 32, several by groups of 256; many are rounded to f16.
     """
 
-    plan: Plan
-    work: Arena
-    rows: int
     exact: bool
     limits: Limits
 
@@ -105,11 +89,11 @@ class LinearLayers:
             for number, (matrix, out) in enumerate(matrices):
                 tag = str(number or "")
                 launch[f"weights{tag}"] = matrix.data
-                launch[f"y{tag}"] = _rows_of(out, at, count, matrix.rows)
+                launch[f"y{tag}"] = rows_of(out, at, count, matrix.rows)
                 if matrix.bias is not None:
                     launch[f"bias{tag}"] = matrix.bias
-            kernel = choose_linear(_normalising(replace(request, batch=count), x, norm))
-            self.plan.launch(kernel, label + suffix, **launch, **_vectors(kernel, x, norm, at))
+            kernel = choose_linear(normalising(replace(request, batch=count), x, norm))
+            self.plan.launch(kernel, label + suffix, **launch, **vectors(kernel, x, norm, at))
 
     def append_residual(
         self,
@@ -153,17 +137,17 @@ class LinearLayers:
             begun = {}
             if kernel.summarises and next_norm is not None:
                 made = Activations(y, next_norm, self.work["scaled"], self.work["summary"])
-                begun = _given(
+                begun = given(
                     next_norm=next_norm.weight, scaled=made.scaled, y_summary=made.summary
                 )
             self.plan.launch(
                 kernel,
                 label + suffix,
                 weights=matrix.data,
-                residual=_rows_of(residual, at, count, matrix.rows),
-                y=_rows_of(y, at, count, matrix.rows),
-                x=_rows_of(x.x, at, count, matrix.cols),
-                **_given(bias=matrix.bias),
+                residual=rows_of(residual, at, count, matrix.rows),
+                y=rows_of(y, at, count, matrix.rows),
+                x=rows_of(x.x, at, count, matrix.cols),
+                **given(bias=matrix.bias),
                 **begun,
             )
         return made
@@ -220,90 +204,16 @@ class LinearLayers:
         request = replace(self._request(gate, ends=ends), gated=True)
         x, norm = self._normed(label, request, x, norm)
         for at, count, suffix in self._slices():
-            kernel = choose_linear(_normalising(replace(request, batch=count), x, norm))
+            kernel = choose_linear(normalising(replace(request, batch=count), x, norm))
             self.plan.launch(
                 kernel,
                 label + suffix,
                 weights=gate.data,
                 up=up.data,
-                y=_rows_of(y, at, count, gate.rows),
-                **_given(bias=gate.bias, up_bias=up.bias),
-                **_vectors(kernel, x, norm, at),
+                y=rows_of(y, at, count, gate.rows),
+                **given(bias=gate.bias, up_bias=up.bias),
+                **vectors(kernel, x, norm, at),
             )
-
-    def append_sum(
-        self, label: str, cols: int, residual: Slice, delta: Slice, y: Slice, scale: float = 1.0
-    ) -> Activations:
-        """y = residual + scale * delta, all (rows, cols) f32; y may be either."""
-        add = _add(self.rows * cols, scale)
-        self.plan.launch(add, label, a=residual, b=delta, y=y)
-        return Activations(y)
-
-    def append_norm(
-        self, label: str, cols: int, x: Activations, norm: NormLayer, y: Slice
-    ) -> Activations:
-        """x with the ``norm`` completed, in y (rows, cols): for layers that share it."""
-        kernel = _normalise(self.rows, cols, norm.norm)
-        self.plan.launch(kernel, label, x=x.x, y=y, **_given(weight=norm.weight, bias=norm.bias))
-        return Activations(x.x, norm, normed=y)
-
-    def append_norm_after(
-        self,
-        label: str,
-        cols: int,
-        delta: Slice,
-        norm: NormLayer | None,
-        residual: Slice,
-        y: Slice,
-        next_norm: NormLayer | None,
-        scale: float = 1.0,
-    ) -> Activations:
-        """y = residual + scale * norm(delta), all (rows, cols) f32; y may be ``delta`` or
-        ``residual``. Returns it with the ``next_norm`` completed in ``work["normed"]``. Without a
-        ``norm``, delta itself; there is a ``next_norm`` then.
-        """
-        of = None if norm is None else norm.norm
-        then = None if next_norm is None else next_norm.norm
-        kernel = _normalise(self.rows, cols, of, residual=True, scale=scale, then=then)
-        assert norm is not None or next_norm is not None
-        launch = {} if norm is None else _given(weight=norm.weight, bias=norm.bias)
-        made = Activations(y)
-        if next_norm is not None:
-            made = Activations(y, next_norm, normed=self.work["normed"])
-            launch |= _given(next_weight=next_norm.weight, next_bias=next_norm.bias, z=made.normed)
-        self.plan.launch(kernel, label, x=delta, residual=residual, y=y, **launch)
-        return made
-
-    def defer_norm_after(
-        self,
-        label: str,
-        cols: int,
-        delta: Slice,
-        norm: NormLayer,
-        residual: Slice,
-        y: Slice,
-        next_norm: NormLayer | None,
-        scale: float = 1.0,
-    ) -> Activations:
-        """The same, but left to the next product if that may take it: for one row, not scaled.
-        ``y`` is a third buffer, and ``delta`` and ``residual`` stay as they are until then.
-        """
-        if self.rows > 1 or scale != 1.0:
-            return self.append_norm_after(label, cols, delta, norm, residual, y, next_norm, scale)
-        return Activations(y, next_norm, due=NormedSum(label, cols, delta, norm, residual))
-
-    def complete(self, x: Activations) -> Activations:
-        """x as vectors that any launch may read: a launch for the sum that is due."""
-        if (due := x.due) is None:
-            return x
-        following = x.norm if due.scale is None else None
-        made = self.append_norm_after(
-            due.label, due.cols, due.delta, due.norm, due.before, x.x, following
-        )
-        if due.scale is not None:
-            kernel = _rescale(self.rows * due.cols, scaled=True)
-            self.plan.launch(kernel, f"{due.label}.scale", x=x.x, s=due.scale, y=x.x)
-        return made
 
     @property
     def takes_gemm(self) -> bool:
@@ -348,7 +258,7 @@ class LinearLayers:
         self, label: str, request: LinearRequest, x: Activations, norm: NormLayer | None
     ) -> tuple[Activations, NormLayer | None]:
         """The vectors of a product, and the norm that its launch has yet to compute."""
-        if x.due is not None and not _normalising(request, x, norm).fits_gemv:
+        if x.due is not None and not normalising(request, x, norm).fits_gemv:
             x = self.complete(x)
         if norm is None:
             return x, None
@@ -373,7 +283,7 @@ class LinearLayers:
             softcap=ends.softcap,
             clamp=ends.clamp,
         )
-        self.plan.launch(kernel, label, weights=matrix.data, x=x, **_given(bias=matrix.bias), y=y)
+        self.plan.launch(kernel, label, weights=matrix.data, x=x, **given(bias=matrix.bias), y=y)
 
 
 def device_limits(device: Device) -> Limits:
@@ -391,37 +301,3 @@ def device_limits(device: Device) -> Limits:
 def _alike(gate: Matrix, up: Matrix) -> bool:
     """Whether one launch can take both: same type and shape, both with a bias or none."""
     return gate.layout == up.layout and (gate.bias is None) == (up.bias is None)
-
-
-def _normalising(request: LinearRequest, x: Activations, norm: NormLayer | None) -> LinearRequest:
-    """The request of a launch that computes the norm, or what is left of it, and the sum before it
-    that is due."""
-    if x.due is not None:
-        due = x.due
-        request = replace(request, after=due.norm.norm, stream_scaled=due.scale is not None)
-    if norm is None:
-        return request
-    return replace(request, norm=norm.norm, summarised=x.has_begun(norm))
-
-
-def _given(**arguments: Slice | None) -> dict[str, Slice]:
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _vectors(
-    kernel: LinearSpec, x: Activations, norm: NormLayer | None, first: int
-) -> dict[str, Slice]:
-    """The arguments of a launch for the vectors from ``first`` on."""
-    if kernel.summarised:
-        return _given(x=x.scaled, x_summary=x.summary)
-    weights = {} if norm is None else _given(norm=norm.weight, norm_bias=norm.bias)
-    if (due := x.due) is not None:
-        after = _given(
-            post_norm=due.norm.weight, post_norm_bias=due.norm.bias, stream_scale=due.scale
-        )
-        return {"x": due.delta, "before": due.before, "stream": x.x, **after, **weights}
-    return {"x": _rows_of(x.x, first, kernel.batch, kernel.cols), **weights}
-
-
-def _rows_of(matrix: Slice, first: int, count: int, width: int) -> Slice:
-    return matrix.slice(4 * first * width, 4 * count * width)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from urdir.model.blocks.arguments import given
 from urdir.model.blocks.mixtures import MixtureLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
@@ -14,7 +15,7 @@ from urdir.ptxgen.kernels.experts.gemm import tile_height
 from urdir.ptxgen.kernels.experts.group import GroupExperts
 from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.pack import Pack
-from urdir.ptxgen.kernels.linear.packed_product import Mixture
+from urdir.ptxgen.kernels.linear.packed_parts import Mixture
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.weights.packed import GROUP
@@ -56,7 +57,7 @@ class PackedExperts:
             weights=down.data,
             # the vectors before all products lie there, too, and are not needed any more
             y=_part(self.work["expert out"], kernel, "y"),
-            **_given(bias=down.bias, weight=self.work["expert weight"] if weighted else None),
+            **given(bias=down.bias, weight=self.work["expert weight"] if weighted else None),
         )
 
     def _tiles(self, mixture: MixtureLayer) -> Mixture:
@@ -79,7 +80,7 @@ class PackedExperts:
             self.rows, mixture.up.cols, used=tiles.used, places=group.places, weighted=weighted
         )
         vectors = _part(work["expert out"], pack, "y")
-        weight = _given(weight=work["expert weight"] if weighted else None)
+        weight = given(weight=work["expert weight"] if weighted else None)
         self.plan.launch(pack, f"{label}.pack", x=x, pair=pair, y=vectors, **weight)
         return vectors
 
@@ -99,8 +100,8 @@ class PackedExperts:
             tile_of=self.work["expert tiles"],
             weights=first.data,
             y=inner,
-            **_given(bias=first.bias, up_bias=up.bias if gated else None),
-            **_given(up=up.data if gated else None),
+            **given(bias=first.bias, up_bias=up.bias if gated else None),
+            **given(up=up.data if gated else None),
         )
         return inner
 
@@ -131,7 +132,3 @@ class PackedExperts:
 def _part(buffer: Slice, kernel: KernelSpec, name: str) -> Slice:
     """What a kernel takes of a buffer."""
     return buffer.slice(0, kernel.nbytes(kernel.param(name)))
-
-
-def _given(**arguments: Slice | None) -> dict[str, Slice]:
-    return {name: value for name, value in arguments.items() if value is not None}

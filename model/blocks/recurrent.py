@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.families.recurrent import Convolution, Recurrence, Selective, ShortConv
-from urdir.model.families.stored import Linear
+from urdir.model.families.recurrent import Convolution, Recurrence, ShortConv
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
@@ -17,7 +16,6 @@ from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
-from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -63,82 +61,6 @@ def append_recurrence(
     _append_scan(at, mixer, y)
     _append_gate(at, mixer, y)
     return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
-
-
-def append_selective(
-    at: LayerStep, mixer: Selective, x: Activations, norm: NormLayer | None, to: Destination
-) -> Activations:
-    """o (scan(...) * silu(gate x')), x' being the norm of x; see `Selective`."""
-    work, linear, y = at.work, at.linear, at.work["heads"]
-    wide = [
-        (at.matrix(mixer.mixed), work["mixed"]),
-        (at.matrix(mixer.gate), work["recurrent gate"]),
-    ]
-    linear.append(at.name("ssm_in"), wide, x, norm)
-    _append_conv(at, "ssm_conv1d", mixer.conv, SILU, work["convolved"])
-    parts = [
-        (mixer.low, mixer.low_norm, "low"),
-        (mixer.b, mixer.b_norm, "scan b"),
-        (mixer.c, mixer.c_norm, "scan c"),
-    ]
-    products = [(at.matrix(of), work[name]) for of, _, name in parts]
-    linear.append(at.name("ssm_x"), products, Activations(work["convolved"]))
-    for of, part_norm, name in parts:
-        if (layer := at.norm(part_norm)) is not None:
-            part = Activations(work[name])
-            linear.append_norm(at.name(f"ssm_{name}_norm"), of.rows, part, layer, work[name])
-    append_scan = _append_scan_by_head if mixer.heads else _append_scan_by_channel
-    append_scan(at, mixer, y)
-    _append_silu(at, mixer.conv.channels, y)
-    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
-
-
-def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
-    work = at.work
-    step = [(at.matrix(mixer.step), work["alpha"])]
-    at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
-    launch_recurrent(
-        at,
-        "ssm_scan",
-        partial(SelectiveScan, channels=mixer.conv.channels, size=mixer.size),
-        x=work["convolved"],
-        step=work["alpha"],
-        b=work["scan b"],
-        c=work["scan c"],
-        a=at.vector(mixer.a),
-        skip=at.vector(mixer.skip),
-        state=recurrent_state(at)["state"],
-        y=y,
-    )
-
-
-def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
-    work, bias = at.work, mixer.step.bias
-    assert bias is not None  # which the kernel adds
-    step = [(at.matrix(Linear(mixer.step.matrix)), work["alpha"])]
-    at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
-    launch_recurrent(
-        at,
-        "ssm_scan",
-        partial(
-            GatedRecurrence,
-            heads=mixer.heads,
-            key_heads=1,
-            key_dim=mixer.size,
-            value_dim=mixer.conv.channels // mixer.heads,
-            delta=False,
-            order="apart",
-        ),
-        q_heads=work["scan c"],
-        k_heads=work["scan b"],
-        v_heads=work["convolved"],
-        alpha=work["alpha"],
-        a=at.vector(mixer.a),
-        dt_bias=at.vector(bias),
-        skip=at.vector(mixer.skip),
-        state=recurrent_state(at)["state"],
-        y=y,
-    )
 
 
 def _append_conv(
@@ -219,7 +141,7 @@ def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
 def _append_gate(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
     """norm(y) * silu(gate), or norm(y * silu(gate)), in place."""
     if mixer.norm is None:
-        _append_silu(at, mixer.width, y)
+        append_silu(at, mixer.width, y)
         return
     weight, eps = mixer.norm.weight, mixer.norm.norm.eps
     assert weight is not None
@@ -230,7 +152,7 @@ def _append_gate(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
     at.plan.launch(kernel, at.name("ssm_norm"), x=y, gate=gate, weight=at.vector(weight), y=y)
 
 
-def _append_silu(at: LayerStep, width: int, y: Slice) -> None:
+def append_silu(at: LayerStep, width: int, y: Slice) -> None:
     """y * silu(gate) in place."""
     kernel = Activate(at.rows.count * width, SILU, gated=True)
     at.plan.launch(kernel, at.name("ssm_gate"), gate=at.work["recurrent gate"], up=y, y=y)

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import bench_load, options
+from urdir.model.commands import bench_load, options, values
 from urdir.model.commands import bench_report as report
 from urdir.model.commands.opening import open_device, open_engine
 from urdir.model.commands.report import installed_version
+from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -29,6 +30,7 @@ EXAMPLES = """\
   urdir bench model.gguf --startup           compiling, loading, first token
   urdir bench --load http://127.0.0.1:8080 --users 64 --input 500 --answer 100-300
   urdir bench --load http://127.0.0.1:8080 --rate 20 --requests 1200 --plot load.png
+  urdir bench model.gguf --load --at-once --requests 1000 --input 128   no server: its engine alone
 """
 
 
@@ -50,7 +52,13 @@ def add_parser(commands: options.Subparsers) -> None:
         "--startup", action="store_true", help="time the way to the first token instead"
     )
     instead.add_argument(
-        "--load", metavar="URL", help="measure a server that speaks OpenAI's protocol instead"
+        "--load",
+        nargs="?",
+        const=True,
+        choices=values.Urls(),
+        metavar="URL",
+        help="measure many requests to a server that speaks OpenAI's protocol instead; without a "
+        "URL, to the model in this process",
     )
     parser.add_argument(
         "--profile",
@@ -71,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.plot:
         check_can_plot()
+    if args.load is True:
+        return bench_load.run_here(args, _source(args))
     if args.load:
         return bench_load.run(args)
     if args.gpus is not None and (args.kernels or args.startup or args.profile or args.plot):
@@ -102,9 +112,10 @@ def _run_model(args: argparse.Namespace) -> int:
     ) as engine:
         rates = _rates(engine.device)
         rows = []
-        for row in bench(engine.session, engine.gguf, rates, case):
-            print(f"{row.test}: {row.tokens_per_second:.1f} tokens/s", file=sys.stderr)
-            rows.append(row)
+        with Progress("measuring", case.rows) as progress:
+            for row in progress.over(bench(engine.session, engine.gguf, rates, case)):
+                progress.note(f"{row.test}: {row.tokens_per_second:.1f} tokens/s")
+                rows.append(row)
         sections = [report.Section("rows", rows, report.ROW_COLUMNS)]
         if args.profile or args.plot:
             profile = [
@@ -127,9 +138,10 @@ def _run_kernels(args: argparse.Namespace) -> int:
     with open_device(args) as device:
         rates = _rates(device)
         rows = []
-        for row in bench_gemv(device):
-            print(f"{row.type} {row.rows} x {row.cols}: {row.share:.1%}", file=sys.stderr)
-            rows.append(row)
+        with Progress("measuring") as progress:
+            for row in bench_gemv(device):
+                progress.note(f"{row.type} {row.rows} x {row.cols}: {row.share:.1%}")
+                rows.append(row)
         conditions = _conditions(device, "matrix-vector products", rates)
     section = report.Section("matvecs", rows, report.GEMV_COLUMNS)
     report.print_report(conditions, [section], args.output)
@@ -141,7 +153,9 @@ def _run_startup(args: argparse.Namespace) -> int:
     from urdir.model.measure.startup import bench_startup
 
     environment = read_environment()
-    rows = bench_startup(_source(args), args.device or environment.device, environment.cache_dir)
+    device_name = args.device or environment.device
+    with Progress("starting"):
+        rows = bench_startup(_source(args), device_name, environment.cache_dir)
     with open_device(args) as device:
         model = args.shape or Path(options.one_model(args) or "the demo model").name
         conditions = _conditions(device, model, _rates(device))
@@ -165,7 +179,8 @@ def _rates(device: Device) -> Rates:
     from urdir.model.measure.bench import Rates
     from urdir.model.measure.product_rate import product_rate
 
-    rates = Rates(read_bandwidth(device), product_rate(device))
+    with Progress("measuring the device"):
+        rates = Rates(read_bandwidth(device), product_rate(device))
     if device.is_emulated:
         print("no GPU: these are figures of the emulator", file=sys.stderr)
     if reason := doubt(device.properties.name, rates.read):

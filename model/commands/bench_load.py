@@ -1,4 +1,4 @@
-"""`urdir bench --load`: a server under load."""
+"""`urdir bench --load`: a server under load, or the model in this process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import argparse
 import asyncio
 import re
 import sys
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import bench_report as report
-from urdir.model.commands import values
+from urdir.model.commands import options, values
+from urdir.model.commands.opening import open_engine
 from urdir.model.commands.report import installed_version
+from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
+    from urdir.model.engine.engine import Engine
+    from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.measure.http_events import HttpServer
     from urdir.model.measure.load import LoadCase, Reply
 
@@ -45,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arrivals.add_argument(
         "--users", type=count, default=8, metavar="N", help="who ask one after another (8)"
     )
+    arrivals.add_argument(
+        "--at-once",
+        action="store_true",
+        help="all of them are there from the start: throughput, whatever each has to wait",
+    )
+    options.add_many(group)
     group.add_argument("--api-key", metavar="KEY", help="that the server asks for")
     group.add_argument(
         "-s", "--seed", type=values.whole_number(0), default=0, metavar="N", help="(0)"
@@ -61,28 +73,97 @@ def _lengths(text: str) -> tuple[int, int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; 1 if a request failed."""
+    """Measure a server and print; 1 if a request failed."""
     from urdir.model.measure.http_events import HttpServer
-    from urdir.model.measure.load import LoadCase, plot_load, summarise
 
-    case = LoadCase(
+    case = _case(args)
+    model, replies = asyncio.run(_measure(HttpServer.parse(args.load, args.api_key), case))
+    return _report(args, case, model, args.load, replies)
+
+
+def run_here(args: argparse.Namespace, source: str | SyntheticModel | None) -> int:
+    """Measure a model in this process and print; 1 if a request failed."""
+    from urdir.model.engine.limits import Limits
+    from urdir.model.measure.load import plan_load
+    from urdir.model.measure.load_engine import load_engine
+
+    case = _case(args)
+    engine = open_engine(
+        args,
+        source,
+        _context(case),
+        kv_dtype=options.kv_dtype(args),
+        sequences=args.parallel,
+        memory_share=args.gpu_memory_share,
+        chunk=options.chunk(args),
+        meanwhile=_warm_up,
+    )
+    shapes, device = engine.session.shapes, engine.device
+    limits = Limits.for_latency(shapes)
+    if args.at_once:
+        limits = Limits.for_throughput(shapes, case.requests)
+    asks = plan_load(case, engine.config.vocab_size)
+    with Progress("requests", case.requests) as progress:
+        measured = load_engine(engine, limits, case, asks, lambda _: progress.advance())
+        replies, use = asyncio.run(measured)
+    section = report.Section("device", [use], report.DEVICE_COLUMNS)
+    return _report(args, case, engine.name, device.properties.name, replies, section)
+
+
+def _case(args: argparse.Namespace) -> LoadCase:
+    from urdir.model.measure.load import LoadCase
+
+    return LoadCase(
         requests=args.requests,
         inputs=args.input,
         outputs=args.answer,
         shared=args.shared,
         rate=args.rate,
-        users=args.users,
+        users=args.requests if args.at_once else args.users,
         seed=args.seed,
     )
-    model, replies = asyncio.run(_measure(HttpServer.parse(args.load, args.api_key), case))
+
+
+def _context(case: LoadCase) -> int | None:
+    """As a server has it, unless that is too short."""
+    from urdir.model.engine.engine import LONG_CONTEXT
+
+    longest = case.inputs[1] + case.outputs[1]
+    return longest if longest > LONG_CONTEXT else None
+
+
+def _warm_up(engine: Engine) -> None:
+    """Record the graphs of the likeliest steps: what is measured is a server that has run a while.
+    Steps of the emulator take longer than their graphs."""
+    from urdir.model.engine.batch import Output
+    from urdir.model.engine.warm_up import WarmUp, likely_shapes
+
+    if not engine.device.is_emulated:
+        shapes = likely_shapes(engine.session.shapes, [Output.GREEDY])
+        warm_up = WarmUp(engine.session.steps, shapes)
+        with Progress("preparing", warm_up.left) as progress:
+            warm_up.run(float("inf"), lambda: progress.advance())
+
+
+def _report(
+    args: argparse.Namespace,
+    case: LoadCase,
+    model: str,
+    where: str,
+    replies: Sequence[Reply],
+    *more: report.Section,
+) -> int:
+    """Print what came of the requests; 1 if one failed."""
+    from urdir.model.measure.load import plot_load, summarise
+
     throughput, latencies = summarise(replies)
     if failed := [reply for reply in replies if reply.error is not None]:
         print(f"{len(failed)} requests failed, one so: {failed[0].error}", file=sys.stderr)
     arrivals = f"{case.users} users" if case.rate is None else f"{case.rate:g} requests/s"
     conditions = report.LoadConditions(
         model=model,
-        server=args.load,
-        arrivals=arrivals,
+        server=where,
+        arrivals="all at once" if args.at_once else arrivals,
         input="-".join(map(str, dict.fromkeys(case.inputs))),
         answer="-".join(map(str, dict.fromkeys(case.outputs))),
         shared=case.shared,
@@ -91,6 +172,7 @@ def run(args: argparse.Namespace) -> int:
     sections = [
         report.Section("load", [throughput], report.LOAD_COLUMNS),
         report.Section("latency", latencies, report.LATENCY_COLUMNS),
+        *more,
     ]
     report.print_report(conditions, sections, args.output)
     if args.plot:
@@ -99,19 +181,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(server: HttpServer, case: LoadCase) -> tuple[str, list[Reply]]:
-    """The model's name, and what came of the requests; progress on a terminal."""
-    from urdir.model.measure.load import plan_load, run_load, server_model
+    """The model's name, and what came of the requests."""
+    from urdir.model.measure.load import plan_load, run_load
+    from urdir.model.measure.load_server import ask_server, server_model
 
     model, vocabulary = await server_model(server)
-    done = 0
-
-    def count(reply: Reply) -> None:
-        nonlocal done
-        done += 1
-        if sys.stderr.isatty():
-            print(f"\r{done} of {case.requests}", end="", file=sys.stderr, flush=True)
-
-    replies = await run_load(server, model, case, plan_load(case, vocabulary), count)
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
-    return model, replies
+    ask = partial(ask_server, server, model)
+    with Progress("requests", case.requests) as progress:
+        asks = plan_load(case, vocabulary)
+        return model, await run_load(ask, case, asks, lambda _: progress.advance())

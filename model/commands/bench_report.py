@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from urdir.model.commands.table import markdown
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -49,7 +51,8 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class LoadConditions:
-    """What was asked of a server, whose own version it does not say; ``version`` is of who asks."""
+    """What was asked of a server, whose own version it does not say, or of a device of this
+    process; ``version`` is of who asks."""
 
     model: str
     server: str
@@ -141,6 +144,13 @@ LATENCY_COLUMNS: Mapping[str, Cell] = {
     "p99": _number("p99", ",.2f"),
     "most": _number("most", ",.2f"),
 }
+DEVICE_COLUMNS: Mapping[str, Cell] = {
+    "steps": _number("steps", ",.0f"),
+    "busy s": _number("busy_seconds", ",.2f"),
+    "idle between steps, s": _number("idle_seconds", ",.3f"),
+    "idle": _number("idle_share", ".1%"),
+    "set back": _number("preemptions", ",.0f"),
+}
 
 
 def print_report(
@@ -211,7 +221,7 @@ def _sql(value: Any) -> str:
 def _print_md(conditions: Conditions | LoadConditions, sections: Sequence[Section]) -> None:
     print("\n".join(conditions.heading))
     for section in sections:
-        print(f"\n| {' | '.join(section.columns)} |")
-        print("|---" * len(section.columns) + "|")
-        for record in section.records:
-            print(f"| {' | '.join(cell(record) for cell in section.columns.values())} |")
+        print()
+        rows = [[cell(row) for cell in section.columns.values()] for row in section.records]
+        for line in markdown(list(section.columns), rows):
+            print(line)

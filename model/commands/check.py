@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from urdir.model.commands import options
 from urdir.model.commands.opening import ptx_files
 from urdir.model.commands.report import installed_version
+from urdir.model.commands.table import markdown
+from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -59,14 +61,14 @@ def run(args: argparse.Namespace) -> int:
     environment = read_environment()
     selected = select_kernels(args.kernel)
     rows: list[CheckRow] = []
-    with ptx_files(environment) as files:
+    with ptx_files(environment) as files, Progress("checking", len(selected)) as progress:
         with DeviceOwner(
             args.device or environment.device, cache_folder=environment.cache_dir, ptx_files=files
         ) as owner:
             report = _describe(owner.device)
-            for kind in selected:
+            for kind in progress.over(selected):
                 found = tuple(check_kernel_examples(owner, kind))
-                _say(kind.name, found)
+                _say(progress, kind.name, found)
                 rows += found
         if not args.kernel:
 
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
                 )
 
             for row in check_plans(open_demo, report["device"]):
-                _say(row.name, [row])
+                _say(progress, row.name, [row])
                 rows.append(row)
     report["edited_ptx"] = list(files.used)
     failed = sum(row.status == "FAILED" for row in rows)
@@ -107,13 +109,13 @@ def _describe(device: Device) -> dict[str, Any]:
     }
 
 
-def _say(name: str, rows: Sequence[CheckRow]) -> None:
-    """Progress on stderr, and at once what failed."""
+def _say(progress: Progress, name: str, rows: Sequence[CheckRow]) -> None:
+    """A line on stderr, and at once what failed."""
     count = f" ({len(rows)} examples)" if rows[0].example else ""
-    print(f"{name}{count}: {_status(rows)}", file=sys.stderr, flush=True)
+    progress.note(f"{name}{count}: {_status(rows)}")
     for row in rows:
         if row.failure:
-            print(f"  {row.example or row.name}: {row.failure}", file=sys.stderr, flush=True)
+            progress.note(f"  {row.example or row.name}: {row.failure}")
 
 
 def _status(rows: Sequence[CheckRow]) -> str:
@@ -124,11 +126,11 @@ def _status(rows: Sequence[CheckRow]) -> str:
 def _print_table(report: dict[str, Any], rows: Sequence[CheckRow]) -> None:
     """A line a kernel: its worst error, as a share of the tolerance there, its fastest bytes."""
     kind = "" if report["emulated"] else f", driver for CUDA {report['driver']}"
-    print(f"urdir check on {report['device']}: {report['name']} ({report['target']}{kind})\n")
+    print(f"urdir check on {report['device']}: {report['name']}{kind}\n")
     for name in report["edited_ptx"]:
         print(f"with edited PTX: {name}\n")
-    print("| what | examples | error | of allowed | us | GB/s | |")
-    print("|---|---:|---:|---:|---:|---:|---|")
+    headings = ("what", "examples", "error", "of allowed", "us", "GB/s", "")
+    table: list[tuple[str, ...]] = []
     groups: dict[str, list[CheckRow]] = {}
     for row in rows:
         groups.setdefault(row.name, []).append(row)
@@ -136,16 +138,19 @@ def _print_table(report: dict[str, Any], rows: Sequence[CheckRow]) -> None:
         good = [row for row in group if row.status == "ok"]
         worst = max(good, key=_ratio, default=None)
         fastest = max(good, key=lambda row: row.gb_per_s or 0.0, default=None)
-        cells = (
-            name,
-            str(len(group)) if group[0].example else "",
-            f"{worst.error:.1e}" if worst else "",
-            f"{_ratio(worst):.0%}" if worst else "",
-            f"{fastest.microseconds:.1f}" if fastest and fastest.microseconds else "",
-            f"{fastest.gb_per_s:.2f}" if fastest and fastest.gb_per_s else "",
-            _status(group),
+        table.append(
+            (
+                name,
+                str(len(group)) if group[0].example else "",
+                f"{worst.error:.1e}" if worst else "",
+                f"{_ratio(worst):.0%}" if worst else "",
+                f"{fastest.microseconds:.1f}" if fastest and fastest.microseconds else "",
+                f"{fastest.gb_per_s:.2f}" if fastest and fastest.gb_per_s else "",
+                _status(group),
+            )
         )
-        print(f"| {' | '.join(cells)} |")
+    for line in markdown(headings, table):
+        print(line)
 
 
 def _ratio(row: CheckRow) -> float:

@@ -15,6 +15,7 @@ from urdir.model.commands.prompts import read_text
 from urdir.model.commands.report import end_note, print_statistics
 from urdir.model.commands.terminal import shown
 from urdir.model.errors import ContextFullError, ModelError
+from urdir.model.progress import until_first
 from urdir.model.text.answers import AnswerParser, find_answer_format
 from urdir.model.text.chat import Message
 
@@ -172,7 +173,7 @@ class Conversation:
         parser = AnswerParser(self._form, prompt=prompt)
         thinks = False
         try:
-            for delta in _deltas(parser, generation.text()):
+            for delta in _deltas(parser, until_first("prompt", generation.text())):
                 if bool(delta.reasoning) != thinks:
                     thinks = not thinks
                     sys.stdout.write(self._marks[not thinks])

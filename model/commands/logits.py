@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             for i, token in enumerate(tokens):
                 engine.session.feed([token])
                 rows[i] = engine.session.logits_step()
-                progress.advance(1)
+                progress.advance()
     try:
         with output.open("wb") as file:
             np.save(file, rows)

@@ -53,6 +53,23 @@ def add_llama_flags(parser: argparse.ArgumentParser, *groups: str) -> None:
         add_flags(parser, FLAGS, group)
 
 
+def add_many(group: argparse._ArgumentGroup) -> None:
+    """``parallel`` and ``gpu_memory_share``, of a model that answers many at once."""
+    group.add_argument(
+        *("-np", "--parallel"),
+        type=values.whole_number(1, 256),
+        metavar="N",
+        help="most answers that are written at once (256; 8 on the emulator)",
+    )
+    group.add_argument(
+        "--gpu-memory-share",
+        type=values.real_number(0.1, 1.0),
+        default=0.9,
+        metavar="X",
+        help="of the memory that is free: for weights and cache (0.9)",
+    )
+
+
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """The sampling flags of llama.cpp, and --min-tokens."""
     add_llama_flags(parser, "sampling")

@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         self, argv: Iterable[str], namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         """What ``argv`` asks for, in ``namespace``; help where it is no command at all."""
-        return self.parse_args(self._ordered(deque(argv)), namespace)
+        return self.parse_args(self._ordered(deque(argv)), namespace or argparse.Namespace())
 
     @property
     def flags(self) -> Mapping[str, argparse.Action]:

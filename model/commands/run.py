@@ -13,6 +13,7 @@ from urdir.model.commands.opening import open_engine, open_template, template_pr
 from urdir.model.commands.report import end_note, print_engine, print_statistics, statistics_dict
 from urdir.model.commands.terminal import shown
 from urdir.model.errors import ModelError
+from urdir.model.progress import until_first
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
@@ -128,7 +129,7 @@ def _stream(generation: Generation, quiet: bool) -> tuple[bool, str]:
     pieces: list[str] = []
     interrupted = False
     try:
-        for piece in generation.text():
+        for piece in until_first("prompt", generation.text()):
             pieces.append(piece)
             if not quiet:
                 sys.stdout.write(shown(piece))

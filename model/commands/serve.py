@@ -13,6 +13,8 @@ from urdir.model.commands.options import UsageError
 from urdir.model.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from urdir.model.engine.engine import Engine
+    from urdir.model.engine.warm_up import WarmUp
     from urdir.model.serve.guard import Access
     from urdir.model.serve.interface import AsyncService
 
@@ -25,6 +27,8 @@ Ask it with any OpenAI client, with a browser, or so:
   curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
       -d '{"messages": [{"role": "user", "content": "What is 2 plus 3?"}]}'
 """
+#: For preparing, beside the loading of weights; the rest is done while nobody asks.
+_WARM_UP_SECONDS = 2.0
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -42,24 +46,12 @@ def add_parser(commands: options.Subparsers) -> None:
         "how many at once",
         "Without -c a prompt with its answer has the model's context, 32768 tokens at most.",
     )
-    memory.add_argument(
-        *("-np", "--parallel"),
-        type=values.whole_number(1, 256),
-        metavar="N",
-        help="most answers that are written at once (256; 8 on the emulator)",
-    )
+    options.add_many(memory)
     memory.add_argument(
         *("-ctk", "--cache-type-k"),
         choices=("f32", "f16", "bf16", "q8_0"),
         default="f16",
         help="type of keys and values in the cache (f16)",
-    )
-    memory.add_argument(
-        "--gpu-memory-share",
-        type=values.real_number(0.1, 1.0),
-        default=0.9,
-        metavar="X",
-        help="of the memory that is free: for weights and cache (0.9)",
     )
     group = parser.add_argument_group("who may ask")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
@@ -122,6 +114,14 @@ def open_service(args: argparse.Namespace) -> AsyncService:
     from urdir.model.engine.async_service import AsyncService as EngineService
     from urdir.model.serve.served_model import EngineModel
 
+    warm_up: WarmUp | None = None
+
+    def begin(engine: Engine) -> None:
+        """Record the first graphs while the weights are loaded."""
+        nonlocal warm_up
+        if not engine.device.is_emulated:  # whose steps take longer than their graphs
+            warm_up = _warm_up(engine)
+
     engine = open_engine(
         args,
         args.model,
@@ -130,11 +130,26 @@ def open_service(args: argparse.Namespace) -> AsyncService:
         sequences=args.parallel,
         memory_share=args.gpu_memory_share,
         text=True,
+        meanwhile=begin,
     )
     pools = engine.session.parts.cache.pools
-    tokens = min(pool.pages * pool.page_len for pool in pools)
-    print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
-    return EngineService(engine, lambda service: EngineModel(engine, args.alias, service))
+    if pools:
+        tokens = min(pool.pages * pool.page_len for pool in pools)
+        print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
+    return EngineService(
+        engine, lambda service: EngineModel(engine, args.alias, service), warm_up=warm_up
+    )
+
+
+def _warm_up(engine: Engine) -> WarmUp:
+    """Graphs of the likeliest steps, the first of which are recorded here and now."""
+    from urdir.model.engine.warm_up import WarmUp, likely_shapes
+    from urdir.model.progress import Progress
+
+    warm_up = WarmUp(engine.session.steps, likely_shapes(engine.session.shapes))
+    with Progress("preparing", warm_up.left) as progress:
+        warm_up.run(_WARM_UP_SECONDS, lambda: progress.advance())
+    return warm_up
 
 
 def _access(args: argparse.Namespace) -> Access:

@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -149,3 +149,14 @@ def _check_bounds(value: float, low: float, high: float | None) -> None:
     if value < low or (high is not None and value > high):
         wanted = f"at least {low}" if high is None else f"between {low} and {high}"
         raise argparse.ArgumentTypeError(f"{value} must be {wanted}")
+
+
+class Urls:
+    """The choices of a flag whose value may be left out: words that are URLs."""
+
+    def __contains__(self, word: str) -> bool:
+        return "://" in word
+
+    def __iter__(self) -> Iterator[str]:
+        """For argparse, which names them where a word is none of them."""
+        yield "http://HOST:PORT"

@@ -11,6 +11,7 @@ from urdir.model.engine.answer import Item
 from urdir.model.engine.limits import Limits
 from urdir.model.engine.request import Ending, Piece, Request
 from urdir.model.engine.service import Metrics, Service
+from urdir.model.engine.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
@@ -20,7 +21,7 @@ _Model = TypeVar("_Model")
 
 class AsyncService(Generic[_Model]):
     """Answers requests by an engine, which it owns; ``model``, what its users know of it, is made
-    by ``describe``.
+    by ``describe``. Without text there are tokens alone, and no vocabulary is needed.
 
     To be used and closed in one event loop.
     """
@@ -30,13 +31,16 @@ class AsyncService(Generic[_Model]):
         engine: Engine,
         describe: Callable[[Service], _Model],
         limits: Limits | None = None,
+        warm_up: WarmUp | None = None,
+        has_text: bool = True,
     ) -> None:
         self._engine = engine
         self._loop: asyncio.AbstractEventLoop | None = None  # of those who wait for answers
         self._open = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._service = Service(engine, engine.tokenizer, limits, self._post)
+        tokenizer = engine.tokenizer if has_text else None
+        self._service = Service(engine, tokenizer, limits, self._post, warm_up)
         self.model = describe(self._service)
 
     async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
@@ -64,6 +68,11 @@ class AsyncService(Generic[_Model]):
             if not self._open:
                 self._is_idle.set()
 
+    @property
+    def lost(self) -> Exception | None:
+        """See `Service.lost`."""
+        return self._service.lost
+
     def metrics(self) -> Metrics:
         """Where it stands now."""
         return self._service.metrics()
@@ -74,8 +83,10 @@ class AsyncService(Generic[_Model]):
 
     async def close(self) -> None:
         """End what runs, free the device; closing twice does nothing."""
-        await asyncio.to_thread(self._service.close)
-        self._engine.close()
+        try:
+            await asyncio.to_thread(self._service.close)
+        finally:
+            self._engine.close()
 
     def _post(self, work: Callable[[], None]) -> None:
         """Have the event loop do some work; it may be closed already."""

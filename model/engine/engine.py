@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -92,6 +92,8 @@ class Engine(Owner):
         self.seconds = seconds
         self.host_sampling = host_sampling
         self._reading = reading
+        self._tokenizer: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
         self._owners = ExitStack()
 
     @classmethod
@@ -128,7 +130,8 @@ class Engine(Owner):
         cache stores ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a
         prompt (2048) are processed at once, fewer where memory is short. A ``memory_share`` of what
         is free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`)
-        as fit it; ``sequences`` (None) then are `SEQUENCES`, and the context up to `LONG_CONTEXT`.
+        as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer where recurrent layers have
+        large states, of which none is kept; the context is up to `LONG_CONTEXT`.
         With ``text`` a thread of its own builds the tokeniser. ``meanwhile`` is called while the
         weights are loaded, with an engine that must run nothing yet: for `Session.prepare`.
         ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None
@@ -142,54 +145,42 @@ class Engine(Owner):
             # imported while the device is opened
             from urdir.model.engine.session import Session
             from urdir.model.families.description import Config
-            from urdir.model.memory.buckets import MOST_CHUNK
-            from urdir.model.memory.budget import SessionBudget, fitting_budget, most_pages
+            from urdir.model.memory.budget import SessionBudget
+            from urdir.model.memory.fitting import fitting_size
             from urdir.model.memory.weights import Weights, shares_of
 
             with opening.timed("file"):
                 gguf = opening.own(_open_file(path, quantize))
                 config = Config.from_gguf(gguf)
-            most = LONG_CONTEXT if memory_share else DEFAULT_CONTEXT
-            context = chosen_context(config, context, most)
+            longest = LONG_CONTEXT if memory_share else DEFAULT_CONTEXT
+            context = chosen_context(config, context, longest)
             config = config.at_context(context)
             reading = opening.read_tokenizer(gguf) if text else None
             group = opening.group()
             opened = group[0]
             shares = shares_of(config, gguf, len(group))
             _announce(opened, gguf)
-            if sequences is None:
-                sequences = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
             if memory_share and not page_len:
                 page_len = PAGE_LEN
-
-            def budget_of(share: Config) -> Callable[..., SessionBudget]:
-                return partial(
+            ranks = [*zip(shares, group, strict=True)]
+            size = fitting_size(
+                gguf,
+                ranks,
+                partial(
                     SessionBudget.of,
-                    share,
-                    context,
-                    opened.properties.sm_count,
+                    context=context,
+                    sm_count=opened.properties.sm_count,
                     kv_dtype=kv_dtype,
                     exact=exact,
-                    sequences=sequences,
                     page_len=page_len,
-                )
-
-            def most_rows(share: Config, of: Device) -> int:
-                own = budget_of(share)
-                return fitting_budget(
-                    gguf,
-                    share,
-                    of,
-                    lambda rows: own(chunk=rows, pages=pages),
-                    chunk or MOST_CHUNK,
-                ).chunks[-1]
-
-            ranks = [*zip(shares, group, strict=True)]
-            if memory_share and pages is None:
-                pages = min(
-                    most_pages(gguf, share, of, budget_of(share), memory_share)
-                    for share, of in ranks
-                )
+                    keeps_states=not memory_share,
+                ),
+                sequences=sequences,
+                most=EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES,
+                memory_share=memory_share,
+                pages=pages,
+                chunk=chunk,
+            )
             weights = [opening.own(Weights(gguf, share, of)) for share, of in ranks]
             opening.upload(weights, gguf)
             session = opening.own(
@@ -199,10 +190,11 @@ class Engine(Owner):
                     context,
                     kv_dtype,
                     exact=exact,
-                    sequences=sequences,
+                    sequences=size.sequences,
                     page_len=page_len,
-                    pages=pages,
-                    chunk=min(most_rows(*rank) for rank in ranks),
+                    pages=size.pages,
+                    chunk=size.chunk,
+                    keeps_states=not memory_share,
                     observer=observer,
                     peers=weights[1:],
                 )
@@ -219,21 +211,25 @@ class Engine(Owner):
             engine._owners = opening.hand_over()
             return engine
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
         """The file's tokeniser; ModelError where it has none."""
-        if self._reading is not None:
-            return self._reading.result()
-        from urdir.model.text.tokenizer import Tokenizer
+        if self._tokenizer is None:
+            from urdir.model.text.tokenizer import Tokenizer
 
-        return Tokenizer.from_gguf(self.gguf)
+            read = self._reading
+            self._tokenizer = read.result() if read else Tokenizer.from_gguf(self.gguf)
+        return self._tokenizer
 
-    @cached_property
+    @property
     def template(self) -> ChatTemplate:
         """The file's chat template, which ends with the engine; TemplateError where it has none."""
-        from urdir.model.text.chat import ChatTemplate
+        if self._template is None:
+            from urdir.model.text.chat import ChatTemplate
 
-        return self._owners.enter_context(ChatTemplate.from_gguf(self.gguf, self.tokenizer))
+            opened = ChatTemplate.from_gguf(self.gguf, self.tokenizer)
+            self._template = self._owners.enter_context(opened)
+        return self._template
 
     def chat(
         self,

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from urdir.driver.context import close_all
 from urdir.driver.errors import DriverError
 from urdir.model.engine.answer import Answer
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.open_answers import OpenAnswers
-from urdir.model.engine.run_ahead import AT_ONCE, RunAhead
+from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
 from urdir.model.engine.scheduler import Scheduler
 from urdir.model.engine.step_plan import StepPlan
 from urdir.model.errors import ConstraintError
@@ -24,15 +25,12 @@ if TYPE_CHECKING:
 _OUTPUTS = (Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
 #: Steps that are queued before the first of them is read: a newcomer waits for these.
 _AHEAD = 2
-#: Answers that go on by several steps at once, at most. Steps of few rows take the least time: a
-#: newcomer waits for two launches of these, 2 * AT_ONCE steps, where the host gains most.
-_FEW = 4
 
 
 class Launcher(Owner):
     """Queues the steps that ``scheduler`` plans for ``answers``, on the device of ``session``.
 
-    Answers end at ``end_ids``, on the device as well.
+    Answers end at ``end_ids``, on the device as well. A ``clock`` times what is read.
     """
 
     def __init__(
@@ -47,6 +45,7 @@ class Launcher(Owner):
         self._answers = answers
         self._end_ids = end_ids
         self._ahead: RunAhead[StepPlan] = session.run_ahead(_AHEAD)
+        self.clock = session.step_clock(_AHEAD)
         self._look_ahead: Callable[[], bool] = _done
 
     def __len__(self) -> int:
@@ -72,25 +71,31 @@ class Launcher(Owner):
         shape = session.shapes.of_batch(plan.batch, plan.longest, output)
         masks = self._masks(plan, answers)
         plans, shape = self._several(plan, shape)
-        session.queue.launch(shape, plan.batch, plan.positions, masks)
+        session.queue.launch(shape, plan.batch, plan.positions, masks, self.clock.begin)
         self._ahead.queued(plans)
+        self.clock.end()
         self._expect(plans[-1], shape)
         return True
 
     def wait(self) -> Sequence[StepPlan]:
         """Wait for the oldest launch; the steps that are complete then. Meanwhile graphs are
         prepared for the answers that go on."""
-        return self._ahead.wait(self._use_wait)
+        plans = self._ahead.wait(self._use_wait)
+        self.clock.read()
+        return plans
 
     def clear(self) -> None:
         """Forget what is queued: the device is lost."""
         self._ahead.clear()
+        self.clock.clear()
 
     def close(self) -> None:
         """Wait for what is queued; closing twice does nothing."""
-        while self._ahead:
-            self._ahead.wait()
-        self._ahead.close()
+        try:
+            while self._ahead:
+                self._ahead.wait()
+        finally:
+            close_all([self._ahead, self.clock])
 
     def _begin(self, number: int, slot: int) -> None:
         """Write what is known of a request that has been given a sequence."""
@@ -102,8 +107,9 @@ class Launcher(Owner):
     def _several(self, plan: StepPlan, shape: StepShape) -> tuple[list[StepPlan], StepShape]:
         """A few answers go on by several steps at once, where nothing can change meanwhile: the
         steps of one launch, and its shape."""
-        several = self._session.graphs.several(shape, plan.longest)
-        if several is None or shape.rows > _FEW:
+        if shape.rows > FEW:
+            return [plan], shape
+        if (several := self._session.graphs.several(shape, plan.longest)) is None:
             return [plan], shape
         more = self._scheduler.repeat(plan, several.steps - 1)
         return [plan, *more], several if more else shape
@@ -113,7 +119,7 @@ class Launcher(Owner):
         rows, output = len(last.choosers), shape.output
         if not rows:
             return
-        steps = AT_ONCE if rows <= _FEW else 1
+        steps = AT_ONCE if rows <= FEW else 1
         end = self._scheduler.end(last)
         prepare = self._session.graphs.prepare
         self._look_ahead = partial(prepare, rows, output, last.longest, end, steps)

@@ -9,7 +9,7 @@ from urdir.model.engine.batch import ShapeBuckets
 from urdir.model.errors import SettingsError
 
 #: Rows of prompts beside answers, where these are waited for.
-_SOME_ROWS = 512
+SOME_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Limits:
         """For users who read along: tokens come at an even pace, whoever else arrives, and who
         waits too long is told. Steps are of ``shapes``."""
         whole = _aligned(shapes, shapes.chunks[-1])
-        some = min(whole, _aligned(shapes, _SOME_ROWS))
+        some = min(whole, _aligned(shapes, SOME_ROWS))
         return cls(prompt_rows=whole, mixed_rows=some, alignment=shapes.alignment)
 
     @classmethod

@@ -68,6 +68,11 @@ class OpenAnswers:
         for answer in list(self._answers.values()):
             self.fail(answer, error)
 
+    def fail_begun(self, error: Exception) -> None:
+        """Those fail that a step may have been of; the others wait for the next."""
+        for answer in self.named(self._scheduler.begun):
+            self.fail(answer, error)
+
     def fail_overdue(self) -> None:
         """Those fail that have waited too long to begin."""
         for number, error in self._scheduler.overdue().items():

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 AHEAD = 3
 #: Steps of one launch, at most. One more launch is always queued while one is waited for.
 AT_ONCE = 4
+#: Answers of a service that go on by several steps at once, at most. Steps of few rows take the
+#: least time: a newcomer waits for two launches of these, where the host gains most.
+FEW = 4
 assert max(AHEAD, 2 * AT_ONCE) <= MAILBOX_SLOTS
 Step = TypeVar("Step")
 
@@ -67,13 +70,13 @@ class RunAhead(Owner, Generic[Step]):
         While the host would wait, ``use_wait`` is called, once at least, until it returns False: it
         is to return quickly.
         """
-        event, steps = self._launches[0]
+        event, _ = self._launches[0]
         while use_wait() and not event.is_done:
             pass
         start = time.perf_counter()
+        _, steps = self._launches.popleft()  # also where waiting fails: nothing waits for ever
         event.synchronize()
         self.waited_seconds += time.perf_counter() - start
-        self._launches.popleft()
         return steps
 
     def clear(self) -> None:

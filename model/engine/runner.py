@@ -13,6 +13,7 @@ from urdir.model.engine.batch import StepShape
 from urdir.model.engine.step import building
 from urdir.model.errors import SettingsError
 from urdir.model.owner import Owner
+from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class Steps(Owner):
             others = [(steps.graph(shape), queue) for steps, queue in self._followers]
             launch_together([(self.graph(shape), stream), *others])
 
+    def make_ready(self, shape: StepShape) -> None:
+        """Record what a launch of the shape replays, unless that is done. Raises DriverError."""
+        if self.observer is None:
+            self.graph(shape)
+
     def bound(self, shape: StepShape) -> BoundPlan:
         """The plan of a shape with its kernels loaded."""
         return execute.completed(self._binding(shape))
@@ -98,7 +104,7 @@ class Steps(Owner):
             steps.record(shapes)
         shapes = [shape for shape in dict.fromkeys(shapes) if shape not in self._bound]
         plans = [execute.completed(building(self.parts, shape)) for shape in shapes]
-        self.parts.device.load_all([kernel for plan in plans for kernel in plan.kernels()])
+        self._load([kernel for plan in plans for kernel in plan.kernels()])
         for shape, plan in zip(shapes, plans, strict=True):
             self._bound[shape] = execute.bind(plan, self.parts.device)
             if self.observer is None:
@@ -108,6 +114,11 @@ class Steps(Owner):
         """True where a launch of the shape takes no preparation."""
         ranks = (self, *(steps for steps, _ in self._followers))
         return all(shape in steps._graphs for steps in ranks)
+
+    @property
+    def is_full(self) -> bool:
+        """True where one more graph takes the place of another."""
+        return len(self._graphs) >= MOST_GRAPHS
 
     def prepare(self, shape: StepShape) -> bool:
         """Do a small piece of recording a graph that will be needed, well below a millisecond but
@@ -153,8 +164,14 @@ class Steps(Owner):
         if shape not in self._bound:
             plan = yield from building(self.parts, shape)
             yield from plan.kernels()
+            self._load(plan.kernels())
             self._bound[shape] = execute.bind(plan, self.parts.device)
         return self._bound[shape]
+
+    def _load(self, kernels: Sequence[Kernel]) -> None:
+        """Load kernels; those that must be compiled are, side by side."""
+        with Progress("compiling") as progress:
+            self.parts.device.load_all(kernels, progress.reach)
 
     def close(self) -> None:
         """Free the graphs; closing twice does nothing."""

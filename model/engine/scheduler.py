@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from math import ceil
 from typing import Protocol
 
@@ -115,6 +115,13 @@ class Scheduler:
     def running(self) -> int:
         """Requests that have a slot."""
         return len(self._running)
+
+    @property
+    def begun(self) -> tuple[int, ...]:
+        """The requests that a step which fails may be of: those that have a slot or are set back
+        with tokens under way; where there are none, the first that waits."""
+        begun = [t.number for t in self._tasks.values() if t.slot >= 0 or t.in_flight]
+        return tuple(begun or [task.number for task in islice(self._waiting, 1)])
 
     def tokens(self, request: int) -> Sequence[int]:
         """Prompt and answer of a request so far."""

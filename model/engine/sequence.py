@@ -82,7 +82,7 @@ class Sequence:
         if tokens > self.context:
             raise ContextFullError(
                 f"{tokens} tokens exceed the context of {self.context} by {tokens - self.context}: "
-                "raise -c or shorten the prompt"
+                "open with a larger one, or shorten the prompt"
             )
 
     def check_append(self, count: int) -> None:
@@ -102,7 +102,9 @@ class Sequence:
     def check_step(self) -> None:
         """Raise where a step cannot process a token: ContextFullError, or ModelError for none."""
         if self.is_full:
-            raise ContextFullError(f"the context of {self.context} tokens is full: raise -c")
+            raise ContextFullError(
+                f"the context of {self.context} tokens is full: open with a larger one"
+            )
         if self.pending < 1:
             raise ModelError(f"sequence {self.slot} has no pending token: feed() one before a step")
 

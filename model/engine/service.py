@@ -29,7 +29,8 @@ from urdir.model.engine.open_answers import OpenAnswers
 from urdir.model.engine.reader import Reader
 from urdir.model.engine.request import Request
 from urdir.model.engine.scheduler import Scheduler
-from urdir.model.errors import ModelError, UnsupportedError
+from urdir.model.engine.warm_up import WarmUp
+from urdir.model.errors import ModelError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Metrics:
     generated_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
+    busy_seconds: float = 0.0  # in which the device ran steps
+    idle_seconds: float = 0.0  # between steps, while there was work to do
 
 
 class OpenModel(Protocol):
@@ -71,7 +74,8 @@ class Service(Owner):
     """Answers requests by the sequences of ``engine``, which nobody else may use meanwhile.
 
     ``post`` hands work to the thread that takes items (by default it is done at once). Without a
-    ``tokenizer`` there are tokens but no text, and no token ends an answer.
+    ``tokenizer`` there are tokens but no text, and no token ends an answer. While nobody asks,
+    there is time for a ``warm_up``.
     """
 
     def __init__(
@@ -80,12 +84,8 @@ class Service(Owner):
         tokenizer: Tokenizer | None,
         limits: Limits | None = None,
         post: Callable[[Callable[[], None]], None] = lambda work: work(),
+        warm_up: WarmUp | None = None,
     ) -> None:
-        if engine.session.is_recurrent:
-            raise UnsupportedError(
-                "many requests at once are not there yet for models with recurrent layers: "
-                "urdir run and chat serve one"
-            )
         self._tokenizer = tokenizer
         self._session = session = engine.session
         for sequence in range(len(session.sequences)):
@@ -102,7 +102,9 @@ class Service(Owner):
         self._launcher = Launcher(session, self._scheduler, self._answers, end_ids)
         self._reader = Reader(session, self._scheduler, self._answers)
         self._post = post
+        self._warm_up = warm_up or WarmUp(session.steps, ())
         self._lost: Exception | None = None
+        self._failure: DriverError | None = None  # of the end
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="service", daemon=True)
@@ -137,9 +139,15 @@ class Service(Owner):
         """End a request, if it has not ended: nothing more of it is delivered."""
         self._inbox.put(lambda: self._answers.cancel(answer))
 
+    @property
+    def lost(self) -> Exception | None:
+        """Why no request is answered any more: the device is lost. None while they are."""
+        return self._lost
+
     def metrics(self) -> Metrics:
         """Where it stands, about now."""
         scheduler, pools = self._scheduler, self._session.parts.cache.pools
+        clock = self._launcher.clock
         counts = scheduler.counts
         return Metrics(
             queued=scheduler.queued,
@@ -152,30 +160,42 @@ class Service(Owner):
             generated_tokens=counts.generated_tokens,
             steps=counts.steps,
             preemptions=counts.set_back,
+            busy_seconds=clock.busy_seconds,
+            idle_seconds=clock.idle_seconds,
         )
 
     def close(self) -> None:
-        """End what runs and the thread; closing twice does nothing. The engine stays open."""
+        """End what runs and the thread; closing twice does nothing. The engine stays open. Raises
+        DriverError where waiting for the last steps fails."""
         if not self._is_closing:
             self._is_closing = True
             self._inbox.put(None)
             self._thread.join()
+            if self._failure is not None:
+                raise self._failure
 
     # ---- the thread ----
 
     def _run(self) -> None:
-        with self._launcher:
-            while self._take():
-                try:
-                    self._step()
-                except Exception as error:  # ends the requests, not the thread
-                    self._fail(error)
-                self._hand_over()
+        try:
+            with self._launcher:
+                while self._take():
+                    try:
+                        self._step()
+                    except Exception as error:  # ends requests, not the thread
+                        self._fail(error)
+                    self._hand_over()
+        except DriverError as error:
+            self._failure = error
 
     def _take(self) -> bool:
         """Do what was asked for; wait for something where there is nothing else to do. False once
         the service is closed."""
         is_idle = not self._answers and not self._launcher
+        if is_idle:
+            self._launcher.clock.rest()
+        while is_idle and self._inbox.empty() and self._warm_up.do_piece():
+            pass
         try:
             while (work := self._inbox.get(block=is_idle)) is not None:
                 is_idle = False
@@ -204,7 +224,9 @@ class Service(Owner):
         if isinstance(error, CudaError) and error.sticky:
             self._lost = DeviceLostError(f"the device is lost, open the model again: {error}")
             self._launcher.clear()
-        self._answers.fail_all(self._lost or error)
+            self._answers.fail_all(self._lost)
+        else:
+            self._answers.fail_begun(error)
         self._session.queue.forget_rows()
 
     def _hand_over(self) -> None:

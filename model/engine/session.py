@@ -20,6 +20,7 @@ from urdir.model.engine.run_ahead import AHEAD, RunAhead, Step
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence, StopConditions
+from urdir.model.engine.step_clock import StepClock
 from urdir.model.engine.step_queue import NO_MASKS, StepQueue
 from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
@@ -43,7 +44,8 @@ class Session(Owner):
 
     ``sequences[s]`` says what a sequence holds. Tokens that are known but not yet processed are
     *pending*, at most ``chunk`` of them; a step processes them. The cache stores ``kv_dtype``;
-    ``exact`` keeps activations in f32 throughout. ``observer`` looks at every step, launch by
+    ``exact`` keeps activations in f32 throughout. Without ``keeps_states`` a sequence of a model
+    with recurrent layers can be cut to nothing only. ``observer`` looks at every step, launch by
     launch. ``weights`` are on ``device``; those of a share of the model are rank 0's, and ``peers``
     those of the other ranks, on the other devices of its group. Raises ModelError for a context
     that the model does not take, OutOfMemoryError.
@@ -61,6 +63,7 @@ class Session(Owner):
         page_len: int = 0,
         pages: int | None = None,
         chunk: int = MOST_CHUNK,
+        keeps_states: bool = True,
         observer: Observer | None = None,
         peers: abc.Sequence[Weights] = (),
     ) -> None:
@@ -78,6 +81,7 @@ class Session(Owner):
                 page_len=page_len,
                 pages=pages,
                 chunk=chunk,
+                keeps_states=keeps_states,
             )
 
         budget = settings(weights)
@@ -430,14 +434,13 @@ class Session(Owner):
         for slot in batch.choosing:
             self.sequences[slot].step(shape.steps, shape.output.is_token)
 
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether some layers keep a state of each sequence instead of keys and values."""
-        return bool(self._recurrent.shape.layers)
-
     def run_ahead(self, steps: int = AHEAD) -> RunAhead[Step]:
         """To note the launches that are queued from now on and read later; the caller closes it."""
         return RunAhead(self.parts.device, self._stream, steps)
+
+    def step_clock(self, launches: int) -> StepClock:
+        """To time so many launches that are queued from now on; the caller closes it."""
+        return StepClock(self.parts.device, self._stream, launches)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,10 +42,13 @@ class StepQueue:
         batch: Batch,
         lasts: Sequence[int],
         masks: Mapping[int, Words] = NO_MASKS,
+        on_begin: Callable[[], None] = lambda: None,
     ) -> None:
         """Queue the steps of ``shape``, which `ShapeBuckets` gave for ``batch``. ``lasts`` are the
         positions of the tokens that ``batch.decode`` processes. ``masks`` (ceil(n_vocab / 32),) u32
-        have, by sequence, a bit for each token that is allowed. Raises DriverError."""
+        have, by sequence, a bit for each token that is allowed. ``on_begin`` is called when all
+        is written, before the steps are queued. Raises DriverError."""
+        self._steps.make_ready(shape)
         wanted = tuple(zip(batch.decode, lasts, strict=True))
         if batch.segments:
             rows = self._shapes.rows_of(batch, shape, lasts)
@@ -55,6 +58,7 @@ class StepQueue:
             self._state.write_rows(wanted)
         self._state.write_masks({batch.choosing.index(s): words for s, words in masks.items()})
         self._rows = ()  # until the steps are queued, device and host may differ
+        on_begin()
         self._steps.launch(shape, self._stream)
         self._rows = tuple((sequence, at + shape.steps) for sequence, at in wanted)
 

@@ -90,9 +90,9 @@ class DecodeStream:
                         return
         finally:
             session.waited_seconds += ahead.waited_seconds
-            ahead.close()
             for slot in slots:
                 session.undo_unread(slot)
+            ahead.close()
 
     def _queue(self, steps: int, end: int) -> int:
         """Queue up to ``steps`` steps, none beyond a length of ``end``; returns how many, 0 where

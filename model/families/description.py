@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from urdir.model.families.recurrent import (
     KimiDelta,
+    Lightning,
     Recurrence,
     Recurrent,
     Selective,
     ShortConv,
 )
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
+from urdir.model.families.stored import Linear, Normalization, Slopes, StoredMatrix, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.attention.own_token import Temperature
 from urdir.ptxgen.kernels.attention.scores import Scores
@@ -250,6 +251,7 @@ Network = (
     | Recurrence
     | Selective
     | KimiDelta
+    | Lightning
     | Dense
     | Mixture
     | Linear
@@ -270,11 +272,15 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """x += post_norm(scale * sum of the branches)."""
+    """x += post_norm(scale * sum of the branches).
+
+    With a ``stream_norm``, x is replaced first, by what that norm makes of it.
+    """
 
     branches: tuple[Branch, ...]
     post_norm: Normalization | None = None
     scale: float = 1.0
+    stream_norm: Normalization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +434,12 @@ class Config:
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The different ways in which layers rotate, in order of first use."""
         return tuple(dict.fromkeys(a.rope for a in self.attentions if a.rope is not None))
+
+    @property
+    def slopes(self) -> tuple[Slopes, ...]:
+        """The different ways in which states decay that the weights do not say."""
+        mixers = (of for of in self.recurrents if isinstance(of, Lightning))
+        return tuple(dict.fromkeys(of.slopes for of in mixers))
 
     @property
     def saved_streams(self) -> tuple[str, ...]:

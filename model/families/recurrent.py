@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.reader import Presence, Reader
-from urdir.model.families.stored import Linear, Normalization, StoredVector
+from urdir.model.families.stored import Linear, Normalization, Slopes, StoredVector
 from urdir.ptxgen.kernels.recurrent.causal_conv import MAX_TAPS
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import Order
 
@@ -198,7 +198,47 @@ class KimiDelta:
         return {**tails, "state": self.heads * self.dim * self.dim}
 
 
-Recurrent = ShortConv | Recurrence | Selective | KimiDelta
+@dataclass(frozen=True, slots=True)
+class Lightning:
+    """Linear attention whose states decay as ``slopes`` say (lightning attention, arXiv 2401.04658;
+    MiniMax-01, arXiv 2501.08313):
+
+        o (norm(recurrence(silu(q x), silu(k x), silu(v x))) * sigmoid(gate x))
+
+    The recurrence is `GatedRecurrence`, ``steady``; q, k and v are (heads, dim). The ``norm`` is
+    that of all heads as one row.
+    """
+
+    q: Linear
+    k: Linear
+    v: Linear
+    gate: Linear
+    norm: Normalization
+    o: Linear
+    slopes: Slopes
+
+    @property
+    def parts(self) -> Mapping[str, Linear]:
+        """What goes into the recurrence, by name."""
+        return {"q": self.q, "k": self.k, "v": self.v}
+
+    @property
+    def heads(self) -> int:
+        """Heads of keys and of values."""
+        return self.slopes.heads
+
+    @property
+    def dim(self) -> int:
+        """Values of a head."""
+        return self.q.rows // self.heads
+
+    @property
+    def state(self) -> Mapping[str, int]:
+        """Values of a sequence's state, by the names of the kernels' parameters."""
+        return {"state": self.heads * self.dim * self.dim}
+
+
+Recurrent = ShortConv | Recurrence | Selective | KimiDelta | Lightning
 
 
 def convolution(

@@ -297,6 +297,17 @@ SHAPES = {
             "expert_gating_func": 2,
         },
     ),
+    # https://huggingface.co/state-spaces/mamba-2.8b-hf
+    "mamba-2.8b": Shape(
+        *("mamba", 64, 2560, 1, 1, 64, 1, 50280, True),
+        {
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 5120,
+            "ssm.state_size": 16,
+            "ssm.time_step_rank": 160,
+        },
+        ("ssm_conv1d.bias",),
+    ),
     "mamba2-2.7b": Shape(
         *("mamba2", 64, 2560, 1, 1, 64, 1, 50288, True),
         {
@@ -327,6 +338,20 @@ SHAPES = {
             "logit_scale": 16.0,
         },
         ("ffn_gate_exps.weight", "ffn_gate_shexp.weight", "ssm_conv1d.bias"),
+    ),
+    # https://huggingface.co/tiiuae/Falcon-H1-7B-Base
+    "falcon-h1-7b": Shape(
+        *("falcon-h1", 44, 3072, 12, 2, 128, 12288, 130048, False),
+        {
+            **_turns(1e11),
+            "context_length": 262144,
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 3072,
+            "ssm.state_size": 256,
+            "ssm.time_step_rank": 24,
+            "ssm.group_count": 1,
+        },
+        ("ffn_gate.weight", "ssm_conv1d.bias"),
     ),
     "nemotron-h-8b": Shape(
         *("nemotron_h", 52, 4096, 32, 8, 128, 21504, 131072, False),

@@ -154,6 +154,25 @@ class Normalization:
     bias: StoredVector | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Slopes:
+    """How fast the states of heads decay in one of ``layers``: a token keeps exp(-slope) of them.
+
+    No file holds them: that of head h is s 2^(-8 (h + 1) / heads), as in ALiBi, and s falls from 1
+    in the first layer to 1e-5 in the last one.
+    """
+
+    layer: int
+    layers: int
+    heads: int
+
+    def rates(self) -> npt.NDArray[np.float32]:
+        """The slopes below 0, (heads,)."""
+        scale = 1.0 - self.layer / max(1, self.layers - 1) + 1e-5
+        slopes = 2.0 ** (-8.0 * np.arange(1, self.heads + 1) / self.heads)
+        return np.asarray(-scale * slopes, np.float32)
+
+
 Stored = StoredMatrix | StoredVector
 
 
@@ -171,6 +190,8 @@ def of_any_layer(description: _T) -> _T:
 def _renamed(value: Any) -> Any:
     if isinstance(value, Stored):
         return replace(value, name=_LAYER.sub("", value.name))
+    if isinstance(value, Slopes):
+        return replace(value, layer=0)
     if isinstance(value, tuple):
         return tuple(map(_renamed, value))
     if is_dataclass(value) and not isinstance(value, type):

@@ -21,6 +21,7 @@ from urdir.model.families.description import (
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,
+    Lightning,
     Recurrence,
     Selective,
     ShortConv,
@@ -117,6 +118,7 @@ def _ranges(numbers: list[int]) -> str:
 def _block(block: Block) -> list[Facts]:
     """The networks of a block; what happens to their sum is told with the last one."""
     networks = [_branch(branch) for branch in block.branches]
+    networks[0] |= _known(norm_of_stream=_norm(block.stream_norm))
     networks[-1] |= _known(
         norm_of_sum=_norm(block.post_norm), scale_of_sum=_other_than(block.scale, 1.0)
     )
@@ -146,6 +148,8 @@ def _network(network: Network) -> Facts:
             return {"kind": "selective scan", **_selective(network)}
         case KimiDelta():
             return {"kind": "delta rule by channel", **_kimi_delta(network)}
+        case Lightning():
+            return {"kind": "lightning attention", **_lightning(network)}
         case Dense():
             return {"kind": "feed-forward", **_dense(network)}
         case Mixture():
@@ -223,6 +227,15 @@ def _kimi_delta(of: KimiDelta) -> Facts:
         convolutions=_convolution(of.q.conv),
         rank=of.decay_low and of.decay_low.rows,
         floor=of.floor,
+        norm_of_result=_norm(of.norm),
+        state=sum(of.state.values()),
+    )
+
+
+def _lightning(of: Lightning) -> Facts:
+    return _known(
+        heads=of.heads,
+        dim=of.dim,
         norm_of_result=_norm(of.norm),
         state=sum(of.state.values()),
     )

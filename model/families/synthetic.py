@@ -39,11 +39,11 @@ class SyntheticModel(Owner):
 
     def __init__(self, shape_name: str, kind: str | None = None) -> None:
         if shape_name not in SHAPES:
-            raise SettingsError(f"--shape {shape_name}: one of {', '.join(SHAPES)}")
+            raise SettingsError(f"no shape {shape_name!r}: one of {', '.join(SHAPES)}")
         shape = SHAPES[shape_name]
         kind = kind or shape.kind
         if kind not in TYPES:
-            raise SettingsError(f"--type {kind}: one of {', '.join(TYPES)}")
+            raise SettingsError(f"no type of weights {kind!r}: one of {', '.join(TYPES)}")
         self.path = Path(f"{shape_name}-{kind}")
         self.architecture = shape.arch
         self.metadata = Metadata(shape.metadata(str(self.path)), str(self.path))

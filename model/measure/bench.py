@@ -61,6 +61,12 @@ class BenchCase:
         most = (*self.prompts, *self.generate, *(p + n for p, n in self.pairs), 2)
         return max(self.depths, default=0) + max(most)
 
+    @property
+    def rows(self) -> int:
+        """Rows that come of it."""
+        prompts, decodes = (len([*filter(None, sizes)]) for sizes in (self.prompts, self.generate))
+        return len(self.depths) * (prompts + decodes * len(self.sequences) + len(self.pairs))
+
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:

@@ -1,28 +1,22 @@
-"""Many requests to a server that speaks OpenAI's protocol: throughput and latency.
+"""Many requests to whatever answers them: throughput and latency.
 
 Prompts are random token ids, so that nothing but ``shared`` tokens is found in a cache of prefixes;
-answers go on past the end token to their length (``ignore_eos``, which vLLM, llama.cpp and urdir
-know). Requests arrive at random times (a Poisson process of ``rate`` a second), however many are
-open, or ``users`` ask one after another.
+answers go on past the end token to their length. Requests arrive at random times (a Poisson process
+of ``rate`` a second), however many are open, or ``users`` ask one after another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from urdir.model.errors import ModelError
-from urdir.model.measure.http_events import HttpServer, ServerError
 from urdir.model.measure.plot import check_can_plot, save
-
-#: Ids below this are in the vocabulary of every model that does not say how large it is.
-_SMALL_VOCABULARY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +52,7 @@ class Reply:
     start: float
     first: float | None = None
     end: float = 0.0
-    gaps: list[float] = field(default_factory=list)  # between events with text
+    gaps: list[float] = field(default_factory=list)  # between pieces of its text
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
@@ -105,19 +99,8 @@ def plan_load(case: LoadCase, vocabulary: int) -> list[Ask]:
     return asks
 
 
-async def server_model(server: HttpServer) -> tuple[str, int]:
-    """The name of the first model, and how many token ids it certainly has."""
-    models = await server.json("/v1/models")
-    try:
-        model = models["data"][0]
-        return str(model["id"]), int((model.get("meta") or {}).get("n_vocab", _SMALL_VOCABULARY))
-    except (KeyError, IndexError, TypeError, ValueError):
-        raise ServerError(f"{server.host}:{server.port}/v1/models names no model") from None
-
-
 async def run_load(
-    server: HttpServer,
-    model: str,
+    send: Callable[[Ask], Awaitable[Reply]],
     case: LoadCase,
     asks: Sequence[Ask],
     on_reply: Callable[[Reply], None] = lambda reply: None,
@@ -125,8 +108,8 @@ async def run_load(
     """Send all requests; their replies in the order in which they ended."""
     replies: list[Reply] = []
 
-    async def send(ask: Ask) -> None:
-        replies.append(await _send(server, model, ask))
+    async def one(ask: Ask) -> None:
+        replies.append(await send(ask))
         on_reply(replies[-1])
 
     if case.rate is not None:
@@ -134,51 +117,16 @@ async def run_load(
         async with asyncio.TaskGroup() as group:
             for ask in asks:
                 await asyncio.sleep(start + ask.at - time.perf_counter())
-                group.create_task(send(ask))
+                group.create_task(one(ask))
         return replies
 
     async def user(left: Iterator[Ask]) -> None:
         for ask in left:
-            await send(ask)
+            await one(ask)
 
     left = iter(asks)
     await asyncio.gather(*(user(left) for _ in range(case.users)))
     return replies
-
-
-async def _send(server: HttpServer, model: str, ask: Ask) -> Reply:
-    body = {
-        "model": model,
-        "prompt": ask.prompt,
-        "max_tokens": ask.tokens,
-        "ignore_eos": True,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    reply = Reply(time.perf_counter())
-    last = reply.start
-    try:
-        async with aclosing(server.events("/v1/completions", body)) as events:
-            async for event in events:
-                if "error" in event:
-                    raise ServerError(str(event["error"].get("message")))
-                if usage := event.get("usage"):
-                    details = usage.get("prompt_tokens_details") or {}
-                    reply.prompt_tokens = usage["prompt_tokens"]
-                    reply.cached_tokens = details.get("cached_tokens") or 0
-                    reply.tokens = usage["completion_tokens"]
-                if event["choices"] and event["choices"][0].get("text"):
-                    now = time.perf_counter()
-                    if reply.first is None:
-                        reply.first = now
-                    else:
-                        reply.gaps.append(now - last)
-                    last = now
-    except ServerError as error:
-        reply.error = str(error)
-    reply.end = time.perf_counter()
-    return reply
 
 
 def summarise(replies: Sequence[Reply]) -> tuple[Throughput, list[Latency]]:

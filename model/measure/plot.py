@@ -16,9 +16,7 @@ def check_can_plot() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as exc:
-        raise ModelError(
-            f"--plot needs matplotlib ({exc}): pip install 'urdir[plot]', or leave it out"
-        ) from exc
+        raise ModelError(f"drawing needs matplotlib ({exc}): pip install 'urdir[plot]'") from exc
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -26,4 +24,4 @@ def save(figure: Figure, path: Path) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as exc:
-        raise ModelError(f"--plot {path}: cannot be written: {exc}") from exc
+        raise ModelError(f"{path}: cannot be written: {exc}") from exc

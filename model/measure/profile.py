@@ -88,7 +88,7 @@ def plot_roofline(rows: Iterable[ProfileRow], bandwidth: float, title: str, path
 
     shown = [row for row in rows if row.flops and row.microseconds]
     if not shown:
-        raise ModelError(f"--plot {path}: no kernel of the step calculates anything")
+        raise ModelError(f"nothing to draw in {path}: no kernel of the step calculates anything")
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xscale("log")

@@ -67,13 +67,16 @@ class SessionBudget:
         page_len: int = 0,
         pages: int | None = None,
         chunk: int = MOST_CHUNK,
+        keeps_states: bool = True,
     ) -> Self:
         """The budget for ``sequences`` of up to ``context`` tokens on a device of ``sm_count`` SMs.
 
         ``page_len`` and ``pages`` as `in_pages` takes them. Prompt steps have room for ``chunk``
-        tokens, if the context has.
+        tokens, if the context has. ``keeps_states`` as `RecurrentShape` takes it.
         """
-        rows, chunks = row_bucket(sequences), chunks_of(exact, min(chunk, context))
+        # rows of prompts lie behind those of sequences, where kernels take them: at 16 bytes
+        rows = row_bucket(sequences) if sequences == 1 else max(4, row_bucket(sequences))
+        chunks = chunks_of(exact, min(chunk, context))
         cache = CacheShape.of(
             config,
             context,
@@ -85,7 +88,7 @@ class SessionBudget:
         )
         return cls(
             cache=cache,
-            recurrent=RecurrentShape.of(config, sequences),
+            recurrent=RecurrentShape.of(config, sequences, keeps_states),
             chunks=chunks,
             state=StateShape(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
             workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
@@ -146,17 +149,44 @@ class MemoryPlan:
             )
 
 
+def most_sequences(
+    gguf: ModelFile,
+    config: Config,
+    device: Device,
+    budget: Callable[..., SessionBudget],
+    share: float,
+    most: int,
+) -> int:
+    """``most`` ``sequences`` of a ``budget`` or, where the states of recurrent layers would take
+    more than half of what is left of a ``share`` of the free memory, a half of them, a quarter,
+    ...: the rest is for pages."""
+    if not config.recurrents:
+        return most
+    free = share * device.memory_info()[0] - RESERVE_BYTES
+    alone = budget(sequences=1).cache.layers.values()
+    pages = max((of.layout.pages for of in alone), default=0)
+    while most > 1:
+        plan = MemoryPlan.of(gguf, config, budget(sequences=most, pages=pages))
+        if plan.total + plan.recurrent <= free:
+            break
+        most //= 2
+    return most
+
+
 def most_pages(
     gguf: ModelFile,
     config: Config,
     device: Device,
     budget: Callable[..., SessionBudget],
     share: float,
-) -> int:
+) -> int | None:
     """The most ``pages`` of a ``budget`` for which the model and one session take up to a ``share``
-    of what the device has free; no more than all sequences fill at their longest. Raises ModelError
-    where there is no room for a sequence of the whole context."""
+    of what the device has free; no more than all sequences fill at their longest; None for a model
+    without attention. Raises ModelError where there is no room for a sequence of the whole
+    context."""
     whole = budget()  # pages for all sequences at once
+    if not whole.cache.layers:
+        return None
     layout = next(iter(whole.cache.layers.values())).layout
     most = max(of.layout.pages for of in whole.cache.layers.values())
     least = most // layout.sequences

@@ -42,17 +42,24 @@ class CachedLayer:
     layout: KvLayout
     span: int
 
+    @property
+    def arrays(self) -> dict[str, KvLayout]:
+        """The layouts of "keys" and "values", without these where keys hold them."""
+        return dict(zip(("keys", "values"), self.layout.caches.values(), strict=False))
+
 
 @dataclass(frozen=True)
 class CacheShape:
     """The caches of all layers: ``layers`` by the number of a layer that has one of its own;
-    ``owners[i]`` is the layer whose cache layer i uses, -1 for one without attention.
+    ``owners[i]`` is the layer whose cache layer i uses, -1 for one without attention. Where other
+    layers keep states (``has_states``), a beginning is more than what the caches hold of it.
     """
 
     layers: dict[int, CachedLayer]
     owners: tuple[int, ...]
     sequences: int
     max_len: int
+    has_states: bool = False
 
     @classmethod
     def of(
@@ -79,7 +86,7 @@ class CacheShape:
                 layout = _layout(mixer, sequences, max_len, dtype, rows)
                 layers[index] = CachedLayer(in_pages(layout, page_len, pages), mixer.span)
             owners.append(owner)
-        return cls(layers, tuple(owners), sequences, max_len)
+        return cls(layers, tuple(owners), sequences, max_len, bool(config.recurrents))
 
     @classmethod
     def equal(cls, layout: KvLayout, layers: int) -> Self:
@@ -106,12 +113,12 @@ class CacheShape:
         return next(number for number, layers in enumerate(self.groups) if owner in layers)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes by name: keys and values of every layer, and the block table of each group of a
-        paged cache."""
+        """Bytes by name: keys and values (where these are apart) of every layer, and the block
+        table of each group of a paged cache."""
         sizes = {}
         for index, cached in self.layers.items():
-            sizes[f"keys.{index}"] = cached.layout.nbytes
-            sizes[f"values.{index}"] = cached.layout.values.nbytes
+            for name, layout in cached.arrays.items():
+                sizes[f"{name}.{index}"] = layout.nbytes
         for number, (first, *_) in enumerate(self.groups):
             layout = self.layers[first].layout
             if layout.is_paged:
@@ -136,6 +143,8 @@ def table_name(group: int) -> str:
 
 def _layout(mixer: Attention, sequences: int, max_len: int, dtype: KvDtype, rows: int) -> KvLayout:
     capacity = 1 << (mixer.span - 1 + rows - 1).bit_length() if mixer.span else max_len
+    start = mixer.key_dim - mixer.value_dim
+    ends_with_value = mixer.latent is not None and mixer.latent.absorb is not None
     return KvLayout(
         sequences,
         mixer.kv_heads,
@@ -144,4 +153,5 @@ def _layout(mixer: Attention, sequences: int, max_len: int, dtype: KvDtype, rows
         dtype=dtype,
         value_dim=0 if mixer.value_dim == mixer.key_dim else mixer.value_dim,
         capacity=capacity if capacity < max_len else 0,
+        values_in_keys=ends_with_value and not (dtype == "q8_0" and start % 64),
     )

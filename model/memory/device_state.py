@@ -152,6 +152,7 @@ class DecodeState(Owner):
         (ceil(vocab / 32),) u32. The others may take all."""
         if not masks and not self._has_masks:
             return
+        self._has_masks = True  # also where one of these writes fails
         masked = np.zeros(self.rows, np.uint32)
         masked[list(masks)] = 1
         self._put("masked", masked)

@@ -10,7 +10,7 @@ Layers with equal slots share the bookkeeping: they are a *group*.
 
 Sequences can begin with pages that others have computed (`KvCache.publish`, `KvCache.match`). They
 share them in all layers or in none, and a ring overwrites its beginning: so caches with rings share
-none.
+none. Nor do those beside layers that keep a state: none is kept at the ends of pages.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from urdir.driver.context import close_all
+from urdir.driver.errors import DriverError
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.memory.cache_shape import CachedLayer, CacheShape, table_name
 from urdir.model.memory.pages import PagePool
@@ -59,7 +61,7 @@ class KvCache(Owner):
             is_paged = shape.layers[indices[0]].layout.is_paged
             kind = PagedGroup if is_paged else Group
             self._groups.append(kind(self._arena, self._writes, stream, layers, table_name(number)))
-        only = self._groups[0] if len(self._groups) == 1 else None
+        only = self._groups[0] if len(self._groups) == 1 and not shape.has_states else None
         # Pages without rings are one group: those that sequences can share by what they hold.
         self._known = only if isinstance(only, PagedGroup) and not only.layout.capacity else None
 
@@ -71,10 +73,8 @@ class KvCache(Owner):
         """What kernels over the cache of a layer take, by parameter name."""
         assert self._arena is not None
         owner = self.shape.owners[layer]
-        caches = {
-            "k_cache": self._arena[f"keys.{owner}"],
-            "v_cache": self._arena[f"values.{owner}"],
-        }
+        arrays = self.shape.layers[owner].arrays
+        caches = {f"{name[0]}_cache": self._arena[f"{name}.{owner}"] for name in arrays}
         if self.layout(layer).is_paged:
             caches["block_table"] = self._arena[table_name(self.shape.group_of(layer))]
         return caches
@@ -104,7 +104,7 @@ class KvCache(Owner):
         (by default those before ``start``) are kept in all layers. Returns up to where positions
         are writable now: pages are taken whole.
 
-        Raises ContextFullError when there is no room; nothing has changed then.
+        Raises ContextFullError when there is no room, nothing has changed then, and DriverError.
         """
         self._check_length(sequence, end)
         for group in self._groups:
@@ -121,24 +121,31 @@ class KvCache(Owner):
         has.
 
         Raises ContextFullError, nothing changed, unless room for ``spare`` tokens is left then;
-        ModelError for a sequence that holds something.
+        ModelError for a sequence that holds something; DriverError, and it is empty.
         """
         self._check_length(sequence, end)
         if len(tokens) > end:
             raise ModelError(f"{len(tokens)} tokens to look for, and room for {end} is asked for")
         if any(group.is_written(sequence) for group in self._groups):
             raise ModelError(f"sequence {sequence} holds tokens: truncate it to 0 first")
-        found = 0
-        if self._known is not None:
-            found = self._known.match(sequence, tokens, end, spare)
-        else:
-            for group in self._groups:
-                group.check_room(sequence, 0, end, spare)
-            for group in self._groups:
-                group.reserve(sequence, 0, end, 0)
-        for cache in self._followers:
-            cache.match(sequence, tokens, end, spare)
+        try:
+            found = self._match(sequence, tokens, end, spare)
+            for cache in self._followers:
+                cache.match(sequence, tokens, end, spare)
+        except DriverError:  # of a copy
+            self.truncate(sequence, 0)
+            raise
         return found
+
+    def _match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+        """`match` of this cache alone."""
+        if self._known is not None:
+            return self._known.match(sequence, tokens, end, spare)
+        for group in self._groups:
+            group.check_room(sequence, 0, end, spare)
+        for group in self._groups:
+            group.reserve(sequence, 0, end, 0)
+        return 0
 
     def publish(self, sequence: int, tokens: Sequence[int]) -> None:
         """A sequence holds ``tokens`` from its first position on: others may begin with them."""
@@ -187,9 +194,7 @@ class KvCache(Owner):
 
     def close(self) -> None:
         """Free the cache; closing twice does nothing."""
-        self._writes.close()
-        if self._arena is not None:
-            self._arena.close()
+        close_all([self._writes] if self._arena is None else [self._writes, self._arena])
 
     def _check_sequence(self, sequence: int) -> None:
         sequences = self.shape.sequences
@@ -275,7 +280,7 @@ class Group:
     def _copy_slots(self, source: int, target: int) -> None:
         """Copy a whole sequence (contiguous) or page (paged) within every layer."""
         for index, layer in self._layers.items():
-            for name, layout in (("keys", layer.layout), ("values", layer.layout.values)):
+            for name, layout in layer.arrays.items():
                 _, heads, length = layout.slot_shape
                 cache = self._arena[f"{name}.{index}"]
                 planes = [(0, heads * length * layout.row_nbytes)]
@@ -333,32 +338,37 @@ class PagedGroup(Group):
 
     def reserve(self, sequence: int, start: int, end: int, stored: int) -> None:
         """See Group."""
-        super().reserve(sequence, start, end, stored)
         held, layout = self._pages[sequence], self.layout
         shared, missing = self._wanted(sequence, start, end)
         fresh = self.pool.take(len(shared) + len(missing))
-        for block, page in zip(shared, fresh, strict=False):
-            # of a ring any page may hold tokens that are still looked back on
-            if layout.capacity or block * layout.page_len < stored:
-                self._copy_slots(held[block], page)
-            self.pool.release([held[block]])
-            held[block] = page
+        pages = [*held, *fresh[len(shared) :]]
+        try:
+            for block, page in zip(shared, fresh, strict=False):
+                pages[block] = page
+                # of a ring any page may hold tokens that are still looked back on
+                if layout.capacity or block * layout.page_len < stored:
+                    self._copy_slots(held[block], page)
+            if fresh:
+                self._upload(sequence, pages)
+        except DriverError:
+            self.pool.release(fresh)
+            raise
+        super().reserve(sequence, start, end, stored)
+        self.pool.release([held[block] for block in shared])
         if not layout.capacity:
             first = start // layout.page_len
-            for page in held[first : first + 1]:  # it and those after it are written anew
+            for page in pages[first : len(held)][:1]:  # it and those after it are written anew
                 self.pool.forget(page, start - first * layout.page_len)
-        held.extend(fresh[len(shared) :])
-        if fresh:
-            self._upload(sequence)
+        self._pages[sequence] = pages
 
     def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
         """See KvCache."""
         begun = self.pool.match(tokens, self._blocks(end), self._blocks(spare))
+        self._pages[sequence] = begun.pages  # before what may fail: then they are given back
+        self._written[sequence] = end
         if begun.source is not None:
             self._copy_slots(begun.source, begun.pages[begun.tokens // self.layout.page_len])
-        self._pages[sequence] = begun.pages
-        self._written[sequence] = end
-        self._upload(sequence)
+        self._upload(sequence, begun.pages)
         return begun.tokens
 
     def publish(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -384,7 +394,7 @@ class PagedGroup(Group):
         self.truncate(target, 0)
         self._pages[target] = list(held)
         self._written[target] = self._written[source]
-        self._upload(target)
+        self._upload(target, held)
 
     def _blocks(self, tokens: int) -> int:
         """Pages that so many tokens take."""
@@ -399,7 +409,8 @@ class PagedGroup(Group):
         shared = [b for b in blocks if b < len(held) and self.pool.is_shared(held[b])]
         return shared, sorted(b for b in blocks if b >= len(held))
 
-    def _upload(self, sequence: int) -> None:
-        held, row = self._pages[sequence], self._table[sequence]
-        row[: len(held)] = held
+    def _upload(self, sequence: int, pages: Sequence[int]) -> None:
+        """Make them those of a sequence in the table that kernels read."""
+        row = self._table[sequence]
+        row[: len(pages)] = pages
         self._writes.write(self._arena[self._table_name], row, sequence * row.nbytes)

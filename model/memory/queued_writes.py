@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from urdir.driver.context import close_all
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -57,6 +58,4 @@ class QueuedWrites(Owner):
 
     def close(self) -> None:
         """Free the memory; closing twice does nothing."""
-        for event in self._events:
-            event.close()
-        self._pinned.close()
+        close_all([*self._events, self._pinned])

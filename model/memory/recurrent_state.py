@@ -1,9 +1,14 @@
 """The states of recurrent mixers on the device, one of each for every sequence.
 
 A state is that after a sequence's last processed token, and cannot be taken back: kernels overwrite
-it with every token. Beside it a copy is *kept*, by default that after the last prompt, so that a
-sequence that is cut goes on from there. What lies between is processed again, which gives the same
-state as before but for rounding. A token at position 0 reads no state: nothing has to be cleared.
+it with every token. Beside it a copy can be *kept*, by default that after the last prompt, so that
+a sequence that is cut goes on from there. What lies between is processed again, which gives the
+same state as before but for rounding. A token at position 0 reads no state: nothing has to be
+cleared.
+
+The requests of a `Service` are never cut but to nothing: an answer that has ended is forgotten, and
+so is what a step that ran ahead made of it; one that is set back is computed again from its first
+token. So their states need no copies.
 """
 
 from __future__ import annotations
@@ -25,20 +30,21 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class RecurrentShape:
     """The states of ``sequences``: ``layers`` has for each layer with a recurrent mixer the bytes
-    of one sequence's arrays by name."""
+    of one sequence's arrays by name. Where it ``keeps``, there is room for a copy of each."""
 
     layers: Mapping[int, Mapping[str, int]]
     sequences: int
+    keeps: bool = True
 
     @classmethod
-    def of(cls, config: Config, sequences: int) -> Self:
+    def of(cls, config: Config, sequences: int, keeps: bool = True) -> Self:
         """Those that the layers of a model need, f32."""
         layers = {
             index: {name: 4 * values for name, values in layer.recurrent.state.items()}
             for index, layer in enumerate(config.layers)
             if layer.recurrent is not None
         }
-        return cls(layers, sequences)
+        return cls(layers, sequences, keeps)
 
     @property
     def nbytes(self) -> int:
@@ -47,10 +53,10 @@ class RecurrentShape:
 
     def sizes(self) -> dict[str, int]:
         """Bytes by name of all arrays (sequences, ...): those that kernels move on, and as many
-        that are kept."""
+        for what is kept."""
         return {
             f"{prefix}{name}.{index}": nbytes * self.sequences
-            for prefix in ("", "kept ")
+            for prefix in ("", *(("kept ",) if self.keeps else ()))
             for index, arrays in self.layers.items()
             for name, nbytes in arrays.items()
         }
@@ -73,9 +79,11 @@ class RecurrentState(Owner):
         return {name: self._arena[f"{name}.{layer}"] for name in self.shape.layers[layer]}
 
     def keep(self, sequence: int, length: int) -> None:
-        """Keep the state of a sequence, which is that after ``length`` tokens."""
-        self._copy("", sequence, "kept ", sequence)
-        self._kept[sequence] = length
+        """Keep the state of a sequence, which is that after ``length`` tokens, where there is
+        room."""
+        if self.shape.keeps:
+            self._copy("", sequence, "kept ", sequence)
+            self._kept[sequence] = length
 
     def kept(self, sequence: int, length: int, now: int) -> int:
         """After how many of the first ``length`` tokens a state is there, the last being that after
@@ -100,10 +108,10 @@ class RecurrentState(Owner):
     def fork(self, source: int, target: int, length: int) -> None:
         """Make the state of ``target``, and what it keeps, that of ``source`` after its ``length``
         tokens."""
+        self._kept[target] = 0
         if length:
             self._copy("", source, "", target)
-            self._copy("", source, "kept ", target)
-        self._kept[target] = length
+            self.keep(target, length)
 
     def close(self) -> None:
         """Free the states; closing twice does nothing."""

@@ -15,6 +15,7 @@ from urdir.model.families.share import shared
 from urdir.model.families.stored import (
     Linear,
     Normalization,
+    Slopes,
     Stored,
     StoredMatrix,
     StoredVector,
@@ -72,8 +73,8 @@ class Matrix:
 
 class Weights(Owner):
     """All weights of a model in one allocation, found by their references in the description;
-    ``rope_tables`` by what they rotate. They have their addresses, which plans need, before they
-    are there (`upload`)."""
+    ``rope_tables`` by what they rotate, ``rates`` by what decays. They have their addresses, which
+    plans need, before they are there (`upload`)."""
 
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
@@ -85,6 +86,8 @@ class Weights(Owner):
         #: Learned positions (at least the largest cache's, hidden) f32; None where there are none.
         self.positions = self._arena.get(_POSITIONS)
         self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
+        #: What the states of some layers decay by, (heads,) f32.
+        self.rates = {slopes: self._arena[_table_name(slopes)] for slopes in config.slopes}
 
     @classmethod
     def load(cls, gguf: ModelFile, config: Config, device: Device) -> Self:
@@ -111,11 +114,13 @@ class Weights(Owner):
             self._arena[_label(of)].fill(0)  # padding of the last tiles
         self._upload_rope_tables(gguf)
         self._upload_positions(gguf)
+        for slopes, rates in self.rates.items():
+            rates.upload(slopes.rates())
         total = sum(_source_nbytes(of, gguf) for of in _kept(self.config))
         repacking = Repacking(self.device, self._layouts.values())
         pieces = self._pieces(gguf, repacking)
         is_first = self.config.share is None or self.config.share.rank == 0
-        with Progress("loading", total, enabled=is_first) as progress:
+        with Progress("loading", total, shown=is_first) as progress:
             upload(self.device, pieces, total, progress=progress.advance, stop=stop)
         if stop is None or not stop.is_set():
             repacking.add_powers(
@@ -196,6 +201,7 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
     if config.positions is not None:
         rows = max(config.positions.rows, rounded_capacity(config.context_length))
         sizes[_POSITIONS] = 4 * rows * config.hidden
+    sizes |= {_table_name(slopes): 4 * slopes.heads for slopes in config.slopes}
     return sizes | {_table_name(rope): 4 * rope.dim for rope in config.ropes}
 
 
@@ -239,5 +245,5 @@ def _label(of: Stored) -> str:
     return f"{of.name}[{of.first}:{of.first + (of.each or of.size // of.repeat)}]{times}"
 
 
-def _table_name(rope: RopeConfig) -> str:
-    return f"table of {rope}"
+def _table_name(of: RopeConfig | Slopes) -> str:
+    return f"table of {of}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from urdir.model.families.description import Attention, Config
 from urdir.model.families.recurrent import (
     KimiDelta,
+    Lightning,
     Recurrence,
     Recurrent,
     Selective,
@@ -136,13 +137,17 @@ def _recurrent_widths(mixers: Sequence[Recurrent]) -> dict[str, int]:
     alphas = (
         [m.heads for m in heads] + [m.step.rows for m in scans] + [m.decay.rows for m in deltas]
     )
-    gates = [s.output_gate for s in shorts] + [m.gate for m in longs] + [m.gate for m in deltas]
+    steady = [mixer for mixer in mixers if isinstance(mixer, Lightning)]
+    gates = [s.output_gate for s in shorts] + [m.gate for m in (*longs, *deltas, *steady)]
     lows = [of.low for of in scans] + [of.decay_low for of in deltas if of.decay_low]
     apart = {
         f"{name} {part}": max((of.parts[part].conv.channels for of in deltas), default=0)
         for name in ("mixed", "convolved")
         for part in "qkv"
     }
+    for part in "qkv":
+        widths = [apart[f"mixed {part}"], *(of.parts[part].rows for of in steady)]
+        apart[f"mixed {part}"] = max(widths)
     return apart | {
         "mixed": max([m.conv.channels for m in longs] + [m.conv.channels for m in shorts] + [0]),
         "convolved": max((mixer.conv.channels for mixer in longs), default=0),

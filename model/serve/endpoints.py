@@ -43,7 +43,9 @@ class Endpoints:
         self._text_thread = ThreadPoolExecutor(1, "text")
 
     async def health(self, request: Request) -> Response:
-        """GET /health."""
+        """GET /health. Raises what every request is told once the device is lost."""
+        if (lost := self._service.lost) is not None:
+            raise lost
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:

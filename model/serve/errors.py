@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from urdir.driver.errors import DriverError
+from urdir.model.engine.service import DeviceLostError
 from urdir.model.errors import (
     BusyError,
     ConstraintError,
@@ -78,6 +79,8 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(str(error), code="invalid_constraint")
         case SettingsError() | TokenizerError():
             return ApiError(str(error))
+        case DeviceLostError():
+            return ApiError(str(error), status=503, kind="server_error", code="device_lost")
         case ModelError() | DriverError():
             return ApiError(str(error), status=500, kind="server_error")
         case _:

@@ -78,6 +78,10 @@ class AsyncService(Protocol):
         At the first item: BusyError (the queue is full), ContextFullError, ModelError.
         """
 
+    @property
+    def lost(self) -> Exception | None:
+        """Why nothing is answered any more: `DeviceLostError`. None while requests are."""
+
     def metrics(self) -> Metrics:
         """Where it stands now."""
 

@@ -30,6 +30,8 @@ _COUNTERS = {
     "generated_tokens": "Tokens of answers.",
     "steps": "Steps of the engine.",
     "preemptions": "Requests that gave their pages up and were computed again.",
+    "busy_seconds": "Seconds in which the device ran steps.",
+    "idle_seconds": "Seconds between steps while requests were open.",
 }
 
 

@@ -31,7 +31,7 @@ class Source:
 
     def error(self, message: str, at: int, text: str) -> PtxSyntaxError:
         """A syntax error at a position, with its line and the statement."""
-        return PtxSyntaxError(message, self.line(at), " ".join(text.split())[:120])
+        return PtxSyntaxError(_printable(message), self.line(at), _printable(text[:400])[:120])
 
     def line(self, at: int) -> int:
         """The line of a position, from 1."""
@@ -86,3 +86,8 @@ class Source:
             extern=linkage == "extern",
             values=values,
         )
+
+
+def _printable(text: str) -> str:
+    """On one line, as a terminal may show it."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -17,6 +17,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -28,6 +29,9 @@ from urdir.model.progress import Progress
 
 _SHOWN = 3  # findings that read the same
 _BATCH = 10_000  # inputs of a process; what one leaves behind is gone with it
+#: Arenas of further threads would reserve 64 MiB each of what is bounded, and a backtrace of a Rust
+#: panic, which nobody reads, maps whole libraries.
+_ENVIRONMENT = {**os.environ, "MALLOC_ARENA_MAX": "1", "RUST_BACKTRACE": "0"}
 
 
 def main() -> int:
@@ -55,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--memory", type=int, default=32, help="MiB, and ten times the input")
     parser.add_argument("--only", type=int, help="this input alone, with a traceback")
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--current", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -96,26 +101,31 @@ class _Run:
             command += [f"--{option}", str(getattr(self._args, option))]
         command += ["--first", str(first), "--count", str(end - first)]
         command += ["--seconds", str(self._end - time.monotonic())]
-        # arenas of further threads would reserve 64 MiB each of what is bounded
-        environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-        )
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(worker.REPORT):
-                report = json.loads(line.removeprefix(worker.REPORT))
-                with self._lock:
-                    self._progress.advance(report["next"] - first)
-                    self._outcomes.update(report["outcomes"])
-                first = report["next"]
-                for what in report["findings"]:
-                    self._found(first - 1, what)
-        if status := process.wait():
-            self._found(first, f"died with {status}")
-            self._outcomes["finding"] += 1
-            first += 1
+        with tempfile.TemporaryFile() as current:
+            command += ["--current", str(current.fileno())]
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                env=_ENVIRONMENT, pass_fds=[current.fileno()],
+            )  # fmt: skip
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(worker.REPORT):
+                    report = json.loads(line.removeprefix(worker.REPORT))
+                    self._took(report["next"] - first, report["outcomes"])
+                    first = report["next"]
+                    for what in report["findings"]:
+                        self._found(first - 1, what)
+            if status := process.wait():
+                number = int.from_bytes(os.pread(current.fileno(), 8, 0), "little")
+                self._took(number + 1 - first, {"finding": 1, "unknown": number - first})
+                self._found(number, f"died with {status}")
+                first = number + 1
         return first
+
+    def _took(self, count: int, outcomes: dict[str, int]) -> None:
+        with self._lock:
+            self._progress.advance(count)
+            self._outcomes.update(outcomes)
 
     def _found(self, number: int, what: str) -> None:
         with self._lock:

@@ -237,6 +237,10 @@ class _MadeUp:
         yield Piece(answer.finish(), ())
         yield Ending(finish, len(request.prompt), 0, count, answer.stopped_by)
 
+    @property
+    def lost(self) -> None:
+        """There is no device."""
+
     def metrics(self) -> Metrics:
         """Nothing runs."""
         return Metrics()

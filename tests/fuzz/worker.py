@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import faulthandler
 import json
+import os
 import random
 import resource
 import signal
@@ -38,6 +39,7 @@ def take_all(args: argparse.Namespace) -> None:
         outcomes: Counter[str] = Counter()
         last = args.first + args.count - 1
         for number in range(args.first, last + 1):
+            os.pwrite(args.current, number.to_bytes(8, "little"), 0)
             findings = []
             try:
                 outcome = _try(target, name, number, args)

@@ -27,6 +27,7 @@ from urdir.model.families.description import (
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,
+    Lightning,
     Recurrence,
     Selective,
     ShortConv,
@@ -125,6 +126,7 @@ class Reference:
         caches.append(None)
         start = x
         for block in layer.blocks:
+            x = self.norm(block.stream_norm, x)
             x = x + self._block(block, x, start, positions, caches)
         if layer.embedding is not None:
             assert extra is not None
@@ -164,6 +166,8 @@ class Reference:
                 return self._selective(of, x)
             case KimiDelta():
                 return self._kimi_delta(of, x)
+            case Lightning():
+                return self._lightning(of, x)
             case Dense():
                 return self._dense(of, x)
             case Mixture():
@@ -320,6 +324,16 @@ class Reference:
             y = self.norm(of.norm, y.reshape(rows, -1, of.norm.weight.shape[-1]))
         y = y.reshape(rows, -1)
         return self.linear(of.o, y if of.gates_first else y * gate)
+
+    def _lightning(self, of: Lightning, x: Floats) -> Floats:
+        shape = (len(x), of.heads, of.dim)
+        q, k, v = (_silu(self.linear(part, x)).reshape(shape) for part in (of.q, of.k, of.v))
+        behind = np.arange(len(x))[:, None] - np.arange(len(x))
+        rates = of.slopes.rates().astype(np.float64)[:, None, None]
+        kept = np.where(behind >= 0, np.exp(rates * np.maximum(behind, 0)), 0.0)
+        y = np.einsum("qhd,khd,hqk,khv->qhv", q, k, kept, v, optimize=True)
+        gate = _sigmoid(self.linear(of.gate, x))
+        return self.linear(of.o, self.norm(of.norm, y.reshape(len(x), -1)) * gate)
 
     def _kimi_delta(self, of: KimiDelta, x: Floats) -> Floats:
         rows, shape = len(x), (len(x), of.heads, of.dim)

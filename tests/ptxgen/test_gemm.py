@@ -97,7 +97,7 @@ def test_the_largest_tile_has_just_enough_registers(name: str, target: str) -> N
 def test_every_tile_gives_the_product(device: Device, tile: CtaTile, cols: int) -> None:
     """Fewer, as many and more steps than loads run ahead; a row and a batch row too many."""
     spec = Gemm(Q8_0, tile.rows + 1, cols, tile.batch - 1, bias=True, tile=tile)
-    (deviation,) = check_kernel(device, spec, seed=1)
+    (deviation,) = check_kernel(device, spec, seed=1, sanitize=False)
     assert deviation.ok, deviation
 
 

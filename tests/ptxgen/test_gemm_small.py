@@ -87,7 +87,7 @@ def test_a_block_s_sums_are_integers_of_32_bits(fmt: Format) -> None:
 )
 def test_examples_run_on_older_targets(spec: GemmSmall, target: str) -> None:
     with Device.open(f"emulator:{target}") as device:
-        for deviation in check_kernel(device, spec, seed=1):
+        for deviation in check_kernel(device, spec, seed=1, sanitize=False):
             assert deviation.ok, deviation
 
 

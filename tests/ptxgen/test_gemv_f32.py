@@ -205,7 +205,7 @@ def test_what_is_not_finite_is_not_hidden(device: Device, value: float) -> None:
     ids=str,
 )
 def test_every_cut_gives_the_product(device: Device, spec: GemvF32) -> None:
-    for deviation in check_kernel(device, spec, seed=7):
+    for deviation in check_kernel(device, spec, seed=7, sanitize=False):
         assert deviation.ok, deviation
 
 

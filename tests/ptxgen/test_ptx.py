@@ -190,6 +190,13 @@ def test_errors_have_line_and_text(body: str, line: int, message: str) -> None:
     assert str(caught.value).startswith(f"PTX line {line}: ")
 
 
+@pytest.mark.parametrize("text", ["\0", "\x1b[31m;", HEAD + ".visible .entry k() { @\x1b\r p; }"])
+def test_errors_can_be_printed(text: str) -> None:
+    with pytest.raises(ptx.PtxSyntaxError) as caught:
+        ptx.parse(text)
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "int main() {}", ".version 7.8\n", HEAD + ".visible .entry k() { ret;",

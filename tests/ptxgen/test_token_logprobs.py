@@ -91,7 +91,7 @@ def test_idle_rows_and_rows_without_a_choice_report_nothing(device):
 def test_random_rows(n_vocab, device):
     spec = replace(TokenLogprobs.examples()["odd"], n_vocab=n_vocab)
     for seed in range(3):
-        check_kernel(device, spec, seed)
+        check_kernel(device, spec, seed, sanitize=False)
 
 
 @pytest.mark.parametrize(

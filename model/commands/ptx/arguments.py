@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options, values
+from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
     from urdir.model.measure.model_kernels import ModelKernel
@@ -105,7 +106,8 @@ def of_model(args: argparse.Namespace, gpu: Gpu, every: bool = True) -> tuple[Mo
     with open_model(args.model) as gguf:
         config = Config.from_gguf(gguf)
         context = chosen_context(config, args.ctx_size)
-        found = model_kernels(gguf, config, context, gpu.native_target, gpu.sm_count)
+        with Progress("planning"):
+            found = model_kernels(gguf, config, context, gpu.native_target, gpu.sm_count)
     print(
         f"{len(found)} kernels for {gpu.native_target}, {gpu.sm_count} SMs ({gpu.title}), "
         f"a context of {context} tokens",

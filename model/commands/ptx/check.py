@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from urdir.model.commands import options
+from urdir.model.progress import Progress
 
 EXAMPLES = """\
   urdir ptx check edited.ptx                     for the file's own .target
@@ -33,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
         Target.parse(args.target)
     good = True
     for name in args.files:
-        verdict = check(read_ptx(Path(name)).text, args.target, name)
+        with Progress(name):
+            verdict = check(read_ptx(Path(name)).text, args.target, name)
         good = good and verdict.is_good
         if verdict.skipped:
             print(f"{name} was not assembled: {verdict.skipped}", file=sys.stderr)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from urdir.model.commands import options
+from urdir.model.progress import Progress
 
 EXAMPLES = """\
   urdir ptx diff mine.ptx theirs.ptx
@@ -34,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     """Compare and print; 0 when equal, 1 when not."""
     from urdir.ptxgen.tools.diff import compare, side_by_side, summary
 
-    found = compare(Path(args.left), Path(args.right))
+    with Progress("comparing"):
+        found = compare(Path(args.left), Path(args.right))
     for difference in found.differences:
         for note in difference.notes:
             print(note, file=sys.stderr)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.commands import options
 from urdir.model.commands.ptx import arguments
+from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
     from urdir.ptxgen.tools.dump import Dump
@@ -63,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         sys.stdout.write(str(EMITTERS[emit[0]](dumps[0])))
         return 0
-    files = write(dumps, Path(args.output), emit)
+    with Progress("rendering", len(dumps)) as progress:
+        files = write(progress.over(dumps), Path(args.output), emit)
     for file in files if args.model is None else ():
         print(file)
     if args.model is not None:

@@ -8,6 +8,7 @@ import json
 from urdir.model.commands import options, values
 from urdir.model.commands.ptx import arguments
 from urdir.model.commands.report import fields_text
+from urdir.model.progress import Progress
 
 EXAMPLES = """\
   urdir ptx explain gemm                               the kernel's first example
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         raise options.UsageError("explain: give a KERNEL (see urdir ptx list)")
     spec = arguments.one_kernel(args)
     target = DeviceName.parse(f"emulator:{args.target}" if args.target else "emulator").target
-    found = explain(spec, target)
+    with Progress(f"running {spec.name}"):
+        found = explain(spec, target)
     if args.json:
         print(json.dumps({"fields": fields_text(spec), **found.as_dict()}, indent=2))
     else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urdir.model.commands import options, values
 from urdir.model.commands.ptx import arguments
 from urdir.model.commands.report import roles_text
+from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -112,7 +113,10 @@ def _measure_all(specs: Sequence[KernelSpec], target: str, gpu: Gpu) -> list[Ker
             file=sys.stderr,
         )
     # The assembler releases the interpreter: every core assembles while the next text is rendered.
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as assembler:
+    with (
+        Progress("measuring", len(specs)) as progress,
+        ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as assembler,
+    ):
         jobs: list[tuple[KernelSpec, str, Future[Assembly] | None]] = []
         for spec in specs:
             text = spec.ptx(target)
@@ -120,7 +124,7 @@ def _measure_all(specs: Sequence[KernelSpec], target: str, gpu: Gpu) -> list[Ker
             jobs.append((spec, text, job))
         return [
             measure(spec, target, gpu, text, job.result() if job else None)
-            for spec, text, job in jobs
+            for spec, text, job in progress.over(jobs)
         ]
 
 

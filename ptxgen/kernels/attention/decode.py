@@ -46,7 +46,8 @@ class DecodeAttention(AttentionSpec):
 
     With a ``token``, q is as the products leave it: the kernel prepares it as PrepareTokens does.
     Where the token appends, k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim) of the
-    rows' own tokens are inputs, too. They are prepared and written to the caches as by it;
+    rows' own tokens are inputs, too, without v where it is the end of k, which then stays as it
+    is. They are prepared and written to the caches as by it;
     neither q nor k is written back. The output is the same as theirs, bit for bit. Rows must then
     be of different sequences, which share no page that a row writes to. Older tokens, the block
     table, sequence, position, frequencies and weights are read before ``griddepcontrol.wait``:
@@ -66,6 +67,8 @@ class DecodeAttention(AttentionSpec):
             raise PtxgenError(f"most_heads {self.most_heads}: 1, 2 or {MAX_TILE}")
         if self.rope and self.rope.rotary_dim > self.head_dim:
             raise PtxgenError(f"rotary_dim {self.rope.rotary_dim} of a head_dim of {self.head_dim}")
+        if self.appends and self.layout.values_in_keys and not self._values_stay:
+            raise PtxgenError("values that are the end of keys are neither normed nor rotated")
         if (self.rope or self.scores.max_bias) and self.layout.max_len > MAX_POSITIONS:
             raise PtxgenError(f"RoPE positions are exact below 2^24: max_len {self.layout.max_len}")
 
@@ -80,6 +83,13 @@ class DecodeAttention(AttentionSpec):
         return self.token is not None and self.token.appends
 
     @property
+    def _values_stay(self) -> bool:
+        """Whether nothing happens to the end of keys that are values."""
+        token, turned = self.token, self.rope.rotary_dim if self.rope else 0
+        is_normed = token is not None and (token.qk_norm or token.v_norm)
+        return not is_normed and turned <= self.layout.value_start
+
+    @property
     def keys(self) -> int:
         """Rows attend if their position is below this; from ``max_len`` on they are idle."""
         return self.layout.max_len
@@ -89,13 +99,9 @@ class DecodeAttention(AttentionSpec):
         """q, the caches, where the rows are; with a token also what it takes."""
         if self.token is None:
             return super().input_params
-        own = (
-            Param("k", "f32", ("rows", self.layout.kv_heads, "head_dim"), Access.IN),
-            Param("v", "f32", ("rows", self.layout.kv_heads, "value_dim"), Access.IN),
-        )
         return (
             Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN),
-            *(own if self.appends else ()),
+            *(self.layout.token_params if self.appends else ()),
             *self.token.constant_params(self.heads, self.layout.kv_heads),
             # A token of a cache is written, the others must survive: INOUT, not OUT.
             *self.layout.params(Access.INOUT if self.appends else Access.IN),
@@ -202,7 +208,7 @@ class DecodeAttention(AttentionSpec):
         without a token the inputs as they are, and nothing."""
         if self.token is None:
             return inputs, {}
-        names = ("k", "v") if self.appends else ()
+        names = [name[0] for name in self.layout.caches if self.appends]
         caches = {f"{name}_cache": inputs[f"{name}_cache"].copy() for name in names}
         q = inputs["q"].copy()
         for row in np.flatnonzero(inputs["position"] < self.keys):
@@ -251,14 +257,14 @@ class DecodeAttention(AttentionSpec):
                 lengths[sequence] = position
         for name, cache in layout.caches.items():
             inputs[name] = cache.random_cache(rng, lengths, block_table, UNREAD_BYTE)
-        for name, cache in (("k", layout), ("v", layout.values)):
+        for param, cache in zip(layout.token_params, layout.caches.values(), strict=True):
             own = rng.standard_normal((self.rows, cache.kv_heads, cache.head_dim))
             for row, position in enumerate(positions):
                 stored = cache.rounded(own[row])
                 own[row] = np.nan
                 if position < layout.max_len:
-                    own[row] = self.token.origin_of(name, stored, position, inputs)
-            inputs[name] = own.astype(np.float32)
+                    own[row] = self.token.origin_of(param.name, stored, position, inputs)
+            inputs[param.name] = own.astype(np.float32)
         return inputs
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:

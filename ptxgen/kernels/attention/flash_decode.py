@@ -241,7 +241,11 @@ class FlashDecode(DecodeAttention):
             ),
             "head_dim 512": cls(2, KvLayout(1, 1, 40, 512, "f16"), ctas=4, least=16, most=16),
             "latent": cls(
-                3, KvLayout(1, 1, 40, 576, "f16", value_dim=512), ctas=4, least=16, most=16
+                3,
+                KvLayout(1, 1, 40, 576, "f16", value_dim=512, values_in_keys=True),
+                ctas=4,
+                least=16,
+                most=16,
             ),
             "value_dim": cls(
                 3, KvLayout(1, 1, 40, 192, "f16", value_dim=128), ctas=4, least=16, most=32
@@ -278,6 +282,24 @@ class FlashDecode(DecodeAttention):
         whole = OwnToken(Rotation(128, "half"))
         half = OwnToken(Rotation(64, "interleaved", magnitude=1.2))
         return {
+            "latent rows": cls(
+                3,
+                KvLayout(2, 1, 48, 576, "q8_0", 16, 7, value_dim=512, values_in_keys=True),
+                rows=3,
+                token=half,
+                ctas=4,
+                least=16,
+                most=16,
+            ),
+            "values in keys": cls(
+                8,
+                KvLayout(2, 1, 40, 192, "f16", value_dim=128, values_in_keys=True),
+                rows=3,
+                token=half,
+                ctas=4,
+                least=16,
+                most=16,
+            ),
             "rope": cls(4, KvLayout(1, 1, 200, 128, "f16"), token=whole, ctas=4, least=16, most=64),
             "rope f32 rows": cls(
                 12, KvLayout(2, 1, 60, 96, "f32"), rows=3, token=half, ctas=4, least=16, most=16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
@@ -58,6 +59,7 @@ class IncrementalAttention(DecodeAttention):
 
     @classmethod
     def examples(cls) -> Mapping[str, IncrementalAttention]:
+        latent = partial(KvLayout, values_in_keys=True)
         return {
             "head_dim 8": cls(1, KvLayout(1, 1, 1, 8, "f32")),
             "head_dim 64": cls(2, KvLayout(1, 2, 9, 64, "f16")),
@@ -94,7 +96,10 @@ class IncrementalAttention(DecodeAttention):
             ),
             "head_dim 512": cls(3, KvLayout(1, 1, 20, 512, "f16")),
             "head_dim 512 f32": cls(2, KvLayout(1, 1, 19, 512, "f32")),
-            "latent": cls(6, KvLayout(2, 1, 20, 576, "f16", value_dim=512), rows=2),
+            "latent": cls(6, latent(2, 1, 20, 576, "f16", value_dim=512), rows=2),
+            "latent q8_0": cls(3, latent(1, 1, 20, 576, "q8_0", value_dim=512)),
+            "value_dim 504": cls(2, KvLayout(1, 1, 9, 576, "f16", value_dim=504)),
+            "values in keys": cls(4, latent(1, 1, 50, 128, "f16", value_dim=64)),
             "head_dim 320 q8_0": cls(2, KvLayout(1, 1, 19, 320, "q8_0"), most_heads=1),
             "value_dim": cls(5, KvLayout(1, 1, 37, 192, "f16", value_dim=128)),
             "value_dim 512": cls(2, KvLayout(1, 1, 9, 72, "bf16", value_dim=512)),
@@ -123,7 +128,19 @@ class IncrementalAttention(DecodeAttention):
         """Every type of cache, style and way to divide heads and pairs among threads."""
         whole = OwnToken(Rotation(128, "half"))
         half = OwnToken(Rotation(64, "interleaved", magnitude=1.2))
+        latent = partial(KvLayout, values_in_keys=True)
         return {
+            "latent rows": cls(6, latent(2, 1, 20, 576, "f16", value_dim=512), rows=2, token=half),
+            "latent f32": cls(1, latent(1, 1, 20, 576, "f32", value_dim=512), token=half),
+            "latent pages q8_0": cls(
+                2, latent(2, 1, 32, 576, "q8_0", 16, 5, value_dim=512), rows=2, token=half
+            ),
+            "values in keys q8_0": cls(
+                4, latent(2, 1, 40, 192, "q8_0", value_dim=128), rows=3, token=half
+            ),
+            "values in keys bf16": cls(
+                10, latent(2, 2, 50, 112, "bf16", value_dim=48), rows=3, token=half
+            ),
             "rope of 6": cls(
                 1, KvLayout(1, 1, 1, 8, "f32"), token=OwnToken(Rotation(6, "interleaved"))
             ),

@@ -13,7 +13,8 @@ chunk of a prompt) need slots of their own beside the keys that the first of the
 whoever makes the cache sees to ``capacity >= window - 1 + rows``.
 
 K and V are two caches with the same slots, of ``head_dim`` and ``value_dim`` values. A layout
-describes K, its ``values`` describe V. Element types:
+describes K, its ``values`` describe V. With ``values_in_keys`` there is only K, and V is the end of
+its rows: the last ``value_dim`` values (latent attention). Element types:
 
 - f32, f16, bf16: rounded to nearest even; what exceeds the range becomes infinity;
 - q8_0: groups of 32 values q * d. d = max|x| / 127, rounded to f16, and q = x / d (d as rounded),
@@ -55,7 +56,8 @@ class KvLayout:
     ``page_len`` 0 means contiguous; a page length is a power of two from 16 on that divides
     ``max_len``, and ``pages`` says how many pages there are. ``value_dim`` 0 means ``head_dim``.
     ``capacity`` 0 means ``max_len``; others are powers of two, multiples of the page length.
-    Raises PtxgenError for a shape that no kernel handles.
+    ``values_in_keys``: see the module's text. Raises PtxgenError for a shape that no kernel
+    handles.
     """
 
     sequences: int
@@ -67,6 +69,7 @@ class KvLayout:
     pages: int = 0
     value_dim: int = 0
     capacity: int = 0
+    values_in_keys: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in KV_DTYPES:
@@ -83,6 +86,12 @@ class KvLayout:
             )
         self._check_pages()
         self._check_ring()
+        if self.value_start < 0 or (self.dtype == "q8_0" and self.value_start % (2 * GROUP)):
+            raise PtxgenError(
+                f"the last {self.values_per_head} of {self.head_dim} values of keys of a "
+                f"{self.dtype} cache are no values: they begin at a multiple of "
+                f"{2 * GROUP if self.dtype == 'q8_0' else 8}"
+            )
         if self.slots >= 1 << 32:
             raise PtxgenError(f"a KV cache of {self.slots:,} slots: at most 2^32 - 1 are addressed")
 
@@ -132,8 +141,18 @@ class KvLayout:
 
     @property
     def values(self) -> KvLayout:
-        """The layout of V."""
-        return replace(self, head_dim=self.values_per_head, value_dim=0)
+        """The layout of the cache that holds V."""
+        dims = self.head_dim if self.values_in_keys else self.values_per_head
+        return replace(self, head_dim=dims, value_dim=0, values_in_keys=False)
+
+    @property
+    def value_start(self) -> int:
+        """Where V begins in a row of the cache that holds it."""
+        return self.head_dim - self.values_per_head if self.values_in_keys else 0
+
+    def cache_of(self, name: str) -> KvLayout:
+        """The layout of the cache that holds "k" or "v"."""
+        return self.values if name == "v" else self
 
     @property
     def slot_shape(self) -> tuple[int, int, int]:
@@ -198,17 +217,18 @@ class KvLayout:
     @property
     def pair_nbytes(self) -> int:
         """Bytes of one token in all KV heads, in K and V."""
-        return self.token_nbytes + self.values.token_nbytes
+        return sum(cache.token_nbytes for cache in self.caches.values())
 
     # ---- parameters of kernels ----
 
     @property
     def caches(self) -> dict[str, KvLayout]:
-        """The layouts of both caches, by the parameters' names."""
-        return {"k_cache": self, "v_cache": self.values}
+        """The layouts of the caches that there are, by the parameters' names."""
+        return {"k_cache": self} | ({} if self.values_in_keys else {"v_cache": self.values})
 
     def params(self, access: Access) -> tuple[Param, ...]:
-        """``k_cache``, ``v_cache`` and, where it is paged, ``block_table`` (sequences, blocks)."""
+        """``k_cache``, ``v_cache`` where there is one, and, where they are paged, ``block_table``
+        (sequences, blocks)."""
         caches = tuple(
             Param(name, self.element_dtype, layout.shape, access)
             for name, layout in self.caches.items()
@@ -216,6 +236,15 @@ class KvLayout:
         if not self.is_paged:
             return caches
         return (*caches, Param("block_table", "u32", (self.sequences, self.blocks), Access.IN))
+
+    @property
+    def token_params(self) -> tuple[Param, ...]:
+        """``k`` and, where they have a cache of their own, ``v``: tokens (rows, kv_heads, dim) f32
+        that are written."""
+        return tuple(
+            Param(name[0], "f32", ("rows", cache.kv_heads, cache.head_dim), Access.IN)
+            for name, cache in self.caches.items()
+        )
 
     # ---- numpy ----
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
@@ -101,6 +102,7 @@ class PrefillAttention(PromptAttention):
 
     @classmethod
     def examples(cls) -> Mapping[str, PrefillAttention]:
+        latent = partial(KvLayout, values_in_keys=True)
         return {
             "one row": cls(1, KvLayout(1, 1, 1, 16, "f16"), rows=1),
             "head_dim 64": cls(2, KvLayout(2, 1, 100, 64, "f16"), rows=17),
@@ -124,7 +126,9 @@ class PrefillAttention(PromptAttention):
             "head_dim 200": cls(2, KvLayout(1, 1, 50, 200, "bf16"), rows=20),
             "head_dim 264": cls(1, KvLayout(1, 1, 40, 264, "f16"), rows=20),
             "head_dim 512": cls(2, KvLayout(1, 1, 40, 512, "f16"), rows=33),
-            "latent": cls(3, KvLayout(1, 1, 40, 576, "f16", value_dim=512), rows=18),
+            "latent": cls(3, latent(1, 1, 40, 576, "f16", value_dim=512), rows=18),
+            "latent pages q8_0": cls(1, latent(1, 1, 32, 576, "q8_0", 16, 3, 512), rows=9),
+            "values in keys": cls(2, latent(2, 2, 70, 72, "bf16", value_dim=48), rows=20),
             "head_dim 512 q8_0": cls(1, KvLayout(1, 1, 30, 512, "q8_0"), 9, Scores(window=20)),
             "value_dim": cls(4, KvLayout(1, 1, 70, 192, "f16", value_dim=128), rows=20),
             "value_dim 328": cls(2, KvLayout(1, 1, 40, 40, "f16", value_dim=328), rows=20),

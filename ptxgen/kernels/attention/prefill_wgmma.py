@@ -225,6 +225,12 @@ class PrefillWgmma(PromptAttention):
                 4, KvLayout(1, 2, 150, 80, "f16"), rows=70, scores=Scores(softcap=5.0, scale=0.25)
             ),
             "value_dim": cls(4, KvLayout(1, 1, 130, 192, "f16", value_dim=144), rows=20),
+            "values in keys": cls(
+                4, KvLayout(1, 1, 130, 192, "f16", value_dim=144, values_in_keys=True), rows=20
+            ),
+            "values in keys q8_0": cls(
+                2, KvLayout(1, 1, 90, 128, "q8_0", value_dim=64, values_in_keys=True), rows=20
+            ),
             "chunk and window": cls(
                 1, KvLayout(1, 1, 400, 64, "f16"), 150, Scores(chunk=164, window=150)
             ),

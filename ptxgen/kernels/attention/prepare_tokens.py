@@ -37,7 +37,8 @@ class PrepareTokens(KernelSpec):
     different tokens (in a ring: of different slots), none of them in a page that sequences share.
 
     Queries are no parameter where nothing happens to them; keys and values are none where the token
-    is not appended: any heads can then be prepared in place. Norms over rows are another kernel's.
+    is not appended: any heads can then be prepared in place. Values that are the end of keys are
+    none either. Norms over rows are another kernel's.
     """
 
     heads: int
@@ -94,8 +95,7 @@ class PrepareTokens(KernelSpec):
             return (*prepared, *constants, position)
         return (
             *prepared,
-            Param("k", "f32", ("rows", "kv_heads", "head_dim"), Access.IN),
-            Param("v", "f32", ("rows", "kv_heads", "value_dim"), Access.IN),
+            *layout.token_params,
             # A few tokens of a cache are written, the others must survive: INOUT, not OUT.
             *layout.params(Access.INOUT),
             *constants,
@@ -109,7 +109,8 @@ class PrepareTokens(KernelSpec):
     def counts(self) -> dict[str, int]:
         """Heads of each kind that there is."""
         queries = {"q": self.heads} if self.has_queries else {}
-        return queries | ({"k": self.kv_heads, "v": self.kv_heads} if self.token.appends else {})
+        stored = (name[0] for name in self.layout.caches if self.token.appends)
+        return queries | dict.fromkeys(stored, self.kv_heads)
 
     def eights(self, name: str) -> int:
         """Groups of eight values in a head: one a thread."""
@@ -255,6 +256,15 @@ class PrepareTokens(KernelSpec):
             "pages q8_0": cls(2, KvLayout(2, 2, 64, 160, "q8_0", page_len=32, pages=3), 4),
             "q8_0 value_dim 320": cls(2, KvLayout(1, 2, 9, 64, "q8_0", value_dim=320), 2),
             "head_dim 1024": cls(1, KvLayout(1, 2, 5, 1024, "bf16", value_dim=264), 2),
+            "values in keys": cls(
+                2,
+                KvLayout(2, 1, 30, 576, "f16", value_dim=512, values_in_keys=True),
+                2,
+                OwnToken(Rotation(64, "interleaved")),
+            ),
+            "values in plain keys": cls(
+                1, KvLayout(1, 2, 9, 96, "q8_0", value_dim=32, values_in_keys=True), 3
+            ),
             "many heads": cls(70, KvLayout(1, 70, 5, 40, "f16", value_dim=24), 2),
             "v_norm f32": cls(
                 3, KvLayout(1, 3, 9, 16, "f32", value_dim=24), 2, OwnToken(v_norm=V_NORM)

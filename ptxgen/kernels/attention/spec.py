@@ -118,12 +118,13 @@ class AttentionSpec(KernelSpec):
         """Row ``row`` over keys first ... last in float64, by the definition: the maximum of the
         exponents (of 2) and the sum of weights, (heads,); weighted V (heads, head_dim)."""
         layout, seen = self.layout, np.arange(first, last + 1)
-        keys, values = (
+        stored = [
             cache.read(
                 inputs[name], int(inputs["sequence"][row]), seen, inputs.get("block_table")
             ).astype(np.float64)
             for name, cache in layout.caches.items()
-        )
+        ]
+        keys, values = stored[0], stored[-1][..., layout.value_start :]
         q = inputs["q"][row].astype(np.float64).reshape(layout.kv_heads, self.group, self.head_dim)
         position = int(inputs["position"][row])
         products = np.einsum("hgd,hkd->hgk", q, keys)

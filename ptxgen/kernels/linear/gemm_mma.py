@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.packed_examples import end_examples, small_examples
-from urdir.ptxgen.kernels.linear.packed_product import BANDS, PackedPart, PackedProduct
+from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
+from urdir.ptxgen.kernels.linear.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.packed_tiling import BANDS
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS, WARP
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since

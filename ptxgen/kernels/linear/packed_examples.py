@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.packed_product import PackedCut, PackedProduct, takes_packed
+from urdir.ptxgen.kernels.linear.packed_parts import PackedCut, takes_packed
+from urdir.ptxgen.kernels.linear.packed_product import PackedProduct
 from urdir.ptxgen.weights.formats import FORMATS
 
 P = TypeVar("P", bound=PackedProduct)

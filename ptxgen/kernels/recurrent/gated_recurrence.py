@@ -36,7 +36,8 @@ class GatedRecurrence(RecurrentRows):
     - ``delta`` (gated delta rule, Yang et al. 2024, arXiv 2412.06464): q and k are divided by
       their lengths, sqrt(|.|^2 + eps); e = sigmoid(beta) (v - g S k); scale = 1 / sqrt(key_dim);
     - else SSD (Mamba-2, Dao & Gu 2024, arXiv 2405.21060), with k, q and v for its B, C and x:
-      e = dt v; scale = 1, and y += skip * v.
+      e = dt v; scale = 1, and y += skip * v. Where it is ``steady`` (lightning attention, Qin et
+      al. 2024, arXiv 2401.04658), dt is 1 for all tokens, and there is no skip.
 
     With ``channels`` (Kimi Delta Attention, arXiv 2510.26692) each key of a head has a g of its
     own, and alpha and dt_bias have one for each: S = S diag(g) + e k^T. With a ``floor`` below 0,
@@ -57,6 +58,7 @@ class GatedRecurrence(RecurrentRows):
     tiled: bool = False
     channels: bool = False
     floor: float = 0.0
+    steady: bool = False
 
     name = "gated_recurrence"
     template = ("urdir.templates", "gated_recurrence.ptx.j2")
@@ -83,6 +85,8 @@ class GatedRecurrence(RecurrentRows):
                 f"gated_recurrence: gates of channels ({self.channels}) and a floor ({self.floor}, "
                 "up to 0) belong to the delta rule"
             )
+        if self.steady and self.delta:
+            raise PtxgenError("gated_recurrence: the delta rule has no steady decay")
 
     # ---- how a row lies ----
 
@@ -119,7 +123,7 @@ class GatedRecurrence(RecurrentRows):
     @property
     def gates(self) -> int:
         """Values of a row of alpha."""
-        return self.heads * (self.key_dim if self.channels else 1)
+        return 0 if self.steady else self.heads * (self.key_dim if self.channels else 1)
 
     @property
     def scale(self) -> float:
@@ -156,13 +160,15 @@ class GatedRecurrence(RecurrentRows):
     @property
     def params(self) -> tuple[Param, ...]:
         by_head = ("heads",)
-        own = (
-            (Param("beta", "f32", ("rows", "heads"), Access.IN),)
-            if self.delta
-            else (Param("skip", "f32", by_head, Access.IN),)
-        )
         state = ("sequences", "heads", "value_dim", "key_dim")
         gates = ("heads", "key_dim") if self.channels else by_head
+        alpha = Param("alpha", "f32", ("rows", *gates), Access.IN)
+        beta = Param("beta", "f32", ("rows", "heads"), Access.IN)
+        skip, rates = (
+            Param("skip", "f32", by_head, Access.IN),
+            Param("a", "f32", by_head, Access.IN),
+        )
+        decays = (alpha, beta if self.delta else skip, rates)
         keys, values = ("rows", "key_heads", "key_dim"), ("rows", "heads", "value_dim")
         apart = zip(self.arrays.values(), (keys, keys, values), strict=True)
         return (
@@ -171,10 +177,7 @@ class GatedRecurrence(RecurrentRows):
                 if self.order == "apart"
                 else (Param("mixed", "f32", ("rows", "width"), Access.IN),)
             ),
-            Param("alpha", "f32", ("rows", *gates), Access.IN),
-            *own,
-            Param("a", "f32", by_head, Access.IN),
-            Param("dt_bias", "f32", gates, Access.IN),
+            *((rates,) if self.steady else (*decays, Param("dt_bias", "f32", gates, Access.IN))),
             *self.row_params,
             Param("state", "f32", state, Access.INOUT),
             Param("y", "f32", ("rows", "heads", "value_dim"), Access.OUT),
@@ -198,8 +201,10 @@ class GatedRecurrence(RecurrentRows):
         heads = np.arange(self.heads)
         shared = heads % self.key_heads if self.tiled else heads // (self.heads // self.key_heads)
         rates = inputs["a"][:, None] if self.channels else inputs["a"]
-        before = inputs["alpha"].astype(np.float64) + inputs["dt_bias"]
-        dt = np.logaddexp(0.0, before)
+        before, dt = np.zeros(()), np.ones((self.rows, self.heads))
+        if not self.steady:
+            before = inputs["alpha"].astype(np.float64) + inputs["dt_bias"]
+            dt = np.logaddexp(0.0, before)
         gate = self.floor / (1.0 + np.exp(-before * rates)) if self.floor else dt * rates
         # (rows, heads, 1, keys or 1)
         decay = np.exp(gate).reshape(self.rows, self.heads, 1, -1)
@@ -215,7 +220,7 @@ class GatedRecurrence(RecurrentRows):
                 added = dt[row][:, None] * v
             state = state + added[:, :, None] * k[:, None, :]
             y[row] = self.scale * np.einsum("hvk,hk->hv", state, q)
-            if not self.delta:
+            if not self.delta and not self.steady:
                 y[row] += inputs["skip"][:, None] * v
             states[sequence] = state
         return {"state": states.astype(np.float32), "y": y.astype(np.float32)}
@@ -237,6 +242,7 @@ class GatedRecurrence(RecurrentRows):
     def examples(cls) -> Mapping[str, GatedRecurrence]:
         delta = partial(cls, max_len=64, delta=True, eps=1e-6)
         scan = partial(cls, max_len=64, delta=False, order="vkq")
+        steady = partial(scan, order="apart", steady=True)
         by_channel = partial(delta, order="apart", channels=True)
 
         def heads(count: int, shared: int, key_dim: int, value_dim: int) -> dict[str, Any]:
@@ -264,6 +270,9 @@ class GatedRecurrence(RecurrentRows):
             "scan, long keys": scan(**prompt(17, 1), **heads(2, 1, 128, 64)),
             "scan of arrays": scan(**rows(3, 2), **heads(4, 1, 16, 12), order="apart"),
             "scan of arrays, a prompt": scan(**prompt(19, 2), **heads(2, 1, 64, 40), order="apart"),
+            "steady, one row": steady(**rows(1, 1), **heads(2, 2, 8, 8)),
+            "steady, rows": steady(**rows(4, 3), **heads(3, 3, 20, 24)),
+            "steady, a prompt": steady(**prompt(35, 2), **heads(2, 2, 64, 40)),
             "channels, one row": by_channel(**rows(1, 2), **heads(2, 1, 8, 6)),
             "channels, rows": by_channel(**rows(5, 4), **heads(3, 3, 12, 20), floor=-5.0),
             "channels of a prompt": by_channel(**prompt(21, 2), **heads(2, 2, 128, 40)),

@@ -15,14 +15,16 @@ from urdir.driver.device import Device
 from urdir.driver.memory import Slice
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
-from urdir.model.blocks import experts
+from urdir.model.blocks import experts_together
+from urdir.model.blocks import router as routers
 from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.experts import ExpertLayers
+from urdir.model.blocks.experts import append_experts
 from urdir.model.blocks.linear import LinearLayers, device_limits
 from urdir.model.blocks.mixtures import (
     MixtureLayer,
     RouterLayer,
 )
+from urdir.model.blocks.router import append_router
 from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
@@ -67,8 +69,7 @@ class Workbench:
         self.work["experts arrived"].fill(0)
         self.owned: list[Any] = [self.work]
         limits = device_limits(device)
-        linear = LinearLayers(self.plan, self.work, rows, exact=exact, limits=limits)
-        self.experts = ExpertLayers(linear)
+        self.linear = LinearLayers(self.plan, self.work, rows, exact=exact, limits=limits)
 
     def place(self, values: npt.NDArray[Any]) -> Slice:
         """The values in device memory."""
@@ -121,7 +122,7 @@ class Workbench:
 def bench(
     emulator: Device, rows: int, exact: bool, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Workbench]:
-    monkeypatch.setattr(experts, "pays_together", lambda *_: together)
+    monkeypatch.setattr(experts_together, "pays_together", lambda *_: together)
     made = Workbench(emulator, rows, exact)
     yield made
     made.close()
@@ -152,9 +153,9 @@ def test_one_row_takes_three_launches(emulator: Device) -> None:
         x, _ = made.vectors(rows, HIDDEN)
         y, _ = made.vectors(rows, HIDDEN)
         norm, _ = made.norm(RMS)
-        made.experts.append_router("router", RouterLayer(selection, router), Activations(x), norm)
+        append_router(made.linear, "router", RouterLayer(selection, router), Activations(x), norm)
         mixture = MixtureLayer(selection, up, down, up, Activation("silu"))
-        made.experts.append("ffn", mixture, Activations(x), norm, x, y)
+        append_experts(made.linear, "ffn", mixture, Activations(x), norm, x, y)
         assert len(made.kernels()) == count, made.kernels()
         made.close()
 
@@ -172,8 +173,8 @@ def test_layers_in_a_graph_read_nothing_too_early(
 ) -> None:
     """Two layers share all buffers. Replays give what launches one after the other give, and the
     emulator finds no race of kernels that overlap."""
-    monkeypatch.setattr(experts, "MANY_LOGITS", many_logits)
-    monkeypatch.setattr(experts, "pays_together", lambda *_: together)
+    monkeypatch.setattr(routers, "MANY_LOGITS", many_logits)
+    monkeypatch.setattr(experts_together, "pays_together", lambda *_: together)
     made = Workbench(urdir_sanitizer, rows, exact=False)
     selection = Selection(EXPERTS, 2, normalised=True)
     streams = [made.vectors(rows, HIDDEN)[0] for _ in range(3)]
@@ -184,9 +185,9 @@ def test_layers_in_a_graph_read_nothing_too_early(
         up, _, _ = made.matrix(WIDTH, HIDDEN, bias=False)
         down, _, _ = made.matrix(HIDDEN, WIDTH, bias=False)
         layer, vectors = RouterLayer(selection, router), Activations(x)
-        made.experts.append_router(f"{number}.router", layer, vectors, norm)
+        append_router(made.linear, f"{number}.router", layer, vectors, norm)
         mixture = MixtureLayer(selection, up, down, gate, Activation("silu"))
-        made.experts.append(f"{number}.ffn", mixture, vectors, norm, x, y)
+        append_experts(made.linear, f"{number}.ffn", mixture, vectors, norm, x, y)
     made.run()
     expected = streams[-1].download(np.float32, (rows, HIDDEN))
     streams[-1].fill(0)
@@ -235,7 +236,7 @@ def test_who_reads_experts_together(
         back, _, _ = made.matrix(HIDDEN, WIDTH, bias=False, fmt=down)
         x, _ = made.vectors(rows, HIDDEN)
         mixture = MixtureLayer(selection, up, back, None, Activation("silu"))
-        made.experts.append("ffn", mixture, Activations(x), None, None, x)
+        append_experts(made.linear, "ffn", mixture, Activations(x), None, None, x)
         kernels.append(made.kernels())
         made.close()
     names = ["experts_gemm_small", "experts_gemm_small", "combine_experts"]
@@ -272,7 +273,7 @@ def test_any_number_of_rows(
     bench: Workbench, case: str, allowed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many logits as well: from 9 rows on."""
-    monkeypatch.setattr(experts, "MANY_LOGITS", 8 * EXPERTS)
+    monkeypatch.setattr(routers, "MANY_LOGITS", 8 * EXPERTS)
     check_mixture(bench, case, allowed)
 
 
@@ -288,9 +289,9 @@ def check_mixture(bench: Workbench, case: str, allowed: float) -> None:
     y, _ = bench.vectors(bench.rows, HIDDEN)
     layer, weights = bench.norm(norm)
     vectors = Activations(x_at)
-    bench.experts.append_router("router", RouterLayer(selection, router), vectors, layer)
+    append_router(bench.linear, "router", RouterLayer(selection, router), vectors, layer)
     mixture = MixtureLayer(selection, up, down, gate, f, weigh_input)
-    bench.experts.append("ffn", mixture, vectors, layer, x_at, y)
+    append_experts(bench.linear, "ffn", mixture, vectors, layer, x_at, y)
     bench.run()
 
     normed = norm(x, **weights)
@@ -320,9 +321,9 @@ def test_without_a_gate_and_with_a_choice_bias(bench: Workbench, allowed: float)
     y, _ = bench.vectors(bench.rows, HIDDEN)
     vectors, relu2 = Activations(x_at), Activation("relu2")
     layer = RouterLayer(selection, router, choice_at, scale_at, scale=0.5)
-    bench.experts.append_router("router", layer, vectors, None)
+    append_router(bench.linear, "router", layer, vectors, None)
     mixture = MixtureLayer(selection, up, down, None, relu2)
-    bench.experts.append("ffn", mixture, vectors, None, None, y)
+    append_experts(bench.linear, "ffn", mixture, vectors, None, None, y)
     bench.run()
     expert, weight = selection(0.5 * x @ r[:, 0].T, choice_bias, expert_scale)
     middle = relu2(through(u, u_bias, expert, x[:, None]))
@@ -340,9 +341,9 @@ def test_gate_and_up_of_different_types(bench: Workbench, allowed: float) -> Non
     x_at, x = bench.vectors(bench.rows, HIDDEN)
     y, _ = bench.vectors(bench.rows, HIDDEN)
     silu, vectors = Activation("silu"), Activations(x_at)
-    bench.experts.append_router("router", RouterLayer(selection, router), vectors, None)
+    append_router(bench.linear, "router", RouterLayer(selection, router), vectors, None)
     mixture = MixtureLayer(selection, up, down, gate, silu)
-    bench.experts.append("ffn", mixture, vectors, None, x_at, y)
+    append_experts(bench.linear, "ffn", mixture, vectors, None, x_at, y)
     bench.run()
     expert, weight = selection(x @ r[:, 0].T)
     rows = x[:, None]
@@ -357,14 +358,14 @@ def test_many_logits_are_a_product_of_their_own(
     emulator: Device, rows: int, norm: Norm | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In f32: with weights rounded to f16 the logits would be off by 3e-4."""
-    monkeypatch.setattr(experts, "MANY_LOGITS", 8 * EXPERTS)
+    monkeypatch.setattr(routers, "MANY_LOGITS", 8 * EXPERTS)
     made = Workbench(emulator, rows, exact=False)
     selection = Selection(EXPERTS, 3)
     router, r, bias = made.matrix(1, HIDDEN, bias=True, fmt="F32")
     x_at, x = made.vectors(rows, HIDDEN)
     layer, weights = (None, {}) if norm is None else made.norm(norm)
     before = RouterLayer(selection, router, scale=0.5)
-    made.experts.append_router("router", before, Activations(x_at), layer)
+    append_router(made.linear, "router", before, Activations(x_at), layer)
     names = ["router_logits", "select_experts"]
     assert made.kernels() == (["normalise", *names] if norm else names)
     made.run()
@@ -389,6 +390,6 @@ def test_who_makes_the_logits(emulator: Device, rows: int, exact: bool, kernel: 
     router, _, _ = made.matrix(1, HIDDEN, bias=False, each=128, fmt="F32")
     x, _ = made.vectors(rows, HIDDEN)
     layer = RouterLayer(Selection(128, 4), router)
-    made.experts.append_router("router", layer, Activations(x), None)
+    append_router(made.linear, "router", layer, Activations(x), None)
     assert made.kernels()[0] == kernel
     made.close()

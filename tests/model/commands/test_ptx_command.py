@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from urdir.model.commands import table
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
@@ -53,7 +54,7 @@ def test_list_of_a_model_says_what_its_steps_launch(cli: Cli, nano: Path) -> Non
     code, out, err = cli("ptx", "list", "--model", nano, "--json")
     rows = json.loads(out)
     assert code == 0
-    assert f"{len(rows)} kernels for sm_90" in err
+    assert f"{len(rows) + sum(row['alike'] for row in rows)} kernels for sm_90" in err
     argmax = next(row for row in rows if row["kernel"] == "argmax")
     assert argmax["launches_per_decode_step"] == 1
     assert argmax["launches_per_prompt_step"] == 1
@@ -69,8 +70,11 @@ def test_list_of_a_model_says_what_its_steps_launch(cli: Cli, nano: Path) -> Non
     assert len(lines) == len(folded)
     column = head.index("a step of")  # all columns but the last are aligned
     assert all(line[column - 1] == " " != line[column] for line in lines)
-    every = cli("ptx", "list", "--model", nano, "--all")
-    assert len(every[1].splitlines()) > 2 * len(lines)
+    every = cli("ptx", "list", "--model", nano, "--gpu", "l4", "--all")
+    alike = sum(row["alike"] for row in folded)
+    assert len(every[1].splitlines()) == len(folded) + alike + 1 > 2 * len(folded)
+    assert f"\n{alike} of them are those of shorter prompts" in text[2]
+    assert "shorter prompts" not in every[2]
     assert "prompt (16 rows)" in every[1]
     assert "prompt (16 rows)" not in text[1]
 
@@ -157,12 +161,54 @@ def test_stats_of_a_model_is_a_table_without_spills(cli: Cli, nano: Path) -> Non
     assert all(row["spill_bytes"] == 0 and row["code_bytes"] > 0 for row in rows)
     assert all(row["occupancy"]["ctas_per_sm"] > 0 for row in rows)
     text = cli("ptx", "stats", "--model", nano, "-c", "64")[1]
-    steps_of, table = [part.splitlines() for part in text.split("\n\n")]
-    assert (len(steps_of), len(table)) == (3, len(rows) + 1)
+    steps_of, lines = [part.splitlines() for part in text.split("\n\n")]
+    assert (len(steps_of), len(lines)) == (4, len(rows) + 1)
     steps = [step for row in rows for step in row["steps"] if step["kind"] == "greedy"]
     launches = sum(step["launches"] for step in steps if step["keys"] == 256)
     assert launches == 2 * 5 + 4  # two layers; embedding, output, argmax, advance
-    assert re.search(rf"^greedy, 1 rows, 256 keys +{launches} ", steps_of[1])
+    assert re.search(rf"^decode, 1 token, 256 keys +{launches} ", steps_of[2])
+
+
+@needs_assembler
+@pytest.mark.parametrize("width", [80, 140])
+def test_tables_are_as_wide_as_the_terminal(
+    cli: Cli, nano: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "terminal_width", lambda: width)
+    for argv, least in (
+        (("list", "--model", nano), ("launches", "what", "kernel", "a step of")),
+        (("stats", "--model", nano, "-c", "8"), ("what", "kernel", "regs", "us", "bound by")),
+        (("stats", "--gpus"), ("name", "SMs", "GB/s", "f16 tensor")),
+        (("stats", "gemm"), ("registers", "bound")),
+        (("list",), ("gemm", "normalise")),
+    ):
+        code, out, _ = cli("ptx", *argv)
+        assert code == 0
+        assert max(map(len, out.splitlines())) <= width, argv
+        assert all(word in out for word in least), argv
+
+
+@pytest.mark.slow
+@needs_assembler
+def test_stats_are_drawn(cli: Cli, nano: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="draws with the optional matplotlib")
+    for argv in (("--model", nano, "-c", "8"), ("gemm",)):
+        picture = tmp_path / "kernels.svg"
+        code, _, err = cli("ptx", "stats", *argv, "--plot", picture)
+        assert (code, f"{picture} written" in err) == (0, True)
+        drawn = picture.read_text()
+        assert drawn.count("<path") > 20
+    assert cli("ptx", "stats", "gemm", "--plot", tmp_path / "x.nothing")[0] == 1
+    assert cli("ptx", "stats", "gemm", "--plot", tmp_path / "no" / "x.png")[0] == 1
+
+
+def test_drawing_without_matplotlib(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = cli("ptx", "stats", "gemm", "--plot", tmp_path / "x.png")
+    assert (code, out) == (1, "")
+    assert "pip install 'urdir[plot]'" in err
 
 
 def test_stats_without_an_assembler(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,5 +356,5 @@ def test_the_demo_models_kernels_take_seconds(tmp_path: Path) -> None:
     """Machines differ: a unit is what a loop takes, some 0.5 s."""
     unit = user_seconds("-c", "sum(i * i % 7 for i in range(4_000_000))")
     for words in (["list"], ["dump", "-o", str(tmp_path)], ["stats"]):
-        # By hand 3, 8 and 60 units: prompts have kernels of 14 sizes.
-        assert user_seconds("-m", "urdir.model", "ptx", *words, "--model", "demo") < 120 * unit
+        # By hand 2, 8 and 9 units.
+        assert user_seconds("-m", "urdir.model", "ptx", *words, "--model", "demo") < 40 * unit

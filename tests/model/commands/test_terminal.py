@@ -97,3 +97,23 @@ def test_printable_text_stays() -> None:
     assert printable("a\tb\nc", keep="\n") == "a\\tb\nc"
     assert printable(Path("x\x1b")) == "x\\x1b"
     assert printable("\udc80\u2028") == "\\udc80\\u2028"
+
+
+def test_ctrl_c_while_the_command_line_is_imported() -> None:
+    code = """
+import sys
+
+
+class Interrupts:
+    def find_spec(self, name, *where):
+        if name == "urdir.model.commands.parser":
+            raise KeyboardInterrupt
+
+
+sys.meta_path.insert(0, Interrupts())
+from urdir.model.__main__ import main
+sys.exit(main())
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

@@ -14,7 +14,7 @@ import pytest
 from urdir.driver import execute
 from urdir.driver.operation import Launch
 from urdir.driver.stream import Stream
-from urdir.model.blocks import experts
+from urdir.model.blocks import experts_together
 from urdir.model.engine.batch import Output
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
@@ -187,7 +187,7 @@ def test_rows_that_read_experts_together(
 ) -> None:
     """A step of several sequences, each a token ahead of the one before it: as each of them alone,
     within the allowance, and replayed as launch by launch."""
-    monkeypatch.setattr(experts, "pays_together", lambda *_: True)
+    monkeypatch.setattr(experts_together, "pays_together", lambda *_: True)
     tokens, golden = _golden(name)
     results, alone = [], []
     with Engine.open(str(_gguf(name)), device=device_name, context=16) as engine:

@@ -109,29 +109,29 @@ CASES = {
     ),
     "delta rule by channel of 3 heads, latent vectors that stand still": (
         Shape(
-            *("kimi-linear", 3, 96, 3, 1, 64, 160, 71, False),
+            *("kimi-linear", 2, 96, 3, 1, 64, 160, 71, False),
             {
                 **_LATENT,
-                "attention.head_count_kv": np.array([0, 1, 0]),
+                "attention.head_count_kv": np.array([0, 1]),
                 "kda.head_dim": 20,
                 "ssm.conv_kernel": 3,
                 "expert_weights_scale": 2.5,
             },
             ("ffn_gate.weight", "ffn_gate_shexp.weight"),
         ),
-        "Q8_0",
+        "F16",
     ),
     "delta rule with a floor, gated latent vectors": (
         Shape(
-            *("bailingmoe3", 3, 96, 3, 1, 64, 160, 71, True),
+            *("bailingmoe3", 2, 96, 3, 1, 64, 160, 71, True),
             {
                 **_LATENT,
-                "attention.head_count": np.array([3, 0, 3]),
-                "attention.head_count_kv": np.array([1, 0, 1]),
-                "attention.q_lora_rank": 64,
+                "attention.head_count": np.array([3, 0]),
+                "attention.head_count_kv": np.array([1, 0]),
                 "kda.head_dim": 32,
                 "kda.gate_lower_bound": -3.0,
                 "ssm.conv_kernel": 4,
+                "expert_weights_norm": True,
                 "swiglu_clamp_exp": 0.7,
                 "swiglu_clamp_shexp": 0.5,
             },
@@ -188,6 +188,19 @@ CASES = {
             ("attn_qkv.weight",),
         ),
         "F16",
+    ),
+    "lightning attention of 3 heads, the stream normed": (
+        Shape(
+            *("minimax-01", 3, 96, 3, 1, 32, 64, 71, False),
+            {
+                "attention.recurrent_layers": np.array([1, 0, 1]),
+                "residual_scale": 1.7,
+                "rope.dimension_count": 16,
+                "expert_count": 5,
+                "expert_used_count": 2,
+            },
+        ),
+        "Q8_0",
     ),
     "ALiBi of 3 heads, LayerNorm": (
         Shape(

@@ -9,14 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from urdir.model.engine.batch import Output
+from tests.model.engine.test_service import GREEDY, ask
+from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.request import Ending, Request
+from urdir.model.engine.service import Service
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.verify.conformance import relative_rms
 
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 128, 40)]
-MODELS = ["lfm2-dense", pytest.param("mamba2-dense", marks=pytest.mark.full)]
+MODELS = [
+    "lfm2-dense",
+    pytest.param("mamba2-dense", marks=pytest.mark.full),
+    pytest.param("minimax-01-moe", marks=pytest.mark.full),
+]
 #: The same tokens in other divisions: rounding differs.
 CLOSE = 1e-5
 
@@ -25,7 +32,8 @@ CLOSE = 1e-5
 def engine(
     request: pytest.FixtureRequest, device_name: str, family_file: Callable[[str], Path]
 ) -> Iterator[Engine]:
-    """Short convolutions beside attention; a state in every layer and no attention at all."""
+    """Short convolutions beside attention; a state in every layer and no attention at all; a state
+    without a convolution."""
     file = family_file(request.param)
     with Engine.open(file, device=device_name, context=64, kv_dtype="f32", exact=True) as engine:
         yield engine
@@ -111,3 +119,67 @@ def test_an_emptied_sequence_begins_anew(engine: Engine, session: Session) -> No
     session.truncate(0)
     session.feed(TOKENS[5:9])
     assert relative_rms(session.logits_step(), logits_of(engine, TOKENS[5:9])) < CLOSE
+
+
+def test_forks_and_cuts_between_steps_of_any_mix(engine: Engine, session: Session) -> None:
+    session.feed(TOKENS[:6])
+    session.fork(0, 2)
+    for own, next_token in ((TOKENS[6:10], 7), (TOKENS[20:22], 9)):
+        session.append(own, 2)
+        known = session.sequences[2].tokens
+        segment = Segment(2, 5, len(known), chooses=True)
+        session.launch_batch(Batch((0,), (segment,)), Output.LOGITS)
+        logits = session.parts.work["logits"].download(np.float32, (2, 128))
+        expected = logits_of(engine, list(session.sequences[0].tokens))
+        assert relative_rms(logits[0], expected) < CLOSE
+        assert relative_rms(logits[1], logits_of(engine, list(known))) < CLOSE
+        session.append([next_token])
+        session.truncate(5, 2)  # what the fork has kept
+
+
+def test_idle_rows_and_other_sequences_change_no_state(engine: Engine, session: Session) -> None:
+    """Of three sequences' four rows one is idle; then one sequence has no row."""
+    recurrent, texts = session.parts.recurrent, [TOKENS[:3], TOKENS[4:9], TOKENS[9:10]]
+    assert recurrent is not None
+
+    def states() -> list[np.ndarray]:
+        parts = [
+            part for layer in recurrent.shape.layers for part in recurrent.arguments(layer).values()
+        ]
+        return [part.download(np.float32).reshape(3, -1)[1] for part in parts]
+
+    for sequence, text in enumerate(texts):
+        session.feed(text, sequence)
+    session.forward_gpu_resident((1, 2, 0))
+    before = states()
+    for sequence in (0, 2):
+        session.feed([7], sequence)
+    session.forward_gpu_resident((0, 2))
+    for state, kept in zip(states(), before, strict=True):
+        np.testing.assert_array_equal(state, kept)
+    for sequence in range(3):
+        session.feed([11], sequence)
+    for row, logits in enumerate(session.forward_gpu_resident((0, 1, 2))):
+        between = [7] if row != 1 else []
+        assert relative_rms(logits, logits_of(engine, [*texts[row], *between, 11])) < CLOSE
+
+
+def test_many_users_of_a_model_without_attention(
+    device_name: str, family_file: Callable[[str], Path]
+) -> None:
+    """There are no pages, no copies of states, and the answers of one user."""
+    request = Request(prompt=tuple(TOKENS[:5]), settings=GREEDY, limit=3)
+    file = family_file("mamba-dense")
+    with Engine.open(
+        file, device=device_name, context=64, sequences=None, memory_share=0.3
+    ) as engine:
+        session, recurrent = engine.session, engine.session.parts.recurrent
+        assert recurrent is not None
+        assert (len(session.sequences) > 1, recurrent.shape.keeps) == (True, False)
+        with Service(engine, None) as service:
+            asked = [ask(service, request), ask(service, request)]
+            assert [isinstance(collected.ended(), Ending) for collected in asked] == [True] * 2
+            assert service.metrics().pages_total == 0
+        session.feed(TOKENS[:5])
+        alone = [session.greedy_step() for _ in range(3)]
+    assert [collected.tokens for collected in asked] == [alone, alone]

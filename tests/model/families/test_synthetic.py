@@ -29,8 +29,10 @@ Tiny = Callable[[str], SyntheticModel]
 #: GPT-2: counted by transformers.
 _HEADS = {f"attention.{name}" for name in ("head_count_kv", "key_length", "value_length")}
 #: Keys of attention in files of families that have none, or another kind.
+_NO_ATTENTION = {"feed_forward_length", "attention.head_count", "rope.dimension_count", *_HEADS}
 UNUSED = {
-    "mamba2": {"feed_forward_length", "attention.head_count", "rope.dimension_count", *_HEADS},
+    "mamba": _NO_ATTENTION,
+    "mamba2": _NO_ATTENTION,
     "nemotron_h": {"rope.dimension_count"},
     "deepseek2": _HEADS,
     "kimi-linear": _HEADS - {"attention.head_count_kv"},
@@ -38,7 +40,9 @@ UNUSED = {
 #: As published; of qwen3.5-4b only the sum with its vision tower is.
 PARAMETERS = {
     "lfm2-8b-a1b": 8.34e9,
+    "mamba-2.8b": 2.77e9,
     "mamba2-2.7b": 2.70e9,
+    "falcon-h1-7b": 7.59e9,
     "granite-4.0-h-small": 32.2e9,
     "nemotron-h-8b": 8.1e9,
     "deepseek-v2-lite": 15.7e9,
@@ -307,7 +311,7 @@ def test_a_small_mixture_decodes(
 
 
 def test_unknown_shapes_and_types_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"--shape gpt-5: one of llama-3\.2-1b"):
+    with pytest.raises(SettingsError, match=r"no shape 'gpt-5': one of llama-3\.2-1b"):
         SyntheticModel("gpt-5", "q4_k_m")
-    with pytest.raises(SettingsError, match="--type q9"):
+    with pytest.raises(SettingsError, match="no type of weights 'q9': one of"):
         SyntheticModel("llama-3.1-8b", "q9")

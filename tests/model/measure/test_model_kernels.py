@@ -24,7 +24,7 @@ from urdir.model.families.description import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import StoredVector, stored_in
 from urdir.model.files.gguf import Gguf, Tensor
-from urdir.model.measure.model_kernels import model_kernels, step_shapes
+from urdir.model.measure.model_kernels import folded, model_kernels, step_shapes
 from urdir.model.memory.buckets import chunks_of
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.errors import PtxgenError
@@ -166,6 +166,32 @@ def test_it_says_which_steps_use_a_kernel() -> None:
     assert chunks == {"decode (512/4096 keys)"}
     assert "prompt (64 rows)" in {k.used_in() for k in found}
     assert "decode" in {k.used_in() for k in found}
+
+
+def test_prompts_of_several_sizes_are_folded_by_what_they_do(nano: Path) -> None:
+    with Gguf(nano) as gguf:
+        found = model_kernels(gguf, Config.from_gguf(gguf), 512, "sm_90a", 132)
+    kept = folded(found)
+    assert len(kept) < len(found) / 2
+    assert sum(len(kernel.alike) for kernel in kept) == len(found) - len(kept)
+    assert {k.spec for k in kept} | {spec for k in kept for spec in k.alike} == {
+        k.spec for k in found
+    }
+    shapes = {shape for kernel in found for shape in kernel.launches}
+    for shape in shapes:
+        assert [sum(k.launches.get(shape, 0) for k in each) for each in (kept,)] == [
+            sum(k.launches.get(shape, 0) for k in found)
+        ]
+    for kernel in kept:
+        assert set(kernel.launches) | set(kernel.missing) == shapes
+        assert not set(kernel.launches) & set(kernel.missing)
+        assert {spec.name for spec in kernel.alike} <= {kernel.spec.name}
+        if kernel.alike:
+            assert not kernel.per_step(prompt=False)
+    largest = max((s for s in shapes if s.prompt), key=lambda s: (s.rows, s.keys))
+    of_largest = [k.spec for k in found if largest in k.launches]
+    assert [k.spec for k in kept if largest in k.launches] == of_largest
+    assert "prompt (16 to 512 rows)" in {kernel.used_in() for kernel in kept}
 
 
 def test_targets_and_shapes_that_cannot_be() -> None:

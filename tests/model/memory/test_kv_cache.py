@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,17 @@ import numpy.typing as npt
 import pytest
 
 from urdir.driver.device import Device
+from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
 from urdir.model.engine.realizar import describe
 from urdir.model.engine.scheduler import Storage
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.families.description import Attention, Block, Branch, Config, LayerConfig
+from urdir.model.files.gguf import Gguf
 from urdir.model.memory import kv_cache
 from urdir.model.memory.cache_shape import CachedLayer, CacheShape
 from urdir.model.memory.kv_cache import KvCache
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
 
 PAGE = 16
 #: Of the ring of layer 0: it has the next power of two above WINDOW - 1 + ROWS places.
@@ -384,8 +387,65 @@ def test_a_beginning_is_refused_whole(device: Device, stream: Stream) -> None:
         assert cache.free_tokens == PAGE
 
 
+@pytest.mark.parametrize(
+    ("call", "nth"),
+    [*(("cuMemcpyDtoDAsync", n) for n in (1, 2, 7)), *(("cuMemcpyHtoDAsync", n) for n in (1, 2))],
+)
+def test_no_page_is_lost_where_a_copy_fails(emulator: Device, call: str, nth: int) -> None:
+    """Neither of a page, which is shared or filled in part, nor of the table."""
+    shape = shape_of(wide_config(), "f32", sequences=3, page_len=PAGE, pages=9)
+    with emulator.create_stream() as stream, KvCache(emulator, shape, stream) as cache:
+        model = Model(cache)
+        model.write(0, 40)
+        cache.publish(0, range(40))
+        cache.fork(0, 2, 40)
+        held, free = [cache.pages(s) for s in range(3)], cache.free_tokens
+
+        def begin_and_grow() -> None:
+            cache.match(1, range(39), 45)
+            cache.truncate(1, 0)
+            cache.reserve(2, 40, 42)
+
+        emulator.api.inject(call, nth)
+        with pytest.raises(CudaError, match=call.removesuffix("Async")):
+            begin_and_grow()
+        assert cache.pages(1) == ()
+        assert cache.pages(0) == held[0]
+        assert len(cache.pages(2)) == len(held[2])
+        cache.truncate(2, 0)
+        cache.truncate(0, 0)
+        assert cache.free_tokens == 9 * PAGE > free
+        assert cache.match(1, range(39), 41) == 39
+
+
 def test_one_shape_for_all_layers() -> None:
     layout = shape_of(config_of()).layout(1)
     shape = CacheShape.equal(layout, 2)
     assert shape.layers == {0: CachedLayer(layout, 0), 1: CachedLayer(layout, 0)}
     assert (shape.owners, shape.sequences, shape.max_len) == ((0, 1), 2, 256)
+
+
+def test_values_that_keys_hold_take_no_room(emulator: Device) -> None:
+    """One array a layer, which a fork copies."""
+    layout = KvLayout(2, 1, 256, 72, "f16", value_dim=48, values_in_keys=True)
+    keys = np.random.default_rng(1).standard_normal(layout.shape).astype(np.float16)
+    with (
+        emulator.create_stream() as stream,
+        KvCache(emulator, CacheShape.equal(layout, 2), stream) as cache,
+    ):
+        assert cache.nbytes == 2 * layout.nbytes
+        assert [*cache.arguments(1)] == ["k_cache"]
+        cache.arguments(1)["k_cache"].upload(keys)
+        cache.reserve(0, 0, 5)
+        cache.fork(0, 1, 5)
+        stream.synchronize()
+        copied = cache.arguments(1)["k_cache"].download(np.float16, layout.shape)
+    np.testing.assert_array_equal(copied, keys[[0, 0]])
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q8_0"])
+def test_a_latent_token_is_stored_once(family_file: Callable[[str], Path], dtype: KvDtype) -> None:
+    with Gguf(family_file("deepseek2-moe")) as gguf:
+        config = Config.from_gguf(gguf)
+    shape = CacheShape.of(config, 64, dtype, rows=8, page_len=16)
+    assert shape.read_nbytes(1) == config.n_layers * {"f16": 2 * 576, "q8_0": 576 + 36}[dtype]

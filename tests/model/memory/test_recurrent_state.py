@@ -88,3 +88,21 @@ def test_a_fork_has_the_state_and_keeps_it(state: RecurrentState) -> None:
     assert read(state, 0) == 7.0
     state.fork(1, 2, 0)
     assert state.kept(2, 5, 6) == 0
+
+
+def test_without_room_for_copies_nothing_is_kept() -> None:
+    shape = RecurrentShape(SHAPE.layers, 3, keeps=False)
+    assert sum(shape.sizes().values()) == 3 * SHAPE.nbytes
+    with (
+        Device.open("emulator") as device,
+        device.create_stream() as stream,
+        RecurrentState(device, shape, stream) as state,
+    ):
+        write(state, 0, 4.0)
+        state.keep(0, 10)
+        state.fork(0, 1, 12)
+        assert read(state, 1) == 4.0
+        assert [state.kept(1, length, 12) for length in (12, 11, 0)] == [12, 0, 0]
+        state.truncate(1, 0, 12)
+        with pytest.raises(ModelError, match="cannot be cut to 3 tokens"):
+            state.truncate(0, 3, 10)

@@ -72,6 +72,7 @@ class ToyService:
     delay: float = 0.0  # seconds before each token
     repeat: int = 1  # how often the answer is given
     error: Exception | None = None  # raised after ``good`` tokens
+    lost: Exception | None = None  # as `health` has it
     good: int = 0
     requests: list[Request] = field(default_factory=list)
     tokens: int = 0
@@ -194,6 +195,12 @@ def running(
             server.should_exit = server.force_exit = True
             thread.join(20)
             assert not thread.is_alive()
+
+
+@pytest.fixture
+def run_server() -> Callable[..., contextlib.AbstractContextManager[Running]]:
+    """See `running`."""
+    return running
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ import pytest
 
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.measure.http_events import HttpServer, ServerError
-from urdir.model.measure.load import LoadCase, Reply, plan_load, run_load, summarise
+from urdir.model.measure.load import Ask, LoadCase, Reply, plan_load, run_load, summarise
+from urdir.model.measure.load_server import ask_server
 from urdir.model.serve.guard import Access
 
 Cli = Callable[..., tuple[int, str, str]]
+
+
+def asker(server: Any) -> Callable[[Ask], Coroutine[Any, Any, Reply]]:
+    return partial(ask_server, HttpServer.parse(server.url), "toy")
 
 
 def test_what_is_sent() -> None:
@@ -80,7 +86,7 @@ def test_users_ask_one_after_another(server: Any) -> None:
     service.generate = counted
     case = LoadCase(requests=9, inputs=(20, 30), outputs=(4, 7), users=3)
     asks = plan_load(case, 100)
-    replies = asyncio.run(run_load(HttpServer.parse(server.url), "toy", case, asks))
+    replies = asyncio.run(run_load(asker(server), case, asks))
     assert most == 3
     sent = sorted((request.prompt, request.limit) for request in service.requests)
     assert sent == sorted((ask.prompt, ask.tokens) for ask in asks)
@@ -99,7 +105,7 @@ def test_random_arrivals(server: Any) -> None:
     case = LoadCase(requests=12, inputs=(4, 4), outputs=(2, 2), rate=60.0)
     asks = plan_load(case, 100)
     begin = time.perf_counter()
-    replies = asyncio.run(run_load(HttpServer.parse(server.url), "toy", case, asks))
+    replies = asyncio.run(run_load(asker(server), case, asks))
     starts = sorted(reply.start for reply in replies)
     assert all(start >= begin + ask.at - 0.001 for start, ask in zip(starts, asks, strict=True))
     assert starts[1] < min(reply.end for reply in replies) < starts[-1]

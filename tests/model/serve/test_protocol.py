@@ -51,6 +51,7 @@ def test_tokenize_and_back(server: Any) -> None:
 
 
 def test_health(server: Any) -> None:
+    """test_lost_device.py has the other answer."""
     assert server.http().get("/health").json() == {"status": "ok"}
 
 

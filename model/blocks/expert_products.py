@@ -1,0 +1,107 @@
+"""What the ways of multiplying rows with their experts have in common: which products there are,
+and what comes after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from urdir.model.blocks.activations import Activations
+from urdir.model.blocks.arguments import given
+from urdir.model.blocks.linear import LinearLayers
+from urdir.model.blocks.mixtures import MixtureLayer
+from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.activate import Activate
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.combine import CombineExperts
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Arena, Slice
+
+# One object for equal kernels, with its cached properties.
+_activate = lru_cache(maxsize=64)(Activate)
+_combine = lru_cache(maxsize=64)(CombineExperts)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What a launch multiplies: a matrix of all experts, perhaps with the ``up`` matrix of a gated
+    pair; then comes the activation, if there is one."""
+
+    name: str
+    matrix: Matrix
+    up: Matrix | None = None
+    activation: Activation | None = None
+
+
+#: Appends a product with this label, whose result goes there.
+Multiply = Callable[[str, Product, "Slice"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertProducts:
+    """Appends products to the plan of ``linear``, for its rows and with its buffers: those of
+    `mixture_workspace`, and ``work["normed"]``."""
+
+    linear: LinearLayers
+
+    @property
+    def work(self) -> Arena:
+        """The intermediates."""
+        return self.linear.work
+
+    @property
+    def rows(self) -> int:
+        """Rows of the step."""
+        return self.linear.rows
+
+    def append_activated(self, label: str, mixture: MixtureLayer, multiply: Multiply) -> None:
+        """``work["expert gate"]`` = f(gate x) * up x, without a gate f(up x), for each pair of a
+        row and its experts."""
+        gate, up = self.work["expert gate"], self.work["expert up"]
+        first, *second = first_products(mixture)
+        multiply(f"{label}_{first.name}", first, gate)
+        if second:
+            multiply(f"{label}_{second[0].name}", second[0], up)
+            self._append_activation(label, mixture)
+
+    def append_combined(
+        self, label: str, mixture: MixtureLayer, slots: int, residual: Slice | None, y: Slice
+    ) -> None:
+        """y = residual + the sum of the slots of ``work["expert out"]``."""
+        kernel, out = _combine(self.rows, slots, mixture.hidden, residual is not None), "expert out"
+        x = self.work[out]
+        self.linear.plan.launch(kernel, f"{label}.combine", x=x, y=y, **given(residual=residual))
+
+    def _append_activation(self, label: str, mixture: MixtureLayer) -> None:
+        """Of ``work["expert gate"]`` with ``work["expert up"]``, in place."""
+        values = self.rows * mixture.selection.used * mixture.width
+        kernel = _activate(values, mixture.activation, gated=True)
+        gate, up = self.work["expert gate"], self.work["expert up"]
+        self.linear.plan.launch(kernel, f"{label}.activation", y=gate, gate=gate, up=up)
+
+
+def first_products(mixture: MixtureLayer) -> list[Product]:
+    """What is multiplied before the down matrices: a gate and up in one launch if it can."""
+    gate, up, f = mixture.gate, mixture.up, mixture.activation
+    if gate is None:
+        return [Product("up", up, activation=f)]
+    if multiplied_together(gate, up):
+        return [Product("gate_up", gate, up, f)]
+    return [Product("gate", gate), Product("up", up)]
+
+
+def multiplied_together(gate: Matrix, up: Matrix) -> bool:
+    """Whether one launch can multiply with both."""
+    return gate.layout == up.layout and (gate.bias is None) == (up.bias is None)
+
+
+def completed(x: Activations, norm: NormLayer | None) -> tuple[Activations, NormLayer | None]:
+    """The vectors, and the norm that is left to compute."""
+    if x.has_completed(norm):
+        assert x.normed is not None
+        return Activations(x.normed), None
+    return Activations(x.x), norm

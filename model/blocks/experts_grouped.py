@@ -1,0 +1,114 @@
+"""Many rows, grouped by expert first: each expert is multiplied with all of its rows."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from urdir.model.blocks.activations import Activations
+from urdir.model.blocks.arguments import given
+from urdir.model.blocks.expert_products import (
+    ExpertProducts,
+    Product,
+    completed,
+    multiplied_together,
+)
+from urdir.model.blocks.mixtures import MixtureLayer
+from urdir.model.blocks.packed_experts import PackedExperts
+from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
+from urdir.ptxgen.kernels.experts.group import GroupExperts
+from urdir.ptxgen.kernels.linear.packed_choice import packs_mixtures
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+# One object for equal kernels, with its cached properties.
+_gemm = lru_cache(maxsize=256)(ExpertsGemm)
+_group = lru_cache(maxsize=64)(GroupExperts)
+
+
+class ExpertsGrouped(ExpertProducts):
+    """Products of rows in the order of their experts (`GroupExperts`)."""
+
+    __slots__ = ()
+
+    def append(
+        self,
+        label: str,
+        mixture: MixtureLayer,
+        x: Activations,
+        norm: NormLayer | None,
+        residual: Slice | None,
+        y: Slice,
+    ) -> None:
+        """See `append_experts`."""
+        plan, work, selection = self.linear.plan, self.work, mixture.selection
+        if norm is not None:
+            normed = work["normed"]
+            cols = mixture.up.cols
+            x, _ = completed(self.linear.append_norm(f"{label}.norm", cols, x, norm, normed), norm)
+        if self._packs(mixture):
+            PackedExperts(plan, work, self.rows, self.linear.limits.sms).append(label, mixture, x.x)
+            self.append_combined(label, mixture, selection.used, residual, y)
+            return
+        height = tile_height(self.rows, selection.experts, selection.used)
+        group = _group(self.rows, selection.experts, selection.used, height)
+        grouped = {"pair": work["expert pair"], "tile_of": work["expert tiles"]}
+        plan.launch(group, f"{label}.group", expert=work["expert"], **grouped)
+
+        def multiply(name: str, product: Product, to: Slice) -> None:
+            self._append_gemm(name, mixture, product, height, x.x, to)
+
+        self.append_activated(label, mixture, multiply)
+        activated, out, down = work["expert gate"], work["expert out"], mixture.down
+        self._append_gemm(f"{label}_down", mixture, Product("down", down), height, activated, out)
+        self.append_combined(label, mixture, selection.used, residual, y)
+
+    def _packs(self, mixture: MixtureLayer) -> bool:
+        """Whether its products take packed activations (`GemmWgmma`)."""
+        gate, up = mixture.gate, mixture.up
+        together = gate is None or multiplied_together(gate, up)
+        matrices = (up, mixture.down, *(() if gate is None else (gate,)))
+        formats = tuple(matrix.format for matrix in matrices)
+        fits = packs_mixtures(self.linear.limits, formats)
+        return together and fits and self.linear.takes_gemm
+
+    def _append_gemm(
+        self,
+        label: str,
+        mixture: MixtureLayer,
+        product: Product,
+        height: int,
+        x: Slice,
+        y: Slice,
+    ) -> None:
+        selection, matrix, up = mixture.selection, product.matrix, product.up
+        down = product.name == "down"
+        weighted = mixture.weigh_input != down
+        kernel = _gemm(
+            matrix.format,
+            selection.experts,
+            selection.used,
+            matrix.rows // selection.experts,
+            matrix.cols,
+            self.rows,
+            height,
+            down,
+            weighted,
+            matrix.bias is not None,
+            up is not None,
+            product.activation,
+        )
+        others = {} if up is None else given(up=up.data, up_bias=up.bias)
+        self.linear.plan.launch(
+            kernel,
+            label,
+            weights=matrix.data,
+            pair=self.work["expert pair"],
+            tile_of=self.work["expert tiles"],
+            x=x,
+            y=y,
+            **given(weight=self.work["expert weight"] if weighted else None, bias=matrix.bias),
+            **others,
+        )

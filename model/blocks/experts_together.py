@@ -1,0 +1,129 @@
+"""Few rows, of which those with the same expert read its matrices together, four at a time."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from urdir.model.blocks.activations import Activations
+from urdir.model.blocks.arguments import given
+from urdir.model.blocks.expert_products import (
+    ExpertProducts,
+    Product,
+    completed,
+    first_products,
+)
+from urdir.model.blocks.mixtures import MixtureLayer
+from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.choice import pays_together
+from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
+from urdir.ptxgen.kernels.experts.spec import MAX_USED
+from urdir.ptxgen.kernels.linear.ends import is_first
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+
+class ExpertsTogether(ExpertProducts):
+    """Products of `ExpertsGemmSmall`, where it `serves`."""
+
+    __slots__ = ()
+
+    def serves(self, mixture: MixtureLayer, norm: NormLayer | None) -> bool:
+        """Whether `ExpertsGemmSmall` serves, and pays."""
+        selection = mixture.selection
+        matrices = [m for m in (mixture.gate, mixture.up, mixture.down) if m is not None]
+        nbytes = sum(m.layout.nbytes for m in matrices) // selection.experts
+        few = (self.rows, selection.experts, selection.used)
+        if self.linear.exact or not pays_together(*few, nbytes):
+            return False
+        products = [Product("down", mixture.down), *first_products(mixture)]
+        return all(self._small(mixture, product, norm) is not None for product in products)
+
+    def append(
+        self,
+        label: str,
+        mixture: MixtureLayer,
+        x: Activations,
+        norm: NormLayer | None,
+        residual: Slice | None,
+        y: Slice,
+    ) -> None:
+        """See `append_experts`."""
+        if norm is not None and is_first(norm.norm):
+            normed = self.work["normed"]
+            x = self.linear.append_norm(f"{label}.norm", mixture.up.cols, x, norm, normed)
+            x, norm = completed(x, norm)
+
+        def multiply(name: str, product: Product, to: Slice) -> None:
+            self._append_small(name, mixture, product, x.x, norm, to)
+
+        self.append_activated(label, mixture, multiply)
+        activated, out = self.work["expert gate"], self.work["expert out"]
+        down = Product("down", mixture.down)
+        slots = self._append_small(f"{label}_down", mixture, down, activated, None, out)
+        self.append_combined(label, mixture, slots, residual, y)
+
+    def _append_small(
+        self,
+        label: str,
+        mixture: MixtureLayer,
+        product: Product,
+        x: Slice,
+        norm: NormLayer | None,
+        y: Slice,
+    ) -> int:
+        """Returns how many products of a row there are in y."""
+        kernel, matrix, up = self._small(mixture, product, norm), product.matrix, product.up
+        assert kernel is not None  # as `serves` found
+        pair = {} if up is None else given(up=up.data, up_bias=up.bias)
+        weight = self.work["expert weight"] if kernel.weighted else None
+        self.linear.plan.launch(
+            kernel,
+            label,
+            weights=matrix.data,
+            expert=self.work["expert"],
+            x=x,
+            y=y,
+            **given(weight=weight, bias=matrix.bias, norm=None if norm is None else norm.weight),
+            **pair,
+        )
+        return kernel.slots
+
+    def _small(
+        self, mixture: MixtureLayer, product: Product, norm: NormLayer | None
+    ) -> ExpertsGemmSmall | None:
+        """The kernel, if there is one; a norm that it does not take comes before it."""
+        selection, matrix, down = mixture.selection, product.matrix, product.name == "down"
+        computed = None if norm is None or down or is_first(norm.norm) else norm.norm
+        return _small_fitted(
+            shared=self.linear.limits.shared_per_cta,
+            format=matrix.format,
+            experts=selection.experts,
+            used=selection.used,
+            rows=matrix.rows // selection.experts,
+            cols=matrix.cols,
+            batch=self.rows,
+            down=down,
+            weighted=mixture.weigh_input != down,
+            bias=matrix.bias is not None,
+            gated=product.up is not None,
+            activation=product.activation,
+            norm=computed,
+            early=down,  # the products before it have waited for the router
+            sms=self.linear.limits.sms,
+        )
+
+
+@lru_cache(maxsize=256)
+def _small_fitted(**fields: Any) -> ExpertsGemmSmall | None:
+    """The kernel, if need be with columns in parts; None where it does not fit."""
+    for parts in range(1, MAX_USED // fields["used"] + 1 if fields["down"] else 2):
+        try:
+            kernel = ExpertsGemmSmall(parts=parts, **fields)
+        except PtxgenError:
+            continue
+        if kernel.fits:
+            return kernel
+    return None

@@ -1,0 +1,57 @@
+"""What the vectors of a product are when its launch begins, and what follows it: parts of a
+`LinearRequest`, and the arguments that go with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from urdir.model.blocks.activations import Activations
+from urdir.model.blocks.arguments import given
+from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.choice import LinearRequest
+from urdir.ptxgen.kernels.linear.spec import LinearSpec
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+
+class Ends(NamedTuple):
+    """What follows a product, in this order (`LinearSpec`)."""
+
+    activation: Activation | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
+    clamp: float = 0.0
+
+
+def normalising(request: LinearRequest, x: Activations, norm: NormLayer | None) -> LinearRequest:
+    """The request of a launch that computes the norm, or what is left of it, and the sum before it
+    that is due."""
+    if x.due is not None:
+        due = x.due
+        request = replace(request, after=due.norm.norm, stream_scaled=due.scale is not None)
+    if norm is None:
+        return request
+    return replace(request, norm=norm.norm, summarised=x.has_begun(norm))
+
+
+def vectors(
+    kernel: LinearSpec, x: Activations, norm: NormLayer | None, first: int
+) -> dict[str, Slice]:
+    """The arguments of a launch for the vectors from ``first`` on."""
+    if kernel.summarised:
+        return given(x=x.scaled, x_summary=x.summary)
+    weights = {} if norm is None else given(norm=norm.weight, norm_bias=norm.bias)
+    if (due := x.due) is not None:
+        after = given(
+            post_norm=due.norm.weight, post_norm_bias=due.norm.bias, stream_scale=due.scale
+        )
+        return {"x": due.delta, "before": due.before, "stream": x.x, **after, **weights}
+    return {"x": rows_of(x.x, first, kernel.batch, kernel.cols), **weights}
+
+
+def rows_of(matrix: Slice, first: int, count: int, width: int) -> Slice:
+    """Some rows of a (rows, width) f32 buffer."""
+    return matrix.slice(4 * first * width, 4 * count * width)

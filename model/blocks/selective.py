@@ -1,0 +1,103 @@
+"""Mamba's mixer as a network: the products of what was convolved, and the scan, whose channels
+decay each by itself or by heads."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.parts import Destination, LayerStep
+from urdir.model.blocks.recurrent import (
+    SILU,
+    append_convolution,
+    append_silu,
+    launch_recurrent,
+    recurrent_state,
+)
+from urdir.model.families.recurrent import Selective
+from urdir.model.families.stored import Linear
+from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+
+def append_selective(
+    at: LayerStep, mixer: Selective, x: Activations, norm: NormLayer | None, to: Destination
+) -> Activations:
+    """o (scan(...) * silu(gate x')), x' being the norm of x; see `Selective`."""
+    work, linear, y = at.work, at.linear, at.work["heads"]
+    wide = [
+        (at.matrix(mixer.mixed), work["mixed"]),
+        (at.matrix(mixer.gate), work["recurrent gate"]),
+    ]
+    linear.append(at.name("ssm_in"), wide, x, norm)
+    tail, convolved = recurrent_state(at)["tail"], work["convolved"]
+    append_convolution(at, "ssm_conv1d", mixer.conv, SILU, work["mixed"], tail, convolved)
+    parts = [
+        (mixer.low, mixer.low_norm, "low"),
+        (mixer.b, mixer.b_norm, "scan b"),
+        (mixer.c, mixer.c_norm, "scan c"),
+    ]
+    products = [(at.matrix(of), work[name]) for of, _, name in parts]
+    linear.append(at.name("ssm_x"), products, Activations(convolved))
+    for of, part_norm, name in parts:
+        if (layer := at.norm(part_norm)) is not None:
+            part = Activations(work[name])
+            linear.append_norm(at.name(f"ssm_{name}_norm"), of.rows, part, layer, work[name])
+    append_scan = _append_scan_by_head if mixer.heads else _append_scan_by_channel
+    append_scan(at, mixer, y)
+    append_silu(at, mixer.conv.channels, y)
+    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+
+
+def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
+    work = at.work
+    step = [(at.matrix(mixer.step), work["alpha"])]
+    at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
+    launch_recurrent(
+        at,
+        "ssm_scan",
+        partial(SelectiveScan, channels=mixer.conv.channels, size=mixer.size),
+        x=work["convolved"],
+        step=work["alpha"],
+        b=work["scan b"],
+        c=work["scan c"],
+        a=at.vector(mixer.a),
+        skip=at.vector(mixer.skip),
+        state=recurrent_state(at)["state"],
+        y=y,
+    )
+
+
+def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
+    work, bias = at.work, mixer.step.bias
+    assert bias is not None  # which the kernel adds
+    step = [(at.matrix(Linear(mixer.step.matrix)), work["alpha"])]
+    at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
+    kernel = partial(
+        GatedRecurrence,
+        heads=mixer.heads,
+        key_heads=1,
+        key_dim=mixer.size,
+        value_dim=mixer.conv.channels // mixer.heads,
+        delta=False,
+        order="apart",
+    )
+    launch_recurrent(
+        at,
+        "ssm_scan",
+        kernel,
+        q_heads=work["scan c"],
+        k_heads=work["scan b"],
+        v_heads=work["convolved"],
+        alpha=work["alpha"],
+        a=at.vector(mixer.a),
+        dt_bias=at.vector(bias),
+        skip=at.vector(mixer.skip),
+        state=recurrent_state(at)["state"],
+        y=y,
+    )

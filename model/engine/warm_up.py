@@ -1,0 +1,110 @@
+"""Graphs of the steps that are likely to come, recorded before anybody waits for them.
+
+A step whose shape comes up first is recorded on the way, which holds all users up: by 20 to 40 ms
+with an 8B model, by 300 where kernels have to be compiled (H200).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+from urdir.driver.errors import DriverError
+from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
+from urdir.model.engine.limits import SOME_ROWS
+from urdir.model.engine.run_ahead import AT_ONCE, FEW
+from urdir.model.engine.runner import MOST_GRAPHS, Steps
+from urdir.model.memory.buckets import COARSE_CHUNKS, row_buckets
+
+#: Graphs that are recorded beforehand: the others that are kept are of shapes that did come.
+_MOST = MOST_GRAPHS * 3 // 4
+
+
+class WarmUp:
+    """Records graphs of ``steps``, those of the first ``shapes``, in their order.
+
+    It ends where no further graph could be kept, or one cannot be made: whoever needs that tries
+    again, and says so. ``left`` shapes are to be recorded.
+    """
+
+    def __init__(self, steps: Steps, shapes: Iterable[StepShape]) -> None:
+        self._steps = steps
+        self._shapes = deque(islice(dict.fromkeys(shapes), _MOST))
+
+    @property
+    def left(self) -> int:
+        """How many shapes are not recorded yet."""
+        return len(self._shapes)
+
+    def run(self, seconds: float, on_graph: Callable[[], None] = lambda: None) -> None:
+        """Record one graph after the other until so much time has passed. Nothing runs: weights
+        need not be there yet."""
+        end = time.monotonic() + seconds
+        while self.left and time.monotonic() < end:
+            self._do(lambda shape: self._steps.record([shape]))
+            on_graph()
+
+    def do_piece(self) -> bool:
+        """Do a small piece of it, for whoever has a moment to spare; False once all is done. A
+        piece takes well below a millisecond, but where a kernel has to be compiled."""
+        self._do(self._steps.prepare)
+        return bool(self._shapes)
+
+    def _do(self, work: Callable[[StepShape], bool | None]) -> None:
+        """Do some of the next graph; ``work`` says whether there is more to it."""
+        if self._steps.is_full:
+            self._shapes.clear()
+        try:
+            if self._shapes and not work(self._shapes[0]):
+                self._shapes.popleft()
+        except DriverError:
+            self._shapes.clear()
+
+
+def likely_shapes(
+    shapes: ShapeBuckets, outputs: Sequence[Output] = (Output.SAMPLE, Output.GREEDY)
+) -> Iterator[StepShape]:
+    """Shapes of the steps of a service, the likeliest first, some of them again and again.
+
+    In every round sequences are longer, and there are more of them, than in the one before. Of the
+    ``outputs`` the first is the likeliest: OpenAI's clients have tokens drawn, if they say nothing.
+    """
+    users, lengths = row_buckets(shapes.rows), shapes.lengths
+    for reach in range(max(len(lengths), len(users))):
+        near, few = lengths[: reach + 1], users[: 2 * reach + 1]
+        for output in outputs:
+            for length in near:
+                for count in few:
+                    yield from _answering(shapes, count, length, output)
+                yield from _asking(shapes, length, output)
+
+
+def _answering(
+    shapes: ShapeBuckets, users: int, length: int, output: Output
+) -> Iterator[StepShape]:
+    """Of answers that go on, the longest to a length: alone, and beside a newcomer's prompt."""
+    yield shapes.decode(users, length, output)
+    if users <= FEW:
+        yield shapes.decode(users, length, output, AT_ONCE)
+    for rows in COARSE_CHUNKS:
+        if users < shapes.rows and rows <= min(length, shapes.chunks[-1], SOME_ROWS):
+            newcomer = Segment(users, 0, rows, chooses=True)
+            yield shapes.of_batch(Batch(tuple(range(users)), (newcomer,)), length, output)
+
+
+def _asking(shapes: ShapeBuckets, length: int, output: Output) -> Iterator[StepShape]:
+    """Of prompts up to a length: the ends of single ones, the rows before them of long ones, and
+    two together."""
+    most = shapes.chunks[-1]
+    for rows in shapes.chunks:
+        if rows <= length:
+            yield shapes.of_batch(Batch((), (Segment(0, 0, rows, chooses=True),)), length, output)
+    if most < length:
+        yield shapes.of_batch(Batch((), (Segment(0, 0, most),)), length, Output.NONE)
+    for rows in COARSE_CHUNKS:
+        if shapes.rows > 1 and shapes.alignment < rows <= min(length, most):
+            first = rows // 2 // shapes.alignment * shapes.alignment
+            pair = (Segment(0, 0, first, chooses=True), Segment(1, 0, rows - first, chooses=True))
+            yield shapes.of_batch(Batch((), pair), length, output)

@@ -1,0 +1,116 @@
+"""What products of packed activation vectors are made of: the cut among CTAs and warps, the
+matrices, and the vectors of a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from urdir.ptxgen.kernels.pairs import most_places, most_tiles
+from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.halves import Halves
+from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.packed import GROUP
+
+
+class PackedCut(Protocol):
+    """How a CTA computes its part of y: 64 * ``row_groups`` rows of weights, ``vectors``
+    activation vectors, its columns split ``splits`` ways among its warps and among the ``cluster``
+    CTAs. A warp has ``operands`` times 16 rows. ``resident``: CTAs of an SM."""
+
+    @property
+    def row_groups(self) -> int: ...
+    @property
+    def vectors(self) -> int: ...
+    @property
+    def splits(self) -> int: ...
+    @property
+    def cluster(self) -> int: ...
+    @property
+    def operands(self) -> int: ...
+    @property
+    def resident(self) -> int: ...
+    @property
+    def multipliers(self) -> int:
+        """Threads that multiply."""
+
+    @property
+    def bands(self) -> int:
+        """Bands of a stage of weights."""
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread."""
+
+    @property
+    def used_registers(self) -> int:
+        """Registers that a thread needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPart:
+    """One of the matrices of a launch: names of its registers, its CTAs, its place in a stage."""
+
+    number: int
+    layout: Layout
+    first_cta: int
+    ctas: int
+    experts: int = 1
+
+    @property
+    def format(self) -> Format:
+        """The type of its weights."""
+        return self.layout.format
+
+    @property
+    def halves(self) -> Halves:
+        """How its quants become halves."""
+        return Halves(self.layout.format)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from a band's tile to the next in a stage."""
+        wanted, at = self.halves.skew, self.layout.tile_nbytes
+        return at + (wanted - at) % 128
+
+    @property
+    def rows(self) -> int:
+        """Rows of the matrix, of that of each expert."""
+        return self.layout.rows // self.experts
+
+    @property
+    def bands(self) -> int:
+        """Bands of the same."""
+        return self.layout.bands // self.experts
+
+    @property
+    def suffix(self) -> str:
+        """What follows the names of its parameters: nothing for the first one."""
+        return str(self.number or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Vectors are pairs of rows and slots, as `GroupExperts` lists them with tiles of ``height``,
+    aligned to groups of vectors; each has the matrix of its expert, one of ``experts``.
+
+    ``weighted``: of what is not packed, y is multiplied with the weight of the pair.
+    """
+
+    experts: int
+    used: int
+    height: int
+    weighted: bool = False
+
+    def places(self, rows: int) -> int:
+        """Places of the list of as many rows."""
+        return most_places(rows, self.experts, self.used, GROUP)
+
+    def tiles(self, rows: int) -> int:
+        """Tiles of the same."""
+        return most_tiles(rows, self.experts, self.used, self.height)
+
+
+def takes_packed(formats: tuple[Format, ...]) -> bool:
+    """Whether there is such a product for weights of these types."""
+    return all(fmt.element != "f32" for fmt in formats)

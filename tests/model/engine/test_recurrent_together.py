@@ -1,0 +1,230 @@
+"""Models with recurrent layers, many sequences at once: segments of prompts beside decoded tokens,
+and a service."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.model.engine.test_service import GREEDY, Collected, ask
+from urdir.model.engine.batch import Batch, Output, Segment
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.limits import Limits
+from urdir.model.engine.request import Ending, Request
+from urdir.model.engine.sequence import Finish
+from urdir.model.engine.service import Service
+from urdir.model.engine.session import Session
+from urdir.model.verify.conformance import relative_rms
+
+DATA = Path(__file__).parents[2] / "data" / "families"
+#: What the default run has: convolutions and the gated delta rule beside attention.
+SAMPLE = "qwen35-dense"
+OTHERS = (
+    *(
+        "lfm2-dense",
+        "qwen3next-moe",
+        "qwen35moe-moe",
+        "mamba2-dense",
+        "jamba-dense",
+        "granitehybrid-dense",
+    ),
+    *("falcon-h1-dense", "nemotron_h-dense", "nemotron_h_moe-dense", "lfm2moe-moe"),
+    *("plamo2-dense", "kimi-linear-moe"),
+)
+NAMES = [SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
+EXACT_RELATIVE_RMS = 1e-4
+#: Tokens of each sequence's prompt, and of its whole text.
+PROMPTS, TEXTS = (17, 1, 26, 9), (20, 4, 28, 11)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A golden: the ``logits`` (48, vocabulary) f32 after each of the first ``tokens``; ``native``
+    is the error of llama.cpp's kernels."""
+
+    engine: Engine
+    tokens: list[int]
+    logits: np.ndarray
+    native: float
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def family(
+    request: pytest.FixtureRequest, device_name: str, family_file: Callable[[str], Path]
+) -> Iterator[Family]:
+    with np.load(DATA / f"{request.param}.npz") as golden:
+        tokens = [int(token) for token in golden["tokens"]]
+        logits, native = golden["logits"], float(golden["native"])
+    file = family_file(request.param)
+    with Engine.open(file, device=device_name, context=48, kv_dtype="f32", exact=True) as engine:
+        yield Family(engine, tokens, logits, native)
+
+
+def ragged(session: Session, family: Family, seed: int) -> float:
+    """The error of the logits of `TEXTS` in steps of random segments and decoded tokens; a sequence
+    begins anew where another ended. Some steps have two segments, where these fit."""
+    rng, tokens = np.random.default_rng(seed), family.tokens
+    slots, waiting = [session.sequences[s] for s in (2, 0, 3)], list(range(len(TEXTS)))
+    texts: dict[int, int] = {}
+    found, golden, most = [], [], 0
+    while waiting or texts:
+        room, decode, segments = session.shapes.chunks[-1], [], []
+        for sequence in rng.permutation(slots):
+            if sequence.slot not in texts and waiting:
+                texts[sequence.slot] = waiting.pop(0)
+                session.truncate(0, sequence.slot)
+                session.append(tokens[: PROMPTS[texts[sequence.slot]]], sequence.slot)
+            if sequence.slot not in texts or rng.random() < 0.2:
+                continue
+            start, end = sequence.length, sequence.known
+            if end - start == 1 and start:
+                decode.append(sequence.slot)
+                continue
+            count = min(int(rng.integers(1, 20)), end - start, room)
+            if count > 0:
+                stop = start + count
+                segments.append(Segment(sequence.slot, start, stop, chooses=stop == end))
+                room -= session.shapes.alignment * -(-count // session.shapes.alignment)
+        batch = Batch(tuple(decode), tuple(segments))
+        if not decode and not segments:
+            continue
+        most = max(most, len(segments))
+        session.launch_batch(batch, Output.LOGITS)
+        if not batch.choosing:
+            continue
+        shape = (len(batch.choosing), session.parts.config.vocab_size)
+        logits = session.parts.work["logits"].download(np.float32, shape)
+        for slot, row in zip(batch.choosing, logits, strict=True):
+            length = session.sequences[slot].length
+            found.append(row)
+            golden.append(family.logits[length - 1])
+            if length == TEXTS[texts[slot]]:
+                del texts[slot]
+            else:
+                session.append(tokens[length : length + 1], slot)
+    assert most >= min(2, session.shapes.chunks[-1] // session.shapes.alignment)
+    assert len(found) == sum(TEXTS) - sum(PROMPTS) + len(TEXTS)
+    return relative_rms(np.stack(found), np.stack(golden))
+
+
+@pytest.mark.full
+def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
+    """A segment beside decoded tokens: exact steps have no room for two."""
+    engine = family.engine
+    with Session(engine.device, engine.weights, 48, "f32", exact=True, sequences=4) as session:
+        assert ragged(session, family, 1) <= EXACT_RELATIVE_RMS
+
+
+@pytest.mark.slow
+def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> None:
+    engine, allowed = family.engine, max(2e-3, 1.1 * family.native)
+    with Session(engine.device, engine.weights, 256, sequences=4, page_len=16) as session:
+        assert ragged(session, family, 2) <= allowed
+
+
+class Letters:
+    """A tokenizer: every token is a character, some end answers."""
+
+    def __init__(self, *end_ids: int) -> None:
+        self.end_ids = end_ids
+
+    def is_control(self, token: int) -> bool:
+        return False
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token])
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a service needs of an engine."""
+
+    session: Session
+    tokenizer: Any
+
+
+#: Of the logits' standard deviation: what rounding may decide.
+TIE = 0.02
+
+
+def check_greedy(exact: Session, request: Request, collected: Collected, ends: list[int]) -> None:
+    """Each token of an answer, and its end, is the likeliest of the sequence alone."""
+    ending = collected.ended()
+    assert isinstance(ending, Ending), ending
+    exact.truncate(0)
+    exact.feed(list(request.prompt))
+    chosen: list[list[int]] = [[token] for token in collected.tokens]
+    for allowed in [*chosen, ends] if ending.finish is Finish.END else chosen:
+        logits = exact.logits_step()
+        assert logits[allowed].max() >= logits.max() - TIE * logits.std()
+        exact.feed(allowed[:1])
+    if ending.finish is not Finish.END:
+        assert ending.finish is Finish.LENGTH
+        assert len(chosen) == request.limit
+
+
+@pytest.mark.slow
+def test_a_service_answers_each_request_as_alone(family: Family) -> None:
+    """At random times, in a small pool, beside some that are cancelled. What a step that ran ahead
+    made of an answer that ends is of no consequence for who has the slot next."""
+    rng, engine, ends = random.Random(4), family.engine, [5, 17, 40, 77, 101, 120]
+    asked, cancelled = [], []
+    with Session(
+        engine.device, engine.weights, 256, sequences=3, page_len=16, pages=5, keeps_states=False
+    ) as session:
+        opened = Opened(session, Letters(*ends))
+        with Service(
+            opened, opened.tokenizer, replace(Limits.for_latency(session.shapes), ahead=1)
+        ) as service:
+            for number in range(7):
+                prompt = tuple(rng.randrange(128) for _ in range(rng.choice((1, 14, 15, 29, 30))))
+                grows = number % 3 == 0  # beyond the page that it begins in
+                request = Request(
+                    prompt=prompt, settings=GREEDY, limit=8 if grows else 5, ignore_end=grows
+                )
+                asked.append((request, ask(service, request)))
+                if number % 3 == 1:
+                    left = Collected()
+                    cancelled.append(service.submit(request, left.deliver))
+            for answer in cancelled:
+                service.cancel(answer)
+            for _, collected in asked:
+                collected.ended()
+            metrics = service.metrics()
+    assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
+    assert metrics.prefix_hits == 0
+    assert metrics.preemptions > 0 or not session.parts.cache.pools
+    for request, collected in asked:
+        check_greedy(engine.session, request, collected, ends)
+
+
+def test_a_slot_is_taken_over_while_a_step_of_its_last_owner_runs(family: Family) -> None:
+    engine, prompts = family.engine, ((3, 50, 81), (9,), (77, 12), (100, 31, 90, 4))
+
+    def answers(session: Session, order: tuple[int, ...], *ends: int) -> list[list[int]]:
+        opened = Opened(session, Letters(*ends))
+        with Service(opened, opened.tokenizer) as service:
+            requests = (Request(prompt=prompts[i], settings=GREEDY, limit=6) for i in order)
+            asked = [ask(service, request) for request in requests]
+            for collected in asked:
+                collected.ended()
+        return [collected.tokens for collected in asked]
+
+    with Session(engine.device, engine.weights, 48, "f32", exact=True) as session:
+        whole = answers(session, (0, 1, 2, 3))
+        first, end = next(
+            (i, token)
+            for i, tokens in enumerate(whole)
+            for at, token in enumerate(tokens[1:5], start=1)
+            if token not in tokens[:at]
+        )
+        cut = [tokens[: tokens.index(end)] if end in tokens else tokens for tokens in whole]
+        assert 1 <= len(cut[first]) < 6
+        order = (first, 1, first, first, 2)
+        assert answers(session, order, end) == [cut[i] for i in order]

@@ -1,0 +1,140 @@
+"""Graphs that are recorded before anybody waits for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from urdir.driver.device import Device
+from urdir.driver.errors import DriverError
+from urdir.model.engine import runner
+from urdir.model.engine.answer import Item
+from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
+from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.engine.run_ahead import AT_ONCE
+from urdir.model.engine.sequence import GREEDY
+from urdir.model.engine.service import Service
+from urdir.model.engine.session import Session
+from urdir.model.engine.warm_up import WarmUp, likely_shapes
+from urdir.model.families.description import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.buckets import chunks_of
+from urdir.model.memory.weights import Weights
+
+SHAPES = [StepShape(rows, 64, Output.GREEDY) for rows in (1, 2, 4)]
+
+
+@pytest.fixture
+def session(data: Path, device_name: str) -> Iterator[Session]:
+    with (
+        Device.open(device_name) as device,
+        Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf,
+        Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=1024), device) as weights,
+        Session(device, weights, 64, sequences=4, page_len=16) as opened,
+    ):
+        yield opened
+
+
+def test_the_likeliest_shapes_come_first() -> None:
+    """One user with a short conversation, who asks, and reads the answer."""
+    shapes = ShapeBuckets.of(chunks_of(exact=False), 32768, 256, 16)
+    likely = list(dict.fromkeys(likely_shapes(shapes)))
+    first = likely[:24]
+    for output in (Output.SAMPLE, Output.GREEDY):
+        assert shapes.decode(1, 200, output) in first
+        assert shapes.decode(1, 200, output, AT_ONCE) in first
+        for tokens in (5, 100, 250):
+            batch = Batch((), (Segment(0, 0, tokens, chooses=True),))
+            assert shapes.of_batch(batch, tokens, output) in first
+    long = Batch((), (Segment(0, 0, 2048),))
+    assert shapes.of_batch(long, 5000, Output.NONE) in likely
+    both = Batch((), (Segment(0, 0, 208, chooses=True), Segment(1, 0, 200, chooses=True)))
+    assert shapes.of_batch(both, 208, Output.SAMPLE) in likely[:96]
+    soon = likely[:96]
+    for users in (2, 4, 7, 16):
+        assert shapes.decode(users, 500, Output.SAMPLE) in soon
+        newcomer = Segment(users, 0, 300, chooses=True)
+        assert shapes.of_batch(Batch(tuple(range(users)), (newcomer,)), 500, Output.SAMPLE) in soon
+    assert shapes.decode(256, 30_000, Output.GREEDY) in likely
+
+
+@pytest.mark.parametrize("most", [(8, 8, 1), (60, 64, 5), (300, 200, 8), (4096, 131_072, 256)])
+@pytest.mark.parametrize("alignment", [1, 16, 64])
+def test_all_shapes_are_of_the_session(most: tuple[int, int, int], alignment: int) -> None:
+    chunk, max_len, rows = most
+    shapes = ShapeBuckets.of(chunks_of(False, chunk), max_len, rows, alignment)
+    for shape in likely_shapes(shapes):
+        assert shape.keys in shapes.lengths
+        assert shape.prompt <= shapes.chunks[-1]
+        assert shape.outputs <= max(shapes.rows, 1)
+
+
+def test_it_takes_the_time_it_is_given(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = count()
+    monkeypatch.setattr("urdir.model.engine.warm_up.time.monotonic", lambda: next(clock))
+    warm_up, done = WarmUp(session.steps, [*SHAPES, SHAPES[0]]), []
+    warm_up.run(2.5, lambda: done.append(warm_up.left))
+    assert done == [2, 1]
+    assert [session.steps.is_recorded(shape) for shape in SHAPES] == [True, True, False]
+    while warm_up.do_piece():
+        pass
+    assert session.steps.is_recorded(SHAPES[2])
+
+
+def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MOST_GRAPHS", 2)
+    session.steps.record(SHAPES[:1])
+    warm_up = WarmUp(session.steps, SHAPES)
+    while warm_up.do_piece():
+        pass
+    assert [session.steps.is_recorded(shape) for shape in SHAPES] == [True, True, False]
+
+
+def test_it_ends_where_something_fails(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(shape: StepShape) -> bool:
+        raise DriverError("no such luck")
+
+    monkeypatch.setattr(session.steps, "prepare", failing)
+    warm_up = WarmUp(session.steps, SHAPES)
+    assert not warm_up.do_piece()
+    assert warm_up.left == 0
+
+
+def test_a_service_warms_up_while_nobody_asks(session: Session) -> None:
+    """Who asks then waits for one piece at most."""
+    asked, begun, ended, warm = (threading.Event() for _ in range(4))
+    pieces = 0
+    seen: list[tuple[int, Item]] = []
+
+    class Watched(WarmUp):
+        def do_piece(self) -> bool:
+            nonlocal pieces
+            pieces += 1
+            begun.set()
+            asked.wait(250)
+            if not (goes_on := super().do_piece()):
+                warm.set()
+            return goes_on
+
+    def note(item: Item) -> None:
+        seen.append((pieces, item))
+        if not isinstance(item, Piece):
+            ended.set()
+
+    engine: Any = SimpleNamespace(session=session, tokenizer=None)
+    with Service(engine, None, warm_up=Watched(session.steps, SHAPES)) as service:
+        assert begun.wait(250)
+        service.submit(Request(prompt=(3, 1, 4), settings=GREEDY, limit=3), note)
+        asked.set()
+        assert ended.wait(250)
+        assert warm.wait(250)
+    assert {count for count, _ in seen} == {1}
+    assert isinstance(seen[-1][1], Ending)
+    assert all(session.steps.is_recorded(shape) for shape in SHAPES)

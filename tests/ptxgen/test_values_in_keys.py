@@ -1,0 +1,95 @@
+"""Values that are the end of keys (latent attention) against values with a cache of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver import Device, run_kernel
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
+from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
+from urdir.ptxgen.kernels.attention.kv_layout import GROUP, KvLayout
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
+from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.rotation import Rotation
+
+TOKEN = OwnToken(Rotation(64, "interleaved", 1.2))
+#: Where tensor cores multiply, and as wide as DeepSeek's.
+NARROW, WIDE = (192, 128), (576, 512)
+CASES = [
+    *((kind, NARROW) for kind in ("f16", "bf16", "q8_0", "f32")),
+    ("f16", WIDE),
+    ("q8_0", WIDE),
+]
+
+
+def layout_of(dtype: Any, widths: tuple[int, int]) -> KvLayout:
+    return KvLayout(2, 1, 48, widths[0], dtype, 16, 7, widths[1], values_in_keys=True)
+
+
+def values_apart(layout: KvLayout, cache: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """V of a cache of keys, in one of its own."""
+    own = replace(layout, values_in_keys=False).values
+    made = own.empty()
+    own.elements(made)[:] = layout.elements(cache)[:, layout.value_start :]
+    if layout.dtype == "q8_0":
+        own.scales(made)[:] = layout.scales(cache)[:, layout.value_start // GROUP :]
+    return made
+
+
+def check(device: Device, spec: Any) -> None:
+    """The same output, bit for bit, and the same keys."""
+    layout = spec.layout
+    inputs = spec.make_inputs(np.random.default_rng(5))
+    assert "v_cache" not in inputs
+    apart = replace(spec, layout=replace(layout, values_in_keys=False))
+    given = inputs | {"v_cache": values_apart(layout, inputs["k_cache"])}
+    if "k" in inputs:
+        given["v"] = np.ascontiguousarray(inputs["k"][..., layout.value_start :])
+    made, wanted = run_kernel(device, spec, inputs), run_kernel(device, apart, given)
+    np.testing.assert_array_equal(made["out"], wanted["out"])
+    if "k" in inputs:
+        assert made["k_cache"].tobytes() == wanted["k_cache"].tobytes()
+        ends = values_apart(layout, made["k_cache"])
+        assert ends.tobytes() == wanted["v_cache"].tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "widths"), CASES)
+def test_decoding(device: Device, dtype: Any, widths: tuple[int, int]) -> None:
+    layout = layout_of(dtype, widths)
+    check(device, IncrementalAttention(6, layout, 2, token=TOKEN))
+    check(device, FlashDecode(3, layout, 2, token=TOKEN, ctas=3, least=16, most=16))
+
+
+@pytest.mark.parametrize(("dtype", "widths"), CASES)
+def test_prompts(device: Device, dtype: Any, widths: tuple[int, int]) -> None:
+    layout = layout_of(dtype, widths)
+    check(device, PrefillAttention(3, layout, 12))
+    if PrefillWgmma.serves(layout) and PrefillWgmma(3, layout, 12).target_on(device.native_target):
+        check(device, PrefillWgmma(3, layout, 12))
+
+
+def test_a_token_is_as_long_as_its_key() -> None:
+    """DeepSeek's 576 values, and 18 scales of q8_0."""
+    sizes = {kind: layout_of(kind, WIDE).pair_nbytes for kind in ("f32", "f16", "q8_0")}
+    assert sizes == {"f32": 4 * 576, "f16": 2 * 576, "q8_0": 576 + 2 * 18}
+
+
+@pytest.mark.parametrize(("dtype", "dims"), [("f16", (64, 72)), ("q8_0", (96, 64))])
+def test_values_that_are_no_end_of_keys_are_refused(dtype: Any, dims: tuple[int, int]) -> None:
+    with pytest.raises(PtxgenError, match="are no values"):
+        KvLayout(1, 1, 8, dims[0], dtype, value_dim=dims[1], values_in_keys=True)
+
+
+@pytest.mark.parametrize(
+    "token", [OwnToken(Rotation(72, "half")), OwnToken(qk_norm=Norm("rms", 1e-6))]
+)
+def test_what_happens_to_keys_leaves_values_as_they_are(token: OwnToken) -> None:
+    with pytest.raises(PtxgenError, match="neither normed nor rotated"):
+        IncrementalAttention(2, layout_of("f16", NARROW), token=token)

@@ -1,0 +1,209 @@
+"""What a user of the three packages writes, with every public name: for type checkers alone.
+
+`.ci/run` reads it with mypy --strict. CONTRIBUTING.md says how pyright does, in its strict mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import urdir.driver
+import urdir.model
+import urdir.ptxgen
+from urdir.driver import (
+    Arena,
+    Buffer,
+    CudaError,
+    Deviation,
+    Device,
+    DriverError,
+    Event,
+    Explanation,
+    GuardedBuffer,
+    Kernel,
+    LaunchError,
+    LifetimeError,
+    LoadedKernel,
+    MismatchError,
+    NoDeviceError,
+    NoDriverError,
+    OutOfMemoryError,
+    PinnedBuffer,
+    Plan,
+    Probe,
+    RecordedGraph,
+    Slice,
+    Stream,
+    check_kernel,
+    diff,
+    emulated,
+    execute,
+    explain,
+    poison,
+    probe,
+    run_kernel,
+    time_kernel,
+)
+from urdir.model import (
+    ChatTemplate,
+    Config,
+    ContextFullError,
+    Engine,
+    Finish,
+    Generation,
+    Gguf,
+    Message,
+    ModelError,
+    Reply,
+    SamplingSettings,
+    Session,
+    Statistics,
+    Tensor,
+    Tokenizer,
+    demo_model,
+)
+from urdir.model.engine.service import Service
+from urdir.model.kernel_suite import KernelSuite
+from urdir.ptxgen import (
+    FORMATS,
+    Access,
+    Format,
+    KernelSpec,
+    LaunchShape,
+    Layout,
+    Param,
+    PtxgenError,
+    Tolerance,
+    assemble,
+    catalog,
+    format_of,
+    kernels,
+    lint,
+)
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.normalise import Normalise
+
+Arrays = Mapping[str, Any]
+
+
+def answers(engine: Engine) -> Reply:
+    """Whole answers, and many of them."""
+    greedy = SamplingSettings(temperature=0.0)
+    question = {"role": "user", "content": "What is 2 plus 3?"}
+    reply = engine.chat([question], settings=greedy)
+    for call in reply.tool_calls:
+        print(call.name.upper(), call.arguments)
+    text: str = reply.content + reply.reasoning + engine.generate("Once", settings=greedy, limit=1)
+    print(text, [found.text for found in engine.generate_all(["a", "b"])])
+    more = [Message("user", "What is 2 plus 3?"), reply.message, Message("user", "And plus 1?")]
+    return engine.chat(more, variables={"enable_thinking": False}, stops=["."])
+
+
+def token_by_token(engine: Engine) -> Statistics:
+    """The same with a template and a generation of one's own."""
+    session: Session = engine.session
+    tokenizer: Tokenizer = engine.tokenizer
+    config: Config = engine.config
+    with ChatTemplate.from_gguf(engine.gguf, tokenizer) as template:
+        prompt = template.encode([Message("user", "What is 2 plus 3?")])
+    try:
+        generation = Generation(session, tokenizer, prompt, SamplingSettings(), limit=50)
+        print("".join(generation.text()), config.n_layers)
+    except ContextFullError as exc:
+        raise ModelError("too long") from exc
+    assert generation.statistics.finish is Finish.END
+    return generation.statistics
+
+
+def service(engine: Engine) -> Service:
+    """An engine for many requests."""
+    return Service(engine, engine.tokenizer)
+
+
+def weights(path: Path) -> Layout:
+    """A tensor of a file, as kernels want it in memory."""
+    with Gguf(path) as file:
+        tensor: Tensor = file.tensors["output.weight"]
+        rows, cols = tensor.shape
+        kind: Format = format_of(tensor.type_id)
+        assert kind in FORMATS.values()
+        return Layout(kind, rows, cols)
+
+
+def any_kernel(device: Device, spec: KernelSpec) -> Arrays:
+    """A kernel by itself."""
+    worst: Deviation = check_kernel(device, spec, sanitize=False)[0]
+    inputs = spec.make_inputs(np.random.default_rng(0))
+    print(worst.ok, worst.ratio, time_kernel(device, spec, inputs))
+    found: Explanation = explain(spec)
+    print(found, found.global_memory[0].parts, found.text(3))
+    kernel: Kernel = spec
+    loaded: LoadedKernel = device.load(kernel)
+    print(loaded.resources.registers)
+    return run_kernel(device, spec, inputs)
+
+
+def plans(device: Device) -> None:
+    """Plans, graphs and memory."""
+    plan = Plan("fill")
+    with device.create_stream() as stream, device.allocate(400, "x") as buffer:
+        plan.fill(buffer, 0, "zero")
+        print(plan, plan.table()[0]["label"], [kernel.name for kernel in plan.kernels()])
+        execute.run(plan, device, stream)
+        use(stream, buffer)
+        with execute.record(plan, device) as graph:
+            launch(graph, stream)
+
+
+def launch(graph: RecordedGraph, stream: Stream) -> float:
+    """A recorded graph, timed."""
+    start: Event = stream.record()
+    graph.launch(stream)
+    return stream.record().elapsed_ms_since(start)
+
+
+def use(stream: Stream, *memory: Arena | Buffer | GuardedBuffer | PinnedBuffer | Slice) -> None:
+    """All kinds of memory."""
+    print(len(memory), poison((3,), np.dtype(np.float32), floats=True), diff)
+    stream.synchronize()
+
+
+def ptx(spec: KernelSpec) -> tuple[Access | None, ...]:
+    """A kernel as text."""
+    text = spec.ptx("sm_90")
+    print(assemble.assemble(text, "sm_90").entries, lint.lint(text), kernels.__name__)
+    print({name: kind.purpose() for name, kind in catalog.kernels().items()})
+    shape: LaunchShape = spec.launch_shape
+    tolerance: Tolerance = spec.tolerance
+    params: tuple[Param, ...] = spec.params
+    print(shape.grid, tolerance.rtol)
+    return tuple(param.access for param in params)
+
+
+def main() -> None:
+    """Everything once."""
+    found: Probe = probe()
+    print(found.status, urdir.model.__version__, urdir.driver.Device, urdir.ptxgen.KernelSpec)
+    spec = Normalise(rows=3, cols=100, norm=Norm("rms", 1e-5))
+    try:
+        with Device.open("emulator", api=emulated(sanitize=True)) as device:
+            any_kernel(device, spec)
+            plans(device)
+        with Engine.open(demo_model()) as engine:
+            print(answers(engine), token_by_token(engine), service(engine), weights(Path("x")))
+    except (NoDeviceError, NoDriverError, OutOfMemoryError) as exc:
+        print(exc)
+    except (CudaError, LaunchError, LifetimeError, MismatchError) as exc:
+        raise DriverError("what a driver says") from exc
+    except PtxgenError:
+        print(ptx(spec))
+
+
+class TestMine(KernelSuite):
+    """A suite of one's own."""
+
+    kernels = (Normalise,)
