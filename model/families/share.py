@@ -197,7 +197,7 @@ def _check(index: int, network: Network) -> None:
         reason = "latent attention"
     if reason:
         raise UnsupportedError(
-            f"layer {index} has {reason}, which runs on one GPU only: leave --gpus out"
+            f"layer {index} has {reason}, which runs on one GPU only: give no gpus"
         )
 
 

@@ -132,7 +132,7 @@ def test_the_bias_of_a_sum_is_added_once() -> None:
     ],
 )
 def test_what_runs_on_one_gpu_only_is_refused(name: str, reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{reason}.*leave --gpus out"):
+    with pytest.raises(UnsupportedError, match=f"{reason}.*give no gpus"):
         shares(SHAPES[name], 2, 256)
 
 
