@@ -1,8 +1,8 @@
-"""A model on several emulated devices: golden logits, the same tokens as on one, faults."""
+"""A model on several devices: golden logits, the same tokens as on one, faults."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,10 @@ def golden(name: str) -> tuple[Path, list[int], Any]:
         return path, [int(token) for token in file["tokens"]], file["logits"]
 
 
-def logits(path: Path, tokens: Sequence[int], gpus: int | None, exact: bool = True) -> Any:
-    """After each token."""
-    dtype: Any = "f32" if exact else "f16"
+def logits(path: Path, tokens: Sequence[int], device: str, gpus: int) -> Any:
+    """After each token, exact."""
     with Engine.open(
-        path, device="emulator", gpus=gpus, context=64, kv_dtype=dtype, exact=exact
+        path, device=device, gpus=gpus, context=64, kv_dtype="f32", exact=True
     ) as engine:
         rows = []
         for token in tokens:
@@ -70,11 +69,14 @@ def logits(path: Path, tokens: Sequence[int], gpus: int | None, exact: bool = Tr
         ),
     ],
 )
-def test_exact_mode_matches_golden(name: str, gpus: int) -> None:
+def test_exact_mode_matches_golden(
+    name: str, gpus: int, device_name: str, needs_gpus: Callable[[int], None]
+) -> None:
+    needs_gpus(gpus)
     path, tokens, expected = golden(name)
-    found = logits(path, tokens[:FEW], gpus)
+    found = logits(path, tokens[:FEW], device_name, gpus)
     assert relative_rms(found, expected[:FEW]) <= EXACT_RELATIVE_RMS
-    assert (found == logits(path, tokens[:FEW], gpus)).all()
+    assert (found == logits(path, tokens[:FEW], device_name, gpus)).all()
 
 
 def open_nano(gpus: int | None, **settings: Any) -> Engine:
