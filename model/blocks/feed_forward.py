@@ -111,7 +111,11 @@ def append_mixture(
         network.activation,
         network.weigh_input,
     )
-    return append_experts(linear, at.name("ffn_experts"), mixture, x, norm, residual, to.y)
+    label = at.name("ffn_experts")
+    if mixture.down.is_partial:
+        append_experts(linear, label, mixture, x, norm, None, at.work["delta"])
+        return at.add_ranks(label, to.y, residual)
+    return append_experts(linear, label, mixture, x, norm, residual, to.y)
 
 
 def _append_shared(

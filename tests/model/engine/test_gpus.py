@@ -79,6 +79,14 @@ def test_exact_mode_matches_golden(
     assert (found == logits(path, tokens[:FEW], device_name, gpus)).all()
 
 
+def test_experts_match_golden(family_file: Callable[[str], Path]) -> None:
+    """Attention with sinks and biases, experts with biases, on two emulated devices."""
+    with np.load(DATA / "families" / "gpt-oss-moe.npz") as file:
+        tokens, expected = file["tokens"].tolist(), file["logits"]
+    found = logits(family_file("gpt-oss-moe"), tokens[:FEW], "emulator", 2)
+    assert relative_rms(found, expected[:FEW]) <= EXACT_RELATIVE_RMS
+
+
 def open_nano(gpus: int | None, **settings: Any) -> Engine:
     path, _, _ = golden("nano-llama-q8_0")
     return Engine.open(path, device="emulator", gpus=gpus, context=64, **settings)
@@ -198,10 +206,9 @@ def test_a_fault_on_a_rank_ends_the_engine(api: Any, in_prompt: bool) -> None:
     assert api.live() == {}
 
 
-def test_what_one_device_only_has_is_refused() -> None:
-    path, _, _ = golden("nano-mixtral-q4_k_m")
-    with pytest.raises(UnsupportedError, match="layer 0 has a mixture of experts"):
-        Engine.open(path, device="emulator", gpus=2)
+def test_what_one_device_only_has_is_refused(family_file: Callable[[str], Path]) -> None:
+    with pytest.raises(UnsupportedError, match="layer 0 has a mixer with a state"):
+        Engine.open(family_file("mamba2-dense"), device="emulator", gpus=2)
 
     class Watcher:
         def run(self, bound: Any, stream: Any) -> None:
