@@ -11,6 +11,7 @@ from urdir.model.blocks.exchange import append_parts_of_ranks
 from urdir.model.blocks.layer import append_layer, append_layer_keys, begins_with_attention
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep, StepParts
+from urdir.model.blocks.recall import append_output_recall
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS
@@ -41,7 +42,7 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
         x = _append_last_layer(plan, parts, rows, x, outputs, shape.output)
         rows = outputs.rows
     else:
-        x = append_layer(plan, parts, rows, final, x)
+        x = append_output_recall(plan, parts, rows, append_layer(plan, parts, rows, final, x))
     yield
     if shape.output is Output.NONE:
         return plan
@@ -68,6 +69,7 @@ def _append_last_layer(
     x = parts.linear(plan, rows).complete(append_layer(plan, parts, rows, index, x))
     if output is Output.NONE:
         return x
+    x = append_output_recall(plan, parts, rows, x)
     step = LayerStep(plan, parts, rows, index, outputs=outputs)
     y = step.free(x.x)
     step.gather_outputs("output_rows", x.x, parts.config.hidden, y)

@@ -177,10 +177,11 @@ class _Cutter:
         )
 
     def _mixture(self, of: Mixture) -> Mixture:
-        """The inner values of every expert, where they can be cut, and of the shared network."""
+        """The inner values of every expert, where they can be cut, and of the shared network.
+        Experts of a narrower vector stay whole: there is a norm after their sum."""
         of = replace(of, shared=of.shared and self._dense(of.shared))
         inner = self._inner(of.width, of.down)
-        if inner is None:
+        if inner is None or of.latent is not None:
             return of
         return replace(
             of,
