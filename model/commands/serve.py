@@ -28,12 +28,12 @@ Ask it with any OpenAI client, with a browser, or so:
   curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
       -d '{"messages": [{"role": "user", "content": "What is 2 plus 3?"}]}'
 """
-#: For preparing, beside the loading of weights; the rest is done while nobody asks.
-_WARM_UP_SECONDS = 2.0
 _CONTEXT_HELP = (
     "tokens of one request, the prompt with its answer, whatever -np is; 0: the model's (default: "
     "the model's, 32768 at most)"
 )
+#: For preparing, beside the loading of weights; the rest is done while nobody asks.
+_WARM_UP_SECONDS = 2.0
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -54,8 +54,8 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_gpus(parser)
     memory = parser.add_argument_group("how many at once")
     options.add_llama_flags(memory, "context", help=_CONTEXT_HELP)
-    options.add_llama_flags(memory, "memory")
     options.add_many(memory)
+    options.add_llama_flags(memory, "memory")
     requests = parser.add_argument_group(
         "what a request leaves open",
         "Without these it is what OpenAI has: temperature 1, and nothing filtered.",
@@ -126,8 +126,8 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
         memory_share=args.gpu_memory_share,
         chunk=options.chunk(args),
         text=True,
-        meanwhile=begin,
         chat_template=template,
+        meanwhile=begin,
     )
     if args.verbose:
         print_engine(engine)
@@ -136,7 +136,9 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
         tokens = min(pool.pages * pool.page_len for pool in pools)
         print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
     return EngineService(
-        engine, lambda service: EngineModel(engine, args.alias, service, defaults), warm_up=warm_up
+        engine,
+        lambda service: EngineModel(engine, args.alias, service, defaults),
+        warm_up=warm_up,
     )
 
 

@@ -93,9 +93,9 @@ class Engine(Owner):
         self.seconds = seconds
         self.host_sampling = host_sampling
         self._reading = reading
+        self._chat_template = chat_template
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
-        self._chat_template = chat_template
         self._owners = ExitStack()
 
     @classmethod

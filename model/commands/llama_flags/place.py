@@ -37,7 +37,7 @@ FLAGS: tuple[Flag, ...] = (
     Accepted(
         "-sm --split-mode",
         ALL,
-        "one GPU is used, unless --gpus says more",
+        "--gpus N shares a model among GPUs",
         VALUE,
         values=("none", "layer"),
     ),

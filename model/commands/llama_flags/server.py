@@ -134,5 +134,5 @@ FLAGS: tuple[Flag, ...] = (
     Refused("--max-num-seqs", SERVER, "--max-num-seqs", "-np N is the same"),
     Refused("--served-model-name", SERVER, "--served-model-name", "-a NAME is the same"),
     Refused("--gpu-memory-utilization", SERVER, "--gpu-memory-utilization", "--gpu-memory-share X"),
-    Refused("--tensor-parallel-size -tp", SERVER, "--tensor-parallel-size", "--gpus N is the same"),
+    Refused("--tensor-parallel-size -tp", SERVER, "flag of that name", "--gpus N shares it"),
 )

@@ -69,7 +69,7 @@ def test_an_interrupt_waits_until_an_import_has_let_go(monkeypatch: pytest.Monke
         interrupts.spare_imports()
         code = SimpleNamespace(co_filename="<frozen importlib._bootstrap>")
         frame: Any = SimpleNamespace(f_code=code)
-        interrupts._interrupt(signal.SIGINT, frame)  # raises nothing yet
+        interrupts._interrupt(signal.SIGINT, frame)
         with pytest.raises(KeyboardInterrupt):
             time.sleep(10)
         signal.signal(signal.SIGINT, signal.SIG_IGN)

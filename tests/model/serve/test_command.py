@@ -214,7 +214,7 @@ def test_flags_of_access_and_of_requests(
     opens = lambda *given, **more: found.append(more) or ENGINE  # noqa: E731
     monkeypatch.setattr(command, "open_engine", opens)
     monkeypatch.setattr(
-        async_service, "AsyncService", lambda engine, make: found.append(make(None))
+        async_service, "AsyncService", lambda engine, make, **more: found.append(make(None))
     )
     (tmp_path / "keys").write_text("# of the team\none\n\n two \n")
     words = ["--api-key", "a, b", "--api-key-file", tmp_path / "keys", "--cors-origins", "x,y"]
