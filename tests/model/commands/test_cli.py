@@ -434,6 +434,7 @@ def test_prompts_and_tokens_that_cannot_be(cli: Cli, nano: Path, tmp_path: Path)
     for argv, message in (
         (("run", "-m", nano, "-p", "x"), "vocabulary"),
         (("run", "-c", "8", "-p", "a long prompt that has more than eight tokens"), "context of 8"),
+        (("run", "-c", "8", "-p", "a long prompt that has more than eight tokens"), "(-c N)"),
         (("run", "--raw", "-p", ""), "empty"),
         (("run", "-f", tmp_path / "absent.txt"), "absent.txt"),
         (
