@@ -16,6 +16,8 @@ from .errors import OutOfMemoryError as OutOfMemoryError
 from .explainer import explain as explain
 from .explanation import Explanation as Explanation
 from .graph import RecordedGraph as RecordedGraph
+from .group import Group as Group
+from .group import launch_together as launch_together
 from .guarded import GuardedBuffer as GuardedBuffer
 from .guarded import poison as poison
 from .harness import check_kernel as check_kernel

@@ -2,7 +2,7 @@
 
 Both have the functions (``cuMemAlloc`` ...), enums and structs of ``cuda.bindings.driver`` under
 their names, and are handed around as ``api``; nothing above can tell which it has. One api object
-belongs to one opened device.
+belongs to one opened device, or to the devices of one group.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class GuardedApi:
 
     #: The first sticky error of a call, see `urdir.driver.errors.check`.
     poisoned_by: CudaError | None = None
+    #: Says more about the first sticky error, at the end of its message.
+    explain_fault: Callable[[], str] | None = None
 
     def __init__(self, bindings: Any = None) -> None:
         self._bindings = bindings
@@ -83,7 +85,7 @@ def initialise() -> None:
 
 
 def emulated(target: str = DEFAULT_TARGET, **options: Any) -> Any:
-    """A new emulated driver with one device that poses as ``target``; see `emulator.api.Api`."""
+    """A new emulated driver whose device poses as ``target``; see `emulator.api.Api`."""
     _import_bindings()  # the emulator takes enums and structs from it; says so where it is missing
     from urdir.driver.emulator.api import Api
 

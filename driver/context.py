@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Protocol, Self
 
-from urdir.driver.errors import DriverError, LifetimeError, check, error_of
+from urdir.driver.errors import DriverError, GroupError, LifetimeError, check, error_of
 from urdir.driver.properties import DeviceProperties
 
 
@@ -30,11 +30,41 @@ class Context:
         what = f"cuDevicePrimaryCtxRetain on {name}"
         self._handle = check(api, api.cuDevicePrimaryCtxRetain(self._gpu), what)
         self._closed = False
+        self._peers: set[Context] = set()
+        self._in_group = False
 
     @property
     def gpu(self) -> Any:
         """The driver's device handle (CUdevice)."""
         return self._gpu
+
+    @property
+    def handle(self) -> Any:
+        """The driver's context handle (CUcontext)."""
+        return self._handle
+
+    def join_group(self, peers: Iterable[Context]) -> None:
+        """Reach the memory of ``peers`` from now on, by kernels and copies of this context. A fault
+        of any of them ends this one's use, too: they share one ``api``.
+
+        Raises DriverError where the devices cannot reach each other, CudaError.
+        """
+        for peer in peers:
+            what = f"cuDeviceCanAccessPeer of {self.name} to {peer.name}"
+            if not check(self.api, self.api.cuDeviceCanAccessPeer(self._gpu, peer.gpu), what):
+                raise DriverError(
+                    f"{self.name} cannot reach the memory of {peer.name}: a group needs GPUs with "
+                    'peer access, as "nvidia-smi topo -p2p r" shows'
+                )
+            self.make_current()
+            what = f"cuCtxEnablePeerAccess of {self.name} to {peer.name}"
+            check(self.api, self.api.cuCtxEnablePeerAccess(peer.handle, 0), what)
+            self._peers.add(peer)
+        self._in_group = True
+
+    def reaches(self, other: Context) -> bool:
+        """Whether kernels of this context may be given memory of another."""
+        return other is self or other in self._peers
 
     @property
     def alive(self) -> bool:
@@ -46,7 +76,8 @@ class Context:
 
         Always set, never cached: another library (or another device) of this process may have
         changed it, and setting costs no more than asking. Raises LifetimeError when the context is
-        closed or belongs to the parent of a forked process.
+        closed or belongs to the parent of a forked process, GroupError when a device of its group
+        has failed.
         """
         if self._closed:
             raise LifetimeError(f"device {self.name} is closed")
@@ -54,6 +85,11 @@ class Context:
             raise LifetimeError(
                 f"device {self.name} was opened in process {self._pid} and cannot be used in its "
                 f'forked child {os.getpid()}: open it in the child, and start children with "spawn"'
+            )
+        if self._in_group and (first := self.api.poisoned_by) is not None:
+            raise GroupError(
+                f"device {self.name} belongs to a group in which a device has failed: close the "
+                f"group. The failure was {first}"
             )
         status = self.api.cuCtxSetCurrent(self._handle)[0]
         if status:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -118,6 +118,51 @@ class DeviceName:
             raise DeviceNameError(f"unknown device {text!r}: sm_NN is one of {', '.join(targets)}")
         return DeviceName(found[1] or found[2] or found[4], int(found[3] or 0), target)
 
+    def __str__(self) -> str:
+        if self.kind == "emulator":
+            return f"emulator:{self.target}" + (f"/{self.index}" if self.index else "")
+        return f"cuda:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Devices to open: the ``api`` to do it with, their ``names``, and why ``auto`` took the
+    emulator ("" otherwise)."""
+
+    api: Any
+    names: tuple[DeviceName, ...]
+    note: str = ""
+
+
+def find_devices(name: str, ordinals: Sequence[int] | None, api: Any = None) -> Found:
+    """The device of that name, or those with ``ordinals`` of its kind; see `Device.open`."""
+    wanted = DeviceName.parse(name)
+    if ordinals is not None and wanted.index:
+        raise DeviceNameError(f"device {name!r} is one GPU: give cuda where several are asked for")
+    note = ""
+    if wanted.kind != "emulator":
+        api = bindings.real() if api is None else api
+        found = probe(api)
+        if wanted.kind == "auto" and found.is_absent:
+            note = f"{found.detail.split(';')[0]}: using the emulator"
+            wanted, api = DeviceName("emulator"), None
+        elif found.error is not None:
+            raise found.error
+        else:
+            wanted = DeviceName("cuda", wanted.index)
+            for index in ordinals or (wanted.index,):
+                if index >= len(found.devices):
+                    raise NoDeviceError(
+                        f"there is no device cuda:{index}: this machine has "
+                        f"{len(found.devices)} ({found.detail})"
+                    )
+    names = [replace(wanted, index=i) for i in ordinals or (wanted.index,)]
+    if wanted.kind == "emulator":
+        count = 1 + max(each.index for each in names)
+        api = bindings.emulated(wanted.target, device_count=count) if api is None else api
+        check(api, api.cuInit(0), "cuInit")
+    return Found(api, tuple(names), note)
+
 
 class Device:
     """An opened device: memory, streams and kernels come from it and end with it.
@@ -138,7 +183,7 @@ class Device:
     ) -> None:
         self.api = api
         self.is_emulated = name.kind == "emulator"
-        self.name = f"emulator:{name.target}" if self.is_emulated else f"cuda:{name.index}"
+        self.name = str(name)
         self.note = note
         self._ptx_files = ptx_files or PtxFiles()
         self.context = Context(api, name.index, self.name)
@@ -179,27 +224,8 @@ class Device:
         PTX to write.
         Raises DeviceNameError, NoDriverError, DriverTooOldError, NoDeviceError, CudaError.
         """
-        wanted = DeviceName.parse(name)
-        note = ""
-        if wanted.kind != "emulator":
-            api = bindings.real() if api is None else api
-            found = probe(api)
-            if wanted.kind == "auto" and found.is_absent:
-                note = f"{found.detail.split(';')[0]}: using the emulator"
-                wanted, api = DeviceName("emulator"), None
-            elif found.error is not None:
-                raise found.error
-            elif wanted.index >= len(found.devices):
-                raise NoDeviceError(
-                    f"there is no device cuda:{wanted.index}: this machine has "
-                    f"{len(found.devices)} ({found.detail})"
-                )
-            else:
-                wanted = DeviceName("cuda", wanted.index)
-        if wanted.kind == "emulator":
-            api = bindings.emulated(wanted.target) if api is None else api
-            check(api, api.cuInit(0), "cuInit")
-        return cls(api, wanted, cache_folder, cache_limit, note, ptx_files)
+        found = find_devices(name, None, api)
+        return cls(found.api, found.names[0], cache_folder, cache_limit, found.note, ptx_files)
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of device memory now."""

@@ -30,6 +30,10 @@ class LifetimeError(DriverError):
     """An object was used after its end, freed while in use, or used across a fork."""
 
 
+class GroupError(DriverError):
+    """A device of a group has failed, which ends the use of all of them."""
+
+
 class TransferError(DriverError):
     """A copy does not fit: outside its buffer, wrong type, wrong shape, or not contiguous."""
 
@@ -184,6 +188,8 @@ def error_of(api: Any, status: Any, what: str) -> CudaError:
     fault = getattr(api, "last_fault", None)
     if fault and name in STICKY:
         detail += f"\n{fault}"
+    if name in STICKY and earlier is None and (explain := getattr(api, "explain_fault", None)):
+        detail += explain()
     error = CudaError(name, code, what, detail)
     if error.sticky and earlier is None:
         api.poisoned_by = error

@@ -79,7 +79,7 @@ class Timing:
 
 def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
     """Load every kernel of a plan. Raises LaunchError for a launch that exceeds the device, or that
-    is given memory of another device.
+    is given memory that it does not reach: of another device, unless it is of its group.
 
     What is appended to the plan later is not part of what was bound.
     """
@@ -98,11 +98,11 @@ def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
 
 
 def _check_memory(plan: Plan, device: Device) -> None:
-    """Raise LaunchError, naming operation and argument, for memory of another device."""
+    """Raise LaunchError, naming operation and argument, for memory out of the device's reach."""
     for operation in plan:
         for use, memory in zip(operation.uses(), operation.memory(), strict=True):
             owner = allocation_of(memory)
-            if owner.device is not device:
+            if not device.context.reaches(owner.device.context):
                 raise LaunchError(
                     f"{operation.label}: {operation.what}, argument {use.name!r}: {memory.name!r} "
                     f"belongs to another device, {owner.device.name}, not to {device.name}"

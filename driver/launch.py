@@ -95,8 +95,10 @@ class PackedArguments:
                 f"arguments packed for kernel {self.kernel.key(target)} cannot launch "
                 f"{loaded.kernel.key(target)}"
             )
+        reaches = loaded.device.context.reaches
         for owner in (*self._owners, stream):
-            if owner.device is not loaded.device:
+            is_near = owner.device is loaded.device
+            if not is_near and (owner is stream or not reaches(owner.device.context)):
                 raise LaunchError(
                     f"kernel {self.kernel.name} is loaded on {loaded.device.name}, "
                     f"{owner.kind} {owner.name!r} belongs to another device, {owner.device.name}"

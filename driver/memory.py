@@ -139,14 +139,35 @@ class Region:
         check(api, api.cuMemcpy2D(copy), what)
 
     def copy_from(self, source: Region, stream: Stream | None = None) -> None:
-        """Copy all of ``source`` (of this device, not overlapping) to the region's start."""
+        """Copy all of ``source`` (not overlapping) to the region's start.
+
+        From another device, which must be of the same group: in the order of ``stream``, a stream
+        of this region's device, or after all earlier work of both devices.
+        """
         api, at = self._enter(0, source.nbytes, f"copy from {source.name!r}")
+        if source.buffer.device is not self.buffer.device:
+            self._copy_from_peer(source, at, stream)
+            return
         what = f"cuMemcpyDtoD {source.nbytes} bytes from {source.name!r} to {self.name!r}"
         if stream is None:
             check(api, api.cuMemcpyDtoD(at, source.address, source.nbytes), what)
         else:
             result = api.cuMemcpyDtoDAsync(at, source.address, source.nbytes, stream.handle)
             check(api, result, what)
+
+    def _copy_from_peer(self, source: Region, at: int, stream: Stream | None) -> None:
+        here, there = (region.buffer.device.context for region in (self, source))
+        if not here.reaches(there):
+            raise TransferError(
+                f"copy from {source.name!r} of {there.name} to {self.name!r} of {here.name}: the "
+                "devices are not of one group"
+            )
+        api, places = here.api, (at, here.handle, source.address, there.handle, source.nbytes)
+        what = f"cuMemcpyPeer {source.nbytes} bytes from {source.name!r} to {self.name!r}"
+        if stream is None:
+            check(api, api.cuMemcpyPeer(*places), what)
+        else:
+            check(api, api.cuMemcpyPeerAsync(*places, stream.handle), what)
 
     def _enter(self, offset: int, nbytes: int, what: str) -> tuple[Any, int]:
         """Check, make the context current; the api and the device address of ``offset``."""

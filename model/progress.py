@@ -23,14 +23,16 @@ _CLOCK = "{desc} {elapsed}"
 
 class Progress:
     """``label  42 % |####    | 00:03<00:04`` on a line of a terminal, which it leaves as it was;
-    ``label 00:03`` where no ``total`` is known. Nothing where stderr is no terminal.
+    ``label 00:03`` where no ``total`` is known. Nothing where stderr is no terminal, or where it is
+    not ``shown``: one of several that work together has a bar.
 
     A thread draws it, so that time goes on while work does not come back.
     """
 
-    def __init__(self, label: str, total: int | None = None) -> None:
+    def __init__(self, label: str, total: int | None = None, *, shown: bool = True) -> None:
         self._label = label
         self._total = total
+        self._is_shown = shown and sys.stderr.isatty()
         self._done = 0
         self._start = time.time()
         self._ended = threading.Event()
@@ -60,7 +62,7 @@ class Progress:
             print(line, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if self._is_shown:
             self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
             self._thread.start()
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
@@ -20,6 +22,7 @@ from urdir.driver.emulator import (
 )
 from urdir.driver.emulator.dispatch import bind
 from urdir.driver.emulator.machine.async_races import Sanitizer
+from urdir.driver.emulator.machine.peer_races import DeviceOrder
 from urdir.driver.emulator.machine.watch import Watch
 from urdir.driver.emulator.properties import DEFAULT_TARGET, DeviceProperties
 from urdir.driver.emulator.state import Driver
@@ -44,20 +47,22 @@ FUNCTIONS: dict[str, Any] = {
 
 
 class Api:
-    """An emulated driver with one device; two of them share nothing.
+    """An emulated driver with ``device_count`` equal devices; two drivers share nothing.
 
     Functions, enums, structs and handle types have the names of ``cuda.bindings.driver``.
-    ``target`` is what the device poses as ("sm_90a"), ``total_memory`` its memory in bytes,
+    ``target`` is what a device poses as ("sm_90a"), ``total_memory`` its memory in bytes,
     ``seed`` that of every order that CUDA leaves open, ``driver_version`` what cuDriverGetVersion
     says. With ``sanitize`` every kernel runs under the sanitizer (see `machine.async_races`),
-    several times slower: a race, a missing proxy fence, or a barrier that not all threads reach
-    together is a fault of the kernel.
+    several times slower: a race, of threads or of devices, a missing proxy fence, or a barrier that
+    not all threads reach together is a fault of the kernel.
     ``watch`` makes a watcher of one's own for each launch, from the kernel's name.
     Raises ValueError for a target that it cannot pose as.
     """
 
     #: The first sticky error, noted by the layer above.
     poisoned_by: Any = None
+    #: Says more about it, for the layer above.
+    explain_fault: Any = None
 
     def __init__(
         self,
@@ -68,11 +73,15 @@ class Api:
         driver_version: int = 13000,
         sanitize: bool = False,
         watch: Callable[[str], Watch] | None = None,
+        device_count: int = 1,
     ) -> None:
         properties = DeviceProperties.of(target, sm_count, total_memory)
-        self._driver = Driver(properties, seed, driver_version)
+        self._driver = Driver(properties, seed, driver_version, device_count)
         self._driver.injections.functions = frozenset(FUNCTIONS)
-        self._driver.new_watch = watch or (_new_sanitizer if sanitize else None)
+        if sanitize and device_count > 1:
+            self._driver.order = DeviceOrder(device_count)
+        sanitizer = functools.partial(_new_sanitizer, self._driver.order)
+        self._driver.new_watch = watch or (sanitizer if sanitize else None)
         for name, function in FUNCTIONS.items():
             setattr(self, name, bind(self._driver, function))
 
@@ -107,7 +116,7 @@ class Api:
     def sanitizing(self) -> Iterator[None]:
         """What runs within does so under the sanitizer, unless it has a watcher already."""
         driver, before = self._driver, self._driver.new_watch
-        driver.new_watch = before or _new_sanitizer
+        driver.new_watch = before or functools.partial(_new_sanitizer, driver.order)
         try:
             yield
         finally:
@@ -123,20 +132,18 @@ class Api:
         return self._driver.injections.counts
 
     def live(self) -> dict[str, int]:
-        """How many objects of each kind there are on the device that nobody has ended yet."""
-        if not self._driver.is_active:
-            return {}
-        context = self._driver.context
-        kinds = {
-            "allocation": context.memory.allocations,
-            "stream": context.streams.values(),
-            "event": context.events.values(),
-            "link": context.links.values(),
-            "module": context.modules.values(),
-            "graph": context.graphs.values(),
-            "executable graph": context.executables.values(),
-        }
-        return {"context": 1} | {kind: len(found) for kind, found in kinds.items() if found}
+        """How many objects of each kind there are on the devices that nobody has ended yet."""
+        living: Counter[str] = Counter()
+        for context in self._driver.contexts.values():
+            living["context"] += 1
+            living["allocation"] += len(context.memory.allocations)
+            living["stream"] += len(context.streams.values())
+            living["event"] += len(context.events.values())
+            living["link"] += len(context.links.values())
+            living["module"] += len(context.modules.values())
+            living["graph"] += len(context.graphs.values())
+            living["executable graph"] += len(context.executables.values())
+        return {kind: count for kind, count in living.items() if count}
 
     def remove(self, *names: str) -> None:
         """Take functions away: calling one fails as with a driver that is too old for it."""
@@ -146,8 +153,8 @@ class Api:
             setattr(self, name, _missing(name))
 
 
-def _new_sanitizer(kernel: str) -> Watch:
-    return Sanitizer()
+def _new_sanitizer(order: DeviceOrder | None, kernel: str) -> Watch:
+    return Sanitizer(order)
 
 
 def _missing(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Initialisation, the one device, its primary context, the current context of each thread."""
+"""Initialisation, the devices, their primary contexts, the current context of each thread."""
 
 # ruff: noqa: N802, N803  (names as in the driver API)
 
@@ -84,22 +84,20 @@ def cuGetErrorString(driver: Driver, error: Any) -> bytes:
 
 @driver_call(results=1, needs=Needs.INIT)
 def cuDeviceGetCount(driver: Driver) -> int:
-    """There is one device."""
-    return 1
+    """How many devices there are."""
+    return driver.device_count
 
 
 @driver_call(results=1, needs=Needs.INIT)
 def cuDeviceGet(driver: Driver, ordinal: Any) -> Any:
-    """The handle of device 0."""
-    if int(ordinal) != 0:
-        raise Refused("CUDA_ERROR_INVALID_DEVICE", f"ordinal {ordinal}: there is one device, 0")
-    return cuda.CUdevice(0)
+    """The handle of a device."""
+    return cuda.CUdevice(_check_device(driver, ordinal))
 
 
 @driver_call(results=1, needs=Needs.INIT)
 def cuDeviceGetName(driver: Driver, length: Any, dev: Any) -> bytes:
     """The device's name, NUL-padded to ``length`` as the bindings return it."""
-    _check_device(dev)
+    _check_device(driver, dev)
     if int(length) < 1:
         raise Refused("CUDA_ERROR_INVALID_VALUE", f"a name of length {length}")
     return driver.properties.name.encode()[: int(length) - 1].ljust(int(length), b"\0")
@@ -108,9 +106,11 @@ def cuDeviceGetName(driver: Driver, length: Any, dev: Any) -> bytes:
 @driver_call(results=1, needs=Needs.INIT)
 def cuDeviceGetUuid(driver: Driver, dev: Any) -> Any:
     """16 bytes, the same for equal devices in every process."""
-    _check_device(dev)
+    _check_device(driver, dev)
     result = cuda.CUuuid()
-    digest = uuid.uuid5(uuid.NAMESPACE_OID, repr(driver.properties)).bytes
+    ordinal = int(dev)
+    name = f"{driver.properties!r} {ordinal}" if ordinal else repr(driver.properties)
+    digest = uuid.uuid5(uuid.NAMESPACE_OID, name).bytes
     ctypes.memmove(result.getPtr(), digest, len(digest))  # its bytes cannot be assigned
     return result
 
@@ -118,21 +118,21 @@ def cuDeviceGetUuid(driver: Driver, dev: Any) -> Any:
 @driver_call(results=1, needs=Needs.INIT)
 def cuDeviceGetPCIBusId(driver: Driver, length: Any, dev: Any) -> bytes:
     """A bus id that no GPU has."""
-    _check_device(dev)
-    return b"0000:00:00.0"[: max(int(length) - 1, 0)].ljust(int(length), b"\0")
+    _check_device(driver, dev)
+    return f"0000:{int(dev):02x}:00.0".encode()[: max(int(length) - 1, 0)].ljust(int(length), b"\0")
 
 
 @driver_call(results=1, needs=Needs.INIT)
 def cuDeviceTotalMem(driver: Driver, dev: Any) -> int:
     """Bytes of device memory."""
-    _check_device(dev)
+    _check_device(driver, dev)
     return driver.properties.total_memory
 
 
 @driver_call(results=1, needs=Needs.INIT)
 def cuDeviceGetAttribute(driver: Driver, attrib: Any, dev: Any) -> int:
     """A property of the posed device; 0 for features it does not have."""
-    _check_device(dev)
+    _check_device(driver, dev)
     attribute = expect_enum("attrib", attrib, cuda.CUdevice_attribute)
     return _attributes(driver.properties).get(int(attribute), 0)
 
@@ -140,36 +140,36 @@ def cuDeviceGetAttribute(driver: Driver, attrib: Any, dev: Any) -> int:
 @driver_call(results=1, needs=Needs.INIT)
 def cuDevicePrimaryCtxRetain(driver: Driver, dev: Any) -> Any:
     """Retain the primary context, which the first retain creates."""
-    _check_device(dev)
-    if not driver.is_active:
-        driver.create_context()
-    driver.references += 1
-    return cuda.CUcontext(driver.CONTEXT_HANDLE)
+    ordinal = _check_device(driver, dev)
+    if ordinal not in driver.contexts:
+        driver.create_context(ordinal)
+    context = driver.contexts[ordinal]
+    context.references += 1
+    return cuda.CUcontext(context.handle)
 
 
 @driver_call(needs=Needs.INIT, defers=True)
 def cuDevicePrimaryCtxRelease(driver: Driver, dev: Any) -> None:
     """Release the primary context; the last release destroys it."""
-    _check_device(dev)
-    if not driver.references:
+    ordinal = _check_device(driver, dev)
+    context = driver.contexts.get(ordinal)
+    if context is None or not context.references:
         raise Refused("CUDA_ERROR_INVALID_CONTEXT", "the primary context is not retained")
-    driver.references -= 1
-    if not driver.references:
-        driver.destroy_context()
+    context.references -= 1
+    if not context.references:
+        driver.destroy_context(ordinal)
 
 
 @driver_call(needs=Needs.INIT, defers=True)
 def cuDevicePrimaryCtxReset(driver: Driver, dev: Any) -> None:
     """Destroy the primary context whoever retains it: all memory and modules are gone."""
-    _check_device(dev)
-    driver.destroy_context()
+    driver.destroy_context(_check_device(driver, dev))
 
 
 @driver_call(results=2, needs=Needs.INIT)
 def cuDevicePrimaryCtxGetState(driver: Driver, dev: Any) -> tuple[int, int]:
     """Flags (none) and whether the context is active."""
-    _check_device(dev)
-    return 0, int(driver.is_active)
+    return 0, int(_check_device(driver, dev) in driver.contexts)
 
 
 @driver_call(needs=Needs.INIT)
@@ -186,8 +186,7 @@ def cuCtxSetCurrent(driver: Driver, ctx: Any) -> None:
 @driver_call(results=1, needs=Needs.INIT)
 def cuCtxGetCurrent(driver: Driver) -> Any:
     """The calling thread's context, null if it has none."""
-    stack = driver.current_stack
-    return cuda.CUcontext(stack[-1] if stack else 0)
+    return cuda.CUcontext(driver.current_handle)
 
 
 @driver_call(needs=Needs.INIT)
@@ -207,9 +206,37 @@ def cuCtxPopCurrent(driver: Driver) -> Any:
 @driver_call(results=1, needs=Needs.INIT)
 def cuCtxGetDevice(driver: Driver) -> Any:
     """The device of the current context."""
-    if not driver.current_stack:
+    if not driver.current_handle:
         raise Refused("CUDA_ERROR_INVALID_CONTEXT", "no context is current")
-    return cuda.CUdevice(0)
+    return cuda.CUdevice(driver.context.ordinal)
+
+
+@driver_call(results=1, needs=Needs.INIT)
+def cuDeviceCanAccessPeer(driver: Driver, dev: Any, peerDev: Any) -> int:
+    """Whether contexts of one device can reach the memory of another: all, but for their own."""
+    return int(_check_device(driver, dev) != _check_device(driver, peerDev))
+
+
+@driver_call()
+def cuCtxEnablePeerAccess(driver: Driver, peerContext: Any, Flags: Any) -> None:
+    """Let the current context reach what lies, and what will lie, in the memory of another."""
+    peer, context = driver.context_of(handle(peerContext)), driver.context
+    if uint(Flags):
+        raise Refused("CUDA_ERROR_INVALID_VALUE", "cuCtxEnablePeerAccess takes no flags")
+    if peer is context:
+        raise Refused("CUDA_ERROR_INVALID_DEVICE", "a context is no peer of itself")
+    if peer.ordinal in context.memory.peers:
+        raise Refused("CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", f"device {peer.ordinal}")
+    context.memory.peers.add(peer.ordinal)
+
+
+@driver_call()
+def cuCtxDisablePeerAccess(driver: Driver, peerContext: Any) -> None:
+    """Take the access back."""
+    peer, peers = driver.context_of(handle(peerContext)), driver.context.memory.peers
+    if peer.ordinal not in peers:
+        raise Refused("CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", f"device {peer.ordinal}")
+    peers.remove(peer.ordinal)
 
 
 @driver_call(results=1)
@@ -235,16 +262,16 @@ def _attributes(properties: DeviceProperties) -> dict[int, int]:
     return {int(getattr(cuda.CUdevice_attribute, prefix + name)): value for name, value in named}
 
 
-def _check_device(dev: Any) -> None:
-    if int(dev) != 0:
-        raise Refused("CUDA_ERROR_INVALID_DEVICE", f"device {int(dev)}: there is one device, 0")
+def _check_device(driver: Driver, dev: Any) -> int:
+    """The ordinal of a device."""
+    ordinal, count = int(dev), driver.device_count
+    if not 0 <= ordinal < count:
+        raise Refused("CUDA_ERROR_INVALID_DEVICE", f"no device {ordinal}: there are {count}")
+    return ordinal
 
 
 def _check_context(driver: Driver, ctx: Any, allow_null: bool = False) -> int:
     number = handle(ctx)
     if number == 0 and allow_null:
         return 0
-    if number != driver.CONTEXT_HANDLE:
-        raise Refused("CUDA_ERROR_INVALID_CONTEXT", f"no context {number:#x}")
-    _ = driver.context
-    return number
+    return driver.context_of(number).handle

@@ -116,6 +116,29 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerCopy:
+    """A copy of ``nbytes`` bytes from the memory of one device to that of another, whether they
+    reach each other or not."""
+
+    target: Memory
+    to: int
+    source: Memory
+    start: int
+    nbytes: int
+
+    def check(self) -> None:
+        """Refuse what the driver refuses when the copy is queued."""
+        for memory, address in ((self.target, self.to), (self.source, self.start)):
+            if not memory.contains(address, self.nbytes):
+                where = f"[{address:#x}, {address + self.nbytes:#x})"
+                raise Refused("CUDA_ERROR_INVALID_VALUE", f"{where} is not of that context")
+
+    def run(self) -> None:
+        """Copy; bytes that were never written stay so."""
+        self.target.copy(self.to, self.start, self.nbytes, self.source)
+
+
+@dataclass(frozen=True, slots=True)
 class Staged:
     """The second half of a copy from pageable memory: its bytes were taken at the call."""
 

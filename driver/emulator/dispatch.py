@@ -27,7 +27,7 @@ def bind(driver: Driver, function: Any) -> Callable[..., tuple[Any, ...]]:
     def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
         with driver.lock:
             if driver.depth and defers:
-                driver.deferred.append(functools.partial(function, driver, *args, **kwargs))
+                driver.defer(functools.partial(function, driver, *args, **kwargs))
                 return (SUCCESS,)
             driver.depth += 1
             try:

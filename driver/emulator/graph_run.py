@@ -31,6 +31,7 @@ class GraphTask(Task):
     ) -> None:
         super().__init__()
         self._driver = driver
+        self._memory = driver.context.memory
         self._works = works
         self._topology = topology
         self._is_traced = is_traced
@@ -87,7 +88,7 @@ class GraphTask(Task):
             self._begin_dependents(node)
             return self._run_of(node, work).advance()
         if work is not None:
-            memory = self._driver.context.memory
+            memory = self._memory
             if self._needs_trace(node):
                 self._new_trace(node).add_intervals(memory, work.reads(), work.writes())
             work.run(memory)
@@ -125,7 +126,7 @@ class GraphTask(Task):
 
     def _run_of(self, node: int, work: Launch) -> KernelRun:
         if node not in self._runs:
-            memory: Any = self._driver.context.memory
+            memory: Any = self._memory
             if self._needs_trace(node):
                 memory = self._memories[node] = TracedMemory(memory, self._new_trace(node))
             self._runs[node] = KernelRun(self._driver, work, memory)
@@ -142,6 +143,7 @@ class GraphTask(Task):
     def _complete(self, node: int) -> None:
         self._done[node] = True
         self._left -= 1
+        self.completed += 1
         self._runs.pop(node, None)
         self._early.pop(node, None)
         if node in self._traces:
@@ -169,7 +171,7 @@ class GraphTask(Task):
 
     def _report(self, node: int, other: int, address: int, why: str) -> None:
         names = [f"node {i} ({self._name(i)})" for i in sorted((node, other))]
-        where = self._driver.context.memory.describe(address)
+        where = self._memory.describe(address)
         raise KernelFault(
             LAUNCH_FAILED,
             f"race in a graph: {' and '.join(names)} {why}, and both touch 0x{address:x}, {where}, "

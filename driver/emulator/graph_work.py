@@ -74,6 +74,6 @@ def any_work(driver: Driver, p: Any) -> Work:
 
 
 def check_context(driver: Driver, ctx: Any) -> None:
-    """Refuse a handle that is not the primary context."""
-    if handle(ctx) != driver.CONTEXT_HANDLE:
+    """Refuse a handle that is not the current context."""
+    if handle(ctx) != driver.current_handle:
         raise Refused("CUDA_ERROR_INVALID_CONTEXT", f"no context {handle(ctx):#x}")

@@ -199,7 +199,7 @@ def cuGraphKernelNodeGetParams(driver: Driver, hNode: Any) -> Any:
     result.blockDimX, result.blockDimY, result.blockDimZ = launch.block
     result.sharedMemBytes = launch.shared_bytes
     result.kernelParams = ctypes.addressof(pointers) if offsets else 0
-    result.ctx = cuda.CUcontext(driver.CONTEXT_HANDLE)
+    result.ctx = cuda.CUcontext(driver.context.handle)
     return result
 
 

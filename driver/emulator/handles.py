@@ -36,6 +36,9 @@ class Handles(Generic[T]):
             state = "null" if not number else "unknown or destroyed"
             raise Refused(self._code, f"{state} {self._what} handle {number:#x}") from None
 
+    def __contains__(self, value: Any) -> bool:
+        return handle(value) in self._objects
+
     def pop(self, value: Any) -> T:
         """Take an object out; its handle is invalid from now on."""
         item = self[value]

@@ -1,12 +1,18 @@
-"""Device memory plus page-locked host memory at its own addresses (unified addressing)."""
+"""Device memory plus page-locked host memory at its own addresses (unified addressing).
+
+All devices of a driver share one address space. A device reaches the memory of another only once
+its context has enabled peer access; the page-locked memory of all contexts it reaches always.
+"""
 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 
 import numpy as np
 
 from urdir.driver.emulator.machine.memory import (
+    BASE_ADDRESS,
     ELEMENTS,
     Allocation,
     Array,
@@ -16,14 +22,45 @@ from urdir.driver.emulator.machine.memory import (
 )
 
 _PAGE = 4096
+#: From the first address of a device to that of the next one.
+_DEVICE_STRIDE = 1 << 38
 
 
 class UnifiedMemory(Memory):
-    """What a context's kernels and copies can reach.
+    """What the kernels and copies of device ``ordinal`` can reach.
 
     Page-locked memory is a page-aligned array of this process, mapped where it lies: the address
     is one that the host can follow and that kernels can load from and store to.
+    ``others`` are the memories of the driver's devices, this one among them, by ordinal; ``peers``
+    those ordinals to which access is enabled.
     """
+
+    def __init__(
+        self, total: int, ordinal: int = 0, others: Mapping[int, UnifiedMemory] | None = None
+    ) -> None:
+        super().__init__(total, BASE_ADDRESS + ordinal * _DEVICE_STRIDE)
+        self.ordinal = ordinal
+        self.peers: set[int] = set()
+        self._others = {} if others is None else others
+
+    def find(self, address: int) -> Allocation | None:
+        """The live allocation that holds ``address``: of this device, of a peer, of the host."""
+        if (own := self.find_own(address)) is not None:
+            return own
+        for ordinal, other in self._others.items():
+            if other is not self and (found := other.find_own(address)) is not None:
+                return found if ordinal in self.peers or found.kind == "host" else None
+        return None
+
+    def describe(self, address: int) -> str:
+        """Where ``address`` lies, and why it cannot be reached where it is another device's."""
+        for ordinal, other in self._others.items():
+            found = other.find_own(address)
+            if other is not self and found is not None:
+                known = "" if ordinal in self.peers else ", without peer access to it"
+                offset = address - found.address
+                return f"at offset {offset} of the {found} of device {ordinal}{known}"
+        return super().describe(address)
 
     def allocate_host(self, nbytes: int) -> int:
         """The address of ``nbytes`` zeroed bytes; raises OutOfMemory."""
@@ -50,7 +87,7 @@ class UnifiedMemory(Memory):
 
     def free_host(self, address: int) -> None:
         """Free page-locked memory; raises MemoryRangeError for anything else."""
-        allocation = self.find(address)
+        allocation = self.find_own(address)
         if allocation is None or allocation.kind != "host":
             raise MemoryRangeError(f"0x{address:x} is not page-locked memory")
         self.free(address)

@@ -10,13 +10,17 @@ import itertools
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from urdir.driver.emulator.machine.faults import KernelFault
+import numpy as np
 
-#: Rounds over everything runnable in which no task ends, after which it is a deadlock. (Kernels
-#: of two streams may well pass a flag back and forth a few times.)
+from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, KernelFault
+from urdir.driver.emulator.machine.memory import MemoryRangeError
+from urdir.driver.emulator.machine.peer_races import DeviceOrder, Stamps
+
+#: Rounds over everything runnable in which no part of a task ends, after which it is a deadlock.
+#: (Kernels of two streams may well pass a flag back and forth a few times.)
 FRUITLESS_ROUNDS = 1000
 
 
@@ -28,11 +32,16 @@ class Task:
     is_kernel = False
     #: A kernel that triggers its dependents itself, perhaps at its very start.
     triggers_dependents = False
+    #: Parts of it that are complete.
+    completed = 0
 
     def __init__(self) -> None:
         self.done = False
         self.after: tuple[Task, ...] = ()
         self.queue: Queue | None = None
+        #: What its device may rely on when it begins, and knows when it ends (`DeviceOrder`).
+        self.known: Stamps | None = None
+        self.left: Stamps | None = None
 
     def advance(self) -> bool:
         """Run; False when it spins on something that another task must provide."""
@@ -87,6 +96,8 @@ class Queue:
     still in it runs all the same.
     """
 
+    scheduler: Scheduler
+
     def __init__(self, is_blocking: bool = True, flags: int = 0, priority: int = 0) -> None:
         self.tasks: deque[Task] = deque()
         self.is_blocking = is_blocking
@@ -97,17 +108,46 @@ class Queue:
 
 
 class Scheduler:
-    """The queues of one context and the rules between them; queue ``legacy`` is stream 0."""
+    """The queues of one context and the rules between them; queue ``legacy`` is stream 0.
 
-    def __init__(self, rng: random.Random) -> None:
-        self.legacy = Queue()
-        self._queues = [self.legacy]
+    What spins may wait for another device: so work of ``all_devices`` runs, whose schedulers these
+    are. A fault of another device's work is that device's: its ``poison`` is told.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        all_devices: Sequence[Scheduler],
+        poison: Callable[[str, str], None],
+    ) -> None:
+        self._queues: list[Queue] = []
+        self.legacy = self.add_queue(Queue())
         self._rng = rng
+        self._all_devices = all_devices
+        self._poison = poison
+        self._order: DeviceOrder | None = None
+        self._device = 0
+
+    def watch_order(self, order: DeviceOrder, device: int) -> None:
+        """Tell ``order`` what the work of this device, number ``device``, comes after."""
+        self._order, self._device = order, device
 
     def add_queue(self, queue: Queue) -> Queue:
         """Take a new stream in."""
+        queue.scheduler = self
         self._queues.append(queue)
         return queue
+
+    def ends(self) -> list[Task]:
+        """The last task of every queue."""
+        return [q.last for q in self._queues if q.last is not None]
+
+    def drop(self) -> None:
+        """Forget what is queued: it never runs, and nothing waits for it."""
+        for queue in self._queues:
+            for task in queue.tasks:
+                task.done = True
+            queue.tasks.clear()
 
     def enqueue(self, queue: Queue, task: Task, after: tuple[Task, ...] = ()) -> Task:
         """Append a task, to run when something waits for it and all of ``after`` is done.
@@ -122,24 +162,29 @@ class Scheduler:
             after += (self.legacy.last,)
         task.after = tuple(t for t in after if not t.done and t.queue is not queue)
         task.queue = queue
+        if self._order is not None:
+            known = (t.left for t in after if t.left is not None)
+            task.known = np.maximum.reduce([self._order.queued(), *known])
         queue.tasks.append(task)
         queue.last = task
         return task
 
     def finish(self, task: Task) -> None:
-        """Run until ``task`` is done. Raises KernelFault: a kernel's own, or LAUNCH_TIMEOUT when
-        nothing runnable makes progress any more.
+        """Run until ``task``, of this context, is done. Raises KernelFault: a kernel's own, or
+        LAUNCH_TIMEOUT when nothing runnable makes progress any more.
         """
-        fruitless = 0
+        fruitless = completed = 0
         while not task.done:
             needed = list(self._needed(task, set()))
             progress = self._run(needed)
             if not progress:
                 progress = self._run([t for t in self._heads() if t not in needed])
-            fruitless = 0 if progress else fruitless + 1
+            former, completed = completed, sum(t.completed for t in self._heads())
+            fruitless = 0 if progress or completed != former else fruitless + 1
             if fruitless > FRUITLESS_ROUNDS:
                 spinning = "; ".join(t.describe() for t in self._heads())
                 raise KernelFault("CUDA_ERROR_LAUNCH_TIMEOUT", f"deadlock: {spinning}")
+        self._waited(task)
 
     def finish_queue(self, queue: Queue) -> None:
         """Run everything queued in one stream."""
@@ -158,11 +203,17 @@ class Scheduler:
         So the first answer is as late as can be, and a loop of queries ends.
         """
         if task is None or task.done:
+            self._waited(task)
             return True
         needed = list(self._needed(task, set()))
         if not self._run(needed[:1]):
             self._run([t for t in self._heads() if t is not needed[0]])
         return False
+
+    def _waited(self, task: Task | None) -> None:
+        """The host knows that a task is done."""
+        if self._order is not None and task is not None and task.left is not None:
+            self._order.waited(task.left)
 
     def _run(self, tasks: list[Task]) -> bool:
         """Advance each of some heads; True when one of them ended."""
@@ -170,14 +221,42 @@ class Scheduler:
         for task in tasks:
             queue = task.queue
             assert queue is not None
+            if task.done:  # dropped: another task of its device has faulted
+                continue
             assert queue.tasks[0] is task
-            self._begin_followers(queue)
-            if task.advance():
+            if self._advance(queue, task):
                 task.done = True
                 task.after = ()
                 queue.tasks.popleft()
                 ended = True
         return ended
+
+    def _advance(self, queue: Queue, task: Task) -> bool:
+        """Advance the head of a queue; see `Task.advance`."""
+        owner = queue.scheduler
+        try:
+            owner._learn(task)
+            self._begin_followers(queue)
+            ended = task.advance()
+        except KernelFault as fault:
+            if owner is self:
+                raise
+            owner._poison(fault.code, fault.message)
+        except MemoryRangeError as error:
+            if owner is self:
+                raise
+            owner._poison(ILLEGAL_ADDRESS, str(error))
+        else:
+            if ended and owner._order is not None:
+                task.left = owner._order.release(owner._device)
+            return ended
+        return False
+
+    def _learn(self, task: Task) -> None:
+        """A task begins, or goes on: its device knows of what it comes after."""
+        if self._order is not None and task.known is not None:
+            known = [task.known, *(t.left for t in task.after if t.left is not None)]
+            self._order.acquire(self._device, np.maximum.reduce(known))
 
     @staticmethod
     def _begin_followers(queue: Queue) -> None:
@@ -208,8 +287,9 @@ class Scheduler:
             yield from self._needed(earlier, seen)
 
     def _heads(self) -> list[Task]:
-        """All runnable heads, in random order."""
-        heads = [q.tasks[0] for q in self._queues if q.tasks]
+        """All runnable heads of all devices, in random order."""
+        queues = [q for scheduler in self._all_devices for q in scheduler._queues]
+        heads = [q.tasks[0] for q in queues if q.tasks]
         runnable = [t for t in heads if all(a.done for a in t.after)]
         return self._rng.sample(runnable, len(runnable))
 

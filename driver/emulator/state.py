@@ -1,4 +1,4 @@
-"""The state of one emulated driver: device, primary context, faults; every function gets it."""
+"""The state of one emulated driver: devices, primary contexts, faults; every function gets it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from urdir.driver.emulator.calls import Needs, Refused
 from urdir.driver.emulator.functions import Function
 from urdir.driver.emulator.graph_model import Executable, Graph, Node
 from urdir.driver.emulator.handles import Handles
 from urdir.driver.emulator.injection import Injections
+from urdir.driver.emulator.machine.peer_races import DeviceOrder
 from urdir.driver.emulator.machine.watch import Watch
 from urdir.driver.emulator.module_model import Link, LoadedModule
 from urdir.driver.emulator.pinned import UnifiedMemory
@@ -21,16 +23,24 @@ from urdir.driver.emulator.scheduler import Event, Queue, Scheduler
 
 
 class Context:
-    """The primary context: everything that dies with it.
+    """The primary context of device ``ordinal``: everything that dies with it.
 
-    ``fault`` is the name of the error that poisoned it; only a reset or the last release ends
-    it.
+    ``fault`` is the name of the error that poisoned it, ``fault_message`` what happened; only a
+    reset or the last release ends it.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.handle = driver.handle_of(ordinal)
+        self.references = 0
         self.fault: str | None = None
-        self.memory = UnifiedMemory(driver.properties.total_memory)
-        self.scheduler = Scheduler(driver.rng)
+        self.fault_message = ""
+        total = driver.properties.total_memory
+        self.memory = UnifiedMemory(total, ordinal, driver.memories)
+        self.scheduler = Scheduler(driver.rng, driver.schedulers, self.poison)
+        if driver.order is not None:
+            self.scheduler.watch_order(driver.order, ordinal)
+        self._driver = driver
         self.streams: Handles[Queue] = Handles("stream")
         self.thread_streams: dict[int, Queue] = {}
         self.events: Handles[Event] = Handles("event")
@@ -43,33 +53,48 @@ class Context:
         self.nodes: Handles[Node] = Handles("graph node", code)
         self.executables: Handles[Executable] = Handles("executable graph", code)
 
+    def poison(self, code: str, message: str) -> None:
+        """Record a kernel fault: from now on every call on the context returns it. What is queued
+        never runs."""
+        self._driver.last_fault = self.fault_message = message
+        self.fault = code
+        self.scheduler.drop()
+
 
 class Driver:
-    """One emulated driver with one device.
+    """One emulated driver with ``device_count`` equal devices.
 
     ``last_fault`` holds the full message of the latest kernel fault, ``last_refusal`` that of the
     latest call answered with an error.
     """
 
-    #: The handle of the primary context: the same in every life of it, as in the real driver.
+    #: The handle of the first primary context: the same in every life of it, as in the real driver.
     CONTEXT_HANDLE = 0x59FF_0000_0000
+    _HANDLE_STRIDE = 0x100
 
-    def __init__(self, properties: DeviceProperties, seed: int, driver_version: int) -> None:
+    def __init__(
+        self, properties: DeviceProperties, seed: int, driver_version: int, device_count: int = 1
+    ) -> None:
         self.properties = properties
         self.driver_version = driver_version
+        self.device_count = device_count
         self.rng = random.Random(seed)
         self.lock = threading.RLock()
         self.injections = Injections()
         #: Makes the watcher of a launch, from the kernel's name; None where nothing watches.
         self.new_watch: Callable[[str], Watch] | None = None
+        #: Which devices know of each other's work; None where nothing watches, or for one device.
+        self.order: DeviceOrder | None = None
         self.last_fault = ""
         self.last_refusal = ""
         #: Calls in progress of the thread that holds the lock, and what waits for their end.
         self.depth = 0
-        self.deferred: list[Callable[[], object]] = []
+        self.deferred: list[tuple[int, Callable[[], object]]] = []
         self.initialised_in: int | None = None
-        self.references = 0
-        self._context: Context | None = None
+        #: Of the primary contexts that live, by the device's ordinal.
+        self.contexts: dict[int, Context] = {}
+        self.memories: dict[int, UnifiedMemory] = {}
+        self.schedulers: list[Scheduler] = []
         self._threads = threading.local()
 
     @property
@@ -87,46 +112,76 @@ class Driver:
         return stack
 
     @property
-    def context(self) -> Context:
-        """The live primary context."""
-        if self._context is None:
-            raise Refused("CUDA_ERROR_CONTEXT_IS_DESTROYED", "the primary context is not retained")
-        return self._context
+    def current_handle(self) -> int:
+        """The handle of the calling thread's context, 0 for none."""
+        stack = self.current_stack
+        return stack[-1] if stack else 0
 
     @property
-    def is_active(self) -> bool:
-        """True while the primary context lives."""
-        return self._context is not None
+    def context(self) -> Context:
+        """The calling thread's context."""
+        return self.context_of(self.current_handle)
 
-    def create_context(self) -> None:
-        """Begin a life of the primary context."""
-        self._context = Context(self)
+    def handle_of(self, ordinal: int) -> int:
+        """The handle of a device's primary context."""
+        return self.CONTEXT_HANDLE + ordinal * self._HANDLE_STRIDE
 
-    def destroy_context(self) -> None:
+    def context_of(self, number: int) -> Context:
+        """The live context with a handle."""
+        ordinal, odd = divmod(number - self.CONTEXT_HANDLE, self._HANDLE_STRIDE)
+        if odd or not 0 <= ordinal < self.device_count:
+            raise Refused("CUDA_ERROR_INVALID_CONTEXT", f"no context {number:#x}")
+        if ordinal not in self.contexts:
+            raise Refused("CUDA_ERROR_CONTEXT_IS_DESTROYED", "the primary context is not retained")
+        return self.contexts[ordinal]
+
+    def create_context(self, ordinal: int) -> None:
+        """Begin a life of a device's primary context."""
+        context = self.contexts[ordinal] = Context(self, ordinal)
+        self.memories[ordinal] = context.memory
+        self.schedulers.append(context.scheduler)
+
+    def destroy_context(self, ordinal: int) -> None:
         """End it with all that lives in it; queued work is dropped."""
-        self._context = None
-        self.references = 0
+        context = self.contexts.pop(ordinal, None)
+        if context is None:
+            return
+        context.scheduler.drop()
+        self.schedulers.remove(context.scheduler)
+        del self.memories[ordinal]
+        for memory in self.memories.values():
+            memory.peers.discard(ordinal)
+
+    def event(self, hEvent: Any) -> Event:  # noqa: N803
+        """An event, which may be another device's."""
+        for context in self.contexts.values():
+            if hEvent in context.events:
+                return context.events[hEvent]
+        return self.context.events[hEvent]
 
     def require(self, needs: Needs, name: str) -> None:
         """Refuse a call whose preconditions do not hold, with the error of the first that fails."""
         if self.initialised_in != os.getpid():
             raise Refused("CUDA_ERROR_NOT_INITIALIZED", f"{name} before cuInit in this process")
         if needs is Needs.CONTEXT:
-            stack = self.current_stack
-            if not stack or not stack[-1]:
+            if not self.current_handle:
                 raise Refused("CUDA_ERROR_INVALID_CONTEXT", f"{name} without a current context")
-            if self.context.fault:
-                raise Refused(self.context.fault, self.last_fault)
+            context = self.context
+            if context.fault:
+                raise Refused(context.fault, context.fault_message)
+
+    def defer(self, call: Callable[[], object]) -> None:
+        """Make a call of this thread's context once the one in progress has ended."""
+        self.deferred.append((self.current_handle, call))
 
     def run_deferred(self) -> None:
         """Destroy what finalisers asked for in the middle of another call; failures are dropped."""
         calls, self.deferred = self.deferred, []
-        for call in calls:
-            if self._context is not None and not self._context.fault:
+        for current, call in calls:
+            self.current_stack.append(current)
+            try:
                 with contextlib.suppress(Refused):
-                    call()
-
-    def poison(self, code: str, message: str) -> None:
-        """Record a kernel fault: from now on every call on the context returns it."""
-        self.last_fault = message
-        self.context.fault = code
+                    if not self.context.fault:
+                        call()
+            finally:
+                self.current_stack.pop()

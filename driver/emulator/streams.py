@@ -11,7 +11,7 @@ import cuda.bindings.driver as cuda
 
 from urdir.driver.emulator.calls import Refused, driver_call, handle, uint
 from urdir.driver.emulator.interrupts import deferred_interrupts
-from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, KernelFault
+from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, LAUNCH_FAILED, KernelFault
 from urdir.driver.emulator.machine.memory import MemoryRangeError
 from urdir.driver.emulator.scheduler import Event, Mark, Queue, Task
 from urdir.driver.emulator.state import Driver
@@ -52,12 +52,16 @@ def wait(driver: Driver, run: Any, *args: Any) -> Any:
     """Call a function of the scheduler that runs work; a fault poisons the context."""
     try:
         with deferred_interrupts():
-            return run(*args)
+            try:
+                return run(*args)
+            except KeyboardInterrupt:  # a second Ctrl-C, in the middle of a kernel
+                driver.context.poison(LAUNCH_FAILED, "Ctrl-C, twice, stopped a kernel")
+                raise
     except KernelFault as fault:
         code, message = fault.code, fault.message
     except MemoryRangeError as error:  # a queued copy or fill whose memory is gone
         code, message = ILLEGAL_ADDRESS, str(error)
-    driver.poison(code, message)
+    driver.context.poison(code, message)
     raise Refused(code, message)
 
 
@@ -104,7 +108,7 @@ def cuStreamQuery(driver: Driver, hStream: Any) -> None:
 def cuStreamWaitEvent(driver: Driver, hStream: Any, hEvent: Any, Flags: Any) -> None:
     """Order later work of the stream after the event's latest record, if there is one."""
     uint(Flags)
-    event: Event = driver.context.events[hEvent]
+    event = driver.event(hEvent)
     queue = stream_of(driver, hStream)
     if event.mark is not None:
         enqueue(driver, queue, Mark(), (event.mark,))
@@ -126,7 +130,7 @@ def cuStreamGetPriority(driver: Driver, hStream: Any) -> int:
 def cuStreamGetCtx(driver: Driver, hStream: Any) -> Any:
     """The context of a stream."""
     stream_of(driver, hStream)
-    return cuda.CUcontext(driver.CONTEXT_HANDLE)
+    return cuda.CUcontext(driver.context.handle)
 
 
 @driver_call(results=1)

@@ -19,7 +19,7 @@ from urdir.driver.emulator.calls import (
     uint,
     ushort,
 )
-from urdir.driver.emulator.copies import Box, Copy, Fill, Staged, copy_2d, copy_3d
+from urdir.driver.emulator.copies import Box, Copy, Fill, PeerCopy, Staged, copy_2d, copy_3d
 from urdir.driver.emulator.machine.memory import MemoryRangeError, OutOfMemory
 from urdir.driver.emulator.scheduler import CallTask, Queue
 from urdir.driver.emulator.state import Driver
@@ -131,6 +131,42 @@ def cuMemcpyDtoH(driver: Driver, dstHost: Any, srcDevice: Any, ByteCount: Any) -
 def cuMemcpyDtoD(driver: Driver, dstDevice: Any, srcDevice: Any, ByteCount: Any) -> None:
     """Copy within the device in the legacy stream, without waiting."""
     _copy_run(driver, _device(dstDevice), _device(srcDevice), size_t(ByteCount))
+
+
+@driver_call()
+def cuMemcpyPeer(
+    driver: Driver,
+    dstDevice: Any,
+    dstContext: Any,
+    srcDevice: Any,
+    srcContext: Any,
+    ByteCount: Any,
+) -> None:
+    """Copy from device to device, after all work of the three contexts."""
+    copy = _peer_copy(driver, dstDevice, dstContext, srcDevice, srcContext, ByteCount)
+    scheduler = driver.context.scheduler
+    contexts = (driver.context_of(handle(c)) for c in (dstContext, srcContext))
+    after = tuple(task for context in contexts for task in context.scheduler.ends())
+    if copy is not None:
+        task = scheduler.enqueue(scheduler.legacy, CallTask(copy.run), after)
+        wait(driver, scheduler.finish, task)
+
+
+@driver_call()
+def cuMemcpyPeerAsync(
+    driver: Driver,
+    dstDevice: Any,
+    dstContext: Any,
+    srcDevice: Any,
+    srcContext: Any,
+    ByteCount: Any,
+    hStream: Any,
+) -> None:
+    """Queue a copy from device to device."""
+    stream = stream_of(driver, hStream)
+    copy = _peer_copy(driver, dstDevice, dstContext, srcDevice, srcContext, ByteCount)
+    if copy is not None:
+        enqueue(driver, stream, CallTask(copy.run))
 
 
 @driver_call()
@@ -247,6 +283,19 @@ def _checked(driver: Driver, kind: str, allocate: Callable[[int], int], nbytes: 
         return allocate(nbytes)
     except OutOfMemory as exc:
         raise Refused("CUDA_ERROR_OUT_OF_MEMORY", str(exc)) from None
+
+
+def _peer_copy(
+    driver: Driver, to: Any, target: Any, start: Any, source: Any, count: Any
+) -> PeerCopy | None:
+    """A copy between contexts; None when it is empty."""
+    memories = [driver.context_of(handle(context)).memory for context in (target, source)]
+    nbytes = size_t(count)
+    if not nbytes:
+        return None
+    copy = PeerCopy(memories[0], handle(to), memories[1], handle(start), nbytes)
+    copy.check()
+    return copy
 
 
 def _device(value: Any) -> tuple[bool, int, Any]:

@@ -37,13 +37,22 @@ def append_attention(
         packs = at.linear.packs(matrix) and attention.can_pack
     heads = at.work["packed" if packs else "heads"]
     incremental_attention_into(at.plan, attention, heads, packs=packs)
-    if mixer.gate is not None:
-        _append_gate(at, mixer, mixer.gate)
+    gate, latent = mixer.gate, mixer.latent
+    if gate is not None and latent is None:
+        _append_gate(at, gate, at.work["attention gate"], heads, mixer.output_width)
     if at.outputs is not None:
         heads, to = _only_outputs(at, mixer, heads, to)
-        at = at.after_attention
-    if mixer.latent is not None:
-        heads = append_expanded(at, mixer, mixer.latent, heads)
+    if latent is not None:
+        gates = "attention gate"
+        if gate is not None and at.outputs is not None:
+            gates, all_gates = "output gate", at.work["attention gate"]
+            label = "attn_gate.output_rows"
+            at.gather_outputs(label, all_gates, gate.linear.rows, at.work[gates])
+        heads = append_expanded(at.after_attention, mixer, latent, heads)
+        if gate is not None:
+            width = latent.expand.rows
+            _append_gate(at.after_attention, gate, at.work[gates], heads, width)
+    at = at.after_attention
     if mixer.value_scale != 1.0:
         assert mixer.o.bias is None
         to = replace(to, scale=to.scale * mixer.value_scale)
@@ -112,14 +121,12 @@ def _append_norms_apart(at: LayerStep, mixer: Attention, norm: QkNorm) -> None:
         )
 
 
-def _append_gate(at: LayerStep, mixer: Attention, gate: OutputGate) -> None:
-    """heads *= f(gate), by value or by head, in place."""
-    values = at.rows.count * mixer.output_width
-    group = mixer.output_width // gate.linear.rows
-    kernel = Activate(values, Activation(gate.activation), gated=True, group=group)
-    heads = at.work["heads"]
-    label = at.name("attn_gate")
-    at.plan.launch(kernel, label, gate=at.work["attention gate"], up=heads, y=heads)
+def _append_gate(at: LayerStep, gate: OutputGate, gates: Slice, heads: Slice, width: int) -> None:
+    """heads (rows, width) *= f(gates), by value or by head, in place."""
+    group = width // gate.linear.rows
+    f = Activation(gate.activation)
+    kernel = Activate(at.rows.count * width, f, gated=True, group=group)
+    at.plan.launch(kernel, at.name("attn_gate"), gate=gates, up=heads, y=heads)
 
 
 def own_token(mixer: Attention) -> OwnToken:

@@ -87,8 +87,8 @@ def append_mixture(
     layer's input, which some routers read."""
     # a weight within the network is no factor of its result
     assert not (network.weigh_input and to.scale != 1.0)
-    linear, route = at.linear, network.router
-    router = _router(at, route, 1.0 if network.weigh_input else to.scale)
+    linear, route, latent = at.linear, network.router, network.latent
+    router = _router(at, route, 1.0 if network.weigh_input or latent else to.scale)
     label = at.name("ffn_gate_inp")
     match route.reads:
         case "layer":
@@ -96,7 +96,7 @@ def append_mixture(
         case "norm":
             append_router(linear, label, router, Activations(x.x), at.norm(route.norm))
     if norm is not None and linear.takes_gemm and not x.has_completed(norm):
-        normed, cols = at.work["normed"], network.up.cols
+        normed, cols = at.work["normed"], at.parts.config.hidden
         x = linear.append_norm(at.name("ffn_norm"), cols, x, norm, normed)
     if route.reads == "input":
         append_router(linear, label, router, x, norm)
@@ -111,7 +111,20 @@ def append_mixture(
         network.activation,
         network.weigh_input,
     )
-    return append_experts(linear, at.name("ffn_experts"), mixture, x, norm, residual, to.y)
+    label = at.name("ffn_experts")
+    if mixture.down.is_partial:
+        append_experts(linear, label, mixture, x, norm, None, at.work["delta"])
+        return at.add_ranks(label, to.y, residual)
+    if latent is None:
+        return append_experts(linear, label, mixture, x, norm, residual, to.y)
+    source, total = at.work["expert input"], at.work["expert sum"]
+    linear.append(at.name("ffn_routed_down"), [(at.matrix(latent.down), source)], x, norm)
+    append_experts(linear, label, mixture, Activations(source), None, None, total)
+    if (after := at.norm(latent.norm)) is not None:
+        name, width = at.name("ffn_routed_norm"), network.result_width
+        linear.append_norm(name, width, Activations(total), after, total)
+    end = replace(to, residual=residual)
+    return at.finish("ffn_routed_up", at.matrix(latent.up), Activations(total), end)
 
 
 def _append_shared(

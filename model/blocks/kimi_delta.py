@@ -78,6 +78,7 @@ def _append_rule(at: LayerStep, mixer: KimiDelta, state: Slice, y: Slice) -> Non
         order="apart",
         channels=True,
         floor=mixer.floor,
+        negated=mixer.negated,
     )
     launch_recurrent(
         at,

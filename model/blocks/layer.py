@@ -20,6 +20,7 @@ from urdir.model.blocks.layer_end import append_end, has_end
 from urdir.model.blocks.lightning import append_lightning
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
+from urdir.model.blocks.recall import append_bank, append_recall
 from urdir.model.blocks.recurrent import append_recurrence, append_short_conv
 from urdir.model.blocks.selective import append_selective
 from urdir.model.families.description import Attention, Block, Branch, Dense, LayerConfig, Mixture
@@ -63,14 +64,15 @@ def append_layer(
     at = LayerStep(plan, parts, rows, index, y, outputs)
     is_alone, start = layer is not None, x.x
     layer = layer or parts.config.layers[index]
-    ends = has_end(layer)
+    ends, banked = has_end(layer), parts.config.banked(index)
     for number, block in enumerate(layer.blocks):
         if number + 1 < len(layer.blocks):
-            following, target = at.norm(layer.blocks[number + 1].branches[0].norm), None
+            following, target = _first_norm(at, layer.blocks[number + 1]), None
         else:
             following = None if ends or is_alone else _norm_after(at)
             target = None if ends else y
-        x = _append_block(at, block, x, start, target, following)
+        x = _append_block(at, block, x, start, target, following, banked)
+        banked += block.banks
         at = at.after_attention
     if ends:
         return append_end(at, layer, x, y)
@@ -86,6 +88,7 @@ def begins_with_attention(layer: LayerConfig) -> bool:
     return (
         alone
         and not has_end(layer)
+        and not any(block.recalls for block in layer.blocks)
         and isinstance(attention.network, Attention)
         and not attention.reads_layer_input
         and attention.post_norm is None
@@ -118,8 +121,13 @@ def _norm_after(at: LayerStep) -> NormLayer | None:
     """The first norm after a layer: the next one's, or the output's."""
     config, following = at.parts.config, at.index + 1
     if following == config.n_layers:
-        return at.norm(config.output_norm)
-    return at.norm(config.layers[following].blocks[0].branches[0].norm)
+        return None if config.recalls else at.norm(config.output_norm)
+    return _first_norm(at, config.layers[following].blocks[0])
+
+
+def _first_norm(at: LayerStep, block: Block) -> NormLayer | None:
+    """The norm of the stream that a block begins with; not that of a sum with other streams."""
+    return None if block.recalls else at.norm(block.branches[0].norm)
 
 
 def _append_block(
@@ -129,6 +137,7 @@ def _append_block(
     start: Slice,
     y: Slice | None,
     following: NormLayer | None,
+    banked: int,
 ) -> Activations:
     """x += scale * the networks' results, one after the other, or x += norm(their sum)."""
     if not _begins_with_product(block):
@@ -137,14 +146,20 @@ def _append_block(
         x = _normed_stream(at, block.stream_norm, x, start)
     if block.post_norm is not None:
         return _append_normed_block(at, block, x, start, y, following)
-    total = x
+    total, residual = x, x.x if not block.banks else None
+    if block.recalls is not None:
+        label = f"{'attn' if block is at.parts.config.layers[at.index].blocks[0] else 'ffn'}_recall"
+        x = Activations(append_recall(at, label, block.recalls, banked, x.x))
+    if block.banks:
+        append_bank(at, banked, total.x)
     for number, branch in enumerate(block.branches):
         is_last = number + 1 == len(block.branches)
         target = (y if is_last else None) or at.free(x.x, start, total.x)
-        to = Destination(target, total.x, following if is_last else None, block.scale)
+        to = Destination(target, residual, following if is_last else None, block.scale)
         total = _append_branch(at, branch, x, start, to)
         if not is_last:
             total = at.linear.complete(total)
+            residual = total.x
     return total
 
 
@@ -159,7 +174,9 @@ def _normed_stream(at: LayerStep, norm: Normalization, x: Activations, start: Sl
 def _begins_with_product(block: Block) -> bool:
     """Whether the first launch that reads the stream is a product, and the only one but for the
     block's end."""
-    if len(block.branches) > 1 or block.branches[0].reads_layer_input or block.stream_norm:
+    if len(block.branches) > 1 or block.branches[0].reads_layer_input:
+        return False
+    if block.stream_norm or block.recalls:
         return False
     return isinstance(block.branches[0].network, Attention | Dense | Linear)
 

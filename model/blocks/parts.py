@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from urdir.model.blocks.exchange import append_sum_of_ranks
 from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.families.description import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.memory.device_state import DecodeState
+from urdir.model.memory.exchange import RankExchange
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.recurrent_state import RecurrentState
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 class LayerParts:
     """The device, and the owners of everything on it that layers read and write.
 
-    ``exact`` keeps activations f32. ``recurrent`` is there where a layer needs it.
+    ``exact`` keeps activations f32. ``recurrent`` is there where a layer needs it, ``exchange``
+    where the device is one of several ranks.
     """
 
     device: Device
@@ -39,6 +42,7 @@ class LayerParts:
     work: Arena
     exact: bool
     recurrent: RecurrentState | None = None
+    exchange: RankExchange | None = None
 
     def linear(self, plan: Plan, rows: Rows) -> LinearLayers:
         """What appends this step's linear layers to ``plan``."""
@@ -148,8 +152,11 @@ class LayerStep:
     def finish(
         self, label: str, matrix: Matrix, x: Activations, to: Destination, *, fill: bool = False
     ) -> Activations:
-        """The last product of a network, to its destination."""
+        """The last product of a network, to its destination; of a part of the network, the sum of
+        all ranks' products."""
         label, linear = self.name(label), self.linear
+        if matrix.is_partial:
+            return self._finish_together(label, matrix, x, to, fill)
         if to.residual is None:
             product = [(matrix, to.y)]
             linear.append(label, product, x, scale=to.scale, ends_block=True, fill=fill)
@@ -157,6 +164,21 @@ class LayerStep:
         return linear.append_residual(
             label, matrix, x, to.residual, to.y, to.next_norm, fill=fill, scale=to.scale
         )
+
+    def _finish_together(
+        self, label: str, matrix: Matrix, x: Activations, to: Destination, fill: bool
+    ) -> Activations:
+        product = [(matrix, self.work["delta"])]
+        self.linear.append(label, product, x, scale=to.scale, ends_block=True, fill=fill)
+        return self.add_ranks(label, to.y, to.residual)
+
+    def add_ranks(self, label: str, y: Slice, residual: Slice | None) -> Activations:
+        """y = the sum of all ranks' ``work["delta"]``, plus the ``residual``, of the stream."""
+        exchange, own = self.parts.exchange, self.work["delta"]
+        assert exchange is not None
+        values = self.rows.count * self.parts.config.hidden
+        append_sum_of_ranks(self.plan, exchange, f"{label}.sum_of_ranks", values, own, y, residual)
+        return Activations(y)
 
     def scale(self, label: str, x: Slice, y: Slice, scale: float) -> None:
         """y = scale * x, of the stream."""

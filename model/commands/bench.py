@@ -24,6 +24,7 @@ EXAMPLES = """\
   urdir bench model.gguf -p 0 -n 64 -d 0,256     decoding at once and after 256 tokens of context
   urdir bench model.gguf -p 0 -npl 1,8,16-256*2  decoding by several sequences at once
   urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
+  urdir bench model.gguf --gpus 2            a half of the model on each of two GPUs
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
   urdir bench --kernels -o csv               single matrix-vector products
   urdir bench model.gguf --startup           compiling, loading, first token
@@ -68,6 +69,7 @@ def add_parser(commands: options.Subparsers) -> None:
         "--plot", type=Path, metavar="FILE.png", help="draw that profile, or --load"
     )
     options.add_device(parser)
+    options.add_gpus(parser)
     bench_load.add_arguments(parser)
 
 
@@ -81,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         return bench_load.run_here(args, _source(args))
     if args.load:
         return bench_load.run(args)
+    if args.gpus is not None and (args.kernels or args.startup or args.profile or args.plot):
+        raise options.UsageError("--gpus: of several GPUs only the speed of a model is measured")
     if args.kernels:
         return _run_kernels(args)
     return _run_startup(args) if args.startup else _run_model(args)
@@ -123,7 +127,7 @@ def _run_model(args: argparse.Namespace) -> int:
             if args.plot:
                 title = f"decode step of {engine.name} on {engine.device.properties.name}"
                 plot_roofline(profile, rates.read, title, args.plot)
-        conditions = _conditions(engine.device, engine.name, rates)
+        conditions = _conditions(engine.device, engine.name, rates, len(engine.group))
     report.print_report(conditions, sections, args.output)
     return 0
 
@@ -184,11 +188,13 @@ def _rates(device: Device) -> Rates:
     return rates
 
 
-def _conditions(device: Device, model: str, rates: Rates) -> report.Conditions:
+def _conditions(device: Device, model: str, rates: Rates, gpus: int = 1) -> report.Conditions:
+    """What was measured on what; of several GPUs rates, memory and what moves are those of each."""
     free, total = device.memory_info()
+    name = device.properties.name
     return report.Conditions(
         model=model,
-        device=device.properties.name,
+        device=name if gpus == 1 else f"each of {gpus} x {name}",
         emulated=device.is_emulated,
         driver=".".join(map(str, device.properties.driver_version)),
         version=installed_version("urdir"),

@@ -35,6 +35,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     options.add_device(parser)
+    options.add_gpus(parser)
 
 
 def run(args: argparse.Namespace) -> int:

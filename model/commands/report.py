@@ -78,13 +78,20 @@ def seconds_text(seconds: float) -> str:
 
 def print_engine(engine: Engine) -> None:
     """On stderr: the model, the device and the cache that are used."""
-    device, session = engine.device, engine.session
-    cache = session.parts.cache
+    device, session, group = engine.device, engine.session, engine.group
+    cache, names = session.parts.cache, ", ".join(each.name for each in group)
+    each, shares = "", ""
+    if len(group) > 1:
+        from urdir.model.families.share import cut_networks
+
+        cut, networks = cut_networks(session.parts.config)
+        each = " on each device"
+        shares = f"each device has a part of {cut} of {networks} networks, the others are whole\n"
     print(
-        f"model {printable(engine.name)}, {engine.weights.nbytes:,} bytes of weights, "
+        f"model {printable(engine.name)}, {engine.weight_nbytes:,} bytes of weights, "
         f"loaded in {engine.seconds['weights']:.2f} s\n"
-        f"device {device.name}: {device.properties.name}, kernels for {device.target}\n"
-        f"context {session.context} tokens, KV cache {cache.nbytes:,} bytes "
+        f"device {names}: {device.properties.name}, kernels for {device.target}\n"
+        f"{shares}context {session.context} tokens, KV cache {cache.nbytes:,} bytes{each} "
         f"({cache.layout(0).dtype})",
         file=sys.stderr,
     )

@@ -84,6 +84,11 @@ def token_limit(text: str) -> int | None:
     return None if value < 0 else value
 
 
+def sequences(text: str) -> int | None:
+    """An argparse type: how many sequences at once; None for -1, as many as usual."""
+    return None if text == "-1" else whole_number(1, 256)(text)
+
+
 def bias(text: str) -> tuple[int, float]:
     """An argparse type: a token id and what is added to its logit, as llama.cpp writes them."""
     found = re.fullmatch(r"(\d+)([+-].+)", text)
@@ -120,6 +125,16 @@ def gpu_layers(text: str) -> int | None:
             "every layer is on the GPU, none on the CPU (--device emulator needs no GPU)"
         )
     return min(given, default=None)
+
+
+def gpus(text: str) -> int | tuple[int, ...]:
+    """An argparse type: how many GPUs, or the ordinals of some between commas: 2; 0,3."""
+    if "," not in text:
+        return whole_number(1)(text)
+    ordinals = number_list(0)(text.rstrip(","))
+    if len({*ordinals}) != len(ordinals):
+        raise argparse.ArgumentTypeError(f"{text!r} names a GPU twice")
+    return ordinals
 
 
 def device(text: str) -> str:

@@ -18,6 +18,7 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.driver.group import Group
     from urdir.driver.parallel import Task
     from urdir.driver.ptx_files import PtxFiles
     from urdir.model.engine.continuations import Continuation
@@ -62,31 +63,37 @@ def chosen_context(config: Config, context: int | None, most: int = DEFAULT_CONT
 class Engine(Owner):
     """Everything that turns tokens into tokens; a context manager that frees the device.
 
-    ``gguf``, ``config``, ``device``, ``weights`` and ``session`` are its parts; ``seconds`` is what
-    opening each of "device", "file", "tokenizer", "weights" (upload and repacking) took, beside the
-    others; ``host_sampling`` whether whoever opened it wants tokens to be chosen by the host;
-    ``tokenizer`` is built when first asked for, so that a file without a vocabulary can still be
-    measured.
+    ``gguf``, ``config``, ``group``, ``device``, ``weights`` and ``session`` are its parts. Where
+    there are several GPUs, ``device`` and ``weights`` are those of rank 0, and ``weight_nbytes``
+    are of all. ``seconds`` is what opening each of "device", "file", "tokenizer", "weights" (upload
+    and repacking) took, beside the others; ``host_sampling`` whether whoever opened it wants tokens
+    to be chosen by the host; ``tokenizer`` is built when first asked for, so that a file without a
+    vocabulary can still be measured.
     """
 
     def __init__(
         self,
         gguf: ModelFile,
-        device: Device,
-        weights: Weights,
+        config: Config,
+        group: Group,
+        weights: Sequence[Weights],
         session: Session,
         host_sampling: bool,
         reading: Task[Tokenizer] | None,
         seconds: Mapping[str, float],
+        chat_template: str | None = None,
     ) -> None:
         self.gguf = gguf
-        self.config = weights.config
-        self.device = device
-        self.weights = weights
+        self.config = config
+        self.group = group
+        self.device = group[0]
+        self.weights = weights[0]
+        self.weight_nbytes = sum(each.nbytes for each in weights)
         self.session = session
         self.seconds = seconds
         self.host_sampling = host_sampling
         self._reading = reading
+        self._chat_template = chat_template
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
         self._owners = ExitStack()
@@ -98,6 +105,7 @@ class Engine(Owner):
         *,
         quantize: str | None = None,
         device: str = "auto",
+        gpus: int | Sequence[int] | None = None,
         context: int | None = None,
         kv_dtype: KvDtype = "f16",
         exact: bool = False,
@@ -107,6 +115,7 @@ class Engine(Owner):
         pages: int | None = None,
         chunk: int | None = None,
         text: bool = False,
+        chat_template: str | None = None,
         cache_folder: Path | Literal["user"] | None = "user",
         ptx_files: PtxFiles | None = None,
         host_sampling: bool = False,
@@ -114,6 +123,9 @@ class Engine(Owner):
         meanwhile: Callable[[Engine], None] | None = None,
     ) -> Engine:
         """Open ``path`` (None: the demo model) on ``device`` (auto, cuda[:i], emulator[:sm_NN]).
+
+        With ``gpus``, a number or the ordinals of some, each GPU has a share of the model
+        (`families.share`): ``device`` says of which kind they are.
 
         ``path`` is "demo", a GGUF file, any part of a split one, or a folder as transformers writes
         it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
@@ -123,7 +135,8 @@ class Engine(Owner):
         is free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`)
         as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer where recurrent layers have
         large states, of which none is kept; the context is up to `LONG_CONTEXT`.
-        With ``text`` a thread of its own builds the tokeniser. ``meanwhile`` is called while the
+        With ``text`` a thread of its own builds the tokeniser. ``chat_template`` (Jinja, or a name
+        such as "chatml") replaces the file's. ``meanwhile`` is called while the
         weights are loaded, with an engine that must run nothing yet: for `Session.prepare`.
         ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None
         keeps none. ``ptx_files`` are folders of edited PTX to use and of PTX to write. ``observer``
@@ -132,18 +145,17 @@ class Engine(Owner):
         and DriverError for a device that is absent or fails; nothing stays open then, and no thread
         runs.
         """
-        with Opening(lambda: _open_device(device, cache_folder, ptx_files)) as opening:
+        if chat_template is not None:
+            from urdir.model.text.named_templates import template_text
+
+            chat_template = template_text(chat_template)
+        with Opening(lambda: _open_group(device, gpus, cache_folder, ptx_files)) as opening:
             # imported while the device is opened
             from urdir.model.engine.session import Session
             from urdir.model.families.description import Config
-            from urdir.model.memory.buckets import MOST_CHUNK
-            from urdir.model.memory.budget import (
-                SessionBudget,
-                fitting_budget,
-                most_pages,
-                most_sequences,
-            )
-            from urdir.model.memory.weights import Weights
+            from urdir.model.memory.budget import SessionBudget
+            from urdir.model.memory.fitting import fitting_size
+            from urdir.model.memory.weights import Weights, shares_of
 
             with opening.timed("file"):
                 gguf = opening.own(_open_file(path, quantize))
@@ -152,52 +164,62 @@ class Engine(Owner):
             context = chosen_context(config, context, longest)
             config = config.at_context(context)
             reading = opening.read_tokenizer(gguf) if text else None
-            opened = opening.device()
+            group = opening.group()
+            opened = group[0]
+            shares = shares_of(config, gguf, len(group))
             _announce(opened, gguf)
             if memory_share and not page_len:
                 page_len = PAGE_LEN
-            session_budget = partial(
-                SessionBudget.of,
-                config,
-                context,
-                opened.properties.sm_count,
-                kv_dtype=kv_dtype,
-                exact=exact,
-                page_len=page_len,
-                keeps_states=not memory_share,
-            )
-            if sequences is None:
-                most = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
-                share = memory_share or 1.0
-                sequences = most_sequences(gguf, config, opened, session_budget, share, most)
-            session_budget = partial(session_budget, sequences=sequences)
-            if memory_share and pages is None:
-                pages = most_pages(gguf, config, opened, session_budget, memory_share)
-            budget = fitting_budget(
+            ranks = [*zip(shares, group, strict=True)]
+            size = fitting_size(
                 gguf,
-                config,
-                opened,
-                lambda rows: session_budget(chunk=rows, pages=pages),
-                chunk or MOST_CHUNK,
+                ranks,
+                partial(
+                    SessionBudget.of,
+                    context=context,
+                    sm_count=opened.properties.sm_count,
+                    kv_dtype=kv_dtype,
+                    exact=exact,
+                    page_len=page_len,
+                    keeps_states=not memory_share,
+                ),
+                sequences=sequences,
+                most=EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES,
+                memory_share=memory_share,
+                pages=pages,
+                chunk=chunk,
             )
-            weights = opening.own(Weights(gguf, config, opened))
+            weights = [opening.own(Weights(gguf, share, of)) for share, of in ranks]
             opening.upload(weights, gguf)
             session = opening.own(
                 Session(
                     opened,
-                    weights,
+                    weights[0],
                     context,
                     kv_dtype,
                     exact=exact,
-                    sequences=sequences,
+                    sequences=size.sequences,
                     page_len=page_len,
-                    pages=pages,
-                    chunk=budget.chunks[-1],
+                    pages=size.pages,
+                    chunk=size.chunk,
                     keeps_states=not memory_share,
                     observer=observer,
+                    peers=weights[1:],
                 )
             )
-            engine = cls(gguf, opened, weights, session, host_sampling, reading, opening.seconds)
+            if session.exchange is not None:
+                group.notes.append(session.exchange.describe_faults)
+            engine = cls(
+                gguf,
+                config,
+                group,
+                weights,
+                session,
+                host_sampling,
+                reading,
+                opening.seconds,
+                chat_template,
+            )
             if meanwhile is not None:
                 with opening.timed("meanwhile"):
                     meanwhile(engine)
@@ -217,11 +239,11 @@ class Engine(Owner):
 
     @property
     def template(self) -> ChatTemplate:
-        """The file's chat template, which ends with the engine; TemplateError where it has none."""
+        """The chat template, which ends with the engine; TemplateError where there is none."""
         if self._template is None:
             from urdir.model.text.chat import ChatTemplate
 
-            opened = ChatTemplate.from_gguf(self.gguf, self.tokenizer)
+            opened = ChatTemplate.from_gguf(self.gguf, self.tokenizer, self._chat_template)
             self._template = self._owners.enter_context(opened)
         return self._template
 
@@ -324,18 +346,24 @@ class Engine(Owner):
         self._owners.close()
 
 
-def _open_device(
-    name: str, cache_folder: Path | Literal["user"] | None, ptx_files: PtxFiles | None
-) -> Device:
+def _open_group(
+    name: str,
+    gpus: int | Sequence[int] | None,
+    cache_folder: Path | Literal["user"] | None,
+    ptx_files: PtxFiles | None,
+) -> Group:
     from urdir.driver import bindings
 
     if not name.startswith("emulator"):
         bindings.initialise()
     from urdir.driver.device import Device
+    from urdir.driver.group import Group
     from urdir.model.cache_folder import user_cache_folder
 
     folder = user_cache_folder() if cache_folder == "user" else cache_folder
-    return Device.open(name, cache_folder=folder, ptx_files=ptx_files)
+    if gpus is None:
+        return Group([Device.open(name, cache_folder=folder, ptx_files=ptx_files)])
+    return Group.open(name, gpus, cache_folder=folder, ptx_files=ptx_files)
 
 
 def _open_file(

@@ -18,15 +18,15 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from urdir.driver.parallel import Task
+from urdir.driver.parallel import Task, in_threads
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
-    from urdir.driver.device import Device
+    from urdir.driver.group import Group
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.weights import Weights
     from urdir.model.text.tokenizer import Tokenizer
@@ -50,17 +50,17 @@ _Result = TypeVar("_Result")
 class Opening(Owner):
     """The threads of an opening, and the owners of what is open so far.
 
-    The device is opened from the start. ``close`` ends all of it, until `hand_over`. ``seconds``
+    The devices are opened from the start. ``close`` ends all of it, until `hand_over`. ``seconds``
     has what each part took, beside others. Until then the threads of the process take short turns.
     """
 
-    def __init__(self, open_device: Callable[[], Device]) -> None:
+    def __init__(self, open_group: Callable[[], Group]) -> None:
         self.seconds: dict[str, float] = {}
         self._usual_turn = sys.getswitchinterval()
         sys.setswitchinterval(_TURN)
         self._owners = ExitStack()
-        self._device = Task(self._timed("device", open_device), "device")
-        self._owners.callback(self._close_device)
+        self._group = Task(self._timed("device", open_group), "device")
+        self._owners.callback(self._close_group)
         self._upload: Task[None] | None = None
 
     @contextmanager
@@ -83,15 +83,18 @@ class Opening(Owner):
         self._owners.callback(task.failed)
         return task
 
-    def device(self) -> Device:
-        """The device, once it is open."""
-        return self._device.result()
+    def group(self) -> Group:
+        """The devices, once they are open."""
+        return self._group.result()
 
-    def upload(self, weights: Weights, gguf: ModelFile) -> None:
-        """Begin to fill ``weights``, which are owned."""
+    def upload(self, weights: Sequence[Weights], gguf: ModelFile) -> None:
+        """Begin to fill ``weights``, which are owned: those of all ranks at once."""
         stop = threading.Event()
-        work = self._timed("weights", lambda: weights.upload(gguf, stop))
-        self._upload = task = Task(work, "upload")
+
+        def fill() -> None:
+            in_threads(lambda each: each.upload(gguf, stop), weights)
+
+        self._upload = task = Task(self._timed("weights", fill), "upload")
         self._owners.callback(task.failed)
         self._owners.callback(stop.set)
 
@@ -110,9 +113,9 @@ class Opening(Owner):
         sys.setswitchinterval(self._usual_turn)
         self._owners.close()
 
-    def _close_device(self) -> None:
-        if not self._device.failed():
-            self._device.result().close()
+    def _close_group(self) -> None:
+        if not self._group.failed():
+            self._group.result().close()
 
     def _timed(self, part: str, work: Callable[[], _Result]) -> Callable[[], _Result]:
         def run() -> _Result:

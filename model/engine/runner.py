@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from urdir.driver import execute
 from urdir.driver.context import close_all
+from urdir.driver.group import launch_together
 from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.batch import StepShape
 from urdir.model.engine.step import building
+from urdir.model.errors import SettingsError
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
@@ -38,12 +40,21 @@ class Steps(Owner):
     """Plans of steps by shape, and the graphs recorded from them.
 
     With an ``observer`` the plans are handed to it instead of being replayed: the same launches on
-    the same memory.
+    the same memory. ``followers`` are the steps of other ranks, each with the stream that they run
+    on: graphs of all are made before any is launched.
     """
 
-    def __init__(self, parts: StepParts, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        parts: StepParts,
+        observer: Observer | None = None,
+        followers: Sequence[tuple[Steps, Stream]] = (),
+    ) -> None:
+        if observer is not None and followers:
+            raise SettingsError("steps are looked at launch by launch on one GPU only")
         self.parts = parts
         self.observer = observer
+        self._followers = tuple(followers)
         self._bound: dict[StepShape, BoundPlan] = {}
         self._graphs: dict[StepShape, RecordedGraph] = {}
         self._begun: dict[StepShape, Work[RecordedGraph]] = {}
@@ -53,12 +64,14 @@ class Steps(Owner):
         if self.observer is not None:
             self.observer.run(self.bound(shape), stream)
         else:
-            self.graph(shape).launch(stream)
+            others = [(steps.graph(shape), queue) for steps, queue in self._followers]
+            launch_together([(self.graph(shape), stream), *others])
 
     def make_ready(self, shape: StepShape) -> None:
         """Record what a launch of the shape replays, unless that is done. Raises DriverError."""
         if self.observer is None:
-            self.graph(shape)
+            for steps in (self, *(steps for steps, _ in self._followers)):
+                steps.graph(shape)
 
     def bound(self, shape: StepShape) -> BoundPlan:
         """The plan of a shape with its kernels loaded."""
@@ -87,6 +100,9 @@ class Steps(Owner):
 
         With an observer there are none, but the plans and their kernels. Raises DriverError.
         """
+        shapes = [*shapes]
+        for steps, _ in self._followers:
+            steps.record(shapes)
         shapes = [shape for shape in dict.fromkeys(shapes) if shape not in self._bound]
         plans = [execute.completed(building(self.parts, shape)) for shape in shapes]
         self._load([kernel for plan in plans for kernel in plan.kernels()])
@@ -97,7 +113,8 @@ class Steps(Owner):
 
     def is_recorded(self, shape: StepShape) -> bool:
         """True where a launch of the shape takes no preparation."""
-        return shape in self._graphs
+        ranks = (self, *(steps for steps, _ in self._followers))
+        return all(shape in steps._graphs for steps in ranks)
 
     @property
     def is_full(self) -> bool:
@@ -110,7 +127,13 @@ class Steps(Owner):
 
         For whoever has a moment to spare while the device is busy. Raises DriverError.
         """
-        if self.observer is not None or shape in self._graphs:
+        if self.observer is not None:
+            return False
+        return self._prepare(shape) or any(s.prepare(shape) for s, _ in self._followers)
+
+    def _prepare(self, shape: StepShape) -> bool:
+        """`prepare` of this rank."""
+        if shape in self._graphs:
             return False
         work = self._begun.pop(shape, None) or self._recording(shape)
         try:

@@ -229,6 +229,7 @@ class Service(Owner):
         else:
             self._answers.fail_begun(error)
         self._session.queue.forget_rows()
+        self._launcher.clock.rest()
 
     def _hand_over(self) -> None:
         """Give the items of a step to those who wait for them, together."""

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.model.blocks.attention import segment_alignment
-from urdir.model.blocks.parts import StepParts
 from urdir.model.blocks.recurrent import state_alignment
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.decode_graphs import DecodeGraphs
-from urdir.model.engine.run_ahead import AHEAD, RunAhead, Step
-from urdir.model.engine.runner import Observer, Steps
+from urdir.model.engine.rank import Rank
+from urdir.model.engine.run_ahead import AHEAD, Launch, RunAhead
+from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence, StopConditions
 from urdir.model.engine.step_clock import StepClock
@@ -26,11 +26,8 @@ from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
 from urdir.model.memory.buckets import MOST_CHUNK
 from urdir.model.memory.budget import SessionBudget, check_context
-from urdir.model.memory.device_state import DecodeState
-from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.recurrent_state import RecurrentState
+from urdir.model.memory.exchange import Exchange
 from urdir.model.memory.weights import Weights
-from urdir.model.memory.workspace import ZEROED
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
@@ -49,7 +46,9 @@ class Session(Owner):
     *pending*, at most ``chunk`` of them; a step processes them. The cache stores ``kv_dtype``;
     ``exact`` keeps activations in f32 throughout. Without ``keeps_states`` a sequence of a model
     with recurrent layers can be cut to nothing only. ``observer`` looks at every step, launch by
-    launch. Raises ModelError for a context that the model does not take, OutOfMemoryError.
+    launch. ``weights`` are on ``device``; those of a share of the model are rank 0's, and ``peers``
+    those of the other ranks, on the other devices of its group. Raises ModelError for a context
+    that the model does not take, OutOfMemoryError.
     """
 
     def __init__(
@@ -66,21 +65,26 @@ class Session(Owner):
         chunk: int = MOST_CHUNK,
         keeps_states: bool = True,
         observer: Observer | None = None,
+        peers: abc.Sequence[Weights] = (),
     ) -> None:
         config = weights.config
         check_context(config, context)
-        budget = SessionBudget.of(
-            config,
-            context,
-            device.properties.sm_count,
-            kv_dtype=kv_dtype,
-            exact=exact,
-            sequences=sequences,
-            page_len=page_len,
-            pages=pages,
-            chunk=chunk,
-            keeps_states=keeps_states,
-        )
+
+        def settings(of: Weights) -> SessionBudget:
+            return SessionBudget.of(
+                of.config,
+                context,
+                of.device.properties.sm_count,
+                kv_dtype=kv_dtype,
+                exact=exact,
+                sequences=sequences,
+                page_len=page_len,
+                pages=pages,
+                chunk=chunk,
+                keeps_states=keeps_states,
+            )
+
+        budget = settings(weights)
         self.context = context
         self.weights = weights
         #: How long the readers of streams had nothing to do but wait for the device.
@@ -94,29 +98,41 @@ class Session(Owner):
             budget.chunks, budget.cache.max_len, budget.state.rows, alignment
         )
         with ExitStack() as owners:
-            self._stream = owners.enter_context(device.create_stream())
-            cache = owners.enter_context(KvCache(device, budget.cache, self._stream))
-            self._recurrent = owners.enter_context(
-                RecurrentState(device, budget.recurrent, self._stream)
-            )
-            state = owners.enter_context(DecodeState(device, budget.state, self._stream))
-            work = owners.enter_context(device.arena(budget.workspace, "workspace"))
-            for name in ZEROED & work.keys():
-                work[name].fill(0)
-            self.parts = StepParts(
-                device=device,
-                config=config,
-                weights=weights,
-                cache=cache,
-                state=state,
-                work=work,
-                exact=exact,
-                recurrent=self._recurrent,
-            )
-            self.steps = owners.enter_context(Steps(self.parts, observer))
+            ranks = self._ranks(owners, (weights, *peers), settings, exact, observer)
+            lead = ranks[0]
+            self.parts, self.steps, self._recurrent = lead.parts, lead.steps, lead.recurrent
+            self._stream = lead.stream
             self.graphs = DecodeGraphs(self.steps, self.shapes)
-            self.queue = StepQueue(self.steps, state, self.shapes, self._stream)
+            self.queue = StepQueue(self.steps, self.parts.state, self.shapes, self._stream)
             self._owners = owners.pop_all()
+
+    def _ranks(
+        self,
+        owners: ExitStack,
+        weights: abc.Sequence[Weights],
+        budget: abc.Callable[[Weights], SessionBudget],
+        exact: bool,
+        observer: Observer | None,
+    ) -> list[Rank]:
+        """What there is on each device, by rank; the first one leads the others."""
+        budgets = [budget(each) for each in weights]
+        exchange, shape = None, budgets[0].exchange
+        if shape is not None:
+            exchange = owners.enter_context(Exchange([each.device for each in weights], shape))
+        self.exchange = exchange
+        ranks: list[Rank] = []
+        for each, own in reversed([*zip(weights, budgets, strict=True)]):
+            share, is_lead = each.config.share, each is weights[0]
+            rank = Rank(
+                each,
+                own,
+                exact=exact,
+                exchange=exchange.of(share) if exchange and share else None,
+                observer=observer if is_lead else None,
+                followers=ranks if is_lead else (),
+            )
+            ranks.insert(0, owners.enter_context(rank))
+        return ranks
 
     # ---- one sequence ----
 
@@ -418,13 +434,13 @@ class Session(Owner):
         for slot in batch.choosing:
             self.sequences[slot].step(shape.steps, shape.output.is_token)
 
-    def run_ahead(self, steps: int = AHEAD) -> RunAhead[Step]:
+    def run_ahead(self, steps: int = AHEAD) -> RunAhead[Launch]:
         """To note the launches that are queued from now on and read later; the caller closes it."""
         return RunAhead(self.parts.device, self._stream, steps)
 
-    def step_clock(self, launches: int) -> StepClock:
-        """To time so many launches that are queued from now on; the caller closes it."""
-        return StepClock(self.parts.device, self._stream, launches)
+    def step_clock(self) -> StepClock:
+        """To time launches that are queued from now on; the caller closes it."""
+        return StepClock(self.parts.device, self._stream)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""

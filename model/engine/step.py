@@ -7,9 +7,11 @@ from collections.abc import Generator
 from urdir.driver.execute import completed
 from urdir.driver.plan import Plan
 from urdir.model.blocks.embedding import append_embedding
+from urdir.model.blocks.exchange import append_parts_of_ranks
 from urdir.model.blocks.layer import append_layer, append_layer_keys, begins_with_attention
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep, StepParts
+from urdir.model.blocks.recall import append_output_recall
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS
@@ -40,7 +42,7 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
         x = _append_last_layer(plan, parts, rows, x, outputs, shape.output)
         rows = outputs.rows
     else:
-        x = append_layer(plan, parts, rows, final, x)
+        x = append_output_recall(plan, parts, rows, append_layer(plan, parts, rows, final, x))
     yield
     if shape.output is Output.NONE:
         return plan
@@ -67,6 +69,7 @@ def _append_last_layer(
     x = parts.linear(plan, rows).complete(append_layer(plan, parts, rows, index, x))
     if output is Output.NONE:
         return x
+    x = append_output_recall(plan, parts, rows, x)
     step = LayerStep(plan, parts, rows, index, outputs=outputs)
     y = step.free(x.x)
     step.gather_outputs("output_rows", x.x, parts.config.hidden, y)
@@ -75,11 +78,16 @@ def _append_last_layer(
 
 def _append_head(plan: Plan, parts: StepParts, rows: Rows, x: Activations) -> None:
     config, weights = parts.config, parts.weights
-    logits = [(weights.matrix(config.output), parts.work["logits"])]
+    own = parts.work["logits" if parts.exchange is None else "own logits"]
+    logits = [(weights.matrix(config.output), own)]
     norm = None if config.output_norm is None else weights.norm(config.output_norm)
     parts.linear(plan, rows).append(
         "output", logits, x, norm, scale=config.logit_scale, softcap=config.softcap
     )
+    if parts.exchange is not None:
+        append_parts_of_ranks(
+            plan, parts.exchange, "logits_of_ranks", rows.count, own, parts.work["logits"]
+        )
 
 
 def _append_choice(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> None:

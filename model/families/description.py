@@ -220,13 +220,23 @@ class Router:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentExperts:
+    """Experts of a narrower vector: they read ``down`` x, and ``up`` of the ``norm`` of their sum
+    is the mixture's result."""
+
+    down: Linear
+    up: Linear
+    norm: Normalization | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Mixture:
     """A mixture of experts: the weighted sum of some experts, and a ``shared`` network of all
     tokens, times sigmoid(``shared_gate`` x) where it has one.
 
     Matrices of experts have the rows of all experts, one after the other; their biases likewise.
     ``weigh_input`` multiplies an expert's gate and up products with its weight instead of its
-    result (Llama 4).
+    result (Llama 4). The experts may be ``latent`` ones; router and shared network read x itself.
     """
 
     router: Router
@@ -237,11 +247,17 @@ class Mixture:
     weigh_input: bool = False
     shared: Dense | None = None
     shared_gate: Linear | None = None
+    latent: LatentExperts | None = None
 
     @property
     def width(self) -> int:
         """Rows of up of one expert."""
         return self.up.rows // self.router.experts
+
+    @property
+    def result_width(self) -> int:
+        """Rows of down of one expert."""
+        return self.down.rows // self.router.experts
 
 
 #: The last two: a matrix alone (Deci), f(x) without any matrix (Refact).
@@ -275,12 +291,18 @@ class Block:
     """x += post_norm(scale * sum of the branches).
 
     With a ``stream_norm``, x is replaced first, by what that norm makes of it.
+
+    With ``recalls`` the branches read a weighted sum of x and of the streams that blocks before
+    have banked (`Recall`), where there are any; x itself goes on. A block that ``banks`` keeps x as
+    it was, and its result alone goes on.
     """
 
     branches: tuple[Branch, ...]
     post_norm: Normalization | None = None
     scale: float = 1.0
     stream_norm: Normalization | None = None
+    recalls: Normalization | None = None
+    banks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,13 +376,28 @@ class LayerEmbeddings:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Which rank of how many a description is for: of attention and dense networks it has a part
+    (`share.shared`). ``vocabulary`` are the logits of each rank, the first ones of rank 0."""
+
+    rank: int
+    vocabulary: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
-    """A whole model; see `Config.from_gguf`.
+    """A whole model, see `Config.from_gguf`; or the ``share`` of it that one rank has.
 
     The stream begins as the token's row of ``embedding``, times ``embedding_scale``, plus its row
     of ``positions``, normalised by ``embedding_norm``; it is kept as ``saves``, and ``adds``
     (hidden,) is added. Logits are ``output`` of ``output_norm`` of it, times ``logit_scale``, and c
-    * tanh(. / c) for a ``softcap`` c > 0.
+    * tanh(. / c) for a ``softcap`` c > 0. With ``recalls`` it is a sum with banked streams before
+    that, as in `Block`.
     """
 
     architecture: str
@@ -379,8 +416,10 @@ class Config:
     layer_embeddings: LayerEmbeddings | None = None
     logit_scale: float = 1.0
     softcap: float = 0.0
+    recalls: Normalization | None = None
     ignored_keys: tuple[str, ...] = ()  # of the file, which the architecture does not know
     unused_tensors: tuple[str, ...] = ()  # of the file, for other uses than plain decoding
+    share: Share | None = None
 
     def __str__(self) -> str:
         from urdir.model.families.summary import summary
@@ -425,6 +464,10 @@ class Config:
         """The different ways in which states decay that the weights do not say."""
         mixers = (of for of in self.recurrents if isinstance(of, Lightning))
         return tuple(dict.fromkeys(of.slopes for of in mixers))
+
+    def banked(self, layers: int) -> int:
+        """How many streams the first ``layers`` have banked."""
+        return sum(block.banks for layer in self.layers[:layers] for block in layer.blocks)
 
     @property
     def saved_streams(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.description import (
     Config,
     Dense,
+    LatentExperts,
     Mixture,
     Network,
     Router,
@@ -185,10 +186,11 @@ def mixture(
     gate: Presence = "required",
     bias: Presence = "absent",
     weigh_input: bool = False,
+    latent: LatentExperts | None = None,
 ) -> Mixture:
     """The experts ffn_gate_exps, ffn_up_exps (or both as one, ffn_gate_up_exps: the gates of an
     expert come first) and ffn_down_exps (experts, rows, cols), with biases (experts, rows)."""
-    experts, hidden = route.experts, file.hidden
+    experts, hidden = route.experts, file.hidden if latent is None else latent.down.rows
     first: Linear | None
     if file.has("ffn_gate_up_exps.weight", layer):
         both = file.matrix("ffn_gate_up_exps", layer, experts, 2 * width, hidden)
@@ -207,6 +209,7 @@ def mixture(
         weigh_input,
         shared,
         shared_gate,
+        latent,
     )
 
 

@@ -158,7 +158,7 @@ class KimiDelta:
     The recurrence is `GatedRecurrence` with ``channels``; q, k and v are (heads, dim), ``a`` and
     ``beta`` x are (heads,), ``dt_bias`` is (heads, dim). ``decay`` and ``gate`` may be products of
     few values, ``decay_low`` x and ``gate_low`` x. With a ``floor`` below 0 gates stay above its
-    exp. The ``norm`` is that of each head's values.
+    exp, and with ``negated`` -a stands for a. The ``norm`` is that of each head's values.
     """
 
     q: Convolved
@@ -173,6 +173,7 @@ class KimiDelta:
     o: Linear
     eps: float  # of the lengths of queries and keys
     floor: float = 0.0
+    negated: bool = False
     decay_low: Linear | None = None
     gate_low: Linear | None = None
 

@@ -28,8 +28,10 @@ class StoredMatrix:
     """A matrix (rows, cols): rows of the tensor ``name``, whose ``shape`` has rows first.
 
     The tensor counts as (all rows, cols), whatever its rank. Of every ``period`` rows those from
-    ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole. ``transposed``:
-    those of each period are the columns of as many rows as they have values, in f32.
+    ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole. Of the columns those
+    of ``columns``, a first one and the one after the last, are taken; None takes all.
+    ``transposed``: those of each period are the columns of as many rows as they have values, in
+    f32.
     """
 
     name: str
@@ -38,6 +40,7 @@ class StoredMatrix:
     each: int
     period: int
     transposed: bool = False
+    columns: tuple[int, int] | None = None
 
     @classmethod
     def whole(cls, name: str, *shape: int) -> StoredMatrix:
@@ -49,10 +52,17 @@ class StoredMatrix:
         """Some rows of a whole tensor."""
         return StoredMatrix(self.name, self.shape, first, each, period or self.period)
 
+    def cut_columns(self, start: int, stop: int) -> StoredMatrix:
+        """The columns from ``start`` on, before ``stop``, of a matrix with all of them."""
+        return replace(self, columns=(start, stop))
+
     @property
     def cols(self) -> int:
         """Values of the input."""
-        return self.each if self.transposed else self.shape[-1]
+        if self.transposed:
+            return self.each
+        start, stop = self.columns or (0, self.shape[-1])
+        return stop - start
 
     @property
     def rows(self) -> int:
@@ -62,8 +72,8 @@ class StoredMatrix:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the tensor's rows are taken as they lie."""
-        return self.each == self.period and not self.transposed
+        """Whether the tensor is taken as it lies."""
+        return self.each == self.period and not self.transposed and self.columns is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +96,11 @@ class StoredVector:
         return cls(name, shape, 0, math.prod(shape))
 
     def part(self, first: int, size: int, period: int | None = None) -> StoredVector:
-        """Some values of it; with a ``period``, of every so many values of a whole tensor."""
+        """Some values of it; with a ``period``, of every so many values of a whole tensor. Values
+        that are there several times are taken so."""
         if period is None:
-            return StoredVector(self.name, self.shape, self.first + first, size)
+            start = self.first + first // self.repeat
+            return StoredVector(self.name, self.shape, start, size, self.repeat)
         total = self.size // period * size
         return StoredVector(self.name, self.shape, first, total, each=size, period=period)
 

@@ -16,6 +16,7 @@ from urdir.model.families.description import Config
 from urdir.model.memory.buckets import MOST_CHUNK, chunks_of, row_bucket
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS, StateShape
+from urdir.model.memory.exchange import ExchangeShape
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.model.memory.weights import STAGING_BYTES, weight_sizes
 from urdir.model.memory.workspace import workspace_sizes
@@ -39,11 +40,11 @@ def check_context(config: Config, context: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SessionBudget:
-    """What a session allocates.
+    """What a session allocates on a device.
 
     ``cache`` is what the layers' caches look like, ``recurrent`` what their states do,
     ``workspace`` bytes by name, ``state`` what the decode state is made for, ``chunks`` the rows of
-    prompt steps.
+    prompt steps, ``exchange`` what the inbox is like where there are several ranks.
     """
 
     cache: CacheShape
@@ -51,6 +52,7 @@ class SessionBudget:
     chunks: tuple[int, ...]
     state: StateShape
     workspace: Mapping[str, int]
+    exchange: ExchangeShape | None
 
     @classmethod
     def of(
@@ -90,6 +92,7 @@ class SessionBudget:
             chunks=chunks,
             state=StateShape(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
             workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
+            exchange=ExchangeShape.of(config, rows, rows + chunks[-1]),
         )
 
 
@@ -102,6 +105,7 @@ class MemoryPlan:
     recurrent: int
     workspace: int
     state: int
+    exchange: int
     staging: int
 
     @classmethod
@@ -113,6 +117,7 @@ class MemoryPlan:
             recurrent=sum(session.recurrent.sizes().values()),
             workspace=sum(session.workspace.values()),
             state=sum(session.state.sizes().values()),
+            exchange=sum(session.exchange.sizes().values()) if session.exchange else 0,
             staging=STAGING_BYTES,
         )
 
@@ -120,7 +125,8 @@ class MemoryPlan:
     def total(self) -> int:
         """Bytes needed at the fullest moment."""
         caches = self.kv_cache + self.recurrent
-        return self.weights + caches + self.workspace + self.state + self.staging
+        fixed = self.weights + self.state + self.exchange + self.staging
+        return fixed + caches + self.workspace
 
     def fits(self, device: Device) -> bool:
         """Whether the device has that much free."""
@@ -139,7 +145,8 @@ class MemoryPlan:
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
                 f"{self.recurrent:,}, workspace {self.workspace:,}, staging {self.staging:,}), "
-                f"{free:,} available: a shorter context or a smaller model needs less"
+                f"{free:,} available: a shorter context, fewer sequences or a smaller "
+                "model need less"
             )
 
 

@@ -88,9 +88,18 @@ class DecodeState(Owner):
     p % MAILBOX_SLOTS: ``mailbox`` (sequences, MAILBOX_SLOTS) u32 the token, ``logprobs``
     (sequences, MAILBOX_SLOTS, 1 + MOST_LIKELY) f32 its log-probability and those of the likeliest
     tokens, which ``likely`` (sequences, MAILBOX_SLOTS, MOST_LIKELY) u32 names.
+
+    What is written here is written to the ``followers`` too: the states of other ranks, which then
+    choose the same tokens.
     """
 
-    def __init__(self, device: Device, shape: StateShape, stream: Stream) -> None:
+    def __init__(
+        self,
+        device: Device,
+        shape: StateShape,
+        stream: Stream,
+        followers: Sequence[DecodeState] = (),
+    ) -> None:
         self.sequences = shape.sequences
         self.max_len = shape.max_len
         self.rows = shape.rows
@@ -102,6 +111,7 @@ class DecodeState(Owner):
             else:
                 part.fill(0)
         self._writes = QueuedWrites(device, stream)
+        self.followers = tuple(followers)
         self._has_masks = False
         letters = shape.sequences * MAILBOX_SLOTS
         self.mailbox = device.pinned(4 * letters, "mailbox")
@@ -117,24 +127,25 @@ class DecodeState(Owner):
         """Put ``tokens`` at ``start`` of a sequence and make them the end of what is known."""
         values = np.asarray(tokens, np.uint32)
         offset = 4 * (sequence * self.max_len + start)
-        self._writes.write(self["tokens"], values, offset)
+        self._put("tokens", values, offset)
         self.write_known(sequence, start + len(values))
 
     def write_known(self, sequence: int, known: int) -> None:
         """Set the number of valid tokens of a sequence."""
-        self._writes.write(self["known"], np.array([known], np.uint32), 4 * sequence)
+        self._put("known", np.array([known], np.uint32), 4 * sequence)
 
     def copy_tokens(self, source: int, target: int, known: int) -> None:
         """Make a sequence's tokens a copy of another's, the first ``known`` of which are valid."""
         nbytes = 4 * self.max_len
         if source != target:
-            place = self["tokens"].slice(target * nbytes, nbytes)
-            place.copy_from(self["tokens"].slice(source * nbytes, nbytes))
+            for state in (self, *self.followers):
+                place = state["tokens"].slice(target * nbytes, nbytes)
+                place.copy_from(state["tokens"].slice(source * nbytes, nbytes))
         self.write_known(target, known)
 
     def write_sampling(self, sequence: int, words: Words) -> None:
         """Set how a sequence's tokens are chosen: settings (SETTINGS_WORDS,) u32."""
-        self._writes.write(self["settings"], words, sequence * words.nbytes)
+        self._put("settings", words, sequence * words.nbytes)
 
     def write_masks(self, masks: Mapping[int, Words]) -> None:
         """Allow the rows of ``masks``, by number, no tokens but those whose bits are set; words
@@ -144,9 +155,9 @@ class DecodeState(Owner):
         self._has_masks = True  # also where one of these writes fails
         masked = np.zeros(self.rows, np.uint32)
         masked[list(masks)] = 1
-        self._writes.write(self["masked"], masked)
+        self._put("masked", masked)
         for row, words in masks.items():
-            self._writes.write(self["masks"], words, row * words.nbytes)
+            self._put("masks", words, row * words.nbytes)
         self._has_masks = bool(masks)
 
     def positions(self) -> dict[int, int]:
@@ -208,7 +219,13 @@ class DecodeState(Owner):
         for place, values in zip(places, parts.values(), strict=True):
             at = (place.offset - start) // 4
             words[at : at + len(values)] = values
-        self._writes.write(self._arena.buffer, words, start)
+        for state in (self, *self.followers):
+            state._writes.write(state._arena.buffer, words, start)
+
+    def _put(self, name: str, words: Words, offset: int = 0) -> None:
+        """Write to a part."""
+        for state in (self, *self.followers):
+            state._writes.write(state[name], words, offset)
 
     def close(self) -> None:
         """Free the state; closing twice does nothing."""

@@ -38,10 +38,19 @@ if TYPE_CHECKING:
 class KvCache(Owner):
     """Keys and values of every layer, laid out as ``shape`` says; nothing is stored at first.
 
-    Copies within the cache and changes of its tables are queued on ``stream``."""
+    Copies within the cache and changes of its tables are queued on ``stream``. What is done here is
+    done to the ``followers`` too, the caches of other ranks, which have other heads of the same
+    tokens."""
 
-    def __init__(self, device: Device, shape: CacheShape, stream: Stream) -> None:
+    def __init__(
+        self,
+        device: Device,
+        shape: CacheShape,
+        stream: Stream,
+        followers: Sequence[KvCache] = (),
+    ) -> None:
         self.shape = shape
+        self._followers = tuple(followers)
         self._writes = QueuedWrites(device, stream)
         sizes = shape.sizes()  # none in a model without attention
         self._arena = device.arena(sizes, "KV cache") if sizes else None
@@ -102,6 +111,8 @@ class KvCache(Owner):
             group.check_room(sequence, start, end)
         for group in self._groups:
             group.reserve(sequence, start, end, start if stored is None else stored)
+        for cache in self._followers:
+            cache.reserve(sequence, start, end, stored=stored)
         return min([self.shape.max_len, *(group.writable(end) for group in self._groups)])
 
     def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int = 0) -> int:
@@ -118,16 +129,22 @@ class KvCache(Owner):
         if any(group.is_written(sequence) for group in self._groups):
             raise ModelError(f"sequence {sequence} holds tokens: truncate it to 0 first")
         try:
-            if self._known is not None:
-                return self._known.match(sequence, tokens, end, spare)
-            for group in self._groups:
-                group.check_room(sequence, 0, end, spare)
-            for group in self._groups:
-                group.reserve(sequence, 0, end, 0)
+            found = self._match(sequence, tokens, end, spare)
+            for cache in self._followers:
+                cache.match(sequence, tokens, end, spare)
         except DriverError:  # of a copy
-            for group in self._groups:
-                group.truncate(sequence, 0)
+            self.truncate(sequence, 0)
             raise
+        return found
+
+    def _match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+        """`match` of this cache alone."""
+        if self._known is not None:
+            return self._known.match(sequence, tokens, end, spare)
+        for group in self._groups:
+            group.check_room(sequence, 0, end, spare)
+        for group in self._groups:
+            group.reserve(sequence, 0, end, 0)
         return 0
 
     def publish(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -135,6 +152,8 @@ class KvCache(Owner):
         self._check_sequence(sequence)
         if self._known is not None:
             self._known.publish(sequence, tokens)
+        for cache in self._followers:
+            cache.publish(sequence, tokens)
 
     def kept(self, sequence: int, length: int) -> int:
         """How many of the first ``length`` tokens `truncate` may leave: all, or none where a ring
@@ -152,6 +171,8 @@ class KvCache(Owner):
             )
         for group in self._groups:
             group.truncate(sequence, length)
+        for cache in self._followers:
+            cache.truncate(sequence, length)
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Make ``target`` hold the first ``length`` tokens of ``source``; what it held is gone."""
@@ -159,6 +180,8 @@ class KvCache(Owner):
         self._check_sequence(target)
         for group in self._groups:
             group.fork(source, target, length)
+        for cache in self._followers:
+            cache.fork(source, target, length)
 
     def pages(self, sequence: int, layer: int = 0) -> tuple[int, ...]:
         """The pages of a sequence in a layer, in order of position; none in a contiguous cache."""

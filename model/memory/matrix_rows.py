@@ -26,20 +26,26 @@ def source_rows(of: StoredMatrix, tensor: Tensor) -> Any:
     if of.is_whole:
         return tensor.data
     fmt = format_of(tensor.type_id)
-    taken = Rows(tensor.data, of, Layout(fmt, 1, of.shape[-1]).source_row_nbytes)
+    start, stop = of.columns or (0, of.shape[-1])
+    bounds = (start, stop, of.shape[-1])
+    at, end, whole = (Layout(fmt, 1, n).source_row_nbytes if n else 0 for n in bounds)
+    taken = Rows(tensor.data, of, whole, at, end - at)
     return Transposed(taken, of, fmt) if of.transposed else taken
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The bytes of some rows of every period of a tensor, put together as they are read."""
+    """The bytes of some rows of every period of a tensor, put together as they are read: of each
+    row, which has ``row_nbytes``, ``taken_nbytes`` from ``at`` on."""
 
     data: Any
     of: StoredMatrix
     row_nbytes: int
+    at: int
+    taken_nbytes: int
 
     def __getitem__(self, part: slice) -> Bytes:
-        return self.read(part.start // self.row_nbytes, part.stop // self.row_nbytes)
+        return self.read(part.start // self.taken_nbytes, part.stop // self.taken_nbytes)
 
     def read(self, row: int, last: int) -> Bytes:
         """The taken rows from number ``row`` to ``last``."""
@@ -50,7 +56,11 @@ class Rows:
             first = period * of.period + of.first + within
             pieces.append(self.data[first * self.row_nbytes : (first + count) * self.row_nbytes])
             row += count
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        rows: Bytes = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        if self.taken_nbytes == self.row_nbytes:
+            return rows
+        columns = slice(self.at, self.at + self.taken_nbytes)
+        return np.ascontiguousarray(rows.reshape(-1, self.row_nbytes)[:, columns]).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)

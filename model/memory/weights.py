@@ -11,6 +11,7 @@ import numpy as np
 
 from urdir.model.families.description import Config
 from urdir.model.families.rope import RopeConfig
+from urdir.model.families.share import shared
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
 
-__all__ = ["STAGING_BYTES", "Matrix", "Weights", "weight_sizes"]
+__all__ = ["STAGING_BYTES", "Matrix", "Weights", "shares_of", "weight_sizes"]
 
 
 _POSITIONS = "learned positions"
@@ -46,11 +47,13 @@ _POSITIONS = "learned positions"
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight matrix (rows, cols) in its repacked layout; ``bias`` (rows,) f32 or None."""
+    """A weight matrix (rows, cols) in its repacked layout; ``bias`` (rows,) f32 or None. One that
+    ``is_partial`` has some of the columns: its product is one of several ranks' addends."""
 
     layout: Layout
     data: Slice
     bias: Slice | None = None
+    is_partial: bool = False
 
     @property
     def format(self) -> Format:
@@ -75,7 +78,7 @@ class Weights(Owner):
 
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
-        self._device = device
+        self.device = device
         self._arena: Arena = device.arena(weight_sizes(gguf, config), "weights")
         self._layouts = {
             of: _layout(of, gguf) for of in _kept(config) if isinstance(of, StoredMatrix)
@@ -114,10 +117,11 @@ class Weights(Owner):
         for slopes, rates in self.rates.items():
             rates.upload(slopes.rates())
         total = sum(_source_nbytes(of, gguf) for of in _kept(self.config))
-        repacking = Repacking(self._device, self._layouts.values())
+        repacking = Repacking(self.device, self._layouts.values())
         pieces = self._pieces(gguf, repacking)
-        with Progress("loading", total) as progress:
-            upload(self._device, pieces, total, progress=progress.advance, stop=stop)
+        is_first = self.config.share is None or self.config.share.rank == 0
+        with Progress("loading", total, shown=is_first) as progress:
+            upload(self.device, pieces, total, progress=progress.advance, stop=stop)
         if stop is None or not stop.is_set():
             repacking.add_powers(
                 (layout, self._arena[_label(of)]) for of, layout in self._layouts.items()
@@ -130,6 +134,7 @@ class Weights(Owner):
             self._layouts[stored],
             self._arena[_label(stored)],
             None if bias is None else self.vector(bias),
+            stored.columns is not None,
         )
 
     def vector(self, of: StoredVector) -> Slice:
@@ -175,6 +180,18 @@ class Weights(Owner):
         self._arena.close()
 
 
+def shares_of(config: Config, gguf: ModelFile, ranks: int) -> list[Config]:
+    """The description for each rank: of a whole model, or of the shares of it (`share.shared`)."""
+    if ranks == 1:
+        return [config]
+    blocks = {
+        of.name: format_in(of, gguf.tensors[of.name]).block
+        for of in stored_in(config)
+        if isinstance(of, StoredMatrix)
+    }
+    return [shared(config, blocks, rank, ranks) for rank in range(ranks)]
+
+
 def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
     """Bytes of everything ``Weights`` keeps on the device, by name."""
     sizes = {
@@ -217,8 +234,9 @@ def _layout(of: StoredMatrix, gguf: ModelFile) -> Layout:
 def _label(of: Stored) -> str:
     """The name of a reference in the arena: its tensor's, and the part where it is not all."""
     if isinstance(of, StoredMatrix):
-        rows = f"{of.name}[{of.first}:{of.first + of.each}]"
-        return of.name if of.is_whole else rows + " transposed" * of.transposed
+        rows = "" if of.each == of.period else f"[{of.first}:{of.first + of.each}]"
+        columns = "" if of.columns is None else f" columns {of.columns[0]}:{of.columns[1]}"
+        return of.name + rows + columns + " transposed" * of.transposed
     whole = StoredVector.whole(of.name, *of.shape)
     if of == whole:
         return of.name

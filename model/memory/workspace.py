@@ -33,7 +33,7 @@ PARTIAL = {"partial": "partial", "softmax": "softmax", "arrived": "chunks arrive
 #: Buffers with the vectors of products.
 _INPUTS = (
     *("hidden", "heads", "activated", "layer gate", "latent q", "expanded"),
-    *("convolved", "low", "gate low"),
+    *("convolved", "low", "gate low", "expert sum"),
 )
 
 #: Buffers that are zeros at first: kernels leave them so.
@@ -70,7 +70,11 @@ def workspace_sizes(
             sizes["activated"] = max(sizes["activated"], wide)
     if "heads" in sizes:
         sizes["output heads"] = sizes["heads"] // most * rows
+    if "attention gate" in sizes:
+        sizes["output gate"] = sizes["attention gate"] // most * rows
     sizes["logits"] = sizes["raw logits"] = 4 * config.vocab_size * rows
+    if config.share is not None:
+        sizes["own logits"] = 4 * config.output.rows * rows
     sizes["ranks"] = 8 * Argmax(n=config.vocab_size).slices * rows
     sizes |= _mixture_sizes(config, most, exact)
     return sizes | _partial_sizes(config, cache, max(rows, chunk) if exact else rows, sm_count)
@@ -79,7 +83,7 @@ def workspace_sizes(
 def _mixture_sizes(config: Config, rows: int, exact: bool) -> dict[str, int]:
     """Bytes of what mixtures need: the most of any."""
     mixtures = [mixture for layer in config.layers for mixture in layer.mixtures]
-    shapes = {(m.router.selection, m.width, config.hidden) for m in mixtures}
+    shapes = {(m.router.selection, m.width, m.result_width) for m in mixtures}
     sizes = most_workspace(mixture_workspace(*shape, rows, exact) for shape in shapes)
     if any(mixture.shared_gate is not None for mixture in mixtures):
         sizes["shared gate"] = 4 * rows
@@ -93,6 +97,11 @@ def _widths(config: Config) -> dict[str, int]:
     dense = [d.width for layer in config.layers for d in layer.dense_networks]
     widths = dict.fromkeys((*STREAMS, "normed", "delta", "branch"), hidden)
     widths |= {saved(name): hidden for name in config.saved_streams}
+    if banks := config.banked(config.n_layers):
+        widths |= {"banked": banks * hidden, "recalled": hidden}
+    mixtures = [mixture for layer in config.layers for mixture in layer.mixtures]
+    narrow = max((m.result_width for m in mixtures if m.latent is not None), default=0)
+    widths |= dict.fromkeys(("expert input", "expert sum"), narrow)
     widths |= {
         "q": max((mixer.query_width for mixer in mixers), default=0),
         "k": max((mixer.key_width for mixer in mixers), default=0),

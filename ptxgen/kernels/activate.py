@@ -103,6 +103,7 @@ class Activate(Elementwise):
             Activation("relu2"),
             Activation("swiglu_oai", limit=7.0),
             Activation("silu", limit=1.5, clamp="activated"),
+            Activation("situ", parameters=(4.0, 2.5)),
         )
         return {
             **{f"{n} values": cls(n, silu, gated=True) for n in (5, 128, 1037, 14336)},

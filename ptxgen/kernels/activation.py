@@ -15,8 +15,10 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Array
 
 ActivationKind = Literal[
-    "silu", "gelu", "relu", "relu2", "sigmoid", "softplus", "xielu", "swiglu_oai"
+    "silu", "gelu", "relu", "relu2", "sigmoid", "softplus", "xielu", "swiglu_oai", "situ"
 ]
+#: Kinds with parameters, and how many they have.
+_PARAMETERS = {"xielu": 4, "situ": 2}
 #: What a limit bounds: gate and up before the activation, or the activated gate and up.
 Clamp = Literal["inputs", "activated"]
 
@@ -31,6 +33,8 @@ class Activation:
     - sigmoid: 1 / (1 + exp(-x)); softplus: log(1 + exp(x));
     - xielu (Huang 2024, arXiv 2411.13010) with ``parameters`` (alpha_n, alpha_p, beta, eps):
       alpha_p x^2 + beta x where x > 0, else (expm1(min(x, eps)) - x) alpha_n + beta x;
+    - situ (Kimi K3) with ``parameters`` (b, c): b tanh(x / b) sigmoid(x); up is replaced by
+      c tanh(up / c), unless c is 0;
     - swiglu_oai (gpt-oss), gated only: gate' sigmoid(1.702 gate') * (up' + 1).
 
     A ``limit`` above 0 clamps. "inputs": gate' = min(gate, limit), up' = up within +- limit.
@@ -45,7 +49,7 @@ class Activation:
     def __post_init__(self) -> None:
         if not self.limit >= 0:
             raise PtxgenError(f"the limit of an activation is {self.limit}: 0 is none")
-        if len(self.parameters) != (4 if self.kind == "xielu" else 0):
+        if len(self.parameters) != _PARAMETERS.get(self.kind, 0):
             raise PtxgenError(f"{self.kind} with {len(self.parameters)} parameters")
 
     @property
@@ -72,6 +76,9 @@ class Activation:
                 return sigmoid
             case "softplus":
                 return np.logaddexp(0.0, x)
+            case "situ":
+                bound = self.parameters[0]
+                return bound * np.tanh(x / bound) * sigmoid
             case "xielu":
                 alpha_n, alpha_p, beta, eps = self.parameters
                 negative = (np.expm1(np.minimum(x, eps)) - x) * alpha_n
@@ -84,6 +91,8 @@ class Activation:
             up = np.clip(up, -self.limit, self.limit)
             if self.clamp == "inputs":
                 gate = np.minimum(gate, self.limit)
+        if self.kind == "situ" and (bound := self.parameters[1]):
+            up = bound * np.tanh(up / bound)
         activated = self(gate)
         if self.limit and self.clamp == "activated":
             activated = np.minimum(activated, self.limit)

@@ -52,6 +52,7 @@ class Reference:
         self.config = config.at_context(context or config.context_length)
         self.tensor = cache(self._tensor)
         self._saved: dict[str, Floats] = {}
+        self._banked: list[Floats] = []
 
     def logits(self, tokens: Any) -> Floats:
         """Logits (tokens, vocab) after every token of one sequence."""
@@ -67,8 +68,10 @@ class Reference:
         if c.adds is not None:
             x = x + self.vector(c.adds)
         keys_and_values: list[Any] = []
+        self._banked.clear()
         for index, layer in enumerate(c.layers):
             x = self._layer(layer, index, x, positions, keys_and_values, extra)
+        x = self._recalled(c.recalls, x)
         logits = self.linear(c.output, self.norm(c.output_norm, x)) * c.logit_scale
         return c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
 
@@ -127,7 +130,11 @@ class Reference:
         start = x
         for block in layer.blocks:
             x = self.norm(block.stream_norm, x)
-            x = x + self._block(block, x, start, positions, caches)
+            read = self._recalled(block.recalls, x)
+            if block.banks:
+                self._banked.append(x)
+                x = np.zeros_like(x)
+            x = x + self._block(block, read, start, positions, caches)
         if layer.embedding is not None:
             assert extra is not None
             e = layer.embedding
@@ -194,10 +201,13 @@ class Reference:
         if source is None:
             source = self.norm(of.router.norm, stream) * of.router.norm_scale
         chosen, weights = self._route(of.router, self.linear(of.router.linear, source))
-        out: Floats = np.zeros_like(x)
+        read = x if of.latent is None else self.linear(of.latent.down, x)
+        out: Floats = np.zeros_like(read)
         for row in range(len(x)):
             for expert, weight in zip(chosen[row], weights[row], strict=True):
-                out[row] += self._expert(of, int(expert), x[row], weight)
+                out[row] += self._expert(of, int(expert), read[row], weight)
+        if of.latent is not None:
+            out = self.linear(of.latent.up, self.norm(of.latent.norm, out))
         if of.shared is not None:
             shared = self._dense(of.shared, x)
             if of.shared_gate is not None:
@@ -344,7 +354,7 @@ class Reference:
         q, k = (a / np.sqrt((a * a).sum(axis=2, keepdims=True) + of.eps) for a in (q, k))
         low = x if of.decay_low is None else self.linear(of.decay_low, x)
         steps = (self.linear(of.decay, low) + self.vector(of.dt_bias)).reshape(shape)
-        rates = self.vector(of.a)[:, None]
+        rates = self.vector(of.a)[:, None] * (-1.0 if of.negated else 1.0)
         logs = of.floor * _sigmoid(rates * steps) if of.floor else rates * np.logaddexp(0.0, steps)
         beta = _sigmoid(self.linear(of.beta, x))
         state = np.zeros((of.heads, of.dim, of.dim))  # values, keys
@@ -463,6 +473,14 @@ class Reference:
         return np.einsum("hqk,khd->qhd", _softmax(scores), v)
 
     # ---- streams ----
+
+    def _recalled(self, of: Normalization | None, x: Floats) -> Floats:
+        if of is None or not self._banked:
+            return x
+        streams = np.stack([*self._banked, x], axis=-2)
+        scores = self.norm(of, streams).sum(axis=-1)
+        total: Floats = np.einsum("rs,rsc->rc", _softmax(scores), streams)
+        return total
 
     def _save(self, name: str | None, x: Floats) -> None:
         if name is not None:

@@ -1,4 +1,4 @@
-"""Global memory of the emulated device: every access of host or kernel is checked.
+"""Global memory of an emulated device: every access of host or kernel is checked.
 
 An allocation, device or pinned host, is a lazily committed zero array (large ones cost nothing
 until touched) and a shadow of the same size that holds 0xFF for every written byte. Addresses
@@ -101,10 +101,13 @@ def written_prefix(shadow: Array, start: int) -> int:
 class Memory:
     """The memory of one emulated device."""
 
-    def __init__(self, total: int = 8 << 30) -> None:
+    #: Which device's memory it is.
+    ordinal = 0
+
+    def __init__(self, total: int = 8 << 30, base: int = BASE_ADDRESS) -> None:
         self.total = total
         self.used = 0
-        self._next = BASE_ADDRESS
+        self._next = base
         self._starts: list[int] = []
         self._allocations: list[Allocation] = []
         self._freed: collections.deque[Allocation] = collections.deque()
@@ -151,7 +154,7 @@ class Memory:
 
     def free(self, address: int) -> None:
         """Free the allocation that starts at ``address``."""
-        allocation = self.find(address)
+        allocation = self.find_own(address)
         if allocation is None or allocation.address != address:
             raise MemoryRangeError(
                 f"0x{address:x} is not the start of a live allocation: {self.describe(address)}"
@@ -166,7 +169,11 @@ class Memory:
             del self._starts[at], self._allocations[at]
 
     def find(self, address: int) -> Allocation | None:
-        """The live allocation that holds ``address``."""
+        """The live allocation that holds ``address``, as far as this device may reach it."""
+        return self.find_own(address)
+
+    def find_own(self, address: int) -> Allocation | None:
+        """The live allocation of this memory that holds ``address``."""
         at = bisect.bisect(self._starts, address) - 1
         if at < 0:
             return None
@@ -238,12 +245,14 @@ class Memory:
             target.view(f"u{width}")[:] = value
             allocation.mark_written(offset, count * width)
 
-    def copy(self, destination: int, source: int, nbytes: int) -> None:
-        """Copy between (possibly overlapping) ranges; never-written bytes stay never written."""
+    def copy(self, destination: int, source: int, nbytes: int, owner: Memory | None = None) -> None:
+        """Copy between (possibly overlapping) ranges; never-written bytes stay never written.
+        ``owner`` is the memory of the source, where that is another one.
+        """
         if not nbytes:
             return
         to, at = self._range(destination, nbytes)
-        origin, start = self._range(source, nbytes)
+        origin, start = (owner or self)._range(source, nbytes)
         to.views[0][at : at + nbytes] = origin.views[0][start : start + nbytes]
         if origin.is_written or origin.scan():
             to.mark_written(at, nbytes)
@@ -342,10 +351,16 @@ class Memory:
         self, addresses: Array, shift: int, action: str
     ) -> list[tuple[Array, Allocation]]:
         """Positions grouped by the allocation that they lie in (all are known to be fine)."""
-        found = np.searchsorted(np.array(self._starts, np.uint64), addresses, "right") - 1
-        return [
-            (np.flatnonzero(found == i), self._allocations[i]) for i in np.unique(found).tolist()
-        ]
+        groups = []
+        left = np.arange(addresses.size)
+        while left.size:
+            allocation = self.find(int(addresses[left[0]]))
+            assert allocation is not None
+            at = addresses[left]
+            inside = (at >= allocation.address) & (at < allocation.end)
+            groups.append((left[inside], allocation))
+            left = left[~inside]
+        return groups
 
     def _scattered_load(self, addresses: Array, shift: int) -> Array:
         values = np.empty(addresses.size, ELEMENTS[shift])

@@ -24,6 +24,7 @@ import numpy as np
 from urdir.driver.emulator.machine.cluster_ordering import ClusterOrdering
 from urdir.driver.emulator.machine.groups import WARP
 from urdir.driver.emulator.machine.memory import Allocation
+from urdir.driver.emulator.machine.peer_races import DeviceOrder
 from urdir.driver.emulator.machine.shadow import (
     Shadow,
     encode,
@@ -58,7 +59,13 @@ class Place:
 
 
 class RaceDetector(ClusterOrdering):
-    """Raises KernelFault at the first race, or barrier that not all threads reach together."""
+    """Raises KernelFault at the first race, or barrier that not all threads reach together.
+
+    ``devices`` is there where several devices may touch the same memory.
+    """
+
+    def __init__(self, devices: DeviceOrder | None = None) -> None:
+        self._devices = devices
 
     def begin(self, launch: WatchedLaunch) -> None:
         """A launch begins."""
@@ -92,6 +99,9 @@ class RaceDetector(ClusterOrdering):
                     shadow = self._global[start] = Shadow(allocation.nbytes)
                 offset = (some.address - np.uint64(start)).astype(np.int64)
                 self._record(some, Place(shadow, allocation.views, start), offset)
+                if self._devices is not None and allocation.kind == "device":
+                    by = f"{self.line(some.line)} of kernel {self.program.name}"
+                    self._devices.touch(self.memory.ordinal, some, allocation, by, self.fault)
         if access.order != "weak":
             self.synchronise(access, where)
 
@@ -139,6 +149,12 @@ class RaceDetector(ClusterOrdering):
                 winners = np.where(last[group] == values, code, winners)
             for at in np.flatnonzero(winners != code).tolist()[:1]:
                 self._report(int(code[at]), int(winners[at]), place, int(index[at]))
+
+    def fence(self, line: int, lanes: Array) -> None:
+        """It is one for the other devices, too."""
+        super().fence(line, lanes)
+        if self._devices is not None:
+            self._devices.fence(self.memory.ordinal)
 
     def check_write(self, access: Access, place: Place, offset: Array) -> None:
         """For other rules about writes."""

@@ -6,19 +6,16 @@ kimi-linear.cpp, bailingmoe3.cpp.
     x += o attention(x')                                            in the other layers
     x += network(x')                                                x' = RMSNorm(x)
 
-Keys: those of `parts`, `latent` and `mixtures`, attention.layer_norm_rms_epsilon;
-attention.head_count_kv (0 where a layer is a delta rule) and head_count, of which the first that is
-not 0 counts for all layers; kda.head_dim, ssm.conv_kernel; rope.dimension_count;
+Keys: those of `parts`, `latent`, `kimi_delta` and `mixtures`; rope.dimension_count,
 expert_feed_forward_length, expert_shared_count, expert_gating_func, expert_weights_scale,
 leading_dense_block_count; what a function below names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import Attention, Config, Dense, Mixture, Network
+from urdir.model.errors import UnsupportedError
+from urdir.model.families.description import Attention, Config, Dense, Mixture
+from urdir.model.families.kimi_delta import heads_of_all, kimi_decoder, kimi_delta, low_rank
 from urdir.model.families.latent import latent_attention, latent_head_dims
 from urdir.model.families.mixtures import (
     expert_width,
@@ -34,34 +31,29 @@ from urdir.model.families.mixtures import (
     unless_dense,
     weights_norm,
     weights_scale,
-    without,
 )
-from urdir.model.families.parts import SILU, model, output_gate, qkv, rms_norm, sequential
+from urdir.model.families.parts import SILU, output_gate
 from urdir.model.families.reader import Reader
-from urdir.model.families.recurrent import Convolved, KimiDelta, convolution
+from urdir.model.families.recurrent import KimiDelta
 from urdir.model.families.rope import read_rope_by_axes
-from urdir.model.families.stored import Linear
 from urdir.ptxgen.kernels.activation import Activation
-
-#: A product, and that of low rank which it is a product of.
-Factors = tuple[Linear, Linear | None]
 
 
 def kimi_linear(file: Reader) -> Config:
     """Kimi Linear: no layer rotates anything; decays and gates of a delta rule have a low rank, as
     many as a head has values. llama.cpp loads biases of Q, K and V for nothing."""
-    heads, dim = _heads(file), latent_head_dims(file)[0]
+    heads, dim = heads_of_all(file), latent_head_dims(file)[0]
     shared = file.optional("rope.dimension_count", int, dim)
 
     def delta(index: int) -> KimiDelta:
-        decay, gate = (_low_rank(file, index, name, heads) for name in ("ssm_f", "ssm_g"))
-        return _delta(file, index, heads, decay, gate)
+        decay, gate = (low_rank(file, index, name, heads) for name in ("ssm_f", "ssm_g"))
+        return kimi_delta(file, index, heads, decay, gate)
 
     def experts(index: int) -> Mixture:
         width = expert_width(file, index) * max(1, shared_count(file))
         return _experts(file, index, width, normalize=True)
 
-    return _decoder(
+    return kimi_decoder(
         file,
         lambda index: latent_attention(file, index, heads, shared),
         delta,
@@ -76,7 +68,11 @@ def bailingmoe3(file: Reader) -> Config:
     refused), rope.dimension_sections, expert_shared_feed_forward_length, expert_weights_norm,
     swiglu_clamp_exp and swiglu_clamp_shexp (of the dense layers, too).
     """
-    heads, rank, dim = _heads(file), file.count("attention.q_lora_rank"), latent_head_dims(file)[0]
+    heads, rank, dim = (
+        heads_of_all(file),
+        file.count("attention.q_lora_rank"),
+        latent_head_dims(file)[0],
+    )
     floor = file.required("kda.gate_lower_bound", float)
     if not file.optional("kda.safe_gate", bool, True) or floor >= 0.0:
         raise UnsupportedError(
@@ -97,7 +93,7 @@ def bailingmoe3(file: Reader) -> Config:
             file.linear(name, index, width, file.hidden, bias="absent")
             for name in ("ssm_f_a", "ssm_g_a")
         )
-        return _delta(file, index, heads, (decay, None), (gate, None), floor)
+        return kimi_delta(file, index, heads, (decay, None), (gate, None), floor)
 
     def network(index: int) -> Dense | Mixture:
         beside = limited(shared_limits[index], "activated")
@@ -107,73 +103,7 @@ def bailingmoe3(file: Reader) -> Config:
         width = shared_width(file, expert_width(file, index) * max(1, shared_count(file)))
         return _experts(file, index, width, weights_norm(file), inside, beside)
 
-    return _decoder(file, attends, delta, network)
-
-
-def _decoder(
-    file: Reader,
-    attends: Callable[[int], Attention],
-    delta: Callable[[int], KimiDelta],
-    network: Callable[[int], Network],
-) -> Config:
-    norm, kv_heads = rms_norm(file), file.by_layer("attention.head_count_kv", int)
-    config = model(
-        file,
-        lambda index: sequential(
-            attends(index) if kv_heads[index] else delta(index),
-            network(index),
-            (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
-        ),
-        file.norm("output_norm", None, norm),
-    )
-    return without(config, file, KimiDelta, [f"attn_{name}.bias" for name in ("q", "k", "v")])
-
-
-def _heads(file: Reader) -> int:
-    counts = file.by_layer("attention.head_count", int)
-    heads = next((count for count in counts if count), 0)
-    if heads < 1:
-        raise ConfigError(f"{file.key('attention.head_count')} is {heads}: heads of no layer")
-    return heads
-
-
-def _low_rank(file: Reader, layer: int, name: str, heads: int) -> Factors:
-    dim = file.size("kda.head_dim")
-    return (
-        file.linear(f"{name}_b", layer, heads * dim, dim, bias="absent"),
-        file.linear(f"{name}_a", layer, dim, file.hidden, bias="absent"),
-    )
-
-
-def _delta(
-    file: Reader, layer: int, heads: int, decay: Factors, gate: Factors, floor: float = 0.0
-) -> KimiDelta:
-    norm, hidden, dim = rms_norm(file), file.hidden, file.size("kda.head_dim")
-    if dim % 4:
-        raise UnsupportedError(f"{file.key('kda.head_dim')} is {dim}: multiples of 4 are supported")
-    width = heads * dim
-
-    def convolved(name: str, linear: Linear) -> Convolved:
-        conv = convolution(file, "ssm.conv_kernel", f"ssm_conv1d_{name}", layer, width, 1)
-        return Convolved(linear, conv)
-
-    q, k, v = qkv(file, layer, (width, width, width), "absent")
-    return KimiDelta(
-        q=convolved("q", q),
-        k=convolved("k", k),
-        v=convolved("v", v),
-        decay=decay[0],
-        beta=file.linear("ssm_beta", layer, heads, hidden, bias="absent"),
-        gate=gate[0],
-        a=file.vector("ssm_a", layer, heads, 1),
-        dt_bias=file.vector("ssm_dt.bias", layer, width),
-        norm=file.norm("ssm_norm", layer, norm, dim),
-        o=file.linear("attn_output", layer, hidden, width, bias="absent"),
-        eps=norm.eps,
-        floor=floor,
-        decay_low=decay[1],
-        gate_low=gate[1],
-    )
+    return kimi_decoder(file, attends, delta, network)
 
 
 def _experts(

@@ -41,7 +41,8 @@ class GatedRecurrence(RecurrentRows):
 
     With ``channels`` (Kimi Delta Attention, arXiv 2510.26692) each key of a head has a g of its
     own, and alpha and dt_bias have one for each: S = S diag(g) + e k^T. With a ``floor`` below 0,
-    g = exp(floor * sigmoid(a (alpha + dt_bias))), which stays above exp(floor).
+    g = exp(floor * sigmoid(a (alpha + dt_bias))), which stays above exp(floor); with ``negated``
+    -a stands for a.
 
     A row of ``mixed`` has the heads of q, k and v in that ``order``; "apart", they are arrays of
     their own. ``heads`` of values share ``key_heads`` of q and k: neighbours do, or with ``tiled``
@@ -58,6 +59,7 @@ class GatedRecurrence(RecurrentRows):
     tiled: bool = False
     channels: bool = False
     floor: float = 0.0
+    negated: bool = False
     steady: bool = False
 
     name = "gated_recurrence"
@@ -80,6 +82,8 @@ class GatedRecurrence(RecurrentRows):
                 f"gated_recurrence: keys of {self.key_dim}: at most {MAX_VALUES} for each of "
                 f"{self.lanes} lanes"
             )
+        if self.negated and not self.floor:
+            raise PtxgenError("gated_recurrence: negated rates without a floor")
         if self.floor > 0.0 or ((self.channels or self.floor) and not self.delta):
             raise PtxgenError(
                 f"gated_recurrence: gates of channels ({self.channels}) and a floor ({self.floor}, "
@@ -200,7 +204,8 @@ class GatedRecurrence(RecurrentRows):
         y = np.zeros((self.rows, self.heads, self.value_dim))
         heads = np.arange(self.heads)
         shared = heads % self.key_heads if self.tiled else heads // (self.heads // self.key_heads)
-        rates = inputs["a"][:, None] if self.channels else inputs["a"]
+        rates = -inputs["a"] if self.negated else inputs["a"]
+        rates = rates[:, None] if self.channels else rates
         before, dt = np.zeros(()), np.ones((self.rows, self.heads))
         if not self.steady:
             before = inputs["alpha"].astype(np.float64) + inputs["dt_bias"]
@@ -235,7 +240,7 @@ class GatedRecurrence(RecurrentRows):
         """Decays between 0 and 1, as models have them; see `make_rows`."""
         inputs = super().make_inputs(rng) | self.make_rows(rng)
         rates = np.exp(inputs["a"] - 1.0)
-        inputs["a"] = rates if self.floor else -rates
+        inputs["a"] = rates if self.floor and not self.negated else -rates
         return inputs
 
     @classmethod
@@ -274,7 +279,9 @@ class GatedRecurrence(RecurrentRows):
             "steady, rows": steady(**rows(4, 3), **heads(3, 3, 20, 24)),
             "steady, a prompt": steady(**prompt(35, 2), **heads(2, 2, 64, 40)),
             "channels, one row": by_channel(**rows(1, 2), **heads(2, 1, 8, 6)),
-            "channels, rows": by_channel(**rows(5, 4), **heads(3, 3, 12, 20), floor=-5.0),
+            "channels, rows": by_channel(
+                **rows(5, 4), **heads(3, 3, 12, 20), floor=-5.0, negated=True
+            ),
             "channels of a prompt": by_channel(**prompt(21, 2), **heads(2, 2, 128, 40)),
             "channels with a floor": by_channel(
                 **prompt(19, 1), **heads(4, 2, 20, 12), tiled=True, floor=-5.0

@@ -28,7 +28,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     over, and no context; turns are as long as before.
     """
     made = bindings.emulated(total_memory=256 << 20)
-    monkeypatch.setattr(bindings, "emulated", lambda target: made)
+    monkeypatch.setattr(bindings, "emulated", lambda target, **_: made)
     before, turn = set(threading.enumerate()), sys.getswitchinterval()
     yield made
     assert sys.getswitchinterval() == turn

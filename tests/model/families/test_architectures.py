@@ -314,3 +314,21 @@ def test_gemma_4_shares_keys_and_values_by_kind_of_layer() -> None:
 def test_what_gemma_4_cannot_be_is_named(key: str, value: int) -> None:
     with pytest.raises(ConfigError, match=r"shared_kv_layers|value_length is 16"):
         described("gemma4", 5, {**GEMMA4, key: value})
+
+
+def test_minimax_m3_takes_contexts_that_have_all_blocks() -> None:
+    """Longer sequences are sparse in layers with experts, which are no part of the description."""
+    keys = {
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 32,
+        "expert_shared_count": 1,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": 1,
+        "attention.indexer.block_size": 8,
+    }
+    for blocks, context in ((3, 24), (100, 128)):
+        config = described("minimax-m3", 2, keys | {"attention.indexer.top_k": blocks})
+        assert config.context_length == context
+    with pytest.raises(ConfigError, match=r"indexer\.top_k"):
+        described("minimax-m3", 2, keys)

@@ -1,0 +1,131 @@
+"""Several devices that work together: each reaches the memory of the others.
+
+A rank is a device of a group, by its number from 0 on. What the ranks do together is a plan each,
+recorded as a graph each; their kernels wait for each other on flags in each other's memory. So all
+graphs are made before the first is launched, and the graphs of a step are launched one right after
+the other. Nothing is to be waited for between two launches that belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self, overload
+
+from urdir.driver.context import close_all
+from urdir.driver.device import Device, find_devices
+from urdir.driver.errors import DeviceNameError, DriverError
+from urdir.driver.graph import RecordedGraph
+from urdir.driver.ptx_files import PtxFiles
+from urdir.driver.stream import Stream
+
+
+class Group(Sequence[Device]):
+    """Opened devices by rank, with peer access between any two; a context manager. One device is a
+    group, too.
+
+    A fault on one rank ends the use of all: the call that reports it raises CudaError, whose
+    message says how each rank stands, and every later call on any of them GroupError. ``notes``
+    add to that message what kernels left in page-locked memory.
+    """
+
+    def __init__(self, ranks: Sequence[Device]) -> None:
+        self._ranks = tuple(ranks)
+        self.notes: list[Callable[[], str]] = []
+        for device in self._ranks if len(self._ranks) > 1 else ():
+            device.api.explain_fault = self._explain
+            device.context.join_group([d.context for d in self._ranks if d is not device])
+
+    @classmethod
+    def open(
+        cls,
+        name: str = "auto",
+        gpus: int | Sequence[int] = 2,
+        *,
+        api: Any = None,
+        cache_folder: Path | None = None,
+        cache_limit: int | None = None,
+        ptx_files: PtxFiles | None = None,
+    ) -> Self:
+        """Open ``gpus`` devices, or those with these ordinals, of ``auto``, ``cuda`` or
+        ``emulator[:sm_NN]``; see `Device.open`.
+
+        Raises DeviceNameError for ordinals that are none, DriverError where devices cannot reach
+        each other, and what `Device.open` raises; nothing stays open then.
+        """
+        found = find_devices(name, _ordinals(gpus), api)
+        ranks: list[Device] = []
+        try:
+            for each in found.names:
+                ranks.append(
+                    Device(found.api, each, cache_folder, cache_limit, found.note, ptx_files)
+                )
+            return cls(ranks)
+        except BaseException:
+            for device in ranks:
+                with suppress(DriverError):
+                    device.close()
+            raise
+
+    @overload
+    def __getitem__(self, rank: int) -> Device: ...
+    @overload
+    def __getitem__(self, rank: slice) -> tuple[Device, ...]: ...
+    def __getitem__(self, rank: int | slice) -> Device | tuple[Device, ...]:
+        return self._ranks[rank]
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self._ranks)
+
+    def synchronize(self) -> None:
+        """Wait for all work of all ranks. Raises CudaError, GroupError."""
+        for device in self._ranks:
+            device.synchronize()
+
+    def _explain(self) -> str:
+        """How each rank stands, after a fault of one; kernels that wait in vain end soon."""
+        api = self._ranks[0].api
+        former = api.cuCtxGetCurrent()
+        lines = []
+        for rank, device in enumerate(self._ranks):
+            status = api.cuCtxSetCurrent(device.context.handle)[0]
+            status = int(status) or int(api.cuCtxSynchronize()[0])
+            state = api.CUresult(status).name if status else "no fault of its own"
+            lines.append(f"\nrank {rank}, {device.name}: {state}")
+        if not int(former[0]):
+            api.cuCtxSetCurrent(former[1])
+        return "".join(lines) + "".join(f"\n{text}" for note in self.notes if (text := note()))
+
+    def close(self) -> None:
+        """Close all devices; again is harmless."""
+        close_all(self._ranks[::-1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def launch_together(graphs: Sequence[tuple[RecordedGraph, Stream]]) -> None:
+    """Queue one run of the graph of each rank, each on a stream of its own.
+
+    Raises LifetimeError for one that is closed, nothing queued then; CudaError, GroupError.
+    """
+    for graph, stream in graphs:
+        _ = graph.handle, stream.handle
+    for graph, stream in graphs:
+        graph.launch(stream)
+
+
+def _ordinals(gpus: int | Sequence[int]) -> tuple[int, ...]:
+    ordinals = tuple(range(gpus)) if isinstance(gpus, int) else tuple(gpus)
+    if not ordinals or min(ordinals) < 0 or len({*ordinals}) != len(ordinals):
+        raise DeviceNameError(
+            f"gpus {gpus}: give a number of GPUs, or the ordinals of different ones"
+        )
+    return ordinals

@@ -1,0 +1,56 @@
+"""What the ranks of a group exchange in a step, as launches appended to a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from urdir.model.memory.exchange import RankExchange
+from urdir.ptxgen.kernels.exchange.all_gather import AllGather
+from urdir.ptxgen.kernels.exchange.all_reduce import AllReduce
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+    from urdir.driver.plan import Plan
+
+
+def append_sum_of_ranks(
+    plan: Plan,
+    exchange: RankExchange,
+    label: str,
+    values: int,
+    x: Slice,
+    y: Slice,
+    residual: Slice | None = None,
+) -> None:
+    """y (values,) f32 = the sum of the ranks' x, plus the ``residual``; y may be either."""
+    share, capacity = exchange.share, exchange.shape.capacity
+    for first in range(0, values, capacity):
+        count = min(capacity, values - first)
+        kernel = AllReduce(count, share.ranks, share.rank, capacity, residual=residual is not None)
+        part = (4 * first, 4 * count)
+        given = {"x": x.slice(*part), "y": y.slice(*part)}
+        if residual is not None:
+            given["residual"] = residual.slice(*part)
+        plan.launch(kernel, _numbered(label, first), **given, **exchange.arguments)
+
+
+def append_parts_of_ranks(
+    plan: Plan, exchange: RankExchange, label: str, rows: int, x: Slice, y: Slice
+) -> None:
+    """y (rows, vocabulary) f32 = the ranks' logits x (rows, their own), side by side."""
+    share, capacity = exchange.share, exchange.shape.capacity
+    widths, width = share.vocabulary, share.vocabulary[share.rank]
+    at_once = capacity // max(widths)
+    for first in range(0, rows, at_once):
+        count = min(at_once, rows - first)
+        plan.launch(
+            AllGather.of(count, widths, share.rank, capacity),
+            _numbered(label, first),
+            x=x.slice(4 * first * width, 4 * count * width),
+            y=y.slice(4 * first * sum(widths), 4 * count * sum(widths)),
+            **exchange.arguments,
+        )
+
+
+def _numbered(label: str, first: int) -> str:
+    return f"{label} from {first}" if first else label

@@ -1,0 +1,1 @@
+"""Kernels of several devices, which write into each other's memory."""

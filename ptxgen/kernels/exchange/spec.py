@@ -1,0 +1,146 @@
+"""What kernels have in common that exchange values between devices.
+
+Every rank has an *inbox*, (2, ranks, capacity) u64: a place for each value of each rank, twice. A
+word is an f32 value (its low half) and the epoch it is of. A rank writes its words into the inboxes
+of all others and waits for theirs in its own, so that values need no flags beside them. In each
+epoch one half is used. That is enough: a rank writes a place again two epochs later, and between
+the two it has had a word of the epoch between, which the other wrote after it had read the place.
+
+``epochs`` (capacity / THREADS,) u32 count what the CTAs of a rank have done, and are in device
+memory: a graph that is replayed goes on counting. All ranks launch the same exchanges in the same
+order. A place belongs to one CTA, whatever the number of values, so that each CTA counts for
+itself.
+
+A word that does not come in ``polls`` looks ends the kernel: `describe_fault` says what ``fault``
+(1,) u64 then names, the rank that was waited for and the epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+
+#: Threads of a CTA, each with one value.
+THREADS = 256
+#: Looks into an inbox before a rank gives up: some two seconds at 0.5 us (an estimate).
+POLLS = 1 << 22
+#: The most values of one rank: offsets in an inbox stay below 2^31 bytes.
+MOST = 1 << 23
+
+
+def rounded(values: int) -> int:
+    """The capacity of an inbox for so many values of each rank."""
+    return THREADS * ceil_div(values, THREADS)
+
+
+def inbox_nbytes(ranks: int, capacity: int) -> int:
+    """Bytes of an inbox."""
+    return 8 * 2 * ranks * capacity
+
+
+def describe_fault(word: int) -> str:
+    """What a rank waited for in vain, of the word it left; "" where it left none."""
+    awaited, epoch = word & 0xFFFFFFFF, word >> 32
+    return f"waited in vain for rank {awaited - 1}, in epoch {epoch}" if awaited else ""
+
+
+@dataclass(frozen=True)
+class Exchange(KernelSpec):
+    """Base: the values (n,) f32 of ``rank``, of ``ranks``, whose inboxes have a ``capacity``."""
+
+    n: int
+    ranks: int
+    rank: int
+    capacity: int
+    polls: int = POLLS
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.ranks <= 16 or not 0 <= self.rank < self.ranks:
+            raise PtxgenError(f"{self.name}: rank {self.rank} of {self.ranks}: of 2 to 16")
+        if self.capacity % THREADS or not 0 < self.capacity * self.ranks <= MOST:
+            raise PtxgenError(
+                f"{self.name}: an inbox for {self.capacity} values of {self.ranks} ranks: a "
+                f"multiple of {THREADS}, together at most {MOST}"
+            )
+        if not 1 <= self.most <= self.capacity:
+            raise PtxgenError(
+                f"{self.name}: {self.most} values of a rank, inboxes have room for {self.capacity}"
+            )
+        if not 1 <= self.polls < 2**31:
+            raise PtxgenError(f"{self.name}: {self.polls} polls, expected 1 ... 2^31 - 1")
+
+    @property
+    def most(self) -> int:
+        """Values of the rank that has most."""
+        return self.n
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The other ranks."""
+        return tuple(rank for rank in range(self.ranks) if rank != self.rank)
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that the inbox has places for."""
+        return self.capacity // THREADS
+
+    @property
+    def exchange_params(self) -> tuple[Param, ...]:
+        """What every exchange takes after its own parameters."""
+        inbox = (2, "ranks", "capacity")
+        return (
+            *(Param(f"inbox{rank}", "u64", inbox, Access.INOUT) for rank in range(self.ranks)),
+            Param("epochs", "u32", ("ctas",), Access.INOUT),
+            Param("fault", "u64", (1,), Access.INOUT),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(grid=(ceil_div(self.most, THREADS), 1, 1), block=(THREADS, 1, 1))
+
+    def exchanged(self, inputs: dict[str, Array]) -> tuple[list[Array], dict[str, Array]]:
+        """The values of every rank, (values of the rank,) f32, and what the exchange leaves, where
+        those of the others have come."""
+        epochs = inputs["epochs"].copy()
+        epochs[: self.launch_shape.grid[0]] += 1
+        at = np.arange(self.most)
+        epoch = epochs[at // THREADS]
+        left = {f"inbox{rank}": inputs[f"inbox{rank}"].copy() for rank in range(self.ranks)}
+        own = inputs["x"].reshape(-1)
+        for rank in self.others:
+            place = at[: own.size]
+            words = epoch[place].astype(np.uint64) << np.uint64(32) | own.view(np.uint32)
+            left[f"inbox{rank}"][epoch[place] & 1, self.rank, place] = words
+        values = []
+        for rank in range(self.ranks):
+            words = left[f"inbox{self.rank}"][epoch & 1, rank, at]
+            came = (words & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)
+            values.append(own if rank == self.rank else came)
+        return values, {**left, "epochs": epochs, "fault": inputs["fault"].copy()}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Any epochs; inboxes in which the words of the other ranks have come."""
+        inputs = super().make_inputs(rng)
+        inputs["epochs"] = rng.integers(0, 2**32, self.ctas, np.uint32)
+        inputs["fault"] = np.zeros(1, np.uint64)
+        at = np.arange(self.most)
+        epoch = (inputs["epochs"] + np.uint32(1))[at // THREADS]
+        for rank in range(self.ranks):
+            inputs[f"inbox{rank}"] = np.zeros((2, self.ranks, self.capacity), np.uint64)
+        for rank in self.others:
+            bits = rng.standard_normal(at.size).astype(np.float32).view(np.uint32)
+            words = epoch.astype(np.uint64) << np.uint64(32) | bits
+            inputs[f"inbox{self.rank}"][epoch & 1, rank, at] = words
+        return inputs
+
+    def bytes_moved(self) -> int:
+        """Values and words, of the places that are used."""
+        return 4 * self.n + 2 * 8 * self.n * (self.ranks - 1)
+
+    def flops(self) -> int:
+        return 0

@@ -1,0 +1,218 @@
+"""A model on several devices: golden logits, the same tokens as on one, faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf as reference
+import numpy as np
+import pytest
+
+from urdir.driver import bindings
+from urdir.driver.errors import DriverError, GroupError
+from urdir.driver.group import Group
+from urdir.model.engine.batch import Output
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.session import Session
+from urdir.model.errors import SettingsError, UnsupportedError
+from urdir.model.families.description import Config
+from urdir.model.files.demo import demo_model
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.weights import Weights, shares_of
+from urdir.model.verify.conformance import relative_rms
+
+DATA = Path(__file__).parents[2] / "data"
+EXACT_RELATIVE_RMS = 1e-4
+#: Positions that are compared.
+FEW = 3
+#: Files whose attention and networks are cut on two and on four devices; blocks of 256 are not.
+CUT = ("f16", "bf16", "q4_1", "q5_0", "q5_1", "q8_0")
+
+
+def golden(name: str) -> tuple[Path, list[int], Any]:
+    folder, path = DATA / "golden", DATA / "golden" / f"{name}.gguf"
+    if name.startswith("demo"):
+        folder, path = DATA / "demo", demo_model()
+    with np.load(folder / f"{name}.npz") as file:
+        return path, [int(token) for token in file["tokens"]], file["logits"]
+
+
+def logits(path: Path, tokens: Sequence[int], device: str, gpus: int) -> Any:
+    """After each token, exact."""
+    with Engine.open(
+        path, device=device, gpus=gpus, context=64, kv_dtype="f32", exact=True
+    ) as engine:
+        rows = []
+        for token in tokens:
+            engine.session.feed([token])
+            rows.append(engine.session.logits_step())
+        return np.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"),
+    [
+        ("nano-llama-f32", 2),
+        ("nano-llama-q4_0", 4),
+        pytest.param("nano-llama-f32", 4, marks=pytest.mark.full),
+        pytest.param("nano-llama-q4_0", 2, marks=pytest.mark.full),
+        *(
+            pytest.param(name, gpus, marks=pytest.mark.full)
+            for name in (
+                *(f"nano-llama-{kind}" for kind in (*CUT, "q4_k", "q6_k", "q4_k_m")),
+                *("nano-qwen2-q4_k_m", "nano-qwen3-q4_k_m", "nano-phi2-q4_k_m", "demo-q4_k_m"),
+            )
+            for gpus in (2, 4)
+        ),
+    ],
+)
+def test_exact_mode_matches_golden(
+    name: str, gpus: int, device_name: str, needs_gpus: Callable[[int], None]
+) -> None:
+    needs_gpus(gpus)
+    path, tokens, expected = golden(name)
+    found = logits(path, tokens[:FEW], device_name, gpus)
+    assert relative_rms(found, expected[:FEW]) <= EXACT_RELATIVE_RMS
+    assert (found == logits(path, tokens[:FEW], device_name, gpus)).all()
+
+
+def test_experts_match_golden(family_file: Callable[[str], Path]) -> None:
+    """Attention with sinks and biases, experts with biases, on two emulated devices."""
+    with np.load(DATA / "families" / "gpt-oss-moe.npz") as file:
+        tokens, expected = file["tokens"].tolist(), file["logits"]
+    found = logits(family_file("gpt-oss-moe"), tokens[:FEW], "emulator", 2)
+    assert relative_rms(found, expected[:FEW]) <= EXACT_RELATIVE_RMS
+
+
+def open_nano(gpus: int | None, **settings: Any) -> Engine:
+    path, _, _ = golden("nano-llama-q8_0")
+    return Engine.open(path, device="emulator", gpus=gpus, context=64, **settings)
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[tuple[Engine, Engine]]:
+    """On one device, and on two; not exact, with pages."""
+    with (
+        open_nano(None, sequences=2, page_len=16) as one,
+        open_nano(2, sequences=2, page_len=16) as two,
+    ):
+        yield one, two
+
+
+def on_both(engines: tuple[Engine, Engine], work: Any) -> list[Any]:
+    found = []
+    for engine in engines:
+        for sequence in range(2):
+            engine.session.truncate(0, sequence)
+        found.append(work(engine.session))
+    return found
+
+
+def test_prompts_and_tokens_after_them_have_the_logits_of_one_device(
+    engines: tuple[Engine, Engine],
+) -> None:
+    def work(session: Session) -> Any:
+        session.feed([*range(2, 42)])
+        first = session.logits_step()
+        session.feed([7, 9])
+        return np.stack([first, session.logits_step()])
+
+    one, two = on_both(engines, work)
+    assert relative_rms(two, one) < 2e-3
+
+
+def test_greedy_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) -> None:
+    def work(session: Session) -> Any:
+        session.feed([5, 80, 13])
+        session.feed([6], 1)
+        alone = [*session.stream(Output.GREEDY, most=6)]
+        session.feed([1])
+        both = [*session.stream_together(Output.GREEDY, (0, 1), most=3)]
+        return alone, both
+
+    one, two = on_both(engines, work)
+    assert one == two
+
+
+def test_ranks_choose_the_same_tokens_and_remember_them(engines: tuple[Engine, Engine]) -> None:
+    """Drawn ones, after a fork that shares pages and a cut: each rank has its own state."""
+    session = engines[1].session
+    for sequence in range(2):
+        session.truncate(0, sequence)
+    session.feed([9, 8, 7, 6])
+    session.fork(0, 1)
+    for sequence in range(2):
+        session.set_sampling(SamplingSettings(temperature=1.5, seed=3, nonce=sequence), sequence)
+    drawn = [session.forward_gpu_resident_to_token_id((0, 1), Output.SAMPLE) for _ in range(3)]
+    assert len({tuple(tokens) for tokens in drawn}) > 1
+    states = [session.parts.state, *session.parts.state.followers]
+    tokens, positions = (
+        [state[name].download(np.uint32) for state in states] for name in ("tokens", "position")
+    )
+    assert (tokens[0] == tokens[1]).all()
+    assert (positions[0] == positions[1]).all()
+    assert tokens[0].reshape(2, -1)[:, 4:7].T.tolist() == drawn
+    session.truncate(2, 1)
+    assert states[1]["known"].download(np.uint32).tolist() == [7, 2]
+
+
+def test_columns_that_are_cut_are_those_of_the_file() -> None:
+    with Gguf(demo_model()) as gguf, Group.open("emulator", 2) as group:
+        tensor = gguf.tensors["blk.0.ffn_down.weight"]
+        whole = reference.quants.dequantize(
+            np.array(tensor.data[:]).reshape(tensor.shape[0], -1),
+            reference.GGMLQuantizationType(tensor.type_id),
+        )
+        shares = shares_of(Config.from_gguf(gguf), gguf, 2)
+        for share, device in zip(shares, group, strict=True):
+            down = share.layers[0].dense_networks[0].down
+            assert down.matrix.columns is not None
+            with Weights.load(gguf, share, device) as weights:
+                matrix = weights.matrix(down)
+                found = matrix.layout.unpack(matrix.data.download(np.uint8))
+            np.testing.assert_allclose(found, whole[:, slice(*down.matrix.columns)], rtol=2e-7)
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The driver of the devices that the test opens."""
+    made = bindings.emulated(device_count=2)
+    monkeypatch.setattr(bindings, "emulated", lambda *_, **__: made)
+    return made
+
+
+@pytest.mark.parametrize("nth", [2, 25])
+def test_a_fault_while_loading_leaves_nothing_open(api: Any, nth: int) -> None:
+    api.inject("launch", nth)
+    with pytest.raises(DriverError, match="injected fault"):
+        open_nano(2)
+    assert api.live() == {}
+
+
+@pytest.mark.parametrize("in_prompt", [True, False])
+def test_a_fault_on_a_rank_ends_the_engine(api: Any, in_prompt: bool) -> None:
+    with open_nano(2) as engine:
+        engine.session.feed([1, 2, 3])
+        if not in_prompt:
+            engine.session.greedy_step()
+        api.inject("launch", 20)
+        with pytest.raises(DriverError, match=r"injected fault.*\nrank 0, .*\nrank 1, "):
+            [*engine.session.stream(Output.GREEDY, most=3)]
+        with pytest.raises(GroupError, match="close the group"):
+            engine.group.synchronize()
+    assert api.live() == {}
+
+
+def test_what_one_device_only_has_is_refused(family_file: Callable[[str], Path]) -> None:
+    with pytest.raises(UnsupportedError, match="layer 0 has a mixer with a state"):
+        Engine.open(family_file("mamba2-dense"), device="emulator", gpus=2)
+
+    class Watcher:
+        def run(self, bound: Any, stream: Any) -> None:
+            raise AssertionError("nothing runs")
+
+    with pytest.raises(SettingsError, match="on one GPU only"):
+        open_nano(2, observer=Watcher())

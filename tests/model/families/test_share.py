@@ -1,0 +1,191 @@
+"""The share of each rank: what is cut where, what stays whole, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.model.errors import UnsupportedError
+from urdir.model.families.description import Attention, Config, Dense
+from urdir.model.families.reader import Reader
+from urdir.model.families.registry import describe
+from urdir.model.families.shapes import SHAPES, Shape
+from urdir.model.families.share import Span, rows_of_each, shared, spans
+from urdir.model.families.stored import Linear, StoredMatrix, StoredVector, stored_in
+from urdir.model.files.metadata import Metadata
+
+#: Shapes whose attention and networks all GPUs share evenly, by how many.
+EVEN = [
+    *(("llama-3.1-8b", n) for n in (2, 4, 8)),
+    *(("llama-3.1-70b", n) for n in (2, 4, 8)),
+    *(("qwen3-8b", n) for n in (2, 4)),
+    *(("qwen2.5-32b", n) for n in (2, 4)),
+    ("gemma-3-27b", 4),
+    ("mistral-small-24b", 8),
+]
+
+
+def config_of(shape: Shape) -> Config:
+    metadata = Metadata(shape.metadata("shape"), "shape")
+    return describe(Reader(metadata, shape.arch, shape.stored(), shape.layers))
+
+
+def shares(shape: Shape, ranks: int, block: int) -> tuple[Config, list[Config]]:
+    config = config_of(shape)
+    blocks = {of.name: block for of in stored_in(config) if isinstance(of, StoredMatrix)}
+    return config, [shared(config, blocks, rank, ranks) for rank in range(ranks)]
+
+
+def mask_of(linear: Linear, width: int) -> np.ndarray:
+    """Which elements (rows, columns) of its tensor a matrix of one run of rows has."""
+    matrix = linear.matrix
+    rows = int(np.prod(matrix.shape[:-1]))
+    mask = np.zeros((rows, width), np.int64)
+    start, stop = matrix.columns or (0, width)
+    mask[matrix.first : matrix.first + matrix.each, start:stop] = 1
+    return mask
+
+
+def attention(config: Config) -> Attention:
+    return config.attentions[0]
+
+
+def dense(config: Config) -> Dense:
+    return config.layers[0].dense_networks[0]
+
+
+@pytest.mark.parametrize(("name", "ranks"), EVEN)
+def test_ranks_have_equal_parts_of_published_models(name: str, ranks: int) -> None:
+    whole, parts = shares(replace(SHAPES[name], layers=1), ranks, 256)
+    for part in parts:
+        assert attention(part).heads == attention(whole).heads // ranks
+        assert attention(part).kv_heads == max(1, attention(whole).kv_heads // ranks)
+        assert attention(part).o.matrix.columns is not None
+        assert dense(part).width == pytest.approx(dense(whole).width / ranks, abs=256)
+        assert part.output.rows == pytest.approx(whole.output.rows / ranks, abs=16)
+        assert part.embedding == whole.embedding
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_parts_of_all_ranks_are_the_whole(ranks: int) -> None:
+    shape = Shape("llama", 1, 256, 12, 12, 32, 416, 1000, False)
+    whole, parts = shares(shape, ranks, 32)
+    for of in (
+        lambda c: (attention(c).q, attention(c).k, attention(c).v, attention(c).o),
+        lambda c: (dense(c).gate, dense(c).up, dense(c).down, c.output),
+    ):
+        for linears in zip(*map(of, (whole, *parts)), strict=True):
+            first, *own = linears
+            total = sum(mask_of(linear, first.cols) for linear in own)
+            assert (total == 1).all()
+
+
+def test_few_keys_are_on_several_ranks() -> None:
+    _, parts = shares(replace(SHAPES["glm-4-9b"], layers=1), 4, 256)
+    assert [attention(p).heads for p in parts] == [8] * 4
+    assert [attention(p).kv_heads for p in parts] == [1] * 4
+    keys = [attention(p).k for p in parts]
+    assert [k and k.matrix.first for k in keys] == [4096, 4096, 4224, 4224]
+
+
+def test_cuts_are_between_blocks() -> None:
+    _, parts = shares(replace(SHAPES["qwen2.5-7b"], layers=1), 2, 256)
+    assert [dense(p).down.matrix.columns for p in parts] == [(0, 9472), (9472, 18944)]
+    shape = Shape("llama", 1, 256, 4, 2, 64, 768, 2048, False)
+    _, parts = shares(shape, 2, 256)
+    assert [dense(p).down.matrix.columns for p in parts] == [(0, 256), (256, 768)]
+    assert [attention(p).o.matrix.columns for p in parts] == [None, None]  # one block
+
+
+def test_what_cannot_be_cut_is_whole_on_every_rank() -> None:
+    shape = Shape("llama", 1, 256, 4, 2, 64, 256, 2048, False)
+    whole, parts = shares(shape, 2, 256)
+    assert all(part.layers == whole.layers for part in parts)
+    assert [part.output.rows for part in parts] == [1024, 1024]
+    keys = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5}
+    tensors = ("attn_qkv.weight", "attn_qkv.bias")
+    alibi = Shape("bloom", 1, 256, 8, 8, 32, 512, 512, True, keys, tensors)
+    whole, parts = shares(alibi, 2, 1)
+    assert parts[1].attentions == whole.attentions  # slopes are of all heads
+    assert dense(parts[1]).width == 256
+
+
+def test_every_expert_is_cut() -> None:
+    whole, parts = shares(replace(SHAPES["mixtral-8x7b"], layers=1), 2, 256)
+    (of,) = whole.layers[0].mixtures
+    for rank, part in enumerate(parts):
+        (mixture,) = part.layers[0].mixtures
+        assert mixture.width == of.width // 2
+        assert mixture.gate is not None
+        for linear in (mixture.gate, mixture.up):
+            stored = linear.matrix
+            assert (stored.first, stored.each, stored.period) == (7168 * rank, 7168, 14336)
+            assert stored.rows == 8 * 7168
+        assert mixture.down.matrix.columns == (7168 * rank, 7168 * (rank + 1))
+        assert mixture.router == of.router
+
+
+def test_experts_in_one_tensor_and_their_biases_are_cut() -> None:
+    both = Linear(StoredMatrix.whole("both", 4, 128, 32), StoredVector.whole("bias", 4, 128))
+    up, gate = both.part(64, 64, 128), both.part(0, 64, 128)
+    for linear, start in ((up, 64), (gate, 0)):
+        cut = rows_of_each(linear, 64, Span(32, 32))
+        stored, bias = cut.matrix, cut.bias
+        assert (stored.first, stored.each, stored.period, stored.rows) == (start + 32, 32, 128, 128)
+        assert bias is not None
+        values = np.arange(4 * 128).reshape(4, 128)
+        wanted = values[:, start + 32 : start + 64].ravel()
+        assert (bias.of(values) == wanted).all()
+        assert bias.size == wanted.size
+    alone = Linear(StoredMatrix.whole("up", 4, 64, 32), StoredVector.whole("up bias", 4, 64))
+    cut = rows_of_each(alone, 64, Span(0, 32))
+    assert (cut.matrix.first, cut.matrix.each, cut.matrix.period) == (0, 32, 64)
+    assert cut.bias is not None
+    values = np.arange(4 * 64).reshape(4, 64)
+    assert (cut.bias.of(values) == values[:, :32].ravel()).all()
+
+
+def test_the_bias_of_a_sum_is_added_once() -> None:
+    shape = replace(SHAPES["gpt2-xl"], layers=1)
+    _, parts = shares(shape, 5, 1)
+    assert [attention(p).o.bias is not None for p in parts] == [True] + 4 * [False]
+    assert [dense(p).down.bias is not None for p in parts] == [True] + 4 * [False]
+    assert [dense(p).up.bias for p in parts] == [
+        StoredVector("blk.0.ffn_up.bias", (6400,), 1280 * rank, 1280) for rank in range(5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("qwen3.5-4b", "layer 0 has a mixer with a state"),
+        ("deepseek-v2-lite", "layer 0 has latent attention"),
+    ],
+)
+def test_what_runs_on_one_gpu_only_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{reason}.*give no gpus"):
+        shares(SHAPES[name], 2, 256)
+
+
+@pytest.mark.parametrize(
+    ("things", "ranks", "step", "expected"),
+    [
+        (8, 2, 1, [4, 4]),
+        (10, 4, 1, [2, 3, 2, 3]),
+        (768, 2, 256, [256, 512]),
+        (160, 4, 32, [32, 32, 64, 32]),
+        (3, 4, 1, None),
+        (256, 2, 256, None),
+    ],
+)
+def test_things_are_given_out_evenly(things: int, ranks: int, step: int, expected: Any) -> None:
+    found = spans(things, ranks, lambda at: at % step == 0)
+    assert (None if found is None else [span.count for span in found]) == expected
+
+
+def test_spans_have_widths() -> None:
+    assert Span(2, 3).times(64) == Span(128, 192)
+    assert Span(2, 3).stop == 5

@@ -1,0 +1,208 @@
+"""Exchanges between emulated devices: sums and parts of all ranks, replays, a rank that is late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.bindings import emulated
+from urdir.driver.errors import CudaError, GroupError
+from urdir.driver.execute import record, run
+from urdir.driver.group import Group, launch_together
+from urdir.driver.plan import Plan
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.exchange.all_gather import AllGather
+from urdir.ptxgen.kernels.exchange.all_reduce import AllReduce
+from urdir.ptxgen.kernels.exchange.spec import Exchange, describe_fault, inbox_nbytes, rounded
+
+CAPACITY = 1024
+
+
+class Ranks:
+    """A group with inboxes, and buffers x, residual and y of up to 4 x ``CAPACITY`` values."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        inbox = inbox_nbytes(len(group), CAPACITY)
+        sizes = {"inbox": inbox, "epochs": 4 * CAPACITY // 256, "x": 16 * CAPACITY}
+        sizes |= {"y": 16 * CAPACITY, "residual": 16 * CAPACITY}
+        self.memory = [device.arena(sizes, "rank") for device in group]
+        self.faults = [device.pinned(8, "fault") for device in group]
+        self.streams = [device.create_stream() for device in group]
+        for arena in self.memory:
+            arena["inbox"].fill(0)
+            arena["epochs"].fill(0)
+
+    def plan(self, kernel: Exchange) -> Plan:
+        """The exchange of one rank."""
+        own = self.memory[kernel.rank]
+        given = {**own, "fault": self.faults[kernel.rank]}
+        given |= {f"inbox{rank}": arena["inbox"] for rank, arena in enumerate(self.memory)}
+        plan = Plan(f"rank {kernel.rank}")
+        plan.launch(kernel, kernel.name, **{p.name: given[p.name] for p in kernel.params})
+        return plan
+
+    def run(self, kernels: Sequence[Exchange], **inputs: Sequence[Any]) -> list[Any]:
+        """y of every rank, of inputs by rank."""
+        self.put(**inputs)
+        for kernel, device, stream in zip(kernels, self.group, self.streams, strict=True):
+            run(self.plan(kernel), device, stream)
+        return self.results(kernels)
+
+    def put(self, **inputs: Sequence[Any]) -> None:
+        for name, arrays in inputs.items():
+            for arena, array in zip(self.memory, arrays, strict=True):
+                arena[name].upload(array)
+
+    def results(self, kernels: Sequence[Exchange]) -> list[Any]:
+        shapes = [kernel.shape_of(kernel.param("y")) for kernel in kernels]
+        return [
+            arena["y"].download(np.float32, shape)
+            for arena, shape in zip(self.memory, shapes, strict=True)
+        ]
+
+
+@pytest.fixture(params=[2, 4])
+def ranks(
+    request: pytest.FixtureRequest, device_name: str, needs_gpus: Callable[[int], None]
+) -> Iterator[Ranks]:
+    needs_gpus(request.param)
+    with Group.open(device_name, request.param) as group:
+        yield Ranks(group)
+
+
+@pytest.fixture(params=[2, 4])
+def emulated_ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """For faults, which would end what other tests have on a GPU."""
+    with Group.open("emulator", request.param) as group:
+        yield Ranks(group)
+
+
+def values(rng: np.random.Generator, count: int, *shape: int) -> list[Any]:
+    return [rng.standard_normal(shape).astype(np.float32) for _ in range(count)]
+
+
+def in_order(parts: Sequence[Any]) -> Any:
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def test_every_rank_has_the_sum_in_the_order_of_the_ranks(ranks: Ranks) -> None:
+    rng, count = np.random.default_rng(3), len(ranks.group)
+    for n in (1, 33, 257, 1000, 255):  # epochs go on, whatever the number of values
+        kernels = [AllReduce(n, count, rank, CAPACITY) for rank in range(count)]
+        x = values(rng, count, n)
+        for y in ranks.run(kernels, x=x):
+            assert (y == in_order(x)).all()
+
+
+def test_a_residual_is_added_to_the_sum(ranks: Ranks) -> None:
+    rng, count = np.random.default_rng(4), len(ranks.group)
+    kernels = [AllReduce(300, count, rank, CAPACITY, residual=True) for rank in range(count)]
+    x, residual = values(rng, count, 300), values(rng, 1, 300) * count
+    for y in ranks.run(kernels, x=x, residual=residual):
+        assert (y == residual[0] + in_order(x)).all()
+
+
+def test_a_replayed_graph_is_what_launches_are(ranks: Ranks) -> None:
+    rng, count = np.random.default_rng(5), len(ranks.group)
+    kernels = [AllReduce(513, count, rank, CAPACITY) for rank in range(count)]
+    with ExitStack() as owners:
+        graphs = [
+            owners.enter_context(record(ranks.plan(kernel), device))
+            for kernel, device in zip(kernels, ranks.group, strict=True)
+        ]
+        for _ in range(5):
+            x = values(rng, count, 513)
+            ranks.put(x=x)
+            launch_together([*zip(graphs, ranks.streams, strict=True)])
+            ranks.group.synchronize()
+            replayed = ranks.results(kernels)
+            for y in (*replayed, *ranks.run(kernels, x=x)):
+                assert (y == in_order(x)).all()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_rank_has_the_parts_side_by_side(ranks: Ranks, rows: int) -> None:
+    rng, count = np.random.default_rng(6), len(ranks.group)
+    widths = (100, 33, 257, 1)[:count]
+    kernels = [AllGather.of(rows, widths, rank, CAPACITY) for rank in range(count)]
+    for _ in range(3):
+        x = [rng.standard_normal((rows, width)).astype(np.float32) for width in widths]
+        for y in ranks.run(kernels, x=x):
+            assert (y == np.concatenate(x, axis=1)).all()
+
+
+def test_sums_and_parts_take_turns_in_one_inbox(ranks: Ranks) -> None:
+    rng, count = np.random.default_rng(7), len(ranks.group)
+    for number in range(6):
+        n = 700 - 97 * number
+        x = values(rng, count, n)
+        summed = ranks.run([AllReduce(n, count, r, CAPACITY) for r in range(count)], x=x)
+        widths = (n,) * count
+        parts = ranks.run([AllGather.of(1, widths, r, CAPACITY) for r in range(count)], x=x)
+        for y, all_parts in zip(summed, parts, strict=True):
+            assert (y == in_order(x)).all()
+            assert (all_parts == np.concatenate(x)).all()
+
+
+def test_a_rank_that_never_comes_is_named(emulated_ranks: Ranks) -> None:
+    ranks = emulated_ranks
+    count = len(ranks.group)
+    faults = ranks.faults
+    ranks.group.notes.append(lambda: describe_fault(int(faults[0].view(np.uint64, 1)[0])))
+    late = count - 1
+    kernels = [AllReduce(40, count, rank, CAPACITY, polls=40) for rank in range(count)]
+    x = values(np.random.default_rng(8), count, 40)
+    ranks.run(kernels, x=x)
+    for rank in range(late):
+        run(ranks.plan(kernels[rank]), ranks.group[rank], ranks.streams[rank])
+    with pytest.raises(CudaError, match=f"waited in vain for rank {late}, in epoch 2") as caught:
+        ranks.streams[0].synchronize()
+    assert f"rank {late}, emulator:sm_90a/{late}: no fault of its own" in str(caught.value)
+    with pytest.raises(GroupError, match="close the group"):
+        ranks.streams[late].synchronize()
+
+
+@pytest.mark.sanitizer
+def test_exchanges_have_no_races() -> None:
+    with Group.open("emulator", 2, api=emulated(device_count=2, sanitize=True)) as group:
+        ranks, rng = Ranks(group), np.random.default_rng(9)
+        for n in (300, 17):
+            x = values(rng, 2, n)
+            for y in ranks.run([AllReduce(n, 2, rank, CAPACITY) for rank in range(2)], x=x):
+                assert (y == in_order(x)).all()
+            gathers = [AllGather.of(1, (n, n), rank, CAPACITY) for rank in range(2)]
+            for y in ranks.run(gathers, x=x):
+                assert (y == np.concatenate(x)).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ranks": 1}, "rank 0 of 1"),
+        ({"rank": 2}, "rank 2 of 2"),
+        ({"capacity": 1000}, "multiple of 256"),
+        ({"n": 1025}, "room for 1024"),
+        ({"n": 0}, "0 values"),
+        ({"polls": 0}, "0 polls"),
+    ],
+)
+def test_exchanges_that_cannot_be_are_refused(fields: dict[str, int], message: str) -> None:
+    with pytest.raises(PtxgenError, match=message):
+        AllReduce(**{"n": 5, "ranks": 2, "rank": 0, "capacity": 1024, **fields})
+
+
+def test_widths_are_of_the_ranks() -> None:
+    with pytest.raises(PtxgenError, match="widths"):
+        AllGather(10, 2, 0, 256, widths=(10,))
+    with pytest.raises(PtxgenError, match="no rows of 3"):
+        AllGather(10, 2, 0, 256, widths=(3, 4))
+    assert rounded(1) == 256
+    assert describe_fault(0) == ""
