@@ -129,7 +129,9 @@ def _attention(config: Config) -> Features:
     longs = [m for m in others if isinstance(m, Recurrence)]
     yield any(m.beta for m in longs), "gated delta rule"
     yield any(m.beta is None for m in longs), "state space (SSD)"
-    yield any(isinstance(m, Selective) for m in others), "selective scan"
+    scans = [m for m in others if isinstance(m, Selective)]
+    yield bool(scans), "selective scan"
+    yield any(m.heads for m in scans), "by heads"
     yield any(isinstance(m, KimiDelta) for m in others), "delta rule by channel"
     yield any(isinstance(m, Lightning) for m in others), "lightning"
     yield any(m.latent for m in mixers), "latent"

@@ -126,7 +126,7 @@ def _status(rows: Sequence[CheckRow]) -> str:
 def _print_table(report: dict[str, Any], rows: Sequence[CheckRow]) -> None:
     """A line a kernel: its worst error, as a share of the tolerance there, its fastest bytes."""
     kind = "" if report["emulated"] else f", driver for CUDA {report['driver']}"
-    print(f"urdir check on {report['device']}: {report['name']}{kind}\n")
+    print(f"urdir check on {report['device']}: {report['name']} ({report['target']}{kind})\n")
     for name in report["edited_ptx"]:
         print(f"with edited PTX: {name}\n")
     headings = ("what", "examples", "error", "of allowed", "us", "GB/s", "")

@@ -215,6 +215,7 @@ def _recurrence(of: Recurrence) -> Facts:
 
 def _selective(of: Selective) -> Facts:
     return _known(
+        heads=of.heads,
         convolution=_convolution(of.conv),
         size=of.size,
         rank=of.low.rows,

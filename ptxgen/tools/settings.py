@@ -8,6 +8,7 @@ part's own name does where only one record has it, ``head_dim=128``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -24,6 +25,7 @@ S = TypeVar("S", bound=KernelSpec)
 #: What a constructor or a launch shape may raise for numbers that make no sense together.
 _REFUSALS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
 
+_NONE = ("none", "")
 _BOOLEANS: Mapping[str, bool] = {
     "true": True, "yes": True, "1": True, "false": False, "no": False, "0": False,
 }  # fmt: skip
@@ -82,7 +84,7 @@ def respecialise(spec: S, settings: Sequence[str]) -> S:
         name, equals, value = setting.partition("=")
         if not equals:
             raise SettingError(f"{setting!r} is no setting: write field=value")
-        values[_full_name(type(spec), name.strip())] = value.strip()
+        values[_full_name(spec, name.strip(), value.strip())] = value.strip()
     try:
         made: S = _replace(spec, values, type(spec).name)
         grid = made.launch_shape.grid
@@ -119,19 +121,26 @@ def _fields(record: type[Any], example: Any, prefix: str) -> Iterator[FieldInfo]
 
 
 def _declared(record: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
-    try:
-        hints = typing.get_type_hints(record)
-    except NameError:  # a type that its module imports for type checkers only
-        hints = {}
+    hints = _hints(record)  # type: ignore[arg-type]  # mypy takes no class for hashable
     for field in dataclasses.fields(record):
         yield field, hints.get(field.name, field.type)
 
 
-def _full_name(kernel: type[KernelSpec], name: str) -> str:
-    """The dotted name of a field given in full or by its last part."""
-    known = [info.name for info in fields_of(kernel)]
+@functools.cache
+def _hints(record: type[Any]) -> Mapping[str, Any]:
+    """The types of a record's fields, which take a while to find out."""
+    try:
+        return typing.get_type_hints(record)
+    except NameError:  # a type that its module imports for type checkers only
+        return {}
+
+
+def _full_name(kernel: KernelSpec, name: str, value: str) -> str:
+    """The dotted name of a field given in full or by its last part; of a record none alone can be
+    the value."""
+    known = [info.name for info in _fields(type(kernel), kernel, "")]
     records = {dotted.rpartition(".")[0] for dotted in known}
-    if name in known:
+    if name in known or (name in records and value.lower() in _NONE):
         return name
     found = [dotted for dotted in known if dotted.rpartition(".")[2] == name]
     if len(found) == 1:
@@ -182,7 +191,7 @@ def _make(record: Any, values: Mapping[str, str], where: str) -> Any:
 def _value(hint: Any, text: str, where: str) -> Any:
     """``text`` as a value of the type ``hint``."""
     options = _options(hint)
-    if type(None) in options and text.lower() in ("none", ""):
+    if type(None) in options and text.lower() in _NONE:
         return None
     for option in options:
         if typing.get_origin(option) is Literal:

@@ -11,6 +11,7 @@ import pytest
 from urdir.driver import harness
 from urdir.driver.compare import MismatchError, compare, deviations
 from urdir.driver.device import Device
+from urdir.driver.errors import CudaError
 from urdir.driver.guarded import GuardedBuffer, poison
 from urdir.driver.harness import check_kernel, run_kernel, time_kernel
 from urdir.driver.launch import launch
@@ -104,6 +105,14 @@ def test_outputs_are_what_the_kernel_wrote(device: Device) -> None:
     assert np.array_equal(outputs["y"], x)
     (found,) = check_kernel(device, Probe())
     assert (found.error, found.ratio) == (0.0, 0.0)
+
+
+def test_a_check_looks_for_races_unless_told_not_to(emulator: Device) -> None:
+    reads_another = "    ld.param.u64 %y, [y];\n    ld.global.b32 %value, [%y];\n"
+    (found,) = check_kernel(emulator, Probe(reads_another), sanitize=False)
+    assert found.ok
+    with pytest.raises(CudaError, match=r"race: .*ld\.global\.b32"):
+        check_kernel(emulator, Probe(reads_another))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "s32"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -159,3 +162,30 @@ def test_any_format_that_a_kernel_reads_goes_with_an_example(name: str) -> None:
         assert plain(made.format) == format_name
     with pytest.raises(SettingError, match="256"):
         specialise(kernel(name), ["format=Q4_K", "cols=32"])
+
+
+def _flat(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields and their values, of records part by part; lists are not set by text."""
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if isinstance(plain(value), dict):
+            yield from _flat(value, f"{prefix}{field.name}.")
+        elif not isinstance(value, tuple):
+            yield prefix + field.name, plain(value)
+
+
+def test_some_example_takes_any_value_that_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one that can have it: by a value of each field of each kernel's examples."""
+    tried = set()
+    for kind in kernels().values():
+        examples = kind.examples()
+        monkeypatch.setattr(kind, "examples", lambda found=examples: found)  # made once
+        for example in examples.values():
+            for name, value in _flat(example):
+                key = (kind.name, name, value if name == "format" else type(value))
+                if key in tried:
+                    continue
+                tried.add(key)
+                made = specialise(kind, [f"{name}={value}"])
+                assert dict(_flat(made)).get(name) == value, key
+    assert len(tried) > 600

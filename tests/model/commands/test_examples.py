@@ -16,10 +16,11 @@ import pytest
 from urdir.model import cli as command_line
 from urdir.model.files import hub, source
 
-#: What takes the emulator long. The sizes of bench are for GPUs, and a server goes on: their
-#: examples are parsed alone.
+#: What takes the emulator long. The sizes of bench are for GPUs, all kernels take minutes, and a
+#: server goes on: their examples are parsed alone, but for what is short.
 SLOW = ("run", "chat", "logits", "ptx stats --model", "ptx dump --model", "ptx explain gemm")
 PARSED = ("bench", "check", "serve")
+SHORT = ("check --kernel",)
 
 
 def modules() -> Iterator[ModuleType]:
@@ -43,6 +44,10 @@ def examples() -> list[str]:
 
 def is_one_of(example: str, kinds: tuple[str, ...]) -> bool:
     return example.partition("urdir ")[2].startswith(kinds)
+
+
+def runs(example: str) -> bool:
+    return is_one_of(example, SHORT) or not is_one_of(example, PARSED)
 
 
 def marked(example: str) -> object:
@@ -96,7 +101,7 @@ def test_every_example_is_a_command_line(example: str) -> None:
     command_line.build_parser(words[0]).parse(words)
 
 
-@pytest.mark.parametrize("example", [marked(e) for e in examples() if not is_one_of(e, PARSED)])
+@pytest.mark.parametrize("example", [marked(e) for e in examples() if runs(e)])
 def test_every_example_runs(
     example: str,
     folder: Path,

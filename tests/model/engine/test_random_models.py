@@ -199,11 +199,11 @@ CASES = {
     ),
     "Mamba by heads beside attention, norms after": (
         Shape(
-            *("plamo2", 3, 96, 4, 2, 24, 160, 71, True),
+            *("plamo2", 2, 96, 4, 2, 24, 160, 71, True),
             {
                 **_STATES,
                 "ssm.state_size": 32,
-                "attention.head_count_kv": np.array([0, 2, 0]),
+                "attention.head_count_kv": np.array([0, 2]),
                 "attention.value_length": 40,
             },
             ("attn_qkv.weight",),
@@ -212,9 +212,9 @@ CASES = {
     ),
     "lightning attention of 3 heads, the stream normed": (
         Shape(
-            *("minimax-01", 3, 96, 3, 1, 32, 64, 71, False),
+            *("minimax-01", 2, 96, 3, 1, 32, 64, 71, False),
             {
-                "attention.recurrent_layers": np.array([1, 0, 1]),
+                "attention.recurrent_layers": np.array([0, 1]),
                 "residual_scale": 1.7,
                 "rope.dimension_count": 16,
                 "expert_count": 5,

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import sqlite3
 import sys
 import types
@@ -309,10 +310,10 @@ def test_jsonl_and_csv_rows_are_complete(report: Callable[[str], str]) -> None:
 @pytest.mark.slow
 def test_markdown_has_a_table_a_section(report: Callable[[str], str]) -> None:
     lines = report("md").splitlines()
-    assert any(line.startswith("| tg2 x 2 |") for line in lines)
+    assert any(re.match(r"\| tg2 x 2 +\|", line) for line in lines)
     # the launches of both layers, for one sequence and for two
-    assert any(line.startswith("| blk.*.ffn_down gemv | 1 | 2 |") for line in lines)
-    assert any(line.startswith("| blk.*.ffn_down gemm_small | 2 | 2 |") for line in lines)
+    assert any(re.match(r"\| blk\.\*\.ffn_down gemv +\| +1 \| +2 \|", line) for line in lines)
+    assert any(re.match(r"\| blk\.\*\.ffn_down gemm_small +\| +2 \| +2 \|", line) for line in lines)
 
 
 @pytest.mark.parametrize(
