@@ -1,4 +1,5 @@
-"""Fails unless the installed wheel has every template compiled, and no other module beside them."""
+"""Fails unless the installed wheel has every template compiled, no other module beside them, and
+the chat templates."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any, NoReturn
 
 import jinja2
 
+from urdir.model.text.named_templates import named_template
 from urdir.ptxgen.render.compiled import COMPILED
 from urdir.ptxgen.render.jinja import environment, template_names
 
@@ -23,3 +25,4 @@ modules = {path.name for path in COMPILED.glob("*.py")} - {"__init__.py"}
 if not names or len(modules) != len(names):
     sys.exit(f"{COMPILED} has {len(modules)} modules of {len(names)} templates")
 print(f"{len(names)} compiled templates")
+named_template("chatml")

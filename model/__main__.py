@@ -1,8 +1,9 @@
-"""The `urdir` command, also as `python -m urdir` and `python -m urdir.model`.
+"""`python -m urdir` (and `python -m urdir.model`) is the `urdir` command.
 
-It imports nothing before it is ready for Ctrl-C, which ends it silently until the command line is
-there to say more.
+Ctrl-C is answered from here on, while the rest is imported.
 """
+
+from __future__ import annotations
 
 import sys
 
@@ -10,10 +11,15 @@ import sys
 def main() -> int:
     """Run the command line; returns the exit code."""
     try:
-        from urdir.model.cli import main as run
+        from urdir.model.interrupts import spare_imports
 
-        return run()
+        spare_imports()
+        from urdir.model.cli import main as command
+
+        return command()
     except KeyboardInterrupt:
+        if sys.stderr is not None:
+            print("\ninterrupted", file=sys.stderr)
         return 130
 
 

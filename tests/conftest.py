@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+from collections.abc import Callable
 
 import pytest
 
 from urdir.driver import pytest_plugin
-from urdir.driver.device import Device
+from urdir.driver.device import Device, Probe
 
 #: Test data, among it a package with tests of its own: model/verify/test_kernel_suite.py runs them.
 collect_ignore = ["data"]
@@ -64,6 +65,18 @@ def _kind_of_case(item: pytest.Item) -> tuple[str, type]:
 def device_name(urdir_device_name: str) -> str:
     """ "emulator", and "cuda" as well where the probe finds a GPU."""
     return urdir_device_name
+
+
+@pytest.fixture
+def needs_gpus(device_name: str, urdir_probe: Probe) -> Callable[[int], None]:
+    """``needs_gpus(count)`` skips a test of GPUs where there are fewer; there is any number of
+    emulated devices."""
+
+    def need(count: int) -> None:
+        if device_name == "cuda" and len(urdir_probe.devices) < count:
+            pytest.skip(f"needs {count} GPUs, here are {len(urdir_probe.devices)}")
+
+    return need
 
 
 @pytest.fixture

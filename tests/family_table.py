@@ -129,7 +129,9 @@ def _attention(config: Config) -> Features:
     longs = [m for m in others if isinstance(m, Recurrence)]
     yield any(m.beta for m in longs), "gated delta rule"
     yield any(m.beta is None for m in longs), "state space (SSD)"
-    yield any(isinstance(m, Selective) for m in others), "selective scan"
+    scans = [m for m in others if isinstance(m, Selective)]
+    yield bool(scans), "selective scan"
+    yield any(m.heads for m in scans), "by heads"
     yield any(isinstance(m, KimiDelta) for m in others), "delta rule by channel"
     yield any(isinstance(m, Lightning) for m in others), "lightning"
     yield any(m.latent for m in mixers), "latent"
@@ -197,6 +199,7 @@ def _mixture(network: Mixture) -> Features:
     yield route.reads != "input", f"router reads {route.reads}"
     yield route.expert_scale is not None, "expert scales"
     yield network.weigh_input, "weighed input"
+    yield network.latent is not None, "of a latent vector"
     yield network.up.bias is not None, "expert biases"
     yield network.shared is not None, "shared expert"
     yield network.shared_gate is not None, "with a gate"
@@ -213,6 +216,7 @@ def _more(config: Config) -> Features:
     yield config.layer_embeddings is not None, "per-layer embeddings"
     yield any(layer.output_scale for layer in config.layers), "layer scale"
     yield bool(config.saved_streams), "kept streams"
+    yield config.banked(config.n_layers) > 0, "recalled streams"
     sources = [m.q.matrix.name for m in config.attentions]
     yield len(set(sources)) < len(sources), "layers run again"
     yield bool(config.unused_tensors), "unused tensors"

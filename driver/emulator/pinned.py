@@ -48,9 +48,8 @@ class UnifiedMemory(Memory):
         if (own := self.find_own(address)) is not None:
             return own
         for ordinal, other in self._others.items():
-            found = other.find_own(address)
-            if found is not None and (ordinal in self.peers or found.kind == "host"):
-                return found
+            if other is not self and (found := other.find_own(address)) is not None:
+                return found if ordinal in self.peers or found.kind == "host" else None
         return None
 
     def describe(self, address: int) -> str:

@@ -11,7 +11,7 @@ import cuda.bindings.driver as cuda
 
 from urdir.driver.emulator.calls import Refused, driver_call, handle, uint
 from urdir.driver.emulator.interrupts import deferred_interrupts
-from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, KernelFault
+from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, LAUNCH_FAILED, KernelFault
 from urdir.driver.emulator.machine.memory import MemoryRangeError
 from urdir.driver.emulator.scheduler import Event, Mark, Queue, Task
 from urdir.driver.emulator.state import Driver
@@ -52,7 +52,11 @@ def wait(driver: Driver, run: Any, *args: Any) -> Any:
     """Call a function of the scheduler that runs work; a fault poisons the context."""
     try:
         with deferred_interrupts():
-            return run(*args)
+            try:
+                return run(*args)
+            except KeyboardInterrupt:  # a second Ctrl-C, in the middle of a kernel
+                driver.context.poison(LAUNCH_FAILED, "Ctrl-C, twice, stopped a kernel")
+                raise
     except KernelFault as fault:
         code, message = fault.code, fault.message
     except MemoryRangeError as error:  # a queued copy or fill whose memory is gone

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.arguments import given
-from urdir.model.blocks.linear import LinearLayers
+from urdir.model.blocks.linear import LinearLayers, alike
 from urdir.model.blocks.mixtures import MixtureLayer
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
@@ -89,14 +89,9 @@ def first_products(mixture: MixtureLayer) -> list[Product]:
     gate, up, f = mixture.gate, mixture.up, mixture.activation
     if gate is None:
         return [Product("up", up, activation=f)]
-    if multiplied_together(gate, up):
+    if alike(gate, up):
         return [Product("gate_up", gate, up, f)]
     return [Product("gate", gate), Product("up", up)]
-
-
-def multiplied_together(gate: Matrix, up: Matrix) -> bool:
-    """Whether one launch can multiply with both."""
-    return gate.layout == up.layout and (gate.bias is None) == (up.bias is None)
 
 
 def completed(x: Activations, norm: NormLayer | None) -> tuple[Activations, NormLayer | None]:

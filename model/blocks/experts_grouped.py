@@ -11,8 +11,8 @@ from urdir.model.blocks.expert_products import (
     ExpertProducts,
     Product,
     completed,
-    multiplied_together,
 )
+from urdir.model.blocks.linear import alike
 from urdir.model.blocks.mixtures import MixtureLayer
 from urdir.model.blocks.packed_experts import PackedExperts
 from urdir.model.memory.norms import NormLayer
@@ -68,7 +68,7 @@ class ExpertsGrouped(ExpertProducts):
     def _packs(self, mixture: MixtureLayer) -> bool:
         """Whether its products take packed activations (`GemmWgmma`)."""
         gate, up = mixture.gate, mixture.up
-        together = gate is None or multiplied_together(gate, up)
+        together = gate is None or alike(gate, up)
         matrices = (up, mixture.down, *(() if gate is None else (gate,)))
         formats = tuple(matrix.format for matrix in matrices)
         fits = packs_mixtures(self.linear.limits, formats)

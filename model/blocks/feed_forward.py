@@ -112,6 +112,9 @@ def append_mixture(
         network.weigh_input,
     )
     label = at.name("ffn_experts")
+    if mixture.down.is_partial:
+        append_experts(linear, label, mixture, x, norm, None, at.work["delta"])
+        return at.add_ranks(label, to.y, residual)
     if latent is None:
         return append_experts(linear, label, mixture, x, norm, residual, to.y)
     source, total = at.work["expert input"], at.work["expert sum"]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Slice
 
-__all__ = ["Activations", "LinearLayers", "NormLayer", "device_limits"]
+__all__ = ["Activations", "LinearLayers", "NormLayer", "alike", "device_limits"]
 
 # One object for equal kernels, with its cached properties.
 _gemm = lru_cache(maxsize=256)(Gemm)
@@ -171,7 +171,7 @@ class LinearLayers(StreamNorms):
         # silu is what a gated product has anyway
         ends = Ends(None if gate is not None and activation == SILU else activation)
         matrices = [matrix for matrix in (gate, up) if matrix is not None]
-        if self.packs(*matrices) and (gate is None or _alike(gate, up)):
+        if self.packs(*matrices) and (gate is None or alike(gate, up)):
             packs = following is not None and self.packs(following)
             pair = up if gate is not None else None
             product = [(matrices[0], y)]
@@ -193,7 +193,7 @@ class LinearLayers(StreamNorms):
         y: Slice,
         activation: Activation,
     ) -> None:
-        if self.takes_gemm or not _alike(gate, up):
+        if self.takes_gemm or not alike(gate, up):
             gated, plain = self.work["gate"], self.work["up"]
             self.append(label, [(gate, gated), (up, plain)], x, norm)
             activate = _activate(self.rows * gate.rows, activation, gated=True)
@@ -298,6 +298,6 @@ def device_limits(device: Device) -> Limits:
     )
 
 
-def _alike(gate: Matrix, up: Matrix) -> bool:
+def alike(gate: Matrix, up: Matrix) -> bool:
     """Whether one launch can take both: same type and shape, both with a bias or none."""
     return gate.layout == up.layout and (gate.bias is None) == (up.bias is None)

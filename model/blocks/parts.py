@@ -168,15 +168,17 @@ class LayerStep:
     def _finish_together(
         self, label: str, matrix: Matrix, x: Activations, to: Destination, fill: bool
     ) -> Activations:
+        product = [(matrix, self.work["delta"])]
+        self.linear.append(label, product, x, scale=to.scale, ends_block=True, fill=fill)
+        return self.add_ranks(label, to.y, to.residual)
+
+    def add_ranks(self, label: str, y: Slice, residual: Slice | None) -> Activations:
+        """y = the sum of all ranks' ``work["delta"]``, plus the ``residual``, of the stream."""
         exchange, own = self.parts.exchange, self.work["delta"]
         assert exchange is not None
-        product = [(matrix, own)]
-        self.linear.append(label, product, x, scale=to.scale, ends_block=True, fill=fill)
-        values = self.rows.count * matrix.rows
-        append_sum_of_ranks(
-            self.plan, exchange, f"{label}.sum_of_ranks", values, own, to.y, to.residual
-        )
-        return Activations(to.y)
+        values = self.rows.count * self.parts.config.hidden
+        append_sum_of_ranks(self.plan, exchange, f"{label}.sum_of_ranks", values, own, y, residual)
+        return Activations(y)
 
     def scale(self, label: str, x: Slice, y: Slice, scale: float) -> None:
         """y = scale * x, of the stream."""

@@ -13,6 +13,7 @@ from urdir.model.commands.opening import open_engine, open_template, template_pr
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.parser import Parser
 from urdir.model.commands.report import print_engine, print_statistics
+from urdir.model.commands.table import aligned
 from urdir.model.commands.terminal import printable
 from urdir.model.errors import ModelError
 
@@ -37,7 +38,7 @@ def add_parser(commands: options.Subparsers) -> None:
         "words", nargs="*", metavar="MODEL PROMPT", help="the model, and the first turn"
     )
     options.add_model(parser)
-    options.add_llama_flags(parser, "memory", "prompt", "chat", "generation", "text")
+    options.add_llama_flags(parser, "memory", "prompt", "template", "chat", "generation", "text")
     options.add_sampling(parser)
     options.add_device(parser)
     options.add_gpus(parser)
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     prompts.take_words(args)
     first, system = prompts.given_prompt(args), prompts.given_system(args)
+    given = prompts.given_template(args)
     at_terminal = has_terminal()
     colours = args.color == "on" or (args.color == "auto" and at_terminal)
     with (
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             chunk=options.chunk(args),
             text=True,
         ) as engine,
-        open_template(engine, args, process) as template,
+        open_template(engine, given, process) as template,
     ):
         if args.verbose:
             print_engine(engine)
@@ -111,6 +113,7 @@ def _take(conversation: Conversation, turn: str) -> bool:
         return True
     if name in LEAVE:
         return False
+    name = ALIASES.get(name, name)
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, 1)
         raise UsageError(f"{name}: unknown; " + (f"{near[0]}?" if near else "/help lists commands"))
@@ -128,6 +131,7 @@ def _help(conversation: Conversation, rest: str) -> None:
 def _clear(conversation: Conversation, rest: str) -> None:
     """forget the conversation"""
     conversation.clear()
+    print("turns: 0", file=sys.stderr)
 
 
 def _system(conversation: Conversation, rest: str) -> None:
@@ -146,10 +150,14 @@ def _set(conversation: Conversation, rest: str) -> None:
     values = {n[2:]: d for n, d in names.items() if d not in ("stop", "ignore_eos", "logit_bias")}
     if rest:
         name, _, value = rest.partition(" ")
-        parser.parse([f"--{name.lstrip('-')}", value.strip()], conversation.args)
-    for name, dest in values.items():
-        value = getattr(conversation.args, dest)
-        print(f"  {name:<15} {-1 if value is None else value}", file=sys.stderr)
+        flag = f"--{name.lstrip('-')}"
+        parser.parse([flag, *value.split()], conversation.args)
+        changed = parser.flags[flag].dest
+        values = {name: dest for name, dest in values.items() if dest == changed}
+    found = {name: getattr(conversation.args, dest) for name, dest in values.items()}
+    rows = [(f"  {name}", str(-1 if value is None else value)) for name, value in found.items()]
+    for line in aligned(rows):
+        print(line, file=sys.stderr)
 
 
 def _retry(conversation: Conversation, rest: str) -> None:
@@ -165,7 +173,9 @@ def _undo(conversation: Conversation, rest: str) -> None:
 
 def _save(conversation: Conversation, rest: str) -> None:
     """FILE: write the conversation as JSON"""
-    conversation.save(_name("/save", rest))
+    name = _name("/save", rest)
+    conversation.save(name)
+    print(f"written: {printable(name)}", file=sys.stderr)
 
 
 def _load(conversation: Conversation, rest: str) -> None:
@@ -200,13 +210,15 @@ COMMANDS: Mapping[str, Callable[[Conversation, str], None]] = {
     "/exit": _exit,
 }
 LEAVE = ("/exit", "/quit", "/bye")
+#: What llama.cpp and ollama call some of them.
+ALIASES = {"/regen": "/retry", "/?": "/help"}
 
 
 class _Settings(Parser):
     """Flags of the command line as settings of the conversation."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"/set: {message}")
+        raise UsageError(f"/set: {message.replace('--', '')}")
 
 
 def _name(command: str, rest: str) -> str:

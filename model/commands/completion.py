@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from urdir.model.commands import options
+from urdir.model.commands.parser import Parser
 
 EXAMPLES = """\
   urdir completion bash > ~/.local/share/bash-completion/completions/urdir
@@ -27,5 +28,19 @@ def run(args: argparse.Namespace) -> int:
     """Print the script of the whole command line (``args.whole`` makes its parser)."""
     import shtab  # seldom needed
 
-    print(shtab.complete(args.whole(), args.shell))
+    whole: Parser = args.whole()
+    _name_files(whole, shtab.FILE, shtab.DIRECTORY)
+    print(shtab.complete(whole, args.shell))
     return 0
+
+
+def _name_files(parser: Parser, files: object, folders: object) -> None:
+    """Let shells complete names of files, by what the help calls a value."""
+    for action in [*parser.flags.values(), *parser.positionals]:
+        kind = str(action.metavar).partition(" ")[0].partition(".")[0]
+        if kind in ("FILE", "MODEL", "OUT", "A", "B"):
+            action.complete = files  # type: ignore[attr-defined]
+        elif kind == "DIR":
+            action.complete = folders  # type: ignore[attr-defined]
+    for command in parser.subcommands.values():
+        _name_files(command, files, folders)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options
-from urdir.model.commands.prompts import read_text
+from urdir.model.commands.prompts import given_variables, read_text
 from urdir.model.commands.report import end_note, print_statistics
 from urdir.model.commands.terminal import shown
 from urdir.model.errors import ContextFullError, ModelError
@@ -133,6 +133,7 @@ class Conversation:
         except ContextFullError as exc:
             raise ModelError(f"this turn does not fit: {exc} (or /clear)") from exc
         except KeyboardInterrupt:
+            self.engine.device.synchronize()  # tells whether the device goes on
             if not any(pieces):
                 print("no answer: the turn is forgotten", file=sys.stderr)
                 return
@@ -150,7 +151,7 @@ class Conversation:
         first = min(self._left_out, len(turns) - 1)
         while True:
             messages = self._messages(turns[first:])
-            prompt = self._template.render(messages, variables=self.args.chat_template_kwargs)
+            prompt = self._template.render(messages, variables=given_variables(self.args))
             fits = len(self._template.tokens(prompt)) + room <= context
             if fits or first >= len(turns) - 1:
                 break

@@ -59,8 +59,11 @@ class Refused:
 Flag = Served | Accepted | Refused
 
 
-def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], group: str) -> None:
-    """Declare those of ``flags`` that belong to ``group``; only served ones are in the help."""
+def add_flags(
+    parser: argparse._ActionsContainer, flags: Iterable[Flag], group: str, **changed: Any
+) -> None:
+    """Declare those of ``flags`` that belong to ``group``; only served ones are in the help.
+    ``changed`` options replace theirs, and a default that is changed is not in the help."""
     exclusive: dict[str, argparse._MutuallyExclusiveGroup] = {}
     for flag in flags:
         if group not in flag.groups:
@@ -72,7 +75,8 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], group: str
                 if flag.one_of not in exclusive:
                     exclusive[flag.one_of] = parser.add_mutually_exclusive_group()
                 to = exclusive[flag.one_of]
-            to.add_argument(*names, help=flag.help, **flag.options)
+            text = flag.help.partition(" (default")[0] if "default" in changed else flag.help
+            to.add_argument(*names, **{"help": text, **flag.options, **changed})
             continue
         choices = _SWITCH if flag.takes == PERHAPS else None
         parser.add_argument(

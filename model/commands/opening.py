@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from urdir.model.commands.options import UsageError
-from urdir.model.commands.prompts import given_template
 from urdir.model.environment import Environment, read_environment
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ def open_engine(
     memory_share: float = 0.0,
     chunk: int | None = None,
     text: bool = False,
+    chat_template: str | None = None,
     meanwhile: Callable[[Engine], None] | None = None,
 ) -> Engine:
     """`Engine.open` with what ``--device``, ``-ngl`` and the environment say about the rest."""
@@ -55,6 +55,7 @@ def open_engine(
         memory_share=memory_share,
         chunk=chunk,
         text=text,
+        chat_template=chat_template,
         cache_folder=environment.cache_dir,
         ptx_files=ptx_files(environment),
         host_sampling=environment.correctness_mode,
@@ -89,22 +90,18 @@ def template_process() -> TemplateProcess:
     return process
 
 
-def open_template(
-    engine: Engine, args: argparse.Namespace, process: TemplateProcess
-) -> ChatTemplate:
-    """The chat template of the command line, or of the file; it owns ``process``."""
+def open_template(engine: Engine, given: str | None, process: TemplateProcess) -> ChatTemplate:
+    """The chat template that is ``given``, or the file's; it owns ``process``."""
     from urdir.model.errors import TemplateError
-    from urdir.model.text.chat import TEMPLATE_KEY, ChatTemplate
+    from urdir.model.text.chat import ChatTemplate, find_template
 
-    source, tokenizer = given_template(args), engine.tokenizer
-    if source is not None:
-        return ChatTemplate(source, tokenizer, process)
-    if TEMPLATE_KEY not in engine.gguf.metadata:
+    source = given if given is not None else find_template(engine.gguf, engine.tokenizer)
+    if source is None:
         raise TemplateError(
-            f"{engine.gguf.path}: the file has no chat template: urdir run --raw continues plain "
-            "prompts, --chat-template-file FILE gives it one"
+            f"{engine.gguf.path}: the file has no chat template: --chat-template NAME gives it a "
+            "known one (chatml, llama3, ...), urdir run --raw continues plain prompts"
         )
-    return ChatTemplate.from_gguf(engine.gguf, tokenizer, process)
+    return ChatTemplate(source, engine.tokenizer, process)
 
 
 def ptx_files(environment: Environment) -> PtxFiles:

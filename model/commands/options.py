@@ -47,20 +47,16 @@ def add_group(commands: Subparsers, name: str, summary: str, examples: str) -> P
     return parser
 
 
-def add_llama_flags(parser: argparse.ArgumentParser, *groups: str) -> None:
-    """The flags of llama.cpp that belong to ``groups``, those without meaning here among them."""
+def add_llama_flags(parser: argparse._ActionsContainer, *groups: str, **changed: Any) -> None:
+    """The flags of llama.cpp that belong to ``groups``, those without meaning here among them;
+    ``changed`` are options of `add_argument` in place of the table's."""
     for group in groups:
-        add_flags(parser, FLAGS, group)
+        add_flags(parser, FLAGS, group, **changed)
 
 
 def add_many(group: argparse._ArgumentGroup) -> None:
     """``parallel`` and ``gpu_memory_share``, of a model that answers many at once."""
-    group.add_argument(
-        *("-np", "--parallel"),
-        type=values.whole_number(1, 256),
-        metavar="N",
-        help="most answers that are written at once (256; 8 on the emulator)",
-    )
+    add_llama_flags(group, "many")
     group.add_argument(
         "--gpu-memory-share",
         type=values.real_number(0.1, 1.0),

@@ -7,10 +7,10 @@ import codecs
 import re
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from urdir.model.commands.options import UsageError
-from urdir.model.errors import ModelError
+from urdir.model.errors import ModelError, SettingsError
 from urdir.model.files.demo import DEMO
 
 #: A longer text is no prompt: 16 MB have more tokens than any context.
@@ -55,15 +55,27 @@ def given_template(args: argparse.Namespace) -> str | None:
     """The chat template that replaces the file's; None for the file's."""
     if args.chat_template_file is not None:
         return read_text("--chat-template-file", args.chat_template_file)
-    template: str | None = args.chat_template
-    if template is not None and not {"{{", "{%"} & {
-        template[i : i + 2] for i in range(len(template))
-    }:
+    if args.chat_template is None:
+        return None
+    from urdir.model.text.named_templates import template_text
+
+    try:
+        return template_text(args.chat_template)
+    except SettingsError as exc:
         raise UsageError(
-            f"--chat-template {template}: no Jinja template, and there are none by name; "
-            "--chat-template-file FILE reads one"
-        )
-    return template
+            f"--chat-template: {exc}; --chat-template-file FILE reads one of your own"
+        ) from None
+
+
+def given_variables(args: argparse.Namespace) -> dict[str, Any]:
+    """What the template may read beside messages and tools; --chat-template-kwargs wins."""
+    variables: dict[str, Any] = {}
+    if args.reasoning != "auto":
+        variables["enable_thinking"] = args.reasoning == "on"
+    if args.reasoning_effort is not None:
+        variables["reasoning_effort"] = args.reasoning_effort
+    variables |= args.chat_template_kwargs
+    return variables
 
 
 def read_text(flag: str, name: str) -> str:

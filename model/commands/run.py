@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options, prompts
 from urdir.model.commands.opening import open_engine, open_template, template_process
+from urdir.model.commands.options import UsageError
 from urdir.model.commands.report import end_note, print_engine, print_statistics, statistics_dict
 from urdir.model.commands.terminal import shown
 from urdir.model.errors import ModelError
@@ -18,7 +20,7 @@ from urdir.model.progress import until_first
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.generate import Generation
-    from urdir.model.text.sandbox import TemplateProcess
+    from urdir.model.text.chat import ChatTemplate
 
 EXAMPLES = """\
   urdir run "What is 27 plus 45?"                     the built-in demo model
@@ -45,7 +47,7 @@ def add_parser(commands: options.Subparsers) -> None:
         help="the model, and the prompt (default: stdin); a prompt with a blank may stand alone",
     )
     options.add_model(parser)
-    options.add_llama_flags(parser, "memory", "prompt", "generation", "text", "run")
+    options.add_llama_flags(parser, "memory", "prompt", "template", "generation", "text", "run")
     parser.add_argument("--raw", action="store_true", help="continue the text: no chat template")
     options.add_sampling(parser)
     options.add_device(parser)
@@ -56,6 +58,10 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Generate; Ctrl-C keeps the text so far and still prints the statistics."""
     prompts.take_words(args)
+    system, template = prompts.given_system(args), prompts.given_template(args)
+    variables = prompts.given_variables(args)
+    if args.raw and (system is not None or template is not None):
+        raise UsageError("--raw continues the text: without a system message or a chat template")
     prompt = prompts.given_prompt(args)
     if prompt is None:
         prompt = prompts.read_stdin()
@@ -64,7 +70,14 @@ def run(args: argparse.Namespace) -> int:
     def begin(engine: Engine) -> None:
         """Do what can be done before the weights are there."""
         nonlocal generation
-        generation = _generation(engine, args, _encode(engine, args, prompt, process))
+        if process is None:
+            tokens = engine.tokenizer.encode(prompt, parse_special=True, add_bos=True)
+        else:
+            with open_template(engine, template, process) as renderer:
+                tokens = _rendered(renderer, system, prompt, variables)
+        if not tokens:
+            raise ModelError("the prompt is empty: the model needs a token to go on from")
+        generation = _generation(engine, args, tokens)
         generation.prepare()
 
     with (
@@ -106,22 +119,14 @@ def _generation(engine: Engine, args: argparse.Namespace, prompt: list[int]) -> 
     )
 
 
-def _encode(
-    engine: Engine, args: argparse.Namespace, prompt: str, process: TemplateProcess | None
+def _rendered(
+    template: ChatTemplate, system: str | None, prompt: str, variables: Mapping[str, Any]
 ) -> list[int]:
-    if process is None:
-        tokens = engine.tokenizer.encode(prompt, parse_special=True, add_bos=True)
-    else:
-        from urdir.model.text.chat import Message
+    """The tokens of a conversation's first turn."""
+    from urdir.model.text.chat import Message
 
-        system = prompts.given_system(args)
-        turns = [Message("system", system)] if system else []
-        turns.append(Message("user", prompt))
-        with open_template(engine, args, process) as template:
-            tokens = template.tokens(template.render(turns, variables=args.chat_template_kwargs))
-    if not tokens:
-        raise ModelError("the prompt is empty: the model needs at least one token to go on from")
-    return tokens
+    turns = [Message("system", system)] if system else []
+    return template.tokens(template.render([*turns, Message("user", prompt)], variables=variables))
 
 
 def _stream(generation: Generation, quiet: bool) -> tuple[bool, str]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options, values
+from urdir.model.commands import options, prompts
 from urdir.model.commands.opening import open_engine
 from urdir.model.commands.options import UsageError
+from urdir.model.commands.report import print_engine
 from urdir.model.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.warm_up import WarmUp
     from urdir.model.serve.guard import Access
-    from urdir.model.serve.interface import AsyncService
+    from urdir.model.serve.interface import AsyncService, Defaults
 
 EXAMPLES = """\
   urdir serve                                    the built-in demo model, http://127.0.0.1:8080
@@ -27,6 +28,10 @@ Ask it with any OpenAI client, with a browser, or so:
   curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
       -d '{"messages": [{"role": "user", "content": "What is 2 plus 3?"}]}'
 """
+_CONTEXT_HELP = (
+    "tokens of one request, the prompt with its answer, whatever -np is; 0: the model's (default: "
+    "the model's, 32768 at most)"
+)
 #: For preparing, beside the loading of weights; the rest is done while nobody asks.
 _WARM_UP_SECONDS = 2.0
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -38,40 +43,28 @@ def add_parser(commands: options.Subparsers) -> None:
         commands, "serve", run, "answer OpenAI clients and browsers over HTTP", EXAMPLES
     )
     options.add_file(parser, optional=True)
-    options.add_model(parser)
-    parser.add_argument("-a", "--alias", metavar="NAME", help="name of the model for clients")
+    options.add_llama_flags(parser, "model", "alias", "template", "server")
+    options.add_quantize(parser)
+    parser.add_argument(
+        *("-v", "--verbose", "--log-verbose"),
+        action="store_true",
+        help="say on stderr what is used",
+    )
     options.add_device(parser)
     options.add_gpus(parser)
-    memory = parser.add_argument_group(
-        "how many at once",
-        "Without -c a prompt with its answer has the model's context, 32768 tokens at most.",
-    )
+    memory = parser.add_argument_group("how many at once")
+    options.add_llama_flags(memory, "context", help=_CONTEXT_HELP)
     options.add_many(memory)
-    memory.add_argument(
-        *("-ctk", "--cache-type-k"),
-        choices=("f32", "f16", "bf16", "q8_0"),
-        default="f16",
-        help="type of keys and values in the cache (f16)",
+    options.add_llama_flags(memory, "memory")
+    requests = parser.add_argument_group(
+        "what a request leaves open",
+        "Without these it is what OpenAI has: temperature 1, and nothing filtered.",
     )
-    group = parser.add_argument_group("who may ask")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    group.add_argument(
-        "--port", type=values.whole_number(0, 65535), default=8080, help="0: a free one (8080)"
-    )
-    group.add_argument(
-        "--api-key", action="append", default=[], metavar="KEY", help="ask for it; repeatable"
-    )
-    group.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="more keys, one a line: unseen in `ps`"
-    )
-    group.add_argument(
-        "--cors",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="let pages of this origin ask; repeatable, * for all (default: none)",
-    )
-    group.add_argument(
+    options.add_llama_flags(requests, "requests")
+    options.add_llama_flags(requests, "sampling", default=None)
+    access = parser.add_argument_group("who may ask")
+    options.add_llama_flags(access, "access")
+    access.add_argument(
         "--allowed-host",
         action="append",
         default=[],
@@ -89,11 +82,12 @@ def run(args: argparse.Namespace) -> int:
         raise UnsupportedError(f"{error}: pip install 'urdir[serve]'") from None
     from urdir.model.serve.limits import Limits
 
-    access = _access(args)
+    access, template = _access(args), prompts.given_template(args)
     args.model = options.one_model(args)
+    limits = Limits(stalled_seconds=args.timeout, silent_seconds=args.timeout)
     with listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
-        service = open_service(args)
+        service = open_service(args, template)
 
         def greet() -> None:
             model = service.model
@@ -105,15 +99,16 @@ def run(args: argparse.Namespace) -> int:
             if access.hosts is None and not access.api_keys:
                 print("anyone who reaches this address may ask (--api-key)", file=sys.stderr)
 
-        serve(service, listener, access, Limits(), greet)
+        serve(service, listener, access, limits, greet)
     return 0
 
 
-def open_service(args: argparse.Namespace) -> AsyncService:
-    """The engine with its scheduler, as the flags say."""
+def open_service(args: argparse.Namespace, template: str | None) -> AsyncService:
+    """The engine with its scheduler, as the flags say; ``template`` in place of the file's."""
     from urdir.model.engine.async_service import AsyncService as EngineService
     from urdir.model.serve.served_model import EngineModel
 
+    defaults = _defaults(args)
     warm_up: WarmUp | None = None
 
     def begin(engine: Engine) -> None:
@@ -126,18 +121,24 @@ def open_service(args: argparse.Namespace) -> AsyncService:
         args,
         args.model,
         args.ctx_size,
-        kv_dtype=args.cache_type_k,
+        kv_dtype=options.kv_dtype(args),
         sequences=args.parallel,
         memory_share=args.gpu_memory_share,
+        chunk=options.chunk(args),
         text=True,
+        chat_template=template,
         meanwhile=begin,
     )
+    if args.verbose:
+        print_engine(engine)
     pools = engine.session.parts.cache.pools
     if pools:
         tokens = min(pool.pages * pool.page_len for pool in pools)
         print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
     return EngineService(
-        engine, lambda service: EngineModel(engine, args.alias, service), warm_up=warm_up
+        engine,
+        lambda service: EngineModel(engine, args.alias, service, defaults),
+        warm_up=warm_up,
     )
 
 
@@ -152,20 +153,48 @@ def _warm_up(engine: Engine) -> WarmUp:
     return warm_up
 
 
+def _defaults(args: argparse.Namespace) -> Defaults:
+    """What the flags say in place of requests."""
+    from urdir.model.serve.interface import Defaults
+
+    usual = Defaults()
+    given = {
+        name: getattr(args, flag)
+        for name, flag in {
+            "temperature": "temp",
+            "top_k": "top_k",
+            "top_p": "top_p",
+            "min_p": "min_p",
+            "repeat_penalty": "repeat_penalty",
+            "repeat_last_n": "repeat_last_n",
+            "presence_penalty": "presence_penalty",
+            "frequency_penalty": "frequency_penalty",
+            "seed": "seed",
+        }.items()
+        if getattr(args, flag) is not None
+    }
+    return Defaults(
+        settings=replace(usual.settings, **given, logit_bias=tuple(args.logit_bias or ())),
+        has_seed=args.seed is not None,
+        limit=args.n_predict,
+        variables=prompts.given_variables(args),
+    )
+
+
 def _access(args: argparse.Namespace) -> Access:
     from urdir.model.serve.guard import Access
 
-    keys = list(args.api_key)
-    if args.api_key_file is not None:
-        try:
-            keys += args.api_key_file.read_text().split()
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--api-key-file {args.api_key_file}: {error}") from None
-        if not keys:
-            raise UsageError(f"--api-key-file {args.api_key_file}: it has no keys")
+    keys = [key.strip() for given in args.api_key for key in given.split(",")]
     if not all(keys):
         raise UsageError("--api-key is empty: leave it out for no key")
-    return Access(tuple(keys), tuple(args.cors), _hosts(args))
+    if args.api_key_file is not None:
+        lines = prompts.read_text("--api-key-file", args.api_key_file).splitlines()
+        read = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not read:
+            raise UsageError(f"--api-key-file {args.api_key_file}: it has no keys")
+        keys += read
+    origins = [origin.strip() for given in args.cors for origin in given.split(",")]
+    return Access(tuple(keys), tuple(origins), _hosts(args), args.page)
 
 
 def _hosts(args: argparse.Namespace) -> frozenset[str] | None:

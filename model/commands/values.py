@@ -84,6 +84,11 @@ def token_limit(text: str) -> int | None:
     return None if value < 0 else value
 
 
+def sequences(text: str) -> int | None:
+    """An argparse type: how many sequences at once; None for -1, as many as usual."""
+    return None if text == "-1" else whole_number(1, 256)(text)
+
+
 def bias(text: str) -> tuple[int, float]:
     """An argparse type: a token id and what is added to its logit, as llama.cpp writes them."""
     found = re.fullmatch(r"(\d+)([+-].+)", text)

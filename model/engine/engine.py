@@ -81,6 +81,7 @@ class Engine(Owner):
         host_sampling: bool,
         reading: Task[Tokenizer] | None,
         seconds: Mapping[str, float],
+        chat_template: str | None = None,
     ) -> None:
         self.gguf = gguf
         self.config = config
@@ -92,6 +93,7 @@ class Engine(Owner):
         self.seconds = seconds
         self.host_sampling = host_sampling
         self._reading = reading
+        self._chat_template = chat_template
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
         self._owners = ExitStack()
@@ -113,6 +115,7 @@ class Engine(Owner):
         pages: int | None = None,
         chunk: int | None = None,
         text: bool = False,
+        chat_template: str | None = None,
         cache_folder: Path | Literal["user"] | None = "user",
         ptx_files: PtxFiles | None = None,
         host_sampling: bool = False,
@@ -132,7 +135,8 @@ class Engine(Owner):
         is free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`)
         as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer where recurrent layers have
         large states, of which none is kept; the context is up to `LONG_CONTEXT`.
-        With ``text`` a thread of its own builds the tokeniser. ``meanwhile`` is called while the
+        With ``text`` a thread of its own builds the tokeniser. ``chat_template`` (Jinja, or a name
+        such as "chatml") replaces the file's. ``meanwhile`` is called while the
         weights are loaded, with an engine that must run nothing yet: for `Session.prepare`.
         ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None
         keeps none. ``ptx_files`` are folders of edited PTX to use and of PTX to write. ``observer``
@@ -141,6 +145,10 @@ class Engine(Owner):
         and DriverError for a device that is absent or fails; nothing stays open then, and no thread
         runs.
         """
+        if chat_template is not None:
+            from urdir.model.text.named_templates import template_text
+
+            chat_template = template_text(chat_template)
         with Opening(lambda: _open_group(device, gpus, cache_folder, ptx_files)) as opening:
             # imported while the device is opened
             from urdir.model.engine.session import Session
@@ -202,7 +210,15 @@ class Engine(Owner):
             if session.exchange is not None:
                 group.notes.append(session.exchange.describe_faults)
             engine = cls(
-                gguf, config, group, weights, session, host_sampling, reading, opening.seconds
+                gguf,
+                config,
+                group,
+                weights,
+                session,
+                host_sampling,
+                reading,
+                opening.seconds,
+                chat_template,
             )
             if meanwhile is not None:
                 with opening.timed("meanwhile"):
@@ -223,11 +239,11 @@ class Engine(Owner):
 
     @property
     def template(self) -> ChatTemplate:
-        """The file's chat template, which ends with the engine; TemplateError where it has none."""
+        """The chat template, which ends with the engine; TemplateError where there is none."""
         if self._template is None:
             from urdir.model.text.chat import ChatTemplate
 
-            opened = ChatTemplate.from_gguf(self.gguf, self.tokenizer)
+            opened = ChatTemplate.from_gguf(self.gguf, self.tokenizer, self._chat_template)
             self._template = self._owners.enter_context(opened)
         return self._template
 

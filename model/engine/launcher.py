@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.open_answers import OpenAnswers
 from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
 from urdir.model.engine.scheduler import Scheduler
+from urdir.model.engine.step_clock import Span
 from urdir.model.engine.step_plan import StepPlan
 from urdir.model.errors import ConstraintError
 from urdir.model.owner import Owner
@@ -25,6 +27,17 @@ if TYPE_CHECKING:
 _OUTPUTS = (Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
 #: Steps that are queued before the first of them is read: a newcomer waits for these.
 _AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """The steps of one launch, and its time."""
+
+    plans: Sequence[StepPlan]
+    span: Span
+
+    def __len__(self) -> int:
+        return len(self.plans)
 
 
 class Launcher(Owner):
@@ -44,8 +57,8 @@ class Launcher(Owner):
         self._scheduler = scheduler
         self._answers = answers
         self._end_ids = end_ids
-        self._ahead: RunAhead[StepPlan] = session.run_ahead(_AHEAD)
-        self.clock = session.step_clock(_AHEAD)
+        self._ahead: RunAhead[_Launch] = session.run_ahead(_AHEAD)
+        self.clock = session.step_clock()
         self._look_ahead: Callable[[], bool] = _done
 
     def __len__(self) -> int:
@@ -71,23 +84,24 @@ class Launcher(Owner):
         shape = session.shapes.of_batch(plan.batch, plan.longest, output)
         masks = self._masks(plan, answers)
         plans, shape = self._several(plan, shape)
-        session.queue.launch(shape, plan.batch, plan.positions, masks, self.clock.begin)
-        self._ahead.queued(plans)
-        self.clock.end()
+        span = self.clock.span()
+        begins = partial(self.clock.mark, span.begin)
+        session.queue.launch(shape, plan.batch, plan.positions, masks, begins)
+        self.clock.mark(span.end)
+        self._ahead.queued(_Launch(plans, span))
         self._expect(plans[-1], shape)
         return True
 
     def wait(self) -> Sequence[StepPlan]:
         """Wait for the oldest launch; the steps that are complete then. Meanwhile graphs are
         prepared for the answers that go on."""
-        plans = self._ahead.wait(self._use_wait)
-        self.clock.read()
-        return plans
+        launch = self._ahead.wait(self._use_wait)
+        self.clock.read(launch.span)
+        return launch.plans
 
     def clear(self) -> None:
-        """Forget what is queued: the device is lost."""
+        """Forget what is queued: nobody reads it."""
         self._ahead.clear()
-        self.clock.clear()
 
     def close(self) -> None:
         """Wait for what is queued; closing twice does nothing."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from urdir.driver.context import close_all
@@ -28,12 +28,13 @@ AT_ONCE = 4
 #: least time: a newcomer waits for two launches of these, where the host gains most.
 FEW = 4
 assert max(AHEAD, 2 * AT_ONCE) <= MAILBOX_SLOTS
-Step = TypeVar("Step")
+Launch = TypeVar("Launch", bound=Sized)
 
 
-class RunAhead(Owner, Generic[Step]):
+class RunAhead(Owner, Generic[Launch]):
     """The launches on ``stream`` that the host has not read, the oldest first: up to ``steps``
-    steps, or two launches if these are more. A step is whatever stands for it.
+    steps, or two launches if these are more. A launch is whatever says of itself how many steps it
+    has, as its length.
 
     ``waited_seconds`` is the time, over the object's life, in which the host had nothing to do but
     wait for the device.
@@ -43,7 +44,7 @@ class RunAhead(Owner, Generic[Step]):
         self.waited_seconds = 0.0
         self._stream = stream
         self._steps = steps
-        self._launches: deque[tuple[Event, Sequence[Step]]] = deque()
+        self._launches: deque[tuple[Event, Launch]] = deque()
         # in turns: more launches than these are never there
         self._events = deque(device.create_event("step") for _ in range(max(2, steps)))
 
@@ -54,18 +55,18 @@ class RunAhead(Owner, Generic[Step]):
     @property
     def is_full(self) -> bool:
         """Whether enough is queued, so that the oldest launch is to be waited for."""
-        steps = sum(len(steps) for _, steps in self._launches)
+        steps = sum(len(launch) for _, launch in self._launches)
         return len(self) >= 2 and steps >= self._steps
 
-    def queued(self, steps: Sequence[Step]) -> None:
-        """A launch of ``steps`` has been queued on the stream."""
+    def queued(self, launch: Launch) -> None:
+        """A launch has been queued on the stream."""
         event = self._events[0]
         self._stream.record(event)
         self._events.rotate(-1)
-        self._launches.append((event, steps))
+        self._launches.append((event, launch))
 
-    def wait(self, use_wait: Callable[[], bool] = lambda: False) -> Sequence[Step]:
-        """Wait for the oldest launch; its steps, which are complete.
+    def wait(self, use_wait: Callable[[], bool] = lambda: False) -> Launch:
+        """Wait for the oldest launch, which is complete then.
 
         While the host would wait, ``use_wait`` is called, once at least, until it returns False: it
         is to return quickly.
@@ -74,10 +75,10 @@ class RunAhead(Owner, Generic[Step]):
         while use_wait() and not event.is_done:
             pass
         start = time.perf_counter()
-        _, steps = self._launches.popleft()  # also where waiting fails: nothing waits for ever
+        _, launch = self._launches.popleft()  # also where waiting fails: nothing waits for ever
         event.synchronize()
         self.waited_seconds += time.perf_counter() - start
-        return steps
+        return launch
 
     def clear(self) -> None:
         """Forget the launches: nobody will read them."""

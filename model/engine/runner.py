@@ -70,7 +70,8 @@ class Steps(Owner):
     def make_ready(self, shape: StepShape) -> None:
         """Record what a launch of the shape replays, unless that is done. Raises DriverError."""
         if self.observer is None:
-            self.graph(shape)
+            for steps in (self, *(steps for steps, _ in self._followers)):
+                steps.graph(shape)
 
     def bound(self, shape: StepShape) -> BoundPlan:
         """The plan of a shape with its kernels loaded."""

@@ -220,14 +220,16 @@ class Service(Owner):
             self._answers.tell(answer, self._lost)
 
     def _fail(self, error: Exception) -> None:
-        """A step failed: its requests end, or all of them where the device is lost."""
+        """A step failed: the requests that have begun end, or all where the device is lost. What is
+        queued is theirs alone, so that nobody reads it."""
+        self._launcher.clear()
         if isinstance(error, CudaError) and error.sticky:
             self._lost = DeviceLostError(f"the device is lost, open the model again: {error}")
-            self._launcher.clear()
             self._answers.fail_all(self._lost)
         else:
             self._answers.fail_begun(error)
         self._session.queue.forget_rows()
+        self._launcher.clock.rest()
 
     def _hand_over(self) -> None:
         """Give the items of a step to those who wait for them, together."""

@@ -16,7 +16,7 @@ from urdir.model.blocks.recurrent import state_alignment
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import Rank
-from urdir.model.engine.run_ahead import AHEAD, RunAhead, Step
+from urdir.model.engine.run_ahead import AHEAD, Launch, RunAhead
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence, StopConditions
@@ -434,13 +434,13 @@ class Session(Owner):
         for slot in batch.choosing:
             self.sequences[slot].step(shape.steps, shape.output.is_token)
 
-    def run_ahead(self, steps: int = AHEAD) -> RunAhead[Step]:
+    def run_ahead(self, steps: int = AHEAD) -> RunAhead[Launch]:
         """To note the launches that are queued from now on and read later; the caller closes it."""
         return RunAhead(self.parts.device, self._stream, steps)
 
-    def step_clock(self, launches: int) -> StepClock:
-        """To time so many launches that are queued from now on; the caller closes it."""
-        return StepClock(self.parts.device, self._stream, launches)
+    def step_clock(self) -> StepClock:
+        """To time launches that are queued from now on; the caller closes it."""
+        return StepClock(self.parts.device, self._stream)
 
     def device_positions(self) -> dict[int, int]:
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from urdir.driver.context import close_all
@@ -13,59 +12,54 @@ if TYPE_CHECKING:
     from urdir.driver.stream import Event, Stream
 
 
-class _Span(NamedTuple):
+class Span(NamedTuple):
+    """A launch: where it begins and ends."""
+
     begin: Event
     end: Event
 
 
 class StepClock(Owner):
-    """Times launches on ``stream``, up to ``most`` of which are not read yet.
+    """Times launches on ``stream`` by marks before and after them.
 
     ``busy_seconds`` is what launches took that were read, ``idle_seconds`` what passed between the
     end of one and the beginning of the next while there was work to do.
     """
 
-    def __init__(self, device: Device, stream: Stream, most: int) -> None:
+    def __init__(self, device: Device, stream: Stream) -> None:
         self.busy_seconds = self.idle_seconds = 0.0
+        self._device = device
         self._stream = stream
-        # in turns: one is kept for the end of the launch that was read last
-        self._spans = deque(
-            _Span(device.create_event("begin of steps"), device.create_event("end of steps"))
-            for _ in range(most + 1)
-        )
-        self._launches: deque[_Span] = deque()
-        self._last: _Span | None = None
+        self._spans: list[Span] = []
+        self._free: list[Span] = []
+        self._last: Span | None = None
 
-    def begin(self) -> None:
-        """A launch is queued next."""
-        self._stream.record(self._spans[0].begin)
+    def span(self) -> Span:
+        """For one launch, until it is read."""
+        if not self._free:
+            create = self._device.create_event
+            self._free.append(Span(create("begin of steps"), create("end of steps")))
+            self._spans.append(self._free[-1])
+        return self._free.pop()
 
-    def end(self) -> None:
-        """The launch has been queued."""
-        span = self._spans[0]
-        self._stream.record(span.end)
-        self._spans.rotate(-1)
-        self._launches.append(span)
+    def mark(self, point: Event) -> None:
+        """The beginning or the end of a launch is here."""
+        self._stream.record(point)
 
-    def read(self) -> None:
-        """The oldest launch is complete; one whose end could not be marked is not timed."""
-        if not self._launches:
-            return
-        span = self._launches.popleft()
+    def read(self, span: Span) -> None:
+        """A launch is complete: the one after the last that was read."""
         self.busy_seconds += span.end.elapsed_ms_since(span.begin) / 1e3
         if self._last is not None:
             self.idle_seconds += span.begin.elapsed_ms_since(self._last.end) / 1e3
+            self._free.append(self._last)
         self._last = span
 
     def rest(self) -> None:
-        """There is no work: what passes until the next launch does not count."""
-        self._last = None
-
-    def clear(self) -> None:
-        """Forget the launches that were not read."""
-        self._launches.clear()
-        self._last = None
+        """There is no work, or a launch was not read: until the next one nothing counts."""
+        if self._last is not None:
+            self._free.append(self._last)
+            self._last = None
 
     def close(self) -> None:
-        """Free the events; closing twice does nothing."""
+        """Free the marks; closing twice does nothing."""
         close_all([event for span in self._spans for event in span])

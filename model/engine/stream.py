@@ -26,7 +26,7 @@ class Decoder(Protocol):
     graphs: DecodeGraphs
     waited_seconds: float
 
-    def run_ahead(self) -> RunAhead[int]:
+    def run_ahead(self) -> RunAhead[range]:
         """See Session."""
 
     def longest(self, sequences: abc.Sequence[int]) -> int:
@@ -68,10 +68,10 @@ class DecodeStream:
         longest = session.longest(slots)
         room = session.context if self._most is None else longest + self._most
         end = min(session.context, room)
-        sequences, chosen = [session.sequences[s] for s in slots], session.parts.state.chosen
+        sequences = [session.sequences[s] for s in slots]
         for sequence in sequences:
             sequence.check_read()
-        ahead = session.run_ahead()
+        ahead: RunAhead[range] = session.run_ahead()
         try:
             most = 1  # the first token comes early
             while True:
@@ -81,11 +81,7 @@ class DecodeStream:
                 if not ahead:
                     return
                 for _ in ahead.wait(lambda: self._look_ahead(end)):
-                    tokens = []
-                    for sequence in sequences:
-                        tokens.append(chosen(sequence.slot, len(sequence.tokens) - 1))
-                        session.read(sequence.slot, tokens[-1])
-                    yield tokens
+                    yield [self._read(sequence) for sequence in sequences]
                     if any(sequence.finish is Finish.END for sequence in sequences):
                         return
         finally:
@@ -93,6 +89,12 @@ class DecodeStream:
             for slot in slots:
                 session.undo_unread(slot)
             ahead.close()
+
+    def _read(self, sequence: Sequence) -> int:
+        """The next token of a sequence, whose step is complete."""
+        token = self._session.parts.state.chosen(sequence.slot, len(sequence.tokens) - 1)
+        self._session.read(sequence.slot, token)
+        return token
 
     def _queue(self, steps: int, end: int) -> int:
         """Queue up to ``steps`` steps, none beyond a length of ``end``; returns how many, 0 where

@@ -1,10 +1,10 @@
 """The share of a model that one of several ranks has (tensor parallelism, arXiv 1909.08053).
 
 A rank has some heads of attention, with the keys and values that these need, and some of the inner
-values of dense networks: rows of the matrices before them, columns of the matrix after. The ranks'
-results of that last matrix add up to the network's; its bias is added by rank 0 alone. Everything
-else is whole on every rank: the embedding, norms, and networks that cannot be cut evenly enough.
-Each rank makes the logits of a part of the vocabulary.
+values of dense networks and of every expert: rows of the matrices before them, columns of the
+matrix after. The ranks' results of that last matrix add up to the network's; its bias is added by
+rank 0 alone. Everything else is whole on every rank: the embedding, norms, routers, and networks
+that cannot be cut evenly enough. Each rank makes the logits of a part of the vocabulary.
 
 Columns can be cut between blocks of the tensor's type only: every 32 values, or every 256.
 """
@@ -60,8 +60,7 @@ class Span:
 def shared(config: Config, blocks: Blocks, rank: int, ranks: int) -> Config:
     """The share of ``rank``, of ``ranks``, of a whole model.
 
-    Raises UnsupportedError, naming layer and network, for mixtures of experts, mixers with a state
-    and latent attention.
+    Raises UnsupportedError, naming layer and network, for mixers with a state and latent attention.
     """
     for index, layer in enumerate(config.layers):
         for network in layer.networks:
@@ -82,7 +81,7 @@ def cut_networks(share: Config) -> tuple[int, int]:
     """How many networks a rank has a part of, and how many there are."""
     networks = [network for layer in share.layers for network in layer.networks]
     last = [n.o for n in networks if isinstance(n, Attention)]
-    last += [n.down for n in networks if isinstance(n, Dense)]
+    last += [n.down for n in networks if isinstance(n, Dense | Mixture)]
     return sum(linear.matrix.columns is not None for linear in last), len(networks)
 
 
@@ -124,6 +123,8 @@ class _Cutter:
     def _network(self, of: Network) -> Network:
         if isinstance(of, Attention):
             return self._attention(of)
+        if isinstance(of, Mixture):
+            return self._mixture(of)
         return self._dense(of) if isinstance(of, Dense) else of
 
     def _attention(self, of: Attention) -> Attention:
@@ -163,12 +164,10 @@ class _Cutter:
 
     def _dense(self, of: Dense) -> Dense:
         """Its inner values, where they can be cut."""
-        unit = max(self._block_of(of.down), _GROUP)
-        found = spans(of.width, self.ranks, lambda at: at % unit == 0)
+        inner = self._inner(of.width, of.down)
         matrices = [linear for linear in (of.gate, of.up) if linear is not None]
-        if found is None or not all(map(_has_rows_together, matrices)):
+        if inner is None or not all(map(_has_rows_together, matrices)):
             return of
-        inner = found[self.rank]
         return replace(
             of,
             up=_rows(of.up, inner),
@@ -176,6 +175,26 @@ class _Cutter:
             down=self._columns(of.down, inner),
             divisors=of.divisors and _values(of.divisors, inner),
         )
+
+    def _mixture(self, of: Mixture) -> Mixture:
+        """The inner values of every expert, where they can be cut, and of the shared network.
+        Experts of a narrower vector stay whole: there is a norm after their sum."""
+        of = replace(of, shared=of.shared and self._dense(of.shared))
+        inner = self._inner(of.width, of.down)
+        if inner is None or of.latent is not None:
+            return of
+        return replace(
+            of,
+            up=rows_of_each(of.up, of.width, inner),
+            gate=of.gate and rows_of_each(of.gate, of.width, inner),
+            down=self._columns(of.down, inner),
+        )
+
+    def _inner(self, width: int, down: Linear) -> Span | None:
+        """This rank's inner values of a network; None where they cannot be cut."""
+        unit = max(self._block_of(down), _GROUP)
+        found = spans(width, self.ranks, lambda at: at % unit == 0)
+        return None if found is None else found[self.rank]
 
     def _columns(self, of: Linear, some: Span) -> Linear:
         """Some columns; the first rank adds the bias."""
@@ -189,15 +208,13 @@ class _Cutter:
 def _check(index: int, network: Network) -> None:
     """Raise UnsupportedError for what is on one GPU only."""
     reason = ""
-    if isinstance(network, Mixture):
-        reason = "a mixture of experts"
-    elif isinstance(network, Recurrent):
+    if isinstance(network, Recurrent):
         reason = "a mixer with a state"
     elif isinstance(network, Attention) and network.latent is not None:
         reason = "latent attention"
     if reason:
         raise UnsupportedError(
-            f"layer {index} has {reason}, which runs on one GPU only: leave --gpus out"
+            f"layer {index} has {reason}, which runs on one GPU only: give no gpus"
         )
 
 
@@ -218,6 +235,18 @@ def _has_rows_together(of: Linear) -> bool:
 def _rows(of: Linear, some: Span) -> Linear:
     matrix = replace(of.matrix, first=of.matrix.first + some.first, each=some.count)
     return Linear(matrix, of.bias and _values(of.bias, some))
+
+
+def rows_of_each(of: Linear, width: int, some: Span) -> Linear:
+    """Some rows of every expert's ``width``, which lie one expert after the other, perhaps beside
+    those of another matrix."""
+    matrix, bias = of.matrix, of.bias
+    period = width if matrix.each == matrix.period else matrix.period
+    if bias is not None:
+        size, first = bias.size // width * some.count, bias.first + some.first
+        bias = replace(bias, first=first, size=size, each=some.count, period=period)
+    first = matrix.first + some.first
+    return Linear(replace(matrix, first=first, each=some.count, period=period), bias)
 
 
 def _values(of: StoredVector, some: Span) -> StoredVector:

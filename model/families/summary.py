@@ -120,7 +120,10 @@ def _block(block: Block) -> list[Facts]:
     networks = [_branch(branch) for branch in block.branches]
     networks[0] |= _known(norm_of_stream=_norm(block.stream_norm))
     networks[-1] |= _known(
-        norm_of_sum=_norm(block.post_norm), scale_of_sum=_other_than(block.scale, 1.0)
+        norm_of_sum=_norm(block.post_norm),
+        scale_of_sum=_other_than(block.scale, 1.0),
+        recalls_streams=block.recalls is not None,
+        banks_stream=block.banks,
     )
     return networks
 
@@ -212,6 +215,7 @@ def _recurrence(of: Recurrence) -> Facts:
 
 def _selective(of: Selective) -> Facts:
     return _known(
+        heads=of.heads,
         convolution=_convolution(of.conv),
         size=of.size,
         rank=of.low.rows,
@@ -283,6 +287,7 @@ def _mixture(of: Mixture) -> Facts:
         weight_scale=_other_than(router.scale, 1.0),
         router_reads=_other_than(router.reads, "input"),
         weighs_input=of.weigh_input,
+        latent_vector=of.latent and of.latent.down.rows,
         shared=of.shared and _dense(of.shared),
     )
 

@@ -145,7 +145,8 @@ class MemoryPlan:
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
                 f"{self.recurrent:,}, workspace {self.workspace:,}, staging {self.staging:,}), "
-                f"{free:,} available: a shorter context or a smaller model needs less"
+                f"{free:,} available: a shorter context, fewer sequences or a smaller "
+                "model need less"
             )
 
 

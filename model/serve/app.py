@@ -42,7 +42,7 @@ def make_app(service: AsyncService, access: Access, limits: Limits) -> ASGIApp:
     metrics = ServerMetrics(service)
     endpoints = Endpoints(service, limits, metrics)
     routes = [
-        Route("/", page),
+        *([Route("/", page)] if access.page else []),
         Route("/health", endpoints.health),
         Route("/metrics", endpoints.metrics),
         Route("/v1/models", endpoints.models),

@@ -62,7 +62,7 @@ def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest
     wants_logprobs = fields.flag("logprobs")
     if logprobs and not wants_logprobs:
         fields.fail("top_logprobs", "needs 'logprobs': true")
-    limit = read_limit(fields, "max_completion_tokens", "max_tokens", "n_predict")
+    limit = read_limit(fields, model, "max_completion_tokens", "max_tokens", "n_predict")
     parameters = read_parameters(
         fields, model, limits, limit, (logprobs or 0) if wants_logprobs else None
     )
@@ -99,7 +99,8 @@ def read_variables(fields: Fields) -> Json:
 
 def render(model: ServedModel, messages: Sequence[Message], tools: Tools, more: Json) -> Prompt:
     """The conversation as text. Takes as long as the template does; for one thread at a time."""
-    return template_of(model).render(messages, tools.offered, more)
+    variables = model.defaults.variables | more
+    return template_of(model).render(messages, tools.offered, variables)
 
 
 @dataclass(slots=True)

@@ -46,9 +46,9 @@ def read_completion(fields: Fields, model: ServedModel, limits: Limits) -> Compl
     echo = fields.flag("echo")
     if echo and logprobs is not None:
         fields.fail("echo", "cannot be had with 'logprobs': those of prompts are not computed")
-    limit: int | None = DEFAULT_LIMIT
+    limit: int | None = model.defaults.limit or DEFAULT_LIMIT
     if fields.raw("max_tokens") is not None or fields.raw("n_predict") is not None:
-        limit = read_limit(fields, "max_tokens", "n_predict")
+        limit = read_limit(fields, model, "max_tokens", "n_predict")
     parameters = read_parameters(fields, model, limits, limit, logprobs)
     prompts = _read_prompts(fields, model)
     if len(prompts) * parameters.n > limits.answers:

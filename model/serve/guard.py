@@ -28,6 +28,7 @@ class Access:
     api_keys: tuple[str, ...] = ()  # none: everyone may
     origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS)
     hosts: frozenset[str] | None = None
+    page: bool = True  # whether browsers find the chat page
 
 
 class Guard:

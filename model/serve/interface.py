@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.service import Metrics
 from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import ChatTemplate
@@ -17,6 +19,23 @@ Json = dict[str, Any]
 """A JSON object."""
 
 ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
+
+
+_OPENAI = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What holds where a request does not say it: of OpenAI's, temperature 1 and nothing filtered.
+
+    ``settings.seed`` counts if ``has_seed``: each answer has a new one otherwise. ``limit`` is the
+    most tokens of an answer, ``variables`` are the chat template's.
+    """
+
+    settings: SamplingSettings = _OPENAI
+    has_seed: bool = False
+    limit: int | None = None
+    variables: Json = field(default_factory=dict)
 
 
 class ServedModel(Protocol):
@@ -33,6 +52,10 @@ class ServedModel(Protocol):
     @property
     def context(self) -> int:
         """Tokens of a prompt and its answer together, at most."""
+
+    @property
+    def defaults(self) -> Defaults:
+        """Of its requests."""
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -94,12 +94,14 @@ def _check_model(fields: Fields, model: ServedModel) -> None:
 def _read_settings(
     fields: Fields, model: ServedModel, limits: Limits, logprobs: int | None
 ) -> SamplingSettings:
-    """OpenAI's defaults: temperature 1, nothing filtered. Names beyond OpenAI's are vLLM's and
-    llama.cpp's; of the two names of the repetition penalty, vLLM's looks back on all tokens.
+    """Names beyond OpenAI's are vLLM's and llama.cpp's; of the two names of the repetition penalty,
+    vLLM's looks back on all tokens.
     """
+    defaults = model.defaults.settings
     repeat, look_back = fields.number("repetition_penalty", 1e-3, 100), -1
     if repeat is None:
-        repeat, look_back = fields.number("repeat_penalty", 1e-3, 100), 64
+        repeat, look_back = fields.number("repeat_penalty", 1e-3, 100), defaults.repeat_last_n
+    top_k = fields.whole("top_k", -1, 1 << 31)
     given: dict[str, Any] = {
         "temperature": fields.number("temperature", 0, 100),
         "top_p": fields.number("top_p", 0, 1),
@@ -107,28 +109,30 @@ def _read_settings(
         "repeat_penalty": repeat,
         "presence_penalty": fields.number("presence_penalty", -2, 2),
         "frequency_penalty": fields.number("frequency_penalty", -2, 2),
+        "top_k": None if top_k is None else max(top_k, 0),
+        "repeat_last_n": fields.whole("repeat_last_n", -1, 1 << 31),
+        "logit_bias": _read_bias(fields, model, limits),
+        "seed": _read_seed(fields, model),
     }
-    asked_look_back = fields.whole("repeat_last_n", -1, 1 << 31)
+    asked = {name: value for name, value in given.items() if value is not None}
+    return replace(defaults, **{"repeat_last_n": look_back} | asked, logprobs=logprobs)
+
+
+def _read_seed(fields: Fields, model: ServedModel) -> int | None:
+    """A new seed where neither the request nor the server has one."""
     seed = fields.whole("seed", -(1 << 63), _SEEDS - 1)
-    return replace(
-        _DEFAULTS,
-        **{name: value for name, value in given.items() if value is not None},
-        top_k=max(fields.whole("top_k", -1, 1 << 31) or 0, 0),
-        repeat_last_n=look_back if asked_look_back is None else asked_look_back,
-        seed=int.from_bytes(os.urandom(8)) if seed is None else seed % _SEEDS,
-        logit_bias=_read_bias(fields, model, limits),
-        logprobs=logprobs,
-    )
+    if seed is None:
+        return None if model.defaults.has_seed else int.from_bytes(os.urandom(8))
+    return seed % _SEEDS
 
 
-_DEFAULTS = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-
-
-def _read_bias(fields: Fields, model: ServedModel, limits: Limits) -> tuple[tuple[int, float], ...]:
-    """{"token id": what is added to its logit}, as pairs."""
+def _read_bias(
+    fields: Fields, model: ServedModel, limits: Limits
+) -> tuple[tuple[int, float], ...] | None:
+    """{"token id": what is added to its logit}, as pairs; None where it is not there."""
     biases = fields.object("logit_bias")
     if biases is None:
-        return ()
+        return None
     if len(biases.values) > limits.biases:
         fields.fail("logit_bias", f"has more than {limits.biases} tokens")
     pairs = []
@@ -141,8 +145,8 @@ def _read_bias(fields: Fields, model: ServedModel, limits: Limits) -> tuple[tupl
     return tuple(pairs)
 
 
-def read_limit(fields: Fields, *names: str) -> int | None:
-    """The most tokens of an answer, by the first of the names that is given.
+def read_limit(fields: Fields, model: ServedModel, *names: str) -> int | None:
+    """The most tokens of an answer, by the first of the names that is given, or the server's.
 
     -1, as llama.cpp has it, is no limit.
     """
@@ -152,4 +156,4 @@ def read_limit(fields: Fields, *names: str) -> int | None:
             fields.fail(name, "must be at least 1", "invalid_value")
         if value is not None:
             return None if value < 0 else value
-    return None
+    return model.defaults.limit

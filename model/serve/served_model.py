@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.errors import TemplateError
-from urdir.model.serve.interface import ConstraintKind
+from urdir.model.serve.interface import ConstraintKind, Defaults
 from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
 from urdir.model.text.chat import ChatTemplate
 from urdir.model.text.constraints import Constraint
@@ -28,14 +28,17 @@ _KINDS: dict[ConstraintKind, Callable[[Any], Constraint]] = {
 
 
 class EngineModel:
-    """See `ServedModel`. ``name`` is what clients call it.
+    """See `ServedModel`. ``name`` is what clients call it, ``defaults`` hold for its requests.
 
     A constraint is compiled by the ``service`` when it is made: a bad one is refused before
     anything is queued.
     """
 
-    def __init__(self, engine: Engine, name: str | None, service: Service) -> None:
+    def __init__(
+        self, engine: Engine, name: str | None, service: Service, defaults: Defaults
+    ) -> None:
         self.name = name or engine.name
+        self.defaults = defaults
         self.created = int(time.time())
         self.context = engine.session.context
         self.tokenizer = engine.tokenizer

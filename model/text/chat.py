@@ -13,6 +13,7 @@ one that spells half a control token itself and lets a message complete it is no
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +22,28 @@ from urdir.model.errors import TemplateError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
 from urdir.model.text.marking import Marker, texts_of
+from urdir.model.text.named_templates import fitting_template, named_template, template_text
 from urdir.model.text.sandbox import TemplateProcess
 from urdir.model.text.sandbox_worker import OUTPUT_LIMIT
 from urdir.model.text.system_text import SystemText, Turn
 from urdir.model.text.tokenizer import Span, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
+
+
+def find_template(gguf: ModelFile, tokenizer: Tokenizer) -> str | None:
+    """The file's template, or the one that its vocabulary is made for, which is said in a warning;
+    None where that is not certain."""
+    source = gguf.metadata.optional(TEMPLATE_KEY, str, None)
+    if source is not None:
+        return source
+    name = fitting_template(gguf.metadata, tokenizer.special_texts())
+    if name is None:
+        return None
+    warnings.warn(
+        f"the file has no chat template: {name} is used, as its tokens have it", stacklevel=2
+    )
+    return named_template(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +93,20 @@ class ChatTemplate(Owner):
 
     @classmethod
     def from_gguf(
-        cls, gguf: ModelFile, tokenizer: Tokenizer, process: TemplateProcess | None = None
+        cls, gguf: ModelFile, tokenizer: Tokenizer, given: str | None = None
     ) -> ChatTemplate:
-        """The file's template; TemplateError where it has none."""
-        source = gguf.metadata.optional(TEMPLATE_KEY, str, None)
+        """The template that is ``given`` (Jinja, or a name of `template_names`), or the file's.
+
+        For a file without one the format that its vocabulary is made for, with a warning;
+        TemplateError where that is none.
+        """
+        source = template_text(given) if given is not None else find_template(gguf, tokenizer)
         if source is None:
             raise TemplateError(
-                f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}): the model continues "
-                "plain prompts only"
+                f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}), and its vocabulary "
+                "fits no known one: name it (chatml, llama3, ...), or continue plain prompts"
             )
-        return cls(source, tokenizer, process)
+        return cls(source, tokenizer)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the conversation up to where the assistant answers, BOS as the model wants.

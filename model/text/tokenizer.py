@@ -156,6 +156,11 @@ class Tokenizer:
         """The texts that `parse_special` turns into control tokens, and these tokens."""
         return self._controls
 
+    def special_texts(self) -> frozenset[str]:
+        """Of the tokens that are cut out of a text before its words are: control tokens, and those
+        that a file calls user-defined."""
+        return frozenset(text for text, _ in self._specials)
+
     def control_id(self, text: str) -> int | None:
         """The control token that `text` spells, None where it is ordinary text."""
         return self._controls.get(text)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 
 from urdir.driver.device import Device
-from urdir.driver.errors import LifetimeError
+from urdir.driver.emulator.scheduler import Scheduler
+from urdir.driver.errors import CudaError, LifetimeError
 
 
 def test_events_are_ordered_in_time(device: Device) -> None:
@@ -78,3 +81,28 @@ def test_an_event_tells_whether_it_is_passed(device: Device) -> None:
         assert buffer.download("u1").all()
     with pytest.raises(LifetimeError):
         _ = end.is_done
+
+
+def test_a_second_ctrl_c_ends_the_emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first waits for what runs; the second stops a kernel in the middle, which is told."""
+
+    def interrupted(scheduler: Scheduler) -> None:
+        for _ in range(interrupts):
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Device.open("emulator") as device:
+            monkeypatch.setattr(Scheduler, "finish_all", interrupted)
+            interrupts = 1
+            with pytest.raises(KeyboardInterrupt):
+                device.synchronize()
+            interrupts = 0
+            device.synchronize()
+            interrupts = 2
+            with pytest.raises(KeyboardInterrupt):
+                device.synchronize()
+            with pytest.raises(CudaError, match="Ctrl-C, twice, stopped a kernel"):
+                device.synchronize()
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -67,7 +67,17 @@ class Ranks:
 
 
 @pytest.fixture(params=[2, 4])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+def ranks(
+    request: pytest.FixtureRequest, device_name: str, needs_gpus: Callable[[int], None]
+) -> Iterator[Ranks]:
+    needs_gpus(request.param)
+    with Group.open(device_name, request.param) as group:
+        yield Ranks(group)
+
+
+@pytest.fixture(params=[2, 4])
+def emulated_ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """For faults, which would end what other tests have on a GPU."""
     with Group.open("emulator", request.param) as group:
         yield Ranks(group)
 
@@ -142,7 +152,8 @@ def test_sums_and_parts_take_turns_in_one_inbox(ranks: Ranks) -> None:
             assert (all_parts == np.concatenate(x)).all()
 
 
-def test_a_rank_that_never_comes_is_named(ranks: Ranks) -> None:
+def test_a_rank_that_never_comes_is_named(emulated_ranks: Ranks) -> None:
+    ranks = emulated_ranks
     count = len(ranks.group)
     faults = ranks.faults
     ranks.group.notes.append(lambda: describe_fault(int(faults[0].view(np.uint64, 1)[0])))

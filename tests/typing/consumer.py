@@ -23,6 +23,7 @@ from urdir.driver import (
     DriverError,
     Event,
     Explanation,
+    Group,
     GuardedBuffer,
     Kernel,
     LaunchError,
@@ -43,6 +44,7 @@ from urdir.driver import (
     emulated,
     execute,
     explain,
+    launch_together,
     poison,
     probe,
     run_kernel,
@@ -159,6 +161,16 @@ def plans(device: Device) -> None:
             launch(graph, stream)
 
 
+def together(plan: Plan) -> None:
+    """Several devices, each with a plan of its own."""
+    with Group.open("emulator", gpus=(0, 1)) as group:
+        streams: list[Stream] = [device.create_stream() for device in group]
+        graphs = [execute.record(plan, device) for device in group]
+        launch_together([*zip(graphs, streams, strict=True)])
+        group.synchronize()
+        plans(group[1])
+
+
 def launch(graph: RecordedGraph, stream: Stream) -> float:
     """A recorded graph, timed."""
     start: Event = stream.record()
@@ -193,6 +205,7 @@ def main() -> None:
         with Device.open("emulator", api=emulated(sanitize=True)) as device:
             any_kernel(device, spec)
             plans(device)
+            together(Plan("nothing"))
         with Engine.open(demo_model()) as engine:
             print(answers(engine), token_by_token(engine), service(engine), weights(Path("x")))
     except (NoDeviceError, NoDriverError, OutOfMemoryError) as exc:

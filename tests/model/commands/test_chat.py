@@ -69,7 +69,10 @@ def make_conversation(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], Conve
     monkeypatch.setattr(Answer, "interrupt_after", None)
     args = build_parser("chat").parse(["chat", "--no-show-timings"])
     session = SimpleNamespace(context=CONTEXT, length=7)
-    engine: Any = SimpleNamespace(session=session, tokenizer=None, host_sampling=False)
+    device = SimpleNamespace(synchronize=lambda: None)
+    engine: Any = SimpleNamespace(
+        session=session, tokenizer=None, host_sampling=False, device=device
+    )
     template: Any = Template()
     return lambda colours: Conversation(engine, template, args, "sys:", colours)
 
@@ -172,7 +175,11 @@ def test_commands(conversation: Conversation, capsys: pytest.CaptureFixture[str]
     assert conversation.system == "Be kind."
     assert (conversation.args.temp, conversation.args.seed) == (0.25, 5)
     assert conversation.args.top_k == 40
-    take(conversation, "one.", "/retry", "/exit", "never")
+    assert "temperature  0.25" in err
+    assert "top-k" not in err  # what is not changed
+    take(conversation, "/set")
+    assert {line.index(line.split()[1]) for line in capsys.readouterr().err.splitlines()} == {21}
+    take(conversation, "one.", "/regen", "/exit", "never")
     assert contents(conversation) == ["one.", "ONE."]
     take(conversation, "/undo", "/clear")
     assert contents(conversation) == []
@@ -184,7 +191,8 @@ def test_commands(conversation: Conversation, capsys: pytest.CaptureFixture[str]
         ("/retyr", "/retry?"),
         ("/xyzzy", "/help"),
         ("/set temp hot", "not a number"),
-        ("/set tem 1", "did you mean --temp?"),
+        ("/set tem 1", "unknown flag tem: did you mean temp?"),
+        ("/set temp", "expected one argument"),
         ("/set top-p 3", "between 0 and 1"),
         ("/save", "give a file"),
         ("/undo", "nothing"),

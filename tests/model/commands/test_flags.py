@@ -10,11 +10,15 @@ from urdir.model.cli import build_parser
 from urdir.model.commands.flags import NOTHING, PERHAPS, Accepted, Flag, Refused, Served
 from urdir.model.commands.llama_flags import FLAGS
 from urdir.model.commands.parser import Parser
+from urdir.model.commands.prompts import given_variables
 
 #: Which groups of flags a command has.
+_OPENING = {"model", "context", "memory", "template"}
+_GENERATING = {"prompt", "generation", "sampling", "text"}
 GROUPS = {
-    "run": {"model", "context", "memory", "prompt", "generation", "sampling", "text", "run"},
-    "chat": {"model", "context", "memory", "prompt", "chat", "generation", "sampling", "text"},
+    "run": {*_OPENING, *_GENERATING, "run"},
+    "chat": {*_OPENING, *_GENERATING, "chat"},
+    "serve": {*_OPENING, "sampling", "server", "alias", "many", "requests", "access"},
     "bench": {"model", "memory", "bench"},
 }
 #: Those of issue 17, and a value that is served or accepted. None: a switch.
@@ -25,6 +29,16 @@ NAMED = {
     "--no-mmap": None, "--verbose": None, "-co": "off", "--jinja": None, "--mirostat": "0",
     "--chat-template": "{{ x }}",
     "--chat-template-file": "x.jinja", "-cnv": None, "-st": None,
+}  # fmt: skip
+#: The same of llama-server's.
+SERVED = {
+    "-np": "4", "--parallel": "-1", "-c": "8192", "-cb": None, "--host": "0.0.0.0", "--port": "80",
+    "--api-key": "a,b", "--api-key-file": "keys", "-a": "name", "--alias": "name",
+    "--metrics": None, "--no-slots": None, "--timeout": "600", "-to": "600", "--threads-http": "4",
+    "--no-webui": None, "--webui": None, "-ngl": "99", "-fa": "on", "-ctk": "q8_0", "-b": "512",
+    "--temp": "0.6", "--top-p": "0.95", "-n": "-1", "--jinja": None, "--cache-reuse": "0",
+    "--chat-template": "chatml", "--chat-template-kwargs": "{}", "--reasoning-format": "deepseek",
+    "-rea": "off", "--reasoning-effort": "low", "-v": None, "--no-mmap": None, "-t": "8",
 }  # fmt: skip
 
 
@@ -92,10 +106,28 @@ def test_served_flags_are_in_the_help_and_no_others(
     assert not {name for name, _ in flags_of(command, Accepted)} & words - {"-p"}
 
 
-@pytest.mark.parametrize("flag", NAMED)
-def test_the_flags_that_people_type_are_taken(flag: str, parsers: dict[str, Parser]) -> None:
-    value = NAMED[flag]
-    parsers["chat"].parse(["chat", flag, *([] if value is None else [value])])
+@pytest.mark.parametrize(
+    ("command", "flag", "value"),
+    [
+        *(("chat", flag, value) for flag, value in NAMED.items()),
+        *(("serve", flag, value) for flag, value in SERVED.items()),
+    ],
+)
+def test_the_flags_that_people_type_are_taken(
+    command: str, flag: str, value: str | None, parsers: dict[str, Parser]
+) -> None:
+    parsers[command].parse([command, flag, *([] if value is None else [value])])
+
+
+@pytest.mark.parametrize(
+    "flag", ["--slots", "--embedding", "--path", "--ssl-key-file", "--lora", "-md", "--mmproj"]
+)
+def test_what_a_server_does_not_do_is_refused(
+    flag: str, parsers: dict[str, Parser], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsers["serve"].parse(["serve", flag, "x"])
+    assert capsys.readouterr().err.startswith(f"urdir serve: {flag}: there is no ")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +174,23 @@ def test_flags_of_bench_are_those_of_llama_bench(
     words: list[str], field: str, value: object, parsers: dict[str, Parser]
 ) -> None:
     assert getattr(parsers["bench"].parse(["bench", *words]), field) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        ([], {}),
+        (["-rea", "off", "--reasoning-effort", "low"],
+         {"enable_thinking": False, "reasoning_effort": "low"}),
+        (["--reasoning", "on", "--chat-template-kwargs", '{"enable_thinking": 1, "x": 2}'],
+         {"enable_thinking": 1, "x": 2}),
+    ],
+)  # fmt: skip
+def test_flags_of_reasoning_are_variables_of_the_template(
+    words: list[str], variables: object, parsers: dict[str, Parser]
+) -> None:
+    for command in ("run", "chat", "serve"):
+        assert given_variables(parsers[command].parse([command, *words])) == variables
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,6 +59,54 @@ def test_streams_that_cannot_be_used(redirected: str, code: int, message: bytes)
         assert done.stdout == b""
 
 
+#: A line of every command, those that need a device apart.
+COMMANDS = ("list", "env", "completion bash", "ptx dump add")
+SLOW = (
+    "show demo",
+    "ptx explain add",
+    "run --temp 0 -n 1 -p Hi",
+    "chat --temp 0 -n 1 -st -p Hi",
+    "check --kernel add",
+    "bench demo -p 1 -n 1 -r 1",
+)
+
+
+@pytest.mark.parametrize("stream", [">&-", ">/dev/full"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *COMMANDS,
+        *(pytest.param(line, marks=[pytest.mark.slow, pytest.mark.full]) for line in SLOW),
+    ],
+)
+def test_no_command_says_done_where_its_output_went_nowhere(command: str, stream: str) -> None:
+    done = shell(f"$U {command} {stream}")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1].decode()
+    assert re.fullmatch(
+        "urdir: error: input or output: (Bad file descriptor|No space left on device)", last
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "chat -st"])
+def test_an_answer_that_a_terminal_has_no_characters_for(command: str) -> None:
+    """The model's text is made up; all else is as ever."""
+    script = (
+        "import sys; from urdir.model.cli import main; "
+        "from urdir.model.engine.generate import Generation; "
+        "Generation.text = lambda self: iter(['caf\u00e9 ', '\u65e5\u672c', ' \U0001f600.']); "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    line = f"{shlex.quote(sys.executable)} -c {shlex.quote(script)} {command} -p Hi"
+    for encoding, printed in (
+        ("ascii", b"caf\\xe9 \\u65e5\\u672c \\U0001f600.\n"),
+        ("latin-1", b"caf\xe9 \\u65e5\\u672c \\U0001f600.\n"),
+    ):
+        done = shell(line, PYTHONIOENCODING=encoding)
+        assert (done.returncode, done.stdout) == (0, printed)
+
+
 def test_without_stderr_notes_do_not_land_in_the_output() -> None:
     assert shell(f"$U {LIST} 2>&-").stdout == shell(f"$U {LIST}").stdout != b""
 
@@ -97,23 +147,3 @@ def test_printable_text_stays() -> None:
     assert printable("a\tb\nc", keep="\n") == "a\\tb\nc"
     assert printable(Path("x\x1b")) == "x\\x1b"
     assert printable("\udc80\u2028") == "\\udc80\\u2028"
-
-
-def test_ctrl_c_while_the_command_line_is_imported() -> None:
-    code = """
-import sys
-
-
-class Interrupts:
-    def find_spec(self, name, *where):
-        if name == "urdir.model.commands.parser":
-            raise KeyboardInterrupt
-
-
-sys.meta_path.insert(0, Interrupts())
-from urdir.model.__main__ import main
-sys.exit(main())
-"""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

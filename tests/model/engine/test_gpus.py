@@ -1,8 +1,8 @@
-"""A model on several emulated devices: golden logits, the same tokens as on one, faults."""
+"""A model on several devices: golden logits, the same tokens as on one, faults."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,10 @@ def golden(name: str) -> tuple[Path, list[int], Any]:
         return path, [int(token) for token in file["tokens"]], file["logits"]
 
 
-def logits(path: Path, tokens: Sequence[int], gpus: int | None, exact: bool = True) -> Any:
-    """After each token."""
-    dtype: Any = "f32" if exact else "f16"
+def logits(path: Path, tokens: Sequence[int], device: str, gpus: int) -> Any:
+    """After each token, exact."""
     with Engine.open(
-        path, device="emulator", gpus=gpus, context=64, kv_dtype=dtype, exact=exact
+        path, device=device, gpus=gpus, context=64, kv_dtype="f32", exact=True
     ) as engine:
         rows = []
         for token in tokens:
@@ -70,11 +69,22 @@ def logits(path: Path, tokens: Sequence[int], gpus: int | None, exact: bool = Tr
         ),
     ],
 )
-def test_exact_mode_matches_golden(name: str, gpus: int) -> None:
+def test_exact_mode_matches_golden(
+    name: str, gpus: int, device_name: str, needs_gpus: Callable[[int], None]
+) -> None:
+    needs_gpus(gpus)
     path, tokens, expected = golden(name)
-    found = logits(path, tokens[:FEW], gpus)
+    found = logits(path, tokens[:FEW], device_name, gpus)
     assert relative_rms(found, expected[:FEW]) <= EXACT_RELATIVE_RMS
-    assert (found == logits(path, tokens[:FEW], gpus)).all()
+    assert (found == logits(path, tokens[:FEW], device_name, gpus)).all()
+
+
+def test_experts_match_golden(family_file: Callable[[str], Path]) -> None:
+    """Attention with sinks and biases, experts with biases, on two emulated devices."""
+    with np.load(DATA / "families" / "gpt-oss-moe.npz") as file:
+        tokens, expected = file["tokens"].tolist(), file["logits"]
+    found = logits(family_file("gpt-oss-moe"), tokens[:FEW], "emulator", 2)
+    assert relative_rms(found, expected[:FEW]) <= EXACT_RELATIVE_RMS
 
 
 def open_nano(gpus: int | None, **settings: Any) -> Engine:
@@ -166,12 +176,28 @@ def test_columns_that_are_cut_are_those_of_the_file() -> None:
             np.testing.assert_allclose(found, whole[:, slice(*down.matrix.columns)], rtol=2e-7)
 
 
-def test_a_fault_on_a_rank_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = bindings.emulated(device_count=2)
-    monkeypatch.setattr(bindings, "emulated", lambda *_, **__: api)
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The driver of the devices that the test opens."""
+    made = bindings.emulated(device_count=2)
+    monkeypatch.setattr(bindings, "emulated", lambda *_, **__: made)
+    return made
+
+
+@pytest.mark.parametrize("nth", [2, 25])
+def test_a_fault_while_loading_leaves_nothing_open(api: Any, nth: int) -> None:
+    api.inject("launch", nth)
+    with pytest.raises(DriverError, match="injected fault"):
+        open_nano(2)
+    assert api.live() == {}
+
+
+@pytest.mark.parametrize("in_prompt", [True, False])
+def test_a_fault_on_a_rank_ends_the_engine(api: Any, in_prompt: bool) -> None:
     with open_nano(2) as engine:
         engine.session.feed([1, 2, 3])
-        engine.session.greedy_step()
+        if not in_prompt:
+            engine.session.greedy_step()
         api.inject("launch", 20)
         with pytest.raises(DriverError, match=r"injected fault.*\nrank 0, .*\nrank 1, "):
             [*engine.session.stream(Output.GREEDY, most=3)]
@@ -180,10 +206,9 @@ def test_a_fault_on_a_rank_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> N
     assert api.live() == {}
 
 
-def test_what_one_device_only_has_is_refused() -> None:
-    path, _, _ = golden("nano-mixtral-q4_k_m")
-    with pytest.raises(UnsupportedError, match="layer 0 has a mixture of experts"):
-        Engine.open(path, device="emulator", gpus=2)
+def test_what_one_device_only_has_is_refused(family_file: Callable[[str], Path]) -> None:
+    with pytest.raises(UnsupportedError, match="layer 0 has a mixer with a state"):
+        Engine.open(family_file("mamba2-dense"), device="emulator", gpus=2)
 
     class Watcher:
         def run(self, bound: Any, stream: Any) -> None:

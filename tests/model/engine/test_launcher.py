@@ -91,14 +91,11 @@ def answer(service: Service, request: Request) -> tuple[list[int], str, Ending, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [GREEDY, DRAWN])
-def test_a_user_alone_gets_several_steps_at_once(
-    session: Session, launched: list[int], settings: SamplingSettings
-) -> None:
+def test_a_user_alone_gets_several_steps_at_once(session: Session, launched: list[int]) -> None:
     """And the tokens of single ones, which end where they would: at a length, an end token or a
     stop string in the midst of a launch."""
-    output = Output.of(settings)
-    request = Request(prompt=PROMPT, settings=settings, limit=20)
+    output = Output.of(DRAWN)
+    request = Request(prompt=PROMPT, settings=DRAWN, limit=12)
     with Service(Opened(session, None), None) as service:
         # the first token's step, and then one by one: the graph of several is not there yet
         tokens, _, ending, pieces = answer(service, replace(request, limit=4))
@@ -108,17 +105,17 @@ def test_a_user_alone_gets_several_steps_at_once(
             session.steps.record([StepShape(rows, session.shapes.keys(1), output, AT_ONCE)])
         del launched[:]
         several, _, ending, pieces = answer(service, request)
-        assert launched == [1, *[AT_ONCE] * 4, 1, 1, 1]
+        assert launched == [1, AT_ONCE, AT_ONCE, 1, 1, 1]
         assert several[:4] == tokens
-        assert (pieces, ending.finish, ending.generated_tokens) == (8, Finish.LENGTH, 20)
-        assert service.metrics().steps == 4 + 20
+        assert (pieces, ending.finish, ending.generated_tokens) == (6, Finish.LENGTH, 12)
+        assert service.metrics().steps == 4 + 12
     singly = []
     session.feed(PROMPT)
-    session.set_sampling(settings)
-    for _ in range(20):
+    session.set_sampling(DRAWN)
+    for _ in range(12):
         singly += session.forward_gpu_resident_to_token_id((0,), output)
     assert several == singly
-    at = next(n for n in range(6, 20) if singly[n] not in singly[:n])
+    at = next(n for n in range(5, 12) if singly[n] not in singly[:n])
     with Service(Opened(session, None), Numbers(singly[at])) as service:  # type: ignore[arg-type]
         tokens, _, ending, _ = answer(service, request)
         assert (tokens, ending.finish) == (singly[:at], Finish.END)
@@ -136,8 +133,8 @@ def test_a_newcomer_comes_in_between(session: Session, launched: list[int]) -> N
     """It gets its own answer, and the other one goes on."""
     shapes = session.shapes
     session.steps.record([StepShape(n, shapes.keys(1, n), Output.GREEDY, AT_ONCE) for n in (1, 2)])
-    long = Request(prompt=PROMPT, settings=GREEDY, limit=40)
-    other = Request(prompt=(1, 5, 9, 2), settings=GREEDY, limit=9)
+    long = Request(prompt=PROMPT, settings=GREEDY, limit=24)
+    other = Request(prompt=(1, 5, 9, 2), settings=GREEDY, limit=7)
     with Service(Opened(session, None), None) as service:
         alone = [answer(service, request)[0] for request in (long, other)]
         items: SimpleQueue[Item] = SimpleQueue()

@@ -138,6 +138,36 @@ def test_no_file(api: Any, tmp_path: Path) -> None:
         open_engine(tmp_path / "absent.gguf")
 
 
+@pytest.mark.parametrize(
+    ("after", "offset", "byte", "message"),
+    [
+        (b"general.architecture", 12, ord("L"), "Llama"),
+        (b"output_norm.weight", -1, ord("x"), "output_norm.weigh"),  # its name
+        (b"output_norm.weight", 4, 1, "corrupt file"),  # its size
+        (b"output_norm.weight", 12, 99, "output_norm.weight.*type"),  # its type
+    ],
+)
+def test_a_file_is_refused_before_anything_is_allocated(
+    api: Any, model: Path, tmp_path: Path, after: bytes, offset: int, byte: int, message: str
+) -> None:
+    raw = bytearray(model.read_bytes())
+    raw[raw.index(after) + len(after) + offset] = byte
+    (tmp_path / "bad.gguf").write_bytes(raw)
+    with pytest.raises(ModelError, match=message):
+        open_engine(tmp_path / "bad.gguf")
+    assert not api.event_counts["cuMemAlloc"]
+
+
+@pytest.mark.slow
+def test_a_vocabulary_is_refused_while_weights_are_loaded(
+    api: Any, demo_file: Path, tmp_path: Path
+) -> None:
+    raw = demo_file.read_bytes().replace(b"gpt2", b"gpt9", 1)
+    (tmp_path / "bad.gguf").write_bytes(raw)
+    with pytest.raises(ModelError, match="tokeniser 'gpt9'"):
+        open_engine(tmp_path / "bad.gguf", text=True, meanwhile=lambda engine: engine.tokenizer)
+
+
 def test_the_caller_fails(api: Any, model: Path) -> None:
     def meanwhile(engine: Engine) -> None:
         raise ModelError("an empty prompt")

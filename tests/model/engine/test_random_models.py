@@ -126,8 +126,7 @@ CASES = {
             *("bailingmoe3", 2, 96, 3, 1, 64, 160, 71, True),
             {
                 **_LATENT,
-                "attention.head_count": np.array([3, 0]),
-                "attention.head_count_kv": np.array([1, 0]),
+                "attention.head_count_kv": np.array([0, 1]),
                 "kda.head_dim": 32,
                 "kda.gate_lower_bound": -3.0,
                 "ssm.conv_kernel": 4,
@@ -136,6 +135,28 @@ CASES = {
                 "swiglu_clamp_shexp": 0.5,
             },
             ("ffn_gate.weight", "ffn_gate_shexp.weight"),
+        ),
+        "F16",
+    ),
+    "streams recalled from every layer, experts of a latent vector": (
+        Shape(
+            *("kimi-k3", 2, 96, 3, 1, 64, 160, 71, False),
+            {
+                **_LATENT,
+                "attention.head_count_kv": np.array([0, 1]),
+                "attn_res.block_size": 1,
+                "activation.situ_beta": 2.0,
+                "activation.situ_linear_beta": 3.0,
+                "expert_latent_length": 64,
+                "expert_weights_norm": True,
+                "kda.head_dim": 20,
+                "kda.gate_lower_bound": -5.0,
+                "ssm.conv_kernel": 3,
+            },
+            (
+                *("ffn_gate.weight", "ffn_gate_shexp.weight", "attn_gate.weight"),
+                "ffn_routed_norm.weight",
+            ),
         ),
         "F16",
     ),
@@ -178,11 +199,11 @@ CASES = {
     ),
     "Mamba by heads beside attention, norms after": (
         Shape(
-            *("plamo2", 3, 96, 4, 2, 24, 160, 71, True),
+            *("plamo2", 2, 96, 4, 2, 24, 160, 71, True),
             {
                 **_STATES,
                 "ssm.state_size": 32,
-                "attention.head_count_kv": np.array([0, 2, 0]),
+                "attention.head_count_kv": np.array([0, 2]),
                 "attention.value_length": 40,
             },
             ("attn_qkv.weight",),
@@ -191,9 +212,9 @@ CASES = {
     ),
     "lightning attention of 3 heads, the stream normed": (
         Shape(
-            *("minimax-01", 3, 96, 3, 1, 32, 64, 71, False),
+            *("minimax-01", 2, 96, 3, 1, 32, 64, 71, False),
             {
-                "attention.recurrent_layers": np.array([1, 0, 1]),
+                "attention.recurrent_layers": np.array([0, 1]),
                 "residual_scale": 1.7,
                 "rope.dimension_count": 16,
                 "expert_count": 5,

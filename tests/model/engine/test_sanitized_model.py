@@ -14,9 +14,9 @@ from urdir.model.engine.engine import Engine
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 
-def answer(path: Path, kv_dtype: KvDtype) -> tuple[list[int], np.ndarray]:
+def answer(path: Path, kv_dtype: KvDtype, gpus: int | None = None) -> tuple[list[int], np.ndarray]:
     """Tokens after a prompt, and logits."""
-    with Engine.open(path, device="emulator", context=32, kv_dtype=kv_dtype) as engine:
+    with Engine.open(path, device="emulator", gpus=gpus, context=32, kv_dtype=kv_dtype) as engine:
         engine.session.feed([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
         tokens = [engine.session.greedy_step() for _ in range(3)]
         engine.session.feed([7])
@@ -28,6 +28,17 @@ def model(request: pytest.FixtureRequest, data: Path, family_file: Callable[[str
     """One of each kind of plan: the last has norms after its blocks."""
     golden = data / "golden" / f"{request.param}.gguf"
     return golden if golden.exists() else family_file(request.param)
+
+
+@pytest.mark.slow
+def test_a_model_on_two_devices_has_no_race(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = data / "golden" / "nano-llama-q8_0.gguf"
+    wanted, logits = answer(path, "f16", gpus=2)
+    sanitized = functools.partial(bindings.emulated, sanitize=True)
+    monkeypatch.setattr(bindings, "emulated", sanitized)
+    found, sanitized_logits = answer(path, "f16", gpus=2)
+    assert found == wanted
+    assert np.array_equal(sanitized_logits, logits)
 
 
 @pytest.mark.slow

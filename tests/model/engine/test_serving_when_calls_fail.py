@@ -151,7 +151,7 @@ def test_serving_goes_on_after_any_call(
                 try:
                     found = serve(engine, tokenizer)
                 except DriverError as error:  # before the first request, or at the end
-                    found = [error]
+                    found = [error.with_traceback(None)]  # which holds what was made
                 failed = [f for f in found if f not in expected]
                 assert all(map(names_the_call, failed)), where
                 assert failed or name in SILENT, where

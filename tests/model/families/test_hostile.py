@@ -49,6 +49,8 @@ OPTIONAL = {
     "rope_freqs.weight",
     "attn_v.weight",  # Gemma 4: keys are values
     "attn_sinks.weight",
+    "attn_gate.weight",  # Kimi K3
+    "ffn_routed_norm.weight",
     "exp_probs_b",
     "exp_probs_b.bias",
     "ffn_gate_exps.weight",

@@ -13,7 +13,7 @@ from urdir.model.families.description import Attention, Config, Dense
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.shapes import SHAPES, Shape
-from urdir.model.families.share import Span, shared, spans
+from urdir.model.families.share import Span, rows_of_each, shared, spans
 from urdir.model.families.stored import Linear, StoredMatrix, StoredVector, stored_in
 from urdir.model.files.metadata import Metadata
 
@@ -113,6 +113,41 @@ def test_what_cannot_be_cut_is_whole_on_every_rank() -> None:
     assert dense(parts[1]).width == 256
 
 
+def test_every_expert_is_cut() -> None:
+    whole, parts = shares(replace(SHAPES["mixtral-8x7b"], layers=1), 2, 256)
+    (of,) = whole.layers[0].mixtures
+    for rank, part in enumerate(parts):
+        (mixture,) = part.layers[0].mixtures
+        assert mixture.width == of.width // 2
+        assert mixture.gate is not None
+        for linear in (mixture.gate, mixture.up):
+            stored = linear.matrix
+            assert (stored.first, stored.each, stored.period) == (7168 * rank, 7168, 14336)
+            assert stored.rows == 8 * 7168
+        assert mixture.down.matrix.columns == (7168 * rank, 7168 * (rank + 1))
+        assert mixture.router == of.router
+
+
+def test_experts_in_one_tensor_and_their_biases_are_cut() -> None:
+    both = Linear(StoredMatrix.whole("both", 4, 128, 32), StoredVector.whole("bias", 4, 128))
+    up, gate = both.part(64, 64, 128), both.part(0, 64, 128)
+    for linear, start in ((up, 64), (gate, 0)):
+        cut = rows_of_each(linear, 64, Span(32, 32))
+        stored, bias = cut.matrix, cut.bias
+        assert (stored.first, stored.each, stored.period, stored.rows) == (start + 32, 32, 128, 128)
+        assert bias is not None
+        values = np.arange(4 * 128).reshape(4, 128)
+        wanted = values[:, start + 32 : start + 64].ravel()
+        assert (bias.of(values) == wanted).all()
+        assert bias.size == wanted.size
+    alone = Linear(StoredMatrix.whole("up", 4, 64, 32), StoredVector.whole("up bias", 4, 64))
+    cut = rows_of_each(alone, 64, Span(0, 32))
+    assert (cut.matrix.first, cut.matrix.each, cut.matrix.period) == (0, 32, 64)
+    assert cut.bias is not None
+    values = np.arange(4 * 64).reshape(4, 64)
+    assert (cut.bias.of(values) == values[:, :32].ravel()).all()
+
+
 def test_the_bias_of_a_sum_is_added_once() -> None:
     shape = replace(SHAPES["gpt2-xl"], layers=1)
     _, parts = shares(shape, 5, 1)
@@ -126,13 +161,12 @@ def test_the_bias_of_a_sum_is_added_once() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("mixtral-8x7b", "layer 0 has a mixture of experts"),
         ("qwen3.5-4b", "layer 0 has a mixer with a state"),
         ("deepseek-v2-lite", "layer 0 has latent attention"),
     ],
 )
 def test_what_runs_on_one_gpu_only_is_refused(name: str, reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{reason}.*leave --gpus out"):
+    with pytest.raises(UnsupportedError, match=f"{reason}.*give no gpus"):
         shares(SHAPES[name], 2, 256)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from urdir.model.measure.load_engine import load_engine
 Cli = Callable[..., tuple[int, str, str]]
 
 
-@pytest.mark.parametrize("rate", [None, 200.0])
-def test_requests_to_an_engine(data: Path, rate: float | None) -> None:
+def test_requests_to_an_engine(data: Path) -> None:
     """Without a vocabulary, too. A prompt that does not fit fails alone."""
-    case = LoadCase(requests=5, inputs=(20, 24), outputs=(2, 4), shared=17, rate=rate, users=2)
+    case = LoadCase(requests=5, inputs=(20, 24), outputs=(2, 4), shared=17, rate=200.0)
     path = data / "golden" / "nano-llama-q8_0.gguf"
     engine = Engine.open(path, device="emulator", sequences=3, page_len=16, context=64)
     asks = plan_load(case, engine.config.vocab_size)
@@ -37,7 +35,7 @@ def test_requests_to_an_engine(data: Path, rate: float | None) -> None:
     assert sorted(reply.tokens for reply in good) == sorted(ask.tokens for ask in asks)
     assert sorted(reply.prompt_tokens for reply in good) == sorted(len(a.prompt) for a in asks)
     assert all(len(reply.gaps) == reply.tokens - 1 for reply in good)
-    assert sum(reply.cached_tokens >= 16 for reply in good) >= 2  # a page of what is shared
+    assert sum(reply.cached_tokens >= 16 for reply in good) >= 1  # a page of what is shared
     throughput, latencies = summarise(replies)
     assert (throughput.requests, throughput.failed) == (6, 1)
     assert latencies[0].count == 5
@@ -53,15 +51,14 @@ def test_the_command(data: Path, cli: Cli, tmp_path: Path) -> None:
     path = data / "golden" / "nano-llama-q8_0.gguf"
     target = ("bench", path, "--load", "--device", "emulator", "-np", "3")
     flags = ("--requests", "4", "--input", "10-20", "--answer", "3")
-    code, out, _ = cli(*target, *flags, "--users", "2")
+    code, out, _ = cli(*target, *flags, "--at-once")
     lines = out.splitlines()
     assert code == 0
     assert lines[0].startswith("nano-llama")
-    assert lines[1] == "2 users, 10-20 tokens in, 3 out"
-    titles = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
-    assert titles[0::2][0] == "requests"
-    assert "steps" in titles
-    code, out, _ = cli(*target, *flags, "--at-once", "-o", "json")
-    found = json.loads(out)
-    assert (code, found["arrivals"], found["load"][0]["failed"]) == (0, "all at once", 0)
-    assert 0 <= found["device"][0]["idle_share"] < 1
+    assert lines[1] == "all at once, 10-20 tokens in, 3 out"
+    titles, figures = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in (lines[-3], lines[-1])
+    )
+    assert titles == ["steps", "busy s", "idle between steps, s", "idle", "set back"]
+    assert int(figures[0]) >= 3
+    assert figures[3].endswith("%")

@@ -19,7 +19,7 @@ from urdir.model.engine.sequence import Finish
 from urdir.model.errors import ConstraintError
 from urdir.model.files.gguf import Gguf
 from urdir.model.serve.guard import Access
-from urdir.model.serve.interface import Metrics
+from urdir.model.serve.interface import Defaults, Metrics
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.server import Server, listen
 from urdir.model.text.answers import AnswerFormat, AnswerParser
@@ -43,6 +43,7 @@ class ToyModel:
     name: str = "toy"
     created: int = 1_700_000_000
     context: int = 512
+    defaults: Defaults = field(default_factory=Defaults)
     answer_format: AnswerFormat = field(default_factory=AnswerFormat)
 
     @property

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 
 from urdir.driver.errors import DriverError
+from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.errors import BusyError, ContextFullError, ModelError
+from urdir.model.serve.interface import Defaults
 from urdir.model.text.answers import find_answer_format
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -166,6 +169,22 @@ def test_the_defaults_are_openais_and_seeds_are_drawn(server: Any) -> None:
     assert first.settings.seed != second.settings.seed
     assert (second.settings.repeat_penalty, second.settings.repeat_last_n) == (1.25, 64)
     assert (second.limit, second.settings.top_k) == (None, 0)
+
+
+def test_what_the_server_was_started_with_holds_where_a_request_is_silent(server: Any) -> None:
+    settings = SamplingSettings(
+        temperature=0.6, top_k=20, top_p=0.95, min_p=0.0, seed=5, logit_bias=((3, 1.0),)
+    )
+    server.model.defaults = Defaults(settings, has_seed=True, limit=3)
+    assert ask(server).usage.completion_tokens == 3
+    more = {"top_k": -1, "max_tokens": 2}
+    ask(server, temperature=1, seed=6, logit_bias={}, extra_body=more)
+    server.http().post("/v1/completions", json={"prompt": "Hi"})
+    first, second, third = server.service.requests
+    assert (first.settings, first.limit) == (settings, 3)
+    assert (third.settings, third.limit) == (settings, 3)
+    assert second.settings == replace(settings, temperature=1, top_k=0, seed=6, logit_bias=())
+    assert second.limit == 2
 
 
 def test_length_and_stop_strings_end_answers(server: Any) -> None:

@@ -10,14 +10,31 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
 from urdir.model.cli import main
+from urdir.model.commands import serve as command
+from urdir.model.engine import async_service
 from urdir.model.serve.guard import Access
+from urdir.model.serve.interface import Defaults
+from urdir.model.text.named_templates import named_template
 
+#: As much of an engine as `EngineModel` looks at.
+ENGINE: Any = SimpleNamespace(
+    name="toy",
+    tokenizer=None,
+    template=SimpleNamespace(source=""),
+    session=SimpleNamespace(
+        context=64,
+        parts=SimpleNamespace(cache=SimpleNamespace(pools=[SimpleNamespace(pages=1, page_len=1)])),
+    ),
+)
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 #: The command with the toy of conftest.py in place of the engine.
@@ -38,7 +55,7 @@ gguf = Gguf(demo_model())
 tokenizer = Tokenizer.from_gguf(gguf)
 with ChatTemplate.from_gguf(gguf, tokenizer) as template:
     service = toys.ToyService(toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]))
-    serve.open_service = lambda args: service
+    serve.open_service = lambda args, template: service
     code = main(["serve", "--port", "0", *sys.argv[3:]])
 print(code, *service.ended, service.cancelled)
 """
@@ -183,9 +200,39 @@ def test_names_of_the_server(
 
     monkeypatch.setattr("urdir.model.serve.server.serve", serve)
     monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
-    monkeypatch.setattr("urdir.model.commands.serve.open_service", lambda args: None)
+    monkeypatch.setattr("urdir.model.commands.serve.open_service", lambda *more: None)
     assert main(["serve", *flags]) == 0
     assert found == [Access((), (), None if hosts is None else frozenset(hosts))]
+
+
+def test_flags_of_access_and_of_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr("urdir.model.serve.server.serve", lambda *given: found.append(given[2:4]))
+    monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
+    opens = lambda *given, **more: found.append(more) or ENGINE  # noqa: E731
+    monkeypatch.setattr(command, "open_engine", opens)
+    monkeypatch.setattr(
+        async_service, "AsyncService", lambda engine, make, **more: found.append(make(None))
+    )
+    (tmp_path / "keys").write_text("# of the team\none\n\n two \n")
+    words = ["--api-key", "a, b", "--api-key-file", tmp_path / "keys", "--cors-origins", "x,y"]
+    words += ["--no-webui", "-to", "600", "--temp", "0.6", "-s", "7", "-n", "9", "-rea", "off"]
+    assert cli("serve", *words, "--chat-template", "chatml", "-np", "-1", "-b", "64")[0] == 0
+    opened, model, (access, limits) = found
+    assert (access.api_keys, access.origins) == (("a", "b", "one", "two"), ("x", "y"))
+    assert not access.page
+    assert (limits.stalled_seconds, limits.silent_seconds) == (600, 600)
+    assert (opened["sequences"], opened["chunk"]) == (None, 64)
+    assert opened["chat_template"] == named_template("chatml")
+    usual = Defaults()
+    assert model.defaults == Defaults(
+        settings=replace(usual.settings, temperature=0.6, seed=7),
+        has_seed=True,
+        limit=9,
+        variables={"enable_thinking": False},
+    )
 
 
 @pytest.mark.slow
@@ -218,7 +265,7 @@ def test_the_demo_model_answers_several_at_once() -> None:
     [
         (("--port", "70000"), 2, "between 0 and 65535"),
         (("--api-key", ""), 2, "--api-key is empty"),
-        (("--api-key-file", "/nowhere"), 2, "--api-key-file /nowhere"),
+        (("--api-key-file", "/nowhere"), 1, "--api-key-file /nowhere"),
         (("--host", "192.0.2.1"), 1, "cannot listen on 192.0.2.1:8080"),
         (("--host", "no.such.name.invalid"), 1, "cannot listen on no.such.name.invalid"),
     ],

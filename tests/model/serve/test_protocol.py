@@ -117,6 +117,12 @@ def test_api_keys(start: Any) -> None:
     assert server.service.requests == []
 
 
+def test_a_server_without_the_page(start: Any) -> None:
+    http = start(Access(page=False)).http()
+    assert http.get("/").json()["error"]["message"] == "there is no GET /"
+    assert http.get("/health").status_code == 200
+
+
 def test_pages_of_other_origins(start: Any) -> None:
     asks = {
         "Origin": "https://there.example",

@@ -281,12 +281,6 @@ def test_a_template_that_takes_no_tools_for_tools(tokenizer: Tokenizer) -> None:
         assert chat.render(turns("Hi")).text == "Hi"
 
 
-def test_a_file_without_a_template(data: Path, tokenizer: Tokenizer) -> None:
-    path = data / "golden" / "nano-llama-f32.gguf"
-    with pytest.raises(TemplateError, match=rf"{path}: .*no chat template.*plain prompts"):
-        ChatTemplate.from_gguf(Gguf(path), tokenizer)
-
-
 # ---- the process ---------------------------------------------------------------------------------
 
 
