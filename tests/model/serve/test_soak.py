@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pytest
 from urdir.driver import bindings
 from urdir.model.engine.async_service import AsyncService
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.limits import Limits
 from urdir.model.measure.http_events import HttpServer, ServerError
 from urdir.model.serve.served_model import EngineModel
 
@@ -111,7 +113,8 @@ def test_nothing_grows_and_nothing_is_wrong(
     api = bindings.emulated()
     monkeypatch.setattr(bindings, "emulated", lambda target: api)
     engine = Engine.open(device="emulator", sequences=4, page_len=16, pages=14, text=True)
-    service = AsyncService(engine, lambda owner: EngineModel(engine, "demo", owner))
+    limits = replace(Limits.for_latency(engine.session.shapes), wait_seconds=3600)
+    service = AsyncService(engine, lambda owner: EngineModel(engine, "demo", owner), limits)
     try:
         with run_server(service) as server:
             load = Load(
