@@ -13,7 +13,7 @@ from urdir.model.blocks.attention import (
 from urdir.model.blocks.latent_heads import append_expanded, append_latent_heads
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.families.description import Attention, OutputGate, QkNorm
+from urdir.model.families.description import Attention, Latent, OutputGate, QkNorm
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
@@ -37,21 +37,12 @@ def append_attention(
         packs = at.linear.packs(matrix) and attention.can_pack
     heads = at.work["packed" if packs else "heads"]
     incremental_attention_into(at.plan, attention, heads, packs=packs)
-    gate, latent = mixer.gate, mixer.latent
-    if gate is not None and latent is None:
-        _append_gate(at, gate, at.work["attention gate"], heads, mixer.output_width)
+    if mixer.gate is not None and mixer.latent is None:
+        _append_gate(at, mixer.gate, at.work["attention gate"], heads, mixer.output_width)
     if at.outputs is not None:
         heads, to = _only_outputs(at, mixer, heads, to)
-    if latent is not None:
-        gates = "attention gate"
-        if gate is not None and at.outputs is not None:
-            gates, all_gates = "output gate", at.work["attention gate"]
-            label = "attn_gate.output_rows"
-            at.gather_outputs(label, all_gates, gate.linear.rows, at.work[gates])
-        heads = append_expanded(at.after_attention, mixer, latent, heads)
-        if gate is not None:
-            width = latent.expand.rows
-            _append_gate(at.after_attention, gate, at.work[gates], heads, width)
+    if mixer.latent is not None:
+        heads = _append_own_values(at, mixer, mixer.latent, heads)
     at = at.after_attention
     if mixer.value_scale != 1.0:
         assert mixer.o.bias is None
@@ -59,6 +50,19 @@ def append_attention(
     fill = fills_sms(at.rows.keys)
     made = Activations(heads, packed=heads if packs else None)
     return at.finish("attn_output", matrix, made, to, fill=fill)
+
+
+def _append_own_values(at: LayerStep, mixer: Attention, latent: Latent, heads: Slice) -> Slice:
+    """Each head's own values of its latent result, for the rows that go on; gated where there is a
+    gate."""
+    after, gate, gates = at.after_attention, mixer.gate, "attention gate"
+    if gate is not None and at.outputs is not None:
+        label, all_gates, gates = "attn_gate.output_rows", at.work[gates], "output gate"
+        at.gather_outputs(label, all_gates, gate.linear.rows, at.work[gates])
+    heads = append_expanded(after, mixer, latent, heads)
+    if gate is not None:
+        _append_gate(after, gate, at.work[gates], heads, latent.expand.rows)
+    return heads
 
 
 def _only_outputs(

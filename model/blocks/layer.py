@@ -146,9 +146,10 @@ def _append_block(
         x = _normed_stream(at, block.stream_norm, x, start)
     if block.post_norm is not None:
         return _append_normed_block(at, block, x, start, y, following)
-    total, residual = x, x.x if not block.banks else None
+    total, residual = x, None if block.banks else x.x
     if block.recalls is not None:
-        label = f"{'attn' if block is at.parts.config.layers[at.index].blocks[0] else 'ffn'}_recall"
+        is_ffn = isinstance(block.branches[0].network, Dense | Mixture)
+        label = "ffn_recall" if is_ffn else "attn_recall"
         x = Activations(append_recall(at, label, block.recalls, banked, x.x))
     if block.banks:
         append_bank(at, banked, total.x)

@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     prompt = prompts.given_prompt(args)
     if prompt is None:
         prompt = prompts.read_stdin()
+        if not prompt:
+            raise UsageError("no prompt: stdin is empty; give it after the model, or with -p TEXT")
     generation: Generation
 
     def begin(engine: Engine) -> None:

@@ -91,5 +91,11 @@ def wrapped(text: str, indent: int) -> str:
     return textwrap.fill(text, max(width, 2 * indent), subsequent_indent=" " * indent)
 
 
+def fitting(line: str) -> str:
+    """A line, cut where the terminal ends."""
+    width = terminal_width()
+    return line if width is None else _cut(line, width)
+
+
 def _cut(line: str, width: int) -> str:
     return line if len(line) <= width else line[: width - 3] + "..."

@@ -53,8 +53,8 @@ def read_config(file: ModelFile) -> Config:
     Raises UnsupportedError (architecture, tensor types, tensors we would have to ignore) or
     ConfigError (a key or tensor missing or inconsistent), naming the key or tensor.
     """
-    if file.metadata.get("general.type") == "adapter":
-        raise UnsupportedError(f"{file.path}: a LoRA adapter: merge it into its model's file first")
+    if (kind := str(file.metadata.get("general.type"))) in _OTHER_KINDS:
+        raise UnsupportedError(f"{file.path}: {_OTHER_KINDS[kind]}")
     try:
         config = describe(Reader.of(file))
         check_tensors(config, file)
@@ -66,13 +66,24 @@ def read_config(file: ModelFile) -> Config:
     return config
 
 
-#: What files say that they are and that is no language model of its own.
+#: What files say that they are and that is no language model of its own: general.type,
+_OTHER_KINDS = {
+    "adapter": "a LoRA adapter: merge it into its model's file first",
+    "imatrix": "an importance matrix: urdir does not quantise files",
+    "mmproj": "a multi-modal projector (mmproj): only text models run",
+}
+#: and general.architecture.
 _OTHER_FILES = {
     "clip": ": this is a multi-modal projector (mmproj); only text models run",
-    "bert": ": it makes embeddings, which are not computed",
-    "nomic-bert": ": it makes embeddings, which are not computed",
-    "t5encoder": ": it makes embeddings, which are not computed",
-}
+    "controlvector": ": this is a control vector, of which there is no use",
+    "eagle3": ": this is a draft model, and urdir runs one model",
+} | dict.fromkeys(
+    (
+        *("bert", "eurobert", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe"),
+        *("jina-bert-v2", "jina-bert-v3", "gemma-embedding", "t5encoder"),
+    ),
+    ": it makes embeddings, which are not computed",
+)
 
 
 def _hint(architecture: str) -> str:

@@ -24,15 +24,26 @@ from urdir.model.serve.page import page
 from urdir.model.serve.stream import log
 from urdir.model.serve.tokens import detokenize, tokenize
 
-#: Endpoints of OpenAI's that clients may try -> what is missing.
+#: Endpoints of OpenAI's, llama-server's and others' that clients may try -> what is missing.
 _REFUSED = {
+    "/api/": "speaks OpenAI's protocol; use /v1/chat/completions",
+    "/apply-template": "answers at once; use /v1/chat/completions",
+    "/completion": "continues texts at /v1/completions",
+    "/embedding": "has no embeddings",
+    "/infill": "has no infilling; use /v1/completions",
+    "/lora-adapters": "has no LoRA adapters",
+    "/props": "takes its settings when it is started; /v1/models has the context",
+    "/rerank": "has no embeddings, and ranks nothing",
+    "/slots": "has no slots; /metrics says what runs and waits",
     "/v1/audio": "has no audio",
     "/v1/batches": "has no batches; send requests side by side",
     "/v1/embeddings": "has no embeddings",
     "/v1/files": "keeps no files",
     "/v1/fine_tuning": "does not train",
     "/v1/images": "makes no images",
+    "/v1/messages": "speaks OpenAI's protocol; use /v1/chat/completions",
     "/v1/moderations": "has no moderation",
+    "/v1/rerank": "has no embeddings, and ranks nothing",
     "/v1/responses": "has no responses API; use /v1/chat/completions",
 }
 

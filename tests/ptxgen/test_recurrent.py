@@ -127,6 +127,7 @@ def test_segments_side_by_side_give_what_single_tokens_give(name: str, device: D
         ({"heads": 2, "value_dim": 1}, "multiples of 4"),
         ({"key_dim": 4 * 67}, "at most 64"),
         ({"floor": 1.0}, "up to 0"),
+        ({"negated": True}, "without a floor"),
         ({"delta": False, "channels": True}, "belong to the delta rule"),
     ],
 )

@@ -111,5 +111,5 @@ FLAGS: tuple[Flag, ...] = (
         "--completion-bash", ANSWERS, "script in this command", "urdir completion bash", takes=0
     ),
     Refused("-o --output --output-file", TEXT, "output file", "> FILE keeps the answer"),
-    Refused("-embd --embeddings", BENCH, "embeddings", "only text is generated", off=0),
+    Refused("-embd --embeddings", BENCH, "embedding", "only text is generated", off=0),
 )

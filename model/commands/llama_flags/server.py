@@ -94,9 +94,9 @@ FLAGS: tuple[Flag, ...] = (
     Refused("--slot-save-path", SERVER, "cache on disk", "prompts share their beginnings"),
     Refused("--prefill-assistant", SERVER, "continued answer", "/v1/completions does it", takes=0),
     Refused(
-        "--embedding --embeddings --rerank --reranking", SERVER, "embeddings", _TEXT_ONLY, takes=0
+        "--embedding --embeddings --rerank --reranking", SERVER, "embedding", _TEXT_ONLY, takes=0
     ),
-    Refused("--pooling --embd-normalize", SERVER, "embeddings", _TEXT_ONLY),
+    Refused("--pooling --embd-normalize", SERVER, "embedding", _TEXT_ONLY),
     Refused("--spm-infill", SERVER, "/infill", "/v1/completions continues texts", takes=0),
     Refused("--path", SERVER, "folder of files", _PROXY),
     Refused("--api-prefix", SERVER, "prefix of paths", _PROXY),

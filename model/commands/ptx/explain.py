@@ -8,6 +8,7 @@ import json
 from urdir.model.commands import options, values
 from urdir.model.commands.ptx import arguments
 from urdir.model.commands.report import fields_text
+from urdir.model.commands.table import fitting, wrapped
 from urdir.model.progress import Progress
 
 EXAMPLES = """\
@@ -50,5 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"fields": fields_text(spec), **found.as_dict()}, indent=2))
     else:
-        print(f"{fields_text(spec)}\n{found.text(args.top)}")
+        print(wrapped(fields_text(spec), 4))
+        for line in found.text(args.top).split("\n"):
+            print(fitting(line) if line[:1] == " " else wrapped(line, 4))
     return 0

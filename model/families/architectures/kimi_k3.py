@@ -43,6 +43,7 @@ from urdir.model.families.parts import output_gate, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import KimiDelta
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.recall import MAX_BANKS
 
 
 def kimi_k3(file: Reader) -> Config:
@@ -77,6 +78,11 @@ def kimi_k3(file: Reader) -> Config:
     every = file.count("attn_res.block_size")
     if not every:
         return replace(config, ignored_keys=file.ignored_keys)
+    if config.n_layers > every * MAX_BANKS:
+        raise UnsupportedError(
+            f"{file.key('attn_res.block_size')} is {every} of {config.n_layers} layers: more than "
+            f"{MAX_BANKS} streams to recall"
+        )
     return replace(
         config,
         layers=tuple(

@@ -683,8 +683,18 @@ def test_show_says_first_whether_it_runs(
         assert (code, err) == (1, "")
         assert f"cannot run: architecture '{name}' is not supported" in out.splitlines()[0]
         assert message in out.splitlines()[0]
-    adapter = make_gguf({"general.architecture": "llama", "general.type": "adapter"})
-    assert "LoRA adapter" in cli("show", adapter)[1].splitlines()[0]
+    for kind, message in {
+        "adapter": "a LoRA adapter: merge it",
+        "mmproj": "a multi-modal projector",
+        "imatrix": "an importance matrix",
+    }.items():
+        path = make_gguf({"general.architecture": "llama", "general.type": kind})
+        assert message in cli("show", path)[1].splitlines()[0]
+        code, out, err = cli("run", path, "x")
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert message in err
+    path = make_gguf({"general.architecture": "nomic-bert-moe"})
+    assert "it makes embeddings, which are not computed" in cli("run", path, "x")[2]
     message = cli("run", tmp_path / "rwkv7.gguf", "x")[2]
     assert len(message) < 250  # no list of all architectures
 

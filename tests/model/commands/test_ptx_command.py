@@ -180,6 +180,7 @@ def test_tables_are_as_wide_as_the_terminal(
         (("stats", "--model", nano, "-c", "8"), ("what", "kernel", "regs", "us", "bound by")),
         (("stats", "--gpus"), ("name", "SMs", "GB/s", "f16 tensor")),
         (("stats", "gemm"), ("registers", "bound")),
+        (("explain", "normalise"), ("global memory", "ld.global")),
         (("list",), ("gemm", "normalise")),
     ):
         code, out, _ = cli("ptx", *argv)

@@ -44,6 +44,7 @@ def shell(command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
         ("show nothing.gguf 2>&-", 1, b""),
         ("show nothing.gguf 2>/dev/full", 1, b""),
         ("run <&-", 1, b"stdin cannot be read"),
+        ("run </dev/null", 2, b"stdin is empty"),
         ("run -f /dev/zero", 1, b"more than 16 MiB"),
         ("run </dev/zero", 1, b"more than 16 MiB"),
         ("run -f /dev/full/x", 1, b"Not a directory"),

@@ -23,6 +23,7 @@ MODELS = [
     "lfm2-dense",
     pytest.param("mamba2-dense", marks=pytest.mark.full),
     pytest.param("minimax-01-moe", marks=pytest.mark.full),
+    pytest.param("kimi-k3-moe", marks=pytest.mark.full),
 ]
 #: The same tokens in other divisions: rounding differs.
 CLOSE = 1e-5

@@ -177,19 +177,17 @@ def test_a_service_answers_each_request_as_alone(family: Family) -> None:
     rng, engine, ends = random.Random(4), family.engine, [5, 17, 40, 77, 101, 120]
     asked, cancelled, gate = [], [], threading.Event()
     with Session(
-        engine.device, engine.weights, 256, sequences=3, page_len=16, pages=5, keeps_states=False
+        engine.device, engine.weights, 256, sequences=3, page_len=16, pages=4, keeps_states=False
     ) as session:
         opened = Opened(session, Letters(*ends))
         limits = replace(patient(session), ahead=1)
         with Service(opened, opened.tokenizer, limits) as service:
             first = Request(prompt=(1,), settings=GREEDY, limit=1)
             service.submit(first, lambda _: gate.wait(250))  # until all others are there
-            for number in range(7):
-                prompt = tuple(rng.randrange(128) for _ in range(rng.choice((1, 14, 15, 29, 30))))
-                grows = number % 3 == 0  # beyond the page that it begins in
-                request = Request(
-                    prompt=prompt, settings=GREEDY, limit=8 if grows else 5, ignore_end=grows
-                )
+            for number, length in enumerate((29, 14, 30, 15, 14)):
+                prompt = tuple(rng.randrange(128) for _ in range(length))
+                grows = number < 3  # beyond the page that it begins in
+                request = Request(prompt=prompt, settings=GREEDY, limit=8, ignore_end=grows)
                 asked.append((request, ask(service, request)))
                 if number % 3 == 1:
                     cancel = partial(lambda i, _: service.cancel(cancelled[i]), len(cancelled))

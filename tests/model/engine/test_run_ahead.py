@@ -209,19 +209,19 @@ def test_the_next_bucket_is_ready_before_it_is_needed(
 ) -> None:
     """No graph is recorded at once in the middle of a stream, and tokens are as without."""
     at_once: list[StepShape] = []
-    launch = Steps.launch
+    make_ready = Steps.make_ready
 
-    def watched(self: Steps, shape: StepShape, stream: object) -> None:
+    def watched(self: Steps, shape: StepShape) -> None:
         if shape not in self._graphs:
             at_once.append(shape)
-        launch(self, shape, stream)  # type: ignore[arg-type]
+        make_ready(self, shape)
 
     tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 450)]
     with Session(device, weights, 1000) as session:
         session.feed(tokens)
         expected = [session.greedy_step() for _ in range(70)]
         assert session.length > 512
-    monkeypatch.setattr(Steps, "launch", watched)
+    monkeypatch.setattr(Steps, "make_ready", watched)
     with Session(device, weights, 1000) as session:
         session.feed(tokens)
         del at_once[:]

@@ -88,7 +88,7 @@ def opened(api: Any, cache: Path | None) -> Iterator[Engine]:
     shape = Shape("llama", 1, 64, 2, 1, 32, 64, VOCAB, tied=True)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", CacheWarning)
-        patch.setattr(bindings, "emulated", lambda target: api)
+        patch.setattr(bindings, "emulated", lambda *_, **__: api)
         patch.setitem(synthetic.SHAPES, "tiny", shape)
         with Engine.open(
             synthetic.SyntheticModel("tiny", "q8_0"), device="emulator", context=48,

@@ -332,3 +332,18 @@ def test_minimax_m3_takes_contexts_that_have_all_blocks() -> None:
         assert config.context_length == context
     with pytest.raises(ConfigError, match=r"indexer\.top_k"):
         described("minimax-m3", 2, keys)
+
+
+def test_kimi_k3_banks_as_many_streams_as_kernels_recall() -> None:
+    keys = {
+        **{"attention.key_length_mla": 24, "attention.value_length_mla": 16},
+        **{"attention.kv_lora_rank": 32, "rope.dimension_count": 8},
+        **{"activation.situ_beta": 4.0, "activation.situ_linear_beta": 25.0},
+        "leading_dense_block_count": 70,
+    }
+    for every, banks in ((0, 0), (3, 22), (64, 2)):
+        config = described("kimi-k3", 65, keys | {"attn_res.block_size": every})
+        assert config.banked(65) == banks
+        assert [layer.blocks[0].banks for layer in config.layers[:2]] == [every > 0, False]
+    with pytest.raises(UnsupportedError, match="more than 32"):
+        described("kimi-k3", 65, keys | {"attn_res.block_size": 2})

@@ -121,12 +121,11 @@ def test_the_command(start: Any, cli: Cli, tmp_path: Path) -> None:
     lines = out.splitlines()
     assert lines[0].startswith(f"toy at {server.url}/v1")
     assert lines[1] == "2 users, 10-20 tokens in, 5 out"
-    assert [line.split("|")[1].strip() for line in lines if line.startswith("|")] == [
+    cells = [line.split("|")[1].strip(" :-") for line in lines if line.startswith("|")]
+    assert [cell for cell in cells if cell] == [
         "requests",
-        "---",
         "6",
         "ms",
-        "---",
         "first token",
         "between tokens",
         "a token after the first",

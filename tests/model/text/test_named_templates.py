@@ -167,3 +167,9 @@ def test_a_name_on_the_command_line() -> None:
 
     args = build_parser("run").parse(["run", "--chat-template", "llama2-sys", "-p", "x"])
     assert prompts.given_template(args) == named_template("llama2-sys")
+
+
+@pytest.mark.slow
+def test_a_template_of_an_engine() -> None:
+    with Engine.open(device="emulator", context=64, chat_template="phi3") as engine:
+        assert engine.template.source == named_template("phi3")
