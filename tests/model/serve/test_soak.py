@@ -30,8 +30,8 @@ from urdir.model.serve.served_model import EngineModel
 QUESTIONS = Path(__file__).parents[2] / "data" / "demo" / "eval.jsonl"
 CHAT = "/v1/chat/completions"
 CLIENTS = 6
-#: Bytes that the process may grow by in the last third of the time. The emulator keeps the registers
-#: of each kernel that it has run, which a step of a new shape adds to.
+#: Bytes that the process may grow by in the last third of the time. The emulator keeps registers of
+#: each kernel that it has run, which a step of a new shape adds to.
 GROWTH = 256 << 20
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 
