@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_here(args: argparse.Namespace, source: str | SyntheticModel | None) -> int:
     """Measure a model in this process and print; 1 if a request failed."""
-    from urdir.model.engine.limits import Limits
+    from urdir.model.engine.requests.limits import Limits
     from urdir.model.measure.load import plan_load
     from urdir.model.measure.load_engine import load_engine
 
@@ -136,7 +136,7 @@ def _warm_up(engine: Engine) -> None:
     """Record the graphs of the likeliest steps: what is measured is a server that has run a while.
     Steps of the emulator take longer than their graphs."""
     from urdir.model.engine.batch import Output
-    from urdir.model.engine.warm_up import WarmUp, likely_shapes
+    from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
 
     if not engine.device.is_emulated:
         shapes = likely_shapes(engine.session.shapes, [Output.GREEDY])

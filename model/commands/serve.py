@@ -15,7 +15,7 @@ from urdir.model.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
-    from urdir.model.engine.warm_up import WarmUp
+    from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.serve.guard import Access
     from urdir.model.serve.interface import AsyncService, Defaults
 
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 def open_service(args: argparse.Namespace, template: str | None) -> AsyncService:
     """The engine with its scheduler, as the flags say; ``template`` in place of the file's."""
-    from urdir.model.engine.async_service import AsyncService as EngineService
+    from urdir.model.engine.requests.async_service import AsyncService as EngineService
     from urdir.model.serve.served_model import EngineModel
 
     defaults = _defaults(args)
@@ -144,7 +144,7 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
 
 def _warm_up(engine: Engine) -> WarmUp:
     """Graphs of the likeliest steps, the first of which are recorded here and now."""
-    from urdir.model.engine.warm_up import WarmUp, likely_shapes
+    from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
     from urdir.model.progress import Progress
 
     warm_up = WarmUp(engine.session.steps, likely_shapes(engine.session.shapes))

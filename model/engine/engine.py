@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from urdir.driver.group import Group
     from urdir.driver.parallel import Task
     from urdir.driver.ptx_files import PtxFiles
-    from urdir.model.engine.continuations import Continuation
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.reply import Messages, Reply, ToolDescriptions
+    from urdir.model.engine.requests.continuations import Continuation
     from urdir.model.engine.runner import Observer
     from urdir.model.engine.sampling import SamplingSettings
     from urdir.model.engine.session import Session
@@ -295,8 +295,8 @@ class Engine(Owner):
     ) -> Iterator[Continuation]:
         """The same of many prompts, as many at once as there are ``sequences``: their whole
         answers, in the order of the prompts. Drawn answers differ by their ``nonce``."""
-        from urdir.model.engine.continuations import continuations
-        from urdir.model.engine.request import Request
+        from urdir.model.engine.requests.continuations import continuations
+        from urdir.model.engine.requests.request import Request
         from urdir.model.engine.sampling import SamplingSettings
 
         chosen = settings or SamplingSettings()

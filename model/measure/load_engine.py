@@ -10,15 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from urdir.driver.errors import DriverError
-from urdir.model.engine.async_service import AsyncService
-from urdir.model.engine.request import Ending, Request
+from urdir.model.engine.requests.async_service import AsyncService
+from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.errors import ModelError
 from urdir.model.measure.load import Ask, LoadCase, Reply, run_load
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
-    from urdir.model.engine.limits import Limits
-    from urdir.model.engine.service import Metrics
+    from urdir.model.engine.requests.limits import Limits
+    from urdir.model.engine.requests.service import Metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.serve.interface import AsyncService, Json
 from urdir.model.serve.metrics import ServerMetrics, TokenClock
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from urdir.model.engine.request import Ending, Piece
+from urdir.model.engine.requests.request import Ending, Piece
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.finish import finish_reason

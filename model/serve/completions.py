@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from urdir.model.engine.request import Ending, Piece, TokenChoice
+from urdir.model.engine.requests.request import Ending, Piece, TokenChoice
 from urdir.model.serve.fields import Fields, is_whole_list
 from urdir.model.serve.finish import finish_reason
 from urdir.model.serve.formats import Format, read_format

@@ -10,7 +10,7 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from urdir.model.engine.request import Request as EngineRequest
+from urdir.model.engine.requests.request import Request as EngineRequest
 from urdir.model.errors import ContextFullError
 from urdir.model.serve.answers import Usage, together
 from urdir.model.serve.chats import ChatRequest, ChatShape, read_chat, render, template_of

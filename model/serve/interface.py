@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.service import Metrics
 from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.engine.service import Metrics
 from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import ChatTemplate
 from urdir.model.text.constraints import Constraint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from urdir.model.engine.request import TokenChoice
+from urdir.model.engine.requests.request import TokenChoice
 from urdir.model.serve.interface import Json
 from urdir.model.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from urdir.model.engine.request import Request
+from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.serve.errors import unknown_model
 from urdir.model.serve.fields import Fields

@@ -16,7 +16,7 @@ from urdir.model.text.tool_choice import after_thoughts, required_call
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
-    from urdir.model.engine.service import Service
+    from urdir.model.engine.requests.service import Service
 
 _KINDS: dict[ConstraintKind, Callable[[Any], Constraint]] = {
     "json_object": lambda _: Constraint.json_object(),

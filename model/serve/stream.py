@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from urdir.model.engine.request import Ending, Piece
+from urdir.model.engine.requests.request import Ending, Piece
 from urdir.model.serve.answers import Item, Usage
 from urdir.model.serve.errors import api_error
 from urdir.model.serve.interface import Json

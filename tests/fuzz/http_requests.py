@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from tests.fuzz import trees
-from urdir.model.engine.answer import Answer
-from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
+from urdir.model.engine.requests.answer import Answer
+from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
 from urdir.model.engine.sequence import Finish
 from urdir.model.errors import ModelError
 from urdir.model.files.demo import demo_model

@@ -68,7 +68,7 @@ from urdir.model import (
     Tokenizer,
     demo_model,
 )
-from urdir.model.engine.service import Service
+from urdir.model.engine.requests.service import Service
 from urdir.model.kernel_suite import KernelSuite
 from urdir.ptxgen import (
     FORMATS,

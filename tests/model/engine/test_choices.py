@@ -14,10 +14,10 @@ import pytest
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.request import Piece, Request
+from urdir.model.engine.requests.request import Piece, Request
+from urdir.model.engine.requests.service import Item, Service
 from urdir.model.engine.sampling import SamplingSettings, sample
 from urdir.model.engine.sequence import Finish, StopConditions
-from urdir.model.engine.service import Item, Service
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config

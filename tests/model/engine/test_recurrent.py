@@ -12,8 +12,8 @@ import pytest
 from tests.model.engine.test_service import GREEDY, ask
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.request import Ending, Request
-from urdir.model.engine.service import Service
+from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.requests.service import Service
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.verify.conformance import relative_rms

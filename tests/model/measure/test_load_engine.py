@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.limits import Limits
+from urdir.model.engine.requests.limits import Limits
 from urdir.model.measure.load import LoadCase, plan_load, summarise
 from urdir.model.measure.load_engine import load_engine
 

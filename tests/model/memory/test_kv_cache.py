@@ -16,7 +16,7 @@ from urdir.driver.device import Device
 from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
 from urdir.model.engine.realizar import describe
-from urdir.model.engine.scheduler import Storage
+from urdir.model.engine.requests.scheduler import Storage
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.families.description import Attention, Block, Branch, Config, LayerConfig
 from urdir.model.files.gguf import Gguf

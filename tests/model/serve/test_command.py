@@ -20,7 +20,7 @@ import pytest
 
 from urdir.model.cli import main
 from urdir.model.commands import serve as command
-from urdir.model.engine import async_service
+from urdir.model.engine.requests import async_service
 from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.text.named_templates import named_template

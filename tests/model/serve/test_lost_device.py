@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from urdir.driver import bindings
-from urdir.model.engine.async_service import AsyncService
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.serve.app import make_app
 from urdir.model.serve.guard import Access
 from urdir.model.serve.limits import Limits

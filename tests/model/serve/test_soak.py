@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from urdir.driver import bindings
-from urdir.model.engine.async_service import AsyncService
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.limits import Limits
+from urdir.model.engine.requests.async_service import AsyncService
+from urdir.model.engine.requests.limits import Limits
 from urdir.model.measure.http_events import HttpServer, ServerError
 from urdir.model.serve.served_model import EngineModel
 

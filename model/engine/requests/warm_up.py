@@ -13,7 +13,7 @@ from itertools import islice
 
 from urdir.driver.errors import DriverError
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
-from urdir.model.engine.limits import SOME_ROWS
+from urdir.model.engine.requests.limits import SOME_ROWS
 from urdir.model.engine.run_ahead import AT_ONCE, FEW
 from urdir.model.engine.runner import MOST_GRAPHS, Steps
 from urdir.model.memory.buckets import COARSE_CHUNKS, row_buckets

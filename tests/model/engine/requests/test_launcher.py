@@ -13,13 +13,13 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.driver.stream import Stream
-from urdir.model.engine.answer import Item
 from urdir.model.engine.batch import Output, StepShape
-from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.engine.requests.answer import Item
+from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.service import Service
 from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import GREEDY, Finish
-from urdir.model.engine.service import Service
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf

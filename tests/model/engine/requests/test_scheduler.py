@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from urdir.model.engine.batch import Batch, Segment
-from urdir.model.engine.limits import Limits
-from urdir.model.engine.request import Ending, Request
-from urdir.model.engine.scheduler import Scheduler
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.sequence import GREEDY, Finish
-from urdir.model.engine.step_plan import StepPlan
 from urdir.model.errors import BusyError, ContextFullError, ModelError, SettingsError
 from urdir.model.memory.pages import PagePool
 

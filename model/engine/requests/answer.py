@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.model.engine.batch import Output
-from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
+from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from urdir.model.engine.answer import Item
-from urdir.model.engine.limits import Limits
-from urdir.model.engine.request import Ending, Piece, Request, TokenChoice
-from urdir.model.engine.service import OpenModel, Service
+from urdir.model.engine.requests.answer import Item
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
+from urdir.model.engine.requests.service import OpenModel, Service
 
 
 @dataclass(frozen=True, slots=True)

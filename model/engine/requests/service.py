@@ -22,14 +22,14 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from urdir.driver.errors import CudaError, DriverError
-from urdir.model.engine.answer import Answer, Item
-from urdir.model.engine.launcher import Launcher
-from urdir.model.engine.limits import Limits
-from urdir.model.engine.open_answers import OpenAnswers
-from urdir.model.engine.reader import Reader
-from urdir.model.engine.request import Request
-from urdir.model.engine.scheduler import Scheduler
-from urdir.model.engine.warm_up import WarmUp
+from urdir.model.engine.requests.answer import Answer, Item
+from urdir.model.engine.requests.launcher import Launcher
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.requests.open_answers import OpenAnswers
+from urdir.model.engine.requests.reader import Reader
+from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.requests.warm_up import WarmUp
 from urdir.model.errors import ModelError
 from urdir.model.owner import Owner
 
@@ -68,6 +68,9 @@ class OpenModel(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """Of the model's vocabulary."""
+
+    def close(self) -> None:
+        """Free the device."""
 
 
 class Service(Owner):

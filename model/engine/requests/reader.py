@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.model.engine.open_answers import OpenAnswers
-from urdir.model.engine.request import Piece, TokenChoice
-from urdir.model.engine.scheduler import Scheduler
+from urdir.model.engine.requests.open_answers import OpenAnswers
+from urdir.model.engine.requests.request import Piece, TokenChoice
+from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.requests.step_plan import Outcome, StepPlan
 from urdir.model.engine.sequence import Finish
-from urdir.model.engine.step_plan import Outcome, StepPlan
 from urdir.model.errors import ConstraintError
 from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 

@@ -24,11 +24,11 @@ from math import ceil
 from typing import Protocol
 
 from urdir.model.engine.batch import Batch, Segment
-from urdir.model.engine.limits import Limits
-from urdir.model.engine.request import Ending, Request
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.requests.step_plan import Outcome, StepPlan
+from urdir.model.engine.requests.task import Task
 from urdir.model.engine.sequence import Finish
-from urdir.model.engine.step_plan import Outcome, StepPlan
-from urdir.model.engine.task import Task
 from urdir.model.errors import BusyError, ContextFullError, ModelError
 
 

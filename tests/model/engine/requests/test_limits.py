@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from urdir.model.engine.batch import ShapeBuckets
-from urdir.model.engine.limits import SOME_ROWS, Limits
+from urdir.model.engine.requests.limits import SOME_ROWS, Limits
 from urdir.model.memory.buckets import chunks_of
 
 

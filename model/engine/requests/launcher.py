@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from urdir.driver.context import close_all
 from urdir.driver.errors import DriverError
-from urdir.model.engine.answer import Answer
 from urdir.model.engine.batch import Output, StepShape
-from urdir.model.engine.open_answers import OpenAnswers
+from urdir.model.engine.requests.answer import Answer
+from urdir.model.engine.requests.open_answers import OpenAnswers
+from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
-from urdir.model.engine.scheduler import Scheduler
 from urdir.model.engine.step_clock import Span
-from urdir.model.engine.step_plan import StepPlan
 from urdir.model.errors import ConstraintError
 from urdir.model.owner import Owner
 

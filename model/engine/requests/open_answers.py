@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from urdir.model.engine.answer import Answer, Item
-from urdir.model.engine.request import Piece
-from urdir.model.engine.scheduler import Scheduler
+from urdir.model.engine.requests.answer import Answer, Item
+from urdir.model.engine.requests.request import Piece
+from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.errors import BusyError, ModelError
 
 

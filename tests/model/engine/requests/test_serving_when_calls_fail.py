@@ -25,11 +25,11 @@ from urdir.driver import bindings
 from urdir.driver.cache import CacheWarning
 from urdir.driver.emulator.api import FUNCTIONS
 from urdir.driver.errors import DriverError
-from urdir.model.engine.answer import Item
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.engine.requests.answer import Item
+from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.service import DeviceLostError, Service
 from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.engine.service import DeviceLostError, Service
 from urdir.model.families import synthetic
 from urdir.model.families.shapes import Shape
 from urdir.model.files.gguf import Gguf

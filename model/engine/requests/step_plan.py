@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from urdir.model.engine.batch import Batch
-from urdir.model.engine.request import Ending
+from urdir.model.engine.requests.request import Ending
 
 
 @dataclass(frozen=True, slots=True)

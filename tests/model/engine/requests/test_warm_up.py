@@ -15,14 +15,14 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.model.engine import runner
-from urdir.model.engine.answer import Item
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
-from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.engine.requests.answer import Item
+from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.service import Service
+from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
 from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sequence import GREEDY
-from urdir.model.engine.service import Service
 from urdir.model.engine.session import Session
-from urdir.model.engine.warm_up import WarmUp, likely_shapes
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.buckets import chunks_of
@@ -78,7 +78,7 @@ def test_all_shapes_are_of_the_session(most: tuple[int, int, int], alignment: in
 
 def test_it_takes_the_time_it_is_given(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = count()
-    monkeypatch.setattr("urdir.model.engine.warm_up.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("urdir.model.engine.requests.warm_up.time.monotonic", lambda: next(clock))
     warm_up, done = WarmUp(session.steps, [*SHAPES, SHAPES[0]]), []
     warm_up.run(2.5, lambda: done.append(warm_up.left))
     assert done == [2, 1]

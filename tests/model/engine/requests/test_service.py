@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from urdir.model.engine.answer import Item
-from urdir.model.engine.async_service import AsyncService
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
-from urdir.model.engine.limits import Limits
-from urdir.model.engine.request import Ending, Piece, Request
+from urdir.model.engine.requests.answer import Item
+from urdir.model.engine.requests.async_service import AsyncService
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Finish
-from urdir.model.engine.service import Service
 from urdir.model.errors import BusyError, ContextFullError, ModelError
 from urdir.model.owner import Owner
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.constraints import Constraint
 
-DEMO = Path(__file__).parents[2] / "data" / "demo" / "eval.jsonl"
+DEMO = Path(__file__).parents[3] / "data" / "demo" / "eval.jsonl"
 GREEDY = SamplingSettings(temperature=0.0)
 DRAWN = SamplingSettings(temperature=1.3, top_k=0, top_p=1.0, min_p=0.0, seed=11)
 

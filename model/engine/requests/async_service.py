@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from urdir.model.engine.answer import Item
-from urdir.model.engine.limits import Limits
-from urdir.model.engine.request import Ending, Piece, Request
-from urdir.model.engine.service import Metrics, Service
-from urdir.model.engine.warm_up import WarmUp
-
-if TYPE_CHECKING:
-    from urdir.model.engine.engine import Engine
+from urdir.model.engine.requests.answer import Item
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.service import Metrics, OpenModel, Service
+from urdir.model.engine.requests.warm_up import WarmUp
 
 _Model = TypeVar("_Model")
 
@@ -28,7 +25,7 @@ class AsyncService(Generic[_Model]):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: OpenModel,
         describe: Callable[[Service], _Model],
         limits: Limits | None = None,
         warm_up: WarmUp | None = None,

@@ -1,0 +1,1 @@
+"""Many requests at once: what is asked, which rows a step processes, and what is answered."""
