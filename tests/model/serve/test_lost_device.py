@@ -22,7 +22,7 @@ ASKED = {"prompt": "By the old mill", "max_tokens": 3, "temperature": 0}
 @pytest.mark.slow
 def test_everybody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     api = bindings.emulated()
-    monkeypatch.setattr(bindings, "emulated", lambda target: api)
+    monkeypatch.setattr(bindings, "emulated", lambda *_, **__: api)
 
     async def run() -> tuple[list[httpx.Response], list[httpx.Response]]:
         engine = Engine.open(device="emulator", sequences=2, page_len=16, context=64)
