@@ -135,9 +135,10 @@ class Engine(Owner):
         is free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`)
         as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer where recurrent layers have
         large states, of which none is kept; the context is up to `LONG_CONTEXT`.
-        With ``text`` a thread of its own builds the tokeniser. ``chat_template`` (Jinja, or a name
-        such as "chatml") replaces the file's. ``meanwhile`` is called while the
-        weights are loaded, with an engine that must run nothing yet: for `Session.prepare`.
+        With ``text`` the file must have a vocabulary, which a thread of its own reads.
+        ``chat_template`` (Jinja, or a name such as "chatml") replaces the file's. ``meanwhile`` is
+        called while the weights are loaded, with an engine that must run nothing yet: for
+        `Session.prepare`.
         ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None
         keeps none. ``ptx_files`` are folders of edited PTX to use and of PTX to write. ``observer``
         looks at every step. No variable of the environment is read. The file is checked whole, and

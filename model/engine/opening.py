@@ -76,9 +76,11 @@ class Opening(Owner):
         return opened
 
     def read_tokenizer(self, gguf: ModelFile) -> Task[Tokenizer]:
-        """Begin to build the tokeniser of a file, which stays open until that is done."""
+        """Begin to build the tokeniser of a file, which stays open until that is done. Raises at
+        once what `Tokenizer.check` does."""
         from urdir.model.text.tokenizer import Tokenizer
 
+        Tokenizer.check(gguf)
         task = Task(self._timed("tokenizer", lambda: Tokenizer.from_gguf(gguf)), "tokenizer")
         self._owners.callback(task.failed)
         return task

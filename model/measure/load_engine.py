@@ -14,6 +14,7 @@ from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.errors import ModelError
 from urdir.model.measure.load import Ask, LoadCase, Reply, run_load
+from urdir.model.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
@@ -49,7 +50,7 @@ async def load_engine(
 ) -> tuple[list[Reply], DeviceUse]:
     """Have all requests answered by an engine with several sequences, which is closed then; see
     `run_load`. A file without a vocabulary has no text, and its answers are tokens alone."""
-    service = AsyncService(engine, lambda _: None, limits, has_text=_has_text(engine))
+    service = AsyncService(engine, lambda _: None, limits, has_text=Tokenizer.is_there(engine.gguf))
     try:
         replies = await run_load(partial(_ask, service), case, asks, on_reply)
         return replies, DeviceUse.of(service.metrics())
@@ -80,10 +81,3 @@ async def _ask(service: AsyncService[None], ask: Ask) -> Reply:
         reply.error = str(error)
     reply.end = time.perf_counter()
     return reply
-
-
-def _has_text(engine: Engine) -> bool:
-    try:
-        return bool(engine.tokenizer.vocab_size)
-    except ModelError:
-        return False

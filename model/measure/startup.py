@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +19,7 @@ from urdir.model.errors import ModelError
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.files.demo import DEMO
 from urdir.model.measure.model_kernels import model_kernels
+from urdir.model.text.tokenizer import Tokenizer
 from urdir.ptxgen.render.jinja import environment, write_modules
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ def bench_startup(
         specs = _specs(engine)
         rows, texts = _render(specs, device.native_target)
         compile_s = _compile_cold(device, specs, texts)
-        name = device.name
+        name, text = device.name, Tokenizer.is_there(engine.gguf)
     rows += [
         StartupRow("PTX compiled, cold", 1e3 * compile_s, "ms", f"{len(specs)} kernels"),
         StartupRow("cubins loaded, warm", 1e3 * _load_warm(name, specs), "ms", "from a folder"),
     ]
-    rows += _open(source, device_name, cache_folder)
+    rows += _open(source, device_name, cache_folder, text)
     if not isinstance(source, SyntheticModel):
         path = str(source or DEMO)
         _first_output_s(path, name)
@@ -95,15 +95,15 @@ def bench_startup(
 
 
 def _open(
-    source: str | SyntheticModel | None, device_name: str, cache_folder: Path | None
+    source: str | SyntheticModel | None, device_name: str, cache_folder: Path | None, text: bool
 ) -> list[StartupRow]:
     """What opening takes, part by part, when all modules are imported."""
     start = time.perf_counter()
     with Engine.open(
-        source, device=device_name, cache_folder=cache_folder, text=True, meanwhile=_record
+        source, device=device_name, cache_folder=cache_folder, text=text, meanwhile=_record
     ) as engine:
         total = time.perf_counter() - start
-        with suppress(ModelError):  # a file may have no vocabulary
+        if text:
             _ = engine.tokenizer
         seconds, nbytes = engine.seconds, engine.weights.nbytes
     note = f"{nbytes / 1e9:.2f} GB in {seconds['weights']:.2f} s"

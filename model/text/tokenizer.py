@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from urdir.model.errors import TokenizerError, UnsupportedError
+from urdir.model.errors import ModelError, TokenizerError, UnsupportedError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.foreign import foreign
 from urdir.model.text.vocabulary import TokenType, Vocabulary
 
 if TYPE_CHECKING:
+    from urdir.model.files.metadata import Metadata
     from urdir.model.text.tokenizer_models import TokenModel
 
 Span = tuple[int, int]
@@ -57,23 +58,11 @@ class Tokenizer:
         Raises TokenizerError (no vocabulary, or a malformed one), ConfigError (a missing or
         mistyped key) or UnsupportedError (an unknown tokeniser or pre-tokeniser).
         """
-        from urdir.model.text.tokenizer_models import TOKEN_MODELS
-
+        make = _checked_kind(gguf)
+        name = gguf.metadata.optional("general.name", str, "")
         try:
-            kind = gguf.metadata.optional("tokenizer.ggml.model", str, "no_vocab")
-            if kind in ("no_vocab", "none"):
-                raise TokenizerError(
-                    "the file has no vocabulary (tokenizer.ggml.model), so text cannot be "
-                    "tokenised; 'show', 'logits' and 'bench' do without"
-                )
-            if kind not in TOKEN_MODELS:
-                raise UnsupportedError(
-                    f"tokeniser {kind!r} (tokenizer.ggml.model) is not supported "
-                    f"(supported: {', '.join(TOKEN_MODELS)})"
-                )
-            name = gguf.metadata.optional("general.name", str, "")
             with foreign("the vocabulary cannot be used", TokenizerError):
-                tokenizer = cls(TOKEN_MODELS[kind](gguf.metadata), name)
+                tokenizer = cls(make(gguf.metadata), name)
             embedding = gguf.tensors.get(_EMBEDDING)
             if embedding is not None and embedding.shape[0] < tokenizer.vocab_size:
                 raise TokenizerError(
@@ -82,7 +71,22 @@ class Tokenizer:
                 )
             return tokenizer
         except (TokenizerError, UnsupportedError) as error:
-            raise type(error)(f"{gguf.path}: {error}") from None
+            raise _in_file(error, gguf) from None
+
+    @staticmethod
+    def check(gguf: ModelFile) -> None:
+        """Raise at once what `from_gguf` would for a vocabulary that is missing or of an unknown
+        kind."""
+        _checked_kind(gguf)
+
+    @staticmethod
+    def is_there(gguf: ModelFile) -> bool:
+        """Whether `check` finds nothing wrong."""
+        try:
+            _checked_kind(gguf)
+        except (TokenizerError, UnsupportedError):
+            return False
+        return True
 
     def encode(
         self,
@@ -258,3 +262,32 @@ def _check_unicode(text: str) -> None:
         raise TokenizerError(
             f"the text is no valid Unicode: lone surrogate at character {error.start}"
         ) from None
+
+
+def _checked_kind(gguf: ModelFile) -> Callable[[Metadata], TokenModel]:
+    """What makes the vocabulary of a file; see `Tokenizer.check`."""
+    from urdir.model.text.pretokenizers import pre_tokenizer
+    from urdir.model.text.tokenizer_models import TOKEN_MODELS
+
+    metadata = gguf.metadata
+    try:
+        kind = metadata.optional("tokenizer.ggml.model", str, "no_vocab")
+        if kind in ("no_vocab", "none"):
+            raise TokenizerError(
+                "the file has no vocabulary (tokenizer.ggml.model), so text cannot be "
+                "tokenised; 'show', 'logits' and 'bench' do without"
+            )
+        if kind not in TOKEN_MODELS:
+            raise UnsupportedError(
+                f"tokeniser {kind!r} (tokenizer.ggml.model) is not supported "
+                f"(supported: {', '.join(TOKEN_MODELS)})"
+            )
+        if kind == "gpt2":
+            pre_tokenizer(metadata.optional("tokenizer.ggml.pre", str, "default"))
+    except (TokenizerError, UnsupportedError) as error:
+        raise _in_file(error, gguf) from None
+    return TOKEN_MODELS[kind]
+
+
+def _in_file(error: TokenizerError | UnsupportedError, gguf: ModelFile) -> ModelError:
+    return type(error)(f"{gguf.path}: {error}")

@@ -159,13 +159,17 @@ def test_a_file_is_refused_before_anything_is_allocated(
 
 
 @pytest.mark.slow
-def test_a_vocabulary_is_refused_while_weights_are_loaded(
-    api: Any, demo_file: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "message"), [(b"gpt9", "tokeniser 'gpt9'"), (None, "no vocabulary")]
+)
+def test_a_kind_of_vocabulary_is_refused_before_anything_is_allocated(
+    api: Any, model: Path, demo_file: Path, tmp_path: Path, kind: bytes | None, message: str
 ) -> None:
-    raw = demo_file.read_bytes().replace(b"gpt2", b"gpt9", 1)
+    raw = demo_file.read_bytes().replace(b"gpt2", kind, 1) if kind else model.read_bytes()
     (tmp_path / "bad.gguf").write_bytes(raw)
-    with pytest.raises(ModelError, match="tokeniser 'gpt9'"):
-        open_engine(tmp_path / "bad.gguf", text=True, meanwhile=lambda engine: engine.tokenizer)
+    with pytest.raises(ModelError, match=message):
+        open_engine(tmp_path / "bad.gguf", text=True)
+    assert not api.event_counts["cuMemAlloc"]
 
 
 def test_the_caller_fails(api: Any, model: Path) -> None:
@@ -173,11 +177,11 @@ def test_the_caller_fails(api: Any, model: Path) -> None:
         raise ModelError("an empty prompt")
 
     with pytest.raises(ModelError, match="empty prompt"):
-        open_engine(model, text=True, meanwhile=meanwhile)
+        open_engine(model, meanwhile=meanwhile)
 
 
 def test_a_file_without_a_vocabulary_opens(api: Any, model: Path) -> None:
-    with open_engine(model, text=True) as engine, pytest.raises(ModelError, match="no vocabulary"):
+    with open_engine(model) as engine, pytest.raises(ModelError, match="no vocabulary"):
         _ = engine.tokenizer
 
 
