@@ -22,7 +22,7 @@ from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.serve.app import make_app
 from urdir.model.serve.guard import Access
-from urdir.model.serve.interface import Metrics
+from urdir.model.serve.interface import Defaults, Metrics
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.served_model import EngineModel
 from urdir.model.text.chat import ChatTemplate
@@ -210,7 +210,7 @@ class _MadeUp:
             name="demo", session=session, tokenizer=tokenizer, template=template
         )
         self.compiler = ConstraintCompiler(tokenizer)
-        self.model = EngineModel(cast(Any, engine), None, cast(Any, self))
+        self.model = EngineModel(cast(Any, engine), None, cast(Any, self), Defaults())
         self._tokenizer = tokenizer
         self._ids = tokenizer.encode(_ANSWER, parse_special=True)[:_MOST_TOKENS]
 

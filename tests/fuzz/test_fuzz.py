@@ -15,7 +15,8 @@ TARGETS = ("gguf", "safetensors", "tokenizer", "template", "http", "ptx")
 
 
 def fuzz(*argv: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])}
+    path = os.pathsep.join([*sys.path, str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
     return subprocess.run(
         [sys.executable, "-m", "tests.fuzz", *map(str, argv)],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,

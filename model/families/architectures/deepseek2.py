@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from urdir.model.errors import ConfigError
 from urdir.model.families.dense import rms_decoder
 from urdir.model.families.description import Attention, Config, Mixture
 from urdir.model.families.latent import latent_attention, latent_head_dims
@@ -96,7 +97,11 @@ def _rope(file: Reader, key_dim: int) -> tuple[RopeConfig, float]:
         ratio = (1.0 + 0.1 * own * above) / (1.0 + 0.1 * multiplier * above)
         factor = stored * ratio / (1.0 + 0.1 * growth)
     m = factor * (1.0 + 0.1 * growth) * (1.0 + 0.1 * multiplier * growth)
-    return replace(rope, scaling=replace(scaling, attn_factor=factor)), m * m / math.sqrt(key_dim)
+    scale = m * m / math.sqrt(key_dim)
+    if not 1e-37 < scale < 1e38:
+        key = file.key("rope.scaling.attn_factor")
+        raise ConfigError(f"'{key}' multiplies scores by {scale:g}, beyond what 32 bits hold")
+    return replace(rope, scaling=replace(scaling, attn_factor=factor)), scale
 
 
 def _temperature(file: Reader) -> Temperature | None:

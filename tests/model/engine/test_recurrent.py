@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.model.engine.test_service import GREEDY, ask
+from tests.model.engine.requests.test_service import GREEDY, ask
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.request import Ending, Request

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.engine.test_service import GREEDY, Collected, ask
+from tests.model.engine.requests.test_service import GREEDY, Collected, ask
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.limits import Limits

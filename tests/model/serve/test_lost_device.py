@@ -13,6 +13,7 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.serve.app import make_app
 from urdir.model.serve.guard import Access
+from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.served_model import EngineModel
 
@@ -26,7 +27,7 @@ def test_everybody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> tuple[list[httpx.Response], list[httpx.Response]]:
         engine = Engine.open(device="emulator", sequences=2, page_len=16, context=64)
-        service = AsyncService(engine, lambda owner: EngineModel(engine, None, owner))
+        service = AsyncService(engine, lambda owner: EngineModel(engine, None, owner, Defaults()))
         transport = httpx.ASGITransport(make_app(service, Access(), Limits()))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
 

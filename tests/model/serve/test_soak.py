@@ -25,6 +25,7 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.measure.http_events import HttpServer, ServerError
+from urdir.model.serve.interface import Defaults
 from urdir.model.serve.served_model import EngineModel
 
 QUESTIONS = Path(__file__).parents[2] / "data" / "demo" / "eval.jsonl"
@@ -116,7 +117,9 @@ def test_nothing_grows_and_nothing_is_wrong(
     monkeypatch.setattr(bindings, "emulated", lambda *_, **__: api)
     engine = Engine.open(device="emulator", sequences=4, page_len=16, pages=14, text=True)
     limits = replace(Limits.for_latency(engine.session.shapes), wait_seconds=3600)
-    service = AsyncService(engine, lambda owner: EngineModel(engine, "demo", owner), limits)
+    service = AsyncService(
+        engine, lambda owner: EngineModel(engine, "demo", owner, Defaults()), limits
+    )
     try:
         with run_server(service) as server:
             load = Load(
