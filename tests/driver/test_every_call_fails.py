@@ -95,6 +95,7 @@ def calls_of_a_sound_run(kernels: list[Kernel]) -> dict[str, int]:
     return {name: n for name, n in api.event_counts.items() if name in FUNCTIONS}
 
 
+@pytest.mark.usefixtures("own_garbage")
 def test_every_call_fails(make_kernel: MakeKernel, pytestconfig: pytest.Config) -> None:
     kernels = make_all(make_kernel)
     expected = whole(emulated(), kernels)

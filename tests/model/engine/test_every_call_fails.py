@@ -86,6 +86,7 @@ def failure(api: Any, data: Path, cache: Path) -> str | None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_garbage")
 def test_every_function_fails(
     calls: dict[str, int], data: Path, cache: Path, pytestconfig: pytest.Config
 ) -> None:

@@ -131,6 +131,7 @@ def names_the_call(error: object) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_garbage")
 def test_serving_goes_on_after_any_call(
     cache: Path, tokenizer: Tokenizer, pytestconfig: pytest.Config
 ) -> None:
@@ -167,6 +168,7 @@ def test_serving_goes_on_after_any_call(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_garbage")
 def test_every_function_fails_from_open_to_close(
     cache: Path, tokenizer: Tokenizer, pytestconfig: pytest.Config
 ) -> None:
