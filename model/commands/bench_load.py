@@ -142,7 +142,7 @@ def _warm_up(engine: Engine) -> None:
         shapes = likely_shapes(engine.session.shapes, [Output.GREEDY])
         warm_up = WarmUp(engine.session.steps, shapes)
         with Progress("preparing", warm_up.left) as progress:
-            warm_up.run(float("inf"), lambda: progress.advance())
+            warm_up.run(float("inf"), progress.advance)
 
 
 def _report(

@@ -149,7 +149,7 @@ def _warm_up(engine: Engine) -> WarmUp:
 
     warm_up = WarmUp(engine.session.steps, likely_shapes(engine.session.shapes))
     with Progress("preparing", warm_up.left) as progress:
-        warm_up.run(_WARM_UP_SECONDS, lambda: progress.advance())
+        warm_up.run(_WARM_UP_SECONDS, progress.advance)
     return warm_up
 
 
