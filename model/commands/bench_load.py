@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.commands import bench_report as report
 from urdir.model.commands import options, values
-from urdir.model.commands.opening import open_engine
+from urdir.model.commands.opening import begin_warm_up, open_engine
 from urdir.model.commands.report import installed_version
 from urdir.model.progress import Progress
 
@@ -133,16 +133,10 @@ def _context(case: LoadCase) -> int | None:
 
 
 def _warm_up(engine: Engine) -> None:
-    """Record the graphs of the likeliest steps: what is measured is a server that has run a while.
-    Steps of the emulator take longer than their graphs."""
+    """What is measured is a server that has run a while."""
     from urdir.model.engine.batch import Output
-    from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
 
-    if not engine.device.is_emulated:
-        shapes = likely_shapes(engine.session.shapes, [Output.GREEDY])
-        warm_up = WarmUp(engine.session.steps, shapes)
-        with Progress("preparing", warm_up.left) as progress:
-            warm_up.run(float("inf"), progress.advance)
+    begin_warm_up(engine, float("inf"), Output.GREEDY)
 
 
 def _report(

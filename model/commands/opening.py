@@ -12,7 +12,9 @@ from urdir.model.environment import Environment, read_environment
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.ptx_files import PtxFiles
+    from urdir.model.engine.batch import Output
     from urdir.model.engine.engine import Engine
+    from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.runner import Observer
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.text.chat import ChatTemplate
@@ -62,6 +64,22 @@ def open_engine(
         observer=observer(environment),
         meanwhile=check_then,
     )
+
+
+def begin_warm_up(engine: Engine, seconds: float, *outputs: Output) -> WarmUp | None:
+    """Record graphs of the likeliest steps, with progress, for so long. None on the emulator, whose
+    steps take longer than their graphs. ``outputs`` as `likely_shapes` takes them, if any."""
+    from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
+    from urdir.model.progress import Progress
+
+    if engine.device.is_emulated:
+        return None
+    session = engine.session
+    shapes = likely_shapes(session.shapes, outputs) if outputs else likely_shapes(session.shapes)
+    warm_up = WarmUp(session.steps, shapes)
+    with Progress("preparing", warm_up.left) as progress:
+        warm_up.run(seconds, progress.advance)
+    return warm_up
 
 
 def check_layers(args: argparse.Namespace, engine: Engine) -> None:

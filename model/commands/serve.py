@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options, prompts
-from urdir.model.commands.opening import open_engine
+from urdir.model.commands.opening import begin_warm_up, open_engine
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.report import print_engine
 from urdir.model.errors import UnsupportedError
@@ -114,8 +114,7 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     def begin(engine: Engine) -> None:
         """Record the first graphs while the weights are loaded."""
         nonlocal warm_up
-        if not engine.device.is_emulated:  # whose steps take longer than their graphs
-            warm_up = _warm_up(engine)
+        warm_up = begin_warm_up(engine, _WARM_UP_SECONDS)
 
     engine = open_engine(
         args,
@@ -140,17 +139,6 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
         lambda service: EngineModel(engine, args.alias, service, defaults),
         warm_up=warm_up,
     )
-
-
-def _warm_up(engine: Engine) -> WarmUp:
-    """Graphs of the likeliest steps, the first of which are recorded here and now."""
-    from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
-    from urdir.model.progress import Progress
-
-    warm_up = WarmUp(engine.session.steps, likely_shapes(engine.session.shapes))
-    with Progress("preparing", warm_up.left) as progress:
-        warm_up.run(_WARM_UP_SECONDS, progress.advance)
-    return warm_up
 
 
 def _defaults(args: argparse.Namespace) -> Defaults:
