@@ -18,7 +18,9 @@ from urdir.model.engine.realizar.from_sizes import MadeFile
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
-from urdir.model.families.description import Attention, Block, Config, LayerConfig
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.layers import Block, LayerConfig
 from urdir.model.measure.bench import BenchCase, Rates, bench
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
