@@ -28,6 +28,7 @@ from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.buckets import chunks_of
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
 SHAPES = [StepShape(rows, 64, Output.GREEDY) for rows in (1, 2, 4)]
@@ -39,7 +40,7 @@ def session(data: Path, device_name: str) -> Iterator[Session]:
         Device.open(device_name) as device,
         Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf,
         Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=1024), device) as weights,
-        Session(device, weights, 64, sequences=4, page_len=16) as opened,
+        Session(device, weights, SessionSettings(64, sequences=4, page_len=16)) as opened,
     ):
         yield opened
 
