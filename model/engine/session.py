@@ -75,7 +75,7 @@ class Session(Owner):
         with ExitStack() as owners:
             ranks = self._ranks(owners, (weights, *peers), settings, observer)
             lead = ranks[0]
-            self.parts, self.steps, self._recurrent = lead.parts, lead.steps, lead.recurrent
+            self.parts, self.steps, self.storage = lead.parts, lead.steps, lead.storage
             self._stream = lead.stream
             self.graphs = DecodeGraphs(self.steps, self.shapes)
             self.queue = StepQueue(self.steps, self.parts.state, self.shapes, self._stream)
@@ -160,7 +160,7 @@ class Session(Owner):
             return
         fed = self.sequences[sequence]
         self._check_append(tokens, fed)
-        self.parts.cache.reserve(fed.slot, fed.length, fed.known + len(tokens) - 1)
+        self.storage.reserve(fed.slot, fed.length, fed.known + len(tokens) - 1)
         self.append(tokens, sequence)
         self._process(fed, fed.known - self.shapes.chunks[-1])
 
@@ -182,7 +182,7 @@ class Session(Owner):
             shape, stop = self.shapes.prompt(sequence.length, sequence.last)
             segment = Segment(sequence.slot, sequence.length, stop)
             self._launch(shape, Batch((), (segment,)))
-        self._recurrent.keep(sequence.slot, sequence.length)
+        self.storage.keep_state(sequence.slot, sequence.length)
 
     def prepare(self, tokens: int, output: Output) -> None:
         """Record the graphs that one sequence needs for a prompt of so many tokens and for the
@@ -285,11 +285,7 @@ class Session(Owner):
         """How many of the first ``length`` tokens `truncate` can leave: all of them; none where
         layers with a window no longer hold what the next token looks back on; with recurrent
         layers, as many as there is a state of, which is kept after each prompt."""
-        return self._kept(self.sequences[sequence], length)
-
-    def _kept(self, sequence: Sequence, length: int) -> int:
-        state = self._recurrent.kept(sequence.slot, length, sequence.length)
-        return self.parts.cache.kept(sequence.slot, state)
+        return self.storage.kept(sequence, length, self.sequences[sequence].length)
 
     def truncate(self, length: int, sequence: int = 0) -> None:
         """Forget every token of a sequence from ``length`` on; nothing is pending then.
@@ -299,9 +295,7 @@ class Session(Owner):
         cut = self.sequences[sequence]
         self._process(cut, min(length, cut.last))
         cut.check_truncate(length)
-        if self.parts.cache.kept(cut.slot, length) == length:
-            self._recurrent.truncate(cut.slot, length, cut.length)
-        self.parts.cache.truncate(cut.slot, length)
+        self.storage.truncate(cut.slot, length, cut.length)
         self.parts.state.write_known(cut.slot, length)
         cut.truncate(length)
         self.queue.forget_rows()
@@ -314,10 +308,8 @@ class Session(Owner):
         undone = self.sequences[sequence]
         reached = undone.length
         if undone.forget_unread():
-            state = self._recurrent.kept(undone.slot, undone.length, reached)
-            length = self.parts.cache.kept(undone.slot, state)
-            self.parts.cache.truncate(undone.slot, length)
-            self._recurrent.truncate(undone.slot, length, reached)
+            length = self.storage.kept(undone.slot, undone.length, reached)
+            self.storage.truncate(undone.slot, length, reached)
             self.parts.state.write_known(undone.slot, undone.known)
             undone.rewind(length)
             self.queue.forget_rows()
@@ -328,8 +320,7 @@ class Session(Owner):
         original = self.sequences[source]
         original.check_read()
         self._process(original, original.last)
-        self.parts.cache.fork(source, target, original.length)
-        self._recurrent.fork(source, target, original.length)
+        self.storage.fork(source, target, original.length)
         self.parts.state.copy_tokens(source, target, original.known)
         self.sequences[target].copy(original)
         self.queue.forget_rows()
@@ -372,10 +363,10 @@ class Session(Owner):
         Raises ContextFullError when the cache has no room, DriverError; no token was chosen then.
         """
         for s in (self.sequences[slot] for slot in sequences):
-            self.parts.cache.reserve(s.slot, s.length, s.last + shape.steps)
+            self.storage.reserve(s.slot, s.length, s.last + shape.steps)
         if (segment := self._segment(sequences)) is not None:
             self._launch(shape, Batch((), (segment,)))
-            self._recurrent.keep(segment.sequence, segment.end)
+            self.storage.keep_state(segment.sequence, segment.end)
             return
         for slot in sequences:
             self._process(self.sequences[slot], self.sequences[slot].last)
@@ -394,7 +385,7 @@ class Session(Owner):
         ends |= {segment.sequence: segment.end for segment in batch.segments}
         for slot, end in ends.items():
             self.sequences[slot].check_step()
-            self.parts.cache.reserve(slot, self.sequences[slot].length, end)
+            self.storage.reserve(slot, self.sequences[slot].length, end)
         self._launch(self.shapes.of_batch(batch, max(ends.values()), output), batch, masks)
 
     def _launch(
