@@ -84,12 +84,15 @@ def _judge(gguf: ModelFile, device: Device, context: int, plan: MemoryPlan) -> t
 def _plans(gguf: ModelFile, config: Config, context: int, sm_count: int) -> dict[int, MemoryPlan]:
     """What is needed at the usual contexts, the model's and the one asked for."""
     from urdir.model.memory.budget import MemoryPlan, SessionBudget
+    from urdir.model.memory.session_settings import SessionSettings
 
     most = config.context_length
     contexts = sorted({context, most, *(tokens for tokens in _CONTEXTS if tokens < most)})
     return {
         tokens: MemoryPlan.of(
-            gguf, config, SessionBudget.of(config.at_context(tokens), tokens, sm_count)
+            gguf,
+            config,
+            SessionBudget.of(config.at_context(tokens), sm_count, SessionSettings(tokens)),
         )
         for tokens in contexts
     }

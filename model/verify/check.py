@@ -21,6 +21,7 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import Logits, relative_rms
 from urdir.ptxgen.catalog import kernel as kernel_called
 from urdir.ptxgen.catalog import kernels
@@ -203,7 +204,9 @@ def _decode(
     """Feed the prompt and decode greedily: the tokens, and the logits (steps, n_vocab) of each."""
     prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
     tokens, rows = [], []
-    with Session(engine.device, engine.weights, CONTEXT, observer=observer) as session:
+    with Session(
+        engine.device, engine.weights, SessionSettings(CONTEXT), observer=observer
+    ) as session:
         session.feed(prompt)
         shape = (1, engine.config.vocab_size)
         for _ in range(steps):

@@ -88,6 +88,9 @@ class Launcher(Owner):
         begins = partial(self.clock.mark, span.begin)
         session.queue.launch(shape, plan.batch, plan.positions, masks, begins)
         self.clock.mark(span.end)
+        for segment in plan.batch.segments:
+            if segment.chooses:  # the end of a prompt
+                session.storage.keep_state(segment.sequence, segment.end)
         self._ahead.queued(_Launch(plans, span))
         self._expect(plans[-1], shape)
         return True

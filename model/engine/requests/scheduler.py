@@ -33,7 +33,7 @@ from urdir.model.errors import BusyError, ContextFullError, ModelError
 
 
 class Storage(Protocol):
-    """Room for the tokens of sequences, numbered from 0: `KvCache`, which says more."""
+    """Room for the tokens of sequences, numbered from 0: `SequenceStorage`, which says more."""
 
     @property
     def most_tokens(self) -> int:
@@ -44,8 +44,8 @@ class Storage(Protocol):
         """The least tokens that two sequences share; 0 where they share none."""
 
     def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
-        """Begin an empty sequence with what is known of ``tokens``, with room for ``end``; how many
-        it has then. Raises ContextFullError unless room for ``spare`` others stays."""
+        """Begin a sequence with what is known of ``tokens``, with room for ``end``; how many it has
+        then. Raises ContextFullError unless room for ``spare`` others stays."""
 
     def publish(self, sequence: int, tokens: Sequence[int]) -> None:
         """A sequence holds ``tokens``, computed, for others to begin with."""
@@ -54,8 +54,9 @@ class Storage(Protocol):
         """Make room for positions ``start`` to ``end``, at least; up to where there is room then.
         Raises ContextFullError."""
 
-    def truncate(self, sequence: int, length: int) -> None:
-        """Give up what lies past ``length`` tokens."""
+    def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None:
+        """A sequence ends that holds ``tokens``, computed, for others to begin with; steps were
+        queued for up to ``reached`` positions."""
 
 
 @dataclass(slots=True)
@@ -363,8 +364,8 @@ class Scheduler:
         self.counts.set_back += 1
 
     def _release(self, task: Task) -> None:
-        self._publish(task)
-        self._storage.truncate(task.slot, 0)
+        known = task.tokens[: task.complete] if self.limits.share_prefixes else ()
+        self._storage.release(task.slot, known, task.stored)
         self._slots.append(task.slot)
         del self._running[task.number]
         task.slot = -1

@@ -95,7 +95,7 @@ class Service(Owner):
             session.truncate(0, sequence)  # the scheduler keeps the books now
         end_ids = frozenset(() if tokenizer is None else tokenizer.end_ids)
         self._scheduler = Scheduler(
-            session.parts.cache,
+            session.storage,
             slots=len(session.sequences),
             context=session.context,
             end_ids=end_ids,
