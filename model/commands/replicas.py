@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -92,7 +93,10 @@ def application(args: argparse.Namespace, server: Server) -> Application:
         gpus=(args.gpus or 1) if on_gpus else 0,
         router=args.router,
     )
-    return application(*server, scale)
+    try:
+        return application(*server, scale)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"--router {args.router}: {error}") from None
 
 
 def _device(args: argparse.Namespace) -> DeviceName:
@@ -102,7 +106,8 @@ def _device(args: argparse.Namespace) -> DeviceName:
 
 
 class Cluster:
-    """A Ray cluster that is connected, and whose proxies listen; a context manager."""
+    """A Ray cluster that is connected, and listens; a context manager. Raises ModelError where it
+    cannot listen."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         import ray
@@ -112,13 +117,17 @@ class Cluster:
 
         level = "INFO" if args.verbose else "WARNING"
         logging.getLogger("ray.serve").setLevel(level)
-        ray.init(logging_level=level)
+        ray.init(logging_level=level, log_to_driver=args.verbose)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's would end at once
         self._logging = LoggingConfig(log_level=level, enable_access_log=args.verbose)
-        self._url = f"http://{args.host}:{args.port}"
         http = HTTPOptions(host=args.host, port=args.port, keep_alive_timeout_s=args.timeout)
-        serve.start(http_options=http, logging_config=self._logging)
+        try:
+            serve.start(http_options=http, logging_config=self._logging)
+        except RuntimeError as error:
+            ray.shutdown()
+            raise ModelError(f"Ray does not listen: {_last_line(str(error))}") from None
 
-    def serve(self, application: Application) -> None:
+    def serve(self, application: Application, on_start: Callable[[], None]) -> None:
         """Run it until Ctrl-C, then let it answer what is open. Raises ModelError where no replica
         starts."""
         from ray import serve
@@ -126,8 +135,8 @@ class Cluster:
         try:
             serve.run(application, name=_NAME, logging_config=self._logging)
         except RuntimeError as error:
-            raise ModelError(f"Ray starts no replica: {error}") from None
-        print(f"{self._url} (Ctrl-C ends)", file=sys.stderr)
+            raise ModelError(f"Ray starts no replica: {_why() or error}") from None
+        on_start()
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
@@ -141,3 +150,16 @@ class Cluster:
         import ray
 
         ray.shutdown()
+
+
+def _why() -> str:
+    """What the last replica raised that did not start."""
+    from ray import serve
+
+    found = serve.status().applications.get(_NAME)
+    return _last_line(*(each.message for each in found.deployments.values())) if found else ""
+
+
+def _last_line(*tracebacks: str) -> str:
+    lines = "\n".join(tracebacks).split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "")

@@ -93,8 +93,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     replicas.check_ray()
     server = _server(args)
+    _, access, _ = server
     with replicas.Cluster(args) as cluster:
-        cluster.serve(replicas.application(args, server))
+        made = replicas.application(args, server)
+        cluster.serve(made, lambda: _greet("replicas on Ray", args.host, args.port, access))
     return 0
 
 
@@ -117,15 +119,17 @@ def _serve_here(args: argparse.Namespace) -> None:
 
         def greet() -> None:
             model = service.model
-            print(
-                f"{model.name}, {model.context} tokens of context: "
-                f"http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends)",
-                file=sys.stderr,
-            )
-            if access.hosts is None and not access.api_keys:
-                print("anyone who reaches this address may ask (--api-key)", file=sys.stderr)
+            _greet(f"{model.name}, {model.context} tokens of context", host, port, access)
 
         serve(service, listener, access, limits, greet)
+
+
+def _greet(what: str, host: str, port: int, access: Access) -> None:
+    """Say that it is there, and where."""
+    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    print(f"{what}: {where} (Ctrl-C ends)", file=sys.stderr)
+    if access.hosts is None and not access.api_keys:
+        print("anyone who reaches this address may ask (--api-key)", file=sys.stderr)
 
 
 def _server(args: argparse.Namespace) -> replicas.Server:
