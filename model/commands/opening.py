@@ -11,6 +11,7 @@ from urdir.model.environment import Environment, read_environment
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.driver.group import Group
     from urdir.driver.ptx_files import PtxFiles
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.requests.warm_up import WarmUp
@@ -95,6 +96,15 @@ def open_device(args: argparse.Namespace) -> Device:
 
     environment = read_environment()
     return Device.open(args.device or environment.device, cache_folder=environment.cache_dir)
+
+
+def open_group(args: argparse.Namespace) -> Group:
+    """`Group.open` with what ``--device``, ``--gpus`` and the environment say."""
+    from urdir.driver.group import Group
+
+    environment = read_environment()
+    name = args.device or environment.device
+    return Group.open(name, args.gpus, cache_folder=environment.cache_dir)
 
 
 def template_process() -> TemplateProcess:

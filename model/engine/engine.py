@@ -342,13 +342,10 @@ def _open_group(
 
     if not name.startswith("emulator"):
         bindings.initialise()
-    from urdir.driver.device import Device
     from urdir.driver.group import Group
     from urdir.model.cache_folder import user_cache_folder
 
     folder = user_cache_folder() if cache_folder == "user" else cache_folder
-    if gpus is None:
-        return Group([Device.open(name, cache_folder=folder, ptx_files=ptx_files)])
     return Group.open(name, gpus, cache_folder=folder, ptx_files=ptx_files)
 
 
