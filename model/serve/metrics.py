@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from urdir.model.engine.requests.service import Metrics
+from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.serve.interface import AsyncService
 
 #: Seconds, a factor of two apart at most.
