@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -154,8 +153,9 @@ class Engine(Owner):
             # imported while the device is opened
             from urdir.model.engine.session import Session
             from urdir.model.families.description import Config
-            from urdir.model.memory.budget import SessionBudget
-            from urdir.model.memory.fitting import fitting_size
+            from urdir.model.memory.buckets import MOST_CHUNK
+            from urdir.model.memory.fitting import fitting_settings
+            from urdir.model.memory.session_settings import SessionSettings
             from urdir.model.memory.weights import Weights, shares_of
 
             with opening.timed("file"):
@@ -169,44 +169,29 @@ class Engine(Owner):
             opened = group[0]
             shares = shares_of(config, gguf, len(group))
             _announce(opened, gguf)
-            if memory_share and not page_len:
-                page_len = PAGE_LEN
+            most = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
+            wanted = SessionSettings(
+                context,
+                kv_dtype,
+                exact=exact,
+                sequences=most if sequences is None else sequences,
+                page_len=page_len or (PAGE_LEN if memory_share else 0),
+                pages=pages,
+                chunk=chunk or MOST_CHUNK,
+                keeps_states=not memory_share,
+            )
             ranks = [*zip(shares, group, strict=True)]
-            size = fitting_size(
+            settings = fitting_settings(
                 gguf,
                 ranks,
-                partial(
-                    SessionBudget.of,
-                    context=context,
-                    sm_count=opened.properties.sm_count,
-                    kv_dtype=kv_dtype,
-                    exact=exact,
-                    page_len=page_len,
-                    keeps_states=not memory_share,
-                ),
-                sequences=sequences,
-                most=EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES,
+                wanted,
                 memory_share=memory_share,
-                pages=pages,
-                chunk=chunk,
+                fewer_sequences=sequences is None,
             )
             weights = [opening.own(Weights(gguf, share, of)) for share, of in ranks]
             opening.upload(weights, gguf)
             session = opening.own(
-                Session(
-                    opened,
-                    weights[0],
-                    context,
-                    kv_dtype,
-                    exact=exact,
-                    sequences=size.sequences,
-                    page_len=page_len,
-                    pages=size.pages,
-                    chunk=size.chunk,
-                    keeps_states=not memory_share,
-                    observer=observer,
-                    peers=weights[1:],
-                )
+                Session(opened, weights[0], settings, observer=observer, peers=weights[1:])
             )
             if session.exchange is not None:
                 group.notes.append(session.exchange.describe_faults)
@@ -357,13 +342,10 @@ def _open_group(
 
     if not name.startswith("emulator"):
         bindings.initialise()
-    from urdir.driver.device import Device
     from urdir.driver.group import Group
     from urdir.model.cache_folder import user_cache_folder
 
     folder = user_cache_folder() if cache_folder == "user" else cache_folder
-    if gpus is None:
-        return Group([Device.open(name, cache_folder=folder, ptx_files=ptx_files)])
     return Group.open(name, gpus, cache_folder=folder, ptx_files=ptx_files)
 
 

@@ -24,12 +24,11 @@ from urdir.model.engine.step_clock import StepClock
 from urdir.model.engine.step_queue import NO_MASKS, StepQueue
 from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
-from urdir.model.memory.buckets import MOST_CHUNK
 from urdir.model.memory.budget import SessionBudget, check_context
 from urdir.model.memory.exchange import Exchange
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
 if TYPE_CHECKING:
@@ -40,66 +39,42 @@ Words = npt.NDArray[np.uint32]
 
 
 class Session(Owner):
-    """Up to ``sequences`` sequences of at most ``context`` tokens each, numbered from 0.
+    """The sequences that the ``settings`` have room for, numbered from 0.
 
     ``sequences[s]`` says what a sequence holds. Tokens that are known but not yet processed are
-    *pending*, at most ``chunk`` of them; a step processes them. The cache stores ``kv_dtype``;
-    ``exact`` keeps activations in f32 throughout. Without ``keeps_states`` a sequence of a model
-    with recurrent layers can be cut to nothing only. ``observer`` looks at every step, launch by
-    launch. ``weights`` are on ``device``; those of a share of the model are rank 0's, and ``peers``
-    those of the other ranks, on the other devices of its group. Raises ModelError for a context
-    that the model does not take, OutOfMemoryError.
+    *pending*, at most a chunk of them; a step processes them. ``observer`` looks at every step,
+    launch by launch. ``weights`` are on ``device``; those of a share of the model are rank 0's, and
+    ``peers`` those of the other ranks, on the other devices of its group. Raises ModelError for a
+    context that the model does not take, OutOfMemoryError.
     """
 
     def __init__(
         self,
         device: Device,
         weights: Weights,
-        context: int,
-        kv_dtype: KvDtype = "f16",
+        settings: SessionSettings,
         *,
-        exact: bool = False,
-        sequences: int = 1,
-        page_len: int = 0,
-        pages: int | None = None,
-        chunk: int = MOST_CHUNK,
-        keeps_states: bool = True,
         observer: Observer | None = None,
         peers: abc.Sequence[Weights] = (),
     ) -> None:
         config = weights.config
-        check_context(config, context)
-
-        def settings(of: Weights) -> SessionBudget:
-            return SessionBudget.of(
-                of.config,
-                context,
-                of.device.properties.sm_count,
-                kv_dtype=kv_dtype,
-                exact=exact,
-                sequences=sequences,
-                page_len=page_len,
-                pages=pages,
-                chunk=chunk,
-                keeps_states=keeps_states,
-            )
-
-        budget = settings(weights)
-        self.context = context
+        check_context(config, settings.context)
+        budget = _budget(weights, settings)
+        self.context = settings.context
         self.weights = weights
         #: How long the readers of streams had nothing to do but wait for the device.
         self.waited_seconds = 0.0
         self._is_lent = False
-        self.sequences = tuple(Sequence(slot, context) for slot in range(sequences))
+        self.sequences = tuple(Sequence(slot, self.context) for slot in range(settings.sequences))
         alignment = state_alignment(config)
-        if not exact:
+        if not settings.exact:
             of_attention = segment_alignment(config, budget.cache, device.native_target)
             alignment = math.lcm(alignment, of_attention)
         self.shapes = ShapeBuckets.of(
             budget.chunks, budget.cache.max_len, budget.state.rows, alignment
         )
         with ExitStack() as owners:
-            ranks = self._ranks(owners, (weights, *peers), settings, exact, observer)
+            ranks = self._ranks(owners, (weights, *peers), settings, observer)
             lead = ranks[0]
             self.parts, self.steps, self.storage = lead.parts, lead.steps, lead.storage
             self._stream = lead.stream
@@ -111,12 +86,11 @@ class Session(Owner):
         self,
         owners: ExitStack,
         weights: abc.Sequence[Weights],
-        budget: abc.Callable[[Weights], SessionBudget],
-        exact: bool,
+        settings: SessionSettings,
         observer: Observer | None,
     ) -> list[Rank]:
         """What there is on each device, by rank; the first one leads the others."""
-        budgets = [budget(each) for each in weights]
+        budgets = [_budget(each, settings) for each in weights]
         exchange, shape = None, budgets[0].exchange
         if shape is not None:
             exchange = owners.enter_context(Exchange([each.device for each in weights], shape))
@@ -127,7 +101,7 @@ class Session(Owner):
             rank = Rank(
                 each,
                 own,
-                exact=exact,
+                exact=settings.exact,
                 exchange=exchange.of(share) if exchange and share else None,
                 observer=observer if is_lead else None,
                 followers=ranks if is_lead else (),
@@ -470,3 +444,8 @@ class Session(Owner):
     def close(self) -> None:
         """Free graphs, cache, state and workspace; closing twice does nothing."""
         self._owners.close()
+
+
+def _budget(weights: Weights, settings: SessionSettings) -> SessionBudget:
+    """What a session takes beside some weights, on their device."""
+    return SessionBudget.of(weights.config, weights.device.properties.sm_count, settings)

@@ -64,6 +64,7 @@ from urdir.model import (
     Request,
     SamplingSettings,
     Session,
+    SessionSettings,
     Statistics,
     Tensor,
     Tokenizer,
@@ -108,7 +109,8 @@ def answers(engine: Engine) -> Reply:
 
 def token_by_token(engine: Engine) -> Statistics:
     """The same with a template and a generation of one's own."""
-    session: Session = engine.session
+    wanted = SessionSettings(4096, "f16", sequences=2, page_len=16)
+    session = Session(engine.device, engine.weights, wanted)
     tokenizer: Tokenizer = engine.tokenizer
     config: Config = engine.config
     with ChatTemplate.from_gguf(engine.gguf, tokenizer) as template:

@@ -21,6 +21,7 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Attention, Block, Config, LayerConfig
 from urdir.model.measure.bench import BenchCase, Rates, bench
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
 #: The window of layer 0, and how many slots its ring has in exact arithmetic.
@@ -36,7 +37,9 @@ class Made:
     wanted: Any  # logits (tokens, vocab) of a token sequence
 
     def open(self, device: Device, **settings: Any) -> Session:
-        return Session(device, self.weights, CONTEXT, "f32", exact=True, **settings)
+        return Session(
+            device, self.weights, SessionSettings(CONTEXT, "f32", exact=True, **settings)
+        )
 
 
 def windowed(config: Config, **fields: Any) -> Config:

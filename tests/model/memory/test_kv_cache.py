@@ -23,6 +23,7 @@ from urdir.model.memory import kv_cache
 from urdir.model.memory.cache_groups import Group, PagedGroup
 from urdir.model.memory.cache_shape import CachedLayer, CacheShape
 from urdir.model.memory.kv_cache import KvCache
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
 
 PAGE = 16
@@ -67,7 +68,7 @@ def wide_config() -> Config:
 def shape_of(
     config: Config, dtype: KvDtype = "f16", *, sequences: int = 2, **pages: int
 ) -> CacheShape:
-    return CacheShape.of(config, 100, dtype, rows=ROWS, sequences=sequences, **pages)
+    return CacheShape.of(config, SessionSettings(100, dtype, sequences=sequences, **pages), ROWS)
 
 
 def test_the_description_names_operations_that_exist() -> None:
@@ -446,5 +447,5 @@ def test_values_that_keys_hold_take_no_room(emulator: Device) -> None:
 def test_a_latent_token_is_stored_once(family_file: Callable[[str], Path], dtype: KvDtype) -> None:
     with Gguf(family_file("deepseek2-moe")) as gguf:
         config = Config.from_gguf(gguf)
-    shape = CacheShape.of(config, 64, dtype, rows=8, page_len=16)
+    shape = CacheShape.of(config, SessionSettings(64, dtype, page_len=16), rows=8)
     assert shape.read_nbytes(1) == config.n_layers * {"f16": 2 * 576, "q8_0": 576 + 36}[dtype]
