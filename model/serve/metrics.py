@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from urdir.model.engine.requests.service import Metrics
+from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.serve.interface import AsyncService
 
 #: Seconds, a factor of two apart at most.
