@@ -68,7 +68,7 @@ class Rank(Owner):
                 exchange=exchange,
             )
             steps = [(rank.steps, rank.stream) for rank in followers]
-            self.steps = owners.enter_context(Steps(self.parts, observer, steps))
+            self.steps = owners.enter_context(Steps(self.parts, budget.graphs, observer, steps))
             self.stream, self.storage = stream, SequenceStorage(cache, recurrent)
             self._owners = owners.pop_all()
 
