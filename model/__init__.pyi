@@ -4,6 +4,7 @@ from .engine.engine import Engine as Engine
 from .engine.generate import Generation as Generation
 from .engine.generate import Statistics as Statistics
 from .engine.reply import Reply as Reply
+from .engine.requests.request import Request as Request
 from .engine.sampling import SamplingSettings as SamplingSettings
 from .engine.sequence import Finish as Finish
 from .engine.session import Session as Session

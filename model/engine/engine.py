@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from urdir.model.engine.opening import Opening
-from urdir.model.errors import ModelError
 from urdir.model.files.demo import DEMO
 from urdir.model.owner import Owner
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.reply import Messages, Reply, ToolDescriptions
     from urdir.model.engine.requests.continuations import Continuation
+    from urdir.model.engine.requests.request import Request
     from urdir.model.engine.runner import Observer
     from urdir.model.engine.sampling import SamplingSettings
     from urdir.model.engine.session import Session
@@ -253,7 +253,7 @@ class Engine(Owner):
         from urdir.model.engine.reply import reply_to
 
         def begin(tokens: Sequence[int], shown: frozenset[str]) -> Generation:
-            return self._generation(tokens, settings, limit, stops, shown)
+            return self.generation(self._request(tokens, settings, limit, stops, shown))
 
         return reply_to(self.template, messages, tools, variables, begin)
 
@@ -267,9 +267,13 @@ class Engine(Owner):
     ) -> str:
         """How the model continues a plain text, without a template; see `chat`."""
         tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
-        if not tokens:
-            raise ModelError("the prompt is empty: the model needs a token to go on from")
-        return "".join(self._generation(tokens, settings, limit, stops).text())
+        return "".join(self.generation(self._request(tokens, settings, limit, stops)).text())
+
+    def generation(self, request: Request) -> Generation:
+        """One answer, token by token. One is open at a time."""
+        from urdir.model.engine.generate import Generation
+
+        return Generation(self.session, self.tokenizer, request, self.host_sampling)
 
     def generate_all(
         self,
@@ -282,40 +286,36 @@ class Engine(Owner):
         """The same of many prompts, as many at once as there are ``sequences``: their whole
         answers, in the order of the prompts. Drawn answers differ by their ``nonce``."""
         from urdir.model.engine.requests.continuations import continuations
-        from urdir.model.engine.requests.request import Request
         from urdir.model.engine.sampling import SamplingSettings
 
         chosen = settings or SamplingSettings()
-        requests = [
-            Request(
-                prompt=tuple(self.tokenizer.encode(prompt, parse_special=True, add_bos=True)),
-                settings=replace(chosen, nonce=chosen.nonce + number),
-                limit=limit,
-                stops=tuple(stops),
-            )
-            for number, prompt in enumerate(prompts)
+        encoded = [
+            self.tokenizer.encode(prompt, parse_special=True, add_bos=True) for prompt in prompts
         ]
-        return continuations(self, requests)
+        return continuations(
+            self,
+            [
+                self._request(tokens, replace(chosen, nonce=chosen.nonce + number), limit, stops)
+                for number, tokens in enumerate(encoded)
+            ],
+        )
 
-    def _generation(
+    def _request(
         self,
         tokens: Sequence[int],
         settings: SamplingSettings | None,
         limit: int | None,
         stops: Sequence[str],
         shown: frozenset[str] = frozenset(),
-    ) -> Generation:
-        from urdir.model.engine.generate import Generation
+    ) -> Request:
+        from urdir.model.engine.requests.request import Request
         from urdir.model.engine.sampling import SamplingSettings
 
-        return Generation(
-            self.session,
-            self.tokenizer,
-            tokens,
-            settings or SamplingSettings(),
+        return Request(
+            prompt=tuple(tokens),
+            settings=settings or SamplingSettings(),
             limit=limit,
-            stops=stops,
-            host_sampling=self.host_sampling,
+            stops=tuple(stops),
             shown=shown,
         )
 

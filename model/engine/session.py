@@ -64,6 +64,7 @@ class Session(Owner):
         self.weights = weights
         #: How long the readers of streams had nothing to do but wait for the device.
         self.waited_seconds = 0.0
+        self._is_lent = False
         self.sequences = tuple(Sequence(slot, self.context) for slot in range(settings.sequences))
         alignment = state_alignment(config)
         if not settings.exact:
@@ -107,6 +108,28 @@ class Session(Owner):
             )
             ranks.insert(0, owners.enter_context(rank))
         return ranks
+
+    # ---- who uses the sequences ----
+
+    def lend(self) -> None:
+        """The sequences are for requests from now on, which begin with what is left there of the
+        tokens that they hold. Raises ModelError while they are lent."""
+        if self._is_lent:
+            raise ModelError("the sequences are in use: close the answer, or the service, first")
+        for sequence in self.sequences:
+            sequence.check_read()
+        for sequence in self.sequences:
+            if sequence.known:
+                held, reached = sequence.tokens[: sequence.length], sequence.length
+                self.storage.release(sequence.slot, held, reached)
+                sequence.truncate(0)
+        self.queue.forget_rows()
+        self._is_lent = True
+
+    def take_back(self) -> None:
+        """Requests use the sequences no more, which are empty."""
+        self.queue.forget_rows()
+        self._is_lent = False
 
     # ---- one sequence ----
 

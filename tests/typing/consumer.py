@@ -61,6 +61,7 @@ from urdir.model import (
     Message,
     ModelError,
     Reply,
+    Request,
     SamplingSettings,
     Session,
     SessionSettings,
@@ -115,7 +116,8 @@ def token_by_token(engine: Engine) -> Statistics:
     with ChatTemplate.from_gguf(engine.gguf, tokenizer) as template:
         prompt = template.encode([Message("user", "What is 2 plus 3?")])
     try:
-        generation = Generation(session, tokenizer, prompt, SamplingSettings(), limit=50)
+        request = Request(prompt=tuple(prompt), settings=SamplingSettings(), limit=50)
+        generation = Generation(session, tokenizer, request)
         print("".join(generation.text()), config.n_layers)
     except ContextFullError as exc:
         raise ModelError("too long") from exc

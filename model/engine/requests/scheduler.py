@@ -73,8 +73,8 @@ class Counts:
 
 class Scheduler:
     """Serves requests of up to ``context`` tokens by ``slots`` sequences of ``storage``, which no
-    one else uses. A step has a row for each slot at most. ``end_ids`` end answers. ``clock`` is in
-    seconds.
+    one else uses. A step has a row for each slot at most. ``end_ids`` end answers. An answer that
+    ``waits`` goes on once its last token is known. ``clock`` is in seconds.
 
     `plan` makes a step, and `chosen` takes its tokens; the next step is planned in between. Steps
     complete in the order of their plans.
@@ -88,6 +88,7 @@ class Scheduler:
         context: int,
         end_ids: frozenset[int] = frozenset(),
         limits: Limits | None = None,
+        waits: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits or Limits()
@@ -95,6 +96,7 @@ class Scheduler:
         self.counts = Counts()
         self._storage = storage
         self._end_ids = end_ids
+        self._waits = waits
         self._clock = clock
         self._last = 0
         self._tasks: dict[int, Task] = {}
@@ -128,6 +130,10 @@ class Scheduler:
         """Prompt and answer of a request so far."""
         return self._tasks[request].tokens
 
+    def cached(self, request: int) -> int:
+        """How many tokens of a request's prompt were found when it began."""
+        return self._tasks[request].cached
+
     # ---- requests come and go ----
 
     def add(self, request: Request) -> int:
@@ -142,6 +148,7 @@ class Scheduler:
             raise self._busy(f"{len(self._waiting)} requests are waiting already")
         self._last += 1
         task = Task(self._last, request, self.context, self._clock())
+        task.waits |= self._waits
         self._tasks[task.number] = task
         self._waiting.append(task)
         return task.number

@@ -15,7 +15,7 @@ import pytest
 from urdir.driver import execute
 from urdir.driver.stream import Stream
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.generate import Generation
+from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.memory.session_settings import SessionSettings
@@ -37,8 +37,8 @@ Question = dict[str, Any]
 def _answer(engine: Engine, template: ChatTemplate, question: Question) -> str:
     turns = [Message(m["role"], m["content"]) for m in question["messages"]]
     prompt = template.encode(turns)
-    generation = Generation(engine.session, engine.tokenizer, prompt, GREEDY, limit=200)
-    return "".join(generation.text())
+    request = Request(prompt=tuple(prompt), settings=GREEDY, limit=200)
+    return "".join(engine.generation(request).text())
 
 
 def _length(question: Question) -> int:

@@ -723,7 +723,7 @@ def test_who_waits_too_long_is_told_but_not_who_has_begun() -> None:
 
 
 def test_bad_requests_and_limits() -> None:
-    with pytest.raises(ModelError, match="an empty prompt"):
+    with pytest.raises(ModelError, match="the prompt is empty"):
         Request(prompt=())
     with pytest.raises(SettingsError, match="a limit of 0 tokens: expected 1 or more"):
         Request(prompt=(1,), limit=0)
