@@ -10,7 +10,7 @@ from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.mixtures import MixtureLayer, RouterLayer
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.router import append_router
-from urdir.model.families.description import Dense, Mixture, Router
+from urdir.model.families.feed_forward import Dense, Mixture, Router
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate

@@ -18,7 +18,7 @@ from urdir.model.blocks.recurrent import (
 from urdir.model.families.recurrent import Selective
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
-from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.choice import recurrence
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
     step = [(at.matrix(Linear(mixer.step.matrix)), work["alpha"])]
     at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
     kernel = partial(
-        GatedRecurrence,
+        recurrence,
+        at.parts.device.native_target,
+        exact=at.parts.exact,
         heads=mixer.heads,
         key_heads=1,
         key_dim=mixer.size,

@@ -17,7 +17,9 @@ from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
 from urdir.model.engine.realizar import describe
 from urdir.model.errors import ContextFullError, ModelError
-from urdir.model.families.description import Attention, Block, Branch, Config, LayerConfig
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory import kv_cache
 from urdir.model.memory.cache_groups import Group, PagedGroup
