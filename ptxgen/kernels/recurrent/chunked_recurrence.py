@@ -42,21 +42,21 @@ class ChunkedRecurrence(GatedRecurrence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.segments or not self.serves(self.key_dim, self.channels):
+        if not self.segments or not self.serves(self.key_dim):
             raise PtxgenError(
-                f"chunked_recurrence: {self.segments} segments, keys of {self.key_dim}, gates of "
-                f"channels ({self.channels}): it is for segments, keys of multiples of {BLOCK} up "
-                f"to {MAX_KEYS}, and one gate a head"
+                f"chunked_recurrence: {self.segments} segments, keys of {self.key_dim}: it is for "
+                f"segments, and keys of multiples of {BLOCK} up to {MAX_KEYS}"
             )
 
     @classmethod
-    def serves(cls, key_dim: int, channels: bool) -> bool:
+    def serves(cls, key_dim: int) -> bool:
         """Whether there is a chunked form for such heads."""
-        return key_dim % BLOCK == 0 and key_dim <= MAX_KEYS and not channels
+        return key_dim % BLOCK == 0 and key_dim <= MAX_KEYS
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return since(80)
+        # with gates of channels, registers are too few as they are assembled for earlier ones
+        return since(90 if self.channels else 80)
 
     # ---- how it is divided ----
 
@@ -111,9 +111,12 @@ class ChunkedRecurrence(GatedRecurrence):
             self.chunk * nbytes for nbytes in (self.stride, self.square_stride, 4)
         )
         sizes = {"keys": tile, "queries": tile, "scores": square}
-        if self.delta:
-            sizes["solution"] = square
-        sizes |= dict.fromkeys(("log", "before", "after", "of_w", "of_y"), numbers)
+        sizes |= {"solution": square} if self.delta else {}
+        if self.channels:
+            sizes |= {"left": tile, "own": numbers, "decay": 4 * self.key_dim}
+        else:
+            sizes |= dict.fromkeys(("log", "before", "after"), numbers)
+        sizes |= dict.fromkeys(("of_w", "of_y"), numbers)
         places, at = {}, 0
         for name, nbytes in sizes.items():
             places[name] = at
@@ -121,13 +124,18 @@ class ChunkedRecurrence(GatedRecurrence):
         return {**places, "end": at}
 
     @property
-    def launch_shape(self) -> LaunchShape:
-        # a chunk that is prepared beside one that is used, and blocks that are inverted
+    def totals_place(self) -> int:
+        """Behind a chunk that is prepared, one that is used, and blocks that are inverted."""
         blocks = 4 * BLOCK * BLOCK * self.blocks if self.delta else 0
+        return 2 * self.places["end"] + blocks
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        totals = self.chunk * (4 * self.key_dim + 16) if self.channels else 0
         return LaunchShape(
             grid=(ceil_div(self.value_dim, self.columns), self.heads, self.segments),
             block=(32 * (PREPARING + self.moving), 1, 1),
-            shared_bytes=2 * self.places["end"] + blocks,
+            shared_bytes=self.totals_place + totals,
         )
 
     @property
@@ -140,6 +148,7 @@ class ChunkedRecurrence(GatedRecurrence):
         scan = partial(cls, max_len=256, delta=False, order="vkq")
         steady = partial(scan, order="apart", steady=True)
         delta = partial(cls, max_len=256, delta=True, eps=1e-6)
+        by_channel = partial(delta, order="apart", channels=True)
 
         def prompt(count: int, sequences: int, segments: int = 1) -> dict[str, Any]:
             return {"rows": count, "sequences": sequences, "segments": segments}
@@ -158,4 +167,9 @@ class ChunkedRecurrence(GatedRecurrence):
             "delta, long keys": delta(**prompt(70, 1), **heads(2, 2, 128, 64)),
             "delta of segments": delta(**prompt(150, 5, 4), **heads(4, 2, 32, 40), tiled=True),
             "delta with a floor": delta(**prompt(1, 1), **heads(2, 1, 48, 8), floor=-5.0),
+            "channels": by_channel(**prompt(35, 2), **heads(2, 2, 32, 24)),
+            "channels, long keys": by_channel(**prompt(40, 1), **heads(1, 1, 128, 40)),
+            "channels of segments": by_channel(
+                **prompt(90, 4, 3), **heads(4, 2, 16, 16), tiled=True, floor=-5.0, negated=True
+            ),
         }
