@@ -159,17 +159,17 @@ class ChunkedRecurrence(GatedRecurrence):
 
         return {
             "scan": scan(**prompt(35, 2), **heads(2, 1, 16, 24)),
-            "scan, long keys": scan(**prompt(70, 1), **heads(2, 1, 128, 64)),
+            "scan, long keys": scan(**prompt(33, 1), **heads(1, 1, 128, 64)),
             "scan of arrays": scan(**prompt(40, 2), **heads(4, 2, 32, 12), order="apart"),
-            "scan of segments": scan(**prompt(150, 5, 4), **heads(2, 2, 16, 72), tiled=True),
+            "scan of segments": scan(**prompt(100, 5, 4), **heads(2, 2, 16, 72), tiled=True),
             "steady": steady(**prompt(65, 2), **heads(2, 2, 64, 40)),
             "delta": delta(**prompt(33, 2), **heads(2, 1, 16, 20)),
-            "delta, long keys": delta(**prompt(70, 1), **heads(2, 2, 128, 64)),
-            "delta of segments": delta(**prompt(150, 5, 4), **heads(4, 2, 32, 40), tiled=True),
+            "delta, long keys": delta(**prompt(33, 1), **heads(1, 1, 128, 24)),
+            "delta of segments": delta(**prompt(100, 5, 4), **heads(4, 2, 16, 40), tiled=True),
             "delta with a floor": delta(**prompt(1, 1), **heads(2, 1, 48, 8), floor=-5.0),
             "channels": by_channel(**prompt(35, 2), **heads(2, 2, 32, 24)),
-            "channels, long keys": by_channel(**prompt(40, 1), **heads(1, 1, 128, 40)),
+            "channels, long keys": by_channel(**prompt(33, 1), **heads(1, 1, 128, 16)),
             "channels of segments": by_channel(
-                **prompt(90, 4, 3), **heads(4, 2, 16, 16), tiled=True, floor=-5.0, negated=True
+                **prompt(60, 4, 3), **heads(2, 1, 16, 16), tiled=True, floor=-5.0, negated=True
             ),
         }
