@@ -157,6 +157,7 @@ def kind_of(**changed: Any) -> type[GatedRecurrence]:
         ({"exact": True}, GatedRecurrence),
         ({"key_dim": 20}, GatedRecurrence),
         ({"key_dim": 256}, GatedRecurrence),
+        ({"key_dim": 256, "delta": False}, ChunkedRecurrence),
         ({"target": "sm_75"}, GatedRecurrence),
         ({"target": "sm_80"}, ChunkedRecurrence),
         ({"target": "sm_80", "channels": True}, GatedRecurrence),
