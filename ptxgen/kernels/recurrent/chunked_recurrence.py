@@ -34,7 +34,11 @@ class ChunkedRecurrence(GatedRecurrence):
     and of the delta rule w_i = beta_i (v_i - exp(G_i) S k_i - sum over j < i of
     exp(G_i - G_j) (k_j . k_i) w_j), a triangular system. Factors of products are rounded to f16:
     queries and keys divided by their lengths, rows of S and of W divided by their largest values,
-    so that none is beyond f16's range. Sums, decays and the state are f32.
+    so that none is beyond f16's range. Sums, decays and the state are f32. A sequence's bits depend
+    on how its tokens are divided into segments.
+
+    With ``channels``, G has a value for each key, and the decay between two tokens is multiplied
+    out half by half, as no product of decays from the chunk's beginning: these leave f32's range.
     """
 
     name = "chunked_recurrence"
