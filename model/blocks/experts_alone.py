@@ -5,11 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.arguments import given
-from urdir.model.blocks.expert_products import ExpertProducts, Product
-from urdir.model.blocks.mixtures import MixtureLayer
-from urdir.model.memory.norms import NormLayer
+from urdir.model.blocks.expert_products import ExpertProducts, MixtureCall, Product
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
@@ -33,21 +30,14 @@ class ExpertsAlone(ExpertProducts):
 
     __slots__ = ()
 
-    def append(
-        self,
-        label: str,
-        mixture: MixtureLayer,
-        x: Activations,
-        norm: NormLayer | None,
-        residual: Slice | None,
-        y: Slice,
-    ) -> None:
+    def append(self, call: MixtureCall) -> None:
         """See `append_experts`."""
 
-        def multiply(name: str, product: Product, to: Slice) -> None:
-            self._append_up(name, mixture, product, x, norm, to)
+        def multiply(label: str, product: Product, to: Slice) -> None:
+            self._append_up(label, call, product, to)
 
-        self.append_activated(label, mixture, multiply)
+        self.append_activated(call, multiply)
+        mixture, residual = call.mixture, call.residual
         down, selection = mixture.down, mixture.selection
         kernel = _fitted(
             ExpertsDown,
@@ -68,23 +58,16 @@ class ExpertsAlone(ExpertProducts):
         weight = None if mixture.weigh_input else self.work["expert weight"]
         self.linear.plan.launch(
             kernel,
-            f"{label}_down",
+            f"{call.label}_down",
             weights=down.data,
             expert=self.work["expert"],
             x=self.work["expert gate"],
-            y=y,
+            y=call.y,
             **given(weight=weight, bias=down.bias, residual=residual),
         )
 
-    def _append_up(
-        self,
-        label: str,
-        mixture: MixtureLayer,
-        product: Product,
-        x: Activations,
-        norm: NormLayer | None,
-        y: Slice,
-    ) -> None:
+    def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
+        mixture, norm = call.mixture, call.norm
         selection, matrix, up = mixture.selection, product.matrix, product.up
         kernel = _fitted(
             ExpertsUp,
@@ -111,7 +94,7 @@ class ExpertsAlone(ExpertProducts):
             label,
             weights=matrix.data,
             expert=self.work["expert"],
-            x=x.x,
+            x=call.x.x,
             y=y,
             **given(weight=weight, bias=matrix.bias),
             **norms,

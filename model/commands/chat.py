@@ -183,10 +183,12 @@ def _load(conversation: Conversation, rest: str) -> None:
 
 def _stats(conversation: Conversation, rest: str) -> None:
     """show what the last answer took, and how full the context is"""
-    if conversation.statistics is not None:
-        print_statistics(conversation.statistics)
-    session = conversation.engine.session
-    print(f"{session.length} of {session.context} tokens of context in use", file=sys.stderr)
+    used, last = 0, conversation.statistics
+    if last is not None:
+        print_statistics(last)
+        used = last.prompt_tokens + last.generated_tokens
+    context = conversation.engine.session.context
+    print(f"{min(used, context)} of {context} tokens of context in use", file=sys.stderr)
 
 
 def _exit(conversation: Conversation, rest: str) -> None:

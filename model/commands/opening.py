@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands.options import UsageError
 from urdir.model.environment import Environment, read_environment
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.driver.group import Group
     from urdir.driver.ptx_files import PtxFiles
-    from urdir.model.engine.batch import Output
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.runner import Observer
@@ -66,17 +66,16 @@ def open_engine(
     )
 
 
-def begin_warm_up(engine: Engine, seconds: float, *outputs: Output) -> WarmUp | None:
+def begin_warm_up(engine: Engine, seconds: float, **likely: Any) -> WarmUp | None:
     """Record graphs of the likeliest steps, with progress, for so long. None on the emulator, whose
-    steps take longer than their graphs. ``outputs`` as `likely_shapes` takes them, if any."""
+    steps take longer than their graphs. ``likely`` is what `likely_shapes` is to know."""
     from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
     from urdir.model.progress import Progress
 
     if engine.device.is_emulated:
         return None
     session = engine.session
-    shapes = likely_shapes(session.shapes, outputs) if outputs else likely_shapes(session.shapes)
-    warm_up = WarmUp(session.steps, shapes)
+    warm_up = WarmUp(session.steps, likely_shapes(session.shapes, **likely))
     with Progress("preparing", warm_up.left) as progress:
         warm_up.run(seconds, progress.advance)
     return warm_up
@@ -97,6 +96,15 @@ def open_device(args: argparse.Namespace) -> Device:
 
     environment = read_environment()
     return Device.open(args.device or environment.device, cache_folder=environment.cache_dir)
+
+
+def open_group(args: argparse.Namespace) -> Group:
+    """`Group.open` with what ``--device``, ``--gpus`` and the environment say."""
+    from urdir.driver.group import Group
+
+    environment = read_environment()
+    name = args.device or environment.device
+    return Group.open(name, args.gpus, cache_folder=environment.cache_dir)
 
 
 def ptx_files(environment: Environment) -> PtxFiles:

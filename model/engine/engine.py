@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from urdir.model.engine.opening import Opening
-from urdir.model.errors import ModelError, NoTemplateError
+from urdir.model.errors import NoTemplateError
 from urdir.model.files.demo import DEMO
 from urdir.model.owner import Owner
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.reply import Messages, Reply, ToolDescriptions
     from urdir.model.engine.requests.continuations import Continuation
+    from urdir.model.engine.requests.request import Request
     from urdir.model.engine.runner import Observer
     from urdir.model.engine.sampling import SamplingSettings
     from urdir.model.engine.session import Session
@@ -171,8 +172,9 @@ class Engine(Owner):
             opening.open_devices(partial(_open_group, device, gpus, cache_folder, ptx_files))
             # imported while the device is opened
             from urdir.model.engine.session import Session
-            from urdir.model.memory.budget import SessionBudget
-            from urdir.model.memory.fitting import fitting_size
+            from urdir.model.memory.buckets import MOST_CHUNK
+            from urdir.model.memory.fitting import fitting_settings
+            from urdir.model.memory.session_settings import SessionSettings
             from urdir.model.memory.weights import Weights, shares_of
 
             longest = LONG_CONTEXT if memory_share else DEFAULT_CONTEXT
@@ -182,44 +184,29 @@ class Engine(Owner):
             opened = group[0]
             shares = shares_of(config, gguf, len(group))
             _announce(opened, gguf)
-            if memory_share and not page_len:
-                page_len = PAGE_LEN
+            most = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
+            wanted = SessionSettings(
+                context,
+                kv_dtype,
+                exact=exact,
+                sequences=most if sequences is None else sequences,
+                page_len=page_len or (PAGE_LEN if memory_share else 0),
+                pages=pages,
+                chunk=chunk or MOST_CHUNK,
+                keeps_states=not memory_share,
+            )
             ranks = [*zip(shares, group, strict=True)]
-            size = fitting_size(
+            settings = fitting_settings(
                 gguf,
                 ranks,
-                partial(
-                    SessionBudget.of,
-                    context=context,
-                    sm_count=opened.properties.sm_count,
-                    kv_dtype=kv_dtype,
-                    exact=exact,
-                    page_len=page_len,
-                    keeps_states=not memory_share,
-                ),
-                sequences=sequences,
-                most=EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES,
+                wanted,
                 memory_share=memory_share,
-                pages=pages,
-                chunk=chunk,
+                fewer_sequences=sequences is None,
             )
             weights = [opening.own(Weights(gguf, share, of)) for share, of in ranks]
             opening.upload(weights, gguf)
             session = opening.own(
-                Session(
-                    opened,
-                    weights[0],
-                    context,
-                    kv_dtype,
-                    exact=exact,
-                    sequences=size.sequences,
-                    page_len=page_len,
-                    pages=size.pages,
-                    chunk=size.chunk,
-                    keeps_states=not memory_share,
-                    observer=observer,
-                    peers=weights[1:],
-                )
+                Session(opened, weights[0], settings, observer=observer, peers=weights[1:])
             )
             if session.exchange is not None:
                 group.notes.append(session.exchange.describe_faults)
@@ -281,7 +268,7 @@ class Engine(Owner):
         from urdir.model.engine.reply import reply_to
 
         def begin(tokens: Sequence[int], shown: frozenset[str]) -> Generation:
-            return self._generation(tokens, settings, limit, stops, shown)
+            return self.generation(self._request(tokens, settings, limit, stops, shown))
 
         return reply_to(self.template, messages, tools, variables, begin)
 
@@ -295,9 +282,13 @@ class Engine(Owner):
     ) -> str:
         """How the model continues a plain text, without a template; see `chat`."""
         tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
-        if not tokens:
-            raise ModelError("the prompt is empty: the model needs a token to go on from")
-        return "".join(self._generation(tokens, settings, limit, stops).text())
+        return "".join(self.generation(self._request(tokens, settings, limit, stops)).text())
+
+    def generation(self, request: Request) -> Generation:
+        """One answer, token by token. One is open at a time."""
+        from urdir.model.engine.generate import Generation
+
+        return Generation(self.session, self.tokenizer, request, self.host_sampling)
 
     def generate_all(
         self,
@@ -310,40 +301,36 @@ class Engine(Owner):
         """The same of many prompts, as many at once as there are ``sequences``: their whole
         answers, in the order of the prompts. Drawn answers differ by their ``nonce``."""
         from urdir.model.engine.requests.continuations import continuations
-        from urdir.model.engine.requests.request import Request
         from urdir.model.engine.sampling import SamplingSettings
 
         chosen = settings or SamplingSettings()
-        requests = [
-            Request(
-                prompt=tuple(self.tokenizer.encode(prompt, parse_special=True, add_bos=True)),
-                settings=replace(chosen, nonce=chosen.nonce + number),
-                limit=limit,
-                stops=tuple(stops),
-            )
-            for number, prompt in enumerate(prompts)
+        encoded = [
+            self.tokenizer.encode(prompt, parse_special=True, add_bos=True) for prompt in prompts
         ]
-        return continuations(self, requests)
+        return continuations(
+            self,
+            [
+                self._request(tokens, replace(chosen, nonce=chosen.nonce + number), limit, stops)
+                for number, tokens in enumerate(encoded)
+            ],
+        )
 
-    def _generation(
+    def _request(
         self,
         tokens: Sequence[int],
         settings: SamplingSettings | None,
         limit: int | None,
         stops: Sequence[str],
         shown: frozenset[str] = frozenset(),
-    ) -> Generation:
-        from urdir.model.engine.generate import Generation
+    ) -> Request:
+        from urdir.model.engine.requests.request import Request
         from urdir.model.engine.sampling import SamplingSettings
 
-        return Generation(
-            self.session,
-            self.tokenizer,
-            tokens,
-            settings or SamplingSettings(),
+        return Request(
+            prompt=tuple(tokens),
+            settings=settings or SamplingSettings(),
             limit=limit,
-            stops=stops,
-            host_sampling=self.host_sampling,
+            stops=tuple(stops),
             shown=shown,
         )
 
@@ -375,13 +362,10 @@ def _open_group(
     cache_folder: Path | Literal["user"] | None,
     ptx_files: PtxFiles | None,
 ) -> Group:
-    from urdir.driver.device import Device
     from urdir.driver.group import Group
     from urdir.model.cache_folder import user_cache_folder
 
     folder = user_cache_folder() if cache_folder == "user" else cache_folder
-    if gpus is None:
-        return Group([Device.open(name, cache_folder=folder, ptx_files=ptx_files)])
     return Group.open(name, gpus, cache_folder=folder, ptx_files=ptx_files)
 
 

@@ -12,6 +12,7 @@ from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.exchange import RankExchange
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.recurrent_state import RecurrentState
+from urdir.model.memory.storage import SequenceStorage
 from urdir.model.memory.workspace import ZEROED
 from urdir.model.owner import Owner
 
@@ -32,7 +33,7 @@ class Rank(Owner):
     stream: Stream
     parts: StepParts
     steps: Steps
-    recurrent: RecurrentState
+    storage: SequenceStorage
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Rank(Owner):
             )
             steps = [(rank.steps, rank.stream) for rank in followers]
             self.steps = owners.enter_context(Steps(self.parts, observer, steps))
-            self.stream, self.recurrent = stream, recurrent
+            self.stream, self.storage = stream, SequenceStorage(cache, recurrent)
             self._owners = owners.pop_all()
 
     def close(self) -> None:

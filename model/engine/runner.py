@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from urdir.driver.stream import Stream
 
 #: Graphs that are kept. One of an 8B model has about 230 nodes.
-MOST_GRAPHS = 128
+MOST_GRAPHS = 256
 Result = TypeVar("Result")
 #: Work that comes in pieces. A piece may yield a kernel that will be needed soon.
 Work = Generator["Kernel | None", None, Result]

@@ -16,17 +16,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import (
-    Attention,
-    Block,
-    Branch,
-    Config,
-    Dense,
-    LayerConfig,
-    Network,
-    OutputGate,
-    QkNorm,
-)
+from urdir.model.families.attention import Attention, OutputGate, QkNorm
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense
+from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization

@@ -17,7 +17,7 @@ from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Mixture
+from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.stored import StoredMatrix, StoredVector, stored_in
 from urdir.model.measure.profile import ProfileRow, summarise
 from urdir.model.memory.cache_shape import CacheShape

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from urdir.model.families.description import Attention, Config
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
 from urdir.model.families.recurrent import (
     KimiDelta,
     Lightning,
@@ -126,8 +127,8 @@ def _latent_widths(mixers: Sequence[Attention]) -> dict[str, int]:
     return {
         "latent q": max(downs, default=0),
         "latent": max((of.down.rows for of in latents), default=0),
-        "q turned": max((mixer.q.rows for mixer in shared), default=0),
-        "k turned": max((mixer.k.rows for mixer in shared if mixer.k is not None), default=0),
+        "q rotated": max((mixer.q.rows for mixer in shared), default=0),
+        "k rotated": max((mixer.k.rows for mixer in shared if mixer.k is not None), default=0),
         "q still": max((of.q_still.rows for of in latents if of.q_still), default=0),
         "q absorbed": max((of.absorb.rows for of in latents if of.absorb), default=0),
         "expanded": max((of.expand.rows for of in latents), default=0),

@@ -10,8 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from urdir.model.families.attention import Attention, QkNorm
 from urdir.model.families.dense import decoder
-from urdir.model.families.description import Attention, Config, Dense, LayerConfig, QkNorm
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense
+from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
     GELU,
     RELU2,

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from urdir.model.families.attention import Attention, QkNorm
 from urdir.model.families.dense import mixer, rms_decoder, turning
-from urdir.model.families.description import Attention, Config, Mixture, QkNorm
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.mixtures import (
     dense_width,
     divided_width,

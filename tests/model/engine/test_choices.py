@@ -22,6 +22,7 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
 PROMPT = [3, 141, 59, 26, 5, 3]
@@ -43,7 +44,7 @@ def weights(device: Device) -> Iterator[Weights]:
 
 @pytest.fixture(scope="module")
 def opened(device: Device, weights: Weights) -> Iterator[Session]:
-    with Session(device, weights, context=40, sequences=3) as session:
+    with Session(device, weights, SessionSettings(context=40, sequences=3)) as session:
         yield session
 
 

@@ -16,6 +16,7 @@ from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
 
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 128, 40)]
@@ -44,7 +45,7 @@ def engine(
 def session(engine: Engine) -> Iterator[Session]:
     """Three sequences, exact."""
     with Session(
-        engine.device, engine.weights, 64, "f32", exact=True, sequences=3, chunk=8
+        engine.device, engine.weights, SessionSettings(64, "f32", exact=True, sequences=3, chunk=8)
     ) as session:
         yield session
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.engine.requests.limits import Limits
@@ -118,8 +117,8 @@ def test_settings_are_each_request_s_own(engine: Engine) -> None:
     that gives the same whatever else runs."""
     tokenizer = engine.tokenizer
     prompt = tuple(tokenizer.encode("By the old mill"))
-    generation = Generation(engine.session, tokenizer, prompt, DRAWN, limit=8)
-    alone = "".join(generation.text())
+    drawn_alone = Request(prompt=prompt, settings=DRAWN, limit=8)
+    alone = "".join(engine.generation(drawn_alone).text())
     with Service(engine, tokenizer) as service:
         likely = SamplingSettings(temperature=0.0, logprobs=3)
         plain = ask(service, Request(prompt=prompt, settings=GREEDY, limit=8))
