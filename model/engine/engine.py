@@ -59,6 +59,10 @@ def chosen_context(config: Config, context: int | None, most: int = DEFAULT_CONT
     return context or config.context_length
 
 
+#: What several GPUs have of a model: a share of every tensor, or layers as a whole.
+Split = Literal["tensors", "layers"]
+
+
 class Engine(Owner):
     """Everything that turns tokens into tokens; a context manager that frees the device.
 
@@ -105,6 +109,7 @@ class Engine(Owner):
         quantize: str | None = None,
         device: str = "auto",
         gpus: int | Sequence[int] | None = None,
+        split: Split = "tensors",
         context: int | None = None,
         kv_dtype: KvDtype = "f16",
         exact: bool = False,
@@ -123,8 +128,9 @@ class Engine(Owner):
     ) -> Engine:
         """Open ``path`` (None: the demo model) on ``device`` (auto, cuda[:i], emulator[:sm_NN]).
 
-        With ``gpus``, a number or the ordinals of some, each GPU has a share of the model
-        (`families.share`): ``device`` says of which kind they are.
+        With ``gpus``, a number or the ordinals of some, each GPU has a share of every layer
+        (`families.share`), or ``split`` by layers a run of them (`families.stages`): ``device``
+        says of which kind they are.
 
         ``path`` is "demo", a GGUF file, any part of a split one, or a folder as transformers writes
         it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
@@ -156,7 +162,7 @@ class Engine(Owner):
             from urdir.model.memory.buckets import MOST_CHUNK
             from urdir.model.memory.fitting import fitting_settings
             from urdir.model.memory.session_settings import SessionSettings
-            from urdir.model.memory.weights import Weights, shares_of
+            from urdir.model.memory.weights import Weights, shares_of, stages_of
 
             with opening.timed("file"):
                 gguf = opening.own(_open_file(path, quantize))
@@ -167,7 +173,8 @@ class Engine(Owner):
             reading = opening.read_tokenizer(gguf) if text else None
             group = opening.group()
             opened = group[0]
-            shares = shares_of(config, gguf, len(group))
+            divide = stages_of if split == "layers" else shares_of
+            shares = divide(config, gguf, len(group))
             _announce(opened, gguf)
             most = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
             wanted = SessionSettings(

@@ -12,6 +12,7 @@ import numpy as np
 from urdir.model.families.description import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.share import shared
+from urdir.model.families.stages import staged
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
 
-__all__ = ["STAGING_BYTES", "Matrix", "Weights", "shares_of", "weight_sizes"]
+__all__ = ["STAGING_BYTES", "Matrix", "Weights", "shares_of", "stages_of", "weight_sizes"]
 
 
 _POSITIONS = "learned positions"
@@ -119,7 +120,8 @@ class Weights(Owner):
         total = sum(_source_nbytes(of, gguf) for of in _kept(self.config))
         repacking = Repacking(self.device, self._layouts.values())
         pieces = self._pieces(gguf, repacking)
-        is_first = self.config.share is None or self.config.share.rank == 0
+        rank = self.config.share or self.config.stage
+        is_first = rank is None or rank.rank == 0
         with Progress("loading", total, shown=is_first) as progress:
             upload(self.device, pieces, total, progress=progress.advance, stop=stop)
         if stop is None or not stop.is_set():
@@ -192,6 +194,20 @@ def shares_of(config: Config, gguf: ModelFile, ranks: int) -> list[Config]:
     return [shared(config, blocks, rank, ranks) for rank in range(ranks)]
 
 
+def stages_of(config: Config, gguf: ModelFile, ranks: int) -> list[Config]:
+    """The description for each rank: of a whole model, or of a run of its layers
+    (`stages.staged`)."""
+    if ranks == 1:
+        return [config]
+
+    def nbytes(part: object) -> int:
+        matrices = (of for of in stored_in(part) if isinstance(of, StoredMatrix))
+        return sum(_layout(of, gguf).nbytes for of in matrices)
+
+    layers = [nbytes(layer) for layer in config.layers]
+    return staged(config, layers, nbytes(config) - sum(layers), ranks)
+
+
 def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
     """Bytes of everything ``Weights`` keeps on the device, by name."""
     sizes = {
@@ -216,9 +232,11 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
 
 
 def _kept(config: Config) -> Iterator[Stored]:
-    """What is kept as it is: not the factors that go into RoPE tables, nor learned positions."""
+    """What is kept as it is: not the factors that go into RoPE tables, nor learned positions. Later
+    stages have their layers alone."""
     others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
-    return (of for of in stored_in(config) if of not in others)
+    has_ends = config.stage is None or config.stage.rank == 0
+    return (of for of in stored_in(config if has_ends else config.layers) if of not in others)
 
 
 def _source_nbytes(of: Stored, gguf: ModelFile) -> int:
