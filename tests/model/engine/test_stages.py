@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from urdir.driver import bindings
+from urdir.driver.device import Probe
 from urdir.driver.errors import DriverError, GroupError
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
@@ -38,8 +39,9 @@ def golden(name: str) -> tuple[Path, list[int], Any]:
 
 
 def open_exact(path: Path, device: str, gpus: int | None) -> Engine:
-    exact = {"context": 64, "kv_dtype": "f32", "exact": True}
-    return Engine.open(path, device=device, gpus=gpus, split="layers", **exact)  # type: ignore[arg-type]
+    return Engine.open(
+        path, device=device, gpus=gpus, split="layers", context=64, kv_dtype="f32", exact=True
+    )
 
 
 def logits(path: Path, tokens: Sequence[int], device: str, gpus: int | None) -> Any:
@@ -86,13 +88,15 @@ def test_prompts_match_golden(device_name: str, needs_gpus: Callable[[int], None
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[tuple[Engine, Engine]]:
+def engines(device_name: str, urdir_probe: Probe) -> Iterator[tuple[Engine, Engine]]:
     """On one device, and on two; not exact, with pages, prompts in chunks of 32."""
+    if device_name == "cuda" and len(urdir_probe.devices) < 2:
+        pytest.skip("needs 2 GPUs")
     path, _, _ = golden("nano-llama-q8_0")
-    settings = {"context": 128, "sequences": 3, "page_len": 16, "chunk": 32}
+    settings: dict[str, Any] = {"context": 128, "sequences": 3, "page_len": 16, "chunk": 32}
     with (
-        Engine.open(path, device="emulator", **settings) as one,  # type: ignore[arg-type]
-        Engine.open(path, device="emulator", gpus=2, split="layers", **settings) as two,  # type: ignore[arg-type]
+        Engine.open(path, device=device_name, **settings) as one,
+        Engine.open(path, device=device_name, gpus=2, split="layers", **settings) as two,
     ):
         yield one, two
 
@@ -114,7 +118,7 @@ def test_the_chunks_of_a_prompt_follow_each_other(engines: tuple[Engine, Engine]
         return np.stack([first, session.logits_step()])
 
     one, two = on_both(engines, work)
-    assert relative_rms(two, one) < 2e-3
+    assert (one == two).all()
 
 
 def test_greedy_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) -> None:
@@ -147,7 +151,7 @@ def test_drawn_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) ->
             settings = SamplingSettings(temperature=1.5, seed=3, nonce=sequence)
             session.set_sampling(settings, sequence)
         drawn += [session.forward_gpu_resident_to_token_id((0, 1), Output.SAMPLE) for _ in range(3)]
-        session.set_sampling(settings, 1, StopConditions(end_ids=tuple(range(0, 8))))
+        session.set_sampling(settings, 1, StopConditions(end_ids=frozenset(range(0, 400, 2))))
         drawn += [*session.stream(Output.SAMPLE, 1, most=20)]
         return [*drawn, *session.stream(Output.SAMPLE, 0, most=4)]
 
