@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from urdir.model.files.gguf import Gguf
     from urdir.model.files.model_file import ModelFile
     from urdir.model.files.pretrained.model import SafetensorsModel
-    from urdir.model.memory.weights import Weights
+    from urdir.model.memory.weights import Split, Weights
     from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.tokenizer import Tokenizer
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
@@ -57,10 +57,6 @@ def chosen_context(config: Config, context: int | None, most: int = DEFAULT_CONT
         return min(most, config.context_length)
     check_context(config, context or config.context_length)
     return context or config.context_length
-
-
-#: What several GPUs have of a model: a share of every tensor, or layers as a whole.
-Split = Literal["tensors", "layers"]
 
 
 class Engine(Owner):
@@ -162,7 +158,7 @@ class Engine(Owner):
             from urdir.model.memory.buckets import MOST_CHUNK
             from urdir.model.memory.fitting import fitting_settings
             from urdir.model.memory.session_settings import SessionSettings
-            from urdir.model.memory.weights import Weights, shares_of, stages_of
+            from urdir.model.memory.weights import Weights, shares_of
 
             with opening.timed("file"):
                 gguf = opening.own(_open_file(path, quantize))
@@ -173,8 +169,7 @@ class Engine(Owner):
             reading = opening.read_tokenizer(gguf) if text else None
             group = opening.group()
             opened = group[0]
-            divide = stages_of if split == "layers" else shares_of
-            shares = divide(config, gguf, len(group))
+            shares = shares_of(config, gguf, len(group), split)
             _announce(opened, gguf)
             most = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
             wanted = SessionSettings(

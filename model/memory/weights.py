@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import numpy as np
 
+from urdir.model.errors import SettingsError
 from urdir.model.families.description import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.share import shared
@@ -40,8 +41,11 @@ if TYPE_CHECKING:
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
 
-__all__ = ["STAGING_BYTES", "Matrix", "Weights", "shares_of", "stages_of", "weight_sizes"]
+__all__ = ["STAGING_BYTES", "Matrix", "Split", "Weights", "shares_of", "weight_sizes"]
 
+
+#: What each of several ranks has of a model: a share of every layer, or a run of layers.
+Split = Literal["tensors", "layers"]
 
 _POSITIONS = "learned positions"
 
@@ -182,30 +186,23 @@ class Weights(Owner):
         self._arena.close()
 
 
-def shares_of(config: Config, gguf: ModelFile, ranks: int) -> list[Config]:
-    """The description for each rank: of a whole model, or of the shares of it (`share.shared`)."""
+def shares_of(
+    config: Config, gguf: ModelFile, ranks: int, split: Split = "tensors"
+) -> list[Config]:
+    """The description for each rank: of a whole model, or of the shares of it (`share.shared`), or
+    of the runs of its layers (`stages.staged`). Raises UnsupportedError for a model that cannot be
+    ``split`` so, SettingsError."""
+    if split not in get_args(Split):
+        raise SettingsError(f"split is {split!r}: expected {' or '.join(get_args(Split))}")
     if ranks == 1:
         return [config]
-    blocks = {
-        of.name: format_in(of, gguf.tensors[of.name]).block
-        for of in stored_in(config)
-        if isinstance(of, StoredMatrix)
-    }
+    matrices = [of for of in stored_in(config) if isinstance(of, StoredMatrix)]
+    if split == "layers":
+        nbytes: dict[Stored, int] = {of: _layout(of, gguf).nbytes for of in matrices}
+        layers = [sum(nbytes.get(of, 0) for of in stored_in(layer)) for layer in config.layers]
+        return staged(config, layers, sum(nbytes.values()) - sum(layers), ranks)
+    blocks = {of.name: format_in(of, gguf.tensors[of.name]).block for of in matrices}
     return [shared(config, blocks, rank, ranks) for rank in range(ranks)]
-
-
-def stages_of(config: Config, gguf: ModelFile, ranks: int) -> list[Config]:
-    """The description for each rank: of a whole model, or of a run of its layers
-    (`stages.staged`)."""
-    if ranks == 1:
-        return [config]
-
-    def nbytes(part: object) -> int:
-        matrices = (of for of in stored_in(part) if isinstance(of, StoredMatrix))
-        return sum(_layout(of, gguf).nbytes for of in matrices)
-
-    layers = [nbytes(layer) for layer in config.layers]
-    return staged(config, layers, nbytes(config) - sum(layers), ranks)
 
 
 def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:

@@ -21,7 +21,7 @@ from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.description import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
-from urdir.model.memory.weights import stages_of, weight_sizes
+from urdir.model.memory.weights import shares_of, weight_sizes
 from urdir.model.verify.conformance import relative_rms
 
 DATA = Path(__file__).parents[2] / "data"
@@ -181,7 +181,7 @@ def test_steps_of_tokens_and_prompts_are_those_of_one_device(
 def test_each_rank_has_its_layers_alone() -> None:
     with Gguf(demo_model()) as gguf:
         config = Config.from_gguf(gguf)
-        stages = stages_of(config, gguf, 3)
+        stages = shares_of(config, gguf, 3, "layers")
         assert sum((stage.layers for stage in stages), ()) == config.layers
         whole = weight_sizes(gguf, config)
         parts = [weight_sizes(gguf, stage) for stage in stages]
@@ -252,3 +252,5 @@ def test_what_is_not_split_is_refused(family_file: Callable[[str], Path]) -> Non
 
     with pytest.raises(SettingsError, match="on one GPU only"):
         open_two(observer=Watcher())
+    with pytest.raises(SettingsError, match="split is 'rows': expected tensors or layers"):
+        Engine.open(device="emulator", gpus=2, split="rows")  # type: ignore[arg-type]
