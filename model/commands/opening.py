@@ -49,6 +49,7 @@ def open_engine(
         quantize=getattr(args, "quantize", None),
         device=args.device or environment.device,
         gpus=getattr(args, "gpus", None),
+        split=getattr(args, "split", "tensors"),
         context=context,
         kv_dtype=kv_dtype,
         exact=exact,

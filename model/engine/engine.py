@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from urdir.model.files.gguf import Gguf
     from urdir.model.files.model_file import ModelFile
     from urdir.model.files.pretrained.model import SafetensorsModel
-    from urdir.model.memory.weights import Weights
+    from urdir.model.memory.weights import Split, Weights
     from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.sandbox import TemplateProcess
     from urdir.model.text.tokenizer import Tokenizer
@@ -109,6 +109,7 @@ class Engine(Owner):
         quantize: str | None = None,
         device: str = "auto",
         gpus: int | Sequence[int] | None = None,
+        split: Split = "tensors",
         context: int | None = None,
         kv_dtype: KvDtype = "f16",
         exact: bool = False,
@@ -128,8 +129,9 @@ class Engine(Owner):
     ) -> Engine:
         """Open ``path`` (None: the demo model) on ``device`` (auto, cuda[:i], emulator[:sm_NN]).
 
-        With ``gpus``, a number or the ordinals of some, each GPU has a share of the model
-        (`families.share`): ``device`` says of which kind they are.
+        With ``gpus``, a number or the ordinals of some, each GPU has a share of every layer
+        (`families.share`), or ``split`` by layers a run of them (`families.stages`): ``device``
+        says of which kind they are.
 
         ``path`` is "demo", a GGUF file, any part of a split one, or a folder as transformers writes
         it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
@@ -182,7 +184,7 @@ class Engine(Owner):
             config = config.at_context(context)
             group = opening.group()
             opened = group[0]
-            shares = shares_of(config, gguf, len(group))
+            shares = shares_of(config, gguf, len(group), split)
             _announce(opened, gguf)
             most = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
             wanted = SessionSettings(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.runner import Observer, Steps
+from urdir.model.engine.stages import ChainedSteps, Place, building_layers
 from urdir.model.memory.budget import SessionBudget
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.exchange import Exchange, RankExchange
@@ -69,7 +70,14 @@ class Rank(Owner):
                 exchange=exchange,
             )
             steps = [(rank.steps, rank.stream) for rank in followers]
-            self.steps = owners.enter_context(Steps(self.parts, observer, steps))
+            if weights.config.stage is None:
+                own = Steps(self.parts, observer, steps)
+            elif followers:
+                places = [Place(self.parts, stream), *(Place(r.parts, r.stream) for r in followers)]
+                own = ChainedSteps(places, observer, steps)
+            else:
+                own = Steps(self.parts, build=building_layers)
+            self.steps = owners.enter_context(own)
             self.stream, self.storage = stream, SequenceStorage(cache, recurrent)
             self._owners = owners.pop_all()
 
