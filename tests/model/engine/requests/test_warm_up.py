@@ -80,7 +80,7 @@ class Room:
     def reserve(self, sequence: int, start: int, end: int) -> int:
         return end
 
-    def truncate(self, sequence: int, length: int) -> None: ...
+    def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None: ...
 
 
 @pytest.mark.parametrize(("requests", "prompt"), [(64, 128), (300, 100), (100, 2048), (5, 3000)])
