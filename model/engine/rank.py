@@ -49,7 +49,8 @@ class Rank(Owner):
             stream = owners.enter_context(device.create_stream())
             caches = [rank.parts.cache for rank in followers]
             cache = owners.enter_context(KvCache(device, budget.cache, stream, caches))
-            recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream))
+            held = [rank.recurrent for rank in followers]
+            recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream, held))
             states = [rank.parts.state for rank in followers]
             state = owners.enter_context(DecodeState(device, budget.state, stream, states))
             work = owners.enter_context(device.arena(budget.workspace, "workspace"))
