@@ -276,8 +276,8 @@ _FULL = {
 }
 #: Cases for several devices: how many, and how many networks are whole on each.
 RANKS = {
-    "head_dim 80, groups of 3": (2, 0),
-    "head_dim 256, six layers, five with rings": (3, 6),  # the keys of all heads are one
+    "head_dim 80, groups of 3": (2, 2),  # heads lie across blocks
+    "head_dim 256, six layers, five with rings": (3, 0),
     "seven experts, groups of 7": (2, 0),
     "latent vectors of 3 heads, yarn": (3, 1),  # the experts are too narrow
     "latent vectors whose keys are stored beside values": (4, 0),
