@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 #: Values of a rank that are exchanged in one shot at most: 8 MiB of an inbox, twice. What is more
 #: goes in several launches.
 MOST_VALUES = 1 << 20
-#: Values from which on a sum is made in two shots, for up to so many ranks. Estimated from 370 GB/s between two H200 and 2 us of a second wait: one shot sends ranks - 1 words of 8
-#: bytes a value, two send 2 (ranks - 1) / ranks times 4 bytes.
+#: Values from which on a sum is made in two shots, for up to so many ranks. Estimated from 370 GB/s
+#: between two H200, and 2 us of a second wait: one shot sends ranks - 1 words of 8 bytes a value,
+#: two send 2 (ranks - 1) / ranks times 4 bytes.
 TWO_SHOTS_FROM = {2: 1 << 17, 4: 1 << 15, 16: 1 << 14}
 
 
