@@ -156,7 +156,7 @@ def test_a_step_of_several_begins_when_the_one_before_is_complete(
 def test_nothing_is_recorded_on_the_way_once_all_is_prepared(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Session(device, weights, 24) as session:
+    with Session(device, weights, SessionSettings(24)) as session:
         session.feed([7])
         session.graphs.prepare_all(1, Output.GREEDY, 1, 15)
         monkeypatch.setattr(session.steps, "_recording", None)
