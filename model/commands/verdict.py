@@ -45,7 +45,7 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
 
     try:
         config = Config.from_gguf(gguf)
-        shares = shares_of(config, gguf, _count(args.gpus))
+        shares = shares_of(config, gguf, _count(args.gpus), args.split)
     except (ConfigError, UnsupportedError) as exc:
         return Verdict(False, f"cannot run: {str(exc).removeprefix(f'{gguf.path}: ')}")
     context = chosen_context(config, args.ctx_size)
@@ -115,10 +115,13 @@ def _plans(
 ) -> dict[int, MemoryPlan]:
     """What a share of the model needs, by context."""
     from urdir.model.memory.budget import MemoryPlan, SessionBudget
+    from urdir.model.memory.session_settings import SessionSettings
 
     return {
         tokens: MemoryPlan.of(
-            gguf, share, SessionBudget.of(share.at_context(tokens), tokens, sm_count)
+            gguf,
+            share,
+            SessionBudget.of(share.at_context(tokens), sm_count, SessionSettings(tokens)),
         )
         for tokens in contexts
     }

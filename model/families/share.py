@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from urdir.model.errors import UnsupportedError
+from urdir.model.families.attention import Attention, Latent, OutputGate, QkNorm
 from urdir.model.families.cut import (
     Blocks,
     Cut,
@@ -22,20 +23,9 @@ from urdir.model.families.cut import (
     spans,
     values_of_heads,
 )
-from urdir.model.families.description import (
-    Attention,
-    Block,
-    Branch,
-    Config,
-    Dense,
-    Latent,
-    LayerConfig,
-    Mixture,
-    Network,
-    OutputGate,
-    QkNorm,
-    Share,
-)
+from urdir.model.families.description import Config, Share
+from urdir.model.families.feed_forward import Dense, Mixture
+from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.share_recurrent import share_of_recurrent
 from urdir.model.families.stored import Normalization, StoredVector

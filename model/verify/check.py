@@ -21,6 +21,7 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import Logits, relative_rms
 from urdir.ptxgen.catalog import kernel as kernel_called
 from urdir.ptxgen.catalog import kernels
@@ -234,7 +235,8 @@ def _decode(
     engine: Engine, observer: Observer | None = None, steps: int = STEPS
 ) -> tuple[list[int], Logits]:
     """Feed the prompt and decode greedily: the tokens, and the logits (steps, n_vocab) of each."""
-    with Session(engine.device, engine.weights, CONTEXT, observer=observer) as session:
+    settings = SessionSettings(CONTEXT)
+    with Session(engine.device, engine.weights, settings, observer=observer) as session:
         return _decode_in(engine, session, steps)
 
 

@@ -15,6 +15,7 @@ from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.families.share import cut_networks
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights, shares_of
 from urdir.model.verify.conformance import relative_rms
 
@@ -328,10 +329,10 @@ def test_logits_are_the_reference_s(
     tokens = random_tokens(shape.vocab)
     with (
         Weights.load(model, config, device) as weights,
-        Session(device, weights, 32, "f32", exact=True) as session,
+        Session(device, weights, SessionSettings(32, "f32", exact=True)) as session,
     ):
         found = logits(session, tokens)
-        with Session(device, weights, 32) as rounded:
+        with Session(device, weights, SessionSettings(32)) as rounded:
             rounded.feed(tokens)
             after_prompt = rounded.logits_step()
     golden = reference_model(model, config).logits(tokens)
@@ -370,12 +371,12 @@ def test_logits_on_several_devices_are_the_reference_s(
             for share, device in zip(shares, group, strict=True)
         ]
         peers = weights[1:]
-        exact = Session(group[0], weights[0], 32, "f32", exact=True, sequences=2, peers=peers)
-        with exact as session:
+        settings = SessionSettings(32, "f32", exact=True, sequences=2)
+        with Session(group[0], weights[0], settings, peers=peers) as session:
             found = logits(session, tokens)
             session.fork(0, 1)  # states are copied on every rank
             again = logits(session, tokens)
-            with Session(group[0], weights[0], 32, peers=peers) as rounded:
+            with Session(group[0], weights[0], SessionSettings(32), peers=peers) as rounded:
                 rounded.feed(tokens)
                 after_prompt = rounded.logits_step()
     golden = reference_model(model, config).logits(tokens)
