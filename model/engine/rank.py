@@ -53,7 +53,7 @@ class Rank(Owner):
             stream = owners.enter_context(device.create_stream())
             caches = [rank.parts.cache for rank in followers]
             cache = owners.enter_context(KvCache(device, budget.cache, stream, caches))
-            held = [rank.recurrent for rank in followers]
+            held = [of for rank in followers if (of := rank.parts.recurrent) is not None]
             recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream, held))
             states = [rank.parts.state for rank in followers]
             state = owners.enter_context(DecodeState(device, budget.state, stream, states))
