@@ -71,9 +71,8 @@ def bench_startup(
     parts side by side: their sum exceeds the row of all. Loading is from the file in the page cache
     to weights that are ready on the device. The process is ``urdir run`` from its start to its
     first byte of output, the second time in a row, so that file and kernels are cached; left out
-    where ``source`` is synthetic. It loads the driver and opens the
-    device while it imports. Raises ModelError where that run cannot be, before anything is timed, or
-    when it fails.
+    where ``source`` is synthetic. It loads the driver and opens the device while it imports. Raises
+    ModelError when that run fails, and before anything is timed where it cannot be.
     """
     with Engine.open(
         source, device=device_name, cache_folder=cache_folder
