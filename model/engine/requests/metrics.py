@@ -31,7 +31,7 @@ class Metrics:
     idle_seconds: float = 0.0  # between steps, while there was work to do
 
     @classmethod
-    def of(cls, scheduler: Scheduler, pools: Sequence[PagePool], clock: StepClock) -> Self:
+    def of(cls, scheduler: Scheduler, pools: Sequence[PagePool], clock: StepClock | None) -> Self:
         """About now, from the books of a service."""
         counts = scheduler.counts
         return cls(
@@ -45,6 +45,6 @@ class Metrics:
             generated_tokens=counts.generated_tokens,
             steps=counts.steps,
             preemptions=counts.set_back,
-            busy_seconds=clock.busy_seconds,
-            idle_seconds=clock.idle_seconds,
+            busy_seconds=clock.busy_seconds if clock else 0.0,
+            idle_seconds=clock.idle_seconds if clock else 0.0,
         )

@@ -57,7 +57,8 @@ class Service(Owner):
         warm_up: WarmUp | None = None,
     ) -> None:
         session = engine.session
-        self._loop = AnswerLoop(session, tokenizer, limits or Limits.for_latency(session.shapes))
+        limits = limits or Limits.for_latency(session.shapes)
+        self._loop = AnswerLoop(session, tokenizer, limits, clock=session.step_clock())
         self._post = post
         self._warm_up = warm_up or WarmUp(session.steps, ())
         self._failure: DriverError | None = None  # of the end
