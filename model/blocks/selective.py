@@ -45,12 +45,13 @@ def append_selective(
     products = [(at.matrix(of), work[name]) for of, _, name in parts]
     linear.append(at.name("ssm_x"), products, Activations(convolved))
     for of, part_norm, name in parts:
+        if at.matrix(of).is_partial:
+            at.add_ranks(at.name(f"ssm_{name}"), of.rows, work[name], work[name])
         if (layer := at.norm(part_norm)) is not None:
             part = Activations(work[name])
             linear.append_norm(at.name(f"ssm_{name}_norm"), of.rows, part, layer, work[name])
     append_scan = _append_scan_by_head if mixer.heads else _append_scan_by_channel
     append_scan(at, mixer, y)
-    append_silu(at, mixer.conv.channels, y)
     return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
 
 
@@ -64,6 +65,7 @@ def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
         partial(SelectiveScan, channels=mixer.conv.channels, size=mixer.size),
         x=work["convolved"],
         step=work["alpha"],
+        gate=work["recurrent gate"],
         b=work["scan b"],
         c=work["scan c"],
         a=at.vector(mixer.a),
@@ -103,3 +105,4 @@ def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
         state=recurrent_state(at)["state"],
         y=y,
     )
+    append_silu(at, mixer.conv.channels, y)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.runner import Observer, Steps
+from urdir.model.engine.stages import ChainedSteps, Place, building_layers
 from urdir.model.memory.budget import SessionBudget
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.exchange import Exchange, RankExchange
@@ -34,6 +35,7 @@ class Rank(Owner):
     stream: Stream
     parts: StepParts
     steps: Steps
+    recurrent: RecurrentState
     storage: SequenceStorage
 
     def __init__(
@@ -51,7 +53,8 @@ class Rank(Owner):
             stream = owners.enter_context(device.create_stream())
             caches = [rank.parts.cache for rank in followers]
             cache = owners.enter_context(KvCache(device, budget.cache, stream, caches))
-            recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream))
+            held = [rank.recurrent for rank in followers]
+            recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream, held))
             states = [rank.parts.state for rank in followers]
             state = owners.enter_context(DecodeState(device, budget.state, stream, states))
             work = owners.enter_context(device.arena(budget.workspace, "workspace"))
@@ -69,8 +72,16 @@ class Rank(Owner):
                 exchange=exchange,
             )
             steps = [(rank.steps, rank.stream) for rank in followers]
-            self.steps = owners.enter_context(Steps(self.parts, observer, steps))
-            self.stream, self.storage = stream, SequenceStorage(cache, recurrent)
+            if weights.config.stage is None:
+                own = Steps(self.parts, observer, steps)
+            elif followers:
+                places = [Place(self.parts, stream), *(Place(r.parts, r.stream) for r in followers)]
+                own = ChainedSteps(places, observer, steps)
+            else:
+                own = Steps(self.parts, build=building_layers)
+            self.steps = owners.enter_context(own)
+            self.stream, self.recurrent = stream, recurrent
+            self.storage = SequenceStorage(cache, recurrent)
             self._owners = owners.pop_all()
 
     def close(self) -> None:

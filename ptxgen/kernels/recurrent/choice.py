@@ -20,7 +20,7 @@ def recurrence(target: str, *, exact: bool, **fields: Any) -> GatedRecurrence:
     whole = GatedRecurrence(**fields)
     if exact or not whole.segments or whole.rows < CHUNKED_ROWS:
         return whole
-    if not ChunkedRecurrence.serves(whole.key_dim, whole.channels):
+    if not ChunkedRecurrence.serves(whole.key_dim, whole.delta):
         return whole
     chunked = ChunkedRecurrence(**fields)
     return chunked if chunked.target_on(target) else whole

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -151,6 +151,26 @@ def test_a_step_of_several_begins_when_the_one_before_is_complete(
         across = [e for e in graph.edges if e.before // one != e.after // one]
         assert [(e.before, e.after) for e in across] == [(one - 1, one), (2 * one - 1, 2 * one)]
         assert not any(edge.programmatic for edge in across)
+
+
+@pytest.mark.slow
+def test_nothing_is_recorded_on_the_way_once_all_is_prepared(
+    device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Session(device, weights, SessionSettings(24)) as session:
+        session.feed([7])
+        session.graphs.prepare_all(1, Output.GREEDY, 1, 15)
+        monkeypatch.setattr(session.steps, "_recording", None)
+        launched: list[int] = []
+        launch = session.launch
+
+        def counting(shape: StepShape, slots: Sequence[int]) -> None:
+            launched.append(shape.steps)
+            launch(shape, slots)
+
+        monkeypatch.setattr(session, "launch", counting)
+        assert len(list(session.stream(Output.GREEDY, most=14))) == 14
+    assert launched[:3] == [1, AT_ONCE, AT_ONCE]
 
 
 @pytest.mark.slow
