@@ -94,8 +94,10 @@ class AnswerLoop(Owner):
         self, request: Request, deliver: Callable[[Item], None] = lambda item: None
     ) -> Answer:
         """An answer that can be added, and who gets its items where others take them. Any thread
-        may ask for one. Raises SettingsError, and
+        may ask for one. Raises ModelError for a token outside the vocabulary, SettingsError, and
         ConstraintError for a constraint that cannot be compiled, which may take a second."""
+        self._session.check_tokens(request.prompt)
+        self._session.check_settings(request.settings)
         matcher = None
         if request.constraint is not None:
             matcher = self.compiler.matcher(request.constraint)

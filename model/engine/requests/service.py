@@ -71,8 +71,8 @@ class Service(Owner):
 
     def submit(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
         """Ask. Items come through ``deliver``: a BusyError, ContextFullError or another error where
-        the request is not taken or fails, which then ends it. Raises SettingsError, and
-        ConstraintError for a constraint that cannot be compiled, which may take a second."""
+        the request is not taken or fails, which then ends it. Raises what `AnswerLoop.answer_to`
+        does."""
         answer = self._loop.answer_to(request, deliver)
         self._inbox.put(lambda: self._loop.add(answer))
         return answer

@@ -140,6 +140,11 @@ def test_what_does_not_fit_is_refused_and_nothing_is_lost(
     "".join(generation(session, limit=2).text())
     with pytest.raises(ContextFullError, match=f"{CONTEXT + 2} tokens exceed .* {CONTEXT} by 2"):
         "".join(generation(session, prompt=(1,) * (CONTEXT + 2)).text())
+    size = session.parts.config.vocab_size
+    biased = replace(GREEDY, logit_bias=((size, 1.0),))
+    for fields in ({"prompt": (1, size)}, {"prompt": (-1,)}, {"settings": biased}):
+        with pytest.raises(ModelError, match="the vocabulary"):
+            "".join(generation(session, **fields).text())
     made = generation(session, limit=2)
     assert "".join(made.text()) == "".join(f"{token} " for token in singly[:2])
     assert made.statistics.cached_tokens == len(PROMPT) - 1
