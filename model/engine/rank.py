@@ -53,7 +53,7 @@ class Rank(Owner):
             stream = owners.enter_context(device.create_stream())
             caches = [rank.parts.cache for rank in followers]
             cache = owners.enter_context(KvCache(device, budget.cache, stream, caches))
-            held = [rank.recurrent for rank in followers]
+            held = [of for rank in followers if (of := rank.parts.recurrent) is not None]
             recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream, held))
             states = [rank.parts.state for rank in followers]
             state = owners.enter_context(DecodeState(device, budget.state, stream, states))
@@ -72,13 +72,14 @@ class Rank(Owner):
                 exchange=exchange,
             )
             steps = [(rank.steps, rank.stream) for rank in followers]
+            graphs = budget.graphs
             if weights.config.stage is None:
-                own = Steps(self.parts, observer, steps)
+                own = Steps(self.parts, graphs, observer, steps)
             elif followers:
                 places = [Place(self.parts, stream), *(Place(r.parts, r.stream) for r in followers)]
-                own = ChainedSteps(places, observer, steps)
+                own = ChainedSteps(places, graphs, observer, steps)
             else:
-                own = Steps(self.parts, build=building_layers)
+                own = Steps(self.parts, graphs, build=building_layers)
             self.steps = owners.enter_context(own)
             self.stream, self.recurrent = stream, recurrent
             self.storage = SequenceStorage(cache, recurrent)

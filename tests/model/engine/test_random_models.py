@@ -372,8 +372,7 @@ def test_logits_on_several_devices_are_the_reference_s(
         ]
         peers = weights[1:]
         settings = SessionSettings(32, "f32", exact=True, sequences=2)
-        exact = Session(group[0], weights[0], settings, peers=peers)
-        with exact as session:
+        with Session(group[0], weights[0], settings, peers=peers) as session:
             found = logits(session, tokens)
             session.fork(0, 1)  # states are copied on every rank
             again = logits(session, tokens)

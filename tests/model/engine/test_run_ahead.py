@@ -14,7 +14,6 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
-from urdir.model.engine import runner
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.decode_graphs import LOOK_AHEAD
 from urdir.model.engine.run_ahead import AHEAD, AT_ONCE
@@ -316,11 +315,16 @@ def test_the_oldest_graphs_are_forgotten(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And are recorded again, with the same result."""
-    monkeypatch.setattr(runner, "MOST_GRAPHS", 2)
     with Session(device, weights, SessionSettings(64)) as session:
-        first = [session_token(session) for _ in range(2)]
-        assert first[0] == first[1]
-        assert len(session.steps._graphs) <= 2
+        expected, steps = session_token(session), session.steps
+        all_bytes = [graph.nbytes for graph in steps._graphs.values()]
+        room = 2 * max(all_bytes)
+        assert steps.graph_bytes == sum(all_bytes) > room
+        steps.close()  # forgets all
+        monkeypatch.setattr(steps, "_most_bytes", room)
+        assert [session_token(session) for _ in range(2)] == [expected] * 2
+        kept = [graph.nbytes for graph in steps._graphs.values()]
+        assert 0 < steps.graph_bytes == sum(kept) <= room
 
 
 def session_token(session: Session) -> list[int]:
