@@ -17,7 +17,6 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.request import Piece, Request
 from urdir.model.engine.requests.service import Item, Service
 from urdir.model.engine.sampling import SamplingSettings, sample
-from urdir.model.engine.sequence import Finish
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
@@ -108,7 +107,7 @@ def test_the_device_stops_at_an_end_id(session: Session, settings: SamplingSetti
     session.set_sampling(settings, end_ids=frozenset({end, 1}))
     stream = session.stream(Output.of(settings))
     assert [next(stream) for _ in range(first + 1)] == free[: first + 1]
-    assert session.sequences[0].finish is Finish.END
+    assert session.sequences[0].has_ended
     assert 0 not in session.device_positions()
     assert next(stream, None) is None
     assert session.length == len(PROMPT) + first
