@@ -64,6 +64,12 @@ class Product:
     up: Matrix | None = None
     activation: Activation | None = None
 
+    @property
+    def arguments(self) -> dict[str, Slice]:
+        """The matrices and their biases, by parameter name."""
+        first = given(weights=self.matrix.data, bias=self.matrix.bias)
+        return first if self.up is None else first | given(up=self.up.data, up_bias=self.up.bias)
+
 
 #: Appends a product with this label, whose result goes there.
 Multiply = Callable[[str, Product, "Slice"], None]

@@ -68,7 +68,7 @@ class ExpertsAlone(ExpertProducts):
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
         mixture, norm = call.mixture, call.norm
-        selection, matrix, up = mixture.selection, product.matrix, product.up
+        selection, matrix = mixture.selection, product.matrix
         kernel = _fitted(
             ExpertsUp,
             self._shares(larger=self.rows > 1),
@@ -80,7 +80,7 @@ class ExpertsAlone(ExpertProducts):
             batch=self.rows,
             activations=self._rounding(matrix.format),
             sms=self.linear.limits.sms,
-            gated=up is not None,
+            gated=product.up is not None,
             activation=product.activation,
             norm=None if norm is None else norm.norm,
             weighted=mixture.weigh_input,
@@ -88,17 +88,15 @@ class ExpertsAlone(ExpertProducts):
         )
         weight = self.work["expert weight"] if mixture.weigh_input else None
         norms = {} if norm is None else given(norm=norm.weight, norm_bias=norm.bias)
-        pair = {} if up is None else given(up=up.data, up_bias=up.bias)
         self.linear.plan.launch(
             kernel,
             label,
-            weights=matrix.data,
             expert=self.work["expert"],
             x=call.x.x,
             y=y,
-            **given(weight=weight, bias=matrix.bias),
+            **given(weight=weight),
             **norms,
-            **pair,
+            **product.arguments,
         )
 
     def append_in_turn(self, label: str, matrix: Matrix, heads: int, x: Slice, y: Slice) -> None:

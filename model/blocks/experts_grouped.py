@@ -67,7 +67,7 @@ class ExpertsGrouped(ExpertProducts):
         x: Slice,
         y: Slice,
     ) -> None:
-        selection, matrix, up = mixture.selection, product.matrix, product.up
+        selection, matrix = mixture.selection, product.matrix
         down = product.name == "down"
         weighted = mixture.weigh_input != down
         kernel = _gemm(
@@ -81,18 +81,16 @@ class ExpertsGrouped(ExpertProducts):
             down,
             weighted,
             matrix.bias is not None,
-            up is not None,
+            product.up is not None,
             product.activation,
         )
-        others = {} if up is None else given(up=up.data, up_bias=up.bias)
         self.linear.plan.launch(
             kernel,
             label,
-            weights=matrix.data,
             pair=self.work["expert pair"],
             tile_of=self.work["expert tiles"],
             x=x,
             y=y,
-            **given(weight=self.work["expert weight"] if weighted else None, bias=matrix.bias),
-            **others,
+            **given(weight=self.work["expert weight"] if weighted else None),
+            **product.arguments,
         )

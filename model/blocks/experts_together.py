@@ -65,19 +65,17 @@ class ExpertsTogether(ExpertProducts):
         y: Slice,
     ) -> int:
         """Returns how many products of a row there are in y."""
-        kernel, matrix, up = self._small(mixture, product, norm), product.matrix, product.up
+        kernel = self._small(mixture, product, norm)
         assert kernel is not None  # as `serves` found
-        pair = {} if up is None else given(up=up.data, up_bias=up.bias)
         weight = self.work["expert weight"] if kernel.weighted else None
         self.linear.plan.launch(
             kernel,
             label,
-            weights=matrix.data,
             expert=self.work["expert"],
             x=x,
             y=y,
-            **given(weight=weight, bias=matrix.bias, norm=None if norm is None else norm.weight),
-            **pair,
+            **given(weight=weight, norm=None if norm is None else norm.weight),
+            **product.arguments,
         )
         return kernel.slots
 

@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
                 return Engine.open(
                     device=device,
                     gpus=gpus,
+                    split=args.split,
                     context=CONTEXT,
                     cache_folder=environment.cache_dir,
                     ptx_files=files,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.runner import Observer
     from urdir.model.families.synthetic import SyntheticModel
-    from urdir.model.text.chat import ChatTemplate
-    from urdir.model.text.sandbox import TemplateProcess
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 
@@ -33,6 +31,7 @@ def open_engine(
     memory_share: float = 0.0,
     chunk: int | None = None,
     text: bool = False,
+    chat: bool | None = False,
     chat_template: str | None = None,
     meanwhile: Callable[[Engine], None] | None = None,
 ) -> Engine:
@@ -50,6 +49,7 @@ def open_engine(
         quantize=getattr(args, "quantize", None),
         device=args.device or environment.device,
         gpus=getattr(args, "gpus", None),
+        split=getattr(args, "split", "tensors"),
         context=context,
         kv_dtype=kv_dtype,
         exact=exact,
@@ -57,6 +57,7 @@ def open_engine(
         memory_share=memory_share,
         chunk=chunk,
         text=text,
+        chat=chat,
         chat_template=chat_template,
         cache_folder=environment.cache_dir,
         ptx_files=ptx_files(environment),
@@ -105,29 +106,6 @@ def open_group(args: argparse.Namespace) -> Group:
     environment = read_environment()
     name = args.device or environment.device
     return Group.open(name, args.gpus, cache_folder=environment.cache_dir)
-
-
-def template_process() -> TemplateProcess:
-    """The process that renders chat templates, which starts while the engine is opened."""
-    from urdir.model.text.sandbox import TemplateProcess
-
-    process = TemplateProcess()
-    process.begin()
-    return process
-
-
-def open_template(engine: Engine, given: str | None, process: TemplateProcess) -> ChatTemplate:
-    """The chat template that is ``given``, or the file's; it owns ``process``."""
-    from urdir.model.errors import TemplateError
-    from urdir.model.text.chat import ChatTemplate, find_template
-
-    source = given if given is not None else find_template(engine.gguf, engine.tokenizer)
-    if source is None:
-        raise TemplateError(
-            f"{engine.gguf.path}: the file has no chat template: --chat-template NAME gives it a "
-            "known one (chatml, llama3, ...), urdir run --raw continues plain prompts"
-        )
-    return ChatTemplate(source, engine.tokenizer, process)
 
 
 def ptx_files(environment: Environment) -> PtxFiles:

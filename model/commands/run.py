@@ -6,11 +6,11 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options, prompts
-from urdir.model.commands.opening import open_engine, open_template, template_process
+from urdir.model.commands.opening import open_engine
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.report import end_note, print_engine, print_statistics, statistics_dict
 from urdir.model.commands.terminal import shown
@@ -71,26 +71,24 @@ def run(args: argparse.Namespace) -> int:
     def begin(engine: Engine) -> None:
         """Do what can be done before the weights are there."""
         nonlocal generation
-        if process is None:
+        if args.raw:
             tokens = engine.tokenizer.encode(prompt, parse_special=True, add_bos=True)
         else:
-            with open_template(engine, template, process) as renderer:
-                tokens = _rendered(renderer, system, prompt, variables)
+            tokens = _rendered(engine.template, system, prompt, variables)
         generation = _generation(engine, args, tokens)
         generation.prepare()
 
-    with (
-        nullcontext() if args.raw else template_process() as process,
-        open_engine(
-            args,
-            args.model,
-            args.ctx_size,
-            kv_dtype=options.kv_dtype(args),
-            chunk=options.chunk(args),
-            text=True,
-            meanwhile=begin,
-        ) as engine,
-    ):
+    with open_engine(
+        args,
+        args.model,
+        args.ctx_size,
+        kv_dtype=options.kv_dtype(args),
+        chunk=options.chunk(args),
+        text=True,
+        chat=not args.raw,
+        chat_template=template,
+        meanwhile=begin,
+    ) as engine:
         if args.verbose:
             print_engine(engine)
         interrupted, text = _stream(generation, quiet=args.json)

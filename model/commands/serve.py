@@ -163,7 +163,7 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
         sequences=args.parallel,
         memory_share=args.gpu_memory_share,
         chunk=options.chunk(args),
-        text=True,
+        chat=None,
         chat_template=template,
         meanwhile=begin,
     )

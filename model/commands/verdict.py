@@ -45,7 +45,7 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
 
     try:
         config = Config.from_gguf(gguf)
-        shares = shares_of(config, gguf, _count(args.gpus))
+        shares = shares_of(config, gguf, _count(args.gpus), args.split)
     except (ConfigError, UnsupportedError) as exc:
         return Verdict(False, f"cannot run: {str(exc).removeprefix(f'{gguf.path}: ')}")
     context = chosen_context(config, args.ctx_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -43,16 +43,14 @@ class Generation:
     ``tokens``.
 
     It goes on from what the session holds of the prompt's beginning. Without a ``tokenizer`` there
-    is no text, and no token ends the answer. ``host_sampling`` downloads
-    logits and chooses in numpy. ``on_token`` is called with the id of each token of the answer and
-    the text that it completes, which may be "" within a character.
+    is no text, and no token ends the answer. ``host_sampling`` downloads logits and chooses in
+    numpy.
     """
 
     session: Session
     tokenizer: Tokenizer | None
     request: Request
     host_sampling: bool = False
-    on_token: Callable[[int, str], None] | None = None
     statistics: Statistics = field(default_factory=Statistics)
     tokens: list[int] = field(default_factory=list)
 
@@ -84,17 +82,15 @@ class Generation:
         statistics.seed = self.request.settings.seed
         statistics.prompt_tokens = len(self.request.prompt)
         start = time.perf_counter()
-        for piece in self._turned():
-            now = time.perf_counter()
-            if not self.tokens:
-                statistics.prompt_seconds, start = now - start, now
-            statistics.generate_seconds = now - start
-            for choice in piece.choices:
-                self.tokens.append(choice.token)
-                if self.on_token is not None:
-                    self.on_token(choice.token, choice.text)
-            statistics.generated_tokens = len(self.tokens)
-            yield piece
+        with closing(self._turned()) as pieces:
+            for piece in pieces:
+                now = time.perf_counter()
+                if not self.tokens:
+                    statistics.prompt_seconds, start = now - start, now
+                statistics.generate_seconds = now - start
+                self.tokens += [choice.token for choice in piece.choices]
+                statistics.generated_tokens = len(self.tokens)
+                yield piece
 
     def _turned(self) -> Generator[Piece, None, None]:
         """The pieces, as rounds bring them."""

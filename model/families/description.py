@@ -51,8 +51,19 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """Which rank of how many a description is for, whose layers begin with number ``first`` of the
+    model (`stages.staged`). Rank 0 has the embedding and the output."""
+
+    rank: int
+    ranks: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
-    """A whole model, see `Config.from_gguf`; or the ``share`` of it that one rank has.
+    """A whole model, see `Config.from_gguf`; or the ``share`` of it that one rank has, or the
+    ``stage`` of it, whose layers are all that it has.
 
     The stream begins as the token's row of ``embedding``, times ``embedding_scale``, plus its row
     of ``positions``, normalised by ``embedding_norm``; it is kept as ``saves``, and ``adds``
@@ -81,6 +92,7 @@ class Config:
     ignored_keys: tuple[str, ...] = ()  # of the file, which the architecture does not know
     unused_tensors: tuple[str, ...] = ()  # of the file, for other uses than plain decoding
     share: Share | None = None
+    stage: Stage | None = None
 
     def __str__(self) -> str:
         from urdir.model.families.summary import summary

@@ -104,6 +104,16 @@ def required_head_norms(file: Reader, layer: int, norm: Norm, dim: int, **option
     return QkNorm(q, file.norm("attn_k_norm", layer, norm, dim), **options)
 
 
+def row_norms(file: Reader, layer: int, norm: Norm, bias: Presence = "absent") -> QkNorm:
+    """The same of all heads as one row: (heads * head_dim,)."""
+    (queries, keys), dim = heads(file, layer), head_dims(file)[0]
+    return QkNorm(
+        file.norm("attn_q_norm", layer, norm, queries * dim, bias=bias),
+        file.norm("attn_k_norm", layer, norm, keys * dim, bias=bias),
+        over="row",
+    )
+
+
 def attention(
     file: Reader,
     layer: int,

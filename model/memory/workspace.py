@@ -29,6 +29,9 @@ from urdir.ptxgen.weights.packed import packed_nbytes
 #: Buffers for the stream: what a block reads, what it makes, and what a parallel block adds up.
 STREAMS = ("hidden", "residual", "sum", "spare")
 
+#: The stream after the layers of a stage, for the rank that has the next ones.
+PASSED = "passed"
+
 #: Parameters of split attention, and the buffers that they take.
 PARTIAL = {"partial": "partial", "softmax": "softmax", "arrived": "chunks arrived"}
 #: Buffers with the vectors of products.
@@ -97,6 +100,8 @@ def _widths(config: Config) -> dict[str, int]:
     gates = [mixer.gate.linear.rows for mixer in mixers if mixer.gate is not None]
     dense = [d.width for layer in config.layers for d in layer.dense_networks]
     widths = dict.fromkeys((*STREAMS, "normed", "delta", "branch"), hidden)
+    if config.stage is not None:
+        widths[PASSED] = hidden
     widths |= {saved(name): hidden for name in config.saved_streams}
     if banks := config.banked(config.n_layers):
         widths |= {"banked": banks * hidden, "recalled": hidden}

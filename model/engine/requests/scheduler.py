@@ -139,10 +139,10 @@ class Scheduler:
     def add(self, request: Request) -> int:
         """Queue a request; its number. Raises ContextFullError for a prompt that never fits, and
         BusyError."""
-        if len(request.prompt) > self.context:
+        if (more := len(request.prompt) - self.context) > 0:
             raise ContextFullError(
-                f"a prompt of {len(request.prompt)} tokens: there is room for {self.context}; "
-                "shorten it, or raise the context or the cache"
+                f"{len(request.prompt)} tokens exceed the context of {self.context} by {more}: "
+                "open with a larger one and room for it, or shorten the prompt"
             )
         if len(self._waiting) >= self.limits.queue:
             raise self._busy(f"{len(self._waiting)} requests are waiting already")

@@ -11,16 +11,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from urdir.model.families.attention import QkNorm
 from urdir.model.families.dense import decoder, mixer, plain, windowed_mixer
 from urdir.model.families.description import Config
 from urdir.model.families.parts import (
     attention,
     dense,
     head_dims,
-    heads,
     layer_norm,
     rms_norm,
+    row_norms,
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
@@ -48,25 +47,18 @@ def olmo(file: Reader) -> Config:
 def olmo2(file: Reader) -> Config:
     """OLMo 2: all queries are normalised as one row, and so are all keys. OLMo 3: three of four
     layers have a window and rotate without context extension."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = read_rope(file, "half", key_dim, factors=False)
+    norm, rope = rms_norm(file), read_rope(file, "half", head_dims(file)[0], factors=False)
     local = replace(rope, scaling=RopeScaling.none())
     window = optional_window(file)
     windowed = optional_windows(file, window, 4)
 
-    def row_norms(layer: int) -> dict[str, Any]:
-        queries, keys = heads(file, layer)
-        norms = QkNorm(
-            file.norm("attn_q_norm", layer, norm, queries * key_dim),
-            file.norm("attn_k_norm", layer, norm, keys * key_dim),
-            over="row",
-        )
-        return {"qk_norm": norms}
+    def norms(layer: int) -> dict[str, Any]:
+        return {"qk_norm": row_norms(file, layer, norm)}
 
     return decoder(
         file,
         norm,
-        windowed_mixer(file, windowed, window, local, rope, more=row_norms),
+        windowed_mixer(file, windowed, window, local, rope, more=norms),
         lambda layer: dense(file, layer, bias="absent"),
         norms=(None, None),
         post_norms=_POST_NORMS,

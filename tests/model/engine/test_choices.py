@@ -167,15 +167,15 @@ def test_masks_are_of_the_rows_of_one_step(session: Session) -> None:
     for slot in (0, 1):
         session.truncate(0, slot)
         session.append(PROMPT[:-1], slot)
-        session.launch_batch(Batch((), (Segment(slot, 0, len(PROMPT) - 1),)), Output.NONE)
+        session.stepper.launch_batch(Batch((), (Segment(slot, 0, len(PROMPT) - 1),)), Output.NONE)
         session.append(PROMPT[-1:], slot)
-    session.launch_batch(Batch((0, 1)), Output.of(greedy, masked=True), {1: mask})
+    session.stepper.launch_batch(Batch((0, 1)), Output.of(greedy, masked=True), {1: mask})
     chosen = session.parts.state["sampled"].download(np.uint32, 2).tolist()
     assert chosen[0] == free[0][0]
     assert chosen[1] in allowed
     for slot, token in enumerate(chosen):
         session.read(slot, token)
-    session.launch_batch(Batch((0, 1)), Output.SAMPLE)
+    session.stepper.launch_batch(Batch((0, 1)), Output.SAMPLE)
     later = session.parts.state["sampled"].download(np.uint32, 2).tolist()
     assert later[0] == free[0][1]
     for slot, token in enumerate(later):

@@ -52,7 +52,7 @@ def mixed(session: Session) -> Logits:
     found: Logits = {s: [] for s in range(len(PROMPTS))}
 
     def step(batch: Batch) -> None:
-        session.launch_batch(batch, Output.LOGITS)
+        session.stepper.launch_batch(batch, Output.LOGITS)
         rows, vocab = len(batch.choosing), session.parts.config.vocab_size
         if rows:
             logits = session.parts.work["logits"].download(np.float32, (rows, vocab))
@@ -66,7 +66,7 @@ def mixed(session: Session) -> Logits:
     whole = [Segment(s, 0, len(PROMPTS[s]), chooses=True) for s in (0, 1, 2)]
     if chunk == 8:  # exact
         step(Batch((), (whole[0],)))
-        session._process(session.sequences[1], 36)
+        session.stepper.process(session.sequences[1], 36)
         step(Batch((0,), (Segment(1, 36, 37, chooses=True),)))
         step(Batch((0, 1), (whole[2],)))
     else:
@@ -79,7 +79,7 @@ def mixed(session: Session) -> Logits:
         step(Batch((1,), (Segment(3, start, end, chooses=end == LONG),)))
         start = end
     step(Batch((), (Segment(4, 0, min(17, chunk)),)))
-    session._process(session.sequences[4], 17)
+    session.stepper.process(session.sequences[4], 17)
     step(Batch((3, 0, 1, 2), (Segment(4, 17, 18, chooses=True),)))
     step(Batch((4, 3)))
     return found

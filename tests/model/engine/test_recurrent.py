@@ -132,7 +132,7 @@ def test_forks_and_cuts_between_steps_of_any_mix(engine: Engine, session: Sessio
         session.append(own, 2)
         known = session.sequences[2].tokens
         segment = Segment(2, 5, len(known), chooses=True)
-        session.launch_batch(Batch((0,), (segment,)), Output.LOGITS)
+        session.stepper.launch_batch(Batch((0,), (segment,)), Output.LOGITS)
         logits = session.parts.work["logits"].download(np.float32, (2, 128))
         expected = logits_of(engine, list(session.sequences[0].tokens))
         assert relative_rms(logits[0], expected) < CLOSE

@@ -92,7 +92,7 @@ def ragged(session: Session, family: Family, seed: int) -> float:
         if not decode and not segments:
             continue
         most = max(most, len(segments))
-        session.launch_batch(batch, Output.LOGITS)
+        session.stepper.launch_batch(batch, Output.LOGITS)
         if not batch.choosing:
             continue
         shape = (len(batch.choosing), session.parts.config.vocab_size)

@@ -27,7 +27,7 @@ QUESTION = {
     "max_tokens": 20,
 }
 ANSWER = "2 plus 3 is 5."
-STARTED = 120.0  # seconds that a Ray with two emulated engines may take on a slow machine
+STARTED = 240.0  # seconds that two emulated engines may take on a slow machine
 #: Two replicas without the command; the device of one of them is lost once there is a file.
 LOSING = """
 import os, sys
@@ -129,7 +129,7 @@ class Cluster:
     def __init__(self, process: subprocess.Popen[str], port: int) -> None:
         self.process = process
         url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=url, timeout=60, trust_env=False, verify=False)
+        self.http = httpx.Client(base_url=url, timeout=STARTED, trust_env=False, verify=False)
 
     def ask(self, **fields: Any) -> str:
         reply = self.http.post("/v1/chat/completions", json={**QUESTION, **fields})

@@ -686,7 +686,7 @@ def test_a_stop_string_is_the_callers_to_see() -> None:
 def test_what_never_fits_is_refused() -> None:
     for pages, context, room in ((4, 40, 16), (40, 9, 9)):
         server = Server(ToyStorage(pages, 4, 2), context)
-        with pytest.raises(ContextFullError, match=f"17 tokens: there is room for {room}"):
+        with pytest.raises(ContextFullError, match=f"17 tokens exceed the context of {room} by"):
             server.add(ask(*[1] * 17))
         server.add(ask(*[1] * room, limit=None))
         server.run()

@@ -6,7 +6,8 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,13 +23,17 @@ from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Finish
-from urdir.model.errors import BusyError, ContextFullError, ModelError
+from urdir.model.errors import BusyError, ConstraintError, ContextFullError, ModelError
 from urdir.model.owner import Owner
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.matcher import Matcher
 
 DEMO = Path(__file__).parents[3] / "data" / "demo" / "eval.jsonl"
 GREEDY = SamplingSettings(temperature=0.0)
+CONSTRAINED = Request(
+    prompt=(5, 6, 7), constraint=Constraint.choice(["yes, of course", "certainly not"])
+)
 DRAWN = SamplingSettings(temperature=1.3, top_k=0, top_p=1.0, min_p=0.0, seed=11)
 
 
@@ -78,14 +83,25 @@ def questions(device_name: str, request: pytest.FixtureRequest) -> list[tuple[li
         ]
 
 
-@pytest.fixture
-def engine(device_name: str) -> Iterator[Engine]:
-    """Of few pages: not all sequences become long at once."""
-    with Engine.open(device=device_name, sequences=6, page_len=16, pages=36, text=True) as opened:
+@pytest.fixture(scope="module")
+def engine(
+    device_name: str, needs_gpus: Callable[[int], None], request: pytest.FixtureRequest
+) -> Iterator[Engine]:
+    """Of few pages: not all sequences become long at once. On one device, or as many as asked."""
+    gpus = getattr(request, "param", None)
+    needs_gpus(gpus or 1)
+    few: Any = {"sequences": 6, "page_len": 16, "pages": 36}
+    with Engine.open(device=device_name, gpus=gpus, text=True, **few) as opened:
         yield opened
 
 
+on_one_and_two = pytest.mark.parametrize(
+    "engine", [None, pytest.param(2, marks=pytest.mark.full)], indirect=True, ids=["one", "two"]
+)
+
+
 @pytest.mark.slow
+@on_one_and_two
 def test_answers_are_those_of_one_at_a_time(
     engine: Engine, questions: list[tuple[list[int], str]]
 ) -> None:
@@ -112,6 +128,7 @@ def test_answers_are_those_of_one_at_a_time(
     assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
 
 
+@on_one_and_two
 def test_settings_are_each_request_s_own(engine: Engine) -> None:
     """Greedy beside drawn ones, stop strings, limits, log-probabilities, constraints, and a seed
     that gives the same whatever else runs."""
@@ -189,6 +206,64 @@ def test_a_step_that_fails_ends_its_requests_alone(
         assert str(ask(service, request).ended()) == "no such luck"
         assert isinstance(ask(service, request).ended(), Ending)
         assert service.metrics().pages_used == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mask", pytest.param("accept", marks=pytest.mark.full)])
+def test_a_constraint_that_fails_ends_its_request_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """At its third token. Beside it another with the same constraint goes on, and so do later
+    ones."""
+    works, calls = getattr(Matcher, method), Counter[Matcher]()
+
+    def failing(matcher: Matcher, argument: Any) -> None:
+        calls[matcher] += 1
+        if matcher is next(iter(calls)) and calls[matcher] == 3:
+            raise ConstraintError("no more states")
+        works(matcher, argument)
+
+    with Service(engine, engine.tokenizer) as service:
+        expected = ask(service, CONSTRAINED)
+        assert isinstance(expected.ended(), Ending)
+        monkeypatch.setattr(Matcher, method, failing)
+        failed, beside = ask(service, CONSTRAINED), ask(service, CONSTRAINED)
+        plain = ask(service, Request(prompt=(5, 6, 7), limit=4, ignore_end=True))
+        assert str(failed.ended()) == "no more states"
+        for answer in (beside, plain, later := ask(service, CONSTRAINED)):
+            assert isinstance(answer.ended(), Ending)
+        assert beside.text == later.text == expected.text
+        assert expected.text.startswith(failed.text)
+        metrics = service.metrics()
+    assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_constrained_answers_after_a_step_that_fails(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that had begun end with the error; those that wait are as good as new."""
+    launch, launches = engine.session.queue.launch, 0
+
+    def failing(*args: Any) -> None:
+        nonlocal launches
+        if (launches := launches + 1) == 3:
+            raise ModelError("no such luck")
+        launch(*args)
+
+    with Service(engine, engine.tokenizer) as service:
+        expected = ask(service, CONSTRAINED)
+        assert isinstance(expected.ended(), Ending)
+        monkeypatch.setattr(engine.session.queue, "launch", failing)
+        asked = [ask(service, CONSTRAINED) for _ in range(len(engine.session.sequences) + 2)]
+        ends = [answer.ended() for answer in asked]
+        for answer, end in zip(asked, ends, strict=True):
+            if isinstance(end, Ending):
+                assert answer.text == expected.text
+            else:
+                assert str(end) == "no such luck"
+        assert {type(end) for end in ends} == {Ending, ModelError}
 
 
 def test_many_prompts_in_one_line(engine: Engine) -> None:
