@@ -87,6 +87,24 @@ def test_prompts_match_golden(device_name: str, needs_gpus: Callable[[int], None
         assert relative_rms(engine.session.logits_step(), expected[19]) <= EXACT_RELATIVE_RMS
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2-dense",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("bloom-dense", "gemma4-d", "gemma4-moe", "grok-moe", "minicpm3-dense")
+        ),
+    ],
+)
+def test_families_match_golden(name: str, family_file: Callable[[str], Path]) -> None:
+    """Learned positions, norms of embeddings, latent attention, several networks side by side."""
+    with np.load(DATA / "families" / f"{name}.npz") as file:
+        tokens, expected = file["tokens"].tolist(), file["logits"]
+    found = logits(family_file(name), tokens[:FEW], "emulator", 2)
+    assert relative_rms(found, expected[:FEW]) <= EXACT_RELATIVE_RMS
+
+
 @pytest.fixture(scope="module")
 def engines(device_name: str, urdir_probe: Probe) -> Iterator[tuple[Engine, Engine]]:
     """On one device, and on two; not exact, with pages, prompts in chunks of 32."""
