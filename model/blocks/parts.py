@@ -169,17 +169,18 @@ class LayerStep:
     def _finish_together(
         self, label: str, matrix: Matrix, x: Activations, to: Destination, fill: bool
     ) -> Activations:
-        product = [(matrix, self.work["delta"])]
+        own, product = self.work["delta"], [(matrix, self.work["delta"])]
         self.linear.append(label, product, x, scale=to.scale, ends_block=True, fill=fill)
-        return self.add_ranks(label, to.y, to.residual)
+        self.add_ranks(label, matrix.rows, own, to.y, to.residual)
+        return Activations(to.y)
 
-    def add_ranks(self, label: str, y: Slice, residual: Slice | None) -> Activations:
-        """y = the sum of all ranks' ``work["delta"]``, plus the ``residual``, of the stream."""
-        exchange, own = self.parts.exchange, self.work["delta"]
+    def add_ranks(
+        self, label: str, width: int, x: Slice, y: Slice, residual: Slice | None = None
+    ) -> None:
+        """y (rows, width) = the sum of all ranks' x, plus the ``residual``; y may be either."""
+        exchange, values = self.parts.exchange, self.rows.count * width
         assert exchange is not None
-        values = self.rows.count * self.parts.config.hidden
-        append_sum_of_ranks(self.plan, exchange, f"{label}.sum_of_ranks", values, own, y, residual)
-        return Activations(y)
+        append_sum_of_ranks(self.plan, exchange, f"{label}.sum_of_ranks", values, x, y, residual)
 
     def scale(self, label: str, x: Slice, y: Slice, scale: float) -> None:
         """y = scale * x, of the stream."""

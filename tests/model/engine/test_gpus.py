@@ -19,7 +19,7 @@ from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
-from urdir.model.errors import SettingsError, UnsupportedError
+from urdir.model.errors import SettingsError
 from urdir.model.families.description import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
@@ -195,7 +195,7 @@ def test_columns_that_are_cut_are_those_of_the_file() -> None:
             with Weights.load(gguf, share, device) as weights:
                 matrix = weights.matrix(down)
                 found = matrix.layout.unpack(matrix.data.download(np.uint8))
-            np.testing.assert_allclose(found, whole[:, slice(*down.matrix.columns)], rtol=2e-7)
+            np.testing.assert_allclose(found, whole[:, slice(*down.matrix.columns[0])], rtol=2e-7)
 
 
 @pytest.fixture
@@ -228,10 +228,7 @@ def test_a_fault_on_a_rank_ends_the_engine(api: Any, in_prompt: bool) -> None:
     assert api.live() == {}
 
 
-def test_what_one_device_only_has_is_refused(family_file: Callable[[str], Path]) -> None:
-    with pytest.raises(UnsupportedError, match="layer 0 has a mixer with a state"):
-        Engine.open(family_file("mamba2-dense"), device="emulator", gpus=2)
-
+def test_what_one_device_only_has_is_refused() -> None:
     class Watcher:
         def run(self, bound: Any, stream: Any) -> None:
             raise AssertionError("nothing runs")
