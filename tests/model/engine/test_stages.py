@@ -93,12 +93,15 @@ def test_prompts_match_golden(device_name: str, needs_gpus: Callable[[int], None
         "gpt2-dense",
         *(
             pytest.param(name, marks=pytest.mark.full)
-            for name in ("bloom-dense", "gemma4-d", "gemma4-moe", "grok-moe", "minicpm3-dense")
+            for name in (
+                *("bloom-dense", "gemma4-d", "gemma4-moe", "grok-moe", "minicpm3-dense"),
+                *("falcon-h1-dense", "mamba2-dense"),
+            )
         ),
     ],
 )
 def test_families_match_golden(name: str, family_file: Callable[[str], Path]) -> None:
-    """Learned positions, norms of embeddings, latent attention, several networks side by side."""
+    """Learned positions, latent attention, states, several networks side by side."""
     with np.load(DATA / "families" / f"{name}.npz") as file:
         tokens, expected = file["tokens"].tolist(), file["logits"]
     found = logits(family_file(name), tokens[:FEW], "emulator", 2)
@@ -260,9 +263,10 @@ def test_what_is_not_split_is_refused(family_file: Callable[[str], Path]) -> Non
         with pytest.raises(UnsupportedError, match=why):
             Engine.open(path, device="emulator", gpus=gpus, split="layers")
 
-    refused(family_file("mamba2-dense"), 2, "layers with a state")
+    refused(family_file("gemma4-e"), 2, "layers that share a cache")
+    refused(family_file("lfm2-dense"), 2, "layers of different kinds")
     refused(golden("nano-llama-f32")[0], 3, "2 layers are no work for 3 GPUs")
-    refused(DATA / "golden" / "nano-gemma3-q4_k_m.gguf", 3, "layers with different windows")
+    refused(DATA / "golden" / "nano-gemma3-q4_k_m.gguf", 3, "layers of different kinds")
 
     class Watcher:
         def run(self, bound: Any, stream: Any) -> None:
