@@ -72,11 +72,14 @@ def bench_startup(
     to weights that are ready on the device. The process is ``urdir run`` from its start to its
     first byte of output, the second time in a row, so that file and kernels are cached; left out
     where ``source`` is synthetic. It loads the driver and opens the
-    device while it imports. Raises ModelError when that run fails.
+    device while it imports. Raises ModelError where that run cannot be, before anything is timed, or
+    when it fails.
     """
     with Engine.open(
         source, device=device_name, cache_folder=cache_folder
     ) as engine:  # also reads the file
+        if not isinstance(source, SyntheticModel):
+            _ = engine.tokenizer  # which `urdir run` needs
         device = engine.device
         specs = _specs(engine)
         rows, texts = _render(specs, device.native_target)

@@ -15,7 +15,6 @@ from urdir.driver.errors import DriverError, GroupError
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.engine.sequence import StopConditions
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.description import Config
@@ -172,7 +171,7 @@ def test_drawn_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) ->
             settings = SamplingSettings(temperature=1.5, seed=3, nonce=sequence)
             session.set_sampling(settings, sequence)
         drawn += [session.forward_gpu_resident_to_token_id((0, 1), Output.SAMPLE) for _ in range(3)]
-        session.set_sampling(settings, 1, StopConditions(end_ids=frozenset(range(0, 400, 2))))
+        session.set_sampling(settings, 1, frozenset(range(0, 400, 2)))
         drawn += [*session.stream(Output.SAMPLE, 1, most=20)]
         return [*drawn, *session.stream(Output.SAMPLE, 0, most=4)]
 
