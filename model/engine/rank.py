@@ -35,6 +35,7 @@ class Rank(Owner):
     stream: Stream
     parts: StepParts
     steps: Steps
+    recurrent: RecurrentState
     storage: SequenceStorage
 
     def __init__(
@@ -71,15 +72,17 @@ class Rank(Owner):
                 exchange=exchange,
             )
             steps = [(rank.steps, rank.stream) for rank in followers]
+            graphs = budget.graphs
             if weights.config.stage is None:
-                own = Steps(self.parts, observer, steps)
+                own = Steps(self.parts, graphs, observer, steps)
             elif followers:
                 places = [Place(self.parts, stream), *(Place(r.parts, r.stream) for r in followers)]
-                own = ChainedSteps(places, observer, steps)
+                own = ChainedSteps(places, graphs, observer, steps)
             else:
-                own = Steps(self.parts, build=building_layers)
+                own = Steps(self.parts, graphs, build=building_layers)
             self.steps = owners.enter_context(own)
-            self.stream, self.storage = stream, SequenceStorage(cache, recurrent)
+            self.stream, self.recurrent = stream, recurrent
+            self.storage = SequenceStorage(cache, recurrent)
             self._owners = owners.pop_all()
 
     def close(self) -> None:

@@ -169,8 +169,8 @@ class AnswerLoop(Owner):
 
     def metrics(self) -> Metrics:
         """Where it stands, about now."""
-        pools = self._session.parts.cache.pools
-        return Metrics.of(self._scheduler, pools, self._launcher.clock)
+        pools, steps = self._session.parts.cache.pools, self._session.steps
+        return Metrics.of(self._scheduler, pools, self._launcher.clock, steps.graph_bytes)
 
     def close(self) -> None:
         """End what is open and wait for the steps that are queued; closing twice does nothing.

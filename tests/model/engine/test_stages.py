@@ -167,8 +167,8 @@ def test_steps_of_tokens_and_prompts_are_those_of_one_device(
         session.greedy_step()
         session.append([*range(40, 50)], 1)
         session.append([*range(60, 80)], 2)
-        session.launch_batch(Batch((), (Segment(2, 0, 12),)), Output.NONE)
-        session.launch_batch(Batch((0,), (Segment(1, 0, 10, chooses=True),)), Output.GREEDY)
+        session.stepper.launch_batch(Batch((), (Segment(2, 0, 12),)), Output.NONE)
+        session.stepper.launch_batch(Batch((0,), (Segment(1, 0, 10, chooses=True),)), Output.GREEDY)
         chosen = session.parts.state["sampled"].download(np.uint32, 2).tolist()
         for sequence, token in zip((0, 1), chosen, strict=True):
             session.read(sequence, token)
