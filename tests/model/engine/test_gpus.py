@@ -179,6 +179,22 @@ def test_requests_are_answered_by_all_ranks(engines: tuple[Engine, Engine]) -> N
     assert one == two
 
 
+def test_sums_of_several_rows_begin_the_norm_that_follows(engines: tuple[Engine, Engine]) -> None:
+    def work(session: Session) -> Any:
+        session.feed([5, 80, 13])
+        session.feed([6], 1)
+        session.forward_gpu_resident((0, 1))
+        session.feed([9])
+        session.feed([11], 1)
+        shape = session.stepper.shape_after(Output.LOGITS, (0, 1))
+        launches = {of.label: of.kernel for of in session.steps.bound(shape).plan}
+        assert launches["blk.1.attn_qkv"].summarised
+        return session.forward_gpu_resident((0, 1))
+
+    one, two = on_both(engines, work)
+    assert relative_rms(two, one) < 2e-3
+
+
 def test_ranks_choose_the_same_tokens_and_remember_them(engines: tuple[Engine, Engine]) -> None:
     """Drawn ones, after a fork that shares pages and a cut: each rank has its own state."""
     session = engines[1].session
