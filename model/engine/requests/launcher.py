@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from urdir.driver.context import close_all
 from urdir.driver.errors import DriverError
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.decode_graphs import LOOK_AHEAD
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
-from urdir.model.engine.step_clock import Span
+from urdir.model.engine.step_clock import Span, StepClock
 from urdir.model.errors import ConstraintError
 from urdir.model.owner import Owner
 
@@ -27,14 +28,16 @@ if TYPE_CHECKING:
 _OUTPUTS = (Output.LOGITS, Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
 #: Steps that are queued before the first of them is read: a newcomer waits for these.
 _AHEAD = 2
+#: Tokens after which an answer's graphs are looked for anew: fewer than they are prepared before.
+_STRIDE = LOOK_AHEAD // 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """The steps of one launch, and its time."""
+    """The steps of one launch, and its time where that is wanted."""
 
     plans: Sequence[StepPlan]
-    span: Span
+    span: Span | None
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -43,7 +46,8 @@ class _Launch:
 class Launcher(Owner):
     """Queues the steps that ``scheduler`` plans for ``answers``, on the device of ``session``.
 
-    Answers end at ``end_ids``, on the device as well. A ``clock`` times what is read.
+    Answers end at ``end_ids``, on the device as well. A ``clock``, which the launcher closes, times
+    what is read; without one a launch takes the host less time.
     """
 
     def __init__(
@@ -52,14 +56,16 @@ class Launcher(Owner):
         scheduler: Scheduler,
         answers: OpenAnswers,
         end_ids: frozenset[int],
+        clock: StepClock | None = None,
     ) -> None:
         self._session = session
         self._scheduler = scheduler
         self._answers = answers
         self._end_ids = end_ids
         self._ahead: RunAhead[_Launch] = session.run_ahead(_AHEAD)
-        self.clock = session.step_clock()
+        self.clock = clock
         self._look_ahead: Callable[[], bool] = _done
+        self._expected: tuple[int, Output, int, int] | None = None
         self._next: StepShape | None = None  # that is expected
 
     def __len__(self) -> int:
@@ -89,10 +95,7 @@ class Launcher(Owner):
         shape = session.shapes.of_batch(plan.batch, plan.longest, output)
         masks = self._masks(plan, answers)
         plans, shape = self._several(plan, shape)
-        span = self.clock.span()
-        begins = partial(self.clock.mark, span.begin)
-        session.queue.launch(shape, plan.batch, plan.positions, masks, begins)
-        self.clock.mark(span.end)
+        span = self._launch(plan, shape, masks)
         for segment in plan.batch.segments:
             if segment.chooses:  # the end of a prompt
                 session.storage.keep_state(segment.sequence, segment.end)
@@ -104,12 +107,19 @@ class Launcher(Owner):
         """Wait for the oldest launch; the steps that are complete then. Meanwhile graphs are
         prepared for the answers that go on."""
         launch = self._ahead.wait(self._use_wait)
-        self.clock.read(launch.span)
+        if self.clock is not None and launch.span is not None:
+            self.clock.read(launch.span)
         return launch.plans
 
     def clear(self) -> None:
         """Forget what is queued: nobody reads it."""
         self._ahead.clear()
+        self.rest()
+
+    def rest(self) -> None:
+        """There is nothing to do for a while, which counts as no time of the device's."""
+        if self.clock is not None:
+            self.clock.rest()
 
     def close(self) -> None:
         """Wait for what is queued; closing twice does nothing."""
@@ -117,7 +127,18 @@ class Launcher(Owner):
             while self._ahead:
                 self._ahead.wait()
         finally:
-            close_all([self._ahead, self.clock])
+            close_all([self._ahead, *([self.clock] if self.clock else [])])
+
+    def _launch(self, plan: StepPlan, shape: StepShape, masks: Mapping[int, Mask]) -> Span | None:
+        """Queue the steps of a plan; when they begin and end, if that is wanted."""
+        launch = partial(self._session.queue.launch, shape, plan.batch, plan.positions, masks)
+        if self.clock is None:
+            launch()
+            return None
+        span = self.clock.span()
+        launch(partial(self.clock.mark, span.begin))
+        self.clock.mark(span.end)
+        return span
 
     def _begin(self, number: int, slot: int) -> None:
         """Write what is known of a request that has been given a sequence."""
@@ -143,20 +164,25 @@ class Launcher(Owner):
         if not rows:
             self._next = None
             return
-        steps = AT_ONCE if rows <= FEW and output.is_token else 1
         end, longest = self._scheduler.end(last), last.longest
         goes_on = longest < end
         self._next = self._session.shapes.decode(rows, longest + 1, output) if goes_on else None
-        prepare = self._session.graphs.prepare
-        self._look_ahead = partial(prepare, rows, output, longest, end, steps)
+        expected = (rows, output, longest // _STRIDE, end)
+        if expected != self._expected:
+            self._expected = expected
+            steps = AT_ONCE if rows <= FEW and output.is_token else 1
+            prepare = self._session.graphs.prepare
+            self._look_ahead = partial(prepare, rows, output, longest, end, steps)
 
     def _use_wait(self) -> bool:
         """Do a small piece of preparing for what is expected; False where all is done."""
         try:
-            return self._look_ahead()
+            if self._look_ahead():
+                return True
         except DriverError:  # the step that needs the graph tries again, and says so
-            self._look_ahead = _done
-            return False
+            pass
+        self._look_ahead = _done
+        return False
 
     def _masks(self, plan: StepPlan, answers: Sequence[Answer]) -> dict[int, Mask]:
         """The tokens that may come, by sequence, of answers with a constraint."""
