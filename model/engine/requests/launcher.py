@@ -66,7 +66,7 @@ class Launcher(Owner):
         self.clock = clock
         self._look_ahead: Callable[[], bool] = _done
         self._expected: tuple[int, Output, int, int] | None = None
-        self._next: StepShape | None = None  # that is expected
+        self._next: StepShape | None = None  # the step after the first token of an answer alone
 
     def __len__(self) -> int:
         """Launches that are not read."""
@@ -78,12 +78,11 @@ class Launcher(Owner):
         return self._ahead.is_full
 
     def launch(self) -> bool:
-        """Plan a step and queue it; False where there is none to queue now, or where its graph
-        would first have to be recorded: there is time for that while the last step is waited for.
-        """
+        """Plan a step and queue it; False where there is none to queue now, or where a first token
+        would wait for its graph to be recorded."""
         session = self._session
         if self._ahead and self._next and not session.steps.is_recorded(self._next):
-            return False  # what is queued is read before the host takes its time with a graph
+            return False  # the first token is read before the host takes its time with a graph
         plan = self._scheduler.plan()
         if plan is None:
             return False
@@ -161,12 +160,12 @@ class Launcher(Owner):
     def _expect(self, last: StepPlan, shape: StepShape) -> None:
         """Note which steps will follow, if what chooses a token in the last one goes on."""
         rows, output = len(last.choosers), shape.output
+        self._next = None
         if not rows:
-            self._next = None
             return
         end, longest = self._scheduler.end(last), last.longest
-        goes_on = longest < end
-        self._next = self._session.shapes.decode(rows, longest + 1, output) if goes_on else None
+        if longest < end and not last.requests and not self._scheduler.queued:
+            self._next = self._session.shapes.decode(rows, longest + 1, output)
         expected = (rows, output, longest // _STRIDE, end)
         if expected != self._expected:
             self._expected = expected
