@@ -137,9 +137,9 @@ class Metadata(Mapping[str, Value]):
             raise ConfigError(
                 f"{self._path}: metadata key '{key}' is {_describe(value)}, expected {_NAMES[kind]}"
             )
-        if isinstance(value, str) and key not in _TEXTS:
+        if kind is str and key not in _TEXTS:  # messages repeat it
             where = f"{self._path}: metadata key '{key}'"
-            NAME_LENGTH.check(len(value), where, ConfigError)  # messages repeat it
+            NAME_LENGTH.check(len(str(value)), where, ConfigError)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{self._path}: metadata key '{key}' is {value}, not a finite number")
         return value
