@@ -45,6 +45,27 @@ def append_sum_of_ranks(
         plan.launch(kernel, _numbered(label, first), **given, **others)
 
 
+def append_begun_sum_of_ranks(
+    plan: Plan,
+    exchange: RankExchange,
+    label: str,
+    rows: int,
+    cols: int,
+    **arguments: Slice,
+) -> None:
+    """y (rows, cols) f32 = the sum of the ranks' x, plus the ``residual``, with the norm that
+    follows begun; ``arguments`` by the names that `AllReduce` has. There are few rows."""
+    share, capacity = exchange.share, exchange.shape.capacity
+    kernel = AllReduce(rows * cols, share.ranks, share.rank, capacity, residual=True, cols=cols)
+    plan.launch(kernel, label, **arguments, **exchange.arguments)
+
+
+def begins_norms(exchange: RankExchange, rows: int, cols: int) -> bool:
+    """Whether one launch makes such a sum and begins the norm after it."""
+    values, shape = rows * cols, exchange.shape
+    return cols % 32 == 0 and values <= shape.capacity and not shape.takes_two_shots(values)
+
+
 def append_parts_of_ranks(
     plan: Plan, exchange: RankExchange, label: str, rows: int, x: Slice, y: Slice
 ) -> None:

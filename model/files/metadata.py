@@ -137,12 +137,13 @@ class Metadata(Mapping[str, Value]):
             raise ConfigError(
                 f"{self._path}: metadata key '{key}' is {_describe(value)}, expected {_NAMES[kind]}"
             )
-        if kind is str and key not in _TEXTS:  # messages repeat it
+        checked: _T = value
+        if isinstance(value, str) and key not in _TEXTS:
             where = f"{self._path}: metadata key '{key}'"
-            NAME_LENGTH.check(len(str(value)), where, ConfigError)
+            NAME_LENGTH.check(len(value), where, ConfigError)  # messages repeat it
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{self._path}: metadata key '{key}' is {value}, not a finite number")
-        return value
+        return checked
 
 
 #: Strings that may be long.

@@ -256,6 +256,8 @@ def test_exchanges_have_no_races() -> None:
         ({"n": 1025}, "room for 1024"),
         ({"n": 0}, "0 values"),
         ({"polls": 0}, "0 polls"),
+        ({"n": 64, "cols": 48}, "multiple of 32"),
+        ({"n": 64, "cols": 96}, "64 values as rows of 96"),
     ],
 )
 def test_exchanges_that_cannot_be_are_refused(fields: dict[str, int], message: str) -> None:
