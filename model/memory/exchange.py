@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from urdir.model.errors import SettingsError
 from urdir.model.families.description import Config, Share
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.exchange.all_reduce_two_shot import MOST_PART, part_of, stage_sizes
@@ -60,8 +61,12 @@ class ExchangeShape:
 
 
 def two_shots_from(ranks: int) -> int:
-    """Values from which on a sum of so many ranks is made in two shots."""
-    return next(values for most, values in TWO_SHOTS_FROM.items() if ranks <= most)
+    """Values from which on a sum of so many ranks is made in two shots. Raises SettingsError for
+    too many."""
+    for most, values in TWO_SHOTS_FROM.items():
+        if ranks <= most:
+            return values
+    raise SettingsError(f"{ranks} GPUs: at most {max(TWO_SHOTS_FROM)} share a model")
 
 
 @dataclass(frozen=True, slots=True)
