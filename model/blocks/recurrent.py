@@ -50,7 +50,8 @@ def append_recurrence(
     at: LayerStep, mixer: Recurrence, x: Activations, norm: NormLayer | None, to: Destination
 ) -> Activations:
     """o (f(recurrence(silu(conv(mixed x')), alpha x', beta x'), gate x'))."""
-    work, y = at.work, at.work["heads"]
+    # the convolution has read it by then, and attention of the same layer has the heads
+    work, y = at.work, at.work["mixed"]
     wanted = [
         *((mixer.mixed, "mixed"), (mixer.gate, "recurrent gate")),
         *((mixer.alpha, "alpha"), (mixer.beta, "beta")),

@@ -34,7 +34,11 @@ class Metrics:
 
     @classmethod
     def of(
-        cls, scheduler: Scheduler, pools: Sequence[PagePool], clock: StepClock, graph_bytes: int
+        cls,
+        scheduler: Scheduler,
+        pools: Sequence[PagePool],
+        clock: StepClock | None,
+        graph_bytes: int,
     ) -> Self:
         """About now, from the books of a service."""
         counts = scheduler.counts
@@ -49,7 +53,7 @@ class Metrics:
             generated_tokens=counts.generated_tokens,
             steps=counts.steps,
             preemptions=counts.set_back,
-            busy_seconds=clock.busy_seconds,
-            idle_seconds=clock.idle_seconds,
+            busy_seconds=clock.busy_seconds if clock else 0.0,
+            idle_seconds=clock.idle_seconds if clock else 0.0,
             graph_bytes=graph_bytes,
         )

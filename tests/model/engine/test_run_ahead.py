@@ -161,13 +161,13 @@ def test_nothing_is_recorded_on_the_way_once_all_is_prepared(
         session.graphs.prepare_all(1, Output.GREEDY, 1, 15)
         monkeypatch.setattr(session.steps, "_recording", None)
         launched: list[int] = []
-        launch = session.launch
+        launch = session.stepper.launch
 
         def counting(shape: StepShape, slots: Sequence[int]) -> None:
             launched.append(shape.steps)
             launch(shape, slots)
 
-        monkeypatch.setattr(session, "launch", counting)
+        monkeypatch.setattr(session.stepper, "launch", counting)
         assert len(list(session.stream(Output.GREEDY, most=14))) == 14
     assert launched[:3] == [1, AT_ONCE, AT_ONCE]
 
