@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: Values of a rank that are exchanged in one shot at most: 8 MiB of an inbox, twice. What is more
 #: goes in several launches.
 MOST_VALUES = 1 << 20
-#: Values from which on a sum is made in two shots, for up to so many ranks. Two H200, us a launch in
-#: a graph of 32:
+#: Values from which on a sum is made in two shots, for up to so many ranks. Two H200, us a launch
+#: in a graph of 32:
 #:
 #:     values      8,192  65,536  131,072  262,144  524,288  1,048,576  2,097,152  4,194,304
 #:     one shot      2.2     3.5      5.0      7.9     13.6       24.9      (two)     (four)
