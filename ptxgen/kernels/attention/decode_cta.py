@@ -84,8 +84,11 @@ class DecodeCta:
             self._divide_among_fragments()
         else:
             self._divide_among_lanes()
+        self.ring = getattr(spec, "ring", 0) if self.tensor_cores else 0
+        if self.ring:
+            self.stages = self.ring // self.stage_bytes
         self.ring_bytes = self.stages * self.stage_bytes
-        has_ring = self.asynchronous or self.tensor_cores
+        has_ring = (self.asynchronous or self.tensor_cores) and not self.ring
 
         # the row's own token, if the spec has one: heads that are staged; of a head the pairs that
         # turn and the other values
@@ -113,7 +116,8 @@ class DecodeCta:
 
         # the warps' maxima and sums, then their weighted values
         self.values_at = 8 * self.warps * self.tile
-        scratch = [self.values_at + 4 * self.warps * self.tile * self.value_dim]
+        self.merged_at = self.values_at + 4 * self.warps * self.tile * self.value_dim
+        scratch = [self.merged_at + 4 * self.tile * self.value_dim + 8 * self.tile]
         if has_ring:
             scratch.append(self.ring_bytes)
         if spec.token:

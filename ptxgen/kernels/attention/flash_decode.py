@@ -35,8 +35,9 @@ class FlashDecode(DecodeAttention):
     See DecodeAttention for what it computes. For each KV head (tile of its query heads) there are
     ``ctas`` CTAs, to which the chunks of all rows are dealt. A row of n keys has chunks of n /
     (ctas / rows) keys, rounded up, so that rows of equal lengths give each CTA one chunk; but at
-    least ``least``. Where it were more than twice ``most`` (0: any number), it has chunks of
-    ``most`` keys: a long row among short ones has many, and a CTA takes several.
+    least ``least``. Where it were more than twice ``most`` (0: any number), each of these is cut
+    into equal ones of at most about ``most`` keys: a long row among short ones has many, and a CTA
+    takes several.
 
     Between launches ``arrived`` is 0. ``partial`` (sums of weights times V) and ``softmax`` (the
     maximum of 2's exponent that they are relative to, and the sum of weights) are a launch's own.
@@ -45,6 +46,12 @@ class FlashDecode(DecodeAttention):
     ctas: int = 16
     least: int = 64
     most: int = 0
+    cluster: int = 1
+    ring: int = 0
+    early: int = -1
+    before: int = 0
+    after: int = 0
+    stamps: int = 0
 
     splits_keys = True
     name = "flash_decode"
@@ -66,12 +73,17 @@ class FlashDecode(DecodeAttention):
     @property
     def share(self) -> int:
         """Chunks of a row that is as long as the others."""
-        return max(1, self.ctas // self.rows)
+        return self.cluster if self.cluster > 1 else max(1, self.ctas // self.rows)
+
+    def _rounds_of(self, keys: int) -> int:
+        """Chunks that each share of a row of ``keys`` keys has, one after the other."""
+        each = ceil_div(keys, self.share)
+        return ceil_div(each, self.most) if self.most and each > 2 * self.most else 1
 
     def chunk_of(self, keys: int) -> int:
         """Keys of each chunk (the last may have fewer) of a row of ``keys`` keys."""
-        even = CHUNK_UNIT * ceil_div(ceil_div(keys, self.share), CHUNK_UNIT)
-        return self.most if self.most and even > 2 * self.most else max(self.least, even)
+        each = ceil_div(ceil_div(keys, self.share), self._rounds_of(keys))
+        return max(self.least, CHUNK_UNIT * ceil_div(each, CHUNK_UNIT))
 
     def chunks_of(self, keys: int) -> int:
         """How many chunks a row of ``keys`` keys has."""
@@ -80,13 +92,15 @@ class FlashDecode(DecodeAttention):
     @property
     def chunks(self) -> int:
         """The most chunks of a row."""
-        split = min(self.share, ceil_div(self._longest, self.least))
-        return max(split, self.chunks_of(self._longest))
+        if self.cluster > 1:
+            return 1
+        shares = min(self.share, ceil_div(self._longest, self.least))
+        return shares * self._rounds_of(self._longest)
 
     @property
     def row_ctas(self) -> int:
         """CTAs of a KV head (tile of query heads) in the grid."""
-        return min(self.ctas, self.rows * self.chunks)
+        return self.rows * self.cluster if self.cluster > 1 else min(self.ctas, self.rows * self.chunks)
 
     @property
     def deals(self) -> bool:
@@ -103,6 +117,16 @@ class FlashDecode(DecodeAttention):
     def parked_at(self) -> int:
         """Where that begins."""
         return self.queries_at + self.queries_nbytes
+
+    @property
+    def ring_at(self) -> int:
+        """Where the ring begins, if it is there."""
+        end = self.parked_at + WARPS * self.parked_nbytes
+        return 256 * ceil_div(end, 256) if self.ring else end
+
+    @property
+    def starts_next(self) -> bool:
+        return self.rows == 1 if self.early < 0 else bool(self.early)
 
     @property
     def merged_vectors(self) -> int:
@@ -132,6 +156,7 @@ class FlashDecode(DecodeAttention):
             *self.sink_params,
             *split,
             Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT),
+            *((Param("stamps", "u64", ("stamps",), Access.INOUT),) if self.stamps else ()),
         )
 
     @property
@@ -144,7 +169,8 @@ class FlashDecode(DecodeAttention):
         return LaunchShape(
             grid=(self.head_tiles, self.row_ctas, 1),
             block=(32 * WARPS, 1, 1),
-            shared_bytes=self.parked_at + WARPS * self.parked_nbytes,
+            cluster=(1, self.cluster, 1),
+            shared_bytes=self.ring_at + self.ring,
             prefers_shared=True,
         )
 
