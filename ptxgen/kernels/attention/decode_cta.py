@@ -13,8 +13,8 @@ from urdir.ptxgen.target import Target
 
 #: Shared memory that a kernel may declare, on every target.
 MAX_STATIC_SHARED = 48 << 10
-#: Keys that a warp multiplies at once on tensor cores: the columns of an mma.
-TILE_KEYS = 8
+#: Keys that a warp multiplies at once on tensor cores, the rows of an mma; and those of a stage.
+TILE_KEYS, STAGE_KEYS = 16, 8
 #: Stages of small slabs: more are not needed.
 MAX_STAGES = 8
 
@@ -58,7 +58,7 @@ class DecodeCta:
     Where the CTA is ``asynchronous``, keys and values pass through a ring of ``stages`` stages,
     one for each step of the loop over the keys; after the loop the warps' sums take its place. A
     q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
-    On ``tensor_cores`` a stage is a slab, 128 dims of the keys or values of a step
+    On ``tensor_cores`` a stage is half a slab, 128 dims of the keys or values of a step
     (_attention_mma.j2). Sizes and offsets (``..._at``) are in bytes.
     """
 
@@ -143,13 +143,21 @@ class DecodeCta:
 
     def _divide_among_fragments(self) -> None:
         """The type of the operands; strips of 32 dims of a key, blocks of 64 dims of a value, slabs
-        of 128 dims. The keys of a tile are ``together``, those of the warps' tiles a step."""
+        of 128 dims. The keys of a tile are ``together``, those of the warps' tiles a step.
+        ``order``: of which cache, slab and half of the keys the stages of a tile are."""
         self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
         self.together = TILE_KEYS
         self.step = TILE_KEYS * self.warps
         self.strip_count = ceil_div(self.head_dim, 32)
         self.block_count = ceil_div(self.value_dim, 64)
         self.slabs = {"k": ceil_div(self.head_dim, 128), "v": ceil_div(self.value_dim, 128)}
+        self.order = [
+            (name, slab, half)
+            for name, slabs in self.slabs.items()
+            for slab in range(slabs)
+            for half in range(2)
+        ]
+        self.stage_keys = STAGE_KEYS
         # a slab of a key in memory; in shared memory at least a strip, or a block, a power of two
         self.slab_bytes = 16 * self.thread_bytes
         fewest = {"k": 4 * self.thread_bytes, "v": 8 * self.thread_bytes}
@@ -157,7 +165,7 @@ class DecodeCta:
             name: min(self.slab_bytes, max(few, 1 << (self._bytes_of(name) - 1).bit_length(), 64))
             for name, few in fewest.items()
         }
-        self.warp_bytes = TILE_KEYS * max(self.row_bytes.values())
+        self.warp_bytes = STAGE_KEYS * max(self.row_bytes.values())
         self.stage_bytes = (self.warp_bytes + (64 if self.quantised else 0)) * self.warps
         self.stages = min(MAX_STAGES, MAX_STATIC_SHARED // self.stage_bytes)
 
