@@ -116,13 +116,19 @@ class DecodeCta:
 
         # the warps' maxima and sums, then their weighted values
         self.values_at = 8 * self.warps * self.tile
-        self.merged_at = self.values_at + 4 * self.warps * self.tile * self.value_dim
-        scratch = [self.merged_at + 4 * self.tile * self.value_dim + 8 * self.tile]
+        scratch = [self.values_at + 4 * self.warps * self.tile * self.value_dim]
         if has_ring:
             scratch.append(self.ring_bytes)
         if spec.token:
             scratch.append(end if self.row_norms else self.norms_at + 4 * (self.staged_heads + 1))
-        self.scratch_bytes = max(scratch)
+        # a multiple of what dynamic shared memory is aligned to: none is lost between them
+        self.scratch_bytes = 256 * ceil_div(max(scratch), 256)
+
+    @property
+    def outputs_each(self) -> int:
+        """Outputs that a thread merges at once: neighbours, of one head."""
+        outputs = self.tile * self.value_dim
+        return next((n for n in (1, 2) if outputs <= n * self.threads), 4)
 
     def _divide_among_lanes(self) -> None:
         """The ring where each lane multiplies: a thread's part of the first copy of a key or value,

@@ -119,9 +119,24 @@ class FlashDecode(DecodeAttention):
         return self.queries_at + self.queries_nbytes
 
     @property
+    def part(self) -> int:
+        """Outputs that each CTA of a cluster merges, in groups of four."""
+        return 4 * ceil_div(self.tile * self.value_dim, 4 * self.cluster)
+
+    @property
+    def near_at(self) -> int:
+        """Dynamic shared memory: where a cluster's CTAs send what this one merges."""
+        return self.parked_at + WARPS * self.parked_nbytes
+
+    @property
+    def near_nbytes(self) -> int:
+        """Its size: a barrier, and each CTA's part, with maxima and sums of all heads."""
+        return 16 + self.cluster * (8 * self.tile + 4 * self.part) if self.cluster > 1 else 0
+
+    @property
     def ring_at(self) -> int:
         """Where the ring begins, if it is there."""
-        end = self.parked_at + WARPS * self.parked_nbytes
+        end = self.near_at + self.near_nbytes
         return 256 * ceil_div(end, 256) if self.ring else end
 
     @property
