@@ -49,8 +49,6 @@ class FlashDecode(DecodeAttention):
     cluster: int = 1
     ring: int = 0
     early: int = -1
-    before: int = 0
-    after: int = 0
     stamps: int = 0
 
     splits_keys = True
