@@ -164,6 +164,9 @@ class DecodeCta:
             for half in range(2)
         ]
         self.stage_keys = STAGE_KEYS
+        # the halves of a tile that are multiplied together: registers hold one of wide heads
+        is_wide = max(self.head_dim, self.value_dim) > 192 and not self.quantised
+        self.halves: tuple[tuple[int, ...], ...] = ((0,), (1,)) if is_wide else ((0, 1),)
         # a slab of a key in memory; in shared memory at least a strip, or a block, a power of two
         self.slab_bytes = 16 * self.thread_bytes
         fewest = {"k": 4 * self.thread_bytes, "v": 8 * self.thread_bytes}
