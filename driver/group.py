@@ -41,7 +41,7 @@ class Group(Sequence[Device]):
     def open(
         cls,
         name: str = "auto",
-        gpus: int | Sequence[int] = 2,
+        gpus: int | Sequence[int] | None = 2,
         *,
         api: Any = None,
         cache_folder: Path | None = None,
@@ -49,12 +49,12 @@ class Group(Sequence[Device]):
         ptx_files: PtxFiles | None = None,
     ) -> Self:
         """Open ``gpus`` devices, or those with these ordinals, of ``auto``, ``cuda`` or
-        ``emulator[:sm_NN]``; see `Device.open`.
+        ``emulator[:sm_NN]``; None: the one that `Device.open` opens.
 
         Raises DeviceNameError for ordinals that are none, DriverError where devices cannot reach
         each other, and what `Device.open` raises; nothing stays open then.
         """
-        found = find_devices(name, _ordinals(gpus), api)
+        found = find_devices(name, None if gpus is None else _ordinals(gpus), api)
         ranks: list[Device] = []
         try:
             for each in found.names:

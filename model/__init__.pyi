@@ -4,6 +4,7 @@ from .engine.engine import Engine as Engine
 from .engine.generate import Generation as Generation
 from .engine.generate import Statistics as Statistics
 from .engine.reply import Reply as Reply
+from .engine.requests.request import Request as Request
 from .engine.sampling import SamplingSettings as SamplingSettings
 from .engine.sequence import Finish as Finish
 from .engine.session import Session as Session
@@ -13,6 +14,7 @@ from .families.description import Config as Config
 from .files.demo import demo_model as demo_model
 from .files.gguf import Gguf as Gguf
 from .files.gguf import Tensor as Tensor
+from .memory.session_settings import SessionSettings as SessionSettings
 from .text.chat import ChatTemplate as ChatTemplate
 from .text.chat import Message as Message
 from .text.tokenizer import Tokenizer as Tokenizer

@@ -100,8 +100,10 @@ def _run(words: list[str]) -> int:
 
 def _hint(error: Exception) -> str:
     """The flag that helps: libraries speak of arguments."""
-    from urdir.model.errors import ContextFullError
+    from urdir.model.errors import ContextFullError, NoTemplateError
 
+    if isinstance(error, NoTemplateError):
+        return " (--chat-template NAME, urdir run --raw)"
     return " (-c N)" if isinstance(error, ContextFullError) else ""
 
 

@@ -35,6 +35,10 @@ class TemplateError(ModelError):
     """The chat template is missing, does not compile, fails, or exceeds its limits."""
 
 
+class NoTemplateError(TemplateError):
+    """The file has no chat template, and none is known to fit it."""
+
+
 class ConstraintError(ModelError):
     """A grammar, schema or expression is malformed, too large, or allows no text."""
 

@@ -6,11 +6,14 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
 from urdir.driver import pytest_plugin
 from urdir.driver.device import Device, Probe
+from urdir.driver.device_owner import DeviceOwner
+from urdir.driver.errors import CudaError
 
 #: Test data, among it a package with tests of its own: model/verify/test_kernel_suite.py runs them.
 collect_ignore = ["data"]
@@ -67,6 +70,17 @@ def own_garbage() -> None:
     it have left (gigabytes, seconds for each) stay as they are."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _gpu_stays_open(request: pytest.FixtureRequest) -> None:
+    """Tests of a GPU share its primary context, which the driver ends with its last user and takes
+    a fifth of a second to make again: thousands of tests open a device of their own."""
+    if request.node.get_closest_marker(pytest_plugin.MARKER):
+        shared: DeviceOwner = request.getfixturevalue("_urdir_shared_gpu")
+        with suppress(CudaError):  # of a test before, by a device of its own
+            shared.device.synchronize()
+        assert shared.device  # after a fault a new one
 
 
 @pytest.fixture(scope="session")

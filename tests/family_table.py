@@ -17,14 +17,10 @@ from pkgutil import iter_modules
 from tempfile import TemporaryDirectory
 
 from urdir.model.families import architectures
-from urdir.model.families.description import (
-    Attention,
-    Block,
-    Config,
-    Dense,
-    Mixture,
-    Network,
-)
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, Mixture
+from urdir.model.families.layers import Block, Network
 from urdir.model.families.recurrent import (
     KimiDelta,
     Lightning,

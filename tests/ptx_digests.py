@@ -30,6 +30,7 @@ from urdir.model.families.description import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.buckets import chunks_of, row_bucket
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.spec import KernelSpec
@@ -93,7 +94,9 @@ def _plans(shape: str, kind: str, cache: str) -> Iterator[tuple[str, Plan]]:
     with (
         paper_device(GPU, SMS) as device,
         Weights(model, config, device) as weights,
-        Session(device, weights, CONTEXT, cache, exact=exact, sequences=ROWS[-1]) as session,
+        Session(
+            device, weights, SessionSettings(CONTEXT, cache, exact=exact, sequences=ROWS[-1])
+        ) as session,
     ):
         for step in _steps(exact):
             name = f"{step.kind}, {step.rows} rows, {step.keys} keys"

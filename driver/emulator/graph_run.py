@@ -58,9 +58,6 @@ class GraphTask(Task):
             ready += spinning
             spinning.clear()
             return False
-        # The stream remembers its last task, which need not remember what it touched.
-        self._traces.clear()
-        self._memories.clear()
         return True
 
     def describe(self) -> str:
@@ -77,7 +74,9 @@ class GraphTask(Task):
         self._ready = [i for i, n in enumerate(self._pending) if not n]
         self._spinning: list[int] = []
         self._runs: dict[int, KernelRun] = {}
+        #: What nodes touched, while nodes that they are not ordered with are to come.
         self._traces: dict[int, list[Trace]] = {}
+        self._to_compare = [len(others) for others in topology.unordered]
         self._memories: dict[int, TracedMemory] = {}
         #: What kernels that began early touched before their wait.
         self._early: dict[int, Trace] = {}
@@ -146,8 +145,10 @@ class GraphTask(Task):
         self.completed += 1
         self._runs.pop(node, None)
         self._early.pop(node, None)
-        if node in self._traces:
+        self._memories.pop(node, None)
+        if self._is_traced:
             self._check_races(node)
+            self._forget_traces(node)
         for after in self._topology.after[node]:
             self._pending[after] -= 1
             if not self._pending[after]:
@@ -157,15 +158,23 @@ class GraphTask(Task):
         """Compare a node that is done with unordered ones, and with what began before its end."""
         for other in self._topology.unordered[node]:
             if self._done[other]:
-                for theirs in self._traces[other]:
+                for theirs in self._traces.get(other, ()):
                     self._compare(node, other, theirs, "are not ordered by edges")
         for other, early in self._early.items():
             if self._topology.ancestors[other] >> node & 1:
                 why = f"overlap: node {other} has not yet executed griddepcontrol.wait"
                 self._compare(node, other, early, why)
 
+    def _forget_traces(self, node: int) -> None:
+        """Forget what no later node is compared with."""
+        for other in self._topology.unordered[node]:
+            self._to_compare[other] -= 1
+        for each in (node, *self._topology.unordered[node]):
+            if self._done[each] and not self._to_compare[each]:
+                self._traces.pop(each, None)
+
     def _compare(self, node: int, other: int, theirs: Trace, why: str) -> None:
-        for mine in self._traces[node]:
+        for mine in self._traces.get(node, ()):
             if (at := mine.conflict(theirs)) is not None:
                 self._report(node, other, at, why)
 

@@ -11,49 +11,95 @@ from urdir.driver.emulator.copies import Interval
 from urdir.driver.emulator.machine.memory import ELEMENTS, Allocation, Array, Update
 from urdir.driver.emulator.pinned import UnifiedMemory
 
-_ALL_ONES = tuple(np.full(1 << k, 1, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
+#: Flags of a page lie together, and only those of pages that were touched exist.
+_PAGE_SHIFT = 12
+_PAGE = 1 << _PAGE_SHIFT
+_TOUCHED = tuple(np.full(1 << k, 1, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
+
+
+class TouchedBytes:
+    """Bytes of one allocation, as flags. They take as much memory as the pages that were touched: a
+    graph has hundreds of kernels, each of which touches little of a large allocation."""
+
+    def __init__(self, nbytes: int) -> None:
+        #: The row of each page among the flags; 0 is no page's.
+        self._rows = np.zeros(-(-nbytes // _PAGE), np.int32)
+        self._flags: Array = np.zeros((2, _PAGE), np.uint8)
+        self._used = 1
+
+    def add(self, index: Array, shift: int) -> None:
+        """Add elements of 1 << shift bytes, by their numbers."""
+        in_page = _PAGE_SHIFT - shift
+        rows = self._rows_of(index >> in_page)
+        self._flags.view(ELEMENTS[shift])[rows, index & ((1 << in_page) - 1)] = _TOUCHED[shift]
+
+    def add_range(self, low: int, high: int) -> None:
+        """Add the bytes from ``low`` to before ``high``."""
+        first, last = low >> _PAGE_SHIFT, (high - 1) >> _PAGE_SHIFT
+        rows = self._rows_of(np.arange(first, last + 1))
+        self._flags[rows[1:-1]] = 1
+        start, stop = low - (first << _PAGE_SHIFT), high - (last << _PAGE_SHIFT)
+        if first == last:
+            self._flags[rows[0], start:stop] = 1
+        else:
+            self._flags[rows[0], start:] = 1
+            self._flags[rows[-1], :stop] = 1
+
+    def overlap(self, other: TouchedBytes) -> int | None:
+        """The offset of the first byte in both, None when they are disjoint."""
+        pages = np.flatnonzero(np.minimum(self._rows, other._rows))
+        both = self._flags[self._rows[pages]] & other._flags[other._rows[pages]]
+        if not both.any():
+            return None
+        at, byte = divmod(int(both.argmax()), _PAGE)
+        return (int(pages[at]) << _PAGE_SHIFT) + byte
+
+    def _rows_of(self, pages: Array) -> Array:
+        """The rows of the pages' flags, which exist then."""
+        rows: Array = self._rows[pages]
+        if rows.all():
+            return rows
+        new = np.unique(pages[rows == 0])
+        end = self._used + new.size
+        if end > len(self._flags):
+            more = np.zeros((max(end, 2 * len(self._flags)), _PAGE), np.uint8)
+            more[: self._used] = self._flags[: self._used]
+            self._flags = more
+        self._rows[new] = np.arange(self._used, end)
+        self._used = end
+        rows = self._rows[pages]
+        return rows
 
 
 class Footprint:
-    """Bytes of each allocation, as flags; lazily committed, so that big allocations cost little."""
+    """Bytes of all allocations."""
 
     def __init__(self) -> None:
-        self._flags: dict[int, tuple[Array, ...]] = {}
-        self._bounds: dict[int, Interval] = {}
+        self._touched: dict[int, TouchedBytes] = {}
 
     def add(self, allocation: Allocation, index: Array, shift: int) -> None:
         """Add elements of 1 << shift bytes at ``index``."""
-        low = int(index.min()) << shift
-        high = (int(index.max()) + 1) << shift
-        self._flags_of(allocation, low, high)[shift][index] = _ALL_ONES[shift]
+        self._of(allocation).add(index, shift)
 
     def add_interval(self, allocation: Allocation, interval: Interval) -> None:
         """Add the bytes between two addresses."""
         low, high = (address - allocation.address for address in interval)
-        self._flags_of(allocation, low, high)[0][low:high] = 1
+        if low < high:
+            self._of(allocation).add_range(low, high)
 
     def overlap(self, other: Footprint) -> int | None:
         """The lowest address in both, None when they are disjoint."""
-        for start in sorted(self._flags.keys() & other._flags.keys()):
-            low = max(self._bounds[start][0], other._bounds[start][0])
-            high = min(self._bounds[start][1], other._bounds[start][1])
-            if low < high:
-                both = self._flags[start][0][low:high] & other._flags[start][0][low:high]
-                if both.any():
-                    return start + low + int(both.argmax())
+        for start in sorted(self._touched.keys() & other._touched.keys()):
+            offset = self._touched[start].overlap(other._touched[start])
+            if offset is not None:
+                return start + offset
         return None
 
-    def _flags_of(self, allocation: Allocation, low: int, high: int) -> tuple[Array, ...]:
+    def _of(self, allocation: Allocation) -> TouchedBytes:
         start = allocation.address
-        if start not in self._flags:
-            data = np.zeros(allocation.nbytes, np.uint8)
-            whole = (data[: data.size // e.itemsize * e.itemsize].view(e) for e in ELEMENTS)
-            self._flags[start] = tuple(whole)
-            self._bounds[start] = low, high
-        else:
-            bounds = self._bounds[start]
-            self._bounds[start] = min(bounds[0], low), max(bounds[1], high)
-        return self._flags[start]
+        if start not in self._touched:
+            self._touched[start] = TouchedBytes(allocation.nbytes)
+        return self._touched[start]
 
 
 class Trace:

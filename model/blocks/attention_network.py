@@ -13,7 +13,7 @@ from urdir.model.blocks.attention import (
 from urdir.model.blocks.latent_heads import append_expanded, append_latent_heads
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.families.description import Attention, Latent, OutputGate, QkNorm
+from urdir.model.families.attention import Attention, Latent, OutputGate, QkNorm
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate

@@ -4,7 +4,7 @@ and what comes after them."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,34 @@ _combine = lru_cache(maxsize=64)(CombineExperts)
 
 
 @dataclass(frozen=True, slots=True)
+class MixtureCall:
+    """A mixture to compute: y = residual + the weighted sum of the chosen experts for x after the
+    ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
+    """
+
+    label: str
+    mixture: MixtureLayer
+    x: Activations
+    norm: NormLayer | None
+    residual: Slice | None
+    y: Slice
+
+    @property
+    def completed(self) -> MixtureCall:
+        """The same with the norm that is left to compute."""
+        x, norm = completed(self.x, self.norm)
+        return replace(self, x=x, norm=norm)
+
+    def after_norm(self, linear: LinearLayers) -> MixtureCall:
+        """The same after a launch of its own for the norm, if there is one."""
+        if self.norm is None:
+            return self
+        label, cols, normed = f"{self.label}.norm", self.mixture.up.cols, linear.work["normed"]
+        x = linear.append_norm(label, cols, self.x, self.norm, normed)
+        return replace(self, x=x).completed
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """What a launch multiplies: a matrix of all experts, perhaps with the ``up`` matrix of a gated
     pair; then comes the activation, if there is one."""
@@ -35,6 +63,12 @@ class Product:
     matrix: Matrix
     up: Matrix | None = None
     activation: Activation | None = None
+
+    @property
+    def arguments(self) -> dict[str, Slice]:
+        """The matrices and their biases, by parameter name."""
+        first = given(weights=self.matrix.data, bias=self.matrix.bias)
+        return first if self.up is None else first | given(up=self.up.data, up_bias=self.up.bias)
 
 
 #: Appends a product with this label, whose result goes there.
@@ -58,30 +92,26 @@ class ExpertProducts:
         """Rows of the step."""
         return self.linear.rows
 
-    def append_activated(self, label: str, mixture: MixtureLayer, multiply: Multiply) -> None:
+    def append_activated(self, call: MixtureCall, multiply: Multiply) -> None:
         """``work["expert gate"]`` = f(gate x) * up x, without a gate f(up x), for each pair of a
         row and its experts."""
         gate, up = self.work["expert gate"], self.work["expert up"]
+        mixture = call.mixture
         first, *second = first_products(mixture)
-        multiply(f"{label}_{first.name}", first, gate)
+        multiply(f"{call.label}_{first.name}", first, gate)
         if second:
-            multiply(f"{label}_{second[0].name}", second[0], up)
-            self._append_activation(label, mixture)
+            multiply(f"{call.label}_{second[0].name}", second[0], up)
+            values = self.rows * mixture.selection.used * mixture.width
+            kernel = _activate(values, mixture.activation, gated=True)
+            label = f"{call.label}.activation"
+            self.linear.plan.launch(kernel, label, y=gate, gate=gate, up=up)
 
-    def append_combined(
-        self, label: str, mixture: MixtureLayer, slots: int, residual: Slice | None, y: Slice
-    ) -> None:
+    def append_combined(self, call: MixtureCall, slots: int) -> None:
         """y = residual + the sum of the slots of ``work["expert out"]``."""
-        kernel, out = _combine(self.rows, slots, mixture.hidden, residual is not None), "expert out"
-        x = self.work[out]
-        self.linear.plan.launch(kernel, f"{label}.combine", x=x, y=y, **given(residual=residual))
-
-    def _append_activation(self, label: str, mixture: MixtureLayer) -> None:
-        """Of ``work["expert gate"]`` with ``work["expert up"]``, in place."""
-        values = self.rows * mixture.selection.used * mixture.width
-        kernel = _activate(values, mixture.activation, gated=True)
-        gate, up = self.work["expert gate"], self.work["expert up"]
-        self.linear.plan.launch(kernel, f"{label}.activation", y=gate, gate=gate, up=up)
+        residual = call.residual
+        kernel = _combine(self.rows, slots, call.mixture.hidden, residual is not None)
+        label, x = f"{call.label}.combine", self.work["expert out"]
+        self.linear.plan.launch(kernel, label, x=x, y=call.y, **given(residual=residual))
 
 
 def first_products(mixture: MixtureLayer) -> list[Product]:

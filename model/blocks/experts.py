@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.expert_products import completed
+from urdir.model.blocks.expert_products import MixtureCall
 from urdir.model.blocks.experts_alone import ExpertsAlone
 from urdir.model.blocks.experts_grouped import ExpertsGrouped
 from urdir.model.blocks.experts_together import ExpertsTogether
@@ -31,18 +31,17 @@ def append_experts(
     residual: Slice | None,
     y: Slice,
 ) -> Activations:
-    """y = residual + the weighted sum of the chosen experts for x (rows, hidden) after the
-    ``norm``, all (rows, hidden) f32; y is another buffer. With the buffers of `mixture_workspace`,
-    of which "expert" and "expert weight" are filled, and ``work["normed"]``.
+    """See `MixtureCall`, for the experts in the buffers "expert" and "expert weight" of
+    `mixture_workspace`; with its other buffers, and ``work["normed"]``.
 
     Raises PtxgenError for shapes that no kernel takes: see `ExpertsSpec`.
     """
-    x, norm = completed(x, norm)
+    call = MixtureCall(label, mixture, x, norm, residual, y).completed
     together = ExpertsTogether(linear)
     if linear.takes_gemm:
-        ExpertsGrouped(linear).append(label, mixture, x, norm, residual, y)
-    elif together.serves(mixture, norm):
-        together.append(label, mixture, x, norm, residual, y)
+        ExpertsGrouped(linear).append(call)
+    elif together.serves(mixture, call.norm):
+        together.append(call)
     else:
-        ExpertsAlone(linear).append(label, mixture, x, norm, residual, y)
+        ExpertsAlone(linear).append(call)
     return Activations(y)

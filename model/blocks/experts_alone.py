@@ -5,11 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.arguments import given
-from urdir.model.blocks.expert_products import ExpertProducts, Product
-from urdir.model.blocks.mixtures import MixtureLayer
-from urdir.model.memory.norms import NormLayer
+from urdir.model.blocks.expert_products import ExpertProducts, MixtureCall, Product
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
@@ -33,21 +30,14 @@ class ExpertsAlone(ExpertProducts):
 
     __slots__ = ()
 
-    def append(
-        self,
-        label: str,
-        mixture: MixtureLayer,
-        x: Activations,
-        norm: NormLayer | None,
-        residual: Slice | None,
-        y: Slice,
-    ) -> None:
+    def append(self, call: MixtureCall) -> None:
         """See `append_experts`."""
 
-        def multiply(name: str, product: Product, to: Slice) -> None:
-            self._append_up(name, mixture, product, x, norm, to)
+        def multiply(label: str, product: Product, to: Slice) -> None:
+            self._append_up(label, call, product, to)
 
-        self.append_activated(label, mixture, multiply)
+        self.append_activated(call, multiply)
+        mixture, residual = call.mixture, call.residual
         down, selection = mixture.down, mixture.selection
         kernel = _fitted(
             ExpertsDown,
@@ -68,24 +58,17 @@ class ExpertsAlone(ExpertProducts):
         weight = None if mixture.weigh_input else self.work["expert weight"]
         self.linear.plan.launch(
             kernel,
-            f"{label}_down",
+            f"{call.label}_down",
             weights=down.data,
             expert=self.work["expert"],
             x=self.work["expert gate"],
-            y=y,
+            y=call.y,
             **given(weight=weight, bias=down.bias, residual=residual),
         )
 
-    def _append_up(
-        self,
-        label: str,
-        mixture: MixtureLayer,
-        product: Product,
-        x: Activations,
-        norm: NormLayer | None,
-        y: Slice,
-    ) -> None:
-        selection, matrix, up = mixture.selection, product.matrix, product.up
+    def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
+        mixture, norm = call.mixture, call.norm
+        selection, matrix = mixture.selection, product.matrix
         kernel = _fitted(
             ExpertsUp,
             self._shares(larger=self.rows > 1),
@@ -97,7 +80,7 @@ class ExpertsAlone(ExpertProducts):
             batch=self.rows,
             activations=self._rounding(matrix.format),
             sms=self.linear.limits.sms,
-            gated=up is not None,
+            gated=product.up is not None,
             activation=product.activation,
             norm=None if norm is None else norm.norm,
             weighted=mixture.weigh_input,
@@ -105,17 +88,15 @@ class ExpertsAlone(ExpertProducts):
         )
         weight = self.work["expert weight"] if mixture.weigh_input else None
         norms = {} if norm is None else given(norm=norm.weight, norm_bias=norm.bias)
-        pair = {} if up is None else given(up=up.data, up_bias=up.bias)
         self.linear.plan.launch(
             kernel,
             label,
-            weights=matrix.data,
             expert=self.work["expert"],
-            x=x.x,
+            x=call.x.x,
             y=y,
-            **given(weight=weight, bias=matrix.bias),
+            **given(weight=weight),
             **norms,
-            **pair,
+            **product.arguments,
         )
 
     def append_in_turn(self, label: str, matrix: Matrix, heads: int, x: Slice, y: Slice) -> None:

@@ -5,17 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.arguments import given
-from urdir.model.blocks.expert_products import (
-    ExpertProducts,
-    Product,
-    completed,
-)
+from urdir.model.blocks.expert_products import ExpertProducts, MixtureCall, Product
 from urdir.model.blocks.linear import alike
 from urdir.model.blocks.mixtures import MixtureLayer
 from urdir.model.blocks.packed_experts import PackedExperts
-from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.group import GroupExperts
 from urdir.ptxgen.kernels.linear.packed_choice import packs_mixtures
@@ -33,24 +27,14 @@ class ExpertsGrouped(ExpertProducts):
 
     __slots__ = ()
 
-    def append(
-        self,
-        label: str,
-        mixture: MixtureLayer,
-        x: Activations,
-        norm: NormLayer | None,
-        residual: Slice | None,
-        y: Slice,
-    ) -> None:
+    def append(self, call: MixtureCall) -> None:
         """See `append_experts`."""
+        call = call.after_norm(self.linear)
+        label, mixture, x = call.label, call.mixture, call.x.x
         plan, work, selection = self.linear.plan, self.work, mixture.selection
-        if norm is not None:
-            normed = work["normed"]
-            cols = mixture.up.cols
-            x, _ = completed(self.linear.append_norm(f"{label}.norm", cols, x, norm, normed), norm)
         if self._packs(mixture):
-            PackedExperts(plan, work, self.rows, self.linear.limits.sms).append(label, mixture, x.x)
-            self.append_combined(label, mixture, selection.used, residual, y)
+            PackedExperts(plan, work, self.rows, self.linear.limits.sms).append(label, mixture, x)
+            self.append_combined(call, selection.used)
             return
         height = tile_height(self.rows, selection.experts, selection.used)
         group = _group(self.rows, selection.experts, selection.used, height)
@@ -58,12 +42,12 @@ class ExpertsGrouped(ExpertProducts):
         plan.launch(group, f"{label}.group", expert=work["expert"], **grouped)
 
         def multiply(name: str, product: Product, to: Slice) -> None:
-            self._append_gemm(name, mixture, product, height, x.x, to)
+            self._append_gemm(name, mixture, product, height, x, to)
 
-        self.append_activated(label, mixture, multiply)
+        self.append_activated(call, multiply)
         activated, out, down = work["expert gate"], work["expert out"], mixture.down
         self._append_gemm(f"{label}_down", mixture, Product("down", down), height, activated, out)
-        self.append_combined(label, mixture, selection.used, residual, y)
+        self.append_combined(call, selection.used)
 
     def _packs(self, mixture: MixtureLayer) -> bool:
         """Whether its products take packed activations (`GemmWgmma`)."""
@@ -83,7 +67,7 @@ class ExpertsGrouped(ExpertProducts):
         x: Slice,
         y: Slice,
     ) -> None:
-        selection, matrix, up = mixture.selection, product.matrix, product.up
+        selection, matrix = mixture.selection, product.matrix
         down = product.name == "down"
         weighted = mixture.weigh_input != down
         kernel = _gemm(
@@ -97,18 +81,16 @@ class ExpertsGrouped(ExpertProducts):
             down,
             weighted,
             matrix.bias is not None,
-            up is not None,
+            product.up is not None,
             product.activation,
         )
-        others = {} if up is None else given(up=up.data, up_bias=up.bias)
         self.linear.plan.launch(
             kernel,
             label,
-            weights=matrix.data,
             pair=self.work["expert pair"],
             tile_of=self.work["expert tiles"],
             x=x,
             y=y,
-            **given(weight=self.work["expert weight"] if weighted else None, bias=matrix.bias),
-            **others,
+            **given(weight=self.work["expert weight"] if weighted else None),
+            **product.arguments,
         )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.arguments import given
 from urdir.model.blocks.expert_products import (
     ExpertProducts,
+    MixtureCall,
     Product,
-    completed,
     first_products,
 )
 from urdir.model.blocks.mixtures import MixtureLayer
@@ -41,29 +40,20 @@ class ExpertsTogether(ExpertProducts):
         products = [Product("down", mixture.down), *first_products(mixture)]
         return all(self._small(mixture, product, norm) is not None for product in products)
 
-    def append(
-        self,
-        label: str,
-        mixture: MixtureLayer,
-        x: Activations,
-        norm: NormLayer | None,
-        residual: Slice | None,
-        y: Slice,
-    ) -> None:
+    def append(self, call: MixtureCall) -> None:
         """See `append_experts`."""
-        if norm is not None and is_first(norm.norm):
-            normed = self.work["normed"]
-            x = self.linear.append_norm(f"{label}.norm", mixture.up.cols, x, norm, normed)
-            x, norm = completed(x, norm)
+        if call.norm is not None and is_first(call.norm.norm):
+            call = call.after_norm(self.linear)
+        mixture = call.mixture
 
-        def multiply(name: str, product: Product, to: Slice) -> None:
-            self._append_small(name, mixture, product, x.x, norm, to)
+        def multiply(label: str, product: Product, to: Slice) -> None:
+            self._append_small(label, mixture, product, call.x.x, call.norm, to)
 
-        self.append_activated(label, mixture, multiply)
+        self.append_activated(call, multiply)
         activated, out = self.work["expert gate"], self.work["expert out"]
         down = Product("down", mixture.down)
-        slots = self._append_small(f"{label}_down", mixture, down, activated, None, out)
-        self.append_combined(label, mixture, slots, residual, y)
+        slots = self._append_small(f"{call.label}_down", mixture, down, activated, None, out)
+        self.append_combined(call, slots)
 
     def _append_small(
         self,
@@ -75,19 +65,17 @@ class ExpertsTogether(ExpertProducts):
         y: Slice,
     ) -> int:
         """Returns how many products of a row there are in y."""
-        kernel, matrix, up = self._small(mixture, product, norm), product.matrix, product.up
+        kernel = self._small(mixture, product, norm)
         assert kernel is not None  # as `serves` found
-        pair = {} if up is None else given(up=up.data, up_bias=up.bias)
         weight = self.work["expert weight"] if kernel.weighted else None
         self.linear.plan.launch(
             kernel,
             label,
-            weights=matrix.data,
             expert=self.work["expert"],
             x=x,
             y=y,
-            **given(weight=weight, bias=matrix.bias, norm=None if norm is None else norm.weight),
-            **pair,
+            **given(weight=weight, norm=None if norm is None else norm.weight),
+            **product.arguments,
         )
         return kernel.slots
 

@@ -10,7 +10,7 @@ from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.mixtures import MixtureLayer, RouterLayer
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.router import append_router
-from urdir.model.families.description import Dense, Mixture, Router
+from urdir.model.families.feed_forward import Dense, Mixture, Router
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
@@ -145,13 +145,16 @@ def _append_shared(
     at.linear.append(label, [(at.matrix(network.shared_gate), gate)], x, norm)
     append_dense(at, shared, x, norm, Destination(own, None, None, to.scale), "_shexp")
     hidden = at.parts.config.hidden
-    values = at.rows.count * hidden
-    y = total.y if to.residual is None else own
-    kernel = Activate(values, Activation("sigmoid"), gated=True, group=hidden)
-    at.plan.launch(kernel, f"{label}.activation", gate=gate, up=own, y=y)
-    if to.residual is None:
-        return y
-    return at.linear.append_sum(f"{label}.residual", hidden, to.residual, own, total.y).x
+    kernel = Activate(
+        at.rows.count * hidden,
+        Activation("sigmoid"),
+        gated=True,
+        group=hidden,
+        added=to.residual is not None,
+    )
+    added = {} if to.residual is None else {"added": to.residual}
+    at.plan.launch(kernel, f"{label}.activation", gate=gate, up=own, y=total.y, **added)
+    return total.y
 
 
 def _router(at: LayerStep, of: Router, scale: float) -> RouterLayer:

@@ -16,8 +16,8 @@ from urdir.model.blocks.recurrent import (
 from urdir.model.families.recurrent import KimiDelta
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.recurrent.choice import recurrence
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
-from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -68,7 +68,9 @@ def _append_products(
 
 def _append_rule(at: LayerStep, mixer: KimiDelta, state: Slice, y: Slice) -> None:
     kernel = partial(
-        GatedRecurrence,
+        recurrence,
+        at.parts.device.native_target,
+        exact=at.parts.exact,
         heads=mixer.heads,
         key_heads=mixer.heads,
         key_dim=mixer.dim,

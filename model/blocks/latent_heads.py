@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urdir.model.blocks.experts_alone import ExpertsAlone
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep
-from urdir.model.families.description import Attention, Latent
+from urdir.model.families.attention import Attention, Latent
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.join import Join
@@ -23,7 +23,7 @@ def append_latent_heads(
     work, linear = at.work, at.linear
     assert mixer.k is not None
     # a head all of which rotates is not put together
-    q, k = ("q", "k") if latent.q_still is None else ("q turned", "k turned")
+    q, k = ("q", "k") if latent.q_still is None else ("q rotated", "k rotated")
     of_x, queries = [(mixer.k, k), (latent.down, "latent")], [(mixer.q, q)]
     queries += [] if latent.q_still is None else [(latent.q_still, "q still")]
     of_x += queries if latent.q_down is None else [(latent.q_down, "latent q")]
@@ -48,9 +48,9 @@ def _append_joined(at: LayerStep, mixer: Attention, absorb: Linear) -> None:
     absorbed = work["q absorbed"]
     ExpertsAlone(at.linear).append_in_turn(label, matrix, mixer.heads, work["q still"], absorbed)
     for name, heads, still in (("q", mixer.heads, "q absorbed"), ("k", 1, "v")):
-        turned = mixer.key_dim - mixer.value_dim
-        kernel = Join(at.rows.count * heads, turned, mixer.value_dim)
-        label, parts = at.name(f"attention.{name}"), (work[f"{name} turned"], work[still])
+        rotated = mixer.key_dim - mixer.value_dim
+        kernel = Join(at.rows.count * heads, rotated, mixer.value_dim)
+        label, parts = at.name(f"attention.{name}"), (work[f"{name} rotated"], work[still])
         at.plan.launch(kernel, label, a=parts[0], b=parts[1], y=work[name])
 
 

@@ -1,6 +1,6 @@
 """The layers of a model, as launches appended to a plan.
 
-A layer is what its description says (`families.description`): blocks of networks, each with norms
+A layer is what its description says (`families.layers`): blocks of networks, each with norms
 around it, whose results are added to the stream.
 """
 
@@ -23,7 +23,9 @@ from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
 from urdir.model.blocks.recall import append_bank, append_recall
 from urdir.model.blocks.recurrent import append_recurrence, append_short_conv
 from urdir.model.blocks.selective import append_selective
-from urdir.model.families.description import Attention, Block, Branch, Dense, LayerConfig, Mixture
+from urdir.model.families.attention import Attention
+from urdir.model.families.feed_forward import Dense, Mixture
+from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.families.recurrent import (
     KimiDelta,
     Lightning,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep
-from urdir.model.families.description import LayerConfig, LayerEmbedding
+from urdir.model.families.layers import LayerConfig, LayerEmbedding
 from urdir.model.memory.workspace import saved
 from urdir.ptxgen.kernels.activate import Activate
 

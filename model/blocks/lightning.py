@@ -10,8 +10,8 @@ from urdir.model.blocks.recurrent import SILU, launch_recurrent, recurrent_state
 from urdir.model.families.recurrent import Lightning
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.recurrent.choice import recurrence
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
-from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 
 
 def append_lightning(
@@ -23,7 +23,9 @@ def append_lightning(
     at.linear.append(at.name("attn_qkv"), products, x, norm, SILU)
     at.linear.append(at.name("attn_gate"), [(at.matrix(mixer.gate), gate)], x, norm)
     rule = partial(
-        GatedRecurrence,
+        recurrence,
+        at.parts.device.native_target,
+        exact=at.parts.exact,
         heads=mixer.heads,
         key_heads=mixer.heads,
         key_dim=mixer.dim,

@@ -93,8 +93,9 @@ class LayerStep:
         return self.parts.work
 
     def name(self, of: str) -> str:
-        """The label of a launch."""
-        return f"blk.{self.index}.{of}"
+        """The label of a launch: with the number of the layer in the model."""
+        stage = self.parts.config.stage
+        return f"blk.{self.index + (stage.first if stage else 0)}.{of}"
 
     def matrix(self, of: Linear) -> Matrix:
         """A matrix of the description, on the device."""

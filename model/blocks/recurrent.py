@@ -13,8 +13,8 @@ from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.choice import recurrence
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
-from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ def append_convolution(
 
 def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
     kernel = partial(
-        GatedRecurrence,
+        recurrence,
+        at.parts.device.native_target,
+        exact=at.parts.exact,
         heads=mixer.heads,
         key_heads=mixer.key_heads,
         key_dim=mixer.key_dim,

@@ -18,7 +18,7 @@ from urdir.model.blocks.recurrent import (
 from urdir.model.families.recurrent import Selective
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
-from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.choice import recurrence
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ def append_selective(
             linear.append_norm(at.name(f"ssm_{name}_norm"), of.rows, part, layer, work[name])
     append_scan = _append_scan_by_head if mixer.heads else _append_scan_by_channel
     append_scan(at, mixer, y)
-    append_silu(at, mixer.conv.channels, y)
     return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
 
 
@@ -64,6 +63,7 @@ def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
         partial(SelectiveScan, channels=mixer.conv.channels, size=mixer.size),
         x=work["convolved"],
         step=work["alpha"],
+        gate=work["recurrent gate"],
         b=work["scan b"],
         c=work["scan c"],
         a=at.vector(mixer.a),
@@ -79,7 +79,9 @@ def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
     step = [(at.matrix(Linear(mixer.step.matrix)), work["alpha"])]
     at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
     kernel = partial(
-        GatedRecurrence,
+        recurrence,
+        at.parts.device.native_target,
+        exact=at.parts.exact,
         heads=mixer.heads,
         key_heads=1,
         key_dim=mixer.size,
@@ -101,3 +103,4 @@ def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
         state=recurrent_state(at)["state"],
         y=y,
     )
+    append_silu(at, mixer.conv.channels, y)

@@ -18,6 +18,7 @@ from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
+    from urdir.model.engine.requests.limits import Limits
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.measure.http_events import HttpServer
     from urdir.model.measure.load import LoadCase, Reply
@@ -83,7 +84,6 @@ def run(args: argparse.Namespace) -> int:
 
 def run_here(args: argparse.Namespace, source: str | SyntheticModel | None) -> int:
     """Measure a model in this process and print; 1 if a request failed."""
-    from urdir.model.engine.requests.limits import Limits
     from urdir.model.measure.load import plan_load
     from urdir.model.measure.load_engine import load_engine
 
@@ -96,12 +96,9 @@ def run_here(args: argparse.Namespace, source: str | SyntheticModel | None) -> i
         sequences=args.parallel,
         memory_share=args.gpu_memory_share,
         chunk=options.chunk(args),
-        meanwhile=_warm_up,
+        meanwhile=lambda engine: _warm_up(engine, _limits(args, engine)),
     )
-    shapes, device = engine.session.shapes, engine.device
-    limits = Limits.for_latency(shapes)
-    if args.at_once:
-        limits = Limits.for_throughput(shapes, case.requests)
+    limits, device = _limits(args, engine), engine.device
     asks = plan_load(case, engine.config.vocab_size)
     with Progress("requests", case.requests) as progress:
         measured = load_engine(engine, limits, case, asks, lambda _: progress.advance())
@@ -132,11 +129,21 @@ def _context(case: LoadCase) -> int | None:
     return longest if longest > LONG_CONTEXT else None
 
 
-def _warm_up(engine: Engine) -> None:
+def _limits(args: argparse.Namespace, engine: Engine) -> Limits:
+    from urdir.model.engine.requests.limits import Limits
+
+    shapes = engine.session.shapes
+    if args.at_once:
+        return Limits.for_throughput(shapes, args.requests)
+    return Limits.for_latency(shapes)
+
+
+def _warm_up(engine: Engine, limits: Limits) -> None:
     """What is measured is a server that has run a while."""
     from urdir.model.engine.batch import Output
 
-    begin_warm_up(engine, float("inf"), Output.GREEDY)
+    outputs, rows = (Output.GREEDY,), limits.mixed_rows
+    begin_warm_up(engine, float("inf"), outputs=outputs, mixed_rows=rows)
 
 
 def _report(

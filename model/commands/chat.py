@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, NoReturn
 
 from urdir.model.commands import options, prompts
-from urdir.model.commands.opening import open_engine, open_template, template_process
+from urdir.model.commands.opening import open_engine
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.parser import Parser
 from urdir.model.commands.report import print_engine, print_statistics
@@ -55,21 +55,18 @@ def run(args: argparse.Namespace) -> int:
     given = prompts.given_template(args)
     at_terminal = has_terminal()
     colours = args.color == "on" or (args.color == "auto" and at_terminal)
-    with (
-        template_process() as process,
-        open_engine(
-            args,
-            args.model,
-            args.ctx_size,
-            kv_dtype=options.kv_dtype(args),
-            chunk=options.chunk(args),
-            text=True,
-        ) as engine,
-        open_template(engine, given, process) as template,
-    ):
+    with open_engine(
+        args,
+        args.model,
+        args.ctx_size,
+        kv_dtype=options.kv_dtype(args),
+        chunk=options.chunk(args),
+        chat=True,
+        chat_template=given,
+    ) as engine:
         if args.verbose:
             print_engine(engine)
-        conversation = Conversation(engine, template, args, system, colours)
+        conversation = Conversation(engine, engine.template, args, system, colours)
         if not at_terminal:
             _talk(conversation, read_line, first)
             return 0
@@ -186,10 +183,12 @@ def _load(conversation: Conversation, rest: str) -> None:
 
 def _stats(conversation: Conversation, rest: str) -> None:
     """show what the last answer took, and how full the context is"""
-    if conversation.statistics is not None:
-        print_statistics(conversation.statistics)
-    session = conversation.engine.session
-    print(f"{session.length} of {session.context} tokens of context in use", file=sys.stderr)
+    used, last = 0, conversation.statistics
+    if last is not None:
+        print_statistics(last)
+        used = last.prompt_tokens + last.generated_tokens
+    context = conversation.engine.session.context
+    print(f"{min(used, context)} of {context} tokens of context in use", file=sys.stderr)
 
 
 def _exit(conversation: Conversation, rest: str) -> None:

@@ -23,6 +23,7 @@ EXAMPLES = """\
   urdir check                          what to run first on a new GPU, driver or machine
   urdir check --device emulator        the same without a GPU
   urdir check --kernel normalise        one kernel (repeatable), no plans
+  urdir check --gpus 2                 also the demo model on two GPUs that share it
   urdir check --json > report.json     every example, as JSON
 
 Times are of single launches of the small examples: mostly what a launch costs to start. GB/s is
@@ -44,6 +45,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_device(parser)
+    options.add_gpus(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,16 +57,18 @@ def run(args: argparse.Namespace) -> int:
         CONTEXT,
         check_kernel_examples,
         check_plans,
+        check_ranks,
         select_kernels,
     )
 
+    if args.gpus is not None and args.kernel:
+        raise options.UsageError("--gpus: kernels are checked on one GPU, leave out --kernel")
     environment = read_environment()
+    kind = args.device or environment.device
     selected = select_kernels(args.kernel)
     rows: list[CheckRow] = []
     with ptx_files(environment) as files, Progress("checking", len(selected)) as progress:
-        with DeviceOwner(
-            args.device or environment.device, cache_folder=environment.cache_dir, ptx_files=files
-        ) as owner:
+        with DeviceOwner(kind, cache_folder=environment.cache_dir, ptx_files=files) as owner:
             report = _describe(owner.device)
             for kind in progress.over(selected):
                 found = tuple(check_kernel_examples(owner, kind))
@@ -72,9 +76,11 @@ def run(args: argparse.Namespace) -> int:
                 rows += found
         if not args.kernel:
 
-            def open_demo(device: str) -> Engine:
+            def open_demo(device: str, gpus: int | Sequence[int] | None = None) -> Engine:
                 return Engine.open(
                     device=device,
+                    gpus=gpus,
+                    split=args.split,
                     context=CONTEXT,
                     cache_folder=environment.cache_dir,
                     ptx_files=files,
@@ -83,6 +89,9 @@ def run(args: argparse.Namespace) -> int:
             for row in check_plans(open_demo, report["device"]):
                 _say(progress, row.name, [row])
                 rows.append(row)
+            if args.gpus is not None:
+                rows.append(check_ranks(open_demo, kind, args.gpus))
+                _say(progress, rows[-1].name, rows[-1:])
     report["edited_ptx"] = list(files.used)
     failed = sum(row.status == "FAILED" for row in rows)
     if args.json:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,21 +114,20 @@ class Conversation:
 
     def _answer(self, turns: list[Message]) -> None:
         """Answer the last of ``turns``. Ctrl-C stops it; what there is of the answer stays."""
-        from urdir.model.engine.generate import Generation
+        from urdir.model.engine.requests.request import Request
 
         pieces: list[str] = []
         try:
             prompt = self._prompt(turns)
-            generation = Generation(
-                self.engine.session,
-                self.engine.tokenizer,
-                self._template.tokens(prompt),
-                self._settings(),
-                limit=self.args.n_predict,
-                stops=self.args.stop,
-                ignore_end=self.args.ignore_eos,
-                host_sampling=self.engine.host_sampling,
-                shown=self._form.shown,
+            generation = self.engine.generation(
+                Request(
+                    prompt=tuple(self._template.tokens(prompt)),
+                    settings=self._settings(),
+                    limit=self.args.n_predict,
+                    stops=tuple(self.args.stop),
+                    ignore_end=self.args.ignore_eos,
+                    shown=self._form.shown,
+                )
             )
             self._print(generation, prompt.text, pieces)
         except ContextFullError as exc:
@@ -174,13 +174,14 @@ class Conversation:
         parser = AnswerParser(self._form, prompt=prompt)
         thinks = False
         try:
-            for delta in _deltas(parser, until_first("prompt", generation.text())):
-                if bool(delta.reasoning) != thinks:
-                    thinks = not thinks
-                    sys.stdout.write(self._marks[not thinks])
-                pieces.append(delta.content)
-                sys.stdout.write(shown(delta.reasoning + delta.content))
-                sys.stdout.flush()
+            with closing(generation.text()) as made:
+                for delta in _deltas(parser, until_first("prompt", made)):
+                    if bool(delta.reasoning) != thinks:
+                        thinks = not thinks
+                        sys.stdout.write(self._marks[not thinks])
+                    pieces.append(delta.content)
+                    sys.stdout.write(shown(delta.reasoning + delta.content))
+                    sys.stdout.flush()
         finally:
             sys.stdout.write(self._marks[1] if thinks else "")
         sys.stdout.write("\n")

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands.options import UsageError
 from urdir.model.environment import Environment, read_environment
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.driver.group import Group
     from urdir.driver.ptx_files import PtxFiles
-    from urdir.model.engine.batch import Output
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.runner import Observer
     from urdir.model.families.synthetic import SyntheticModel
-    from urdir.model.text.chat import ChatTemplate
-    from urdir.model.text.sandbox import TemplateProcess
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 
@@ -33,6 +31,7 @@ def open_engine(
     memory_share: float = 0.0,
     chunk: int | None = None,
     text: bool = False,
+    chat: bool | None = False,
     chat_template: str | None = None,
     meanwhile: Callable[[Engine], None] | None = None,
 ) -> Engine:
@@ -50,6 +49,7 @@ def open_engine(
         quantize=getattr(args, "quantize", None),
         device=args.device or environment.device,
         gpus=getattr(args, "gpus", None),
+        split=getattr(args, "split", "tensors"),
         context=context,
         kv_dtype=kv_dtype,
         exact=exact,
@@ -57,6 +57,7 @@ def open_engine(
         memory_share=memory_share,
         chunk=chunk,
         text=text,
+        chat=chat,
         chat_template=chat_template,
         cache_folder=environment.cache_dir,
         ptx_files=ptx_files(environment),
@@ -66,17 +67,16 @@ def open_engine(
     )
 
 
-def begin_warm_up(engine: Engine, seconds: float, *outputs: Output) -> WarmUp | None:
+def begin_warm_up(engine: Engine, seconds: float, **likely: Any) -> WarmUp | None:
     """Record graphs of the likeliest steps, with progress, for so long. None on the emulator, whose
-    steps take longer than their graphs. ``outputs`` as `likely_shapes` takes them, if any."""
+    steps take longer than their graphs. ``likely`` is what `likely_shapes` is to know."""
     from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
     from urdir.model.progress import Progress
 
     if engine.device.is_emulated:
         return None
     session = engine.session
-    shapes = likely_shapes(session.shapes, outputs) if outputs else likely_shapes(session.shapes)
-    warm_up = WarmUp(session.steps, shapes)
+    warm_up = WarmUp(session.steps, likely_shapes(session.shapes, **likely))
     with Progress("preparing", warm_up.left) as progress:
         warm_up.run(seconds, progress.advance)
     return warm_up
@@ -99,27 +99,13 @@ def open_device(args: argparse.Namespace) -> Device:
     return Device.open(args.device or environment.device, cache_folder=environment.cache_dir)
 
 
-def template_process() -> TemplateProcess:
-    """The process that renders chat templates, which starts while the engine is opened."""
-    from urdir.model.text.sandbox import TemplateProcess
+def open_group(args: argparse.Namespace) -> Group:
+    """`Group.open` with what ``--device``, ``--gpus`` and the environment say."""
+    from urdir.driver.group import Group
 
-    process = TemplateProcess()
-    process.begin()
-    return process
-
-
-def open_template(engine: Engine, given: str | None, process: TemplateProcess) -> ChatTemplate:
-    """The chat template that is ``given``, or the file's; it owns ``process``."""
-    from urdir.model.errors import TemplateError
-    from urdir.model.text.chat import ChatTemplate, find_template
-
-    source = given if given is not None else find_template(engine.gguf, engine.tokenizer)
-    if source is None:
-        raise TemplateError(
-            f"{engine.gguf.path}: the file has no chat template: --chat-template NAME gives it a "
-            "known one (chatml, llama3, ...), urdir run --raw continues plain prompts"
-        )
-    return ChatTemplate(source, engine.tokenizer, process)
+    environment = read_environment()
+    name = args.device or environment.device
+    return Group.open(name, args.gpus, cache_folder=environment.cache_dir)
 
 
 def ptx_files(environment: Environment) -> PtxFiles:

@@ -98,6 +98,13 @@ def add_gpus(parser: argparse.ArgumentParser) -> None:
         metavar="N|I,J",
         help="share the model among N GPUs, or those with these numbers (default: one has it all)",
     )
+    parser.add_argument(
+        "--split",
+        choices=("tensors", "layers"),
+        default="tensors",
+        help="what each of --gpus has: a share of every layer, or, for a model that only has to "
+        "fit, a run of layers (default: tensors)",
+    )
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

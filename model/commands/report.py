@@ -81,7 +81,10 @@ def print_engine(engine: Engine) -> None:
     device, session, group = engine.device, engine.session, engine.group
     cache, names = session.parts.cache, ", ".join(each.name for each in group)
     each, shares = "", ""
-    if len(group) > 1:
+    if session.parts.config.stage is not None:
+        each = " on the first device"
+        shares = f"each device has some of {engine.config.n_layers} layers\n"
+    elif len(group) > 1:
         from urdir.model.families.share import cut_networks
 
         cut, networks = cut_networks(session.parts.config)

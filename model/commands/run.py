@@ -6,15 +6,14 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options, prompts
-from urdir.model.commands.opening import open_engine, open_template, template_process
+from urdir.model.commands.opening import open_engine
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.report import end_note, print_engine, print_statistics, statistics_dict
 from urdir.model.commands.terminal import shown
-from urdir.model.errors import ModelError
 from urdir.model.progress import until_first
 
 if TYPE_CHECKING:
@@ -72,28 +71,24 @@ def run(args: argparse.Namespace) -> int:
     def begin(engine: Engine) -> None:
         """Do what can be done before the weights are there."""
         nonlocal generation
-        if process is None:
+        if args.raw:
             tokens = engine.tokenizer.encode(prompt, parse_special=True, add_bos=True)
         else:
-            with open_template(engine, template, process) as renderer:
-                tokens = _rendered(renderer, system, prompt, variables)
-        if not tokens:
-            raise ModelError("the prompt is empty: the model needs a token to go on from")
+            tokens = _rendered(engine.template, system, prompt, variables)
         generation = _generation(engine, args, tokens)
         generation.prepare()
 
-    with (
-        nullcontext() if args.raw else template_process() as process,
-        open_engine(
-            args,
-            args.model,
-            args.ctx_size,
-            kv_dtype=options.kv_dtype(args),
-            chunk=options.chunk(args),
-            text=True,
-            meanwhile=begin,
-        ) as engine,
-    ):
+    with open_engine(
+        args,
+        args.model,
+        args.ctx_size,
+        kv_dtype=options.kv_dtype(args),
+        chunk=options.chunk(args),
+        text=True,
+        chat=not args.raw,
+        chat_template=template,
+        meanwhile=begin,
+    ) as engine:
         if args.verbose:
             print_engine(engine)
         interrupted, text = _stream(generation, quiet=args.json)
@@ -107,17 +102,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _generation(engine: Engine, args: argparse.Namespace, prompt: list[int]) -> Generation:
-    from urdir.model.engine.generate import Generation
+    from urdir.model.engine.requests.request import Request
 
-    return Generation(
-        engine.session,
-        engine.tokenizer,
-        prompt,
-        options.sampling_settings(args),
-        limit=args.n_predict,
-        stops=args.stop,
-        ignore_end=args.ignore_eos,
-        host_sampling=engine.host_sampling,
+    return engine.generation(
+        Request(
+            prompt=tuple(prompt),
+            settings=options.sampling_settings(args),
+            limit=args.n_predict,
+            stops=tuple(args.stop),
+            ignore_end=args.ignore_eos,
+        )
     )
 
 
@@ -136,11 +130,12 @@ def _stream(generation: Generation, quiet: bool) -> tuple[bool, str]:
     pieces: list[str] = []
     interrupted = False
     try:
-        for piece in until_first("prompt", generation.text()):
-            pieces.append(piece)
-            if not quiet:
-                sys.stdout.write(shown(piece))
-                sys.stdout.flush()
+        with closing(generation.text()) as made:
+            for piece in until_first("prompt", made):
+                pieces.append(piece)
+                if not quiet:
+                    sys.stdout.write(shown(piece))
+                    sys.stdout.flush()
     except KeyboardInterrupt:
         interrupted = True
     if not quiet:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from urdir.model.commands import options, prompts
+from urdir.model.commands import options, prompts, replicas
 from urdir.model.commands.opening import begin_warm_up, open_engine
 from urdir.model.commands.options import UsageError
+from urdir.model.commands.parser import Parser
 from urdir.model.commands.report import print_engine
 from urdir.model.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from ray.serve import Application
+
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.serve.guard import Access
@@ -23,6 +28,7 @@ EXAMPLES = """\
   urdir serve                                    the built-in demo model, http://127.0.0.1:8080
   urdir serve -m model.gguf -c 8192 --port 9000
   urdir serve -hf org/repo-GGUF --host 0.0.0.0 --api-key-file keys.txt
+  urdir serve -m model.gguf --ray --replicas 4   on four GPUs of a Ray cluster
 
 Ask it with any OpenAI client, with a browser, or so:
   curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
@@ -72,35 +78,68 @@ def add_parser(commands: options.Subparsers) -> None:
         help="another name of this server; repeatable (default: those of a local address, "
         "any name elsewhere)",
     )
+    replicas.add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
+    replicas.check_flags(args)
     try:
-        from urdir.model.serve.server import listen, serve
+        import urdir.model.serve.server  # noqa: F401
     except ImportError as error:
         raise UnsupportedError(f"{error}: pip install 'urdir[serve]'") from None
+    if not args.ray:
+        _serve_here(args)
+        return 0
+    replicas.check_ray()
+    server = _server(args)
+    _, access, _ = server
+    with replicas.Cluster(args) as cluster:
+        made = replicas.application(args, server)
+        cluster.serve(made, lambda: _greet("replicas on Ray", args.host, args.port, access))
+    return 0
+
+
+def application(arguments: dict[str, str]) -> Application:
+    """What Ray's `serve run` and `serve deploy` make of "flags", those of `urdir serve`."""
+    parser = Parser(prog="urdir")
+    add_parser(parser.add_subparsers())
+    args = parser.parse(["serve", "--ray", *shlex.split(arguments["flags"])])
+    replicas.check_flags(args)
+    return replicas.application(args, _server(args))
+
+
+def _serve_here(args: argparse.Namespace) -> None:
+    from urdir.model.serve.server import listen, serve
+
+    open_service, access, limits = _server(args)
+    with listen(args.host, args.port) as listener:
+        host, port = listener.getsockname()[:2]
+        service = open_service()
+
+        def greet() -> None:
+            model = service.model
+            _greet(f"{model.name}, {model.context} tokens of context", host, port, access)
+
+        serve(service, listener, access, limits, greet)
+
+
+def _greet(what: str, host: str, port: int, access: Access) -> None:
+    """Say that it is there, and where."""
+    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    print(f"{what}: {where} (Ctrl-C ends)", file=sys.stderr)
+    if access.hosts is None and not access.api_keys:
+        print("anyone who reaches this address may ask (--api-key)", file=sys.stderr)
+
+
+def _server(args: argparse.Namespace) -> replicas.Server:
+    """What the flags say: how the service is opened, who may ask, and for how much."""
     from urdir.model.serve.limits import Limits
 
     access, template = _access(args), prompts.given_template(args)
     args.model = options.one_model(args)
     limits = Limits(stalled_seconds=args.timeout, silent_seconds=args.timeout)
-    with listen(args.host, args.port) as listener:
-        host, port = listener.getsockname()[:2]
-        service = open_service(args, template)
-
-        def greet() -> None:
-            model = service.model
-            print(
-                f"{model.name}, {model.context} tokens of context: "
-                f"http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends)",
-                file=sys.stderr,
-            )
-            if access.hosts is None and not access.api_keys:
-                print("anyone who reaches this address may ask (--api-key)", file=sys.stderr)
-
-        serve(service, listener, access, limits, greet)
-    return 0
+    return partial(open_service, args, template), access, limits
 
 
 def open_service(args: argparse.Namespace, template: str | None) -> AsyncService:
@@ -124,7 +163,7 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
         sequences=args.parallel,
         memory_share=args.gpu_memory_share,
         chunk=options.chunk(args),
-        text=True,
+        chat=None,
         chat_template=template,
         meanwhile=begin,
     )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   urdir show model.gguf              whether it runs here, memory, layers, tensors, metadata
   urdir show model.gguf -c 500       memory at that context, too
+  urdir show model.gguf --gpus 2     the share of each of two GPUs
   urdir show model.gguf --template   the chat template as it stands in the file
   urdir show hf:org/repo:Q8_0        a file on the Hugging Face hub
 
@@ -43,6 +44,7 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_file(parser, optional=True)
     options.add_model(parser)
     options.add_device(parser)
+    options.add_gpus(parser)
     parser.add_argument("--json", action="store_true", help="print all of it as one JSON object")
     parser.add_argument("--template", action="store_true", help="print the chat template only")
 
@@ -200,11 +202,15 @@ def _print(gguf: OpenFile, verdict: Verdict) -> None:
 def _print_memory(memory: list[dict[str, int]]) -> None:
     if not memory:
         return
-    _section("memory on the device")
-    names = [name for name in memory[0] if name != "context"]
-    rows = [("context", *(name.replace("_", " ") for name in names))]
-    rows += [(f"{row['context']:,}", *(size_text(row[name]) for name in names)) for row in memory]
-    _print_rows(rows, right=range(len(names) + 1))
+    numbers = [name for name in memory[0] if name in ("context", "rank")]
+    _section("memory on each device" if "rank" in numbers else "memory on the device")
+    names = [name for name in memory[0] if name not in numbers]
+    rows = [(*numbers, *(name.replace("_", " ") for name in names))]
+    rows += [
+        (*(f"{row[name]:,}" for name in numbers), *(size_text(row[name]) for name in names))
+        for row in memory
+    ]
+    _print_rows(rows, right=range(len(rows[0])))
 
 
 def _print_config(gguf: OpenFile, config: Config) -> None:

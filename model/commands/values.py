@@ -62,6 +62,16 @@ def number_pair(text: str) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
+def number_or_span(text: str) -> tuple[int, int]:
+    """An argparse type: how many, or the fewest and the most: 2; 1-4."""
+    first, dash, last = text.partition("-")
+    least = whole_number(0 if dash else 1)(first)
+    most = whole_number(1)(last) if dash else least
+    if most < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not MIN-MAX")
+    return least, most
+
+
 def real_number(low: float, high: float | None = None) -> Callable[[str], float]:
     """An argparse type: a finite number within bounds."""
 

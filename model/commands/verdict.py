@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from urdir.model.commands.opening import open_device
+from urdir.model.commands.opening import open_group
 from urdir.model.commands.report import size_text
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _CONTEXTS = (4096, 16384, 65536)
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether it ``runs``, in words; its description (None where it has none), and the bytes that
-    it needs by owner, for several contexts."""
+    it needs by owner, for several contexts: on each rank where there are several."""
 
     runs: bool
     text: str
@@ -31,7 +32,7 @@ class Verdict:
 
 
 def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
-    """What becomes of a model on the device of the command line, with the context asked for.
+    """What becomes of a model on the devices of the command line, with the context asked for.
 
     Raises SettingsError for a context that the model does not take.
     """
@@ -39,57 +40,88 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
     from urdir.model.engine.engine import chosen_context
     from urdir.model.errors import ConfigError, UnsupportedError
     from urdir.model.families.description import Config
+    from urdir.model.memory.weights import shares_of
     from urdir.ptxgen.tools.gpus import DEFAULT_GPU, GPUS
 
     try:
         config = Config.from_gguf(gguf)
+        shares = shares_of(config, gguf, _count(args.gpus), args.split)
     except (ConfigError, UnsupportedError) as exc:
         return Verdict(False, f"cannot run: {str(exc).removeprefix(f'{gguf.path}: ')}")
     context = chosen_context(config, args.ctx_size)
+    contexts = _contexts(config, context)
     try:
-        with open_device(args) as device:
-            plans = _plans(gguf, config, context, device.properties.sm_count)
-            runs, text = _judge(gguf, device, context, plans[context])
+        with open_group(args) as group:
+            sms = group[0].properties.sm_count
+            plans = [_plans(gguf, share, contexts, sms) for share in shares]
+            needed = [plan[context] for plan in plans]
+            runs, text = _judge(gguf, [*zip(group, needed, strict=True)], context)
     except DriverError as exc:
-        plans = _plans(gguf, config, context, GPUS[DEFAULT_GPU].sm_count)
+        plans = [_plans(gguf, share, contexts, GPUS[DEFAULT_GPU].sm_count) for share in shares]
         runs, text = False, f"cannot run here: {exc}"
-    memory = [_needs(tokens, plan) for tokens, plan in plans.items()]
+    memory = [
+        _needs(tokens, rank if len(plans) > 1 else None, plan[tokens])
+        for tokens in contexts
+        for rank, plan in enumerate(plans)
+    ]
     return Verdict(runs, text, config, memory)
 
 
-def _needs(context: int, plan: MemoryPlan) -> dict[str, int]:
-    """Bytes by owner and in total, with what the driver takes."""
+def _count(gpus: int | tuple[int, ...] | None) -> int:
+    """How many GPUs ``--gpus`` names."""
+    return gpus if isinstance(gpus, int) else len(gpus or (0,))
+
+
+def _needs(context: int, rank: int | None, plan: MemoryPlan) -> dict[str, int]:
+    """Bytes by owner and in total, with what the driver takes; of a ``rank`` where there are
+    several."""
     from urdir.model.memory.budget import RESERVE_BYTES
 
+    at = {"context": context} | ({} if rank is None else {"rank": rank})
     total = plan.total + RESERVE_BYTES
-    return {"context": context, **plan.as_dict(), "driver": RESERVE_BYTES, "total": total}
+    return {**at, **plan.as_dict(), "driver": RESERVE_BYTES, "total": total}
 
 
-def _judge(gguf: ModelFile, device: Device, context: int, plan: MemoryPlan) -> tuple[bool, str]:
+def _judge(
+    gguf: ModelFile, ranks: Sequence[tuple[Device, MemoryPlan]], context: int
+) -> tuple[bool, str]:
+    """Whether each rank fits its device, and in words: of the rank that has the least left."""
     from urdir.model.engine.engine import emulated_rate
     from urdir.model.memory.budget import RESERVE_BYTES
 
+    device, plan = min(ranks, key=lambda rank: rank[0].memory_info()[0] - rank[1].total)
+    gpus = "a GPU needs" if len(ranks) == 1 else f"each of {len(ranks)} GPUs needs up to"
+    needs = "needs" if len(ranks) == 1 else gpus
     needed = f"{size_text(plan.total + RESERVE_BYTES)} at a context of {context:,}"
     if device.is_emulated:
         rate = f"about {emulated_rate(gguf):.2g} tokens/s"
         why = f" ({device.note})" if device.note else ""
-        return True, f"runs on the emulator{why}, {rate}; a GPU needs {needed}"
+        return True, f"runs on the emulator{why}, {rate}; {gpus} {needed}"
     free, total = device.memory_info()
     has = f"{device.properties.name} has {size_text(free)} of {size_text(total)} free"
     if plan.fits(device):
-        return True, f"runs: needs {needed}, {has}"
-    return False, f"cannot run here: needs {needed}, {has}; a shorter context (-c) needs less"
+        return True, f"runs: {needs} {needed}, {has}"
+    return False, f"cannot run here: {needs} {needed}, {has}; a shorter context (-c) needs less"
 
 
-def _plans(gguf: ModelFile, config: Config, context: int, sm_count: int) -> dict[int, MemoryPlan]:
-    """What is needed at the usual contexts, the model's and the one asked for."""
-    from urdir.model.memory.budget import MemoryPlan, SessionBudget
-
+def _contexts(config: Config, context: int) -> list[int]:
+    """The usual contexts, the model's and the one asked for."""
     most = config.context_length
-    contexts = sorted({context, most, *(tokens for tokens in _CONTEXTS if tokens < most)})
+    return sorted({context, most, *(tokens for tokens in _CONTEXTS if tokens < most)})
+
+
+def _plans(
+    gguf: ModelFile, share: Config, contexts: Sequence[int], sm_count: int
+) -> dict[int, MemoryPlan]:
+    """What a share of the model needs, by context."""
+    from urdir.model.memory.budget import MemoryPlan, SessionBudget
+    from urdir.model.memory.session_settings import SessionSettings
+
     return {
         tokens: MemoryPlan.of(
-            gguf, config, SessionBudget.of(config.at_context(tokens), tokens, sm_count)
+            gguf,
+            share,
+            SessionBudget.of(share.at_context(tokens), sm_count, SessionSettings(tokens)),
         )
         for tokens in contexts
     }

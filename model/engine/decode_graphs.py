@@ -44,3 +44,10 @@ class DecodeGraphs:
         if steps == 1 or several > later:
             return False  # not worth the while
         return missing(several, steps) or missing(later, steps)
+
+    def prepare_all(self, rows: int, output: Output, length: int, end: int) -> None:
+        """Record all graphs that ``rows`` sequences use from ``length`` tokens to ``end``, so that
+        none is recorded on the way."""
+        for reached in range(length, end):
+            while self.prepare(rows, output, reached, end, AT_ONCE):
+                pass

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from urdir.model.engine.opening import Opening
-from urdir.model.errors import ModelError
+from urdir.model.errors import NoTemplateError
 from urdir.model.files.demo import DEMO
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.group import Group
-    from urdir.driver.parallel import Task
     from urdir.driver.ptx_files import PtxFiles
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.reply import Messages, Reply, ToolDescriptions
     from urdir.model.engine.requests.continuations import Continuation
+    from urdir.model.engine.requests.request import Request
     from urdir.model.engine.runner import Observer
     from urdir.model.engine.sampling import SamplingSettings
     from urdir.model.engine.session import Session
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from urdir.model.files.gguf import Gguf
     from urdir.model.files.model_file import ModelFile
     from urdir.model.files.pretrained.model import SafetensorsModel
-    from urdir.model.memory.weights import Weights
+    from urdir.model.memory.weights import Split, Weights
     from urdir.model.text.chat import ChatTemplate
+    from urdir.model.text.sandbox import TemplateProcess
     from urdir.model.text.tokenizer import Tokenizer
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
@@ -79,9 +80,10 @@ class Engine(Owner):
         weights: Sequence[Weights],
         session: Session,
         host_sampling: bool,
-        reading: Task[Tokenizer] | None,
+        read_tokenizer: Callable[[], Tokenizer],
         seconds: Mapping[str, float],
         chat_template: str | None = None,
+        process: TemplateProcess | None = None,
     ) -> None:
         self.gguf = gguf
         self.config = config
@@ -92,8 +94,9 @@ class Engine(Owner):
         self.session = session
         self.seconds = seconds
         self.host_sampling = host_sampling
-        self._reading = reading
+        self._read_tokenizer = read_tokenizer
         self._chat_template = chat_template
+        self._process = process
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
         self._owners = ExitStack()
@@ -106,6 +109,7 @@ class Engine(Owner):
         quantize: str | None = None,
         device: str = "auto",
         gpus: int | Sequence[int] | None = None,
+        split: Split = "tensors",
         context: int | None = None,
         kv_dtype: KvDtype = "f16",
         exact: bool = False,
@@ -115,6 +119,7 @@ class Engine(Owner):
         pages: int | None = None,
         chunk: int | None = None,
         text: bool = False,
+        chat: bool | None = False,
         chat_template: str | None = None,
         cache_folder: Path | Literal["user"] | None = "user",
         ptx_files: PtxFiles | None = None,
@@ -124,8 +129,9 @@ class Engine(Owner):
     ) -> Engine:
         """Open ``path`` (None: the demo model) on ``device`` (auto, cuda[:i], emulator[:sm_NN]).
 
-        With ``gpus``, a number or the ordinals of some, each GPU has a share of the model
-        (`families.share`): ``device`` says of which kind they are.
+        With ``gpus``, a number or the ordinals of some, each GPU has a share of every layer
+        (`families.share`), or ``split`` by layers a run of them (`families.stages`): ``device``
+        says of which kind they are.
 
         ``path`` is "demo", a GGUF file, any part of a split one, or a folder as transformers writes
         it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
@@ -135,14 +141,16 @@ class Engine(Owner):
         is free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`)
         as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer where recurrent layers have
         large states, of which none is kept; the context is up to `LONG_CONTEXT`.
-        With ``text`` the file must have a vocabulary, which a thread of its own reads.
-        ``chat_template`` (Jinja, or a name such as "chatml") replaces the file's. ``meanwhile`` is
+        With ``text`` the file must have a vocabulary, which a thread of its own reads, with
+        ``chat`` a chat template as well (None: one that it has must compile); ``chat_template``
+        (Jinja, or a name such as "chatml") replaces the file's. ``meanwhile`` is
         called while the weights are loaded, with an engine that must run nothing yet: for
         `Session.prepare`.
         ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None
         keeps none. ``ptx_files`` are folders of edited PTX to use and of PTX to write. ``observer``
-        looks at every step. No variable of the environment is read. The file is checked whole, and
-        the memory it needs against what is free, before anything is allocated. Raises ModelError,
+        looks at every step. No variable of the environment is read. The file is checked whole
+        before a device is opened: what ``text`` and ``chat`` ask for, and a vocabulary that it has;
+        the memory it needs against what is free before anything is allocated. Raises ModelError,
         and DriverError for a device that is absent or fails; nothing stays open then, and no thread
         runs.
         """
@@ -150,63 +158,57 @@ class Engine(Owner):
             from urdir.model.text.named_templates import template_text
 
             chat_template = template_text(chat_template)
-        with Opening(lambda: _open_group(device, gpus, cache_folder, ptx_files)) as opening:
-            # imported while the device is opened
-            from urdir.model.engine.session import Session
+        with Opening(partial(_load_driver, device)) as opening:
+            process = None if chat is False else opening.template_process()
+            # imported while the driver is loaded
             from urdir.model.families.description import Config
-            from urdir.model.memory.budget import SessionBudget
-            from urdir.model.memory.fitting import fitting_size
-            from urdir.model.memory.weights import Weights, shares_of
 
             with opening.timed("file"):
                 gguf = opening.own(_open_file(path, quantize))
                 config = Config.from_gguf(gguf)
+                tokenizer = opening.tokenizer(gguf, needed=text or chat is not False)
+                if process is not None:
+                    chat_template = chat_template or _template_of(gguf, tokenizer, bool(chat))
+                    if chat_template is not None:
+                        process.check(chat_template)
+            opening.open_devices(partial(_open_group, device, gpus, cache_folder, ptx_files))
+            # imported while the device is opened
+            from urdir.model.engine.session import Session
+            from urdir.model.memory.buckets import MOST_CHUNK
+            from urdir.model.memory.fitting import fitting_settings
+            from urdir.model.memory.session_settings import SessionSettings
+            from urdir.model.memory.weights import Weights, shares_of
+
             longest = LONG_CONTEXT if memory_share else DEFAULT_CONTEXT
             context = chosen_context(config, context, longest)
             config = config.at_context(context)
-            reading = opening.read_tokenizer(gguf) if text else None
             group = opening.group()
             opened = group[0]
-            shares = shares_of(config, gguf, len(group))
+            shares = shares_of(config, gguf, len(group), split)
             _announce(opened, gguf)
-            if memory_share and not page_len:
-                page_len = PAGE_LEN
+            most = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
+            wanted = SessionSettings(
+                context,
+                kv_dtype,
+                exact=exact,
+                sequences=most if sequences is None else sequences,
+                page_len=page_len or (PAGE_LEN if memory_share else 0),
+                pages=pages,
+                chunk=chunk or MOST_CHUNK,
+                keeps_states=not memory_share,
+            )
             ranks = [*zip(shares, group, strict=True)]
-            size = fitting_size(
+            settings = fitting_settings(
                 gguf,
                 ranks,
-                partial(
-                    SessionBudget.of,
-                    context=context,
-                    sm_count=opened.properties.sm_count,
-                    kv_dtype=kv_dtype,
-                    exact=exact,
-                    page_len=page_len,
-                    keeps_states=not memory_share,
-                ),
-                sequences=sequences,
-                most=EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES,
+                wanted,
                 memory_share=memory_share,
-                pages=pages,
-                chunk=chunk,
+                fewer_sequences=sequences is None,
             )
             weights = [opening.own(Weights(gguf, share, of)) for share, of in ranks]
             opening.upload(weights, gguf)
             session = opening.own(
-                Session(
-                    opened,
-                    weights[0],
-                    context,
-                    kv_dtype,
-                    exact=exact,
-                    sequences=size.sequences,
-                    page_len=page_len,
-                    pages=size.pages,
-                    chunk=size.chunk,
-                    keeps_states=not memory_share,
-                    observer=observer,
-                    peers=weights[1:],
-                )
+                Session(opened, weights[0], settings, observer=observer, peers=weights[1:])
             )
             if session.exchange is not None:
                 group.notes.append(session.exchange.describe_faults)
@@ -217,34 +219,34 @@ class Engine(Owner):
                 weights,
                 session,
                 host_sampling,
-                reading,
+                tokenizer,
                 opening.seconds,
                 chat_template,
+                process,
             )
             if meanwhile is not None:
                 with opening.timed("meanwhile"):
                     meanwhile(engine)
             opening.wait_for_upload()
-            engine._owners = opening.hand_over()
+            engine._owners.push(opening.hand_over())
             return engine
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The file's tokeniser; ModelError where it has none."""
         if self._tokenizer is None:
-            from urdir.model.text.tokenizer import Tokenizer
-
-            read = self._reading
-            self._tokenizer = read.result() if read else Tokenizer.from_gguf(self.gguf)
+            self._tokenizer = self._read_tokenizer()
         return self._tokenizer
 
     @property
     def template(self) -> ChatTemplate:
-        """The chat template, which ends with the engine; TemplateError where there is none."""
+        """The chat template, which ends with the engine; NoTemplateError where there is none."""
         if self._template is None:
-            from urdir.model.text.chat import ChatTemplate
+            from urdir.model.text.chat import ChatTemplate, find_template
 
-            opened = ChatTemplate.from_gguf(self.gguf, self.tokenizer, self._chat_template)
+            given = self._chat_template
+            source = find_template(self.gguf, lambda: self.tokenizer) if given is None else given
+            opened = ChatTemplate(source, self.tokenizer, self._process)
             self._template = self._owners.enter_context(opened)
         return self._template
 
@@ -268,7 +270,7 @@ class Engine(Owner):
         from urdir.model.engine.reply import reply_to
 
         def begin(tokens: Sequence[int], shown: frozenset[str]) -> Generation:
-            return self._generation(tokens, settings, limit, stops, shown)
+            return self.generation(self._request(tokens, settings, limit, stops, shown))
 
         return reply_to(self.template, messages, tools, variables, begin)
 
@@ -282,9 +284,13 @@ class Engine(Owner):
     ) -> str:
         """How the model continues a plain text, without a template; see `chat`."""
         tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
-        if not tokens:
-            raise ModelError("the prompt is empty: the model needs a token to go on from")
-        return "".join(self._generation(tokens, settings, limit, stops).text())
+        return "".join(self.generation(self._request(tokens, settings, limit, stops)).text())
+
+    def generation(self, request: Request) -> Generation:
+        """One answer, token by token. One is open at a time."""
+        from urdir.model.engine.generate import Generation
+
+        return Generation(self.session, self.tokenizer, request, self.host_sampling)
 
     def generate_all(
         self,
@@ -297,40 +303,36 @@ class Engine(Owner):
         """The same of many prompts, as many at once as there are ``sequences``: their whole
         answers, in the order of the prompts. Drawn answers differ by their ``nonce``."""
         from urdir.model.engine.requests.continuations import continuations
-        from urdir.model.engine.requests.request import Request
         from urdir.model.engine.sampling import SamplingSettings
 
         chosen = settings or SamplingSettings()
-        requests = [
-            Request(
-                prompt=tuple(self.tokenizer.encode(prompt, parse_special=True, add_bos=True)),
-                settings=replace(chosen, nonce=chosen.nonce + number),
-                limit=limit,
-                stops=tuple(stops),
-            )
-            for number, prompt in enumerate(prompts)
+        encoded = [
+            self.tokenizer.encode(prompt, parse_special=True, add_bos=True) for prompt in prompts
         ]
-        return continuations(self, requests)
+        return continuations(
+            self,
+            [
+                self._request(tokens, replace(chosen, nonce=chosen.nonce + number), limit, stops)
+                for number, tokens in enumerate(encoded)
+            ],
+        )
 
-    def _generation(
+    def _request(
         self,
         tokens: Sequence[int],
         settings: SamplingSettings | None,
         limit: int | None,
         stops: Sequence[str],
         shown: frozenset[str] = frozenset(),
-    ) -> Generation:
-        from urdir.model.engine.generate import Generation
+    ) -> Request:
+        from urdir.model.engine.requests.request import Request
         from urdir.model.engine.sampling import SamplingSettings
 
-        return Generation(
-            self.session,
-            self.tokenizer,
-            tokens,
-            settings or SamplingSettings(),
+        return Request(
+            prompt=tuple(tokens),
+            settings=settings or SamplingSettings(),
             limit=limit,
-            stops=stops,
-            host_sampling=self.host_sampling,
+            stops=tuple(stops),
             shown=shown,
         )
 
@@ -347,23 +349,25 @@ class Engine(Owner):
         self._owners.close()
 
 
+def _load_driver(name: str) -> None:
+    """Import what opens a device, and load the driver of a GPU; no context is made."""
+    from urdir.driver import bindings
+
+    if not name.startswith("emulator"):
+        bindings.initialise()
+    import urdir.driver.group  # noqa: F401
+
+
 def _open_group(
     name: str,
     gpus: int | Sequence[int] | None,
     cache_folder: Path | Literal["user"] | None,
     ptx_files: PtxFiles | None,
 ) -> Group:
-    from urdir.driver import bindings
-
-    if not name.startswith("emulator"):
-        bindings.initialise()
-    from urdir.driver.device import Device
     from urdir.driver.group import Group
     from urdir.model.cache_folder import user_cache_folder
 
     folder = user_cache_folder() if cache_folder == "user" else cache_folder
-    if gpus is None:
-        return Group([Device.open(name, cache_folder=folder, ptx_files=ptx_files)])
     return Group.open(name, gpus, cache_folder=folder, ptx_files=ptx_files)
 
 
@@ -375,6 +379,18 @@ def _open_file(
     if path is None or isinstance(path, str | os.PathLike):
         return open_model(path or DEMO, quantize=quantize)
     return path
+
+
+def _template_of(gguf: ModelFile, tokenizer: Callable[[], Tokenizer], needed: bool) -> str | None:
+    """The chat template of a file; None where it has none and none is ``needed``."""
+    from urdir.model.text.chat import find_template
+
+    try:
+        return find_template(gguf, tokenizer)
+    except NoTemplateError:
+        if needed:
+            raise
+        return None
 
 
 def _announce(device: Device, gguf: ModelFile) -> None:

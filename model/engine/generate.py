@@ -1,18 +1,18 @@
-"""Generation: from a prompt's tokens to a stream of text, with statistics."""
+"""One user's answer: a request whose loop the caller turns, with statistics."""
 
 from __future__ import annotations
 
 import time
-from collections import abc
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
 
 from urdir.model.engine.batch import Output
-from urdir.model.engine.sampling import SamplingSettings, sample
-from urdir.model.engine.sequence import Finish, Ids, Sequence, StopConditions
+from urdir.model.engine.requests.answer_loop import AnswerLoop
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.sequence import Finish
 from urdir.model.engine.session import Session
-from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
 
 
@@ -39,27 +39,18 @@ class Statistics:
 
 @dataclass(slots=True)
 class Generation:
-    """One answer: iterate over ``text()``; this fills ``statistics`` and ``tokens``.
+    """The answer to ``request``: iterate over `text` or `pieces`; this fills ``statistics`` and
+    ``tokens``.
 
-    ``prompt`` is the whole token sequence to answer, by sequence ``slot`` of the session; what of
-    its beginning that sequence has in the cache is kept (`Session.kept`). At most ``limit`` tokens
-    are generated (None: until the end or a full cache); ``ignore_end`` goes on past end tokens;
-    ``host_sampling`` downloads logits and chooses in numpy. ``shown`` are control
-    tokens that belong to the text (`AnswerFormat.shown`). ``on_token`` is called with the id of
-    each token of the answer and the text that it completes, which may be "" within a character.
+    It goes on from what the session holds of the prompt's beginning. Without a ``tokenizer`` there
+    is no text, and no token ends the answer. ``host_sampling`` downloads logits and chooses in
+    numpy.
     """
 
     session: Session
-    tokenizer: Tokenizer
-    prompt: Ids
-    settings: SamplingSettings
-    limit: int | None = None
-    stops: abc.Sequence[str] = ()
-    ignore_end: bool = False
+    tokenizer: Tokenizer | None
+    request: Request
     host_sampling: bool = False
-    slot: int = 0
-    shown: frozenset[str] = frozenset()
-    on_token: Callable[[int, str], None] | None = None
     statistics: Statistics = field(default_factory=Statistics)
     tokens: list[int] = field(default_factory=list)
 
@@ -67,91 +58,58 @@ class Generation:
         """Record the graphs of the prompt and of the first token, for a session that has processed
         nothing: its weights need not be there yet (``meanwhile`` of `Engine.open`).
         """
-        self.session.prepare(len(self.prompt), self._output)
+        masked = self.request.constraint is not None
+        output = Output.of(self.request.settings, masked=masked)
+        output = Output.LOGITS if self.host_sampling else output
+        self.session.prepare(len(self.request.prompt), output)
 
-    def text(self) -> Iterator[str]:
-        """Pieces of printable text as they become known; together they are the answer.
+    def text(self) -> Generator[str, None, None]:
+        """Pieces of printable text as they become known; together they are the answer. Raises what
+        `pieces` raises."""
+        with closing(self.pieces()) as pieces:
+            for piece in pieces:
+                if piece.text:
+                    yield piece.text
 
-        Raises ContextFullError when the prompt does not fit, the session then being as before.
+    def pieces(self) -> Generator[Piece, None, None]:
+        """What becomes known together: tokens and the text that they complete. Closing it ends the
+        answer.
+
+        Raises ContextFullError when the prompt does not fit, ModelError while another answer is
+        open, DriverError.
         """
-        self.statistics.seed = self.settings.seed
+        statistics = self.statistics
+        statistics.seed = self.request.settings.seed
+        statistics.prompt_tokens = len(self.request.prompt)
         start = time.perf_counter()
-        self._begin()
-        stream = TextStream(self.tokenizer, self.sequence.stop.strings, self.shown)
-        for token in self._answer():
-            now = time.perf_counter()
-            if len(self.tokens) == 1:
-                self.statistics.prompt_seconds, start = now - start, now
-            self.statistics.generate_seconds = now - start
-            piece = stream.push(token)
-            if self.on_token is not None:
-                self.on_token(token, piece)
-            if piece:
+        with closing(self._turned()) as pieces:
+            for piece in pieces:
+                now = time.perf_counter()
+                if not self.tokens:
+                    statistics.prompt_seconds, start = now - start, now
+                statistics.generate_seconds = now - start
+                self.tokens += [choice.token for choice in piece.choices]
+                statistics.generated_tokens = len(self.tokens)
                 yield piece
-            if stream.stopped_by is not None:
-                self.statistics.finish = Finish.STOP
-                break
-        if rest := stream.finish():
-            yield rest
 
-    @property
-    def sequence(self) -> Sequence:
-        """The sequence that answers."""
-        return self.session.sequences[self.slot]
-
-    def _begin(self) -> None:
-        """Process the prompt, and tell the sequence how to go on and when to stop."""
-        shared = self.sequence.shared_with(self.prompt)
-        self.sequence.check_room(len(self.prompt))
-        keep = self.session.kept(shared, self.slot)
-        self.session.truncate(keep, self.slot)
-        self.session.feed(self.prompt[keep:], self.slot)
-        ends = frozenset() if self.ignore_end else frozenset(self.tokenizer.end_ids)
-        stop = StopConditions(self.limit, ends, tuple(self.stops))
-        self.session.set_sampling(self.settings, self.slot, stop)
-        self.statistics.prompt_tokens = len(self.prompt)
-        self.statistics.cached_tokens = keep
-
-    def _answer(self) -> Iterator[int]:
-        """Tokens of the answer, the one that ends it excluded."""
-        finish = self.sequence.finish
-        with closing(self._choose()) as tokens:
-            while finish is None:
-                token = next(tokens)
-                finish = self.sequence.finish
-                if finish is Finish.END:
-                    break
-                self.tokens.append(token)
-                self.statistics.generated_tokens += 1
-                yield token
-        self.statistics.finish = finish
-
-    def _choose(self) -> Generator[int, None, None]:
-        """Tokens after the prompt until the cache is full, chosen on the device or by the host."""
-        if self.host_sampling:
-            return self._choose_on_host()
-        return self.session.stream(self._output, self.slot, most=self.limit)
-
-    @property
-    def _output(self) -> Output:
-        if self.host_sampling:
-            return Output.LOGITS
-        return Output.of(self.settings)
-
-    def _choose_on_host(self) -> Generator[int, None, None]:
-        """The same with logits downloaded and numpy choosing: what the device must match."""
-        while not self.sequence.is_full:
-            logits = self.session.forward_gpu_resident((self.slot,))[0]
-            token = sample(
-                logits,
-                self.settings,
-                self.sequence.length,
-                self.sequence.tokens,
-                answer_at=self.sequence.answer_at,
-                end_ids=self.sequence.stop.end_ids,
-            )
-            if self.sequence.is_full:
-                self.sequence.read(token)
-            else:
-                self.session.feed([token], self.slot)
-            yield token
+    def _turned(self) -> Generator[Piece, None, None]:
+        """The pieces, as rounds bring them."""
+        limits = Limits.for_one(self.session.shapes)
+        with AnswerLoop(
+            self.session, self.tokenizer, limits, host_sampling=self.host_sampling
+        ) as loop:
+            answer = loop.answer_to(self.request)
+            loop.add(answer)
+            while True:
+                try:
+                    loop.turn()
+                except Exception as error:
+                    loop.fail(error)
+                self.statistics.cached_tokens = answer.cached
+                for item in loop.take_items().get(answer, ()):
+                    if isinstance(item, Exception):
+                        raise item
+                    if isinstance(item, Ending):
+                        self.statistics.finish = item.finish
+                        return
+                    yield item

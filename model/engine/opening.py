@@ -1,14 +1,16 @@
 """What runs side by side while a model is opened.
 
-    the thread that opens                    other threads
+    the thread that opens                    other threads, and a process
     ---------------------------------------  ------------------------------------------
-    import the engine                        device: load the driver, make a context
-    open the file, read its description
+    import what reads files                  driver: load it
+    open the file, check all of it           template process: start, compile the template
+    import the engine                        device: make a context
     check memory, allocate weights           tokeniser: vocabulary and merges
     make a session, record first graphs      upload: weights, in threads of their own
 
-Python runs one thread at a time, beside driver calls and large copies. So these begin as early as
-they can, and a thread that comes back from one gets its turn soon. Whatever fails ends the opening:
+A file that is refused is refused before a device is opened. Python runs one thread at a time,
+beside driver calls and large copies. So these begin as early as they can, and a thread that comes
+back from one gets its turn soon. Whatever fails ends the opening:
 threads are stopped or waited for, and what there is is freed, in the order opposite to that in
 which it was made.
 """
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from urdir.driver.group import Group
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.weights import Weights
+    from urdir.model.text.sandbox import TemplateProcess
     from urdir.model.text.tokenizer import Tokenizer
 
 
@@ -50,17 +53,18 @@ _Result = TypeVar("_Result")
 class Opening(Owner):
     """The threads of an opening, and the owners of what is open so far.
 
-    The devices are opened from the start. ``close`` ends all of it, until `hand_over`. ``seconds``
+    The driver is loaded from the start. ``close`` ends all of it, until `hand_over`. ``seconds``
     has what each part took, beside others. Until then the threads of the process take short turns.
     """
 
-    def __init__(self, open_group: Callable[[], Group]) -> None:
+    def __init__(self, load_driver: Callable[[], None]) -> None:
         self.seconds: dict[str, float] = {}
         self._usual_turn = sys.getswitchinterval()
         sys.setswitchinterval(_TURN)
         self._owners = ExitStack()
-        self._group = Task(self._timed("device", open_group), "device")
-        self._owners.callback(self._close_group)
+        self._driver = Task(self._timed("driver", load_driver), "driver")
+        self._owners.callback(self._driver.failed)
+        self._group: Task[Group] | None = None
         self._upload: Task[None] | None = None
 
     @contextmanager
@@ -75,18 +79,42 @@ class Opening(Owner):
         self._owners.callback(opened.close)
         return opened
 
-    def read_tokenizer(self, gguf: ModelFile) -> Task[Tokenizer]:
-        """Begin to build the tokeniser of a file, which stays open until that is done. Raises at
-        once what `Tokenizer.check` does."""
+    def tokenizer(self, gguf: ModelFile, needed: bool) -> Callable[[], Tokenizer]:
+        """What gives the tokeniser of a file, whose vocabulary is checked at once: where it is
+        ``needed``, and where there is one of a known kind. A needed one is built from now on, and
+        the file stays open until that is done. Raises what `Tokenizer.checked` does."""
         from urdir.model.text.tokenizer import Tokenizer
 
-        Tokenizer.check(gguf)
-        task = Task(self._timed("tokenizer", lambda: Tokenizer.from_gguf(gguf)), "tokenizer")
+        if not needed and not Tokenizer.is_there(gguf):
+            return lambda: Tokenizer.from_gguf(gguf)
+        build = Tokenizer.checked(gguf)
+        if not needed:
+            return build
+        task = Task(self._timed("tokenizer", build), "tokenizer")
         self._owners.callback(task.failed)
-        return task
+        return task.result
+
+    def template_process(self) -> TemplateProcess:
+        """A process for chat templates, which starts now."""
+        from urdir.model.text.sandbox import TemplateProcess
+
+        process = self.own(TemplateProcess())
+        process.begin()
+        return process
+
+    def open_devices(self, open_group: Callable[[], Group]) -> None:
+        """Begin to open the devices, when the driver is loaded."""
+
+        def when_loaded() -> Group:
+            self._driver.result()
+            return open_group()
+
+        self._group = Task(self._timed("device", when_loaded), "device")
+        self._owners.callback(self._close_group)
 
     def group(self) -> Group:
         """The devices, once they are open."""
+        assert self._group is not None
         return self._group.result()
 
     def upload(self, weights: Sequence[Weights], gguf: ModelFile) -> None:
@@ -116,6 +144,7 @@ class Opening(Owner):
         self._owners.close()
 
     def _close_group(self) -> None:
+        assert self._group is not None
         if not self._group.failed():
             self._group.result().close()
 

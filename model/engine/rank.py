@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.runner import Observer, Steps
+from urdir.model.engine.stages import ChainedSteps, Place, building_layers
+from urdir.model.memory.budget import SessionBudget
 from urdir.model.memory.device_state import DecodeState
-from urdir.model.memory.exchange import RankExchange
+from urdir.model.memory.exchange import Exchange, RankExchange
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.recurrent_state import RecurrentState
+from urdir.model.memory.storage import SequenceStorage
 from urdir.model.memory.workspace import ZEROED
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.stream import Stream
-    from urdir.model.memory.budget import SessionBudget
+    from urdir.model.memory.session_settings import SessionSettings
     from urdir.model.memory.weights import Weights
 
 
@@ -32,7 +35,7 @@ class Rank(Owner):
     stream: Stream
     parts: StepParts
     steps: Steps
-    recurrent: RecurrentState
+    storage: SequenceStorage
 
     def __init__(
         self,
@@ -67,10 +70,49 @@ class Rank(Owner):
                 exchange=exchange,
             )
             steps = [(rank.steps, rank.stream) for rank in followers]
-            self.steps = owners.enter_context(Steps(self.parts, observer, steps))
-            self.stream, self.recurrent = stream, recurrent
+            if weights.config.stage is None:
+                own = Steps(self.parts, observer, steps)
+            elif followers:
+                places = [Place(self.parts, stream), *(Place(r.parts, r.stream) for r in followers)]
+                own = ChainedSteps(places, observer, steps)
+            else:
+                own = Steps(self.parts, build=building_layers)
+            self.steps = owners.enter_context(own)
+            self.stream, self.storage = stream, SequenceStorage(cache, recurrent)
             self._owners = owners.pop_all()
 
     def close(self) -> None:
         """Free all of it; closing twice does nothing."""
         self._owners.close()
+
+
+def open_ranks(
+    owners: ExitStack,
+    weights: Sequence[Weights],
+    settings: SessionSettings,
+    observer: Observer | None,
+) -> tuple[Rank, Exchange | None]:
+    """What there is on each device, by the ``weights`` of each, which ``owners`` will close: the
+    first rank, which leads the others, and what they exchange results by, if there are others."""
+    budgets = [budget_of(each, settings) for each in weights]
+    exchange, shape = None, budgets[0].exchange
+    if shape is not None:
+        exchange = owners.enter_context(Exchange([each.device for each in weights], shape))
+    ranks: list[Rank] = []
+    for each, own in reversed([*zip(weights, budgets, strict=True)]):
+        share, is_lead = each.config.share, each is weights[0]
+        rank = Rank(
+            each,
+            own,
+            exact=settings.exact,
+            exchange=exchange.of(share) if exchange and share else None,
+            observer=observer if is_lead else None,
+            followers=ranks if is_lead else (),
+        )
+        ranks.insert(0, owners.enter_context(rank))
+    return ranks[0], exchange
+
+
+def budget_of(weights: Weights, settings: SessionSettings) -> SessionBudget:
+    """What a session takes beside some weights, on their device."""
+    return SessionBudget.of(weights.config, weights.device.properties.sm_count, settings)

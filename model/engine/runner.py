@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from urdir.driver import execute
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from urdir.driver.execute import BoundPlan
     from urdir.driver.graph import RecordedGraph
     from urdir.driver.kernel import Kernel
+    from urdir.driver.plan import Plan
     from urdir.driver.stream import Stream
 
 #: Graphs that are kept. One of an 8B model has about 230 nodes.
-MOST_GRAPHS = 128
+MOST_GRAPHS = 256
 Result = TypeVar("Result")
 #: Work that comes in pieces. A piece may yield a kernel that will be needed soon.
 Work = Generator["Kernel | None", None, Result]
+#: Makes the plan of a shape, in pieces.
+Build = Callable[[StepParts, StepShape], Generator[None, None, "Plan"]]
 
 
 class Observer(Protocol):
@@ -41,7 +44,7 @@ class Steps(Owner):
 
     With an ``observer`` the plans are handed to it instead of being replayed: the same launches on
     the same memory. ``followers`` are the steps of other ranks, each with the stream that they run
-    on: graphs of all are made before any is launched.
+    on: graphs of all are made before any is launched. ``build`` makes the plan of a shape.
     """
 
     def __init__(
@@ -49,12 +52,14 @@ class Steps(Owner):
         parts: StepParts,
         observer: Observer | None = None,
         followers: Sequence[tuple[Steps, Stream]] = (),
+        build: Build = building,
     ) -> None:
         if observer is not None and followers:
             raise SettingsError("steps are looked at launch by launch on one GPU only")
         self.parts = parts
         self.observer = observer
         self._followers = tuple(followers)
+        self._build = build
         self._bound: dict[StepShape, BoundPlan] = {}
         self._graphs: dict[StepShape, RecordedGraph] = {}
         self._begun: dict[StepShape, Work[RecordedGraph]] = {}
@@ -104,7 +109,7 @@ class Steps(Owner):
         for steps, _ in self._followers:
             steps.record(shapes)
         shapes = [shape for shape in dict.fromkeys(shapes) if shape not in self._bound]
-        plans = [execute.completed(building(self.parts, shape)) for shape in shapes]
+        plans = [execute.completed(self._build(self.parts, shape)) for shape in shapes]
         self._load([kernel for plan in plans for kernel in plan.kernels()])
         for shape, plan in zip(shapes, plans, strict=True):
             self._bound[shape] = execute.bind(plan, self.parts.device)
@@ -163,7 +168,7 @@ class Steps(Owner):
         are loaded together, in threads.
         """
         if shape not in self._bound:
-            plan = yield from building(self.parts, shape)
+            plan = yield from self._build(self.parts, shape)
             yield from plan.kernels()
             self._load(plan.kernels())
             self._bound[shape] = execute.bind(plan, self.parts.device)

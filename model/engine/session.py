@@ -13,23 +13,22 @@ import numpy.typing as npt
 
 from urdir.model.blocks.attention import segment_alignment
 from urdir.model.blocks.recurrent import state_alignment
-from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
+from urdir.model.engine.batch import Output, ShapeBuckets
 from urdir.model.engine.decode_graphs import DecodeGraphs
-from urdir.model.engine.rank import Rank
+from urdir.model.engine.rank import budget_of, open_ranks
 from urdir.model.engine.run_ahead import AHEAD, Launch, RunAhead
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence, StopConditions
+from urdir.model.engine.sequence_steps import SequenceSteps
 from urdir.model.engine.step_clock import StepClock
-from urdir.model.engine.step_queue import NO_MASKS, StepQueue
+from urdir.model.engine.step_queue import StepQueue
 from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
-from urdir.model.memory.buckets import MOST_CHUNK
-from urdir.model.memory.budget import SessionBudget, check_context
-from urdir.model.memory.exchange import Exchange
+from urdir.model.memory.budget import check_context
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
 
 if TYPE_CHECKING:
@@ -40,99 +39,70 @@ Words = npt.NDArray[np.uint32]
 
 
 class Session(Owner):
-    """Up to ``sequences`` sequences of at most ``context`` tokens each, numbered from 0.
+    """The sequences that the ``settings`` have room for, numbered from 0.
 
     ``sequences[s]`` says what a sequence holds. Tokens that are known but not yet processed are
-    *pending*, at most ``chunk`` of them; a step processes them. The cache stores ``kv_dtype``;
-    ``exact`` keeps activations in f32 throughout. Without ``keeps_states`` a sequence of a model
-    with recurrent layers can be cut to nothing only. ``observer`` looks at every step, launch by
-    launch. ``weights`` are on ``device``; those of a share of the model are rank 0's, and ``peers``
-    those of the other ranks, on the other devices of its group. Raises ModelError for a context
-    that the model does not take, OutOfMemoryError.
+    *pending*, at most a chunk of them; a step processes them. ``observer`` looks at every step,
+    launch by launch. ``weights`` are on ``device``; those of a share of the model are rank 0's, and
+    ``peers`` those of the other ranks, on the other devices of its group. Raises ModelError for a
+    context that the model does not take, OutOfMemoryError.
     """
 
     def __init__(
         self,
         device: Device,
         weights: Weights,
-        context: int,
-        kv_dtype: KvDtype = "f16",
+        settings: SessionSettings,
         *,
-        exact: bool = False,
-        sequences: int = 1,
-        page_len: int = 0,
-        pages: int | None = None,
-        chunk: int = MOST_CHUNK,
-        keeps_states: bool = True,
         observer: Observer | None = None,
         peers: abc.Sequence[Weights] = (),
     ) -> None:
         config = weights.config
-        check_context(config, context)
-
-        def settings(of: Weights) -> SessionBudget:
-            return SessionBudget.of(
-                of.config,
-                context,
-                of.device.properties.sm_count,
-                kv_dtype=kv_dtype,
-                exact=exact,
-                sequences=sequences,
-                page_len=page_len,
-                pages=pages,
-                chunk=chunk,
-                keeps_states=keeps_states,
-            )
-
-        budget = settings(weights)
-        self.context = context
+        check_context(config, settings.context)
+        budget = budget_of(weights, settings)
+        self.context = settings.context
         self.weights = weights
         #: How long the readers of streams had nothing to do but wait for the device.
         self.waited_seconds = 0.0
-        self.sequences = tuple(Sequence(slot, context) for slot in range(sequences))
+        self._is_lent = False
+        self.sequences = tuple(Sequence(slot, self.context) for slot in range(settings.sequences))
         alignment = state_alignment(config)
-        if not exact:
+        if not settings.exact:
             of_attention = segment_alignment(config, budget.cache, device.native_target)
             alignment = math.lcm(alignment, of_attention)
         self.shapes = ShapeBuckets.of(
             budget.chunks, budget.cache.max_len, budget.state.rows, alignment
         )
         with ExitStack() as owners:
-            ranks = self._ranks(owners, (weights, *peers), settings, exact, observer)
-            lead = ranks[0]
-            self.parts, self.steps, self._recurrent = lead.parts, lead.steps, lead.recurrent
+            lead, self.exchange = open_ranks(owners, (weights, *peers), settings, observer)
+            self.parts, self.steps, self.storage = lead.parts, lead.steps, lead.storage
             self._stream = lead.stream
             self.graphs = DecodeGraphs(self.steps, self.shapes)
             self.queue = StepQueue(self.steps, self.parts.state, self.shapes, self._stream)
+            self.stepper = SequenceSteps(self.sequences, self.shapes, self.storage, self.queue)
             self._owners = owners.pop_all()
 
-    def _ranks(
-        self,
-        owners: ExitStack,
-        weights: abc.Sequence[Weights],
-        budget: abc.Callable[[Weights], SessionBudget],
-        exact: bool,
-        observer: Observer | None,
-    ) -> list[Rank]:
-        """What there is on each device, by rank; the first one leads the others."""
-        budgets = [budget(each) for each in weights]
-        exchange, shape = None, budgets[0].exchange
-        if shape is not None:
-            exchange = owners.enter_context(Exchange([each.device for each in weights], shape))
-        self.exchange = exchange
-        ranks: list[Rank] = []
-        for each, own in reversed([*zip(weights, budgets, strict=True)]):
-            share, is_lead = each.config.share, each is weights[0]
-            rank = Rank(
-                each,
-                own,
-                exact=exact,
-                exchange=exchange.of(share) if exchange and share else None,
-                observer=observer if is_lead else None,
-                followers=ranks if is_lead else (),
-            )
-            ranks.insert(0, owners.enter_context(rank))
-        return ranks
+    # ---- who uses the sequences ----
+
+    def lend(self) -> None:
+        """The sequences are for requests from now on, which begin with what is left there of the
+        tokens that they hold. Raises ModelError while they are lent."""
+        if self._is_lent:
+            raise ModelError("the sequences are in use: close the answer, or the service, first")
+        for sequence in self.sequences:
+            sequence.check_read()
+        for sequence in self.sequences:
+            if sequence.known:
+                held, reached = sequence.tokens[: sequence.length], sequence.length
+                self.storage.release(sequence.slot, held, reached)
+                sequence.truncate(0)
+        self.queue.forget_rows()
+        self._is_lent = True
+
+    def take_back(self) -> None:
+        """Requests use the sequences no more, which are empty."""
+        self.queue.forget_rows()
+        self._is_lent = False
 
     # ---- one sequence ----
 
@@ -186,9 +156,9 @@ class Session(Owner):
             return
         fed = self.sequences[sequence]
         self._check_append(tokens, fed)
-        self.parts.cache.reserve(fed.slot, fed.length, fed.known + len(tokens) - 1)
+        self.storage.reserve(fed.slot, fed.length, fed.known + len(tokens) - 1)
         self.append(tokens, sequence)
-        self._process(fed, fed.known - self.shapes.chunks[-1])
+        self.stepper.process(fed, fed.known - self.shapes.chunks[-1])
 
     def append(self, tokens: Ids, sequence: int = 0) -> None:
         """Append ``tokens``, which are pending then, however many: for `launch_batch`. Raises as
@@ -198,17 +168,6 @@ class Session(Owner):
         self._check_append(tokens, extended)
         self.parts.state.write_tokens(extended.slot, extended.known, tokens)
         extended.append(tokens)
-
-    def _process(self, sequence: Sequence, end: int) -> None:
-        """Queue prompt steps without an output until no token before ``end`` is pending: one more
-        chunk may be, where ``end`` is not the last token."""
-        if sequence.length >= end:
-            return
-        while sequence.length < end:
-            shape, stop = self.shapes.prompt(sequence.length, sequence.last)
-            segment = Segment(sequence.slot, sequence.length, stop)
-            self._launch(shape, Batch((), (segment,)))
-        self._recurrent.keep(sequence.slot, sequence.length)
 
     def prepare(self, tokens: int, output: Output) -> None:
         """Record the graphs that one sequence needs for a prompt of so many tokens and for the
@@ -251,7 +210,7 @@ class Session(Owner):
         these (``feed``). Raises ContextFullError and ModelError, nothing done then.
         """
         shape = (len(sequences), self.parts.config.vocab_size)
-        self._step(Output.LOGITS, sequences)
+        self.stepper.step(Output.LOGITS, sequences)
         return self.parts.work["logits"].download(np.float32, shape)
 
     def forward_gpu_resident_to_token_id(
@@ -263,7 +222,7 @@ class Session(Owner):
         (``set_sampling``). Raises ModelError where a sequence has no token to choose (`read`); the
         tokens of all are pending as before then.
         """
-        self._step(output, sequences)
+        self.stepper.step(output, sequences)
         chosen = self.parts.state["sampled"].download(np.uint32, len(sequences))
         tokens = [int(token) for token in chosen]
         if INVALID_TOKEN in tokens:
@@ -311,11 +270,7 @@ class Session(Owner):
         """How many of the first ``length`` tokens `truncate` can leave: all of them; none where
         layers with a window no longer hold what the next token looks back on; with recurrent
         layers, as many as there is a state of, which is kept after each prompt."""
-        return self._kept(self.sequences[sequence], length)
-
-    def _kept(self, sequence: Sequence, length: int) -> int:
-        state = self._recurrent.kept(sequence.slot, length, sequence.length)
-        return self.parts.cache.kept(sequence.slot, state)
+        return self.storage.kept(sequence, length, self.sequences[sequence].length)
 
     def truncate(self, length: int, sequence: int = 0) -> None:
         """Forget every token of a sequence from ``length`` on; nothing is pending then.
@@ -323,11 +278,9 @@ class Session(Owner):
         Raises ModelError, nothing changed, for tokens that there are not or that are not `kept`.
         """
         cut = self.sequences[sequence]
-        self._process(cut, min(length, cut.last))
+        self.stepper.process(cut, min(length, cut.last))
         cut.check_truncate(length)
-        if self.parts.cache.kept(cut.slot, length) == length:
-            self._recurrent.truncate(cut.slot, length, cut.length)
-        self.parts.cache.truncate(cut.slot, length)
+        self.storage.truncate(cut.slot, length, cut.length)
         self.parts.state.write_known(cut.slot, length)
         cut.truncate(length)
         self.queue.forget_rows()
@@ -340,99 +293,24 @@ class Session(Owner):
         undone = self.sequences[sequence]
         reached = undone.length
         if undone.forget_unread():
-            state = self._recurrent.kept(undone.slot, undone.length, reached)
-            length = self.parts.cache.kept(undone.slot, state)
-            self.parts.cache.truncate(undone.slot, length)
-            self._recurrent.truncate(undone.slot, length, reached)
+            length = self.storage.kept(undone.slot, undone.length, reached)
+            self.storage.truncate(undone.slot, length, reached)
             self.parts.state.write_known(undone.slot, undone.known)
             undone.rewind(length)
             self.queue.forget_rows()
-            self._process(undone, undone.known - self.shapes.chunks[-1])
+            self.stepper.process(undone, undone.known - self.shapes.chunks[-1])
 
     def fork(self, source: int, target: int) -> None:
         """Make ``target`` a copy of ``source``, its pending token included."""
         original = self.sequences[source]
         original.check_read()
-        self._process(original, original.last)
-        self.parts.cache.fork(source, target, original.length)
-        self._recurrent.fork(source, target, original.length)
+        self.stepper.process(original, original.last)
+        self.storage.fork(source, target, original.length)
         self.parts.state.copy_tokens(source, target, original.known)
         self.sequences[target].copy(original)
         self.queue.forget_rows()
 
-    # ---- steps ----
-
-    def longest(self, sequences: Slots) -> int:
-        """The length of the longest of some sequences, once one token of each is pending."""
-        return max([self.sequences[s].last for s in sequences], default=0)
-
-    def shape_after(self, output: Output, sequences: Slots, steps: int = 1) -> StepShape:
-        """The shape of the next ``steps`` steps of ``sequences``. Raises as a step of them would:
-        ContextFullError for a full one, ModelError for one without a pending token.
-        """
-        if len(set(sequences)) != len(sequences) or not sequences:
-            raise ModelError(f"a step of sequences {list(sequences)}: each once, at least one")
-        for s in sequences:
-            self.sequences[s].check_step()
-        if (segment := self._segment(sequences)) is not None:
-            return self.shapes.prompt(segment.start, segment.end, output)[0]
-        return self.shapes.decode(len(sequences), self.longest(sequences) + steps, output, steps)
-
-    def _segment(self, sequences: Slots) -> Segment | None:
-        """What is pending of a single sequence, where that is more than a token."""
-        first = self.sequences[sequences[0]]
-        if len(sequences) > 1 or first.pending <= 1:
-            return None
-        return Segment(first.slot, first.length, first.known, chooses=True)
-
-    def _step(self, output: Output, sequences: Slots) -> None:
-        """Queue one step of ``sequences``."""
-        shape = self.shape_after(output, sequences)
-        for s in sequences:
-            self.sequences[s].check_read()
-        self.launch(shape, sequences)
-
-    def launch(self, shape: StepShape, sequences: Slots) -> None:
-        """Queue steps of that shape; the host's lengths move on with the device's positions.
-
-        Raises ContextFullError when the cache has no room, DriverError; no token was chosen then.
-        """
-        for s in (self.sequences[slot] for slot in sequences):
-            self.parts.cache.reserve(s.slot, s.length, s.last + shape.steps)
-        if (segment := self._segment(sequences)) is not None:
-            self._launch(shape, Batch((), (segment,)))
-            self._recurrent.keep(segment.sequence, segment.end)
-            return
-        for slot in sequences:
-            self._process(self.sequences[slot], self.sequences[slot].last)
-        self._launch(shape, Batch(tuple(sequences)))
-
-    def launch_batch(
-        self, batch: Batch, output: Output, masks: abc.Mapping[int, Words] = NO_MASKS
-    ) -> None:
-        """Queue one step of a batch, whose segments are pending and fit the largest chunk.
-        ``masks`` (ceil(n_vocab / 32),) u32 have, by sequence, a bit for each token that is allowed.
-
-        Raises ContextFullError when the cache has no room, ModelError, DriverError; nothing was
-        queued then.
-        """
-        ends = {slot: self.sequences[slot].last + 1 for slot in batch.decode}
-        ends |= {segment.sequence: segment.end for segment in batch.segments}
-        for slot, end in ends.items():
-            self.sequences[slot].check_step()
-            self.parts.cache.reserve(slot, self.sequences[slot].length, end)
-        self._launch(self.shapes.of_batch(batch, max(ends.values()), output), batch, masks)
-
-    def _launch(
-        self, shape: StepShape, batch: Batch, masks: abc.Mapping[int, Words] = NO_MASKS
-    ) -> None:
-        """Queue steps; the host's lengths move on with the device's positions."""
-        self.queue.launch(shape, batch, [self.sequences[s].last for s in batch.decode], masks)
-        for segment in batch.segments:
-            if not segment.chooses:
-                self.sequences[segment.sequence].process(segment.end)
-        for slot in batch.choosing:
-            self.sequences[slot].step(shape.steps, shape.output.is_token)
+    # ---- launches ----
 
     def run_ahead(self, steps: int = AHEAD) -> RunAhead[Launch]:
         """To note the launches that are queued from now on and read later; the caller closes it."""

@@ -46,9 +46,7 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     yield
     if shape.output is Output.NONE:
         return plan
-    _append_head(plan, parts, rows, x)
-    _append_choice(plan, parts, rows, shape.output)
-    _append_advance(plan, parts, rows, shape.output)
+    append_output(plan, parts, rows, x, shape.output)
     # What differs from step to step is in device memory, moved on by "advance".
     plan.extend([*plan] * (shape.steps - 1))
     return plan
@@ -74,6 +72,13 @@ def _append_last_layer(
     y = step.free(x.x)
     step.gather_outputs("output_rows", x.x, parts.config.hidden, y)
     return Activations(y)
+
+
+def append_output(plan: Plan, parts: StepParts, rows: Rows, x: Activations, output: Output) -> None:
+    """Append what comes of the stream x of rows after the layers."""
+    _append_head(plan, parts, rows, x)
+    _append_choice(plan, parts, rows, output)
+    _append_advance(plan, parts, rows, output)
 
 
 def _append_head(plan: Plan, parts: StepParts, rows: Rows, x: Activations) -> None:

@@ -8,11 +8,12 @@ from contextlib import suppress
 from typing import Protocol
 
 from urdir.model.blocks.parts import StepParts
-from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.batch import Output
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.run_ahead import AT_ONCE, RunAhead
 from urdir.model.engine.runner import Steps
 from urdir.model.engine.sequence import Finish, Sequence
+from urdir.model.engine.sequence_steps import SequenceSteps
 from urdir.model.errors import ContextFullError
 
 
@@ -24,20 +25,10 @@ class Decoder(Protocol):
     parts: StepParts
     steps: Steps
     graphs: DecodeGraphs
+    stepper: SequenceSteps
     waited_seconds: float
 
     def run_ahead(self) -> RunAhead[range]:
-        """See Session."""
-
-    def longest(self, sequences: abc.Sequence[int]) -> int:
-        """See Session."""
-
-    def shape_after(
-        self, output: Output, sequences: abc.Sequence[int], steps: int = 1
-    ) -> StepShape:
-        """See Session."""
-
-    def launch(self, shape: StepShape, sequences: abc.Sequence[int]) -> None:
         """See Session."""
 
     def read(self, sequence: int, token: int) -> None:
@@ -65,7 +56,7 @@ class DecodeStream:
         beyond the last tokens it gave are undone.
         """
         session, slots = self._session, self._slots
-        longest = session.longest(slots)
+        longest = session.stepper.longest(slots)
         room = session.context if self._most is None else longest + self._most
         end = min(session.context, room)
         sequences = [session.sequences[s] for s in slots]
@@ -104,12 +95,12 @@ class DecodeStream:
         room in the cache.
         """
         session, slots = self._session, self._slots
-        longest = session.longest(slots)
+        longest = session.stepper.longest(slots)
         if longest >= end:
             return 0
-        shape = session.shape_after(self._output, slots)
+        shape = session.stepper.shape_after(self._output, slots)
         if shape.prompt:
-            session.launch(shape, slots)
+            session.stepper.launch(shape, slots)
             self._waits = True
             return 1
         if self._waits and not session.steps.is_recorded(shape):
@@ -118,13 +109,13 @@ class DecodeStream:
         several = session.graphs.several(shape, longest + 1)
         if several is not None and several.steps == steps <= end - longest:
             with suppress(ContextFullError):  # nothing has happened then
-                session.launch(several, slots)
+                session.stepper.launch(several, slots)
                 return steps
-        session.launch(shape, slots)
+        session.stepper.launch(shape, slots)
         return 1
 
     def _look_ahead(self, end: int) -> bool:
         """Do a small piece of preparing for the steps that will come; False where all is done."""
-        length = self._session.longest(self._slots)
+        length = self._session.stepper.longest(self._slots)
         prepare = self._session.graphs.prepare
         return prepare(len(self._slots), self._output, length, end, AT_ONCE)

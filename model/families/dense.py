@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from urdir.model.errors import UnsupportedError
-from urdir.model.families.description import Attention, Config, LayerConfig, Network
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.layers import LayerConfig, Network
 from urdir.model.families.parts import (
     attention,
     head_dims,
@@ -93,6 +95,26 @@ def mixer(
             norm, dim = rms_norm(file), head_dims(file)[0]
             fields["qk_norm"] = required_head_norms(file, index, norm, dim)
         return attention(file, index, rope, **fields | options)
+
+    return build
+
+
+def windowed_mixer(
+    file: Reader,
+    windowed: Sequence[bool],
+    window: int,
+    local: RopeConfig | None,
+    full: RopeConfig | None,
+    *,
+    more: Callable[[int], dict[str, Any]] = lambda index: {},
+    **options: Any,
+) -> Callable[[int], Attention]:
+    """The same where the layers that are flagged as ``windowed`` attend to a ``window`` and rotate
+    as ``local``, the others as ``full``; ``more`` gives a layer's further options."""
+
+    def build(index: int) -> Attention:
+        rope, size = (local, window) if windowed[index] else (full, 0)
+        return mixer(file, rope, window=size, **options, **more(index))(index)
 
     return build
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import Attention, Config, Network
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import without
 from urdir.model.families.parts import model, qkv, rms_norm, sequential
 from urdir.model.families.reader import Reader

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import Attention, Latent
+from urdir.model.families.attention import Attention, Latent
 from urdir.model.families.parts import rms_norm
 from urdir.model.families.reader import Reader
 

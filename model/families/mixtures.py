@@ -19,14 +19,9 @@ from dataclasses import replace
 from typing import Literal
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import (
-    Config,
-    Dense,
-    LatentExperts,
-    Mixture,
-    Network,
-    Router,
-)
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, LatentExperts, Mixture, Router
+from urdir.model.families.layers import Network
 from urdir.model.families.parts import (
     SILU,
     dense,

@@ -16,17 +16,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import (
-    Attention,
-    Block,
-    Branch,
-    Config,
-    Dense,
-    LayerConfig,
-    Network,
-    OutputGate,
-    QkNorm,
-)
+from urdir.model.families.attention import Attention, OutputGate, QkNorm
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense
+from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization
@@ -109,6 +102,16 @@ def required_head_norms(file: Reader, layer: int, norm: Norm, dim: int, **option
     """The same in families whose files must have them."""
     q = file.norm("attn_q_norm", layer, norm, dim)
     return QkNorm(q, file.norm("attn_k_norm", layer, norm, dim), **options)
+
+
+def row_norms(file: Reader, layer: int, norm: Norm, bias: Presence = "absent") -> QkNorm:
+    """The same of all heads as one row: (heads * head_dim,)."""
+    (queries, keys), dim = heads(file, layer), head_dims(file)[0]
+    return QkNorm(
+        file.norm("attn_q_norm", layer, norm, queries * dim, bias=bias),
+        file.norm("attn_k_norm", layer, norm, keys * dim, bias=bias),
+        over="row",
+    )
 
 
 def attention(

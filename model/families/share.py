@@ -16,19 +16,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from urdir.model.errors import UnsupportedError
-from urdir.model.families.description import (
-    Attention,
-    Block,
-    Branch,
-    Config,
-    Dense,
-    LayerConfig,
-    Mixture,
-    Network,
-    OutputGate,
-    QkNorm,
-    Share,
-)
+from urdir.model.families.attention import Attention, OutputGate, QkNorm
+from urdir.model.families.description import Config, Share
+from urdir.model.families.feed_forward import Dense, Mixture
+from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 

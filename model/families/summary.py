@@ -8,16 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from urdir.model.families.description import (
-    Attention,
-    Block,
-    Branch,
-    Config,
-    Dense,
-    LayerConfig,
-    Mixture,
-    Network,
-)
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, Mixture
+from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,

@@ -56,10 +56,26 @@ class StringArray(Sequence[str]):
         ends = np.frombuffer(self._ends, np.uint64)
         return int(np.diff(ends, prepend=np.uint64(self._start)).max()) - 8
 
+    def first_without(self, char: str) -> int | None:
+        """The first of the strings that lacks an ASCII character; None where all have it."""
+        text, starts = self._joined()
+        places = np.append(np.flatnonzero(text == ord(char)), len(text))
+        after = places[np.searchsorted(places, starts)]  # the next one from the start of a string
+        lacking = np.flatnonzero(after >= np.append(starts[1:], len(text)))
+        return int(lacking[0]) if len(lacking) else None
+
     def decoded(self) -> list[str]:
-        """All of them, decoded at one go: each length field becomes a NUL, where they are cut."""
+        """All of them, decoded at one go."""
+        text, _ = self._joined()
+        strings = text.tobytes().decode("utf-8", "replace").split("\0")[1:]
+        if len(strings) != len(self):  # some string holds a NUL itself
+            return [self[i] for i in range(len(self))]
+        return strings
+
+    def _joined(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The bytes of all, a NUL before each in place of its length; where these NULs are."""
         if not self._ends:
-            return []
+            return np.empty(0, np.uint8), np.empty(0, np.int64)
         nbytes = self._ends[-1] - self._start
         text = np.frombuffer(self._buffer, np.uint8, nbytes, self._start).copy()
         lengths_at = np.append(0, np.frombuffer(self._ends, np.uint64)[:-1] - self._start)
@@ -68,10 +84,7 @@ class StringArray(Sequence[str]):
         kept = np.ones(nbytes, np.bool_)
         for byte in range(1, 8):
             kept[lengths_at + byte] = False
-        strings = text[kept].tobytes().decode("utf-8", "replace").split("\0")[1:]
-        if len(strings) != len(self):  # some string holds a NUL itself
-            return [self[i] for i in range(len(self))]
-        return strings
+        return text[kept], lengths_at - 7 * np.arange(len(lengths_at))
 
     def __repr__(self) -> str:
         return f"<{len(self)} strings>"

@@ -17,7 +17,7 @@ from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Mixture
+from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.stored import StoredMatrix, StoredVector, stored_in
 from urdir.model.measure.profile import ProfileRow, summarise
 from urdir.model.memory.cache_shape import CacheShape
@@ -249,6 +249,8 @@ class _Bench:
                 self.session.feed([token], sequence)
             return _decode(self.session, count, generate)
 
+        length = depth + 1
+        self.session.graphs.prepare_all(count, Output.GREEDY, length, length + generate)
         runs = self._timed(run)
         name = _name(f"tg{generate}" + (f" x {count}" if count > 1 else ""), depth)
         flops = count * flops_of(self.config, generate, depth, generate)

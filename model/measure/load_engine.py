@@ -19,7 +19,7 @@ from urdir.model.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.requests.limits import Limits
-    from urdir.model.engine.requests.service import Metrics
+    from urdir.model.engine.requests.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)

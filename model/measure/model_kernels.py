@@ -17,6 +17,7 @@ from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.measure.paper_device import paper_device
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def model_kernels(
     """
     with paper_device(target, sm_count) as device:
         weights = Weights(gguf, config, device)
-        with Session(device, weights, context, kv_dtype, exact=exact) as session:
+        with Session(device, weights, SessionSettings(context, kv_dtype, exact=exact)) as session:
             roles = {shape: _roles(session, shape) for shape in step_shapes(session.shapes)}
     specs = dict.fromkeys(spec for found in roles.values() for spec in found)
     return tuple(_model_kernel(spec, roles) for spec in specs)

@@ -29,8 +29,9 @@ _Value = TypeVar("_Value")
 
 #: The parts of `Engine.seconds` with rows of their own, as they are called there.
 _PARTS = {
+    "driver": "driver loaded",
+    "file": "file read and checked",
     "device": "device opened",
-    "file": "file read and described",
     "tokenizer": "tokeniser built",
     "meanwhile": "first graphs recorded",
 }
@@ -70,8 +71,8 @@ def bench_startup(
     parts side by side: their sum exceeds the row of all. Loading is from the file in the page cache
     to weights that are ready on the device. The process is ``urdir run`` from its start to its
     first byte of output, the second time in a row, so that file and kernels are cached; left out
-    where ``source`` is synthetic. It opens the device while it imports. Raises ModelError when that
-    run fails.
+    where ``source`` is synthetic. It loads the driver and opens the
+    device while it imports. Raises ModelError when that run fails.
     """
     with Engine.open(
         source, device=device_name, cache_folder=cache_folder

@@ -7,20 +7,20 @@ against what the device has free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.description import Config
-from urdir.model.memory.buckets import MOST_CHUNK, chunks_of, row_bucket
+from urdir.model.memory.buckets import chunks_of, row_bucket
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS, StateShape
 from urdir.model.memory.exchange import ExchangeShape
 from urdir.model.memory.recurrent_state import RecurrentShape
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import STAGING_BYTES, weight_sizes
 from urdir.model.memory.workspace import workspace_sizes
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -55,40 +55,17 @@ class SessionBudget:
     exchange: ExchangeShape | None
 
     @classmethod
-    def of(
-        cls,
-        config: Config,
-        context: int,
-        sm_count: int,
-        *,
-        kv_dtype: KvDtype = "f16",
-        exact: bool = False,
-        sequences: int = 1,
-        page_len: int = 0,
-        pages: int | None = None,
-        chunk: int = MOST_CHUNK,
-        keeps_states: bool = True,
-    ) -> Self:
-        """The budget for ``sequences`` of up to ``context`` tokens on a device of ``sm_count`` SMs.
-
-        ``page_len`` and ``pages`` as `in_pages` takes them. Prompt steps have room for ``chunk``
-        tokens, if the context has. ``keeps_states`` as `RecurrentShape` takes it.
-        """
+    def of(cls, config: Config, sm_count: int, settings: SessionSettings) -> Self:
+        """The budget of a session on a device of ``sm_count`` SMs."""
+        sequences, exact = settings.sequences, settings.exact
         # rows of prompts lie behind those of sequences, where kernels take them: at 16 bytes
         rows = row_bucket(sequences) if sequences == 1 else max(4, row_bucket(sequences))
-        chunks = chunks_of(exact, min(chunk, context))
-        cache = CacheShape.of(
-            config,
-            context,
-            kv_dtype,
-            rows=max(chunks[-1], MAILBOX_SLOTS),  # steps ahead of the reader may be undone
-            sequences=sequences,
-            page_len=page_len,
-            pages=pages,
-        )
+        chunks = chunks_of(exact, min(settings.chunk, settings.context))
+        # steps ahead of the reader may be undone
+        cache = CacheShape.of(config, settings, rows=max(chunks[-1], MAILBOX_SLOTS))
         return cls(
             cache=cache,
-            recurrent=RecurrentShape.of(config, sequences, keeps_states),
+            recurrent=RecurrentShape.of(config, sequences, settings.keeps_states),
             chunks=chunks,
             state=StateShape(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
             workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
@@ -148,71 +125,3 @@ class MemoryPlan:
                 f"{free:,} available: a shorter context, fewer sequences or a smaller "
                 "model need less"
             )
-
-
-def most_sequences(
-    gguf: ModelFile,
-    config: Config,
-    device: Device,
-    budget: Callable[..., SessionBudget],
-    share: float,
-    most: int,
-) -> int:
-    """``most`` ``sequences`` of a ``budget`` or, where the states of recurrent layers would take
-    more than half of what is left of a ``share`` of the free memory, a half of them, a quarter,
-    ...: the rest is for pages."""
-    if not config.recurrents:
-        return most
-    free = share * device.memory_info()[0] - RESERVE_BYTES
-    alone = budget(sequences=1).cache.layers.values()
-    pages = max((of.layout.pages for of in alone), default=0)
-    while most > 1:
-        plan = MemoryPlan.of(gguf, config, budget(sequences=most, pages=pages))
-        if plan.total + plan.recurrent <= free:
-            break
-        most //= 2
-    return most
-
-
-def most_pages(
-    gguf: ModelFile,
-    config: Config,
-    device: Device,
-    budget: Callable[..., SessionBudget],
-    share: float,
-) -> int | None:
-    """The most ``pages`` of a ``budget`` for which the model and one session take up to a ``share``
-    of what the device has free; no more than all sequences fill at their longest; None for a model
-    without attention. Raises ModelError where there is no room for a sequence of the whole
-    context."""
-    whole = budget()  # pages for all sequences at once
-    if not whole.cache.layers:
-        return None
-    layout = next(iter(whole.cache.layers.values())).layout
-    most = max(of.layout.pages for of in whole.cache.layers.values())
-    least = most // layout.sequences
-    fixed = MemoryPlan.of(gguf, config, budget(pages=least))
-    each = (MemoryPlan.of(gguf, config, budget(pages=2 * least)).total - fixed.total) / least
-    free = share * device.memory_info()[0] - RESERVE_BYTES - fixed.total
-    if free < 0:
-        fixed.check(device)
-    return max(least, min(most, least + int(free / each)))
-
-
-def fitting_budget(
-    gguf: ModelFile,
-    config: Config,
-    device: Device,
-    budget: Callable[[int], SessionBudget],
-    chunk: int = MOST_CHUNK,
-) -> SessionBudget:
-    """The ``budget`` of the largest prompt steps, of up to ``chunk`` tokens, with which the model
-    and one session fit the device. Raises ModelError where none does.
-    """
-    for rows in reversed(chunks_of(exact=False, most=chunk)):
-        found = budget(rows)
-        plan = MemoryPlan.of(gguf, config, found)
-        if plan.fits(device):
-            return found
-    plan.check(device)
-    return found

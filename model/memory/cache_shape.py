@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
-from urdir.model.families.description import Attention, Config
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
 
 
@@ -62,20 +64,9 @@ class CacheShape:
     has_states: bool = False
 
     @classmethod
-    def of(
-        cls,
-        config: Config,
-        context: int,
-        dtype: KvDtype,
-        *,
-        rows: int,
-        sequences: int = 1,
-        page_len: int = 0,
-        pages: int | None = None,
-    ) -> Self:
-        """For ``sequences`` of up to ``context`` tokens and steps that append up to ``rows`` tokens
-        of one. ``page_len`` and ``pages`` as `in_pages` takes them."""
-        max_len = rounded_capacity(context)
+    def of(cls, config: Config, settings: SessionSettings, rows: int) -> Self:
+        """For steps that append up to ``rows`` tokens of a sequence."""
+        max_len = rounded_capacity(settings.context)
         layers, owners = {}, []
         for index, layer in enumerate(config.layers):
             mixer = layer.attention
@@ -83,10 +74,11 @@ class CacheShape:
             if mixer is not None and mixer.shares_cache_of is not None:
                 owner = mixer.shares_cache_of
             elif mixer is not None:
-                layout = _layout(mixer, sequences, max_len, dtype, rows)
-                layers[index] = CachedLayer(in_pages(layout, page_len, pages), mixer.span)
+                layout = _layout(mixer, settings.sequences, max_len, settings.kv_dtype, rows)
+                layout = in_pages(layout, settings.page_len, settings.pages)
+                layers[index] = CachedLayer(layout, mixer.span)
             owners.append(owner)
-        return cls(layers, tuple(owners), sequences, max_len, bool(config.recurrents))
+        return cls(layers, tuple(owners), settings.sequences, max_len, bool(config.recurrents))
 
     @classmethod
     def equal(cls, layout: KvLayout, layers: int) -> Self:

@@ -2,66 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from urdir.model.memory.buckets import MOST_CHUNK
-from urdir.model.memory.budget import (
-    SessionBudget,
-    fitting_budget,
-    most_pages,
-    most_sequences,
-)
+from urdir.model.memory.buckets import chunks_of
+from urdir.model.memory.budget import RESERVE_BYTES, MemoryPlan, SessionBudget
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.families.description import Config
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.session_settings import SessionSettings
+
+
+def fitting_settings(
+    gguf: ModelFile,
+    ranks: Sequence[tuple[Config, Device]],
+    wanted: SessionSettings,
+    *,
+    memory_share: float = 0.0,
+    fewer_sequences: bool = False,
+) -> SessionSettings:
+    """What is ``wanted``, or less, for a model of which each of ``ranks`` has a share on a device
+    of its own.
+
+    Prompt steps have the most tokens that fit. There are ``fewer_sequences`` only where there may
+    be. With a ``memory_share`` of what is free, there are as many pages as fit it, unless they are
+    given. Raises ModelError where the model and the least session do not fit.
+    """
+    places = [Place(gguf, share, device) for share, device in ranks]
+    fitting = wanted
+    if fewer_sequences:
+        part = memory_share or 1.0
+        sequences = min(place.most_sequences(fitting, part) for place in places)
+        fitting = replace(fitting, sequences=sequences)
+    if memory_share and fitting.pages is None:
+        found = [place.most_pages(fitting, memory_share) for place in places]
+        pages = min((count for count in found if count is not None), default=None)
+        fitting = replace(fitting, pages=pages)
+    return replace(fitting, chunk=min(place.largest_chunk(fitting) for place in places))
 
 
 @dataclass(frozen=True, slots=True)
-class SessionSize:
-    """What a `Session` is opened with: how many sequences and pages (None: as many as they fill),
-    and the tokens of the largest prompt step."""
+class Place:
+    """A device, and the share of a model (``config``) that is to run on it."""
 
-    sequences: int
-    pages: int | None
-    chunk: int
+    gguf: ModelFile
+    config: Config
+    device: Device
 
+    def budget(self, settings: SessionSettings, **changed: Any) -> SessionBudget:
+        """What a session takes there, with some of its settings changed."""
+        sm_count = self.device.properties.sm_count
+        return SessionBudget.of(self.config, sm_count, replace(settings, **changed))
 
-def fitting_size(
-    gguf: ModelFile,
-    ranks: Sequence[tuple[Config, Device]],
-    budget: Callable[..., SessionBudget],
-    *,
-    sequences: int | None,
-    most: int,
-    memory_share: float,
-    pages: int | None,
-    chunk: int | None,
-) -> SessionSize:
-    """The size for a model, of which each of ``ranks`` has a share on a device of its own.
+    def plan(self, settings: SessionSettings, **changed: Any) -> MemoryPlan:
+        """What the model and the session take."""
+        return MemoryPlan.of(self.gguf, self.config, self.budget(settings, **changed))
 
-    ``budget`` takes a share, and as keywords what is looked for. Where ``sequences`` is None, there
-    are ``most`` of them, or fewer. With a ``memory_share`` of what is free, there are as many
-    ``pages`` as fit it, unless they are given. Steps have up to ``chunk`` tokens of prompts
-    (`MOST_CHUNK`). Raises ModelError where the model and the least session do not fit.
-    """
-    own = [(share, device, partial(budget, share)) for share, device in ranks]
-    if sequences is None:
-        part = memory_share or 1.0
-        sequences = min(most_sequences(gguf, *rank, part, most) for rank in own)
-    own = [(share, device, partial(of, sequences=sequences)) for share, device, of in own]
-    if memory_share and pages is None:
-        found = [most_pages(gguf, *rank, memory_share) for rank in own]
-        pages = min((count for count in found if count is not None), default=None)
+    def most_sequences(self, settings: SessionSettings, share: float) -> int:
+        """As many sequences as the settings say or, where the states of recurrent layers would take
+        more than half of what is left of a ``share`` of the free memory, a half of them, a quarter,
+        ...: the rest is for pages."""
+        most = settings.sequences
+        if not self.config.recurrents:
+            return most
+        free = share * self.device.memory_info()[0] - RESERVE_BYTES
+        alone = self.budget(settings, sequences=1).cache.layers.values()
+        pages = max((of.layout.pages for of in alone), default=0) or None
+        while most > 1:
+            plan = self.plan(settings, sequences=most, pages=pages)
+            if plan.total + plan.recurrent <= free:
+                break
+            most //= 2
+        return most
 
-    def largest(share: Config, device: Device, of: Callable[..., SessionBudget]) -> int:
-        steps = fitting_budget(
-            gguf, share, device, lambda rows: of(chunk=rows, pages=pages), chunk or MOST_CHUNK
-        )
-        return steps.chunks[-1]
+    def most_pages(self, settings: SessionSettings, share: float) -> int | None:
+        """The most pages for which the model and the session take up to a ``share`` of what the
+        device has free; no more than all sequences fill at their longest; None for a model without
+        attention. Raises ModelError where there is no room for a sequence of the whole context."""
+        whole = self.budget(settings, pages=None)  # pages for all sequences at once
+        if not whole.cache.layers:
+            return None
+        layout = next(iter(whole.cache.layers.values())).layout
+        most = max(of.layout.pages for of in whole.cache.layers.values())
+        least = most // layout.sequences
+        fixed = self.plan(settings, pages=least)
+        each = (self.plan(settings, pages=2 * least).total - fixed.total) / least
+        free = share * self.device.memory_info()[0] - RESERVE_BYTES - fixed.total
+        if free < 0:
+            fixed.check(self.device)
+        return max(least, min(most, least + int(free / each)))
 
-    return SessionSize(sequences, pages, min(largest(*rank) for rank in own))
+    def largest_chunk(self, settings: SessionSettings) -> int:
+        """The tokens of the largest prompt steps, up to those of the settings, with which the model
+        and the session fit. Raises ModelError where none does."""
+        for rows in reversed(chunks_of(exact=False, most=settings.chunk)):
+            budget = self.budget(settings, chunk=rows)
+            plan = MemoryPlan.of(self.gguf, self.config, budget)
+            if plan.fits(self.device):
+                break
+        plan.check(self.device)
+        return budget.chunks[-1]

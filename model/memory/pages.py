@@ -179,8 +179,8 @@ class PagePool:
             wanted = tokens[start : start + length]
             at = bisect_left(node.children, wanted, key=_TOKENS)
             near = node.children[max(at - 1, 0) : at + 1]
-            best = max(near, key=lambda child: _common(child.tokens, wanted), default=None)
-            common = 0 if best is None else _common(best.tokens, wanted)
+            best = max(near, key=lambda child: common_length(child.tokens, wanted), default=None)
+            common = 0 if best is None else common_length(best.tokens, wanted)
             if best is None or common < length * LEAST_COPIED:
                 return found, None, 0
             if common < length:
@@ -245,7 +245,7 @@ class _Node:
 _TOKENS = attrgetter("tokens")
 
 
-def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+def common_length(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     """How many tokens two agree in before they differ."""
     if a == b:
         return len(a)

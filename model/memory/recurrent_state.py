@@ -82,6 +82,7 @@ class RecurrentState(Owner):
         """Keep the state of a sequence, which is that after ``length`` tokens, where there is
         room."""
         if self.shape.keeps:
+            self._kept[sequence] = 0  # until all of it is copied
             self._copy("", sequence, "kept ", sequence)
             self._kept[sequence] = length
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import numpy as np
 
+from urdir.model.errors import SettingsError
 from urdir.model.families.description import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.share import shared
+from urdir.model.families.stages import staged
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -39,8 +41,11 @@ if TYPE_CHECKING:
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
 
-__all__ = ["STAGING_BYTES", "Matrix", "Weights", "shares_of", "weight_sizes"]
+__all__ = ["STAGING_BYTES", "Matrix", "Split", "Weights", "shares_of", "weight_sizes"]
 
+
+#: What each of several ranks has of a model: a share of every layer, or a run of layers.
+Split = Literal["tensors", "layers"]
 
 _POSITIONS = "learned positions"
 
@@ -119,7 +124,8 @@ class Weights(Owner):
         total = sum(_source_nbytes(of, gguf) for of in _kept(self.config))
         repacking = Repacking(self.device, self._layouts.values())
         pieces = self._pieces(gguf, repacking)
-        is_first = self.config.share is None or self.config.share.rank == 0
+        rank = self.config.share or self.config.stage
+        is_first = rank is None or rank.rank == 0
         with Progress("loading", total, shown=is_first) as progress:
             upload(self.device, pieces, total, progress=progress.advance, stop=stop)
         if stop is None or not stop.is_set():
@@ -180,15 +186,22 @@ class Weights(Owner):
         self._arena.close()
 
 
-def shares_of(config: Config, gguf: ModelFile, ranks: int) -> list[Config]:
-    """The description for each rank: of a whole model, or of the shares of it (`share.shared`)."""
+def shares_of(
+    config: Config, gguf: ModelFile, ranks: int, split: Split = "tensors"
+) -> list[Config]:
+    """The description for each rank: of a whole model, or of the shares of it (`share.shared`), or
+    of the runs of its layers (`stages.staged`). Raises UnsupportedError for a model that cannot be
+    ``split`` so, SettingsError."""
+    if split not in get_args(Split):
+        raise SettingsError(f"split is {split!r}: expected {' or '.join(get_args(Split))}")
     if ranks == 1:
         return [config]
-    blocks = {
-        of.name: format_in(of, gguf.tensors[of.name]).block
-        for of in stored_in(config)
-        if isinstance(of, StoredMatrix)
-    }
+    matrices = [of for of in stored_in(config) if isinstance(of, StoredMatrix)]
+    if split == "layers":
+        nbytes: dict[Stored, int] = {of: _layout(of, gguf).nbytes for of in matrices}
+        layers = [sum(nbytes.get(of, 0) for of in stored_in(layer)) for layer in config.layers]
+        return staged(config, layers, sum(nbytes.values()) - sum(layers), ranks)
+    blocks = {of.name: format_in(of, gguf.tensors[of.name]).block for of in matrices}
     return [shared(config, blocks, rank, ranks) for rank in range(ranks)]
 
 
@@ -216,9 +229,11 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
 
 
 def _kept(config: Config) -> Iterator[Stored]:
-    """What is kept as it is: not the factors that go into RoPE tables, nor learned positions."""
+    """What is kept as it is: not the factors that go into RoPE tables, nor learned positions. Later
+    stages have their layers alone."""
     others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
-    return (of for of in stored_in(config) if of not in others)
+    has_ends = config.stage is None or config.stage.rank == 0
+    return (of for of in stored_in(config if has_ends else config.layers) if of not in others)
 
 
 def _source_nbytes(of: Stored, gguf: ModelFile) -> int:

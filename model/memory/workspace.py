@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from urdir.model.families.description import Attention, Config
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
 from urdir.model.families.recurrent import (
     KimiDelta,
     Lightning,
@@ -27,6 +28,9 @@ from urdir.ptxgen.weights.packed import packed_nbytes
 
 #: Buffers for the stream: what a block reads, what it makes, and what a parallel block adds up.
 STREAMS = ("hidden", "residual", "sum", "spare")
+
+#: The stream after the layers of a stage, for the rank that has the next ones.
+PASSED = "passed"
 
 #: Parameters of split attention, and the buffers that they take.
 PARTIAL = {"partial": "partial", "softmax": "softmax", "arrived": "chunks arrived"}
@@ -96,6 +100,8 @@ def _widths(config: Config) -> dict[str, int]:
     gates = [mixer.gate.linear.rows for mixer in mixers if mixer.gate is not None]
     dense = [d.width for layer in config.layers for d in layer.dense_networks]
     widths = dict.fromkeys((*STREAMS, "normed", "delta", "branch"), hidden)
+    if config.stage is not None:
+        widths[PASSED] = hidden
     widths |= {saved(name): hidden for name in config.saved_streams}
     if banks := config.banked(config.n_layers):
         widths |= {"banked": banks * hidden, "recalled": hidden}
@@ -126,8 +132,8 @@ def _latent_widths(mixers: Sequence[Attention]) -> dict[str, int]:
     return {
         "latent q": max(downs, default=0),
         "latent": max((of.down.rows for of in latents), default=0),
-        "q turned": max((mixer.q.rows for mixer in shared), default=0),
-        "k turned": max((mixer.k.rows for mixer in shared if mixer.k is not None), default=0),
+        "q rotated": max((mixer.q.rows for mixer in shared), default=0),
+        "k rotated": max((mixer.k.rows for mixer in shared if mixer.k is not None), default=0),
         "q still": max((of.q_still.rows for of in latents if of.q_still), default=0),
         "q absorbed": max((of.absorb.rows for of in latents if of.absorb), default=0),
         "expanded": max((of.expand.rows for of in latents), default=0),

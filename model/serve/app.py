@@ -48,9 +48,11 @@ _REFUSED = {
 }
 
 
-def make_app(service: AsyncService, access: Access, limits: Limits) -> ASGIApp:
-    """An application that answers with ``service``, for whoever ``access`` lets in."""
-    metrics = ServerMetrics(service)
+def make_app(
+    service: AsyncService, access: Access, limits: Limits, metrics: ServerMetrics
+) -> ASGIApp:
+    """An application that answers with ``service``, for whoever ``access`` lets in; ``metrics`` are
+    of the same service."""
     endpoints = Endpoints(service, limits, metrics)
     routes = [
         *([Route("/", page)] if access.page else []),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from urdir.driver.errors import DriverError
-from urdir.model.engine.requests.service import DeviceLostError
+from urdir.model.engine.requests.answer_loop import DeviceLostError
 from urdir.model.errors import (
     BusyError,
     ConstraintError,

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
-from urdir.model.engine.requests.service import Metrics
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import ChatTemplate

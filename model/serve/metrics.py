@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from urdir.model.engine.requests.service import Metrics
+from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.serve.interface import AsyncService
 
 #: Seconds, a factor of two apart at most.
@@ -62,6 +63,17 @@ class ServerMetrics:
     def count_response(self, route: str, status: int) -> None:
         """A response has begun."""
         self._responses.labels(route, str(status)).inc()
+
+    def say_whose(self, replica: str) -> None:
+        """Add which of several replicas these are of."""
+        Info("urdir_replica", "Whose figures these are.", registry=self._registry).info(
+            {"id": replica}
+        )
+
+    def samples(self) -> Iterator[Sample]:
+        """Each of them: its name, labels and value."""
+        for metric in self._registry.collect():
+            yield from metric.samples
 
     def text(self) -> bytes:
         """All of it in Prometheus's format."""

@@ -18,6 +18,7 @@ from urdir.model.serve.app import make_app
 from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.metrics import ServerMetrics
 
 _BACKLOG = 2048  # connections that wait to be accepted
 _HANG_UP_SECONDS = 5.0
@@ -84,7 +85,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, service: AsyncService, access: Access, limits: Limits) -> None:
         config = uvicorn.Config(
-            make_app(service, access, limits),
+            make_app(service, access, limits, ServerMetrics(service)),
             http=_http_protocol(limits),
             ws="none",
             lifespan="off",

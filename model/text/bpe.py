@@ -15,7 +15,6 @@ from urdir.model.text.spelling import (
     BYTE_ALPHABET,
     ESCAPED_SPACE,
     Speller,
-    check_bytes,
     read_scores,
     spaced_bytes,
 )
@@ -32,7 +31,7 @@ class ByteLevelBpe:
     adds_space = False
 
     def __init__(self, metadata: Metadata, pre: PreTokenizer) -> None:
-        merges = _read_merges(metadata)
+        merges = _Merges(stored_merges(metadata).decoded())
         defaults = Defaults(adds_bos=pre.adds_bos)
         self.vocabulary = read_vocabulary(metadata, defaults, merges.makes)
         self._words = self.vocabulary.words()
@@ -73,10 +72,9 @@ class SpacedBpe:
     adds_space = False
 
     def __init__(self, metadata: Metadata, pre: PreTokenizer) -> None:
-        merges = _read_merges(metadata)
+        merges = _Merges(stored_merges(metadata).decoded())
         defaults = Defaults(adds_bos=pre.adds_bos, always_adds_bos=pre.always_adds_bos)
         self.vocabulary = read_vocabulary(metadata, defaults, merges.makes)
-        check_bytes(self.vocabulary)
         self._spell = Speller(self.vocabulary)
         self._whole_newlines = pre.whole_newlines
         self._merge = Merger(merges.ranks, between=" ")
@@ -111,9 +109,8 @@ class SentencePieceBpe:
         self.vocabulary = read_vocabulary(
             metadata, Defaults(bos=1, eos=2, unknown=0, adds_bos=True)
         )
-        self.adds_space = metadata.optional("tokenizer.ggml.add_space_prefix", bool, True)
-        scores = read_scores(metadata, self.vocabulary)
-        check_bytes(self.vocabulary)
+        self.adds_space = adds_space_prefix(metadata)
+        scores = read_scores(metadata, len(self.vocabulary.tokens)).tolist()
         self._spell = Speller(self.vocabulary)
         ranks = {piece: -scores[i] for piece, i in self._spell.words.items()}
         for token_id in self.vocabulary.ids(TokenType.BYTE):
@@ -135,6 +132,11 @@ class SentencePieceBpe:
         return spaced_bytes(self.vocabulary, token_id)
 
 
+def adds_space_prefix(metadata: Metadata) -> bool:
+    """Whether a text begins with a space that nobody wrote; ConfigError for what is no boolean."""
+    return metadata.optional("tokenizer.ggml.add_space_prefix", bool, True)
+
+
 class _Merges:
     """tokenizer.ggml.merges: "left right", the first is merged first."""
 
@@ -146,14 +148,14 @@ class _Merges:
         return any(f"{token[:cut]} {token[cut:]}" in self.ranks for cut in range(1, len(token)))
 
 
-def _read_merges(metadata: Metadata) -> _Merges:
+def stored_merges(metadata: Metadata) -> StringArray:
+    """tokenizer.ggml.merges as they lie in the file; ConfigError where they are missing,
+    TokenizerError for one that is no pair, or too long."""
     stored = metadata.require("tokenizer.ggml.merges", StringArray)
     MERGE_NBYTES.check(stored.longest, "tokenizer.ggml.merges", TokenizerError)
-    lines = stored.decoded()
-    for line in lines:
-        if " " not in line:
-            raise TokenizerError(f"tokenizer.ggml.merges: {line!r} is no pair of tokens")
-    return _Merges(lines)
+    if (place := stored.first_without(" ")) is not None:
+        raise TokenizerError(f"tokenizer.ggml.merges: {stored[place]!r} is no pair of tokens")
+    return stored
 
 
 def _cut_between_words(vocabulary: Vocabulary) -> re.Pattern[str]:

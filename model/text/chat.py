@@ -14,11 +14,11 @@ one that spells half a control token itself and lets a message complete it is no
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from urdir.model.errors import TemplateError
+from urdir.model.errors import NoTemplateError, TemplateError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
 from urdir.model.text.marking import Marker, texts_of
@@ -31,15 +31,18 @@ from urdir.model.text.tokenizer import Span, Tokenizer
 TEMPLATE_KEY = "tokenizer.chat_template"
 
 
-def find_template(gguf: ModelFile, tokenizer: Tokenizer) -> str | None:
-    """The file's template, or the one that its vocabulary is made for, which is said in a warning;
-    None where that is not certain."""
+def find_template(gguf: ModelFile, tokenizer: Callable[[], Tokenizer]) -> str:
+    """The file's template, or the one that its vocabulary is made for, which is said in a warning:
+    the ``tokenizer`` is asked for in this case alone. NoTemplateError where that is not certain."""
     source = gguf.metadata.optional(TEMPLATE_KEY, str, None)
     if source is not None:
         return source
-    name = fitting_template(gguf.metadata, tokenizer.special_texts())
+    name = fitting_template(gguf.metadata, tokenizer().special_texts())
     if name is None:
-        return None
+        raise NoTemplateError(
+            f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}), and its vocabulary "
+            "fits no known one: name it (chatml, llama3, ...), or continue plain prompts"
+        )
     warnings.warn(
         f"the file has no chat template: {name} is used, as its tokens have it", stacklevel=2
     )
@@ -98,15 +101,11 @@ class ChatTemplate(Owner):
         """The template that is ``given`` (Jinja, or a name of `template_names`), or the file's.
 
         For a file without one the format that its vocabulary is made for, with a warning;
-        TemplateError where that is none.
+        NoTemplateError where that is none.
         """
-        source = template_text(given) if given is not None else find_template(gguf, tokenizer)
-        if source is None:
-            raise TemplateError(
-                f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}), and its vocabulary "
-                "fits no known one: name it (chatml, llama3, ...), or continue plain prompts"
-            )
-        return cls(source, tokenizer)
+        if given is not None:
+            return cls(template_text(given), tokenizer)
+        return cls(find_template(gguf, lambda: tokenizer), tokenizer)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the conversation up to where the assistant answers, BOS as the model wants.

@@ -31,8 +31,9 @@ class HuggingFaceTokens:
         text = metadata.require(_PREFIX + "json", str)
         try:
             description = json.loads(text)
-            self._engine = _engine(description)
-            self._inner = _engine(_without_prefix(description))
+            self._engine = self._inner = _engine(text)
+            if _drops_first_prefixes(description):
+                self._inner = _engine(json.dumps(description))
         except Exception as error:  # the library raises nothing more specific
             raise TokenizerError(f"tokenizer.json cannot be used: {one_line(str(error))}") from None
         self._is_byte_level = _is_byte_level(description)
@@ -120,8 +121,8 @@ class HuggingFaceTokens:
         )
 
 
-def _engine(description: dict[str, Any]) -> Engine:
-    engine = Engine.from_str(json.dumps(description))
+def _engine(description: str) -> Engine:
+    engine = Engine.from_str(description)
     engine.no_padding()
     engine.no_truncation()
     # markup that a file lists as text must not be forged by typing it
@@ -147,12 +148,13 @@ def _parts(description: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return list(step[inner[kind]]) if step["type"] == "Sequence" else [step]
 
 
-def _without_prefix(description: dict[str, Any]) -> dict[str, Any]:
-    """The same for text that does not stand at the start: "first" means there."""
-    changed: dict[str, Any] = json.loads(json.dumps(description))
-    for step in _parts(changed, "pre_tokenizer"):
+def _drops_first_prefixes(description: dict[str, Any]) -> bool:
+    """Change it for text that does not stand at the start: "first" means there. Whether that
+    changed anything."""
+    changed = False
+    for step in _parts(description, "pre_tokenizer"):
         if step["type"] == "Metaspace" and step.get("prepend_scheme") == "first":
-            step["prepend_scheme"] = "never"
+            step["prepend_scheme"], changed = "never", True
     return changed
 
 

@@ -24,8 +24,8 @@ class Plamo:
 
     def __init__(self, metadata: Metadata) -> None:
         self.vocabulary = read_vocabulary(metadata, Defaults(bos=1, eos=2, unknown=0))
-        scores = read_scores(metadata, self.vocabulary)
-        check_bytes(self.vocabulary)
+        scores = read_scores(metadata, len(self.vocabulary.tokens)).tolist()
+        check_bytes(metadata)
         self._bytes = [self.vocabulary.id_of.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
         if -1 in self._bytes:
             missing = self._bytes.index(-1)

@@ -51,8 +51,15 @@ class TemplateProcess(Owner):
             start_new_session=True,
         )
 
+    def check(self, template: str) -> None:
+        """Raise TemplateError for a template that does not compile; none of it is run."""
+        self._answer(template, None)
+
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """The text. Raises TemplateError: limits, syntax, sandbox, or the template's own."""
+        return self._answer(template, variables)
+
+    def _answer(self, template: str, variables: Mapping[str, Any] | None) -> str:
         request = {"template": template, "variables": variables}
         try:
             was_idle = self._sent > 0

@@ -7,8 +7,9 @@ Jinja.
 
 Requests and replies are JSON, each after its length in bytes (u32, little endian):
     {"path": [str], "timezone": str or null}            ->  {"id": 0}, once it is ready
-    {"id": int, "template": str, "variables": {...}}    ->
+    {"id": int, "template": str, "variables": {...} or null}    ->
         {"id": int, "text": str} or {"id": int, "error": str, "fatal": bool}
+Without variables the template is only compiled, and the text is empty.
 """
 
 from __future__ import annotations
@@ -94,12 +95,12 @@ class _Renderer:
         self._source: str | None = None
         self._generate: Callable[..., Any]
 
-    def render(self, source: str, variables: Mapping[str, Any]) -> str:
+    def render(self, source: str, variables: Mapping[str, Any] | None) -> str:
         if source != self._source:
             self._generate = self._environment.from_string(source).generate
             self._source = source
         parts, size = [], 0
-        for part in self._generate(variables):
+        for part in () if variables is None else self._generate(variables):
             size += len(part)
             if size > OUTPUT_LIMIT:
                 _raise_exception(f"its output exceeds {OUTPUT_LIMIT:,} characters")

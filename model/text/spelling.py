@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from urdir.model.errors import TokenizerError
 from urdir.model.files.metadata import Metadata
-from urdir.model.text.vocabulary import TokenType, Vocabulary
+from urdir.model.text.vocabulary import TokenType, Vocabulary, read_types, stored_tokens
 
 ESCAPED_SPACE = "▁"  # U+2581
 
 
-def read_scores(metadata: Metadata, vocabulary: Vocabulary) -> list[float]:
+def read_scores(metadata: Metadata, n_tokens: int) -> NDArray[Any]:
     """tokenizer.ggml.scores, one a token; TokenizerError for another number of them, or NaN."""
     scores = metadata.require("tokenizer.ggml.scores", np.ndarray)
-    if len(scores) != len(vocabulary.tokens):
+    if len(scores) != n_tokens:
         raise TokenizerError(
-            f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.tokens)} tokens"
+            f"tokenizer.ggml.scores has {len(scores)} entries for {n_tokens} tokens"
         )
     if np.isnan(scores).any():
         raise TokenizerError("tokenizer.ggml.scores: NaN is no score")
-    values: list[float] = scores.tolist()
-    return values
+    return scores
 
 
 class Speller:
@@ -58,10 +59,11 @@ def spaced_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
     return token.replace(ESCAPED_SPACE, " ").encode()
 
 
-def check_bytes(vocabulary: Vocabulary) -> None:
+def check_bytes(metadata: Metadata) -> None:
     """TokenizerError for a byte token that is not written as one."""
-    for token_id in vocabulary.ids(TokenType.BYTE):
-        token = vocabulary.tokens[token_id]
+    stored = stored_tokens(metadata)
+    for token_id in np.flatnonzero(read_types(metadata, len(stored)) == TokenType.BYTE).tolist():
+        token = stored[token_id]
         if not re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", token):
             raise TokenizerError(f"token {token_id} {token!r} is no byte token such as <0x0A>")
 

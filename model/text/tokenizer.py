@@ -11,16 +11,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from urdir.model.errors import ModelError, TokenizerError, UnsupportedError
+from urdir.model.errors import TokenizerError, UnsupportedError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.foreign import foreign
 from urdir.model.text.vocabulary import TokenType, Vocabulary
 
 if TYPE_CHECKING:
     from urdir.model.files.metadata import Metadata
-    from urdir.model.text.tokenizer_models import TokenModel
+    from urdir.model.text.tokenizer_models import Checked, TokenModel
 
 Span = tuple[int, int]
 """[start, end) in characters."""
@@ -58,30 +59,32 @@ class Tokenizer:
         Raises TokenizerError (no vocabulary, or a malformed one), ConfigError (a missing or
         mistyped key) or UnsupportedError (an unknown tokeniser or pre-tokeniser).
         """
-        make = _checked_kind(gguf)
+        return cls.checked(gguf)()
+
+    @classmethod
+    def checked(cls, gguf: ModelFile) -> Callable[[], Tokenizer]:
+        """What builds the tokeniser of a file, whose vocabulary is checked at once; raises what
+        `from_gguf` does."""
+        check = _checked_kind(gguf)
         name = gguf.metadata.optional("general.name", str, "")
-        try:
-            with foreign("the vocabulary cannot be used", TokenizerError):
-                tokenizer = cls(make(gguf.metadata), name)
+        with _about(gguf), foreign(_UNUSABLE, TokenizerError):
+            checked = check(gguf.metadata)
             embedding = gguf.tensors.get(_EMBEDDING)
-            if embedding is not None and embedding.shape[0] < tokenizer.vocab_size:
+            if embedding is not None and embedding.shape[0] < checked.n_tokens:
                 raise TokenizerError(
-                    f"the vocabulary has {tokenizer.vocab_size} tokens, "
+                    f"the vocabulary has {checked.n_tokens} tokens, "
                     f"more than the {embedding.shape[0]} rows of {_EMBEDDING}"
                 )
-            return tokenizer
-        except (TokenizerError, UnsupportedError) as error:
-            raise _in_file(error, gguf) from None
 
-    @staticmethod
-    def check(gguf: ModelFile) -> None:
-        """Raise at once what `from_gguf` would for a vocabulary that is missing or of an unknown
-        kind."""
-        _checked_kind(gguf)
+        def build() -> Tokenizer:
+            with _about(gguf), foreign(_UNUSABLE, TokenizerError):
+                return cls(checked.build(), name)
+
+        return build
 
     @staticmethod
     def is_there(gguf: ModelFile) -> bool:
-        """Whether `check` finds nothing wrong."""
+        """Whether the file has a vocabulary, of a known kind."""
         try:
             _checked_kind(gguf)
         except (TokenizerError, UnsupportedError):
@@ -201,6 +204,7 @@ class Tokenizer:
             )
 
 
+_UNUSABLE = "the vocabulary cannot be used"
 _UNCUT = "the text cannot be cut into tokens"
 _EMBEDDING = "token_embd.weight"
 _SPECIAL_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
@@ -264,13 +268,13 @@ def _check_unicode(text: str) -> None:
         ) from None
 
 
-def _checked_kind(gguf: ModelFile) -> Callable[[Metadata], TokenModel]:
-    """What makes the vocabulary of a file; see `Tokenizer.check`."""
+def _checked_kind(gguf: ModelFile) -> Callable[[Metadata], Checked]:
+    """What checks the vocabulary of a file, which must be there and of a known kind."""
     from urdir.model.text.pretokenizers import pre_tokenizer
     from urdir.model.text.tokenizer_models import TOKEN_MODELS
 
     metadata = gguf.metadata
-    try:
+    with _about(gguf):
         kind = metadata.optional("tokenizer.ggml.model", str, "no_vocab")
         if kind in ("no_vocab", "none"):
             raise TokenizerError(
@@ -284,10 +288,13 @@ def _checked_kind(gguf: ModelFile) -> Callable[[Metadata], TokenModel]:
             )
         if kind == "gpt2":
             pre_tokenizer(metadata.optional("tokenizer.ggml.pre", str, "default"))
-    except (TokenizerError, UnsupportedError) as error:
-        raise _in_file(error, gguf) from None
     return TOKEN_MODELS[kind]
 
 
-def _in_file(error: TokenizerError | UnsupportedError, gguf: ModelFile) -> ModelError:
-    return type(error)(f"{gguf.path}: {error}")
+@contextmanager
+def _about(gguf: ModelFile) -> Iterator[None]:
+    """Errors about the vocabulary of a file name it."""
+    try:
+        yield
+    except (TokenizerError, UnsupportedError) as error:
+        raise type(error)(f"{gguf.path}: {error}") from None

@@ -28,13 +28,13 @@ class Unigram:
         if self.vocabulary.unknown_id is None:
             raise TokenizerError("tokenizer.ggml.unknown_token_id is missing")
         self._unknown_id = self.vocabulary.unknown_id
-        check_bytes(self.vocabulary)
+        check_bytes(metadata)
         self._prepends = metadata.optional("tokenizer.ggml.add_space_prefix", bool, False)
         self._squeezes = metadata.optional("tokenizer.ggml.remove_extra_whitespaces", bool, False)
         self.adds_space = self._prepends or self._squeezes
         self._charsmap = CharsMap.read(metadata)
 
-        scores = read_scores(metadata, self.vocabulary)
+        scores = read_scores(metadata, len(self.vocabulary.tokens)).tolist()
         usable = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
         user_defined = set(self.vocabulary.ids(TokenType.USER_DEFINED))
         self._pieces: dict[str, tuple[int, float]] = {}

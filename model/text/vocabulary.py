@@ -15,6 +15,8 @@ from urdir.model.files.metadata import Metadata, StringArray
 from urdir.model.text.end_tokens import FILL_ROLES, find_end_ids, find_markup, find_shown_ids
 
 _PREFIX = "tokenizer.ggml."
+_ROLES = ("bos", "eos", "eot", "eom", "unknown")
+_ADDS = ("add_bos_token", "add_eos_token")
 
 
 class TokenType(IntEnum):
@@ -76,6 +78,17 @@ class Vocabulary:
         return words
 
 
+def check_vocabulary(metadata: Metadata) -> int:
+    """Raise what `read_vocabulary` would, at once: no token is decoded. The number of tokens."""
+    count = len(stored_tokens(metadata))
+    for name in (*_ROLES, *FILL_ROLES):
+        read_role(metadata, name, count)
+    for name in _ADDS:
+        metadata.optional(_PREFIX + name, bool, False)
+    read_types(metadata, count)
+    return count
+
+
 def read_vocabulary(
     metadata: Metadata,
     defaults: Defaults,
@@ -86,36 +99,25 @@ def read_vocabulary(
     Tokens known as markup are made control tokens whatever the file says, unless `is_word`.
     Raises ConfigError or TokenizerError, naming the key that is missing or wrong.
     """
-    stored = metadata.require(_PREFIX + "tokens", StringArray)
-    TOKENS.check(len(stored), f"{_PREFIX}tokens", TokenizerError)
-    TOKEN_NBYTES.check(stored.longest, f"{_PREFIX}tokens", TokenizerError)
-    tokens = stored.decoded()
-    if not tokens:
-        raise TokenizerError(f"{_PREFIX}tokens is empty")
+    tokens = stored_tokens(metadata).decoded()
     id_of = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
     id_of.pop("", None)
 
     def role(name: str, default: int | None = None) -> int | None:
-        key = f"{_PREFIX}{name}_token_id"
-        token_id = metadata.optional(key, int, None)
-        if token_id is None:
-            return default if default is not None and default < len(tokens) else None
-        if not 0 <= token_id < len(tokens):
-            raise TokenizerError(f"{key} is {token_id}, the vocabulary has {len(tokens)} tokens")
-        return token_id
+        return read_role(metadata, name, len(tokens), default)
 
     bos, eos = role("bos", defaults.bos), role("eos", defaults.eos)
     eot, eom = role("eot"), role("eom")
-    adds_bos = metadata.optional(_PREFIX + "add_bos_token", bool, defaults.adds_bos)
-    adds_eos = metadata.optional(_PREFIX + "add_eos_token", bool, defaults.adds_eos)
+    adds_bos, adds_eos = (
+        metadata.optional(_PREFIX + name, bool, default)
+        for name, default in zip(_ADDS, (defaults.adds_bos, defaults.adds_eos), strict=True)
+    )
     given = [i for i in (eos, eot, eom) if i is not None]
     end_ids = find_end_ids(id_of, given, {name: role(name) for name in FILL_ROLES})
-    types = _read_types(metadata, len(tokens))
+    types = read_types(metadata, len(tokens))
     for name, token_id in find_markup(id_of, end_ids).items():
         if not is_word(name):
             types[token_id] = TokenType.CONTROL
-    control = int(np.isin(types, (TokenType.CONTROL, TokenType.USER_DEFINED)).sum())
-    CONTROL_TOKENS.check(control, f"{_PREFIX}token_type", TokenizerError)
     return Vocabulary(
         tokens=tokens,
         types=types.tobytes(),
@@ -132,7 +134,33 @@ def read_vocabulary(
     )
 
 
-def _read_types(metadata: Metadata, n_tokens: int) -> NDArray[np.uint8]:
+def stored_tokens(metadata: Metadata) -> StringArray:
+    """The tokens as they lie in the file; ConfigError where they are missing, TokenizerError for
+    none, and for too many or too long ones."""
+    stored = metadata.require(_PREFIX + "tokens", StringArray)
+    if not stored:
+        raise TokenizerError(f"{_PREFIX}tokens is empty")
+    TOKENS.check(len(stored), f"{_PREFIX}tokens", TokenizerError)
+    TOKEN_NBYTES.check(stored.longest, f"{_PREFIX}tokens", TokenizerError)
+    return stored
+
+
+def read_role(
+    metadata: Metadata, name: str, n_tokens: int, default: int | None = None
+) -> int | None:
+    """The token with a role ("bos"); TokenizerError for one that there is not."""
+    key = f"{_PREFIX}{name}_token_id"
+    token_id = metadata.optional(key, int, None)
+    if token_id is None:
+        return default if default is not None and default < n_tokens else None
+    if not 0 <= token_id < n_tokens:
+        raise TokenizerError(f"{key} is {token_id}, the vocabulary has {n_tokens} tokens")
+    return token_id
+
+
+def read_types(metadata: Metadata, n_tokens: int) -> NDArray[np.uint8]:
+    """The type of each token; TokenizerError for another number of them, or too many to be cut out
+    of texts."""
     key = _PREFIX + "token_type"
     array = metadata.optional(key, np.ndarray, None)
     if array is None:
@@ -140,4 +168,7 @@ def _read_types(metadata: Metadata, n_tokens: int) -> NDArray[np.uint8]:
     if len(array) != n_tokens:
         raise TokenizerError(f"{key} has {len(array)} entries for {n_tokens} tokens")
     known = (array >= 0) & (array <= max(TokenType))
-    return np.where(known, array, TokenType.UNDEFINED).astype(np.uint8)
+    types = np.where(known, array, TokenType.UNDEFINED).astype(np.uint8)
+    cut_out = int(np.isin(types, (TokenType.CONTROL, TokenType.USER_DEFINED)).sum())
+    CONTROL_TOKENS.check(cut_out, key, TokenizerError)
+    return types

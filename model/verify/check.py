@@ -21,6 +21,7 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import Logits, relative_rms
 from urdir.ptxgen.catalog import kernel as kernel_called
 from urdir.ptxgen.catalog import kernels
@@ -30,11 +31,14 @@ from urdir.ptxgen.spec import KernelSpec
 PROMPT = "Once upon a time, in a tiny house,"
 STEPS = 3
 CONTEXT = 64
-#: How far the GPU's logits may be from the emulator's, as relative RMS. Both round activations to
-#: f16 and values of the cache, and a sum added in another order may round the other way.
-EMULATOR_TOLERANCE = 2e-3
+#: How far the GPU's logits may be from the emulator's or several GPUs' from one's, as relative RMS.
+#: Both round activations to f16 and values of the cache, and a sum added in another order may round
+#: the other way.
+ROUNDING_TOLERANCE = 2e-3
 
 OpenEngine = Callable[[str], Engine]
+#: Opens the demo model on several devices of a kind: so many, or those with these ordinals.
+OpenRanks = Callable[[str, int | Sequence[int]], Engine]
 
 
 class CheckError(ModelError):
@@ -182,12 +186,12 @@ def _check_emulator(name: str, device_name: str, open_engine: OpenEngine) -> Che
         results.append(_decode(engine))
     (tokens, logits), (expected_tokens, expected) = results
     error = relative_rms(logits, expected)
-    if tokens != expected_tokens or not error <= EMULATOR_TOLERANCE:
+    if tokens != expected_tokens or not error <= ROUNDING_TOLERANCE:
         raise CheckError(
             f"the GPU decodes {tokens}, the emulator {expected_tokens}; their logits differ by "
-            f"{error:.2e} (relative RMS), allowed {EMULATOR_TOLERANCE:.0e}"
+            f"{error:.2e} (relative RMS), allowed {ROUNDING_TOLERANCE:.0e}"
         )
-    return CheckRow(name, error=error, tolerance=EMULATOR_TOLERANCE)
+    return CheckRow(name, error=error, tolerance=ROUNDING_TOLERANCE)
 
 
 _PLAN_CHECKS: dict[str, Callable[[str, str, OpenEngine], CheckRow]] = {
@@ -197,16 +201,51 @@ _PLAN_CHECKS: dict[str, Callable[[str, str, OpenEngine], CheckRow]] = {
 }
 
 
+def check_ranks(open_engine: OpenRanks, kind: str, gpus: int | Sequence[int]) -> CheckRow:
+    """The demo model on several devices that share it, beside the first of them alone: the same
+    tokens, and the same bits when it runs again. What goes wrong is in the row."""
+    ordinals = range(gpus) if isinstance(gpus, int) else gpus
+    name = f"{len(ordinals)} GPUs agree with one"
+    try:
+        return _check_ranks(name, open_engine, kind, ordinals)
+    except Exception as exc:
+        return CheckRow(name, failure=_reported(exc))
+
+
+def _check_ranks(name: str, open_engine: OpenRanks, kind: str, ordinals: Sequence[int]) -> CheckRow:
+    with open_engine(kind, ordinals[:1]) as engine:
+        expected_tokens, expected = _decode_in(engine, engine.session)
+    with open_engine(kind, ordinals) as engine:
+        tokens, logits = _decode_in(engine, engine.session)
+        engine.session.truncate(0)
+        again, same = _decode_in(engine, engine.session)
+    if again != tokens or not np.array_equal(logits, same):
+        raise CheckError("the same prompt gives other logits when it runs again")
+    error = relative_rms(logits, expected)
+    if tokens != expected_tokens or not error <= ROUNDING_TOLERANCE:
+        raise CheckError(
+            f"GPUs {', '.join(map(str, ordinals))} decode {tokens}, GPU {ordinals[0]} alone "
+            f"{expected_tokens}; their logits differ by {error:.2e} (relative RMS), allowed "
+            f"{ROUNDING_TOLERANCE:.0e}"
+        )
+    return CheckRow(name, error=error, tolerance=ROUNDING_TOLERANCE)
+
+
 def _decode(
     engine: Engine, observer: Observer | None = None, steps: int = STEPS
 ) -> tuple[list[int], Logits]:
     """Feed the prompt and decode greedily: the tokens, and the logits (steps, n_vocab) of each."""
-    prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
+    settings = SessionSettings(CONTEXT)
+    with Session(engine.device, engine.weights, settings, observer=observer) as session:
+        return _decode_in(engine, session, steps)
+
+
+def _decode_in(engine: Engine, session: Session, steps: int = STEPS) -> tuple[list[int], Logits]:
+    """The same in a session that is empty."""
     tokens, rows = [], []
-    with Session(engine.device, engine.weights, CONTEXT, observer=observer) as session:
-        session.feed(prompt)
-        shape = (1, engine.config.vocab_size)
-        for _ in range(steps):
-            tokens.append(session.greedy_step())
-            rows.append(session.parts.work["logits"].download(np.float32, shape))
+    session.feed(engine.tokenizer.encode(PROMPT, parse_special=True))
+    shape = (1, engine.config.vocab_size)
+    for _ in range(steps):
+        tokens.append(session.greedy_step())
+        rows.append(session.parts.work["logits"].download(np.float32, shape))
     return tokens, np.concatenate(rows)

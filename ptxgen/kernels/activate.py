@@ -19,7 +19,7 @@ ENDS = (0, -0.0, 100, -100, 1e4, -1e4, 88.8, -88.8)
 
 @dataclass(frozen=True)
 class Activate(Elementwise):
-    """A nonlinearity, y = f(x), or gated, y = f(gate) * up.
+    """A nonlinearity, y = f(x), or gated, y = f(gate) * up or y = added + f(gate) * up.
 
     ``group``: a gate serves so many neighbouring values (a head of attention). Like a limit, it is
     for gated ones only. Rows of ``width`` values of up may be ``stride`` apart, each the part of a
@@ -33,6 +33,7 @@ class Activate(Elementwise):
     group: int = 1
     width: int = 0
     stride: int = 0
+    added: bool = False
 
     name = "activate"
     template = ("urdir.templates", "activate.ptx.j2")
@@ -45,6 +46,8 @@ class Activate(Elementwise):
             raise PtxgenError(f"activate: rows of {self.width}, {self.stride} apart, of {self.n}")
         if self.gated and self.width and (self.stride < self.width or self.group > 1):
             raise PtxgenError(f"activate: gated rows of {self.width} that are {self.stride} apart")
+        if self.added and (self.width or not self.gated):
+            raise PtxgenError("activate: only what is gated, and no parts of rows, can be added")
         kind = self.activation.kind
         if not self.gated and (self.group > 1 or self.activation.limit or kind == "swiglu_oai"):
             raise PtxgenError(f"activate: {kind} without a gate has no group and no limit")
@@ -68,6 +71,7 @@ class Activate(Elementwise):
         return (
             Param("gate", "f32", ("gates",), Access.IN),
             Param("up", "f32", ("ups",), Access.IN),
+            *((Param("added", "f32", ("n",), Access.IN),) if self.added else ()),
             y,
         )
 
@@ -85,7 +89,8 @@ class Activate(Elementwise):
         if self.stride:
             rows = np.arange(self.n // self.width)[:, None] * self.stride
             up = up[rows + np.arange(self.width)].ravel()
-        return {"y": self.activation.gated(gate, up).astype(np.float32)}
+        y = self.activation.gated(gate, up) + inputs.get("added", 0.0)
+        return {"y": y.astype(np.float32)}
 
     @classmethod
     def examples(cls) -> Mapping[str, Activate]:
@@ -110,6 +115,7 @@ class Activate(Elementwise):
             **plain,
             **{f"gated {f.kind}{' limit' * (f.limit > 0)}": cls(70, f, gated=True) for f in gated},
             "gates of heads": cls(6 * 64, sigmoid, gated=True, group=64),
+            "added": cls(6 * 43, sigmoid, gated=True, group=43, added=True),
             "parts of rows": cls(3 * 20, silu, gated=True, width=20, stride=52),
             "parts of many rows": cls(70 * 12, silu, gated=True, width=12, stride=24),
             "divided": cls(3 * 36, Activation("gelu"), width=36),

@@ -24,6 +24,7 @@ from urdir.model.serve.app import make_app
 from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Defaults, Metrics
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.served_model import EngineModel
 from urdir.model.text.chat import ChatTemplate
 from urdir.model.text.matcher import ConstraintCompiler
@@ -114,7 +115,7 @@ class HttpTarget:
         with Gguf(demo_model()) as gguf:
             tokenizer = Tokenizer.from_gguf(gguf)
         self._service = _MadeUp(tokenizer)
-        self._app = make_app(self._service, Access(), Limits())
+        self._app = make_app(self._service, Access(), Limits(), ServerMetrics(self._service))
         self._loop = asyncio.new_event_loop()
         for path, bodies in _BODIES.items():  # starts threads and processes; each must be good
             for body in bodies:

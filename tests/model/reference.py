@@ -12,18 +12,10 @@ from typing import Any
 import gguf
 import numpy as np
 
-from urdir.model.families.description import (
-    Attention,
-    Block,
-    Config,
-    Dense,
-    Latent,
-    LayerConfig,
-    Mixture,
-    Network,
-    QkNorm,
-    Router,
-)
+from urdir.model.families.attention import Attention, Latent, QkNorm
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, Mixture, Router
+from urdir.model.families.layers import Block, LayerConfig, Network
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,

@@ -61,8 +61,10 @@ from urdir.model import (
     Message,
     ModelError,
     Reply,
+    Request,
     SamplingSettings,
     Session,
+    SessionSettings,
     Statistics,
     Tensor,
     Tokenizer,
@@ -107,13 +109,15 @@ def answers(engine: Engine) -> Reply:
 
 def token_by_token(engine: Engine) -> Statistics:
     """The same with a template and a generation of one's own."""
-    session: Session = engine.session
+    wanted = SessionSettings(4096, "f16", sequences=2, page_len=16)
+    session = Session(engine.device, engine.weights, wanted)
     tokenizer: Tokenizer = engine.tokenizer
     config: Config = engine.config
     with ChatTemplate.from_gguf(engine.gguf, tokenizer) as template:
         prompt = template.encode([Message("user", "What is 2 plus 3?")])
     try:
-        generation = Generation(session, tokenizer, prompt, SamplingSettings(), limit=50)
+        request = Request(prompt=tuple(prompt), settings=SamplingSettings(), limit=50)
+        generation = Generation(session, tokenizer, request)
         print("".join(generation.text()), config.n_layers)
     except ContextFullError as exc:
         raise ModelError("too long") from exc

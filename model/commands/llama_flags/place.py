@@ -37,7 +37,7 @@ FLAGS: tuple[Flag, ...] = (
     Accepted(
         "-sm --split-mode",
         ALL,
-        "--gpus N shares a model among GPUs",
+        "--gpus N shares a model among GPUs, --split layers gives each whole layers",
         VALUE,
         values=("none", "layer"),
     ),

@@ -12,8 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.model.errors import ConfigError
+from urdir.model.families.attention import Attention, QkNorm
 from urdir.model.families.check import check_tensors
-from urdir.model.families.description import Attention, Config, Dense, LayerConfig, QkNorm
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense
+from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import sequential
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (

@@ -19,7 +19,9 @@ from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerParts
 from urdir.model.engine.realizar.cached import CachedAttention, Launcher, Operation
 from urdir.model.errors import ModelError
-from urdir.model.families.description import Attention, Config, LayerConfig
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.layers import LayerConfig
 from urdir.model.families.stored import Linear, StoredMatrix, of_any_layer, stored_in
 from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import ZEROED, workspace_sizes

@@ -24,7 +24,8 @@ class Answer:
     """The answer to ``request``. ``deliver`` gets its items.
 
     Without a ``tokenizer`` it has no text. A ``matcher``, at its start, says which tokens may come.
-    ``number`` is the scheduler's; ``output`` what a step needs for it.
+    ``number`` is the scheduler's; ``cached`` how much of its prompt was found. ``output`` is what a
+    step needs for it: logits where tokens are chosen ``on_host``.
     """
 
     def __init__(
@@ -33,11 +34,16 @@ class Answer:
         tokenizer: Tokenizer | None,
         matcher: Matcher | None,
         deliver: Callable[[Item], None],
+        *,
+        on_host: bool = False,
     ) -> None:
         self.request = request
         self.deliver = deliver
         self.number = 0
+        self.cached = 0
         self.output = Output.of(request.settings, masked=matcher is not None)
+        if on_host:
+            self.output = Output.LOGITS
         self._matcher = matcher
         self._stream = None
         if tokenizer is not None:

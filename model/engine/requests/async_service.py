@@ -9,8 +9,9 @@ from typing import Generic, TypeVar
 
 from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
-from urdir.model.engine.requests.service import Metrics, OpenModel, Service
+from urdir.model.engine.requests.service import OpenModel, Service
 from urdir.model.engine.requests.warm_up import WarmUp
 
 _Model = TypeVar("_Model")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from urdir.model.text.matcher import Mask
 
 #: What a step may be asked for, each of which serves those after it.
-_OUTPUTS = (Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
+_OUTPUTS = (Output.LOGITS, Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
 #: Steps that are queued before the first of them is read: a newcomer waits for these.
 _AHEAD = 2
 
@@ -60,6 +60,7 @@ class Launcher(Owner):
         self._ahead: RunAhead[_Launch] = session.run_ahead(_AHEAD)
         self.clock = session.step_clock()
         self._look_ahead: Callable[[], bool] = _done
+        self._next: StepShape | None = None  # that is expected
 
     def __len__(self) -> int:
         """Launches that are not read."""
@@ -71,11 +72,15 @@ class Launcher(Owner):
         return self._ahead.is_full
 
     def launch(self) -> bool:
-        """Plan a step and queue it; False where there is none to queue now."""
+        """Plan a step and queue it; False where there is none to queue now, or where its graph
+        would first have to be recorded: there is time for that while the last step is waited for.
+        """
+        session = self._session
+        if self._ahead and self._next and not session.steps.is_recorded(self._next):
+            return False  # what is queued is read before the host takes its time with a graph
         plan = self._scheduler.plan()
         if plan is None:
             return False
-        session = self._session
         for number, slot in plan.admitted:
             self._begin(number, slot)
         answers = self._answers.named(plan.choosers)
@@ -88,6 +93,9 @@ class Launcher(Owner):
         begins = partial(self.clock.mark, span.begin)
         session.queue.launch(shape, plan.batch, plan.positions, masks, begins)
         self.clock.mark(span.end)
+        for segment in plan.batch.segments:
+            if segment.chooses:  # the end of a prompt
+                session.storage.keep_state(segment.sequence, segment.end)
         self._ahead.queued(_Launch(plans, span))
         self._expect(plans[-1], shape)
         return True
@@ -113,7 +121,8 @@ class Launcher(Owner):
 
     def _begin(self, number: int, slot: int) -> None:
         """Write what is known of a request that has been given a sequence."""
-        request, state = self._answers[number].request, self._session.parts.state
+        answer, state = self._answers[number], self._session.parts.state
+        request, answer.cached = answer.request, self._scheduler.cached(number)
         ends = () if request.ignore_end else self._end_ids
         state.write_tokens(slot, 0, self._scheduler.tokens(number))
         state.write_sampling(slot, request.settings.words(len(request.prompt), ends))
@@ -132,11 +141,14 @@ class Launcher(Owner):
         """Note which steps will follow, if what chooses a token in the last one goes on."""
         rows, output = len(last.choosers), shape.output
         if not rows:
+            self._next = None
             return
-        steps = AT_ONCE if rows <= FEW else 1
-        end = self._scheduler.end(last)
+        steps = AT_ONCE if rows <= FEW and output.is_token else 1
+        end, longest = self._scheduler.end(last), last.longest
+        goes_on = longest < end
+        self._next = self._session.shapes.decode(rows, longest + 1, output) if goes_on else None
         prepare = self._session.graphs.prepare
-        self._look_ahead = partial(prepare, rows, output, last.longest, end, steps)
+        self._look_ahead = partial(prepare, rows, output, longest, end, steps)
 
     def _use_wait(self) -> bool:
         """Do a small piece of preparing for what is expected; False where all is done."""

@@ -49,6 +49,20 @@ class Limits:
         return cls(prompt_rows=whole, mixed_rows=some, alignment=shapes.alignment)
 
     @classmethod
+    def for_one(cls, shapes: ShapeBuckets) -> Self:
+        """For one user at a time, who waits as long as it takes. Room is reserved token by token,
+        so that rings lose no more than they must."""
+        whole = _aligned(shapes, shapes.chunks[-1])
+        return cls(
+            prompt_rows=whole,
+            mixed_rows=whole,
+            alignment=shapes.alignment,
+            ahead=1,
+            queue=1,
+            wait_seconds=float("inf"),
+        )
+
+    @classmethod
     def for_throughput(cls, shapes: ShapeBuckets, requests: int) -> Self:
         """For as many ``requests`` that are there at once, all of which may take as long as it
         takes: prompts take all the rows of a step of ``shapes``, also beside answers."""

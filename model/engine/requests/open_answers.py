@@ -85,6 +85,11 @@ class OpenAnswers:
             self._scheduler.cancel(answer.number)
         self._items.pop(answer, None)
 
+    def cancel_all(self) -> None:
+        """End all requests: nobody waits for them."""
+        for answer in list(self._answers.values()):
+            self.cancel(answer)
+
     def take_items(self) -> dict[Answer, list[Item]]:
         """What is to be delivered, which is forgotten here."""
         items, self._items = self._items, {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from urdir.model.engine.requests.choices import Choices
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.request import Piece, TokenChoice
 from urdir.model.engine.requests.scheduler import Scheduler
@@ -18,18 +19,20 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Reads what steps of ``session`` chose, tells ``scheduler``, and those who wait for
+    """Reads the ``choices`` of steps of ``session``, tells ``scheduler``, and those who wait for
     ``answers``."""
 
-    def __init__(self, session: Session, scheduler: Scheduler, answers: OpenAnswers) -> None:
+    def __init__(
+        self, session: Session, scheduler: Scheduler, answers: OpenAnswers, choices: Choices
+    ) -> None:
         self._session = session
         self._scheduler = scheduler
         self._answers = answers
+        self._choices = choices
 
     def read(self, plan: StepPlan) -> None:
         """Take the tokens of a step that is complete."""
-        chosen, places = self._session.parts.state.chosen, plan.places
-        tokens = [chosen(sequence, position) for sequence, position in places]
+        tokens, places = self._choices.tokens(plan), plan.places
         for number, (sequence, _), token in zip(plan.choosers, places, tokens, strict=True):
             answer = self._answers.get(number)
             if token == INVALID_TOKEN and answer is not None:
@@ -55,7 +58,8 @@ class Reader:
         choices: tuple[TokenChoice, ...] = ()
         text = ""
         if ending is None or ending.finish is not Finish.END:
-            choices, text = (choice,), answer.push(choice)
+            text = answer.push(choice)
+            choices = (choice._replace(text=text) if text else choice,)
             if (stop := answer.stopped_by) is not None:  # before any other end by the same token
                 ended = self._scheduler.cancel(answer.number) if ending is None else ending
                 assert ended is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import GREEDY, Finish
@@ -31,7 +32,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if not self.prompt:
-            raise ModelError("an empty prompt: there is nothing to answer")
+            raise ModelError("the prompt is empty: the model needs a token to go on from")
         if self.limit is not None and self.limit < 1:
             raise SettingsError(f"a limit of {self.limit} tokens: expected 1 or more")
         least = self.settings.min_tokens
@@ -39,17 +40,17 @@ class Request:
             raise SettingsError(f"at least {least} tokens of {self.limit} that are wanted")
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChoice:
-    """One token of an answer, its log-probability, and the most likely tokens with theirs."""
+class TokenChoice(NamedTuple):
+    """One token of an answer, its log-probability, the most likely tokens with theirs, and the
+    text that it completes: none within a character, or while a stop string may have begun."""
 
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Text that became known, and the tokens that did."""
 
     text: str

@@ -33,7 +33,7 @@ from urdir.model.errors import BusyError, ContextFullError, ModelError
 
 
 class Storage(Protocol):
-    """Room for the tokens of sequences, numbered from 0: `KvCache`, which says more."""
+    """Room for the tokens of sequences, numbered from 0: `SequenceStorage`, which says more."""
 
     @property
     def most_tokens(self) -> int:
@@ -44,8 +44,8 @@ class Storage(Protocol):
         """The least tokens that two sequences share; 0 where they share none."""
 
     def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
-        """Begin an empty sequence with what is known of ``tokens``, with room for ``end``; how many
-        it has then. Raises ContextFullError unless room for ``spare`` others stays."""
+        """Begin a sequence with what is known of ``tokens``, with room for ``end``; how many it has
+        then. Raises ContextFullError unless room for ``spare`` others stays."""
 
     def publish(self, sequence: int, tokens: Sequence[int]) -> None:
         """A sequence holds ``tokens``, computed, for others to begin with."""
@@ -54,8 +54,9 @@ class Storage(Protocol):
         """Make room for positions ``start`` to ``end``, at least; up to where there is room then.
         Raises ContextFullError."""
 
-    def truncate(self, sequence: int, length: int) -> None:
-        """Give up what lies past ``length`` tokens."""
+    def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None:
+        """A sequence ends that holds ``tokens``, computed, for others to begin with; steps were
+        queued for up to ``reached`` positions."""
 
 
 @dataclass(slots=True)
@@ -72,8 +73,8 @@ class Counts:
 
 class Scheduler:
     """Serves requests of up to ``context`` tokens by ``slots`` sequences of ``storage``, which no
-    one else uses. A step has a row for each slot at most. ``end_ids`` end answers. ``clock`` is in
-    seconds.
+    one else uses. A step has a row for each slot at most. ``end_ids`` end answers. An answer that
+    ``waits`` goes on once its last token is known. ``clock`` is in seconds.
 
     `plan` makes a step, and `chosen` takes its tokens; the next step is planned in between. Steps
     complete in the order of their plans.
@@ -87,6 +88,7 @@ class Scheduler:
         context: int,
         end_ids: frozenset[int] = frozenset(),
         limits: Limits | None = None,
+        waits: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits or Limits()
@@ -94,6 +96,7 @@ class Scheduler:
         self.counts = Counts()
         self._storage = storage
         self._end_ids = end_ids
+        self._waits = waits
         self._clock = clock
         self._last = 0
         self._tasks: dict[int, Task] = {}
@@ -127,20 +130,25 @@ class Scheduler:
         """Prompt and answer of a request so far."""
         return self._tasks[request].tokens
 
+    def cached(self, request: int) -> int:
+        """How many tokens of a request's prompt were found when it began."""
+        return self._tasks[request].cached
+
     # ---- requests come and go ----
 
     def add(self, request: Request) -> int:
         """Queue a request; its number. Raises ContextFullError for a prompt that never fits, and
         BusyError."""
-        if len(request.prompt) > self.context:
+        if (more := len(request.prompt) - self.context) > 0:
             raise ContextFullError(
-                f"a prompt of {len(request.prompt)} tokens: there is room for {self.context}; "
-                "shorten it, or raise the context or the cache"
+                f"{len(request.prompt)} tokens exceed the context of {self.context} by {more}: "
+                "open with a larger one and room for it, or shorten the prompt"
             )
         if len(self._waiting) >= self.limits.queue:
             raise self._busy(f"{len(self._waiting)} requests are waiting already")
         self._last += 1
         task = Task(self._last, request, self.context, self._clock())
+        task.waits |= self._waits
         self._tasks[task.number] = task
         self._waiting.append(task)
         return task.number
@@ -363,8 +371,8 @@ class Scheduler:
         self.counts.set_back += 1
 
     def _release(self, task: Task) -> None:
-        self._publish(task)
-        self._storage.truncate(task.slot, 0)
+        known = task.tokens[: task.complete] if self.limits.share_prefixes else ()
+        self._storage.release(task.slot, known, task.stored)
         self._slots.append(task.slot)
         del self._running[task.number]
         task.slot = -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from urdir.model.engine.batch import Batch
@@ -26,7 +26,8 @@ class StepPlan:
 
     def after(self, steps: int) -> StepPlan:
         """The step of the same rows, none of them a prompt's, so many steps later."""
-        return replace(self, positions=tuple([at + steps for at in self.positions]))
+        positions = tuple([at + steps for at in self.positions])
+        return StepPlan(self.batch, self.requests, positions, self.prompts, self.admitted)
 
     @property
     def choosers(self) -> tuple[int, ...]:

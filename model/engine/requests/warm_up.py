@@ -16,7 +16,7 @@ from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepS
 from urdir.model.engine.requests.limits import SOME_ROWS
 from urdir.model.engine.run_ahead import AT_ONCE, FEW
 from urdir.model.engine.runner import MOST_GRAPHS, Steps
-from urdir.model.memory.buckets import COARSE_CHUNKS, row_buckets
+from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, row_buckets
 
 #: Graphs that are recorded beforehand: the others that are kept are of shapes that did come.
 _MOST = MOST_GRAPHS * 3 // 4
@@ -64,47 +64,57 @@ class WarmUp:
 
 
 def likely_shapes(
-    shapes: ShapeBuckets, outputs: Sequence[Output] = (Output.SAMPLE, Output.GREEDY)
+    shapes: ShapeBuckets,
+    outputs: Sequence[Output] = (Output.SAMPLE, Output.GREEDY),
+    mixed_rows: int = SOME_ROWS,
 ) -> Iterator[StepShape]:
     """Shapes of the steps of a service, the likeliest first, some of them again and again.
 
     In every round sequences are longer, and there are more of them, than in the one before. Of the
     ``outputs`` the first is the likeliest: OpenAI's clients have tokens drawn, if they say nothing.
+    Beside answers a step takes up to ``mixed_rows`` rows of prompts.
     """
+    newcomers = [rows for rows in COARSE_CHUNKS if rows <= min(mixed_rows, shapes.chunks[-1])]
     users, lengths = row_buckets(shapes.rows), shapes.lengths
     for reach in range(max(len(lengths), len(users))):
         near, few = lengths[: reach + 1], users[: 2 * reach + 1]
         for output in outputs:
             for length in near:
                 for count in few:
-                    yield from _answering(shapes, count, length, output)
+                    yield from _answering(shapes, count, length, output, newcomers)
                 yield from _asking(shapes, length, output)
+                yield from _asking_together(shapes, length, output) if reach else ()
 
 
 def _answering(
-    shapes: ShapeBuckets, users: int, length: int, output: Output
+    shapes: ShapeBuckets, users: int, length: int, output: Output, newcomers: Sequence[int]
 ) -> Iterator[StepShape]:
-    """Of answers that go on, the longest to a length: alone, and beside a newcomer's prompt."""
+    """Of answers that go on, the longest to a length: alone, and beside so many rows of prompts of
+    ``newcomers``, whose number is rounded up with that of the users."""
     yield shapes.decode(users, length, output)
     if users <= FEW:
         yield shapes.decode(users, length, output, AT_ONCE)
-    for rows in COARSE_CHUNKS:
-        if users < shapes.rows and rows <= min(length, shapes.chunks[-1], SOME_ROWS):
-            newcomer = Segment(users, 0, rows, chooses=True)
-            yield shapes.of_batch(Batch(tuple(range(users)), (newcomer,)), length, output)
+    for rows in newcomers if users < shapes.rows else ():
+        newcomer = Segment(users, 0, rows, chooses=True)
+        yield shapes.of_batch(Batch(tuple(range(users)), (newcomer,)), length, output)
 
 
 def _asking(shapes: ShapeBuckets, length: int, output: Output) -> Iterator[StepShape]:
-    """Of prompts up to a length: the ends of single ones, the rows before them of long ones, and
-    two together."""
+    """Of single prompts up to a length: their ends, and the rows before them of long ones."""
     most = shapes.chunks[-1]
     for rows in shapes.chunks:
         if rows <= length:
             yield shapes.of_batch(Batch((), (Segment(0, 0, rows, chooses=True),)), length, output)
     if most < length:
         yield shapes.of_batch(Batch((), (Segment(0, 0, most),)), length, Output.NONE)
+
+
+def _asking_together(shapes: ShapeBuckets, length: int, output: Output) -> Iterator[StepShape]:
+    """Of prompts up to a length that come at once: two, or many of which all but one are short."""
     for rows in COARSE_CHUNKS:
-        if shapes.rows > 1 and shapes.alignment < rows <= min(length, most):
-            first = rows // 2 // shapes.alignment * shapes.alignment
-            pair = (Segment(0, 0, first, chooses=True), Segment(1, 0, rows - first, chooses=True))
-            yield shapes.of_batch(Batch((), pair), length, output)
+        for count in (2, *(fewer + 1 for fewer in COARSE_ROWS[1:])):
+            first = rows - (count - 1) * shapes.alignment
+            if first > 0 and rows <= shapes.chunks[-1] and count <= shapes.rows:
+                ends = (first, *[shapes.alignment] * (count - 1))
+                prompts = (Segment(s, 0, end, chooses=True) for s, end in enumerate(ends))
+                yield shapes.of_batch(Batch((), tuple(prompts)), length, output)

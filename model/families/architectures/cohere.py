@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from urdir.model.families.dense import decoder
-from urdir.model.families.description import Attention, Config, QkNorm
+from urdir.model.families.attention import Attention, QkNorm
+from urdir.model.families.dense import decoder, windowed_mixer
+from urdir.model.families.description import Config
 from urdir.model.families.parts import attention, dense, head_dims, heads, layer_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
@@ -42,17 +43,8 @@ def cohere2(file: Reader) -> Config:
     """Command R7B and Command A: three of four layers have a window, and only those have RoPE."""
     rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
     windowed, window = windowed_layers(file, 4), file.size("attention.sliding_window")
-
-    def mixer(layer: int) -> Attention:
-        return attention(
-            file,
-            layer,
-            rope if windowed[layer] else None,
-            window=window if windowed[layer] else 0,
-            output_bias="absent",
-        )
-
-    return _decoder(file, mixer, file.number("logit_scale"))
+    attends = windowed_mixer(file, windowed, window, rope, None)
+    return _decoder(file, attends, file.number("logit_scale"))
 
 
 def _decoder(file: Reader, mixer: Callable[[int], Attention], scale: float) -> Config:

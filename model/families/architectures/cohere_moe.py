@@ -14,16 +14,11 @@ attention.layer_norm_rms_epsilon; logit_scale, 0 being as good as 1. llama.cpp:
 
 from __future__ import annotations
 
+from urdir.model.families.attention import Attention
 from urdir.model.families.dense import turning
-from urdir.model.families.description import (
-    Attention,
-    Block,
-    Branch,
-    Config,
-    Dense,
-    LayerConfig,
-    Mixture,
-)
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, Mixture
+from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.families.mixtures import (
     dense_width,
     expert_width,

@@ -15,22 +15,15 @@ import math
 from dataclasses import replace
 
 from urdir.model.errors import ConfigError
+from urdir.model.families.attention import Attention
 from urdir.model.families.dense import rms_decoder
-from urdir.model.families.description import Attention, Config, Mixture
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.latent import latent_attention, latent_head_dims
-from urdir.model.families.mixtures import (
-    expert_width,
-    mixture,
-    router,
-    scoring,
-    shared_count,
-    shared_expert,
-    unless_dense,
-    weights_norm,
-    weights_scale,
-)
+from urdir.model.families.mixtures import expert_width, scoring, shared_count, unless_dense
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig, read_rope
+from urdir.model.families.scored_experts import scored_experts
 from urdir.ptxgen.kernels.attention.own_token import Temperature
 
 #: Layers of the models without a low rank of queries, whatever their metadata say.
@@ -48,17 +41,8 @@ def deepseek2(file: Reader) -> Config:
     rank = 0 if is_lite else file.size("attention.q_lora_rank")
 
     def network(index: int) -> Mixture:
-        route = router(
-            file,
-            index,
-            scores,
-            normalize=weights_norm(file),
-            scale=weights_scale(file),
-            choice_bias="optional",
-        )
-        width = expert_width(file, index)
-        shared = shared_expert(file, index, width * shared_count(file))
-        return mixture(file, index, route, width, shared=shared)
+        beside = shared_count(file) * expert_width(file, index)
+        return scored_experts(file, index, beside, scores=scores, choice_bias="optional")
 
     return rms_decoder(
         file, lambda index: _attention(file, index, rank), unless_dense(file, network)

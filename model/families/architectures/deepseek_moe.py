@@ -20,7 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 from urdir.model.families.dense import mixer, rms_decoder, turning
-from urdir.model.families.description import Config, Dense, Mixture, Network
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, Mixture
+from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import (
     DENSE,
     EXPERTS,

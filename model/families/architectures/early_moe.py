@@ -16,13 +16,9 @@ from dataclasses import replace
 
 from urdir.model.errors import ConfigError
 from urdir.model.families.dense import decoder, mixer, rms_decoder, turning
-from urdir.model.families.description import (
-    Block,
-    Branch,
-    Config,
-    LayerConfig,
-    Mixture,
-)
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Mixture
+from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.families.mixtures import dense_width, expert_width, mixture, router
 from urdir.model.families.parts import GELU, dense, layer_norm, model, rms_norm
 from urdir.model.families.reader import Reader

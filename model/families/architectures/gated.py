@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from urdir.model.families.dense import decoder, plain
-from urdir.model.families.description import Attention, Config, LayerConfig, OutputGate, QkNorm
+from urdir.model.families.attention import Attention, QkNorm
+from urdir.model.families.dense import decoder, plain, rms_decoder, windowed_mixer
+from urdir.model.families.description import Config
+from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
     GELU,
     attention,
@@ -18,7 +20,7 @@ from urdir.model.families.parts import (
     head_dims,
     heads,
     model,
-    required_head_norms,
+    output_gate,
     rms_norm,
     sequential,
 )
@@ -35,26 +37,19 @@ def muse_glimmer(file: Reader) -> Config:
     Keys: attention.sliding_window, attention.sliding_window_pattern, rope.freq_base_swa,
     rope.dimension_count_swa, logit_scale, final_logit_softcapping (default 30; 0: none).
     """
-    norm, (key_dim, value_dim) = rms_norm(file), head_dims(file)
-    after = Norm("rms", 1e-8)
+    norm, after, (key_dim, value_dim) = rms_norm(file), Norm("rms", 1e-8), head_dims(file)
     rope = read_rope(file, "interleaved", key_dim, factors=False)
     local = windowed_rope(file, rope, key_dim, scaled=False)
     windowed, window = windowed_layers(file, 4), file.size("attention.sliding_window")
 
-    def mixer(layer: int) -> Attention:
-        return attention(
-            file,
-            layer,
-            local if windowed[layer] else None,
-            qk_norm=required_head_norms(file, layer, norm, key_dim),
-            window=window if windowed[layer] else 0,
-            gate=_gate(file, layer, heads(file, layer)[0] * value_dim),
-            output_bias="absent",
-        )
+    def gate(layer: int) -> dict[str, Any]:
+        return {"gate": output_gate(file, layer, heads(file, layer)[0] * value_dim, "sigmoid")}
+
+    attends = windowed_mixer(file, windowed, window, local, None, head_norm=True, more=gate)
 
     def layer(index: int) -> LayerConfig:
         return sequential(
-            mixer(index),
+            attends(index),
             dense(file, index, bias="absent"),
             (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
             (
@@ -85,23 +80,11 @@ def spark2_5(file: Reader) -> Config:
     local = windowed_rope(file, rope, key_dim, scaled=True)
     windowed, window = flagged_layers(file), file.size("attention.sliding_window")
 
-    def mixer(layer: int) -> Attention:
-        return attention(
-            file,
-            layer,
-            local if windowed[layer] else rope,
-            window=window if windowed[layer] else 0,
-            gate=_gate(file, layer, heads(file, layer)[0]),
-            output_bias="absent",
-        )
+    def gate(layer: int) -> dict[str, Any]:
+        return {"gate": output_gate(file, layer, heads(file, layer)[0], "sigmoid")}
 
-    return decoder(
-        file, rms_norm(file), mixer, lambda layer: dense(file, layer, GELU, bias="absent")
-    )
-
-
-def _gate(file: Reader, layer: int, rows: int) -> OutputGate:
-    return OutputGate(file.linear("attn_gate", layer, rows, file.hidden, bias="absent"), "sigmoid")
+    attends = windowed_mixer(file, windowed, window, local, rope, more=gate)
+    return rms_decoder(file, attends, lambda layer: dense(file, layer, GELU, bias="absent"))
 
 
 def talkie(file: Reader) -> Config:

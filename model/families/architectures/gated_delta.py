@@ -19,8 +19,11 @@ import math
 from collections.abc import Callable
 
 from urdir.model.errors import ConfigError
+from urdir.model.families.attention import Attention, OutputGate
 from urdir.model.families.dense import turning
-from urdir.model.families.description import Attention, Config, Mixture, Network, OutputGate
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Mixture
+from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import (
     dense_width,
     divided_width,

@@ -13,19 +13,19 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from urdir.model.families.dense import decoder
-from urdir.model.families.description import Attention, Config
+from urdir.model.families.attention import Attention
+from urdir.model.families.dense import decoder, windowed_mixer
+from urdir.model.families.description import Config
 from urdir.model.families.parts import (
     GELU,
     attention,
     dense,
     head_dims,
-    required_head_norms,
     rms_norm,
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope, windowed_rope
-from urdir.model.families.windows import optional_window, windowed_layers
+from urdir.model.families.windows import optional_window, optional_windows, windowed_layers
 
 _POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 
@@ -51,21 +51,9 @@ def gemma2(file: Reader) -> Config:
     window = file.size("attention.sliding_window", 4096)
     scale = _scale(file, largest=46)
     softcap = file.number("attn_logit_softcapping", 50.0)
-
-    def mixer(layer: int) -> Attention:
-        return attention(
-            file,
-            layer,
-            local if windowed[layer] else rope,
-            scale=scale,
-            softcap=softcap,
-            window=window if windowed[layer] else 0,
-            output_bias="absent",
-        )
-
     return _decoder(
         file,
-        mixer,
+        windowed_mixer(file, windowed, window, local, rope, scale=scale, softcap=softcap),
         post_norms=_POST_NORMS,
         output="absent",
         softcap=file.number("final_logit_softcapping", 30.0),
@@ -74,29 +62,13 @@ def gemma2(file: Reader) -> Config:
 
 def gemma3(file: Reader) -> Config:
     """Gemma 3: normalised heads; five of six layers have a window, and rotate by another base."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    key_dim, window = head_dims(file)[0], optional_window(file)
     rope = read_rope(file, "half", key_dim, factors=False)
-    local, window = rope, optional_window(file)
-    windowed = [False] * file.layer_count()
-    if window:
-        local = windowed_rope(file, rope, key_dim, scaled=False, base=1e4)
-        windowed = windowed_layers(file, 6)
-    scale = _scale(file, largest=62)
-
-    def mixer(layer: int) -> Attention:
-        return attention(
-            file,
-            layer,
-            local if windowed[layer] else rope,
-            scale=scale,
-            qk_norm=required_head_norms(file, layer, norm, key_dim),
-            window=window if windowed[layer] else 0,
-            output_bias="absent",
-        )
-
+    local = windowed_rope(file, rope, key_dim, scaled=False, base=1e4) if window else rope
+    windowed, scale = optional_windows(file, window, 6), _scale(file, largest=62)
     return _decoder(
         file,
-        mixer,
+        windowed_mixer(file, windowed, window, local, rope, scale=scale, head_norm=True),
         post_norms=_POST_NORMS,
         softcap=file.amount("final_logit_softcapping"),
         unused=("dense_2.weight", "dense_3.weight"),

@@ -16,17 +16,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from urdir.model.errors import ConfigError
-from urdir.model.families.description import (
-    Attention,
-    Block,
-    Branch,
-    Config,
-    LayerConfig,
-    LayerEmbedding,
-    LayerEmbeddings,
-    QkNorm,
-    Router,
-)
+from urdir.model.families.attention import Attention, QkNorm
+from urdir.model.families.description import Config, LayerEmbeddings
+from urdir.model.families.feed_forward import Router
+from urdir.model.families.layers import Block, Branch, LayerConfig, LayerEmbedding
 from urdir.model.families.mixtures import expert_width, mixture, router
 from urdir.model.families.parts import GELU, dense, head_dims, heads, model, qkv, rms_norm
 from urdir.model.families.reader import Reader

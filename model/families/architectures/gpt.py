@@ -10,8 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from urdir.model.families.attention import Attention, QkNorm
 from urdir.model.families.dense import decoder
-from urdir.model.families.description import Attention, Config, Dense, LayerConfig, QkNorm
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense
+from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
     GELU,
     RELU2,
@@ -23,6 +26,7 @@ from urdir.model.families.parts import (
     layer_norm,
     model,
     parallel,
+    row_norms,
     sequential,
 )
 from urdir.model.families.reader import Presence, Reader
@@ -136,21 +140,13 @@ def mpt(file: Reader) -> Config:
 
     Keys: attention.max_alibi_bias, attention.clamp_kqv (0: none).
     """
-    norm, (key_dim, _) = layer_norm(file), head_dims(file)
-    max_bias = file.amount("attention.max_alibi_bias")
+    norm, max_bias = layer_norm(file), file.amount("attention.max_alibi_bias")
     clamp = file.optional("attention.clamp_kqv", float, 0.0)
     has_norms = file.anywhere("attn_q_norm.weight")
     has_divisors = file.anywhere("ffn.act.scales")
 
     def mixer(layer: int) -> Attention:
-        queries, keys = heads(file, layer)
-        norms = None
-        if has_norms:
-            norms = QkNorm(
-                file.norm("attn_q_norm", layer, norm, queries * key_dim, bias="optional"),
-                file.norm("attn_k_norm", layer, norm, keys * key_dim, bias="optional"),
-                over="row",
-            )
+        norms = row_norms(file, layer, norm, bias="optional") if has_norms else None
         return attention(file, layer, None, qk_norm=norms, max_bias=max_bias, clamp=max(clamp, 0.0))
 
     def network(layer: int) -> Dense:

@@ -9,10 +9,13 @@ Weights are the softmax of the logits that were chosen. Keys: those of `parts`, 
 
 from __future__ import annotations
 
-from urdir.model.families.dense import rms_decoder, turning
-from urdir.model.families.description import Attention, Config, Mixture
+from typing import Any
+
+from urdir.model.families.dense import rms_decoder, turning, windowed_mixer
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.mixtures import expert_width, mixture, router
-from urdir.model.families.parts import attention, head_dims, heads
+from urdir.model.families.parts import head_dims, heads
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import windowed_rope
 from urdir.model.families.windows import windowed_layers
@@ -25,15 +28,8 @@ def gpt_oss(file: Reader) -> Config:
     full = turning(file, "half")
     local = windowed_rope(file, full, head_dims(file)[0], scaled=True)
 
-    def attends(index: int) -> Attention:
-        return attention(
-            file,
-            index,
-            local if windowed[index] else full,
-            window=window if windowed[index] else 0,
-            sinks=file.vector("attn_sinks.weight", index, heads(file, index)[0]),
-            output_bias="required",
-        )
+    def sinks(index: int) -> dict[str, Any]:
+        return {"sinks": file.vector("attn_sinks.weight", index, heads(file, index)[0])}
 
     def network(index: int) -> Mixture:
         return mixture(
@@ -45,6 +41,9 @@ def gpt_oss(file: Reader) -> Config:
             bias="required",
         )
 
+    attends = windowed_mixer(
+        file, windowed, window, local, full, more=sinks, output_bias="required"
+    )
     names = ("attn_norm", "post_attention_norm")
     return rms_decoder(file, attends, network, norms=names, output="required")
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from urdir.model.families.attention import Attention
 from urdir.model.families.dense import decoder
-from urdir.model.families.description import Attention, Config
+from urdir.model.families.description import Config
 from urdir.model.families.mixtures import optional_mixture, shared_width
 from urdir.model.families.parts import attention, head_dims, heads, rms_norm
 from urdir.model.families.reader import Reader

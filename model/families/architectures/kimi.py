@@ -14,29 +14,25 @@ leading_dense_block_count; what a function below names.
 from __future__ import annotations
 
 from urdir.model.errors import UnsupportedError
-from urdir.model.families.description import Attention, Config, Dense, Mixture
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.kimi_delta import heads_of_all, kimi_decoder, kimi_delta, low_rank
 from urdir.model.families.latent import latent_attention, latent_head_dims
 from urdir.model.families.mixtures import (
     expert_width,
     leading_dense,
     limited,
-    mixture,
     plain_dense,
-    router,
-    scoring,
     shared_count,
-    shared_expert,
     shared_width,
     unless_dense,
-    weights_norm,
-    weights_scale,
 )
-from urdir.model.families.parts import SILU, output_gate
+from urdir.model.families.parts import output_gate
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import KimiDelta
 from urdir.model.families.rope import read_rope_by_axes
-from urdir.ptxgen.kernels.activation import Activation
+from urdir.model.families.scored_experts import scored_experts
 
 
 def kimi_linear(file: Reader) -> Config:
@@ -51,7 +47,7 @@ def kimi_linear(file: Reader) -> Config:
 
     def experts(index: int) -> Mixture:
         width = expert_width(file, index) * max(1, shared_count(file))
-        return _experts(file, index, width, normalize=True)
+        return scored_experts(file, index, width, normalize=True)
 
     return kimi_decoder(
         file,
@@ -101,31 +97,9 @@ def bailingmoe3(file: Reader) -> Config:
             return plain_dense(file, index, beside)
         inside = limited(limits[index], "activated")
         width = shared_width(file, expert_width(file, index) * max(1, shared_count(file)))
-        return _experts(file, index, width, weights_norm(file), inside, beside)
+        return scored_experts(file, index, width, inside, beside)
 
     return kimi_decoder(file, attends, delta, network)
-
-
-def _experts(
-    file: Reader,
-    layer: int,
-    beside: int,
-    normalize: bool,
-    activation: Activation = SILU,
-    shared_activation: Activation = SILU,
-) -> Mixture:
-    """Experts, and a network of all tokens ``beside`` them, so wide."""
-    route = router(
-        file,
-        layer,
-        scoring(file),
-        normalize=normalize,
-        scale=weights_scale(file),
-        choice_bias="required",
-    )
-    width = expert_width(file, layer)
-    shared = shared_expert(file, layer, beside, shared_activation)
-    return mixture(file, layer, route, width, activation, shared=shared)
 
 
 ARCHITECTURES = {"kimi-linear": kimi_linear, "bailingmoe3": bailingmoe3}

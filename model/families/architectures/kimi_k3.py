@@ -17,31 +17,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from urdir.model.errors import UnsupportedError
-from urdir.model.families.description import (
-    Attention,
-    Config,
-    Dense,
-    LatentExperts,
-    LayerConfig,
-    Mixture,
-)
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, LatentExperts, Mixture
 from urdir.model.families.kimi_delta import heads_of_all, kimi_decoder, kimi_delta, low_rank
 from urdir.model.families.latent import latent_attention, latent_head_dims
-from urdir.model.families.mixtures import (
-    expert_width,
-    leading_dense,
-    mixture,
-    plain_dense,
-    router,
-    scoring,
-    shared_count,
-    shared_expert,
-    weights_norm,
-    weights_scale,
-)
+from urdir.model.families.layers import LayerConfig
+from urdir.model.families.mixtures import expert_width, leading_dense, plain_dense, shared_count
 from urdir.model.families.parts import output_gate, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import KimiDelta
+from urdir.model.families.scored_experts import scored_experts
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recall import MAX_BANKS
 
@@ -102,8 +88,7 @@ def _recalling(file: Reader, index: int, layer: LayerConfig, *, banks: bool) -> 
 
 
 def _experts(file: Reader, layer: int, situ: Activation) -> Mixture:
-    width, narrow, norm = expert_width(file, layer), file.count("expert_latent_length"), None
-    latent = None
+    narrow, norm, latent = file.count("expert_latent_length"), None, None
     if narrow:
         if file.has("ffn_routed_norm.weight", layer):
             norm = file.norm("ffn_routed_norm", layer, rms_norm(file), narrow)
@@ -112,17 +97,10 @@ def _experts(file: Reader, layer: int, situ: Activation) -> Mixture:
             file.linear("ffn_routed_up", layer, file.hidden, narrow, bias="absent"),
             norm,
         )
-    route = router(
-        file,
-        layer,
-        scoring(file),
-        normalize=weights_norm(file),
-        scale=weights_scale(file),
-        choice_bias="required",
-    )
-    beside = width * max(1, shared_count(file)) if file.has("ffn_gate_shexp.weight", layer) else 0
-    shared = shared_expert(file, layer, beside, situ)
-    return mixture(file, layer, route, width, situ, shared=shared, latent=latent)
+    beside = 0
+    if file.has("ffn_gate_shexp.weight", layer):
+        beside = expert_width(file, layer) * max(1, shared_count(file))
+    return scored_experts(file, layer, beside, situ, latent=latent)
 
 
 ARCHITECTURES = {"kimi-k3": kimi_k3}

@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from urdir.model.families.attention import Attention
 from urdir.model.families.dense import turning
-from urdir.model.families.description import Attention, Config, Mixture, Network
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Mixture
+from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import (
     expert_width,
     mixture,

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from urdir.model.families.description import Config, Dense, LayerConfig, Mixture
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, Mixture
+from urdir.model.families.layers import LayerConfig
 from urdir.model.families.mixtures import optional_mixture
 from urdir.model.families.parts import (
     attention,

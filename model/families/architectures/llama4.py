@@ -14,14 +14,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from urdir.model.errors import UnsupportedError
+from urdir.model.families.attention import Attention, QkNorm
 from urdir.model.families.dense import plain, rms_decoder, turning
-from urdir.model.families.description import (
-    Attention,
-    Config,
-    Dense,
-    Mixture,
-    QkNorm,
-)
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.mixtures import expert_width, mixture, plain_dense, router, shared_expert
 from urdir.model.families.parts import attention, head_dims, rms_norm
 from urdir.model.families.reader import Reader

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from urdir.model.errors import ConfigError
+from urdir.model.families.attention import OutputGate
 from urdir.model.families.dense import plain
-from urdir.model.families.description import Config, LayerConfig, OutputGate
+from urdir.model.families.description import Config
+from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
     attention,
     dense,

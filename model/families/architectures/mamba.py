@@ -13,7 +13,8 @@ attention.head_count_kv, 0 for a layer of Mamba (Jamba).
 from __future__ import annotations
 
 from urdir.model.families.dense import plain
-from urdir.model.families.description import Block, Branch, Config, LayerConfig, Network
+from urdir.model.families.description import Config
+from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.mixtures import dense_width, mixture, plain_dense, router
 from urdir.model.families.parts import attention, model, rms_norm, sequential
 from urdir.model.families.reader import Reader

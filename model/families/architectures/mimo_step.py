@@ -11,9 +11,11 @@ expert_weights_norm, expert_weights_scale, swiglu_clamp_exp, swiglu_clamp_shexp.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from urdir.model.families.dense import rms_decoder, turning
-from urdir.model.families.description import Attention, Config, Dense, Mixture
+from urdir.model.families.dense import rms_decoder, turning, windowed_mixer
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.mixtures import (
     DENSE,
     expert_width,
@@ -22,13 +24,9 @@ from urdir.model.families.mixtures import (
     plain_dense,
     router,
     scoring,
-    shared_expert,
-    weights_norm,
-    weights_scale,
     without,
 )
 from urdir.model.families.parts import (
-    attention,
     head_dims,
     head_norms,
     heads,
@@ -37,6 +35,7 @@ from urdir.model.families.parts import (
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import check_dim, windowed_rope
+from urdir.model.families.scored_experts import scored_experts
 from urdir.model.families.windows import (
     flagged_layers,
 )
@@ -49,20 +48,21 @@ def mimo2(file: Reader) -> Config:
     full, value_scale = turning(file, "half"), file.optional("attention.value_scale", float, 0.0)
     local = windowed_rope(file, full, head_dims(file)[0], scaled=False, base=1e4)
 
-    def attends(index: int) -> Attention:
-        sinks = None
-        if file.has("attn_sinks.weight", index):
-            sinks = file.vector("attn_sinks.weight", index, heads(file, index)[0])
-        return attention(
-            file,
-            index,
-            local if windowed[index] else full,
-            window=window if windowed[index] else 0,
-            sinks=sinks,
-            value_scale=value_scale or 1.0,
-            qkv_bias="absent",
-            output_bias="absent",
-        )
+    def sinks(index: int) -> dict[str, Any]:
+        if not file.has("attn_sinks.weight", index):
+            return {}
+        return {"sinks": file.vector("attn_sinks.weight", index, heads(file, index)[0])}
+
+    attends = windowed_mixer(
+        file,
+        windowed,
+        window,
+        local,
+        full,
+        more=sinks,
+        value_scale=value_scale or 1.0,
+        qkv_bias="absent",
+    )
 
     def network(index: int) -> Dense | Mixture:
         if not file.has("ffn_gate_inp.weight", index):
@@ -89,39 +89,26 @@ def step35(file: Reader) -> Config:
         most = max(local.dim if is_local else full.dim for is_local in windowed) // 2
         factors = file.vector("rope_freqs.weight", None, most)
         full = replace(full, factors=factors.part(0, full.dim // 2))
-    scores, normalize, scale = scoring(file, "sigmoid"), weights_norm(file), weights_scale(file)
+    scores = scoring(file, "sigmoid")
     limits = file.by_layer("swiglu_clamp_exp", float, 0.0)
     shared_limits = file.by_layer("swiglu_clamp_shexp", float, 0.0)
 
-    def attends(index: int) -> Attention:
-        gate = None
+    def more(index: int) -> dict[str, Any]:
+        fields: dict[str, Any] = {"qk_norm": head_norms(file, index, norm, key_dim)}
         if file.has("attn_gate.weight", index):
-            gate = output_gate(file, index, heads(file, index)[0], "sigmoid")
-        return attention(
-            file,
-            index,
-            local if windowed[index] else full,
-            qk_norm=head_norms(file, index, norm, key_dim),
-            window=window if windowed[index] else 0,
-            gate=gate,
-            output_bias="absent",
-        )
+            fields["gate"] = output_gate(file, index, heads(file, index)[0], "sigmoid")
+        return fields
+
+    attends = windowed_mixer(file, windowed, window, local, full, more=more)
 
     def network(index: int) -> Dense | Mixture:
         beside = limited(shared_limits[index], "activated")
         if not file.has("ffn_gate_inp.weight", index):
             return plain_dense(file, index, beside)
-        route = router(
-            file, index, scores, normalize=normalize, scale=scale, choice_bias="optional"
-        )
         width = file.size("expert_shared_feed_forward_length")
-        return mixture(
-            file,
-            index,
-            route,
-            expert_width(file, index),
-            limited(limits[index], "activated"),
-            shared=shared_expert(file, index, width, beside),
+        inside = limited(limits[index], "activated")
+        return scored_experts(
+            file, index, width, inside, beside, scores=scores, choice_bias="optional"
         )
 
     config = rms_decoder(file, attends, network, output="required")

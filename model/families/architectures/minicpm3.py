@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 
+from urdir.model.families.attention import Attention, Latent
 from urdir.model.families.dense import rms_decoder, turning
-from urdir.model.families.description import Attention, Config, Latent
+from urdir.model.families.description import Config
 from urdir.model.families.mixtures import plain_dense
 from urdir.model.families.parts import head_dims, rms_norm
 from urdir.model.families.reader import Reader

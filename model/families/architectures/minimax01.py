@@ -15,7 +15,9 @@ expert_weights_scale.
 from __future__ import annotations
 
 from urdir.model.errors import ConfigError
-from urdir.model.families.description import Block, Branch, Config, LayerConfig, Mixture, Network
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Mixture
+from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.mixtures import dense_width, mixture, router, weights_scale
 from urdir.model.families.parts import attention, head_dims, model
 from urdir.model.families.reader import Reader

@@ -15,20 +15,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from urdir.model.families.dense import mixer, rms_decoder, turning
-from urdir.model.families.description import Config, Dense, Mixture
-from urdir.model.families.mixtures import (
-    expert_width,
-    leading_dense,
-    mixture,
-    plain_dense,
-    router,
-    scoring,
-    shared_count,
-    shared_expert,
-    weights_norm,
-    weights_scale,
-)
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, Mixture
+from urdir.model.families.mixtures import expert_width, leading_dense, plain_dense, shared_count
 from urdir.model.families.reader import Reader
+from urdir.model.families.scored_experts import scored_experts
 from urdir.ptxgen.kernels.activation import Activation
 
 SWIGLU_OAI = Activation("swiglu_oai", 7.0)
@@ -41,17 +32,8 @@ def minimax_m3(file: Reader) -> Config:
     def network(index: int) -> Dense | Mixture:
         if index < leading_dense(file):
             return plain_dense(file, index, SWIGLU_OAI)
-        width = expert_width(file, index)
-        route = router(
-            file,
-            index,
-            scoring(file),
-            normalize=weights_norm(file),
-            scale=weights_scale(file),
-            choice_bias="required",
-        )
-        shared = shared_expert(file, index, width * shared_count(file), SWIGLU_OAI)
-        return mixture(file, index, route, width, SWIGLU_OAI, shared=shared)
+        beside = shared_count(file) * expert_width(file, index)
+        return scored_experts(file, index, beside, SWIGLU_OAI)
 
     attends = mixer(file, turning(file, "half"), head_norm=True)
     config = rms_decoder(file, attends, network, output="required", unused=_INDEX)

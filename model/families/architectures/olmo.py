@@ -9,21 +9,21 @@ attention.sliding_window_pattern. llama.cpp: `src/models/` olmo.cpp, olmo2.cpp, 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from urdir.model.families.dense import decoder, plain
-from urdir.model.families.description import Attention, Config, QkNorm
+from urdir.model.families.dense import decoder, mixer, plain, windowed_mixer
+from urdir.model.families.description import Config
 from urdir.model.families.parts import (
     attention,
     dense,
     head_dims,
-    heads,
     layer_norm,
-    required_head_norms,
     rms_norm,
+    row_norms,
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
-from urdir.model.families.windows import optional_window, windowed_layers
+from urdir.model.families.windows import optional_window, optional_windows, windowed_layers
 from urdir.ptxgen.kernels.rotation import RopeScaling
 
 _POST_NORMS = ("post_attention_norm", "post_ffw_norm")
@@ -47,32 +47,18 @@ def olmo(file: Reader) -> Config:
 def olmo2(file: Reader) -> Config:
     """OLMo 2: all queries are normalised as one row, and so are all keys. OLMo 3: three of four
     layers have a window and rotate without context extension."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = read_rope(file, "half", key_dim, factors=False)
+    norm, rope = rms_norm(file), read_rope(file, "half", head_dims(file)[0], factors=False)
     local = replace(rope, scaling=RopeScaling.none())
     window = optional_window(file)
-    windowed = windowed_layers(file, 4) if window else [False] * file.layer_count()
+    windowed = optional_windows(file, window, 4)
 
-    def mixer(layer: int) -> Attention:
-        queries, keys = heads(file, layer)
-        norms = QkNorm(
-            file.norm("attn_q_norm", layer, norm, queries * key_dim),
-            file.norm("attn_k_norm", layer, norm, keys * key_dim),
-            over="row",
-        )
-        return attention(
-            file,
-            layer,
-            local if windowed[layer] else rope,
-            qk_norm=norms,
-            window=window if windowed[layer] else 0,
-            output_bias="absent",
-        )
+    def norms(layer: int) -> dict[str, Any]:
+        return {"qk_norm": row_norms(file, layer, norm)}
 
     return decoder(
         file,
         norm,
-        mixer,
+        windowed_mixer(file, windowed, window, local, rope, more=norms),
         lambda layer: dense(file, layer, bias="absent"),
         norms=(None, None),
         post_norms=_POST_NORMS,
@@ -83,27 +69,15 @@ def olmo2(file: Reader) -> Config:
 def exaone4(file: Reader) -> Config:
     """EXAONE 4: normalised heads. With 64 layers (32B) three of four have a window (default 4096),
     and only those have RoPE."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = read_rope(file, "half", key_dim)
-    has_windows = file.layer_count() == 64
-    windowed = windowed_layers(file, 4) if has_windows else []
-    window = file.size("attention.sliding_window", 4096) if has_windows else 0
-
-    def mixer(layer: int) -> Attention:
-        is_full = has_windows and not windowed[layer]
-        return attention(
-            file,
-            layer,
-            None if is_full else rope,
-            qk_norm=required_head_norms(file, layer, norm, key_dim),
-            window=0 if is_full else window,
-            output_bias="absent",
-        )
-
+    rope = read_rope(file, "half", head_dims(file)[0])
+    attends = mixer(file, rope, head_norm=True)
+    if file.layer_count() == 64:
+        windowed, window = windowed_layers(file, 4), file.size("attention.sliding_window", 4096)
+        attends = windowed_mixer(file, windowed, window, rope, None, head_norm=True)
     return decoder(
         file,
-        norm,
-        mixer,
+        rms_norm(file),
+        attends,
         lambda layer: dense(file, layer, bias="absent"),
         norms=(None, None),
         post_norms=_POST_NORMS,

@@ -11,15 +11,16 @@ from __future__ import annotations
 import math
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.dense import decoder
-from urdir.model.families.description import Attention, Config, LayerConfig, QkNorm
+from urdir.model.families.attention import Attention, QkNorm
+from urdir.model.families.dense import decoder, windowed_mixer
+from urdir.model.families.description import Config
+from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
     attention,
     dense,
     head_dims,
     heads,
     model,
-    required_head_norms,
     rms_norm,
     sequential,
 )
@@ -27,7 +28,7 @@ from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Selective, convolution
 from urdir.model.families.rope import RopeConfig, read_rope, windowed_rope
 from urdir.model.families.stored import Normalization
-from urdir.model.families.windows import optional_window, windowed_layers
+from urdir.model.families.windows import optional_window, optional_windows
 
 
 def plamo(file: Reader) -> Config:
@@ -123,29 +124,15 @@ def _normed_after(file: Reader, layer: int, mixer: Attention | Selective) -> Lay
 
 def plamo3(file: Reader) -> Config:
     """PLaMo 3: normalised heads, norms before and after, windows in seven of eight layers."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
+    key_dim, window = head_dims(file)[0], optional_window(file)
     rope = read_rope(file, "half", key_dim, factors=False)
-    local, window = rope, optional_window(file)
-    windowed = [False] * file.layer_count()
-    if window:
-        local = windowed_rope(file, rope, key_dim, scaled=False, base=1e4)
-        windowed = windowed_layers(file, 8)
-
-    def mixer(layer: int) -> Attention:
-        return attention(
-            file,
-            layer,
-            local if windowed[layer] else rope,
-            qk_norm=required_head_norms(file, layer, norm, key_dim),
-            window=window if windowed[layer] else 0,
-            qkv_bias="absent",
-            output_bias="absent",
-        )
-
+    local = windowed_rope(file, rope, key_dim, scaled=False, base=1e4) if window else rope
+    windowed = optional_windows(file, window, 8)
+    attends = windowed_mixer(file, windowed, window, local, rope, head_norm=True, qkv_bias="absent")
     return model(
         file,
-        lambda index: _normed_after(file, index, mixer(index)),
-        file.norm("output_norm", None, norm),
+        lambda index: _normed_after(file, index, attends(index)),
+        file.norm("output_norm", None, rms_norm(file)),
     )
 
 

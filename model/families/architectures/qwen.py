@@ -7,8 +7,9 @@ llama.cpp: `src/models/` qwen.cpp, qwen2vl.cpp, qwen3vl.cpp.
 
 from __future__ import annotations
 
+from urdir.model.families.attention import Attention
 from urdir.model.families.dense import decoder
-from urdir.model.families.description import Attention, Config
+from urdir.model.families.description import Config
 from urdir.model.families.parts import (
     attention,
     dense,

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from urdir.model.families.attention import Attention
 from urdir.model.families.dense import mixer, rms_decoder, turning
-from urdir.model.families.description import Attention, Config, Mixture, QkNorm
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.mixtures import (
     dense_width,
     divided_width,
@@ -23,7 +25,7 @@ from urdir.model.families.mixtures import (
     shared_expert,
     shared_width,
 )
-from urdir.model.families.parts import attention, head_dims, heads, rms_norm
+from urdir.model.families.parts import attention, head_dims, rms_norm, row_norms
 from urdir.model.families.parts import required_head_norms as head_norms
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig, with_sections
@@ -85,14 +87,11 @@ def minimax_m2(file: Reader) -> Config:
 
 
 def _row_normed(file: Reader) -> Callable[[int], Attention]:
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = turning(file, "half")
+    norm, rope = rms_norm(file), turning(file, "half")
 
     def build(index: int) -> Attention:
-        queries, keys = heads(file, index)
-        q = file.norm("attn_q_norm", index, norm, queries * key_dim)
-        k = file.norm("attn_k_norm", index, norm, keys * key_dim)
-        return attention(file, index, rope, qk_norm=QkNorm(q, k, over="row"), output_bias="absent")
+        norms = row_norms(file, index, norm)
+        return attention(file, index, rope, qk_norm=norms, output_bias="absent")
 
     return build
 

@@ -14,8 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from urdir.model.families.attention import Attention
 from urdir.model.families.dense import decoder, without_experts
-from urdir.model.families.description import Attention, Config, Network
+from urdir.model.families.description import Config
+from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import EXPERTS, has_experts, optional_mixture
 from urdir.model.families.parts import (
     RELU2,

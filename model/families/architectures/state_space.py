@@ -13,14 +13,9 @@ C), ssm.state_size (values of such a head); what a function below names.
 from __future__ import annotations
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import (
-    Block,
-    Branch,
-    Config,
-    LayerConfig,
-    Mixture,
-    Network,
-)
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Mixture
+from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.mixtures import (
     divided_width,
     has_experts,

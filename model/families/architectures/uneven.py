@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from urdir.model.families.attention import Attention
 from urdir.model.families.dense import decoder
-from urdir.model.families.description import Attention, Block, Branch, Config, LayerConfig, Network
+from urdir.model.families.description import Config
+from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.parts import (
     attention,
     dense,

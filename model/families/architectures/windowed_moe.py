@@ -15,9 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from urdir.model.families.dense import rms_decoder, turning
-from urdir.model.families.description import Attention, Config, Mixture
+from urdir.model.families.attention import Attention
+from urdir.model.families.dense import rms_decoder, turning, windowed_mixer
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.mixtures import (
     Scoring,
     divided_width,
@@ -27,11 +30,8 @@ from urdir.model.families.mixtures import (
     router,
     scoring,
     shared_count,
-    shared_expert,
     shared_width,
     unless_dense,
-    weights_norm,
-    weights_scale,
 )
 from urdir.model.families.parts import (
     RELU,
@@ -43,7 +43,8 @@ from urdir.model.families.parts import (
     rms_norm,
 )
 from urdir.model.families.reader import Presence, Reader
-from urdir.model.families.rope import RopeConfig, windowed_rope
+from urdir.model.families.rope import windowed_rope
+from urdir.model.families.scored_experts import scored_experts
 from urdir.model.families.windows import (
     flagged_layers,
     optional_window,
@@ -88,25 +89,18 @@ def afmoe(file: Reader) -> Config:
 def laguna(file: Reader) -> Config:
     """Laguna: attention gated by head or by value, whichever the tensor is; windows rotate as they
     were trained, other layers with the context extended."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    window, full = optional_window(file), turning(file, "half")
+    key_dim, window, full = head_dims(file)[0], optional_window(file), turning(file, "half")
     windowed = optional_windows(file, window, 4, full_first=True)
     local = windowed_rope(file, full, key_dim, scaled=False)
     local = replace(local, scaling=RopeScaling.none())
 
-    def attends(index: int) -> Attention:
+    def gate(index: int) -> dict[str, Any]:
         queries = heads(file, index)[0]
         by_value = file.stored.get(f"blk.{index}.attn_gate.weight", (0,))[0] == queries * key_dim
-        return attention(
-            file,
-            index,
-            local if windowed[index] else full,
-            qk_norm=required_head_norms(file, index, norm, key_dim),
-            window=window if windowed[index] else 0,
-            gate=output_gate(file, index, queries * key_dim if by_value else queries, "softplus"),
-            output_bias="absent",
-        )
+        rows = queries * key_dim if by_value else queries
+        return {"gate": output_gate(file, index, rows, "softplus")}
 
+    attends = windowed_mixer(file, windowed, window, local, full, head_norm=True, more=gate)
     count = file.count("expert_shared_count", 1)
 
     def shared(index: int) -> int:
@@ -121,7 +115,7 @@ def exaone_moe(file: Reader) -> Config:
     """K-EXAONE (arXiv 2601.01739): only layers with a window rotate."""
     file.count("expert_shared_count")  # one, whatever it says
     windowed, rope = windowed_layers(file, 4), turning(file, "half", factors=True)
-    attends = _normalised_heads(file, windowed, _window(file), rope, None)
+    attends = windowed_mixer(file, windowed, _window(file), rope, None, head_norm=True)
     scores = scoring(file)
 
     def shared(index: int) -> int:
@@ -136,7 +130,7 @@ def mellum(file: Reader) -> Config:
     window, full = optional_window(file), turning(file, "half")
     windowed = optional_windows(file, window, 4)
     local = replace(full, scaling=RopeScaling.none())
-    attends = _normalised_heads(file, windowed, window, local, full)
+    attends = windowed_mixer(file, windowed, window, local, full, head_norm=True)
 
     def network(index: int) -> Mixture:
         return mixture(file, index, router(file, index, normalize=True), divided_width(file, index))
@@ -147,7 +141,8 @@ def mellum(file: Reader) -> Config:
 def maple(file: Reader) -> Config:
     """Maple: only layers with a window rotate; gate and up products of the experts are limited."""
     rope = windowed_rope(file, turning(file, "half"), head_dims(file)[0], scaled=True)
-    attends = _normalised_heads(file, flagged_layers(file), _window(file), rope, None)
+    windowed, window = flagged_layers(file), _window(file)
+    attends = windowed_mixer(file, windowed, window, rope, None, head_norm=True)
     limits = file.by_layer("swiglu_clamp_exp", float)
 
     def network(index: int) -> Mixture:
@@ -194,29 +189,6 @@ def _window(file: Reader) -> int:
     return file.size("attention.sliding_window")
 
 
-def _normalised_heads(
-    file: Reader,
-    windowed: list[bool],
-    window: int,
-    local: RopeConfig | None,
-    full: RopeConfig | None,
-) -> Callable[[int], Attention]:
-    """Normalised heads that rotate as ``local`` in layers with a window, else as ``full``."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-
-    def build(index: int) -> Attention:
-        return attention(
-            file,
-            index,
-            local if windowed[index] else full,
-            qk_norm=required_head_norms(file, index, norm, key_dim),
-            window=window if windowed[index] else 0,
-            output_bias="absent",
-        )
-
-    return build
-
-
 def _chosen_with_bias(
     file: Reader,
     shared: Callable[[int], int],
@@ -225,14 +197,7 @@ def _chosen_with_bias(
 ) -> Callable[[int], Mixture]:
     """Experts chosen by biased scores (by default sigmoid), beside one of the width ``shared``."""
     scores = scores or scoring(file, "sigmoid")
-    normalize, scale = weights_norm(file), weights_scale(file)
-
-    def build(index: int) -> Mixture:
-        route = router(file, index, scores, normalize=normalize, scale=scale, choice_bias=bias)
-        beside = shared_expert(file, index, shared(index))
-        return mixture(file, index, route, expert_width(file, index), shared=beside)
-
-    return build
+    return lambda index: scored_experts(file, index, shared(index), scores=scores, choice_bias=bias)
 
 
 ARCHITECTURES = {

@@ -239,8 +239,7 @@ class ExpertsGemmSmall(ExpertsProduct):
             params.append(Param("weight", "f32", ("batch", "used"), Access.IN))
         of_pairs = ("used",) if self.down else ()
         params.append(Param("x", "f32", ("batch", *of_pairs, "cols"), Access.IN))
-        if self.scales_x:
-            params.append(Param("norm", "f32", ("cols",), Access.IN))
+        params += self.norm_params
         for name in ("bias", "up_bias")[: self.pair]:
             if self.bias:
                 params.append(Param(name, "f32", ("experts", "rows"), Access.IN))
@@ -263,9 +262,7 @@ class ExpertsGemmSmall(ExpertsProduct):
         return Tolerance(rtol=3e-4, atol=1e-3)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        chosen, x = inputs["expert"], inputs["x"].astype(np.float64)
-        if self.norm is not None:
-            x = self.norm(x, inputs.get("norm"))
+        chosen, x = inputs["expert"], self.multiplied(**inputs)
         part_cols = self.part_blocks * TILE_COLS  # of the last part perhaps fewer
         padding = [(0, 0), (0, self.parts * part_cols - self.cols)]
         x = np.pad(x.reshape(-1, self.cols), padding)

@@ -12,9 +12,9 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.select import SELECTIONS, selection_params
 from urdir.ptxgen.kernels.experts.selection import Selection
-from urdir.ptxgen.kernels.linear.ends import norm_text
+from urdir.ptxgen.kernels.linear.ends import Ends
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
 
@@ -23,7 +23,7 @@ MOST_VECTORS = 6
 
 
 @dataclass(frozen=True)
-class RouteExperts(KernelSpec):
+class RouteExperts(Ends):
     """The experts of each row and their weights, from x and the router's weights (experts, cols).
 
     The weights are F32, repacked. ``norm``: x is RMS-normalised first. The products, times
@@ -63,11 +63,6 @@ class RouteExperts(KernelSpec):
         return Layout(FORMATS["F32"], self.selection.experts, self.cols)
 
     @property
-    def norm_text(self) -> str:
-        """What x' is, for the template's contract."""
-        return norm_text(self.norm)
-
-    @property
     def threads(self) -> int:
         """Threads of a CTA: a multiple of a tile's 64 vectors of four columns."""
         choices = (128, 256, 512, 1024)
@@ -85,8 +80,7 @@ class RouteExperts(KernelSpec):
             Param("weights", "u8", (self.layout.nbytes,), Access.IN),
             Param("x", "f32", ("rows", "cols"), Access.IN),
         ]
-        if self.norm is not None and self.norm.weight:
-            params.append(Param("norm", "f32", ("cols",), Access.IN))
+        params += self.norm_params
         if self.bias:
             params.append(Param("bias", "f32", (experts,), Access.IN))
         params.append(Param("arrived", "u32", ("rows",), Access.INOUT))
@@ -104,9 +98,7 @@ class RouteExperts(KernelSpec):
         return Tolerance(rtol=5e-6, atol=2e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = inputs["x"].astype(np.float64)
-        if self.norm is not None:
-            x = self.norm(x, inputs.get("norm"))
+        x = self.multiplied(**inputs)
         logits = self.scale * (x @ self.layout.unpack(inputs["weights"]).astype(np.float64).T)
         if self.bias:
             logits += inputs["bias"]

@@ -9,24 +9,14 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.ends import norm_text
-from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.linear.ends import Ends
 from urdir.ptxgen.kernels.pairs import random_choice
-from urdir.ptxgen.spec import Access, Array, KernelSpec
+from urdir.ptxgen.spec import Access, Array
 from urdir.ptxgen.weights.formats import Format, random_blocks
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 
 #: Experts of a row, at most: a lane of a warp has the number of one.
 MAX_USED = 32
-
-
-class Ends(KernelSpec):
-    """What products do with x and y beside multiplying: fields of the kernels that can."""
-
-    gated: bool = False
-    activation: Activation | None = None
-    norm: Norm | None = None
 
 
 @dataclass(frozen=True)
@@ -67,34 +57,9 @@ class ExpertsProduct(Ends):
         return self.rows // TILE_ROWS
 
     @property
-    def row_units(self) -> int:
-        """Units of a row of a matrix."""
-        return self.layout.row_units
-
-    @property
-    def pair(self) -> int:
-        """Matrices that are multiplied together: two if gated."""
-        return 2 if self.gated else 1
-
-    @property
     def pairs(self) -> int:
         """Pairs of rows and slots."""
         return self.batch * self.used
-
-    @property
-    def normed(self) -> bool:
-        """Whether x is normalised first."""
-        return self.norm is not None
-
-    @property
-    def scales_x(self) -> bool:
-        """Whether x is to be multiplied with the norm's weights."""
-        return self.norm is not None and self.norm.weight
-
-    @property
-    def norm_text(self) -> str:
-        """What x' is, for a template's contract."""
-        return norm_text(self.norm)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Small weights, so that sums come to where activations are curved; some experts are chosen

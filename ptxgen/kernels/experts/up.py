@@ -60,10 +60,7 @@ class ExpertsUp(ExpertsSpec):
         if self.weighted:
             params.append(Param("weight", "f32", ("batch", "used"), Access.IN))
         params.append(Param("x", "f32", ("batch", "cols"), Access.IN))
-        if self.scales_x:
-            params.append(Param("norm", "f32", ("cols",), Access.IN))
-        if self.norm is not None and self.norm.bias:
-            params.append(Param("norm_bias", "f32", ("cols",), Access.IN))
+        params += self.norm_params
         for name in ("bias", "up_bias") if self.gated else ("bias",):
             if self.bias:
                 params.append(Param(name, "f32", ("experts", "rows"), Access.IN))
@@ -71,12 +68,10 @@ class ExpertsUp(ExpertsSpec):
         return tuple(params)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = inputs["x"].astype(np.float64)
+        x = self.multiplied(**inputs)
         chosen = np.arange(self.batch)[:, None] % self.experts
         if not self.in_turn:
             chosen = inputs["expert"]
-        if self.norm is not None:
-            x = self.norm(x, inputs.get("norm"), inputs.get("norm_bias"))
 
         def product(matrix: str, bias: str) -> Array:
             y: Array = np.einsum("bsrc,bc->bsr", self.weights_of(inputs[matrix])[chosen], x)

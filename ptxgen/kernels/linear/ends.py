@@ -4,8 +4,66 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
+from urdir.ptxgen.weights.layout import Layout
+
+
+class Ends(KernelSpec):
+    """A product of x, or two of them joined by a gate, which may have a norm in front and an
+    activation after it: fields of the kernels that can."""
+
+    gated: bool = False
+    activation: Activation | None = None
+    norm: Norm | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """How the (first) weights lie in memory."""
+        raise NotImplementedError
+
+    @property
+    def row_units(self) -> int:
+        """Units of a row of a matrix."""
+        return self.layout.row_units
+
+    @property
+    def pair(self) -> int:
+        """Matrices that are multiplied together: two if gated."""
+        return 2 if self.gated else 1
+
+    @property
+    def normed(self) -> bool:
+        """Whether x is normalised first."""
+        return self.norm is not None
+
+    @property
+    def scales_x(self) -> bool:
+        """Whether x is to be multiplied with the norm's weights."""
+        return self.norm is not None and self.norm.weight
+
+    @property
+    def norm_text(self) -> str:
+        """What x' is, for a template's contract."""
+        return norm_text(self.norm)
+
+    @property
+    def norm_params(self) -> tuple[Param, ...]:
+        """The norm's weights and bias, if it has them."""
+        has_bias = self.norm is not None and self.norm.bias
+        given = (("norm", self.scales_x), ("norm_bias", has_bias))
+        return tuple(Param(name, "f32", ("cols",), Access.IN) for name, has in given if has)
+
+    def multiplied(self, **inputs: Any) -> Array:
+        """The vectors that the weights multiply, f64: x, normalised where there is a norm."""
+        x: Array = inputs["x"].astype(np.float64)
+        if self.norm is None:
+            return x
+        return self.norm(x, inputs.get("norm"), inputs.get("norm_bias"))
 
 
 def check_ends(spec: Any) -> None:

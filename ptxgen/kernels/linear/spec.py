@@ -11,11 +11,11 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.ends import check_ends, end_text, is_first, norm_text
+from urdir.ptxgen.kernels.linear.ends import Ends, check_ends, end_text, is_first
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rescale import bounded
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
-from urdir.ptxgen.spec import Access, Array, KernelSpec, Param, ceil_div
+from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
@@ -72,7 +72,7 @@ def side_by_side(layouts: Sequence[Layout], cta_rows: Sequence[int]) -> tuple[Pa
 
 
 @dataclass(frozen=True)
-class LinearSpec(KernelSpec):
+class LinearSpec(Ends):
     """y[b] = W x[b] (+ bias), W (rows, cols) repacked, for ``batch`` activation vectors.
 
     ``norm``: x is normalised first. ``activation``: y = f(W x + bias), ``gated``: f(W x + bias)
@@ -147,26 +147,6 @@ class LinearSpec(KernelSpec):
         return self.rows + sum(rows for _, rows in self.others)
 
     @property
-    def row_units(self) -> int:
-        """Units of a row."""
-        return self.layout.row_units
-
-    @property
-    def pair(self) -> int:
-        """Matrices that are multiplied together: two if gated."""
-        return 2 if self.gated else 1
-
-    @property
-    def normed(self) -> bool:
-        """Whether x is normalised first."""
-        return self.norm is not None
-
-    @property
-    def scales_x(self) -> bool:
-        """Whether x is to be multiplied with the norm's weights."""
-        return self.norm is not None and self.norm.weight
-
-    @property
     def norm_first(self) -> bool:
         """Whether the norm must be complete before the product."""
         return self.norm is not None and is_first(self.norm)
@@ -201,11 +181,6 @@ class LinearSpec(KernelSpec):
         return (("%bias_of", part.bias), *up)
 
     @property
-    def norm_text(self) -> str:
-        """What x' is, for a template's contract."""
-        return norm_text(self.norm)
-
-    @property
     def end_text(self) -> str:
         """What ``end`` and more is, for a template's contract."""
         return end_text(self)
@@ -222,10 +197,7 @@ class LinearSpec(KernelSpec):
         if self.gated:
             params.append(Param("up", "u8", (self.layout.nbytes,), Access.IN))
         params.append(Param("x", "f32", ("batch", "cols"), Access.IN))
-        if self.scales_x:
-            params.append(Param("norm", "f32", ("cols",), Access.IN))
-        if self.norm is not None and self.norm.bias:
-            params.append(Param("norm_bias", "f32", ("cols",), Access.IN))
+        params += self.norm_params
         if self.residual:
             params.append(Param("residual", "f32", ("batch", "rows"), Access.IN))
         for part in self.parts:
@@ -238,13 +210,6 @@ class LinearSpec(KernelSpec):
                     params.append(Param("up_bias", "f32", (part.rows,), Access.IN))
             params.append(Param(f"y{part.suffix}", "f32", ("batch", part.rows), Access.OUT))
         return tuple(params)
-
-    def multiplied(self, **inputs: Any) -> Array:
-        """The vectors that the weights multiply, f64: x, normalised where there is a norm."""
-        x: Array = inputs["x"].astype(np.float64)
-        if self.norm is not None:
-            return self.norm(x, inputs.get("norm"), inputs.get("norm_bias"))
-        return x
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x = self.multiplied(**inputs)

@@ -29,7 +29,8 @@ class RecurrentRows(KernelSpec):
 
     A token at position 0 begins with a state of zeros, whatever is stored. A position from
     ``max_len`` on is an idle row: it advances nothing, and its result is zeros. What becomes of a
-    sequence depends on no other, nor on how its tokens are divided into segments: bit for bit.
+    sequence depends on no other, nor, but for `ChunkedRecurrence`, on how its tokens are divided
+    into segments: bit for bit.
     """
 
     rows: int

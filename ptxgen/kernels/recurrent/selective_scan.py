@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
@@ -22,16 +23,17 @@ TILE, TILE_NBYTES = 16, 32768
 
 @dataclass(frozen=True)
 class SelectiveScan(RecurrentRows):
-    """h = exp(dt a) h + dt x b,  y = h . c + skip x,  dt = softplus(step), for each channel (Gu &
-    Dao 2023, arXiv 2312.00752).
+    """h = exp(dt a) h + dt x b,  y = (h . c + skip x) silu(gate),  dt = softplus(step), for each
+    channel (Gu & Dao 2023, arXiv 2312.00752).
 
     h and ``a`` (channels, size) have ``size`` values a channel, which have b and c (rows, size) in
-    common; x and ``step`` (rows, channels) are the channels' own.
+    common; x, ``step`` and ``gate`` (rows, channels) are the channels' own.
     """
 
     channels: int
     size: int
 
+    activation: ClassVar = Activation("silu")
     name = "selective_scan"
     template = ("urdir.templates", "selective_scan.ptx.j2")
 
@@ -62,7 +64,7 @@ class SelectiveScan(RecurrentRows):
     @property
     def tile(self) -> int:
         """Tokens that are brought at once."""
-        each = 8 * (self.size + self.own_channels)
+        each = 8 * self.size + 12 * self.own_channels
         return min(TILE, self.rows if self.segments else 1, TILE_NBYTES // each)
 
     @property
@@ -71,6 +73,7 @@ class SelectiveScan(RecurrentRows):
         return (
             Param("x", "f32", matrix, Access.IN),
             Param("step", "f32", matrix, Access.IN),
+            Param("gate", "f32", matrix, Access.IN),
             Param("b", "f32", shared, Access.IN),
             Param("c", "f32", shared, Access.IN),
             Param("a", "f32", ("channels", "size"), Access.IN),
@@ -98,7 +101,7 @@ class SelectiveScan(RecurrentRows):
             x, b, c = (inputs[name][row].astype(np.float64) for name in ("x", "b", "c"))
             state = states[sequence] * np.exp(dt[row][:, None] * inputs["a"]) * (not is_first)
             state = state + (dt[row] * x)[:, None] * b
-            y[row] = state @ c + inputs["skip"] * x
+            y[row] = (state @ c + inputs["skip"] * x) * self.activation(inputs["gate"][row])
             states[sequence] = state
         return {"state": states.astype(np.float32), "y": y.astype(np.float32)}
 
@@ -128,4 +131,4 @@ class SelectiveScan(RecurrentRows):
     def bytes_moved(self) -> int:
         """The states of the rows' sequences, the decays, and the rows."""
         states = (8 * (self.segments or self.rows) + 4) * self.channels * self.size
-        return states + 4 * self.rows * (3 * self.channels + 2 * self.size)
+        return states + 4 * self.rows * (4 * self.channels + 2 * self.size)

@@ -22,6 +22,7 @@ from urdir.model.blocks.rows import Rows
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
@@ -97,7 +98,9 @@ def test_a_decode_step_equals_turn_append_attend(
     device: Device, weights: Weights, kv_dtype: KvDtype, page_len: int, keys: int
 ) -> None:
     """Bit for bit: the rows of an exact prompt, whose tokens are appended before."""
-    with Session(device, weights, 2048, kv_dtype, sequences=4, page_len=page_len) as session:
+    with Session(
+        device, weights, SessionSettings(2048, kv_dtype, sequences=4, page_len=page_len)
+    ) as session:
         at = fill(session)
         fused = replace(at, rows=replace(at.rows, keys=keys))
         kernels, wanted = attend(session, fused)

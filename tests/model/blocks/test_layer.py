@@ -13,15 +13,10 @@ from urdir.driver.device import Device
 from urdir.model.engine.realizar import describe
 from urdir.model.engine.realizar.from_sizes import MadeFile
 from urdir.model.engine.session import Session
-from urdir.model.families.description import (
-    Block,
-    Branch,
-    Config,
-    LayerConfig,
-    LayerEmbedding,
-    LayerEmbeddings,
-)
+from urdir.model.families.description import Config, LayerEmbeddings
+from urdir.model.families.layers import Block, Branch, LayerConfig, LayerEmbedding
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.norm import Norm
@@ -185,7 +180,7 @@ def test_logits_are_the_references(
 
     with (
         Weights.load(file, config, device) as weights,
-        Session(device, weights, 256, "f32", exact=True, sequences=2) as session,
+        Session(device, weights, SessionSettings(256, "f32", exact=True, sequences=2)) as session,
     ):
         session.feed(tokens[:11])
         check(session.logits_step(), wanted[10])

@@ -18,6 +18,7 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.families.stored import StoredVector
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemv import Gemv
@@ -77,7 +78,9 @@ def test_a_decode_step_takes_five_launches_a_layer(engine: Engine, rows: int, ke
 @pytest.mark.parametrize(("rows", "kernel"), [(1, "gemv"), (4, "gemv_f32")])
 def test_the_exact_mode_keeps_activations_f32(engine: Engine, rows: int, kernel: str) -> None:
     """And takes all rows of a step in one launch."""
-    with Session(engine.device, engine.weights, KEYS, exact=True, sequences=4) as session:
+    with Session(
+        engine.device, engine.weights, SessionSettings(KEYS, exact=True, sequences=4)
+    ) as session:
         plan = build_plan(session.parts, StepShape(rows, KEYS, Output.GREEDY))
         for index in range(engine.config.n_layers):
             assert layer(plan, index) == launches(kernel)

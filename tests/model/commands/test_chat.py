@@ -16,8 +16,8 @@ from urdir.model.cli import build_parser
 from urdir.model.commands import chat
 from urdir.model.commands.chat_input import read_line
 from urdir.model.commands.conversation import Conversation
-from urdir.model.engine import generate
 from urdir.model.engine.generate import Statistics
+from urdir.model.engine.requests.request import Request
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.text.chat import Message
 
@@ -42,9 +42,10 @@ class Answer:
     asked: list[Any] = []  # noqa: RUF012 (a fixture empties it)
     interrupt_after: int | None = None
 
-    def __init__(self, session: Any, tokenizer: Any, prompt: list[str], settings: Any, **_: Any):
-        self.prompt = prompt
-        self.statistics = Statistics(prompt_tokens=len(prompt), seed=settings.seed)
+    def __init__(self, request: Request) -> None:
+        self.prompt: Any = request.prompt
+        seed = request.settings.seed
+        self.statistics = Statistics(prompt_tokens=len(self.prompt), seed=seed)
         Answer.asked.append(self)
 
     def text(self) -> Iterator[str]:
@@ -64,15 +65,12 @@ def conversation(make_conversation: Callable[[bool], Conversation]) -> Conversat
 @pytest.fixture
 def make_conversation(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], Conversation]:
     """A conversation with colours or without."""
-    monkeypatch.setattr(generate, "Generation", Answer)
     monkeypatch.setattr(Answer, "asked", [])
     monkeypatch.setattr(Answer, "interrupt_after", None)
     args = build_parser("chat").parse(["chat", "--no-show-timings"])
-    session = SimpleNamespace(context=CONTEXT, length=7)
+    session = SimpleNamespace(context=CONTEXT)
     device = SimpleNamespace(synchronize=lambda: None)
-    engine: Any = SimpleNamespace(
-        session=session, tokenizer=None, host_sampling=False, device=device
-    )
+    engine: Any = SimpleNamespace(session=session, generation=Answer, device=device)
     template: Any = Template()
     return lambda colours: Conversation(engine, template, args, "sys:", colours)
 
@@ -170,7 +168,7 @@ def test_commands(conversation: Conversation, capsys: pytest.CaptureFixture[str]
     take(conversation, "/help", "/stats", "/system Be kind.", "/set temp 0.25", "/set seed 5")
     err = capsys.readouterr().err
     assert all(name in err for name in chat.COMMANDS)
-    assert "7 of 100 tokens" in err
+    assert "0 of 100 tokens" in err
     assert "system: Be kind." in err
     assert conversation.system == "Be kind."
     assert (conversation.args.temp, conversation.args.seed) == (0.25, 5)
@@ -247,7 +245,7 @@ def test_thoughts_are_dimmed_or_between_tags(
     printed: str,
 ) -> None:
     pieces = ["<thi", "nk>s", "o</think>", "yes"]
-    monkeypatch.setattr(Answer, "text", lambda self: iter(pieces))
+    monkeypatch.setattr(Answer, "text", lambda self: (yield from pieces))
     conversation = make_conversation(colours)
     conversation.ask("one.")
     assert capsys.readouterr().out == printed

@@ -207,6 +207,21 @@ def family_file(data: Path, tmp_path: Path) -> Callable[[str], Path]:
     return unpack
 
 
+def test_show_has_the_memory_of_each_rank(cli: Cli) -> None:
+    alone = json.loads(cli("show", "demo", "--json")[1])["memory"]
+    memory = json.loads(cli("show", "demo", "--gpus", "2", "--json")[1])["memory"]
+    assert [(row["context"], row["rank"]) for row in memory] == [(512, 0), (512, 1)]
+    assert all(row["exchange"] > 0 for row in memory)
+    assert alone[0]["weights"] < sum(row["weights"] for row in memory) < 2 * alone[0]["weights"]
+    first, *rest = cli("show", "demo", "--gpus", "0,3")[1].splitlines()
+    assert "each of 2 GPUs needs up to" in first
+    at = rest.index("memory on each device:")
+    assert rest[at + 1].split()[:2] == ["context", "rank"]
+    assert [row.split()[:2] for row in rest[at + 2 : at + 4]] == [["512", "0"], ["512", "1"]]
+    code, out, _ = cli("show", "demo", "--gpus", "5000")
+    assert (code, "is no work for 5000 GPUs" in out) == (1, True)
+
+
 def test_show_describes_layers_that_differ(cli: Cli, family_file: Callable[[str], Path]) -> None:
     """Windows, experts, sinks; and the keys of other architectures that the file has, too."""
     path = family_file("gpt-oss-moe")
@@ -371,6 +386,7 @@ def test_env_clears_its_own_files_alone(
         (("logits", "demo", "--tokens", ",", "-o", "x.npy"), "no token"),
         (("logits", "demo", "--tokens", "1,2048", "-o", "x.npy"), "2048"),
         (("check", "--kernel", "ad"), "did you mean add"),
+        (("check", "--kernel", "add", "--gpus", "2"), "--kernel"),
         (("quantize", "x"), "does not write"),
         (("embedding", "x"), "not computed"),
         (("perplexity", "x"), "not measured"),

@@ -96,7 +96,8 @@ def test_an_answer_that_a_terminal_has_no_characters_for(command: str) -> None:
     script = (
         "import sys; from urdir.model.cli import main; "
         "from urdir.model.engine.generate import Generation; "
-        "Generation.text = lambda self: iter(['caf\u00e9 ', '\u65e5\u672c', ' \U0001f600.']); "
+        "text = ['caf\u00e9 ', '\u65e5\u672c', ' \U0001f600.']; "
+        "Generation.text = lambda self: (yield from text); "
         "sys.exit(main(sys.argv[1:]))"
     )
     line = f"{shlex.quote(sys.executable)} -c {shlex.quote(script)} {command} -p Hi"

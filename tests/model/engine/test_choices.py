@@ -22,6 +22,7 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
 PROMPT = [3, 141, 59, 26, 5, 3]
@@ -43,7 +44,7 @@ def weights(device: Device) -> Iterator[Weights]:
 
 @pytest.fixture(scope="module")
 def opened(device: Device, weights: Weights) -> Iterator[Session]:
-    with Session(device, weights, context=40, sequences=3) as session:
+    with Session(device, weights, SessionSettings(context=40, sequences=3)) as session:
         yield session
 
 
@@ -166,15 +167,15 @@ def test_masks_are_of_the_rows_of_one_step(session: Session) -> None:
     for slot in (0, 1):
         session.truncate(0, slot)
         session.append(PROMPT[:-1], slot)
-        session.launch_batch(Batch((), (Segment(slot, 0, len(PROMPT) - 1),)), Output.NONE)
+        session.stepper.launch_batch(Batch((), (Segment(slot, 0, len(PROMPT) - 1),)), Output.NONE)
         session.append(PROMPT[-1:], slot)
-    session.launch_batch(Batch((0, 1)), Output.of(greedy, masked=True), {1: mask})
+    session.stepper.launch_batch(Batch((0, 1)), Output.of(greedy, masked=True), {1: mask})
     chosen = session.parts.state["sampled"].download(np.uint32, 2).tolist()
     assert chosen[0] == free[0][0]
     assert chosen[1] in allowed
     for slot, token in enumerate(chosen):
         session.read(slot, token)
-    session.launch_batch(Batch((0, 1)), Output.SAMPLE)
+    session.stepper.launch_batch(Batch((0, 1)), Output.SAMPLE)
     later = session.parts.state["sampled"].download(np.uint32, 2).tolist()
     assert later[0] == free[0][1]
     for slot, token in enumerate(later):

@@ -15,9 +15,10 @@ import pytest
 from urdir.driver import execute
 from urdir.driver.stream import Stream
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.generate import Generation
+from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.text.chat import ChatTemplate, Message
 
 DATA = Path(__file__).parent.parent.parent / "data"
@@ -36,8 +37,8 @@ Question = dict[str, Any]
 def _answer(engine: Engine, template: ChatTemplate, question: Question) -> str:
     turns = [Message(m["role"], m["content"]) for m in question["messages"]]
     prompt = template.encode(turns)
-    generation = Generation(engine.session, engine.tokenizer, prompt, GREEDY, limit=200)
-    return "".join(generation.text())
+    request = Request(prompt=tuple(prompt), settings=GREEDY, limit=200)
+    return "".join(engine.generation(request).text())
 
 
 def _length(question: Question) -> int:
@@ -75,7 +76,9 @@ def test_200_greedy_tokens_are_the_same_replayed_and_eager(device_name: str) -> 
     with Engine.open(device=device_name) as engine:
         prompt = engine.tokenizer.encode("Once upon a time, in a tiny house,", parse_special=True)
         for observer in (None, Eager()):
-            with Session(engine.device, engine.weights, 256, observer=observer) as session:
+            with Session(
+                engine.device, engine.weights, SessionSettings(256), observer=observer
+            ) as session:
                 session.feed(prompt)
                 tokens = [session.greedy_step() for _ in range(count)]
                 results.append((tokens, session.parts.work["logits"].download(np.float32)))

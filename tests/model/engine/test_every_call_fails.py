@@ -22,6 +22,7 @@ from urdir.driver.errors import DriverError
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
 #: Functions of the default run; --full takes all.
@@ -49,7 +50,7 @@ def use(api: Any, data: Path, cache: Path) -> list[int]:
         Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf,
         Device.open("emulator", api=api, cache_folder=cache) as device,
         Weights.load(gguf, Config.from_gguf(gguf), device) as weights,
-        Session(device, weights, context=32) as session,
+        Session(device, weights, SessionSettings(context=32)) as session,
     ):
         session.feed([1, 5, 6, 7])
         tokens = [session.greedy_step() for _ in range(3)]

@@ -20,6 +20,7 @@ from urdir.model.engine.runner import Observer
 from urdir.model.engine.session import Session
 from urdir.model.families.registry import read_config
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
 
 DATA = Path(__file__).parents[2] / "data" / "families"
@@ -66,7 +67,12 @@ class Family:
 
     def default_session(self, observer: Observer | None = None) -> Session:
         """Not exact, with an f16 cache."""
-        return Session(self.engine.device, self.engine.weights, len(self.tokens), observer=observer)
+        return Session(
+            self.engine.device,
+            self.engine.weights,
+            SessionSettings(len(self.tokens)),
+            observer=observer,
+        )
 
     def token_by_token(self, session: Session, positions: int) -> float:
         """The error of the logits after each of the first tokens."""

@@ -16,6 +16,7 @@ from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.budget import MemoryPlan, SessionBudget
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
 
@@ -58,7 +59,7 @@ def test_an_allocation_that_fails_in_a_session_frees_the_rest(
         free, _ = faulty.memory_info()
         api.inject("allocation", nth=nth)
         with pytest.raises(OutOfMemoryError):
-            Session(faulty, weights, context=32)
+            Session(faulty, weights, SessionSettings(context=32))
         assert faulty.memory_info()[0] == free
 
 
@@ -67,7 +68,7 @@ def test_a_module_that_does_not_load_leaves_the_sequence_as_it_was(
 ) -> None:
     with (
         Weights.load(gguf, Config.from_gguf(gguf), faulty) as weights,
-        Session(faulty, weights, context=32) as session,
+        Session(faulty, weights, SessionSettings(context=32)) as session,
     ):
         session.feed([1])
         api.inject("module_load")
@@ -83,7 +84,7 @@ def test_a_poisoned_context_is_named_and_everything_can_be_closed(
 ) -> None:
     with (
         Weights.load(gguf, Config.from_gguf(gguf), faulty) as weights,
-        Session(faulty, weights, context=32) as session,
+        Session(faulty, weights, SessionSettings(context=32)) as session,
     ):
         session.feed([1])
         api.inject("launch", nth=3, code="CUDA_ERROR_ILLEGAL_ADDRESS")
@@ -98,5 +99,7 @@ def test_a_context_larger_than_memory_tells_needed_and_available_bytes(
 ) -> None:
     config = Config.from_gguf(gguf)
     with pytest.raises(ModelError, match=r"[\d,]+ bytes needed .*, [\d,]+ available"):
-        MemoryPlan.of(gguf, config, SessionBudget.of(config, 1 << 20, 4)).check(faulty)
-    MemoryPlan.of(gguf, config, SessionBudget.of(config, 256, 4)).check(faulty)
+        MemoryPlan.of(gguf, config, SessionBudget.of(config, 4, SessionSettings(1 << 20))).check(
+            faulty
+        )
+    MemoryPlan.of(gguf, config, SessionBudget.of(config, 4, SessionSettings(256))).check(faulty)

@@ -20,6 +20,7 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import kl_divergence, relative_rms
 
 DATA = Path(__file__).parent.parent.parent / "data"
@@ -138,7 +139,9 @@ def test_replay_equals_eager_bit_for_bit(
     results = []
     with Engine.open(str(_gguf(name)), device=device_name, context=len(tokens)) as engine:
         for observer in (None, Eager()):
-            with Session(engine.device, engine.weights, len(tokens), observer=observer) as session:
+            with Session(
+                engine.device, engine.weights, SessionSettings(len(tokens)), observer=observer
+            ) as session:
                 session.feed(tokens[: n - 2])
                 rows = [session.logits_step()]
                 for token in tokens[n - 2 : n]:
@@ -193,7 +196,10 @@ def test_rows_that_read_experts_together(
     with Engine.open(str(_gguf(name)), device=device_name, context=16) as engine:
         for observer in (None, Eager()):
             with Session(
-                engine.device, engine.weights, 16, sequences=count, observer=observer
+                engine.device,
+                engine.weights,
+                SessionSettings(16, sequences=count),
+                observer=observer,
             ) as session:
                 for sequence in range(count):
                     session.feed(tokens[: sequence + 1], sequence)

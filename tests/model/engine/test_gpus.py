@@ -15,6 +15,8 @@ from urdir.driver.errors import DriverError, GroupError
 from urdir.driver.group import Group
 from urdir.model.engine.batch import Output
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.generate import Generation
+from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError, UnsupportedError
@@ -132,6 +134,26 @@ def test_greedy_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) -
         session.feed([1])
         both = [*session.stream_together(Output.GREEDY, (0, 1), most=3)]
         return alone, both
+
+    one, two = on_both(engines, work)
+    assert one == two
+
+
+def test_requests_are_answered_by_all_ranks(engines: tuple[Engine, Engine]) -> None:
+    """The second one goes on from what the first has left."""
+    prompt = (5, 80, 13, *range(40, 60))
+    greedy = SamplingSettings(temperature=0.0)
+
+    def work(session: Session) -> Any:
+        answers, found = [], []
+        for more in ((), (7, 9)):
+            request = Request(prompt=(*prompt, *more), settings=greedy, limit=6)
+            generation = Generation(session, None, request)
+            assert "".join(generation.text()) == ""
+            answers.append(generation.tokens)
+            found.append(generation.statistics.cached_tokens)
+        assert found == [0, len(prompt)]
+        return answers
 
     one, two = on_both(engines, work)
     assert one == two

@@ -15,7 +15,7 @@ import pytest
 from urdir.model.commands import opening
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.generate import Generation
+from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.environment import read_environment
 from urdir.model.verify.observers import PhaseTimer, TensorSummaries, phase_of
@@ -26,14 +26,7 @@ GREEDY = SamplingSettings(temperature=0.0)
 def _story(device_name: str, settings: SamplingSettings = GREEDY, **modes: Any) -> list[int]:
     with Engine.open(device=device_name, context=64, **modes) as engine:
         prompt = engine.tokenizer.encode("Once upon a time", parse_special=True)
-        generation = Generation(
-            engine.session,
-            engine.tokenizer,
-            prompt,
-            settings,
-            limit=5,
-            host_sampling=engine.host_sampling,
-        )
+        generation = engine.generation(Request(prompt=tuple(prompt), settings=settings, limit=5))
         assert "".join(generation.text())
         return generation.tokens
 

@@ -66,11 +66,13 @@ def test_the_caller_prepares_while_device_tokeniser_and_weights_are_not_ready(
         engine.session.prepare(5, Output.GREEDY)
         prepared.set()
 
+    checked = Tokenizer.checked
     monkeypatch.setattr(Weights, "upload", later(Weights.upload))
-    monkeypatch.setattr(Tokenizer, "from_gguf", later(Tokenizer.from_gguf))
+    monkeypatch.setattr(Tokenizer, "checked", lambda gguf: later(checked(gguf)))
     with open_engine(None, text=True, meanwhile=meanwhile) as engine:
         assert engine.tokenizer.encode("a")
-        assert engine.seconds.keys() == {"device", "file", "tokenizer", "weights", "meanwhile"}
+        parts = {"driver", "file", "device", "tokenizer", "weights", "meanwhile"}
+        assert engine.seconds.keys() == parts
 
 
 def test_what_was_prepared_is_what_runs(

@@ -19,7 +19,8 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
-from urdir.model.memory.budget import MemoryPlan, SessionBudget, fitting_budget
+from urdir.model.memory.fitting import Place
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
 
@@ -63,7 +64,7 @@ def watch(session: Session) -> list[StepShape]:
 def singly(device: Device, weights: Weights, exact: bool) -> Any:
     """The logits after the last token, a step each."""
     kv_dtype = "f32" if exact else "f16"
-    with Session(device, weights, 48, kv_dtype, exact=exact) as session:
+    with Session(device, weights, SessionSettings(48, kv_dtype, exact=exact)) as session:
         for token in TOKENS:
             session.feed([token])
             logits = session.logits_step()
@@ -79,7 +80,7 @@ def test_any_division_into_steps_gives_the_same_logits(
     odd, nearly = (5, 9, 1, 20, 2), (36, 1)
     for chunk, pieces in ((64, (37,)), (16, (37,)), (8, (37,)), (64, odd), (16, nearly)):
         with Session(
-            device, weights, 48, cast("Any", kv_dtype), exact=exact, chunk=chunk
+            device, weights, SessionSettings(48, cast("Any", kv_dtype), exact=exact, chunk=chunk)
         ) as session:
             shapes = watch(session)
             at = 0
@@ -98,7 +99,7 @@ def test_any_division_into_steps_gives_the_same_logits(
 def test_a_short_prompt_is_one_step(device: Device, weights: Weights) -> None:
     """Sampling included; its token is what numpy takes from the logits, and steps go on from it."""
     settings = SamplingSettings(temperature=1.2, seed=3)
-    with Session(device, weights, 48) as session:
+    with Session(device, weights, SessionSettings(48)) as session:
         session.set_sampling(settings)
         shapes = watch(session)
         session.feed(TOKENS[:11])
@@ -118,7 +119,7 @@ def test_a_short_prompt_is_one_step(device: Device, weights: Weights) -> None:
 def test_what_is_pending_is_forked_cut_and_stepped_together(
     device: Device, weights: Weights
 ) -> None:
-    with Session(device, weights, 48, sequences=2) as session:
+    with Session(device, weights, SessionSettings(48, sequences=2)) as session:
         session.feed(TOKENS[:11])
         session.fork(0, 1)
         assert session.lengths == [10, 10]
@@ -145,18 +146,23 @@ def test_what_is_pending_is_forked_cut_and_stepped_together(
 def test_a_small_device_gets_smaller_steps(gguf: Gguf) -> None:
     """The largest that fit beside weights and cache; where none does, the smallest is named."""
     config = Config.from_gguf(gguf)
+    wanted = SessionSettings(config.context_length)
 
-    def budget(rows: int) -> SessionBudget:
-        return SessionBudget.of(config, config.context_length, 4, chunk=rows)
+    def place(free: int) -> Place:
+        device = SimpleNamespace(
+            name="small",
+            memory_info=lambda: (free, 1 << 40),
+            properties=SimpleNamespace(sm_count=4),
+        )
+        return Place(gguf, config, cast("Device", device))
 
     def rows_with(free: int) -> int:
-        device = SimpleNamespace(name="small", memory_info=lambda: (free, 1 << 40))
-        return fitting_budget(gguf, config, cast("Device", device), budget).chunks[-1]
+        return place(free).largest_chunk(wanted)
 
     def needed(rows: int) -> int:
-        return MemoryPlan.of(gguf, config, budget(rows)).total + (64 << 20)
+        return place(0).plan(wanted, chunk=rows).total + (64 << 20)
 
-    most = budget(2048).chunks[-1]
+    most = place(0).budget(wanted, chunk=2048).chunks[-1]
     assert config.context_length <= most
     assert rows_with(1 << 40) == rows_with(needed(most)) == most
     assert rows_with(needed(64)) == rows_with(needed(96) - 1) == 64

@@ -16,6 +16,7 @@ from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
 
@@ -41,7 +42,7 @@ def weights(device: Device) -> Iterator[Weights]:
 
 def alone(device: Device, weights: Weights, tokens: list[int], exact: bool, kind: Any) -> Any:
     """The logits after the last token of a sequence that has the device for itself."""
-    with Session(device, weights, CONTEXT, kind, exact=exact) as session:
+    with Session(device, weights, SessionSettings(CONTEXT, kind, exact=exact)) as session:
         session.feed(tokens)
         return session.logits_step()
 
@@ -51,7 +52,7 @@ def mixed(session: Session) -> Logits:
     found: Logits = {s: [] for s in range(len(PROMPTS))}
 
     def step(batch: Batch) -> None:
-        session.launch_batch(batch, Output.LOGITS)
+        session.stepper.launch_batch(batch, Output.LOGITS)
         rows, vocab = len(batch.choosing), session.parts.config.vocab_size
         if rows:
             logits = session.parts.work["logits"].download(np.float32, (rows, vocab))
@@ -65,7 +66,7 @@ def mixed(session: Session) -> Logits:
     whole = [Segment(s, 0, len(PROMPTS[s]), chooses=True) for s in (0, 1, 2)]
     if chunk == 8:  # exact
         step(Batch((), (whole[0],)))
-        session._process(session.sequences[1], 36)
+        session.stepper.process(session.sequences[1], 36)
         step(Batch((0,), (Segment(1, 36, 37, chooses=True),)))
         step(Batch((0, 1), (whole[2],)))
     else:
@@ -78,7 +79,7 @@ def mixed(session: Session) -> Logits:
         step(Batch((1,), (Segment(3, start, end, chooses=end == LONG),)))
         start = end
     step(Batch((), (Segment(4, 0, min(17, chunk)),)))
-    session._process(session.sequences[4], 17)
+    session.stepper.process(session.sequences[4], 17)
     step(Batch((3, 0, 1, 2), (Segment(4, 17, 18, chooses=True),)))
     step(Batch((4, 3)))
     return found
@@ -97,7 +98,9 @@ def test_a_row_is_what_it_is_alone(
     device: Device, weights: Weights, exact: bool, kind: Any, page_len: int
 ) -> None:
     pages = cast("dict[str, Any]", {"page_len": page_len} if page_len else {})
-    with Session(device, weights, CONTEXT, kind, exact=exact, sequences=6, **pages) as session:
+    with Session(
+        device, weights, SessionSettings(CONTEXT, kind, exact=exact, sequences=6, **pages)
+    ) as session:
         found = mixed(session)
         tokens = [list(session.sequences[s].tokens) for s in range(len(PROMPTS))]
     for s, prompt in enumerate(PROMPTS):
@@ -113,7 +116,7 @@ def test_steps_are_the_same_again(device: Device, weights: Weights) -> None:
     """Bit for bit, and a device that chooses greedily chooses what the host would."""
     runs = []
     for _ in range(2):
-        with Session(device, weights, CONTEXT, sequences=6) as session:
+        with Session(device, weights, SessionSettings(CONTEXT, sequences=6)) as session:
             runs.append(mixed(session))
     for s, logits in runs[0].items():
         for one, other in zip(logits, runs[1][s], strict=True):
@@ -121,7 +124,7 @@ def test_steps_are_the_same_again(device: Device, weights: Weights) -> None:
 
 
 def test_shapes_are_few(device: Device, weights: Weights) -> None:
-    with Session(device, weights, CONTEXT, sequences=40, chunk=CONTEXT) as session:
+    with Session(device, weights, SessionSettings(CONTEXT, sequences=40, chunk=CONTEXT)) as session:
         shapes = session.shapes
         assert shapes.rows == 48
         made = {

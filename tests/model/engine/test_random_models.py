@@ -12,6 +12,7 @@ from urdir.driver.device import Device
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.families.shapes import Shape
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
 
@@ -257,12 +258,12 @@ def test_logits_are_the_reference_s(
     rows = []
     with (
         Weights.load(model, config, device) as weights,
-        Session(device, weights, 32, "f32", exact=True) as session,
+        Session(device, weights, SessionSettings(32, "f32", exact=True)) as session,
     ):
         for count in (1, 2, 19, 20, 21):
             session.feed(tokens[session.length : count])
             rows.append(session.logits_step())
-        with Session(device, weights, 32) as rounded:
+        with Session(device, weights, SessionSettings(32)) as rounded:
             rounded.feed(tokens)
             after_prompt = rounded.logits_step()
     golden = reference_model(model, config).logits(tokens)

@@ -12,6 +12,7 @@ from urdir.driver.device import Device
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.families.shapes import Shape
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
 
@@ -67,7 +68,7 @@ def test_sequences_together_are_as_each_alone(
         [int(t) for t in rng.integers(0, weights.config.vocab_size, n + 2)] for n in (3, 36, 12)
     ]
     together, alone = [], []
-    with Session(device, weights, 40, "f32", exact=True, sequences=3) as session:
+    with Session(device, weights, SessionSettings(40, "f32", exact=True, sequences=3)) as session:
         for step in (-1, 0):
             for sequence, text in enumerate(texts):
                 session.feed(text[session.lengths[sequence] : len(text) + step], sequence)
@@ -91,7 +92,9 @@ def test_pages_hold_what_a_contiguous_cache_does(device: Device, weights: Weight
     tokens = [int(t) for t in np.random.default_rng(3).integers(0, weights.config.vocab_size, 50)]
     results = []
     for page_len in (0, 16):
-        with Session(device, weights, 64, exact=True, sequences=2, page_len=page_len) as session:
+        with Session(
+            device, weights, SessionSettings(64, exact=True, sequences=2, page_len=page_len)
+        ) as session:
             session.feed(tokens[40:], 1)  # so that the pages of the other are not the first
             session.feed(tokens[:39])
             rows = [*session.forward_gpu_resident((0, 1))]

@@ -35,8 +35,10 @@ from urdir.model.engine.realizar import (
 )
 from urdir.model.engine.session import Session
 from urdir.model.errors import ConfigError, ContextFullError, ModelError, UnsupportedError
-from urdir.model.families.description import Attention, Config
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
 from urdir.model.families.stored import Linear, StoredMatrix, StoredVector
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Matrix, Weights
 
 Floats = npt.NDArray[Any]
@@ -345,7 +347,9 @@ class Eager:
 
 def open_session(made: Made, **settings: Any) -> Session:
     kv_dtype = "f32" if made.exact else "f16"
-    return Session(made.device, made.weights, 16, kv_dtype, exact=made.exact, **settings)
+    return Session(
+        made.device, made.weights, SessionSettings(16, kv_dtype, exact=made.exact, **settings)
+    )
 
 
 def test_forward_gpu_resident(made: Made) -> None:
@@ -397,7 +401,7 @@ def test_ties_go_to_the_lowest_id(device: Device) -> None:
     assert Reference(config, arrays).logits(3).argmax() == 17
     with (
         make_weights(device, config, "F32", arrays) as weights,
-        Session(device, weights, 8) as session,
+        Session(device, weights, SessionSettings(8)) as session,
     ):
         logits = forward_gpu_resident(session, 3)
         assert logits[17] == logits[60] == logits[89] == logits.max()
@@ -407,7 +411,7 @@ def test_ties_go_to_the_lowest_id(device: Device) -> None:
 
 
 def test_a_forward_pass_refuses(qwen2: Made) -> None:
-    with Session(qwen2.device, qwen2.weights, 2) as session:
+    with Session(qwen2.device, qwen2.weights, SessionSettings(2)) as session:
         for run in (forward_gpu_resident, forward_gpu_resident_to_token_id):
             with pytest.raises(ModelError, match="position 3: sequence 0 has 0 tokens"):
                 run(session, 1, position=3)

@@ -16,8 +16,11 @@ from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
+from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
 
+FAMILIES = Path(__file__).parents[2] / "data" / "families"
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 128, 40)]
 MODELS = [
     "lfm2-dense",
@@ -44,7 +47,7 @@ def engine(
 def session(engine: Engine) -> Iterator[Session]:
     """Three sequences, exact."""
     with Session(
-        engine.device, engine.weights, 64, "f32", exact=True, sequences=3, chunk=8
+        engine.device, engine.weights, SessionSettings(64, "f32", exact=True, sequences=3, chunk=8)
     ) as session:
         yield session
 
@@ -129,7 +132,7 @@ def test_forks_and_cuts_between_steps_of_any_mix(engine: Engine, session: Sessio
         session.append(own, 2)
         known = session.sequences[2].tokens
         segment = Segment(2, 5, len(known), chooses=True)
-        session.launch_batch(Batch((0,), (segment,)), Output.LOGITS)
+        session.stepper.launch_batch(Batch((0,), (segment,)), Output.LOGITS)
         logits = session.parts.work["logits"].download(np.float32, (2, 128))
         expected = logits_of(engine, list(session.sequences[0].tokens))
         assert relative_rms(logits[0], expected) < CLOSE
@@ -163,6 +166,40 @@ def test_idle_rows_and_other_sequences_change_no_state(engine: Engine, session: 
     for row, logits in enumerate(session.forward_gpu_resident((0, 1, 2))):
         between = [7] if row != 1 else []
         assert relative_rms(logits, logits_of(engine, [*texts[row], *between, 11])) < CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mamba2-dense",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("qwen35-dense", "minimax-01-moe", "kimi-linear-moe", "falcon-h1-dense")
+        ),
+    ],
+)
+def test_default_prompts_divided_anywhere_are_as_near_as_llama_cpp_s(
+    name: str, device_name: str, family_file: Callable[[str], Path]
+) -> None:
+    """By chunks, but where a part of the prompt is short."""
+    with np.load(FAMILIES / f"{name}.npz") as golden:
+        tokens, logits = golden["tokens"].tolist(), golden["logits"]
+        allowed = max(2e-3, 1.1 * float(golden["native"]))
+    with Engine.open(family_file(name), device=device_name, context=64) as engine:
+        session = engine.session
+        kernels = {
+            type(op.kernel) for op in session.steps.bound(session.shapes.prompt(0, 48)[0]).plan
+        }
+        assert ChunkedRecurrence in kernels
+        for counts in ([48], [1, 47], [33, 15], [13, 34, 1]):
+            session.truncate(0)
+            found = []
+            for count in counts:
+                session.feed(tokens[session.length : session.length + count])
+                found.append(session.logits_step())
+            ends = np.cumsum(counts) - 1
+            assert relative_rms(np.stack(found), logits[ends]) <= allowed
 
 
 def test_many_users_of_a_model_without_attention(

@@ -23,6 +23,7 @@ from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sequence import Finish
 from urdir.model.engine.session import Session
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
 
 DATA = Path(__file__).parents[2] / "data" / "families"
@@ -91,7 +92,7 @@ def ragged(session: Session, family: Family, seed: int) -> float:
         if not decode and not segments:
             continue
         most = max(most, len(segments))
-        session.launch_batch(batch, Output.LOGITS)
+        session.stepper.launch_batch(batch, Output.LOGITS)
         if not batch.choosing:
             continue
         shape = (len(batch.choosing), session.parts.config.vocab_size)
@@ -113,14 +114,18 @@ def ragged(session: Session, family: Family, seed: int) -> float:
 def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
     """A segment beside decoded tokens: exact steps have no room for two."""
     engine = family.engine
-    with Session(engine.device, engine.weights, 48, "f32", exact=True, sequences=4) as session:
+    with Session(
+        engine.device, engine.weights, SessionSettings(48, "f32", exact=True, sequences=4)
+    ) as session:
         assert ragged(session, family, 1) <= EXACT_RELATIVE_RMS
 
 
 @pytest.mark.slow
 def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> None:
     engine, allowed = family.engine, max(2e-3, 1.1 * family.native)
-    with Session(engine.device, engine.weights, 256, sequences=4, page_len=16) as session:
+    with Session(
+        engine.device, engine.weights, SessionSettings(256, sequences=4, page_len=16)
+    ) as session:
         assert ragged(session, family, 2) <= allowed
 
 
@@ -177,7 +182,9 @@ def test_a_service_answers_each_request_as_alone(family: Family) -> None:
     rng, engine, ends = random.Random(4), family.engine, [5, 17, 40, 77, 101, 120]
     asked, cancelled, gate = [], [], threading.Event()
     with Session(
-        engine.device, engine.weights, 256, sequences=3, page_len=16, pages=4, keeps_states=False
+        engine.device,
+        engine.weights,
+        SessionSettings(256, sequences=3, page_len=16, pages=4, keeps_states=False),
     ) as session:
         opened = Opened(session, Letters(*ends))
         limits = replace(patient(session), ahead=1)
@@ -217,7 +224,7 @@ def test_a_slot_is_taken_over_while_a_step_of_its_last_owner_runs(family: Family
                 collected.ended()
         return [collected.tokens for collected in asked]
 
-    with Session(engine.device, engine.weights, 48, "f32", exact=True) as session:
+    with Session(engine.device, engine.weights, SessionSettings(48, "f32", exact=True)) as session:
         whole = answers(session, (0, 1, 2, 3))
         first, end = next(
             (i, token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -24,6 +24,7 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import ContextFullError
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
 
@@ -53,7 +54,7 @@ def prepare_all(session: Session, shape: StepShape) -> int:
 def test_sequences_together_equal_each_alone(device: Device, weights: Weights) -> None:
     """Three of different lengths, until the longest is full; the others may go on."""
     prompts = ([3, 1, 4], [1, 5, 9, 2, 6], [5])
-    with Session(device, weights, 12, sequences=3) as session:
+    with Session(device, weights, SessionSettings(12, sequences=3)) as session:
         alone = []
         for sequence, prompt in enumerate(prompts):
             session.feed(prompt, sequence)
@@ -72,7 +73,7 @@ def test_sequences_together_equal_each_alone(device: Device, weights: Weights) -
 
 @pytest.mark.slow
 def test_only_what_was_read_counts(device: Device, weights: Weights) -> None:
-    with Session(device, weights, 24, sequences=2) as session:
+    with Session(device, weights, SessionSettings(24, sequences=2)) as session:
         session.feed([3, 1, 4], 0)
         session.feed([1, 5], 1)
         steps = session.stream_together(Output.GREEDY, (0, 1))
@@ -99,7 +100,7 @@ def test_several_steps_at_once_equal_single_ones(
     the end of the context; undone in the midst of a launch; of two sequences together."""
     shapes = [StepShape(rows, 256, output, AT_ONCE) for rows in (1, 2)]
     launched: list[int] = []
-    with Session(device, weights, 24, sequences=2) as session:
+    with Session(device, weights, SessionSettings(24, sequences=2)) as session:
         launch = session.steps.launch
 
         def counting(shape: StepShape, stream: Stream) -> None:
@@ -143,7 +144,7 @@ def test_a_step_of_several_begins_when_the_one_before_is_complete(
 ) -> None:
     """Its kernels look at positions before they wait, so its first launch starts after a plain
     edge, and everything else of it after that launch."""
-    with Session(device, weights, 24) as session:
+    with Session(device, weights, SessionSettings(24)) as session:
         one = len(session.steps.bound(StepShape(1, 256, Output.GREEDY)))
         graph = session.steps.graph(StepShape(1, 256, Output.GREEDY, 3))
         assert graph.node_count == 3 * one
@@ -153,8 +154,28 @@ def test_a_step_of_several_begins_when_the_one_before_is_complete(
 
 
 @pytest.mark.slow
-def test_no_step_runs_beyond_what_is_asked_for(device: Device, weights: Weights) -> None:
+def test_nothing_is_recorded_on_the_way_once_all_is_prepared(
+    device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Session(device, weights, 24) as session:
+        session.feed([7])
+        session.graphs.prepare_all(1, Output.GREEDY, 1, 15)
+        monkeypatch.setattr(session.steps, "_recording", None)
+        launched: list[int] = []
+        launch = session.launch
+
+        def counting(shape: StepShape, slots: Sequence[int]) -> None:
+            launched.append(shape.steps)
+            launch(shape, slots)
+
+        monkeypatch.setattr(session, "launch", counting)
+        assert len(list(session.stream(Output.GREEDY, most=14))) == 14
+    assert launched[:3] == [1, AT_ONCE, AT_ONCE]
+
+
+@pytest.mark.slow
+def test_no_step_runs_beyond_what_is_asked_for(device: Device, weights: Weights) -> None:
+    with Session(device, weights, SessionSettings(24)) as session:
         prepare_all(session, StepShape(1, 256, Output.GREEDY, AT_ONCE))
         session.feed([3, 1, 4])
         expected = list(session.stream(Output.GREEDY))
@@ -176,7 +197,7 @@ def test_no_step_runs_beyond_what_is_asked_for(device: Device, weights: Weights)
 def test_several_steps_stay_in_a_length_bucket(device: Device, weights: Weights) -> None:
     """As single ones do: around 256 tokens attention changes its way to work."""
     tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 249)]
-    with Session(device, weights, 300) as session:
+    with Session(device, weights, SessionSettings(300)) as session:
         session.feed(tokens)
         singly = [session.greedy_step() for _ in range(20)]
         for keys in (256, 512):
@@ -189,7 +210,9 @@ def test_several_steps_stay_in_a_length_bucket(device: Device, weights: Weights)
 @pytest.mark.slow
 def test_several_steps_take_what_room_there_is_in_pages(device: Device, weights: Weights) -> None:
     """Where there is none for all of them, they come one by one, to the last page's end."""
-    with Session(device, weights, 64, sequences=2, page_len=16, pages=3) as session:
+    with Session(
+        device, weights, SessionSettings(64, sequences=2, page_len=16, pages=3)
+    ) as session:
         session.feed([1] * 14)
         expected = [session.greedy_step() for _ in range(19)]
         session.truncate(0)
@@ -217,12 +240,12 @@ def test_the_next_bucket_is_ready_before_it_is_needed(
         make_ready(self, shape)
 
     tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 450)]
-    with Session(device, weights, 1000) as session:
+    with Session(device, weights, SessionSettings(1000)) as session:
         session.feed(tokens)
         expected = [session.greedy_step() for _ in range(70)]
         assert session.length > 512
     monkeypatch.setattr(Steps, "make_ready", watched)
-    with Session(device, weights, 1000) as session:
+    with Session(device, weights, SessionSettings(1000)) as session:
         session.feed(tokens)
         del at_once[:]
         assert list(islice(session.stream(Output.GREEDY), 70)) == expected
@@ -232,7 +255,7 @@ def test_the_next_bucket_is_ready_before_it_is_needed(
 
 @pytest.mark.slow
 def test_nothing_is_prepared_far_from_the_end_of_a_bucket(device: Device, weights: Weights) -> None:
-    with Session(device, weights, 1000) as session:
+    with Session(device, weights, SessionSettings(1000)) as session:
         session.feed([1] * 100)
         list(islice(session.stream(Output.GREEDY), 2))
         assert set(session.steps._graphs) & {StepShape(1, 512, Output.GREEDY)} == set()
@@ -246,13 +269,13 @@ def test_nothing_is_prepared_far_from_the_end_of_a_bucket(device: Device, weight
 
 def test_a_graph_prepared_in_pieces_is_the_same(device: Device, weights: Weights) -> None:
     shape = StepShape(1, 256, Output.GREEDY)
-    with Session(device, weights, 20) as session:
+    with Session(device, weights, SessionSettings(20)) as session:
         pieces = prepare_all(session, shape)
         in_pieces = session.steps.graph(shape)
         assert not session.steps.prepare(shape)
         edges, nodes = in_pieces.edges, [node.operation.label for node in in_pieces.nodes]
     assert pieces > len(nodes)
-    with Session(device, weights, 20) as session:
+    with Session(device, weights, SessionSettings(20)) as session:
         session.steps.prepare(shape)
         session.steps.prepare(shape)  # begun, then needed at once
         at_once = session.steps.graph(shape)
@@ -269,7 +292,7 @@ def test_a_failed_preparation_may_be_tried_again(
     api = device.api
     if not device.is_emulated:
         pytest.skip("breaks the driver")
-    with Session(device, weights, 20) as session:
+    with Session(device, weights, SessionSettings(20)) as session:
         with monkeypatch.context() as broken:
             fails = (api.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
             broken.setattr(api, "cuGraphInstantiate", lambda *_: fails, raising=False)
@@ -282,7 +305,7 @@ def test_a_failed_preparation_may_be_tried_again(
 
 @pytest.mark.slow
 def test_waiting_is_counted(device: Device, weights: Weights) -> None:
-    with Session(device, weights, 20) as session:
+    with Session(device, weights, SessionSettings(20)) as session:
         session.feed([1, 2])
         before = session.waited_seconds
         assert len(list(session.stream(Output.GREEDY))) == 19
@@ -294,7 +317,7 @@ def test_the_oldest_graphs_are_forgotten(
 ) -> None:
     """And are recorded again, with the same result."""
     monkeypatch.setattr(runner, "MOST_GRAPHS", 2)
-    with Session(device, weights, 64) as session:
+    with Session(device, weights, SessionSettings(64)) as session:
         first = [session_token(session) for _ in range(2)]
         assert first[0] == first[1]
         assert len(session.steps._graphs) <= 2

@@ -22,6 +22,7 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
@@ -49,7 +50,7 @@ def weights(device: Device) -> Iterator[Weights]:
 
 @pytest.fixture
 def session(device: Device, weights: Weights) -> Iterator[Session]:
-    with Session(device, weights, context=24) as opened:
+    with Session(device, weights, SessionSettings(context=24)) as opened:
         yield opened
 
 
@@ -91,7 +92,10 @@ def test_replay_equals_eager_bit_for_bit(
     results = []
     for observer in (None, Eager()):
         with Session(
-            device, weights, 24, kv_dtype, exact=exact, sequences=2, observer=observer
+            device,
+            weights,
+            SessionSettings(24, kv_dtype, exact=exact, sequences=2),
+            observer=observer,
         ) as session:
             session.feed(PROMPT)
             rows = [session.logits_step()]
@@ -140,7 +144,7 @@ def test_a_prompt_step_equals_single_tokens(
     device: Device, weights: Weights, kv_dtype: KvDtype, exact: bool
 ) -> None:
     tokens = [int(t) for t in np.random.default_rng(1).integers(0, 320, 21)]
-    with Session(device, weights, 24, kv_dtype, exact=exact) as session:
+    with Session(device, weights, SessionSettings(24, kv_dtype, exact=exact)) as session:
         session.feed(tokens)
         at_once = session.logits_step()
         session.truncate(0)
@@ -178,7 +182,7 @@ def test_batched_rows_equal_single_sequences(
     """Three sequences of different lengths in one step: the tokens of one at a time."""
     rng = np.random.default_rng(2)
     prompts = [[int(t) for t in rng.integers(0, 320, n)] for n in (3, 11, 6)]
-    with Session(device, weights, 24, sequences=3, page_len=page_len) as session:
+    with Session(device, weights, SessionSettings(24, sequences=3, page_len=page_len)) as session:
         for sequence, prompt in enumerate(prompts):
             session.feed(prompt, sequence)
         together = [session.forward_gpu_resident_to_token_id((0, 1, 2)) for _ in range(4)]
@@ -192,7 +196,7 @@ def test_batched_rows_equal_single_sequences(
 @pytest.mark.slow
 @pytest.mark.parametrize("page_len", [0, 16])
 def test_a_fork_goes_its_own_way(device: Device, weights: Weights, page_len: int) -> None:
-    with Session(device, weights, 48, sequences=2, page_len=page_len) as session:
+    with Session(device, weights, SessionSettings(48, sequences=2, page_len=page_len)) as session:
         feed_singly(session, PROMPT * 4)
         session.fork(0, 1)
         first = session.forward_gpu_resident_to_token_id((0, 1))
@@ -210,7 +214,9 @@ def test_a_fork_goes_its_own_way(device: Device, weights: Weights, page_len: int
 
 @pytest.mark.slow
 def test_pages_are_shared_until_written_and_given_back(device: Device, weights: Weights) -> None:
-    with Session(device, weights, 64, sequences=2, page_len=16, pages=4) as session:
+    with Session(
+        device, weights, SessionSettings(64, sequences=2, page_len=16, pages=4)
+    ) as session:
         cache = session.parts.cache
         session.feed([1] * 34)  # all but the last need three pages
         assert cache.free_tokens == 16
@@ -237,7 +243,7 @@ def test_a_batch_on_tensor_cores_equals_single_sequences_within_tolerance(
 ) -> None:
     rng = np.random.default_rng(3)
     count = 11  # rows of the step: 16, five of them idle
-    with Session(device, weights, 24, sequences=count) as session:
+    with Session(device, weights, SessionSettings(24, sequences=count)) as session:
         for sequence in range(count):
             session.feed([int(t) for t in rng.integers(0, 320, 2 + sequence)], sequence)
         together = session.forward_gpu_resident(range(count))
@@ -266,7 +272,9 @@ def test_crossing_a_bucket_is_invisible(device: Device, weights: Weights, page_l
     tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 253)]
     results = []
     for observer in (None, Eager()):
-        with Session(device, weights, 1000, page_len=page_len, observer=observer) as session:
+        with Session(
+            device, weights, SessionSettings(1000, page_len=page_len), observer=observer
+        ) as session:
             session.feed(tokens)
             rows = [session.logits_step()]
             for token in range(6):
@@ -364,7 +372,7 @@ def test_numpy_references_of_the_whole_plan_agree(device: Device, weights: Weigh
             execute.evaluate(bound)
 
     for observer in (None, References()):
-        with Session(device, weights, 24, observer=observer) as session:
+        with Session(device, weights, SessionSettings(24), observer=observer) as session:
             session.feed(PROMPT)
             results.append(session.logits_step())
     assert relative_rms(results[1], results[0]) < PROMPT_TOLERANCE

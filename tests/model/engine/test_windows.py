@@ -15,11 +15,15 @@ from urdir.model.engine.batch import Output
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.realizar import describe
 from urdir.model.engine.realizar.from_sizes import MadeFile
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.requests.request import Request
+from urdir.model.engine.sequence import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
-from urdir.model.families.description import Attention, Block, Config, LayerConfig
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.layers import Block, LayerConfig
 from urdir.model.measure.bench import BenchCase, Rates, bench
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
 #: The window of layer 0, and how many slots its ring has in exact arithmetic.
@@ -35,7 +39,9 @@ class Made:
     wanted: Any  # logits (tokens, vocab) of a token sequence
 
     def open(self, device: Device, **settings: Any) -> Session:
-        return Session(device, self.weights, CONTEXT, "f32", exact=True, **settings)
+        return Session(
+            device, self.weights, SessionSettings(CONTEXT, "f32", exact=True, **settings)
+        )
 
 
 def windowed(config: Config, **fields: Any) -> Config:
@@ -115,27 +121,26 @@ def test_a_shared_prefix_that_is_lost_is_processed_again(made: Made, device: Dev
     class Words:
         end_ids = ()
 
-        def decode(self, ids: Any) -> bytes:
-            return b"".join(b"%d " % i for i in ids)
+        def is_control(self, token: int) -> bool:
+            return False
 
-        token_bytes = decode
+        def token_bytes(self, token: int) -> bytes:
+            return b"%d " % token
 
-    def generate(prompt: list[int]) -> Generation:
-        greedy = SamplingSettings(temperature=0.0)
-        generation = Generation(session, Words(), prompt, greedy, limit=2)  # type: ignore[arg-type]
-        generation._begin()
-        return generation
+    def found(prompt: list[int]) -> int:
+        """Tokens of the prompt that were there; the answer is as if there were none."""
+        request = Request(prompt=tuple(prompt), settings=GREEDY, limit=3)
+        generation = Generation(session, Words(), request)  # type: ignore[arg-type]
+        assert "".join(generation.text()).split() == [str(t) for t in generation.tokens]
+        wanted = made.wanted([*prompt, *generation.tokens])[len(prompt) - 1 : -1]
+        assert generation.tokens == [int(logits.argmax()) for logits in wanted]
+        return generation.statistics.cached_tokens
 
     first = tokens(2 * RING)
     with made.open(device) as session:
-        generate(first)
-        session.logits_step()
-        near = [*first[: 2 * RING - 3], 1, 2]
-        assert generate(near).statistics.cached_tokens == 2 * RING - 3
-        check(session.logits_step(), made.wanted(near)[-1])
-        far = [*first[:RING], 3, 4, 5]
-        assert generate(far).statistics.cached_tokens == 0
-        check(session.logits_step(), made.wanted(far)[-1])
+        assert found(first) == 0
+        assert found([*first[: 2 * RING - 3], 1, 2]) == 2 * RING - 3
+        assert found([*first[:RING], 3, 4, 5]) == 0
 
 
 def test_steps_that_nobody_reads_are_undone(made: Made, device: Device) -> None:

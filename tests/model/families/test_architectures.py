@@ -11,7 +11,9 @@ import pytest
 
 from urdir.model.blocks.attention_network import own_token
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import Attention, Config, Dense
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.stored import Linear, stored_in

@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 
 from urdir.model.errors import ConfigError, ModelError, UnsupportedError
+from urdir.model.families.attention import Attention
 from urdir.model.families.check import VECTOR_TYPES
-from urdir.model.families.description import Attention, Config, Dense, LayerConfig
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense
+from urdir.model.families.layers import LayerConfig
 from urdir.model.families.stored import StoredMatrix, stored_in
 from urdir.model.files.gguf import Gguf
 from urdir.ptxgen.weights.formats import FORMATS

@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import Attention, Config
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe, read_config
 from urdir.model.families.rope import RopeConfig

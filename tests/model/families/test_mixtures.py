@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 from urdir.model.errors import ConfigError, ModelError, UnsupportedError
-from urdir.model.families.description import (
-    Attention,
-    Config,
-    Dense,
-    Mixture,
-    Network,
-)
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, Mixture
+from urdir.model.families.layers import Network
 from urdir.model.families.registry import read_config
 from urdir.model.families.stored import StoredMatrix
 from urdir.ptxgen.kernels.activation import Activation

@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 
 from urdir.model.errors import ConfigError
-from urdir.model.families.description import (
-    Config,
-    Dense,
-    Mixture,
-    Network,
-    Router,
-)
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense, Mixture, Router
+from urdir.model.families.layers import Network
 from urdir.model.families.registry import read_config
 from urdir.model.families.stored import Linear, StoredMatrix, StoredVector
 from urdir.ptxgen.kernels.activation import Activation

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from urdir.model.errors import UnsupportedError
-from urdir.model.families.description import Attention, Config, Dense
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.feed_forward import Dense
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.shapes import SHAPES, Shape

@@ -17,6 +17,7 @@ from urdir.model.families.description import Config
 from urdir.model.families.shapes import SHAPES, Shape
 from urdir.model.families.stored import StoredMatrix
 from urdir.model.families.synthetic import TYPES, RepeatedBlocks, SyntheticModel
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
@@ -275,7 +276,7 @@ def test_a_small_one_decodes(kind: str, device_name: str, tiny: Tiny) -> None:
     with (
         Device.open(device_name) as device,
         Weights.load(model, Config.from_gguf(model), device) as weights,
-        Session(device, weights, 16) as session,
+        Session(device, weights, SessionSettings(16)) as session,
     ):
         session.feed([1, 2, 3])
         assert np.isfinite(session.logits_step()).all()
@@ -302,7 +303,7 @@ def test_a_small_mixture_decodes(
     with (
         Device.open(device_name) as device,
         Weights.load(model, Config.from_gguf(model), device) as weights,
-        Session(device, weights, 16) as session,
+        Session(device, weights, SessionSettings(16)) as session,
     ):
         session.feed([1, 2, 3])
         assert np.isfinite(session.logits_step()).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,18 @@ def _folder(path: Path, index: object, **files: dict[str, Any]) -> Path:
         (path / f"{name}.safetensors").write_bytes(file_bytes(header, b"abcdef"[: len(header) * 2]))
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     return path
+
+
+def test_a_file_that_changes_while_it_is_open(tmp_path: Path) -> None:
+    raw, path = file_bytes(GOOD, b"abcdef"), tmp_path / "changing.safetensors"
+    for change in (raw[:10], raw[:-1], raw + b"more", raw[:-1] + b"!"):
+        path.write_bytes(raw)
+        os.utime(path, ns=(1, 1))
+        tensor = read_safetensors(path)["b"]
+        assert tensor.data[:].tobytes() == b"ef"
+        path.write_bytes(change)
+        with pytest.raises(SafetensorsError, match="was changed while it was in use"):
+            _ = tensor.data[:]
 
 
 def test_an_index_of_two_files(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from urdir.model.measure.paper_device import paper_device
 from urdir.model.measure.product_rate import product_rate
 from urdir.model.measure.profile import plot_roofline
 from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.render import jinja as template_environment
 from urdir.ptxgen.weights.formats import FORMATS
@@ -92,7 +93,7 @@ def test_bytes_of_an_8b_step() -> None:
     with (
         paper_device("sm_90", 132) as device,
         Weights(model, config, device) as weights,
-        Session(device, weights, 200) as session,
+        Session(device, weights, SessionSettings(200)) as session,
     ):
         cache = session.parts.cache.shape
         needed = bytes_per_step(model, config, cache, 100)
@@ -108,7 +109,7 @@ def test_bytes_of_an_8b_step() -> None:
 def test_tied_weights_are_read_and_sequences_add_keys() -> None:
     model = SyntheticModel("llama-3.2-1b", "q4_k_m")
     config = Config.from_gguf(model)
-    cache = CacheShape.of(config, 200, "f16", rows=16)
+    cache = CacheShape.of(config, SessionSettings(200), rows=16)
     whole = sum(t.nbytes for t in model.tensors.values())
     assert bytes_per_step(model, config, cache, 0) == whole
     assert bytes_per_step(model, config, cache, 10) == whole + 10 * (32 << 10)
@@ -250,7 +251,8 @@ def test_the_startup_section(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     phases = {row["phase"]: (row["value"], row["unit"]) for row in rows}
     assert [unit for _, unit in phases.values()] == [*["ms"] * 9, "GB/s", "ms", "s"]
     assert all(value > 0 for value, _ in phases.values())
-    parts = ("device opened", "file read and described", "tokeniser built", "first graphs recorded")
+    parts = ("driver loaded", "file read and checked", "device opened")
+    parts += ("tokeniser built", "first graphs recorded")
     (note,) = (row["note"] for row in rows if row["phase"] == "weights loaded")
     longest = max(*(phases[part][0] for part in parts), 1e3 * float(note.split()[-2]) - 5)
     assert longest <= phases["opened, all of that"][0]

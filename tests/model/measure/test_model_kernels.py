@@ -26,6 +26,7 @@ from urdir.model.families.stored import StoredVector, stored_in
 from urdir.model.files.gguf import Gguf, Tensor
 from urdir.model.measure.model_kernels import folded, model_kernels, step_shapes
 from urdir.model.memory.buckets import chunks_of
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
@@ -78,7 +79,7 @@ def test_it_finds_what_a_session_loads(
         found = model_kernels(gguf, config, CONTEXT, "sm_90a", sm_count, kv_dtype, exact)
         with (
             Weights.load(gguf, config, device) as weights,
-            Session(device, weights, CONTEXT, kv_dtype, exact=exact) as session,
+            Session(device, weights, SessionSettings(CONTEXT, kv_dtype, exact=exact)) as session,
         ):
             for end in (6, 13, 20, 49):  # each size of prompt step
                 session.truncate(0)
@@ -102,7 +103,10 @@ def test_counts_are_those_of_the_plans(nano: Path) -> None:
     with Gguf(nano) as gguf, Device.open("emulator") as device:
         config = Config.from_gguf(gguf)
         found = model_kernels(gguf, config, CONTEXT, "sm_90a", device.properties.sm_count)
-        with Weights(gguf, config, device) as weights, Session(device, weights, CONTEXT) as session:
+        with (
+            Weights(gguf, config, device) as weights,
+            Session(device, weights, SessionSettings(CONTEXT)) as session,
+        ):
             for shape in (
                 StepShape(1, session.parts.cache.shape.max_len, Output.GREEDY),
                 StepShape(64, session.parts.cache.shape.max_len, Output.GREEDY, prompt=64),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets
 from urdir.model.engine.session import Session
-from urdir.model.errors import ModelError
+from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.budget import (
@@ -19,8 +19,9 @@ from urdir.model.memory.budget import (
     MemoryPlan,
     SessionBudget,
     check_context,
-    most_sequences,
 )
+from urdir.model.memory.fitting import Place
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
@@ -37,28 +38,15 @@ def test_a_session_takes_what_its_budget_says(
 ) -> None:
     with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
         config = Config.from_gguf(gguf)
-        budget = SessionBudget.of(
-            config,
-            24,
-            emulator.properties.sm_count,
-            kv_dtype=kv_dtype,
-            exact=exact,
-            sequences=sequences,
-            page_len=page_len,
+        settings = SessionSettings(
+            24, kv_dtype, exact=exact, sequences=sequences, page_len=page_len
         )
+        budget = SessionBudget.of(config, emulator.properties.sm_count, settings)
         plan, tensors = MemoryPlan.of(gguf, config, budget), len(gguf.tensors)
         free = [emulator.memory_info()[0]]
         with Weights(gguf, config, emulator) as weights:
             free.append(emulator.memory_info()[0])
-            with Session(
-                emulator,
-                weights,
-                24,
-                kv_dtype,
-                exact=exact,
-                sequences=sequences,
-                page_len=page_len,
-            ):
+            with Session(emulator, weights, settings):
                 free.append(emulator.memory_info()[0])
     parts = len(budget.cache.sizes()) + len(budget.workspace) + len(budget.state.sizes())
     spent = plan.kv_cache + plan.workspace + plan.state
@@ -70,7 +58,8 @@ def test_a_session_takes_what_its_budget_says(
 def test_rows_of_prompts_begin_where_kernels_take_them(data: Path, sequences: int) -> None:
     """Beside those of any number of sequences: at multiples of 16 bytes."""
     with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
-        budget = SessionBudget.of(Config.from_gguf(gguf), 64, 4, sequences=sequences, page_len=16)
+        settings = SessionSettings(64, sequences=sequences, page_len=16)
+        budget = SessionBudget.of(Config.from_gguf(gguf), 4, settings)
     shapes = ShapeBuckets.of(budget.chunks, budget.cache.max_len, budget.state.rows)
     for decode in range(1, sequences):
         batch = Batch(tuple(range(decode)), (Segment(decode, 0, 3, chooses=True),))
@@ -94,21 +83,40 @@ def test_sequences_leave_half_of_the_memory_to_pages(
     """The most of a halving whose states, once more, would fit beside one sequence's pages."""
     with Gguf(family_file("qwen35-dense")) as gguf:
         config = Config.from_gguf(gguf)
-        budget = partial(SessionBudget.of, config, 256, 4, page_len=16, keeps_states=False)
+        wanted = SessionSettings(256, sequences=256, page_len=16, keeps_states=False)
+        place = Place(gguf, config, emulator)
         free = emulator.memory_info()[0]
 
         def needed(count: int) -> int:
-            plan = MemoryPlan.of(gguf, config, budget(sequences=count, pages=16))
+            plan = place.plan(wanted, sequences=count, pages=16)
             assert plan.recurrent == 140288 * count
             return plan.total + 140288 * count + RESERVE_BYTES
 
         def sequences(nbytes: int) -> int:
-            return most_sequences(gguf, config, emulator, budget, nbytes / free, 256)
+            return place.most_sequences(wanted, nbytes / free)
 
         assert sequences(2 * needed(256)) == 256
         assert sequences(needed(64) + 4096) == 64
         assert sequences(needed(64) - 4096) == 32
         assert sequences(0) == 1
     with Gguf(family_file("llama-dense")) as gguf:
-        config = Config.from_gguf(gguf)
-        assert most_sequences(gguf, config, emulator, budget, 0.0, 256) == 256
+        place = Place(gguf, Config.from_gguf(gguf), emulator)
+        assert place.most_sequences(wanted, 0.0) == 256
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"context": 0}, "context is 0: expected 1 or more"),
+        ({"sequences": 0}, "sequences is 0: expected 1 or more"),
+        ({"chunk": -1}, "chunk is -1: expected 1 or more"),
+        ({"kv_dtype": "f64"}, "kv_dtype is 'f64': expected f32, f16, bf16, q8_0"),
+        ({"page_len": 8}, "page_len is 8: expected 0 or a power of two from 16 on"),
+        ({"page_len": 48}, "page_len is 48: expected 0 or a power of two from 16 on"),
+        ({"pages": 4}, "pages is 4, page_len is 0: expected pages of a length"),
+        ({"page_len": 16, "pages": 0}, "pages is 0, page_len is 16: expected 1 or more pages"),
+    ],
+)
+def test_settings_out_of_range_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{message}"):
+        SessionSettings(**{"context": 24, **fields})

@@ -16,13 +16,16 @@ from urdir.driver.device import Device
 from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
 from urdir.model.engine.realizar import describe
-from urdir.model.engine.requests.scheduler import Storage
 from urdir.model.errors import ContextFullError, ModelError
-from urdir.model.families.description import Attention, Block, Branch, Config, LayerConfig
+from urdir.model.families.attention import Attention
+from urdir.model.families.description import Config
+from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory import kv_cache
+from urdir.model.memory.cache_groups import Group, PagedGroup
 from urdir.model.memory.cache_shape import CachedLayer, CacheShape
 from urdir.model.memory.kv_cache import KvCache
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
 
 PAGE = 16
@@ -67,13 +70,13 @@ def wide_config() -> Config:
 def shape_of(
     config: Config, dtype: KvDtype = "f16", *, sequences: int = 2, **pages: int
 ) -> CacheShape:
-    return CacheShape.of(config, 100, dtype, rows=ROWS, sequences=sequences, **pages)
+    return CacheShape.of(config, SessionSettings(100, dtype, sequences=sequences, **pages), ROWS)
 
 
 def test_the_description_names_operations_that_exist() -> None:
     words = re.findall(r"``(\w+)``", kv_cache.__doc__ or "")
     assert words
-    for kind in (kv_cache.KvCache, kv_cache.Group, kv_cache.PagedGroup):
+    for kind in (KvCache, Group, PagedGroup):
         assert [word for word in words if not callable(getattr(kind, word, None))] == []
 
 
@@ -360,16 +363,15 @@ def test_rings_and_contiguous_caches_share_no_beginnings(
     device: Device, stream: Stream, page_len: int
 ) -> None:
     with KvCache(device, shape_of(config_of(), page_len=page_len), stream) as cache:
-        storage: Storage = cache
-        assert storage.match(0, range(20), 30, 16) == storage.share_len == 0
-        storage.publish(0, range(20))
-        assert storage.match(1, range(20), 30, 16) == 0
+        assert cache.match(0, range(20), 30, 16) == cache.share_len == 0
+        cache.publish(0, range(20))
+        assert cache.match(1, range(20), 30, 16) == 0
         assert len(cache.pages(1, 0)) == len(cache.pages(1, 1)) == (2 if page_len else 0)
         assert len(cache.pools) == (2 if page_len else 0)
-        assert storage.reserve(0, 30, 31) == (32 if page_len else 31)
-        assert storage.most_tokens == 256
+        assert cache.reserve(0, 30, 31) == (32 if page_len else 31)
+        assert cache.most_tokens == 256
         with pytest.raises(ModelError, match="sequence 1 holds tokens: truncate it to 0 first"):
-            storage.match(1, (), 1, 0)
+            cache.match(1, (), 1, 0)
 
 
 def test_a_beginning_is_refused_whole(device: Device, stream: Stream) -> None:
@@ -447,5 +449,5 @@ def test_values_that_keys_hold_take_no_room(emulator: Device) -> None:
 def test_a_latent_token_is_stored_once(family_file: Callable[[str], Path], dtype: KvDtype) -> None:
     with Gguf(family_file("deepseek2-moe")) as gguf:
         config = Config.from_gguf(gguf)
-    shape = CacheShape.of(config, 64, dtype, rows=8, page_len=16)
+    shape = CacheShape.of(config, SessionSettings(64, dtype, page_len=16), rows=8)
     assert shape.read_nbytes(1) == config.n_layers * {"f16": 2 * 576, "q8_0": 576 + 36}[dtype]

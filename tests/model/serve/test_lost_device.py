@@ -15,6 +15,7 @@ from urdir.model.serve.app import make_app
 from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.served_model import EngineModel
 
 ASKED = {"prompt": "By the old mill", "max_tokens": 3, "temperature": 0}
@@ -28,7 +29,9 @@ def test_everybody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> tuple[list[httpx.Response], list[httpx.Response]]:
         engine = Engine.open(device="emulator", sequences=2, page_len=16, context=64)
         service = AsyncService(engine, lambda owner: EngineModel(engine, None, owner, Defaults()))
-        transport = httpx.ASGITransport(make_app(service, Access(), Limits()))
+        transport = httpx.ASGITransport(
+            make_app(service, Access(), Limits(), ServerMetrics(service))
+        )
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
 
             async def ask(**more: Any) -> httpx.Response:

@@ -243,7 +243,7 @@ def test_a_gpu_is_compared_with_an_emulator_that_poses_as_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     row = check._check_emulator("twin", "cuda", open_demo)
-    assert row == CheckRow("twin", error=0.0, tolerance=check.EMULATOR_TOLERANCE)
+    assert row == CheckRow("twin", error=0.0, tolerance=check.ROUNDING_TOLERANCE)
     right = check._decode
 
     def off(engine: Any, *args: Any) -> Any:
@@ -306,7 +306,7 @@ def test_plans_run_edited_ptx(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_emulator_agrees_with_itself() -> None:
     row = check._check_emulator("twice", "emulator", open_demo)
-    assert row == CheckRow("twice", error=0.0, tolerance=check.EMULATOR_TOLERANCE)
+    assert row == CheckRow("twice", error=0.0, tolerance=check.ROUNDING_TOLERANCE)
 
 
 class Shortened:
@@ -336,6 +336,36 @@ def test_a_launch_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(GemmWgmma, "reference", wrong)
     with pytest.raises(check.CheckError, match=r"attn_output \(gemm_wgmma\): y\[1, 7\] is "):
         check._check_launches("launches", "emulator", open_demo)
+
+
+def open_ranks(device: str, gpus: Any) -> Engine:
+    return Engine.open(device=device, gpus=gpus, context=check.CONTEXT, cache_folder=None)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_gpus_agree_with_one(device_name: str, needs_gpus: Callable[[int], None]) -> None:
+    needs_gpus(2)
+    row = check.check_ranks(open_ranks, device_name, 2)
+    assert (row.name, row.failure) == ("2 GPUs agree with one", "")
+    assert 0 < row.error <= row.tolerance
+
+
+@pytest.mark.parametrize(
+    ("off", "message"),
+    [
+        ([1.0, 1.01, 1.01], r"GPUs 0, 3 decode .* GPU 0 alone .* differ by \d.\d\de-\d+"),
+        ([1.0, 1.0, 1.01], "other logits when it runs again"),
+    ],
+)
+def test_gpus_that_do_not_agree_are_named(
+    off: list[float], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors, logits = iter(off), np.linspace(-1, 1, 8, dtype=np.float32)
+    monkeypatch.setattr(check, "_decode_in", lambda *_: ([1], logits * next(factors)))
+    row = check.check_ranks(open_ranks, "emulator", (0, 3))
+    assert re.search(message, row.failure)
+    assert check.check_ranks(open_ranks, "cuda:99", 2).status == "FAILED"
 
 
 def test_a_device_that_cannot_be_opened_fails_every_plan() -> None:

@@ -23,6 +23,7 @@ from urdir.model.engine.sequence import GREEDY, Finish
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
 DRAWN = SamplingSettings(temperature=1.5, seed=5)
@@ -56,7 +57,7 @@ def session(data: Path, device_name: str) -> Iterator[Session]:
         Device.open(device_name) as device,
         Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf,
         Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=1024), device) as weights,
-        Session(device, weights, 64, sequences=3, page_len=16) as opened,
+        Session(device, weights, SessionSettings(64, sequences=3, page_len=16)) as opened,
     ):
         yield opened
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -107,8 +108,9 @@ class ToyStorage:
         held += self.pool.take(max(0, self.blocks(end) - len(held)))
         return len(held) * self.page_len
 
-    def truncate(self, sequence: int, length: int) -> None:
-        assert length == 0
+    def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None:
+        assert len(tokens) <= reached
+        self.publish(sequence, tokens)
         self.pool.release(self.table[sequence])
         self.table[sequence] = []
 
@@ -121,6 +123,11 @@ class ToyStorage:
         assert not self.pool.is_shared(page)
         self.states[page][position % self.page_len] = state
 
+    @property
+    def held(self) -> list[bool]:
+        """Whether each sequence has pages."""
+        return [bool(pages) for pages in self.table]
+
     def check(self) -> None:
         """Every page is held as often as sequences have it."""
         users = [0] * self.pages
@@ -131,10 +138,52 @@ class ToyStorage:
         assert self.pool.used == sum(map(bool, users))
 
 
+class ToyPlaces:
+    """A contiguous cache: a sequence goes on from what its own place was left with."""
+
+    share_len = 0
+
+    def __init__(self, slots: int, most_tokens: int) -> None:
+        self.slots, self.most_tokens = slots, most_tokens
+        self.states = [[UNWRITTEN] * most_tokens for _ in range(slots)]
+        self.left: list[Sequence[int]] = [()] * slots
+        self.held = [False] * slots
+
+    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+        assert not self.held[sequence]
+        self.held[sequence] = True
+        pairs = zip(self.left[sequence], tokens, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def publish(self, sequence: int, tokens: Sequence[int]) -> None:
+        assert self.held[sequence]
+
+    def reserve(self, sequence: int, start: int, end: int) -> int:
+        assert self.held[sequence]
+        assert end <= self.most_tokens
+        return end
+
+    def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None:
+        """What steps under way write from now on lies past ``tokens``."""
+        assert self.held[sequence]
+        assert len(tokens) <= reached
+        self.held[sequence], self.left[sequence] = False, tokens
+        self.states[sequence][reached:] = [UNWRITTEN] * (self.most_tokens - reached)
+
+    def read(self, sequence: int, position: int) -> int:
+        return self.states[sequence][position]
+
+    def write(self, sequence: int, position: int, state: int) -> None:
+        self.states[sequence][position] = state
+
+    def check(self) -> None:
+        """Nobody holds what is another's."""
+
+
 class ToyDevice:
     """Runs steps: tokens of sequences are in its memory, and it chooses the next ones."""
 
-    def __init__(self, storage: ToyStorage) -> None:
+    def __init__(self, storage: ToyStorage | ToyPlaces) -> None:
         self.storage = storage
         self.tokens: list[dict[int, int]] = [{} for _ in range(storage.slots)]
         self.mailbox: dict[tuple[int, int], int] = {}
@@ -170,7 +219,7 @@ class Server:
 
     def __init__(
         self,
-        storage: ToyStorage,
+        storage: ToyStorage | ToyPlaces,
         context: int = 40,
         limits: Limits | None = None,
         clock: Callable[[], float] = lambda: 0.0,
@@ -279,7 +328,7 @@ class Server:
         assert running + waiting == sorted(running + waiting) == sorted(scheduler._tasks)
         slots = [task.slot for task in scheduler._running.values()]
         assert sorted(slots + scheduler._slots) == list(range(self.storage.slots))
-        for slot, held in enumerate(self.storage.table):
+        for slot, held in enumerate(self.storage.held):
             assert slot in slots or not held
         assert self.begun == sorted(self.begun)
 
@@ -302,17 +351,20 @@ REQUESTS = st.builds(
 
 
 class AnyUse(RuleBasedStateMachine):
-    """Requests come, go and end at any time, with too few pages for all of them."""
+    """Requests come, go and end at any time, with too few pages for all of them or with places of
+    their own."""
 
     @initialize(
         pages=st.integers(5, 12),
         slots=st.integers(1, 4),
         shares=st.booleans(),
         more=st.sampled_from([0, 1, 3]),
+        is_paged=st.booleans(),
     )
-    def start(self, pages: int, slots: int, shares: bool, more: int) -> None:
+    def start(self, pages: int, slots: int, shares: bool, more: int, is_paged: bool) -> None:
         self.now = 0.0
-        storage = ToyStorage(pages, 4, slots, shares)
+        paged, places = ToyStorage(pages, 4, slots, shares), ToyPlaces(slots, 4 * pages)
+        storage = paged if is_paged else places
         self.server = Server(storage, 32, small_limits(), lambda: self.now, more)
         self.cancelled = 0
 
@@ -383,7 +435,7 @@ class AnyUse(RuleBasedStateMachine):
         assert server.run() <= 4 * work
         server.check()
         assert len(server.endings) + self.cancelled == len(server.requests)
-        assert server.storage.pool.used == 0
+        assert not any(server.storage.held)
 
 
 AnyUse.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
@@ -634,7 +686,7 @@ def test_a_stop_string_is_the_callers_to_see() -> None:
 def test_what_never_fits_is_refused() -> None:
     for pages, context, room in ((4, 40, 16), (40, 9, 9)):
         server = Server(ToyStorage(pages, 4, 2), context)
-        with pytest.raises(ContextFullError, match=f"17 tokens: there is room for {room}"):
+        with pytest.raises(ContextFullError, match=f"17 tokens exceed the context of {room} by"):
             server.add(ask(*[1] * 17))
         server.add(ask(*[1] * room, limit=None))
         server.run()
@@ -671,7 +723,7 @@ def test_who_waits_too_long_is_told_but_not_who_has_begun() -> None:
 
 
 def test_bad_requests_and_limits() -> None:
-    with pytest.raises(ModelError, match="an empty prompt"):
+    with pytest.raises(ModelError, match="the prompt is empty"):
         Request(prompt=())
     with pytest.raises(SettingsError, match="a limit of 0 tokens: expected 1 or more"):
         Request(prompt=(1,), limit=0)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 import pytest
 
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.engine.requests.limits import Limits
@@ -23,13 +23,17 @@ from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import Finish
-from urdir.model.errors import BusyError, ContextFullError, ModelError
+from urdir.model.errors import BusyError, ConstraintError, ContextFullError, ModelError
 from urdir.model.owner import Owner
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.matcher import Matcher
 
 DEMO = Path(__file__).parents[3] / "data" / "demo" / "eval.jsonl"
 GREEDY = SamplingSettings(temperature=0.0)
+CONSTRAINED = Request(
+    prompt=(5, 6, 7), constraint=Constraint.choice(["yes, of course", "certainly not"])
+)
 DRAWN = SamplingSettings(temperature=1.3, top_k=0, top_p=1.0, min_p=0.0, seed=11)
 
 
@@ -79,7 +83,7 @@ def questions(device_name: str, request: pytest.FixtureRequest) -> list[tuple[li
         ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(device_name: str) -> Iterator[Engine]:
     """Of few pages: not all sequences become long at once."""
     with Engine.open(device=device_name, sequences=6, page_len=16, pages=36, text=True) as opened:
@@ -118,8 +122,8 @@ def test_settings_are_each_request_s_own(engine: Engine) -> None:
     that gives the same whatever else runs."""
     tokenizer = engine.tokenizer
     prompt = tuple(tokenizer.encode("By the old mill"))
-    generation = Generation(engine.session, tokenizer, prompt, DRAWN, limit=8)
-    alone = "".join(generation.text())
+    drawn_alone = Request(prompt=prompt, settings=DRAWN, limit=8)
+    alone = "".join(engine.generation(drawn_alone).text())
     with Service(engine, tokenizer) as service:
         likely = SamplingSettings(temperature=0.0, logprobs=3)
         plain = ask(service, Request(prompt=prompt, settings=GREEDY, limit=8))
@@ -190,6 +194,64 @@ def test_a_step_that_fails_ends_its_requests_alone(
         assert str(ask(service, request).ended()) == "no such luck"
         assert isinstance(ask(service, request).ended(), Ending)
         assert service.metrics().pages_used == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mask", pytest.param("accept", marks=pytest.mark.full)])
+def test_a_constraint_that_fails_ends_its_request_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """At its third token. Beside it another with the same constraint goes on, and so do later
+    ones."""
+    works, calls = getattr(Matcher, method), Counter[Matcher]()
+
+    def failing(matcher: Matcher, argument: Any) -> None:
+        calls[matcher] += 1
+        if matcher is next(iter(calls)) and calls[matcher] == 3:
+            raise ConstraintError("no more states")
+        works(matcher, argument)
+
+    with Service(engine, engine.tokenizer) as service:
+        expected = ask(service, CONSTRAINED)
+        assert isinstance(expected.ended(), Ending)
+        monkeypatch.setattr(Matcher, method, failing)
+        failed, beside = ask(service, CONSTRAINED), ask(service, CONSTRAINED)
+        plain = ask(service, Request(prompt=(5, 6, 7), limit=4, ignore_end=True))
+        assert str(failed.ended()) == "no more states"
+        for answer in (beside, plain, later := ask(service, CONSTRAINED)):
+            assert isinstance(answer.ended(), Ending)
+        assert beside.text == later.text == expected.text
+        assert expected.text.startswith(failed.text)
+        metrics = service.metrics()
+    assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_constrained_answers_after_a_step_that_fails(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that had begun end with the error; those that wait are as good as new."""
+    launch, launches = engine.session.queue.launch, 0
+
+    def failing(*args: Any) -> None:
+        nonlocal launches
+        if (launches := launches + 1) == 3:
+            raise ModelError("no such luck")
+        launch(*args)
+
+    with Service(engine, engine.tokenizer) as service:
+        expected = ask(service, CONSTRAINED)
+        assert isinstance(expected.ended(), Ending)
+        monkeypatch.setattr(engine.session.queue, "launch", failing)
+        asked = [ask(service, CONSTRAINED) for _ in range(len(engine.session.sequences) + 2)]
+        ends = [answer.ended() for answer in asked]
+        for answer, end in zip(asked, ends, strict=True):
+            if isinstance(end, Ending):
+                assert answer.text == expected.text
+            else:
+                assert str(end) == "no such luck"
+        assert {type(end) for end in ends} == {Ending, ModelError}
 
 
 def test_many_prompts_in_one_line(engine: Engine) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,9 @@ from urdir.driver.errors import DriverError
 from urdir.model.engine import runner
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.requests.answer import Item
+from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
 from urdir.model.engine.run_ahead import AT_ONCE
@@ -26,6 +28,7 @@ from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.buckets import chunks_of
+from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
 SHAPES = [StepShape(rows, 64, Output.GREEDY) for rows in (1, 2, 4)]
@@ -37,7 +40,7 @@ def session(data: Path, device_name: str) -> Iterator[Session]:
         Device.open(device_name) as device,
         Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf,
         Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=1024), device) as weights,
-        Session(device, weights, 64, sequences=4, page_len=16) as opened,
+        Session(device, weights, SessionSettings(64, sequences=4, page_len=16)) as opened,
     ):
         yield opened
 
@@ -63,6 +66,36 @@ def test_the_likeliest_shapes_come_first() -> None:
         newcomer = Segment(users, 0, 300, chooses=True)
         assert shapes.of_batch(Batch(tuple(range(users)), (newcomer,)), 500, Output.SAMPLE) in soon
     assert shapes.decode(256, 30_000, Output.GREEDY) in likely
+
+
+class Room:
+    """Storage that nothing ever fills, and nothing is shared in."""
+
+    most_tokens, share_len = 1 << 30, 0
+
+    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+        return 0
+
+    def publish(self, sequence: int, tokens: Sequence[int]) -> None: ...
+
+    def reserve(self, sequence: int, start: int, end: int) -> int:
+        return end
+
+    def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None: ...
+
+
+@pytest.mark.parametrize(("requests", "prompt"), [(64, 128), (300, 100), (100, 2048), (5, 3000)])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_whoever_comes_together_finds_graphs(requests: int, prompt: int, at_once: bool) -> None:
+    shapes = ShapeBuckets.of(chunks_of(exact=False), 32768, 256, 16)
+    limits = Limits.for_throughput(shapes, requests) if at_once else Limits.for_latency(shapes)
+    likely = set(likely_shapes(shapes, [Output.GREEDY], limits.mixed_rows))
+    scheduler = Scheduler(Room(), slots=256, context=32768, limits=limits)
+    for _ in range(requests):
+        scheduler.add(Request(prompt=(1,) * prompt, settings=GREEDY, limit=40))
+    while (plan := scheduler.plan()) is not None:
+        assert shapes.of_batch(plan.batch, plan.longest, Output.GREEDY) in likely
+        scheduler.chosen(plan, [5] * len(plan.choosers))
 
 
 @pytest.mark.parametrize("most", [(8, 8, 1), (60, 64, 5), (300, 200, 8), (4096, 131_072, 256)])

@@ -1,0 +1,178 @@
+"""The loop that answers requests, one round at a time, and is one step ahead of what it reads.
+
+    the host                                        the device
+    ---------------------------------------------   ------------------
+    plans step n + 1, writes its rows, queues it    step n
+    waits for step n
+    reads its tokens: text, endings, pieces         step n + 1
+    ...
+
+Where a few answers go on alone, a step here is a launch of several. Whoever wants answers turns the
+loop: a thread for many users (`Service`), the caller itself for one (`Generation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from urdir.driver.errors import CudaError, DriverError
+from urdir.model.engine.requests.answer import Answer, Item
+from urdir.model.engine.requests.choices import DeviceChoices, HostChoices
+from urdir.model.engine.requests.launcher import Launcher
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.requests.metrics import Metrics
+from urdir.model.engine.requests.open_answers import OpenAnswers
+from urdir.model.engine.requests.reader import Reader
+from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.errors import ModelError
+from urdir.model.owner import Owner
+
+if TYPE_CHECKING:
+    from urdir.model.engine.session import Session
+    from urdir.model.text.matcher import ConstraintCompiler
+    from urdir.model.text.tokenizer import Tokenizer
+
+
+class DeviceLostError(DriverError):
+    """A kernel faulted or the GPU failed: nothing can run on it until the model is opened again."""
+
+
+class AnswerLoop(Owner):
+    """Answers requests by the sequences of ``session``, which nobody else may use meanwhile.
+
+    Without a ``tokenizer`` there are tokens but no text, and no token ends an answer. With
+    ``host_sampling`` the host chooses tokens from logits. Raises ModelError where the sequences are
+    in use.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        tokenizer: Tokenizer | None,
+        limits: Limits,
+        *,
+        host_sampling: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._session = session
+        self._host_sampling = host_sampling
+        self._lost: Exception | None = None
+        end_ids = frozenset(() if tokenizer is None else tokenizer.end_ids)
+        with ExitStack() as owners:
+            session.lend()
+            owners.callback(session.take_back)
+            self._scheduler = scheduler = Scheduler(
+                session.storage,
+                slots=len(session.sequences),
+                context=session.context,
+                end_ids=end_ids,
+                limits=limits,
+                waits=host_sampling,
+            )
+            self._answers = answers = OpenAnswers(scheduler)
+            launcher = Launcher(session, scheduler, answers, end_ids)
+            self._launcher = owners.enter_context(launcher)
+            choices = (
+                HostChoices(session, scheduler, answers, end_ids)
+                if host_sampling
+                else DeviceChoices(session)
+            )
+            self._reader = Reader(session, scheduler, answers, choices)
+            owners.callback(answers.cancel_all)  # before the steps that are queued are waited for
+            self._owners = owners.pop_all()
+
+    # ---- what is asked ----
+
+    def answer_to(
+        self, request: Request, deliver: Callable[[Item], None] = lambda item: None
+    ) -> Answer:
+        """An answer that can be added, and who gets its items where others take them. Any thread
+        may ask for one. Raises SettingsError, and
+        ConstraintError for a constraint that cannot be compiled, which may take a second."""
+        matcher = None
+        if request.constraint is not None:
+            matcher = self.compiler.matcher(request.constraint)
+            # nothing but an end may come once the text is whole
+            request = replace(request, settings=replace(request.settings, min_tokens=0))
+        return Answer(request, self._tokenizer, matcher, deliver, on_host=self._host_sampling)
+
+    @cached_property
+    def compiler(self) -> ConstraintCompiler:
+        """Of constraints; made when first asked for, in a second or two. Raises ModelError where
+        the extra is missing."""
+        from urdir.model.text.matcher import ConstraintCompiler
+
+        if self._tokenizer is None:
+            raise ModelError("constrained output needs a vocabulary: the file has none")
+        return ConstraintCompiler(self._tokenizer)
+
+    def add(self, answer: Answer) -> None:
+        """Queue its request; where it is not taken, the error is all that is told."""
+        if self._lost is None:
+            self._answers.add(answer)
+        else:
+            self._answers.tell(answer, self._lost)
+
+    def cancel(self, answer: Answer) -> None:
+        """End a request, if it has not ended: nothing more of it is told."""
+        self._answers.cancel(answer)
+
+    # ---- rounds ----
+
+    @property
+    def is_idle(self) -> bool:
+        """True where nothing is asked and no step is queued."""
+        return not self._answers and not self._launcher
+
+    def turn(self) -> None:
+        """Queue the next step, or read the oldest ones that are queued. Raises DriverError and
+        ModelError: see `fail`."""
+        launcher = self._launcher
+        self._answers.fail_overdue()
+        is_queued = not launcher.is_full and launcher.launch()
+        if launcher and (launcher.is_full or not is_queued):
+            for plan in launcher.wait():
+                self._reader.read(plan)
+
+    def take_items(self) -> Mapping[Answer, Sequence[Item]]:
+        """What is to be delivered since it was last taken."""
+        return self._answers.take_items()
+
+    def rest(self) -> None:
+        """There is nothing to do for a while, which counts as no time of the device's."""
+        self._launcher.clock.rest()
+
+    def fail(self, error: Exception) -> None:
+        """A round failed: the requests that have begun end, or all where the device is lost. What
+        is queued is theirs alone, so that nobody reads it."""
+        self._launcher.clear()
+        if isinstance(error, CudaError) and error.sticky:
+            self._lost = DeviceLostError(f"the device is lost, open the model again: {error}")
+            self._lost.__cause__ = error
+            self._answers.fail_all(self._lost)
+        else:
+            self._answers.fail_begun(error)
+        self._session.queue.forget_rows()
+        self.rest()
+
+    # ---- how it goes ----
+
+    @property
+    def lost(self) -> Exception | None:
+        """Why no request is answered any more: the device is lost. None while they are."""
+        return self._lost
+
+    def metrics(self) -> Metrics:
+        """Where it stands, about now."""
+        pools = self._session.parts.cache.pools
+        return Metrics.of(self._scheduler, pools, self._launcher.clock)
+
+    def close(self) -> None:
+        """End what is open and wait for the steps that are queued; closing twice does nothing.
+        Raises DriverError where that fails."""
+        self._owners.close()

@@ -1,0 +1,77 @@
+"""Where the tokens of a complete step come from: the device, or the host in its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from urdir.model.engine.requests.open_answers import OpenAnswers
+from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.requests.step_plan import StepPlan
+from urdir.model.engine.sampling import sample
+
+if TYPE_CHECKING:
+    from urdir.model.engine.session import Session
+
+
+class Choices(Protocol):
+    """What steps have chosen."""
+
+    def tokens(self, plan: StepPlan) -> list[int]:
+        """One for each of the choosers of a complete step. Raises ModelError, DriverError."""
+
+
+class DeviceChoices:
+    """The tokens that the device has chosen and gone on with."""
+
+    def __init__(self, session: Session) -> None:
+        self._state = session.parts.state
+
+    def tokens(self, plan: StepPlan) -> list[int]:
+        """See `Choices`."""
+        chosen = self._state.chosen
+        return [chosen(sequence, position) for sequence, position in plan.places]
+
+
+class HostChoices:
+    """Logits are downloaded and numpy chooses: what the device must match. It is slow, and every
+    step waits for the token of the one before."""
+
+    def __init__(
+        self,
+        session: Session,
+        scheduler: Scheduler,
+        answers: OpenAnswers,
+        end_ids: frozenset[int],
+    ) -> None:
+        self._parts = session.parts
+        self._scheduler = scheduler
+        self._answers = answers
+        self._end_ids = end_ids
+
+    def tokens(self, plan: StepPlan) -> list[int]:
+        """See `Choices`. Answers that have ended meanwhile get any token."""
+        places, parts = plan.places, self._parts
+        if not places:
+            return []
+        logits = parts.work["logits"].download(np.float32, (len(places), parts.config.vocab_size))
+        tokens = []
+        for number, (sequence, position), row in zip(plan.choosers, places, logits, strict=True):
+            if (answer := self._answers.get(number)) is None:
+                tokens.append(0)
+                continue
+            request = answer.request
+            token = sample(
+                row,
+                request.settings,
+                position + 1,
+                self._scheduler.tokens(number),
+                answer_at=len(request.prompt),
+                end_ids=() if request.ignore_end else self._end_ids,
+                mask=answer.mask(parts.config.vocab_size),
+            )
+            if position + 1 < parts.state.max_len:
+                parts.state.write_tokens(sequence, position + 1, [token])
+            tokens.append(token)
+        return tokens

@@ -1,0 +1,50 @@
+"""Where a service stands: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.step_clock import StepClock
+
+if TYPE_CHECKING:
+    from urdir.model.memory.pages import PagePool
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Counts are since a service began; ``queued``, ``running`` and pages are of now."""
+
+    queued: int = 0
+    running: int = 0
+    pages_used: int = 0
+    pages_total: int = 0
+    prefix_queries: int = 0  # prompt tokens that were looked up
+    prefix_hits: int = 0  # of these, tokens that were found
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    busy_seconds: float = 0.0  # in which the device ran steps
+    idle_seconds: float = 0.0  # between steps, while there was work to do
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, pools: Sequence[PagePool], clock: StepClock) -> Self:
+        """About now, from the books of a service."""
+        counts = scheduler.counts
+        return cls(
+            queued=scheduler.queued,
+            running=scheduler.running,
+            pages_used=sum(pool.used for pool in pools),
+            pages_total=sum(pool.pages for pool in pools),
+            prefix_queries=counts.prompt_tokens,
+            prefix_hits=counts.cached_tokens,
+            prompt_tokens=counts.prompt_tokens,
+            generated_tokens=counts.generated_tokens,
+            steps=counts.steps,
+            preemptions=counts.set_back,
+            busy_seconds=clock.busy_seconds,
+            idle_seconds=clock.idle_seconds,
+        )

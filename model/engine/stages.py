@@ -1,0 +1,164 @@
+"""Steps of a model whose layers are on several ranks, one run after the other (`families.stages`).
+
+    rank 0           embedding, layers | ... next step | output, choice | ...
+    rank 1                             | layers        |
+    the last rank                                      | layers
+
+A rank takes the rows of its predecessor into its own memory when it begins; that one may go on with
+the next step then. So the chunks of a prompt, which need no output, follow each other through the
+ranks. A token is chosen by rank 0, whose rows, with the positions that it has moved on, go with the
+stream from rank to rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from urdir.driver.context import close_all
+from urdir.driver.plan import Plan
+from urdir.model.blocks.embedding import append_embedding
+from urdir.model.blocks.layer import append_layer, append_layer_keys, begins_with_attention
+from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.parts import LayerStep, StepParts
+from urdir.model.blocks.rows import OutputRows, Rows
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.runner import Observer, Steps
+from urdir.model.engine.step import append_output
+from urdir.model.memory.workspace import PASSED
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+    from urdir.driver.stream import Stream
+
+
+def building_layers(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
+    """The plan of one rank's layers for one step, in small pieces: of rank 0 the embedding, too.
+    The stream after them is `PASSED`."""
+    config, passed = parts.config, parts.work[PASSED]
+    assert config.stage is not None
+    parts = replace(parts, config=replace(config, output_norm=None))  # no norm follows here
+    plan = Plan(f"layers from {config.stage.first} on, {shape.rows} rows, {shape.keys} keys")
+    rows = Rows.of(parts.state, shape.rows, shape.keys, shape.prompt, shape.segments)
+    x = Activations(parts.work["hidden"])
+    if config.stage.rank == 0:
+        x = append_embedding(plan, parts, rows)
+    *others, final = range(config.n_layers)
+    for index in others:
+        x = append_layer(plan, parts, rows, index, x)
+        yield
+    if not shape.prompt or config.stage.rank < config.stage.ranks - 1:
+        append_layer(plan, parts, rows, final, x, passed)
+        return plan
+    outputs = OutputRows.of(parts.state, shape.outputs, rows.keys)
+    narrows = begins_with_attention(config.layers[final])
+    if narrows and shape.output is Output.NONE:
+        append_layer_keys(plan, parts, rows, final, x)
+    elif narrows:
+        append_layer(plan, parts, rows, final, x, passed, outputs=outputs)
+    else:
+        x = parts.linear(plan, rows).complete(append_layer(plan, parts, rows, final, x))
+        if shape.output is not Output.NONE:
+            step = LayerStep(plan, parts, rows, final, outputs=outputs)
+            step.gather_outputs("output_rows", x.x, config.hidden, passed)
+    return plan
+
+
+def building_output(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
+    """The plan of what rank 0 makes of the last rank's rows."""
+    plan = Plan(f"{shape.output.value} of {_outputs(shape)} rows")
+    if shape.output is not Output.NONE:
+        rows = Rows.of(parts.state, _outputs(shape), shape.keys)
+        append_output(plan, parts, rows, Activations(parts.work["hidden"]), shape.output)
+    yield
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a part of a step runs: what it reads and writes, and the stream it is queued on."""
+
+    parts: StepParts
+    stream: Stream
+
+    def passed(self, rows: int) -> Slice:
+        """The stream after its layers."""
+        return self.parts.work[PASSED].slice(0, self._nbytes(rows))
+
+    def received(self, rows: int) -> Slice:
+        """The stream before them."""
+        return self.parts.work["hidden"].slice(0, self._nbytes(rows))
+
+    def positions(self) -> Slice:
+        """The rows of a decode step: sequences and positions."""
+        first, last = self.parts.state["sequence"], self.parts.state["position"]
+        return first.buffer.slice(first.offset, last.offset + last.nbytes - first.offset)
+
+    def _nbytes(self, rows: int) -> int:
+        return 4 * rows * self.parts.config.hidden
+
+
+class ChainedSteps(Steps):
+    """Steps of rank 0, and of the ``followers`` after it in the order of their layers. ``places``
+    are those of all ranks."""
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        observer: Observer | None,
+        followers: Sequence[tuple[Steps, Stream]],
+    ) -> None:
+        first = places[0]
+        self._output = Steps(first.parts, build=building_output)
+        chain = [*followers, (self._output, first.stream)]
+        super().__init__(first.parts, observer, chain, building_layers)
+        self._places = [*places, first]
+        # Of each part: it is through, and what it passes on is taken.
+        self._done = [place.parts.device.create_event() for place in places]
+        self._taken = [place.parts.device.create_event() for place in self._places[1:]]
+
+    def launch(self, shape: StepShape, stream: Stream) -> None:
+        """Queue a shape's steps. Raises DriverError; nothing was queued where graphs are not
+        there."""
+        parts = (self, *(steps for steps, _ in self._followers))
+        if shape.output is Output.NONE:
+            parts = parts[:-1]
+        graphs = [steps.graph(shape) for steps in parts]
+        for _ in range(shape.steps):
+            for number, graph in enumerate(graphs):
+                if number:
+                    self._pass_on(number - 1, shape)
+                graph.launch(self._places[number].stream)
+
+    def is_recorded(self, shape: StepShape) -> bool:
+        """See `Steps`; several steps are no graph."""
+        return shape.steps == 1 and super().is_recorded(shape)
+
+    def prepare(self, shape: StepShape) -> bool:
+        """See `Steps`."""
+        return shape.steps == 1 and super().prepare(shape)
+
+    def _pass_on(self, number: int, shape: StepShape) -> None:
+        """Bring the rows of a part of the step to the next one."""
+        source, target = self._places[number : number + 2]
+        is_output = number + 2 == len(self._places)
+        rows = _outputs(shape) if is_output else shape.rows
+        done, taken = self._done[number], self._taken[number]
+        source.stream.record(done)
+        target.stream.wait(done)
+        target.received(rows).copy_from(source.passed(rows), target.stream)
+        if not is_output:
+            target.positions().copy_from(source.positions(), target.stream)
+        target.stream.record(taken)
+        source.stream.wait(taken)  # before its next step overwrites what is passed
+
+    def close(self) -> None:
+        """Free graphs and events; closing twice does nothing."""
+        super().close()
+        close_all([self._output, *self._done, *self._taken])
+
+
+def _outputs(shape: StepShape) -> int:
+    """Rows whose results are wanted."""
+    return shape.outputs if shape.prompt else shape.rows

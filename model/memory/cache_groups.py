@@ -1,0 +1,224 @@
+"""Layers with equal slots in a cache: which places are a sequence's, contiguous or in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from urdir.driver.errors import DriverError
+from urdir.model.memory.cache_shape import CachedLayer
+from urdir.model.memory.pages import PagePool
+from urdir.model.memory.queued_writes import QueuedWrites
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Arena
+    from urdir.driver.stream import Stream
+
+
+class Group:
+    """Layers with equal slots, in a contiguous cache: every sequence has its own; a fork copies."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        writes: QueuedWrites,
+        stream: Stream,
+        layers: dict[int, CachedLayer],
+        table: str,
+    ) -> None:
+        self._arena = arena
+        self._writes = writes
+        self._stream = stream
+        self._layers = layers
+        self._table_name = table
+        self.layout = next(iter(layers.values())).layout
+        # How far each sequence was written since it was empty: a ring keeps the end of that.
+        self._written = [0] * self.layout.sequences
+
+    @property
+    def free_tokens(self) -> int:
+        """Tokens that unused pages have room for."""
+        return 0
+
+    @property
+    def most_tokens(self) -> int:
+        """See KvCache."""
+        return self.layout.max_len
+
+    def pages(self, sequence: int) -> tuple[int, ...]:
+        """See KvCache."""
+        return ()
+
+    def check_room(self, sequence: int, start: int, end: int, spare: int = 0) -> None:
+        """Raise ContextFullError unless positions ``start`` to ``end`` can be reserved, and
+        ``spare`` others of other sequences after that."""
+
+    def writable(self, end: int) -> int:
+        """Up to where positions are writable once those before ``end`` are."""
+        return end
+
+    def is_written(self, sequence: int) -> bool:
+        """Whether a sequence holds anything."""
+        return self._written[sequence] > 0
+
+    def reserve(self, sequence: int, start: int, end: int, stored: int) -> None:
+        """See KvCache; there is room."""
+        self._written[sequence] = max(self._written[sequence], end)
+
+    def keeps(self, sequence: int, length: int) -> bool:
+        """Whether what a token at position ``length`` looks back on is still there."""
+        oldest = max(0, self._written[sequence] - self.layout.places)
+        return length == 0 or all(
+            oldest <= (max(0, length + 1 - layer.span) if layer.span else 0)
+            for layer in self._layers.values()
+        )
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """See KvCache; what is left is kept."""
+        if length == 0:
+            self._written[sequence] = 0
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """See KvCache."""
+        self._copy_slots(source, target)
+        self._written[target] = self._written[source]
+
+    def _copy_slots(self, source: int, target: int) -> None:
+        """Copy a whole sequence (contiguous) or page (paged) within every layer."""
+        for index, layer in self._layers.items():
+            for name, layout in layer.arrays.items():
+                _, heads, length = layout.slot_shape
+                cache = self._arena[f"{name}.{index}"]
+                planes = [(0, heads * length * layout.row_nbytes)]
+                if layout.scale_row_nbytes:
+                    planes.append((layout.scales_offset, heads * length * layout.scale_row_nbytes))
+                for offset, nbytes in planes:
+                    place = cache.slice(offset + target * nbytes, nbytes)
+                    place.copy_from(cache.slice(offset + source * nbytes, nbytes), self._stream)
+
+
+class PagedGroup(Group):
+    """Layers with equal slots, in pages: sequences take them as they grow; a fork shares them until
+    one of the two writes. In a ring a sequence uses its pages again and again, so that those behind
+    the window serve it for what comes."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        writes: QueuedWrites,
+        stream: Stream,
+        layers: dict[int, CachedLayer],
+        table: str,
+    ) -> None:
+        super().__init__(arena, writes, stream, layers, table)
+        layout = self.layout
+        self.pool = PagePool(layout.pages, layout.page_len)
+        self._pages: list[list[int]] = [[] for _ in range(layout.sequences)]
+        self._table = np.zeros((layout.sequences, layout.blocks), np.uint32)
+        writes.write(arena[table], self._table)
+
+    @property
+    def free_tokens(self) -> int:
+        """See Group."""
+        return self.pool.free * self.layout.page_len
+
+    @property
+    def most_tokens(self) -> int:
+        """See Group."""
+        layout = self.layout
+        return layout.max_len if layout.pages >= layout.blocks else layout.pages * layout.page_len
+
+    def pages(self, sequence: int) -> tuple[int, ...]:
+        """See Group."""
+        return tuple(self._pages[sequence])
+
+    def check_room(self, sequence: int, start: int, end: int, spare: int = 0) -> None:
+        """See Group. Sequences that fill their rings need no others."""
+        shared, missing = self._wanted(sequence, start, end)
+        others = 0 if self.layout.capacity else self._blocks(spare)
+        self.pool.check_room(len(shared) + len(missing) + others)
+
+    def writable(self, end: int) -> int:
+        """See Group."""
+        return self._blocks(end) * self.layout.page_len
+
+    def reserve(self, sequence: int, start: int, end: int, stored: int) -> None:
+        """See Group."""
+        held, layout = self._pages[sequence], self.layout
+        shared, missing = self._wanted(sequence, start, end)
+        fresh = self.pool.take(len(shared) + len(missing))
+        pages = [*held, *fresh[len(shared) :]]
+        try:
+            for block, page in zip(shared, fresh, strict=False):
+                pages[block] = page
+                # of a ring any page may hold tokens that are still looked back on
+                if layout.capacity or block * layout.page_len < stored:
+                    self._copy_slots(held[block], page)
+            if fresh:
+                self._upload(sequence, pages)
+        except DriverError:
+            self.pool.release(fresh)
+            raise
+        super().reserve(sequence, start, end, stored)
+        self.pool.release([held[block] for block in shared])
+        if not layout.capacity:
+            first = start // layout.page_len
+            for page in pages[first : len(held)][:1]:  # it and those after it are written anew
+                self.pool.forget(page, start - first * layout.page_len)
+        self._pages[sequence] = pages
+
+    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+        """See KvCache."""
+        begun = self.pool.match(tokens, self._blocks(end), self._blocks(spare))
+        self._pages[sequence] = begun.pages  # before what may fail: then they are given back
+        self._written[sequence] = end
+        if begun.source is not None:
+            self._copy_slots(begun.source, begun.pages[begun.tokens // self.layout.page_len])
+        self._upload(sequence, begun.pages)
+        return begun.tokens
+
+    def publish(self, sequence: int, tokens: Sequence[int]) -> None:
+        """See KvCache."""
+        self.pool.publish(tokens, self._pages[sequence])
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """See Group."""
+        super().truncate(sequence, length)
+        held = self._pages[sequence]
+        if self.layout.capacity and length:
+            return  # later positions may lie in any page
+        keep = self._blocks(length)
+        self.pool.release(held[keep:])
+        del held[keep:]
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """See Group."""
+        held = self._pages[source]
+        if not self.layout.capacity:
+            held = held[: self._blocks(length)]
+        self.pool.share(held)
+        self.truncate(target, 0)
+        self._pages[target] = list(held)
+        self._written[target] = self._written[source]
+        self._upload(target, held)
+
+    def _blocks(self, tokens: int) -> int:
+        """Pages that so many tokens take."""
+        return -(-tokens // self.layout.page_len)
+
+    def _wanted(self, sequence: int, start: int, end: int) -> tuple[list[int], list[int]]:
+        """Blocks of positions ``start`` to ``end``: those whose pages others use, those without."""
+        held, layout = self._pages[sequence], self.layout
+        blocks = dict.fromkeys(
+            block % layout.blocks for block in range(start // layout.page_len, self._blocks(end))
+        )
+        shared = [b for b in blocks if b < len(held) and self.pool.is_shared(held[b])]
+        return shared, sorted(b for b in blocks if b >= len(held))
+
+    def _upload(self, sequence: int, pages: Sequence[int]) -> None:
+        """Make them those of a sequence in the table that kernels read."""
+        row = self._table[sequence]
+        row[: len(pages)] = pages
+        self._writes.write(self._arena[self._table_name], row, sequence * row.nbytes)

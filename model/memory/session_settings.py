@@ -1,0 +1,46 @@
+"""What a session is asked for, on whatever devices it runs."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+
+from urdir.model.errors import SettingsError
+from urdir.model.memory.buckets import MOST_CHUNK
+from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, MIN_PAGE_LEN, KvDtype
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """Room for ``sequences`` of up to ``context`` tokens each; SettingsError names the field and
+    the value that is out of range.
+
+    Caches store ``kv_dtype``; ``exact`` keeps activations in f32 throughout. With a ``page_len``
+    caches are made of ``pages`` of as many tokens, by default enough for all sequences at once.
+    Prompt steps have room for ``chunk`` tokens, if the context has. Without ``keeps_states`` a
+    sequence of a model with recurrent layers can be cut to nothing only.
+    """
+
+    context: int
+    kv_dtype: KvDtype = "f16"
+    _: KW_ONLY
+    exact: bool = False
+    sequences: int = 1
+    page_len: int = 0  # 0: contiguous; else a power of two
+    pages: int | None = None
+    chunk: int = MOST_CHUNK
+    keeps_states: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kv_dtype not in KV_DTYPES:
+            raise SettingsError(f"kv_dtype is {self.kv_dtype!r}: expected {', '.join(KV_DTYPES)}")
+        for name in ("context", "sequences", "chunk"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name} is {getattr(self, name)}: expected 1 or more")
+        length = self.page_len
+        if length and (length < MIN_PAGE_LEN or length & (length - 1)):
+            raise SettingsError(
+                f"page_len is {length}: expected 0 or a power of two from {MIN_PAGE_LEN} on"
+            )
+        if self.pages is not None and (self.pages < 1 or not length):
+            wanted = "1 or more pages" if length else "pages of a length"
+            raise SettingsError(f"pages is {self.pages}, page_len is {length}: expected {wanted}")

@@ -1,0 +1,256 @@
+"""A model whose layers are on several devices: golden logits, the tokens of one device, faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver import bindings
+from urdir.driver.device import Probe
+from urdir.driver.errors import DriverError, GroupError
+from urdir.model.engine.batch import Batch, Output, Segment
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sequence import StopConditions
+from urdir.model.engine.session import Session
+from urdir.model.errors import SettingsError, UnsupportedError
+from urdir.model.families.description import Config
+from urdir.model.files.demo import demo_model
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.weights import shares_of, weight_sizes
+from urdir.model.verify.conformance import relative_rms
+
+DATA = Path(__file__).parents[2] / "data"
+EXACT_RELATIVE_RMS = 1e-4
+#: Positions that are compared.
+FEW = 3
+
+
+def golden(name: str) -> tuple[Path, list[int], Any]:
+    folder, path = DATA / "golden", DATA / "golden" / f"{name}.gguf"
+    if name.startswith("demo"):
+        folder, path = DATA / "demo", demo_model()
+    with np.load(folder / f"{name}.npz") as file:
+        return path, file["tokens"].tolist(), file["logits"]
+
+
+def open_exact(path: Path, device: str, gpus: int | None) -> Engine:
+    return Engine.open(
+        path, device=device, gpus=gpus, split="layers", context=64, kv_dtype="f32", exact=True
+    )
+
+
+def logits(path: Path, tokens: Sequence[int], device: str, gpus: int | None) -> Any:
+    """After each token, exact."""
+    rows = []
+    with open_exact(path, device, gpus) as engine:
+        for token in tokens:
+            engine.session.feed([token])
+            rows.append(engine.session.logits_step())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"),
+    [
+        ("nano-llama-f32", 2),
+        pytest.param("demo-q4_k_m", 3, marks=pytest.mark.slow),
+        *(
+            pytest.param(name, 2, marks=pytest.mark.full)
+            for name in (
+                *(f"nano-llama-{kind}" for kind in ("f16", "q4_0", "q8_0", "q4_k_m")),
+                *(f"nano-{kind}-q4_k_m" for kind in ("qwen2", "qwen3", "phi2", "mixtral")),
+            )
+        ),
+        *(pytest.param("demo-q4_k_m", gpus, marks=pytest.mark.full) for gpus in (2, 4, 6)),
+    ],
+)
+def test_exact_mode_matches_golden(
+    name: str, gpus: int, device_name: str, needs_gpus: Callable[[int], None]
+) -> None:
+    needs_gpus(gpus)
+    path, tokens, expected = golden(name)
+    found = logits(path, tokens[:FEW], device_name, gpus)
+    assert relative_rms(found, expected[:FEW]) <= EXACT_RELATIVE_RMS
+    assert (found == logits(path, tokens[:FEW], device_name, gpus)).all()
+
+
+def test_prompts_match_golden(device_name: str, needs_gpus: Callable[[int], None]) -> None:
+    needs_gpus(2)
+    path, tokens, expected = golden("nano-llama-f32")
+    with open_exact(path, device_name, 2) as engine:
+        engine.session.feed(tokens[:20])
+        assert relative_rms(engine.session.logits_step(), expected[19]) <= EXACT_RELATIVE_RMS
+
+
+@pytest.fixture(scope="module")
+def engines(device_name: str, urdir_probe: Probe) -> Iterator[tuple[Engine, Engine]]:
+    """On one device, and on two; not exact, with pages, prompts in chunks of 32."""
+    if device_name == "cuda" and len(urdir_probe.devices) < 2:
+        pytest.skip("needs 2 GPUs")
+    path, _, _ = golden("nano-llama-q8_0")
+    settings: dict[str, Any] = {"context": 128, "sequences": 3, "page_len": 16, "chunk": 32}
+    with (
+        Engine.open(path, device=device_name, **settings) as one,
+        Engine.open(path, device=device_name, gpus=2, split="layers", **settings) as two,
+    ):
+        yield one, two
+
+
+def on_both(engines: tuple[Engine, Engine], work: Callable[[Session], Any]) -> tuple[Any, Any]:
+    """What comes of the same work on each."""
+    for engine in engines:
+        for sequence in range(3):
+            engine.session.truncate(0, sequence)
+    one, two = (work(engine.session) for engine in engines)
+    return one, two
+
+
+def test_the_chunks_of_a_prompt_follow_each_other(engines: tuple[Engine, Engine]) -> None:
+    def work(session: Session) -> Any:
+        session.feed([*range(2, 102)])
+        first = session.logits_step()
+        session.feed([7, 9])
+        return np.stack([first, session.logits_step()])
+
+    one, two = on_both(engines, work)
+    assert (one == two).all()
+
+
+def test_greedy_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) -> None:
+    """Of one sequence and of two, after a stream that was closed early and a cut."""
+
+    def work(session: Session) -> Any:
+        session.feed([5, 80, 13])
+        session.feed([6], 1)
+        alone = [*session.stream(Output.GREEDY, most=9)]
+        stream = session.stream(Output.GREEDY)
+        begun = [next(stream) for _ in range(3)]
+        stream.close()
+        session.truncate(6)
+        session.feed([1])
+        both = [*session.stream_together(Output.GREEDY, (0, 1), most=6)]
+        return alone, begun, both
+
+    one, two = on_both(engines, work)
+    assert one == two
+
+
+def test_drawn_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) -> None:
+    """After a fork that shares pages; one sequence ends on the device, the other goes on."""
+
+    def work(session: Session) -> Any:
+        session.feed([9, 8, 7, 6])
+        session.fork(0, 1)
+        drawn: list[Any] = []
+        for sequence in range(2):
+            settings = SamplingSettings(temperature=1.5, seed=3, nonce=sequence)
+            session.set_sampling(settings, sequence)
+        drawn += [session.forward_gpu_resident_to_token_id((0, 1), Output.SAMPLE) for _ in range(3)]
+        session.set_sampling(settings, 1, StopConditions(end_ids=frozenset(range(0, 400, 2))))
+        drawn += [*session.stream(Output.SAMPLE, 1, most=20)]
+        return [*drawn, *session.stream(Output.SAMPLE, 0, most=4)]
+
+    one, two = on_both(engines, work)
+    assert one == two
+
+
+def test_steps_of_tokens_and_prompts_are_those_of_one_device(
+    engines: tuple[Engine, Engine],
+) -> None:
+    def work(session: Session) -> Any:
+        session.feed([5, 80, 13])
+        session.greedy_step()
+        session.append([*range(40, 50)], 1)
+        session.append([*range(60, 80)], 2)
+        session.launch_batch(Batch((), (Segment(2, 0, 12),)), Output.NONE)
+        session.launch_batch(Batch((0,), (Segment(1, 0, 10, chooses=True),)), Output.GREEDY)
+        chosen = session.parts.state["sampled"].download(np.uint32, 2).tolist()
+        for sequence, token in zip((0, 1), chosen, strict=True):
+            session.read(sequence, token)
+        return chosen, session.forward_gpu_resident_to_token_id((0, 1, 2))
+
+    one, two = on_both(engines, work)
+    assert one == two
+
+
+def test_each_rank_has_its_layers_alone() -> None:
+    with Gguf(demo_model()) as gguf:
+        config = Config.from_gguf(gguf)
+        stages = shares_of(config, gguf, 3, "layers")
+        assert sum((stage.layers for stage in stages), ()) == config.layers
+        whole = weight_sizes(gguf, config)
+        parts = [weight_sizes(gguf, stage) for stage in stages]
+    assert {name for part in parts for name in part} == set(whole)
+    assert all(part[name] == whole[name] for part in parts for name in part)
+    assert ["token_embd.weight" in part for part in parts] == [True, False, False]
+    sizes = [sum(part.values()) for part in parts]
+    assert max(sizes) < 1.5 * sum(whole.values()) / 3
+    assert [stage.stage.first for stage in stages if stage.stage] == [
+        sum(len(before.layers) for before in stages[:rank]) for rank in range(3)
+    ]
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The driver of the devices that the test opens."""
+    made = bindings.emulated(device_count=2)
+    monkeypatch.setattr(bindings, "emulated", lambda *_, **__: made)
+    return made
+
+
+def open_two(**settings: Any) -> Engine:
+    path, _, _ = golden("nano-llama-q8_0")
+    return Engine.open(path, device="emulator", gpus=2, split="layers", context=64, **settings)
+
+
+@pytest.mark.parametrize("function", ["cuMemcpyPeerAsync", "cuEventRecord", "cuGraphLaunch"])
+def test_a_step_that_was_queued_in_part_is_done_again(api: Any, function: str) -> None:
+    with open_two() as engine:
+        session, tokens = engine.session, []
+        for is_failing in (False, True):
+            session.truncate(0)
+            session.feed([1, 2, 3])
+            first = session.greedy_step()
+            if is_failing:
+                api.inject(function, nth=2)
+                with pytest.raises(DriverError, match=function.removesuffix("Async")):
+                    session.greedy_step()
+            tokens.append([first, session.greedy_step(), session.greedy_step()])
+        assert tokens[0] == tokens[1]
+    assert api.live() == {}
+
+
+def test_a_fault_on_a_rank_ends_the_engine(api: Any) -> None:
+    with open_two() as engine:
+        engine.session.feed([1, 2, 3])
+        engine.session.greedy_step()
+        api.inject("launch", 20)
+        with pytest.raises(DriverError, match=r"injected fault.*\nrank 0, .*\nrank 1, "):
+            [*engine.session.stream(Output.GREEDY, most=3)]
+        with pytest.raises(GroupError, match="close the group"):
+            engine.group.synchronize()
+    assert api.live() == {}
+
+
+def test_what_is_not_split_is_refused(family_file: Callable[[str], Path]) -> None:
+    def refused(path: Path, gpus: int, why: str) -> None:
+        with pytest.raises(UnsupportedError, match=why):
+            Engine.open(path, device="emulator", gpus=gpus, split="layers")
+
+    refused(family_file("mamba2-dense"), 2, "layers with a state")
+    refused(golden("nano-llama-f32")[0], 3, "2 layers are no work for 3 GPUs")
+    refused(DATA / "golden" / "nano-gemma3-q4_k_m.gguf", 3, "layers with different windows")
+
+    class Watcher:
+        def run(self, bound: Any, stream: Any) -> None:
+            raise AssertionError("nothing runs")
+
+    with pytest.raises(SettingsError, match="on one GPU only"):
+        open_two(observer=Watcher())
+    with pytest.raises(SettingsError, match="split is 'rows': expected tensors or layers"):
+        Engine.open(device="emulator", gpus=2, split="rows")  # type: ignore[arg-type]

@@ -1,0 +1,147 @@
+"""What is left in a place of a sequence: how much of it the next one goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from tests.model.memory.test_kv_cache import PAGE, RING, WINDOW, config_of, shape_of, wide_config
+from urdir.driver.device import Device
+from urdir.driver.stream import Stream
+from urdir.model.errors import ModelError
+from urdir.model.families.description import Config
+from urdir.model.memory.kv_cache import KvCache
+from urdir.model.memory.recurrent_state import RecurrentShape, RecurrentState
+from urdir.model.memory.storage import SequenceStorage
+
+NONE = RecurrentShape({}, 2)
+ONE = RecurrentShape({0: {"state": 16}}, 2)
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    with Device.open("emulator") as opened:
+        yield opened
+
+
+@pytest.fixture
+def stream(device: Device) -> Iterator[Stream]:
+    with device.create_stream() as created:
+        yield created
+
+
+class Opened:
+    """A storage of two sequences, with its parts."""
+
+    def __init__(
+        self,
+        owners: ExitStack,
+        stream: Stream,
+        config: Config,
+        states: RecurrentShape = NONE,
+        page_len: int = 0,
+    ) -> None:
+        shape, device = shape_of(config, page_len=page_len), stream.device
+        self.cache = owners.enter_context(KvCache(device, shape, stream))
+        self.states = owners.enter_context(RecurrentState(device, states, stream))
+        self.storage = SequenceStorage(self.cache, self.states)
+
+    def state(self) -> float:
+        """What the state of sequence 0 is."""
+        return float(self.states.arguments(0)["state"].download(np.float32, 1)[0])
+
+    def write_state(self, value: float) -> None:
+        self.states.arguments(0)["state"].upload(np.full(4, value, np.float32))
+
+
+@pytest.fixture
+def owners() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_a_place_goes_on_from_what_it_was_left_with(stream: Stream, owners: ExitStack) -> None:
+    storage = Opened(owners, stream, wide_config()).storage
+    assert storage.match(0, range(20), 30) == 0
+    assert storage.reserve(0, 30, 40) == 40
+    storage.release(0, range(35), 38)
+    assert storage.match(1, range(35), 36) == 0  # a place of its own
+    assert storage.match(0, [*range(25), 90, 91], 28) == 25
+    storage.release(0, [*range(25), 90], 26)
+    assert storage.match(0, [*range(25), 90, 91], 28) == 26
+    storage.release(0, (), 26)  # nothing of it may be shared
+    assert storage.match(0, range(25), 26) == 0
+
+
+def test_who_does_not_ask_begins_anew(stream: Stream, owners: ExitStack) -> None:
+    storage = Opened(owners, stream, wide_config()).storage
+    storage.match(0, (), 20)
+    storage.release(0, range(20), 20)
+    storage.reserve(0, 0, 3)  # over what was there
+    storage.release(0, range(90, 93), 3)
+    assert storage.match(0, range(20), 20) == 0
+    storage.release(0, range(20), 20)
+    storage.match(1, (), 20)
+    storage.fork(1, 0, 20)
+    storage.release(0, range(60, 80), 20)
+    assert storage.match(0, range(20), 20) == 0
+
+
+def test_a_ring_that_has_lost_the_beginning_is_begun_anew(
+    stream: Stream, owners: ExitStack
+) -> None:
+    storage = Opened(owners, stream, config_of()).storage
+    oldest = RING + 20 - (RING - WINDOW) - 1  # of the lengths that the ring serves
+    for shared, found in ((oldest, oldest), (oldest - 1, 0)):
+        storage.match(0, (), RING + 20)
+        storage.release(0, range(RING + 20), RING + 20)
+        assert storage.match(0, [*range(shared), 90, 91], shared + 2) == found
+        storage.release(0, (), 0)
+
+
+def test_pages_are_given_back(stream: Stream, owners: ExitStack) -> None:
+    """Those that are shared are found, by any sequence."""
+    opened = Opened(owners, stream, wide_config(), page_len=PAGE)
+    storage, (pool,) = opened.storage, opened.cache.pools
+    storage.match(0, (), 20)
+    storage.release(0, range(20), 20)
+    assert pool.used == 0
+    assert storage.match(1, range(20), 21) == 20
+    assert storage.share_len == PAGE
+
+
+def test_states_go_back_to_the_end_of_a_prompt(stream: Stream, owners: ExitStack) -> None:
+    """Or stay, where the answer goes on; where steps ran ahead, they are not those of any length
+    that is known."""
+    opened = Opened(owners, stream, wide_config(), ONE)
+    storage = opened.storage
+    for reached, shared, found, state in (
+        (12, 12, 12, 6.0),  # all of it
+        (14, 12, 8, 5.0),  # two steps were not read
+        (12, 10, 8, 5.0),
+        (12, 7, 0, 6.0),  # which nobody reads
+    ):
+        storage.match(0, (), 8)
+        opened.write_state(5.0)
+        storage.keep_state(0, 8)
+        storage.reserve(0, 8, reached)
+        opened.write_state(6.0)
+        storage.release(0, range(12), reached)
+        assert storage.match(0, [*range(shared), 90, 91], 14) == found
+        assert opened.state() == state
+        storage.release(0, (), 14)
+
+
+def test_a_state_that_was_left_is_not_one_of_the_next(stream: Stream, owners: ExitStack) -> None:
+    opened = Opened(owners, stream, wide_config(), ONE)
+    storage = opened.storage
+    storage.match(0, (), 8)
+    storage.keep_state(0, 8)
+    storage.release(0, range(12), 12)
+    storage.reserve(0, 0, 20)
+    assert storage.kept(0, 10, 20) == 0
+    with pytest.raises(ModelError, match="cannot be cut to 8 tokens"):
+        storage.truncate(0, 8, 20)

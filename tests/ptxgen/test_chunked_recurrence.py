@@ -1,0 +1,168 @@
+"""Recurrences by chunks against the sequential reference: any length, any division, any range."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver import Device, run_kernel
+from urdir.driver.compare import compare
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.recurrent.choice import CHUNKED_ROWS, recurrence
+from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
+from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+
+IDLE = 0xFFFFFFFF
+DELTA = ChunkedRecurrence(96, 2, 512, 1, 2, 1, 16, 20, delta=True, eps=1e-6)
+SCAN = ChunkedRecurrence(96, 2, 512, 1, 2, 1, 16, 20, delta=False, order="vkq")
+KINDS = {
+    "scan": SCAN,
+    "steady": replace(SCAN, key_heads=2, order="apart", steady=True),
+    "delta": DELTA,
+    "channels": replace(DELTA, key_heads=2, order="apart", channels=True),
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def inputs_of(spec: ChunkedRecurrence, lengths: list[int], seed: int = 3) -> dict[str, Any]:
+    """Segments of such lengths, of sequences in falling order; the second goes on from a state."""
+    inputs = spec.make_inputs(np.random.default_rng(seed))
+    bounds = np.full((spec.segments, 2), spec.rows, np.uint32)
+    sequence = np.full(spec.rows, 0, np.uint32)
+    position = np.full(spec.rows, IDLE, np.uint32)
+    start = 0
+    for i, length in enumerate(lengths):
+        bounds[i] = start, start + length
+        sequence[start : start + length] = spec.sequences - 1 - i
+        position[start : start + length] = np.arange(length) + 7 * (i == 1)
+        start += -(-length // 8) * 8
+    return inputs | {"segment": bounds, "sequence": sequence, "position": position}
+
+
+def check(device: Device, spec: ChunkedRecurrence, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Within the kernel's tolerance of the reference."""
+    outputs = run_kernel(device, spec, inputs)
+    assert all(np.isfinite(array).all() for array in outputs.values())
+    compare(spec, outputs, spec.reference(**inputs))
+    return outputs
+
+
+@pytest.mark.slow
+@each_kind
+def test_segments_of_any_length(kind: str, device: Device) -> None:
+    """Side by side in one launch, and bit for bit what one of them is alone."""
+    lengths = [1, 65, 15, 63, 64, 200]
+    spec = replace(KINDS[kind], rows=424, sequences=7, segments=8)
+    inputs = inputs_of(spec, lengths)
+    together = check(device, spec, inputs)
+    np.testing.assert_array_equal(together["state"][0], inputs["state"][0])
+    single = replace(spec, rows=80, segments=1)
+    by_row = {p.name for p in spec.params if p.shape[:1] == ("rows",)}
+    own = {name: x[8:88] if name in by_row else x for name, x in inputs.items()}
+    alone = run_kernel(device, single, own | {"segment": np.array([(0, 65)], np.uint32)})
+    np.testing.assert_array_equal(alone["y"][:65], together["y"][8:73])
+    np.testing.assert_array_equal(alone["state"][5], together["state"][5])
+
+
+@each_kind
+def test_a_prompt_divided_anywhere(kind: str, device: Device) -> None:
+    """Of 90 tokens; every part is compared with the reference from the very state before it."""
+    spec = KINDS[kind]
+    whole = inputs_of(spec, [90])
+    expected = spec.reference(**whole)
+    by_row = {p.name for p in spec.params if p.shape[:1] == ("rows",)}
+    for counts in ([1, 89], [33, 31, 26]):
+        state, start, results = whole["state"], 0, []
+        for count in counts:
+            given = {n: np.roll(x, -start, 0) if n in by_row else x for n, x in whole.items()}
+            given |= {"segment": np.array([(0, count)], np.uint32), "state": state}
+            made = run_kernel(device, spec, given)
+            state, start = made["state"], start + count
+            results.append(made["y"][:count])
+        y = np.concatenate([*results, np.zeros_like(expected["y"][90:])])
+        compare(spec, {"y": y, "state": state}, expected)
+
+
+@each_kind
+def test_the_same_bits_again(kind: str, device: Device) -> None:
+    inputs = inputs_of(KINDS[kind], [70])
+    first, again = (run_kernel(device, KINDS[kind], inputs) for _ in range(2))
+    for name, array in first.items():
+        np.testing.assert_array_equal(again[name], array)
+
+
+@pytest.mark.parametrize("kind", ["scan", "delta", "channels"])
+def test_decays_of_nothing_and_of_all(kind: str, device: Device) -> None:
+    """Tokens that forget all, and others that forget nothing, in any order."""
+    inputs = inputs_of(KINDS[kind], [90])
+    rng = np.random.default_rng(5)
+    inputs["alpha"] = rng.choice(np.float32([-90, -12, 0, 30, 3e4]), inputs["alpha"].shape)
+    if kind == "scan":  # what is added has the factor dt
+        inputs["alpha"] = np.minimum(inputs["alpha"], 30)
+        inputs["a"] = -np.float32([1e-4, 50])
+    check(device, KINDS[kind], inputs)
+
+
+@pytest.mark.parametrize("kind", ["steady", "scan"])
+@pytest.mark.parametrize(("keys", "values"), [(3e4, 1e6), (1e-7, 1e-6), (1e6, 1e-9)])
+def test_ranges_beyond_f16(kind: str, keys: float, values: float, device: Device) -> None:
+    spec = KINDS[kind]
+    inputs = inputs_of(spec, [90])
+    inputs["state"] *= np.float32(keys * values)
+    arrays, offsets = spec.arrays, spec.offsets
+    for name, factor in (("k", keys), ("v", values)):
+        width = spec.heads * spec.value_dim if name == "v" else spec.key_heads * spec.key_dim
+        rows = inputs[arrays[name]].reshape(spec.rows, -1)
+        rows[:, offsets[name] : offsets[name] + width] *= np.float32(factor)
+    if kind == "scan":
+        inputs["skip"][:] = 0.0  # of v alone
+    check(device, spec, inputs)
+
+
+@pytest.mark.parametrize("kind", ["delta", "channels"])
+def test_keys_that_are_all_alike(kind: str, device: Device) -> None:
+    """Each token takes all of the one before it away: the system is as far from I as it can be."""
+    spec = KINDS[kind]
+    inputs = inputs_of(spec, [90])
+    name, first = spec.arrays["k"], spec.offsets["k"]
+    rows = inputs[name].reshape(spec.rows, -1)
+    width = spec.key_heads * spec.key_dim
+    rows[:, first : first + width] = rows[:1, first : first + width]
+    inputs["beta"][:] = 12.0
+    inputs["alpha"][:] = -20.0
+    check(device, spec, inputs)
+
+
+@pytest.mark.parametrize("fields", [{"key_dim": 24}, {"key_dim": 144}, {"segments": 0, "rows": 1}])
+def test_what_has_no_chunked_form(fields: dict[str, int]) -> None:
+    with pytest.raises(PtxgenError, match="segments"):
+        replace(DELTA, **fields)
+
+
+def kind_of(**changed: Any) -> type[GatedRecurrence]:
+    """What is chosen for a prompt of `DELTA`, some of it changed."""
+    asked = {"target": "sm_90a", "exact": False, **DELTA.fields(), **changed}
+    return type(recurrence(asked.pop("target"), exact=asked.pop("exact"), **asked))
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({}, ChunkedRecurrence),
+        ({"rows": CHUNKED_ROWS - 1}, GatedRecurrence),
+        ({"segments": 0}, GatedRecurrence),
+        ({"exact": True}, GatedRecurrence),
+        ({"key_dim": 20}, GatedRecurrence),
+        ({"key_dim": 256}, GatedRecurrence),
+        ({"key_dim": 256, "delta": False}, ChunkedRecurrence),
+        ({"target": "sm_75"}, GatedRecurrence),
+        ({"target": "sm_80"}, ChunkedRecurrence),
+        ({"target": "sm_80", "channels": True}, GatedRecurrence),
+        ({"channels": True}, ChunkedRecurrence),
+    ],
+)
+def test_the_choice(changed: dict[str, Any], kind: type[GatedRecurrence]) -> None:
+    assert kind_of(**changed) is kind
