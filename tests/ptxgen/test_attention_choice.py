@@ -39,7 +39,8 @@ def test_buckets(max_len: int, buckets: tuple[int, ...]) -> None:
         (32, 8, 2, 2048, 0, 132, 33, 2048),
         (32, 8, 16, 131072, 0, 132, 33, 2048),
         (32, 8, 33, 131072, 0, 132, 33, 4096),
-        (64, 8, 64, 131072, 0, 132, 16, 4096),  # two tiles a KV head
+        (32, 8, 32, 131072, 0, 132, 33, 4096),
+        (64, 8, 64, 131072, 0, 132, 16, 6144),  # two tiles a KV head
         (28, 4, 1, 32768, 0, 132, 33, 0),
         (8, 1, 1, 131072, 0, 132, 132, 0),
         (32, 8, 1, 131072, 256, 132, 0, 0),
@@ -69,6 +70,32 @@ def test_choice(
         assert (spec.ctas, spec.most) == (ctas, most)
     else:
         assert isinstance(spec, IncrementalAttention)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows", "max_keys", "sm_count", "target", "cluster"),
+    [
+        (32, 8, 1, 512, 132, "sm_90a", 8),
+        (32, 8, 1, 8192, 132, "sm_120", 8),
+        (32, 8, 1, 16384, 132, "sm_90a", 1),  # more keys than 64 SMs read at the memory's pace
+        (32, 8, 2, 8192, 132, "sm_90a", 1),  # one row may be longer than the other
+        (32, 8, 1, 8192, 132, "sm_89", 1),
+        (32, 8, 1, 8192, 132, "", 1),
+        (32, 32, 1, 8192, 132, "sm_90", 4),
+        (8, 2, 1, 512, 132, "sm_90", 8),
+        (8, 2, 1, 8192, 132, "sm_90", 1),
+        (32, 8, 1, 8192, 14, "sm_90", 1),
+    ],
+)
+def test_clusters(
+    heads: int, kv_heads: int, rows: int, max_keys: int, sm_count: int, target: str, cluster: int
+) -> None:
+    layout = KvLayout(rows, kv_heads, 131072, 128, "f16")
+    spec = decode_attention(heads, layout, max_keys, sm_count, rows=rows, target=target)
+    assert isinstance(spec, FlashDecode)
+    assert spec.cluster == cluster
+    if cluster > 1:
+        assert spec.launch_shape.grid == (spec.head_tiles, cluster, 1)
 
 
 def test_the_options_reach_the_kernel() -> None:

@@ -50,6 +50,8 @@ class Divided(Protocol):
     def suits_tensor_cores(self) -> bool: ...
     @property
     def queries_at(self) -> int: ...
+    @property
+    def ring_nbytes(self) -> int: ...
 
 
 class DecodeCta:
@@ -84,11 +86,10 @@ class DecodeCta:
             self._divide_among_fragments()
         else:
             self._divide_among_lanes()
-        self.ring = getattr(spec, "ring", 0) if self.tensor_cores else 0
-        if self.ring:
-            self.stages = self.ring // self.stage_bytes
+        # whether the ring is dynamic shared memory, not what the CTA declares
+        self.is_ring_apart = self.tensor_cores and spec.ring_nbytes > 0
         self.ring_bytes = self.stages * self.stage_bytes
-        has_ring = (self.asynchronous or self.tensor_cores) and not self.ring
+        has_ring = (self.asynchronous or self.tensor_cores) and not self.is_ring_apart
 
         # the row's own token, if the spec has one: heads that are staged; of a head the pairs that
         # turn and the other values
@@ -177,6 +178,8 @@ class DecodeCta:
         self.warp_bytes = STAGE_KEYS * max(self.row_bytes.values())
         self.stage_bytes = (self.warp_bytes + (64 if self.quantised else 0)) * self.warps
         self.stages = min(MAX_STAGES, MAX_STATIC_SHARED // self.stage_bytes)
+        if self.spec.ring_nbytes:
+            self.stages = self.spec.ring_nbytes // self.stage_bytes
 
     def _bytes_of(self, name: str) -> int:
         """A key or value in the cache, without q8_0's scales."""

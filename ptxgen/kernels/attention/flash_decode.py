@@ -20,7 +20,9 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import QK_NORM, V_NORM, OwnToken, Temperature
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
+from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.target import since
 
 #: Chunks are multiples of this.
 CHUNK_UNIT = 16
@@ -39,6 +41,13 @@ class FlashDecode(DecodeAttention):
     into equal ones of at most about ``most`` keys: a long row among short ones has many, and a CTA
     takes several.
 
+    A ``cluster`` of 2, 4 or 8 CTAs (sm_90 and newer) takes the chunks of one row, which are as many
+    (but of at least ``least`` keys): its CTAs send each other their sums, and ``ctas`` and the
+    parameters below do not count. That is faster where rows are as long as each other.
+
+    From sm_80 on, keys and values on their way to tensor cores are in ``ring`` bytes of shared
+    memory; 0: in what a kernel may declare.
+
     Between launches ``arrived`` is 0. ``partial`` (sums of weights times V) and ``softmax`` (the
     maximum of 2's exponent that they are relative to, and the sum of weights) are a launch's own.
     """
@@ -48,8 +57,6 @@ class FlashDecode(DecodeAttention):
     most: int = 0
     cluster: int = 1
     ring: int = 0
-    early: int = -1
-    stamps: int = 0
 
     splits_keys = True
     name = "flash_decode"
@@ -65,6 +72,14 @@ class FlashDecode(DecodeAttention):
             raise PtxgenError(f"chunks of at least {self.least} and at most {self.most} keys")
         if not 1 <= self.ctas <= 65535:
             raise PtxgenError(f"{self.ctas} CTAs for each KV head: 1 to 65535")
+        if self.cluster not in (1, 2, 4, 8):
+            raise PtxgenError(f"clusters of {self.cluster} CTAs: 1, 2, 4 or 8")
+        if self.cluster > 1 and self.most:
+            raise PtxgenError("chunks of a cluster are as many as its CTAs: most is 0")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return since(CLUSTERS_SINCE) if self.cluster > 1 else super().targets
 
     # ---- how rows are split ----
 
@@ -89,7 +104,7 @@ class FlashDecode(DecodeAttention):
 
     @property
     def chunks(self) -> int:
-        """The most chunks of a row."""
+        """The most chunks of a row that are merged through global memory; 1 where none are."""
         if self.cluster > 1:
             return 1
         shares = min(self.share, ceil_div(self._longest, self.least))
@@ -98,7 +113,9 @@ class FlashDecode(DecodeAttention):
     @property
     def row_ctas(self) -> int:
         """CTAs of a KV head (tile of query heads) in the grid."""
-        return self.rows * self.cluster if self.cluster > 1 else min(self.ctas, self.rows * self.chunks)
+        if self.cluster > 1:
+            return self.rows * self.cluster
+        return min(self.ctas, self.rows * self.chunks)
 
     @property
     def deals(self) -> bool:
@@ -134,12 +151,11 @@ class FlashDecode(DecodeAttention):
     @property
     def ring_at(self) -> int:
         """Where the ring begins, if it is there."""
-        end = self.near_at + self.near_nbytes
-        return 256 * ceil_div(end, 256) if self.ring else end
+        return 256 * ceil_div(self.near_at + self.near_nbytes, 256)
 
     @property
-    def starts_next(self) -> bool:
-        return self.rows == 1 if self.early < 0 else bool(self.early)
+    def ring_nbytes(self) -> int:
+        return self.ring if self.suits_tensor_cores else 0
 
     @property
     def merged_vectors(self) -> int:
@@ -169,7 +185,6 @@ class FlashDecode(DecodeAttention):
             *self.sink_params,
             *split,
             Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT),
-            *((Param("stamps", "u64", ("stamps",), Access.INOUT),) if self.stamps else ()),
         )
 
     @property
@@ -183,7 +198,7 @@ class FlashDecode(DecodeAttention):
             grid=(self.head_tiles, self.row_ctas, 1),
             block=(32 * WARPS, 1, 1),
             cluster=(1, self.cluster, 1),
-            shared_bytes=self.ring_at + self.ring,
+            shared_bytes=self.ring_at + self.ring_nbytes,
             prefers_shared=True,
         )
 
@@ -303,6 +318,10 @@ class FlashDecode(DecodeAttention):
             ),
             "40 rows": cls(2, KvLayout(40, 1, 50, 64, "f16"), rows=40, ctas=5, least=16, most=16),
             "a long row": cls(2, KvLayout(3, 2, 150, 64, "f16"), rows=3, ctas=8, least=32, most=48),
+            "cluster": cls(4, KvLayout(2, 1, 70, 64, "f16"), rows=2, cluster=4, least=16),
+            "cluster sinks f32": cls(
+                6, KvLayout(1, 2, 90, 80, "f32"), scores=Scores(sinks=True), cluster=2, least=16
+            ),
             "ring": cls(
                 2,
                 KvLayout(3, 1, 160, 64, "f16", 16, 13, capacity=64),
@@ -340,6 +359,12 @@ class FlashDecode(DecodeAttention):
                 most=16,
             ),
             "rope": cls(4, KvLayout(1, 1, 200, 128, "f16"), token=whole, ctas=4, least=16, most=64),
+            "rope cluster": cls(
+                4, KvLayout(1, 1, 300, 128, "f16"), token=whole, cluster=8, least=16, ring=80 << 10
+            ),
+            "rope cluster pages q8_0": cls(
+                8, KvLayout(2, 1, 96, 128, "q8_0", 16, 14), 2, token=whole, cluster=8, least=16
+            ),
             "rope f32 rows": cls(
                 12, KvLayout(2, 1, 60, 96, "f32"), rows=3, token=half, ctas=4, least=16, most=16
             ),
