@@ -16,6 +16,7 @@ from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
+from urdir.ptxgen.target import Target
 
 #: Up to this many keys a row is not split: one row, several. A step of an 8B Q4_K_M model on an
 #: H200 takes 1.32 ms at 128 keys, split 1.35; 1.41 at 288, split 1.38; of two rows at 288 keys
@@ -24,6 +25,11 @@ SINGLE_KEYS, INCREMENTAL_KEYS = 256, 512
 #: Up to this many keys split attention of one row has one CTA an SM, then two. At 2,048 keys it
 #: takes 5.6 us with one, 7.7 with two, at 4,096 8.5 and 8.8, at 16,384 20.5 and 20.6.
 FEW_KEYS = 8192
+#: Shared memory of each CTA of a large cluster for keys on their way, on the architectures that have
+#: as much beside a CTA of the products. Steps of one row of an 8B Q4_K_M model on an H200 take
+#: 1.484 ms with it at 4,096 keys, 1.512 with 80 KB, 1.531 with 48, without clusters 1.549; with
+#: clusters of four at 256 keys 1.329, of eight 1.336, without 1.391.
+RING_NBYTES, LARGE_SHARED = 112 << 10, (90, 100)
 #: Keys of a chunk: at least these, and where rows are several about this many (see `FlashDecode`).
 #: 32 rows of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; of q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
@@ -94,16 +100,20 @@ def decode_attention(
 
 
 def _in_clusters(split: FlashDecode, max_keys: int, sm_count: int, target: str) -> FlashDecode:
-    """The same with a cluster for each KV head (tile of query heads), if the device has clusters
-    and each CTA an SM; for many keys, if these are enough to read at the memory's pace."""
+    """The same with a cluster for each KV head (tile of query heads) where that is faster, and the
+    device has clusters: of few keys; of more, if the clusters find room side by side and are enough
+    to read at the memory's pace."""
     keys = min(split.scores.span or max_keys, max_keys)
-    for cluster in (8, 4, 2):
-        ctas = cluster * split.head_tiles
-        if ctas <= sm_count:
-            near = replace(split, ctas=1, cluster=cluster)
-            reads = keys <= INCREMENTAL_KEYS or (keys <= FEW_KEYS and 5 * ctas >= 2 * sm_count)
-            return near if reads and near.target_on(target) else split
-    return split
+    if keys <= INCREMENTAL_KEYS:
+        near = replace(split, ctas=1, cluster=4)
+        is_faster = near.row_ctas * near.head_tiles <= sm_count
+    else:
+        ring = RING_NBYTES if Target.parse(target).sm in LARGE_SHARED else 0
+        near = replace(split, ctas=1, cluster=8, ring=ring)
+        ctas = near.row_ctas * near.head_tiles
+        is_read_whole = split.layout.dtype in ("f16", "bf16") and split.suits_tensor_cores
+        is_faster = keys <= FEW_KEYS and 2 * sm_count <= 5 * ctas <= 4 * sm_count and is_read_whole
+    return near if is_faster and near.target_on(target) else split
 
 
 def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -> FlashDecode:
