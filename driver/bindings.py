@@ -109,6 +109,7 @@ def _import_bindings() -> Any:
         import cuda.bindings.driver as bindings
     except ImportError as exc:
         raise NoDriverError(
-            f"the Python package cuda-python is missing or has no wheel for this system: {exc}"
+            "the Python package cuda-bindings (of cuda-python) is missing or has no wheel for this "
+            f"system: {exc}"
         ) from exc
     return bindings

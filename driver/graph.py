@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 #: Programmatic edges need griddepcontrol (PTX ISA 9.7.13.13), which came with sm_90.
 PROGRAMMATIC_SINCE = (9, 0)
 
+#: Device memory that the driver takes for a node of a recorded graph: 100 graphs with 30,000
+#: kernels took 90 MB on an H200 (CUDA 13.0), in pieces of 2 MB.
+NODE_NBYTES = 3 << 10
+
 
 class Graph(Owned):
     """A graph under construction. Nodes are numbered from 0 and follow nodes already added.
@@ -186,6 +190,11 @@ class RecordedGraph(Owned):
     def node_count(self) -> int:
         """How many nodes the driver says there are."""
         return self._graph.node_count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that the driver takes for it, about."""
+        return NODE_NBYTES * len(self._graph.nodes)
 
     @property
     def nodes(self) -> tuple[Node, ...]:

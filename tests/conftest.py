@@ -89,7 +89,7 @@ def device_name(urdir_device_name: str) -> str:
     return urdir_device_name
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def needs_gpus(device_name: str, urdir_probe: Probe) -> Callable[[int], None]:
     """``needs_gpus(count)`` skips a test of GPUs where there are fewer; there is any number of
     emulated devices."""

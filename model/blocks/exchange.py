@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urdir.model.memory.exchange import RankExchange
 from urdir.ptxgen.kernels.exchange.all_gather import AllGather
 from urdir.ptxgen.kernels.exchange.all_reduce import AllReduce
+from urdir.ptxgen.kernels.exchange.all_reduce_two_shot import AllReduceTwoShot
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -22,16 +23,47 @@ def append_sum_of_ranks(
     y: Slice,
     residual: Slice | None = None,
 ) -> None:
-    """y (values,) f32 = the sum of the ranks' x, plus the ``residual``; y may be either."""
-    share, capacity = exchange.share, exchange.shape.capacity
-    for first in range(0, values, capacity):
-        count = min(capacity, values - first)
-        kernel = AllReduce(count, share.ranks, share.rank, capacity, residual=residual is not None)
+    """y (values,) f32 = the sum of the ranks' x, plus the ``residual``; y may be either.
+
+    Many values go in two shots, which give the same bits.
+    """
+    share, shape = exchange.share, exchange.shape
+    two_shots = shape.takes_two_shots(values)
+    most = share.ranks * shape.part if two_shots else shape.capacity
+    for first in range(0, values, most):
+        count, adds = min(most, values - first), residual is not None
+        kernel: AllReduce | AllReduceTwoShot
+        if two_shots:
+            kernel = AllReduceTwoShot(count, share.ranks, share.rank, shape.part, residual=adds)
+        else:
+            kernel = AllReduce(count, share.ranks, share.rank, shape.capacity, residual=adds)
         part = (4 * first, 4 * count)
         given = {"x": x.slice(*part), "y": y.slice(*part)}
         if residual is not None:
             given["residual"] = residual.slice(*part)
-        plan.launch(kernel, _numbered(label, first), **given, **exchange.arguments)
+        others = exchange.stage_arguments if two_shots else exchange.arguments
+        plan.launch(kernel, _numbered(label, first), **given, **others)
+
+
+def append_begun_sum_of_ranks(
+    plan: Plan,
+    exchange: RankExchange,
+    label: str,
+    rows: int,
+    cols: int,
+    **arguments: Slice,
+) -> None:
+    """y (rows, cols) f32 = the sum of the ranks' x, plus the ``residual``, with the norm that
+    follows begun; ``arguments`` by the names that `AllReduce` has. There are few rows."""
+    share, capacity = exchange.share, exchange.shape.capacity
+    kernel = AllReduce(rows * cols, share.ranks, share.rank, capacity, residual=True, cols=cols)
+    plan.launch(kernel, label, **arguments, **exchange.arguments)
+
+
+def begins_norms(exchange: RankExchange, rows: int, cols: int) -> bool:
+    """Whether one launch makes such a sum and begins the norm after it."""
+    values, shape = rows * cols, exchange.shape
+    return cols % 32 == 0 and values <= shape.capacity and not shape.takes_two_shots(values)
 
 
 def append_parts_of_ranks(

@@ -111,20 +111,34 @@ def append_mixture(
         network.activation,
         network.weigh_input,
     )
-    label = at.name("ffn_experts")
-    if mixture.down.is_partial:
-        append_experts(linear, label, mixture, x, norm, None, at.work["delta"])
-        return at.add_ranks(label, to.y, residual)
     if latent is None:
-        return append_experts(linear, label, mixture, x, norm, residual, to.y)
+        return _append_experts(at, mixture, x, norm, residual, to.y)
     source, total = at.work["expert input"], at.work["expert sum"]
     linear.append(at.name("ffn_routed_down"), [(at.matrix(latent.down), source)], x, norm)
-    append_experts(linear, label, mixture, Activations(source), None, None, total)
+    _append_experts(at, mixture, Activations(source), None, None, total)
     if (after := at.norm(latent.norm)) is not None:
         name, width = at.name("ffn_routed_norm"), network.result_width
         linear.append_norm(name, width, Activations(total), after, total)
     end = replace(to, residual=residual)
     return at.finish("ffn_routed_up", at.matrix(latent.up), Activations(total), end)
+
+
+def _append_experts(
+    at: LayerStep,
+    mixture: MixtureLayer,
+    x: Activations,
+    norm: NormLayer | None,
+    residual: Slice | None,
+    y: Slice,
+) -> Activations:
+    """y = residual + the weighted sum of the chosen experts, of all ranks' parts of them."""
+    label = at.name("ffn_experts")
+    if not mixture.down.is_partial:
+        return append_experts(at.linear, label, mixture, x, norm, residual, y)
+    own = at.work["delta"]
+    append_experts(at.linear, label, mixture, x, norm, None, own)
+    at.add_ranks(label, mixture.hidden, own, y, residual)
+    return Activations(y)
 
 
 def _append_shared(

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.exchange import append_sum_of_ranks
+from urdir.model.blocks.exchange import (
+    append_begun_sum_of_ranks,
+    append_sum_of_ranks,
+    begins_norms,
+)
 from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.families.description import Config
@@ -19,6 +23,7 @@ from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.weights import Matrix, Weights
 from urdir.model.memory.workspace import STREAMS
 from urdir.ptxgen.kernels.gather import Gather
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.rescale import Rescale
 
 if TYPE_CHECKING:
@@ -169,17 +174,46 @@ class LayerStep:
     def _finish_together(
         self, label: str, matrix: Matrix, x: Activations, to: Destination, fill: bool
     ) -> Activations:
-        product = [(matrix, self.work["delta"])]
+        own, product = self.work["delta"], [(matrix, self.work["delta"])]
         self.linear.append(label, product, x, scale=to.scale, ends_block=True, fill=fill)
-        return self.add_ranks(label, to.y, to.residual)
+        norm, residual = to.next_norm, to.residual
+        if norm is None or residual is None or not self._begins(norm, matrix.rows):
+            self.add_ranks(label, matrix.rows, own, to.y, residual)
+            return Activations(to.y)
+        assert self.parts.exchange is not None
+        assert norm.weight is not None
+        made = Activations(to.y, norm, self.work["scaled"], self.work["summary"])
+        append_begun_sum_of_ranks(
+            self.plan,
+            self.parts.exchange,
+            f"{label}.sum_of_ranks",
+            self.rows.count,
+            matrix.rows,
+            x=own,
+            residual=residual,
+            y=to.y,
+            next_norm=norm.weight,
+            scaled=self.work["scaled"],
+            y_summary=self.work["summary"],
+        )
+        return made
 
-    def add_ranks(self, label: str, y: Slice, residual: Slice | None) -> Activations:
-        """y = the sum of all ranks' ``work["delta"]``, plus the ``residual``, of the stream."""
-        exchange, own = self.parts.exchange, self.work["delta"]
+    def _begins(self, norm: NormLayer, cols: int) -> bool:
+        """Whether the sum of the ranks begins the norm that follows: products of several rows take
+        it so, and one launch makes the sum."""
+        several = 1 < self.rows.count <= MAX_BATCH and not self.parts.exact
+        exchange = self.parts.exchange
+        if exchange is None or not several or not norm.is_scaled_rms:
+            return False
+        return begins_norms(exchange, self.rows.count, cols)
+
+    def add_ranks(
+        self, label: str, width: int, x: Slice, y: Slice, residual: Slice | None = None
+    ) -> None:
+        """y (rows, width) = the sum of all ranks' x, plus the ``residual``; y may be either."""
+        exchange, values = self.parts.exchange, self.rows.count * width
         assert exchange is not None
-        values = self.rows.count * self.parts.config.hidden
-        append_sum_of_ranks(self.plan, exchange, f"{label}.sum_of_ranks", values, own, y, residual)
-        return Activations(y)
+        append_sum_of_ranks(self.plan, exchange, f"{label}.sum_of_ranks", values, x, y, residual)
 
     def scale(self, label: str, x: Slice, y: Slice, scale: float) -> None:
         """y = scale * x, of the stream."""

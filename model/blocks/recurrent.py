@@ -50,7 +50,8 @@ def append_recurrence(
     at: LayerStep, mixer: Recurrence, x: Activations, norm: NormLayer | None, to: Destination
 ) -> Activations:
     """o (f(recurrence(silu(conv(mixed x')), alpha x', beta x'), gate x'))."""
-    work, y = at.work, at.work["heads"]
+    # the convolution has read it by then, and attention of the same layer has the heads
+    work, y = at.work, at.work["mixed"]
     wanted = [
         *((mixer.mixed, "mixed"), (mixer.gate, "recurrent gate")),
         *((mixer.alpha, "alpha"), (mixer.beta, "beta")),
@@ -147,9 +148,9 @@ def _append_gate(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
         return
     weight, eps = mixer.norm.weight, mixer.norm.norm.eps
     assert weight is not None
-    *sets, cols = weight.shape
+    cols = weight.shape[-1]
     rows = at.rows.count * mixer.width // cols
-    kernel = GatedNorm(rows, cols, eps, (*sets, 1)[0], mixer.gates_first)
+    kernel = GatedNorm(rows, cols, eps, weight.size // cols, mixer.gates_first)
     gate = at.work["recurrent gate"]
     at.plan.launch(kernel, at.name("ssm_norm"), x=y, gate=gate, weight=at.vector(weight), y=y)
 

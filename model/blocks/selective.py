@@ -45,6 +45,8 @@ def append_selective(
     products = [(at.matrix(of), work[name]) for of, _, name in parts]
     linear.append(at.name("ssm_x"), products, Activations(convolved))
     for of, part_norm, name in parts:
+        if at.matrix(of).is_partial:
+            at.add_ranks(at.name(f"ssm_{name}"), of.rows, work[name], work[name])
         if (layer := at.norm(part_norm)) is not None:
             part = Activations(work[name])
             linear.append_norm(at.name(f"ssm_{name}_norm"), of.rows, part, layer, work[name])

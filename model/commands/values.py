@@ -91,6 +91,8 @@ def real_number(low: float, high: float | None = None) -> Callable[[str], float]
 def token_limit(text: str) -> int | None:
     """An argparse type: tokens to generate at most; None, at no length, for -1 and -2."""
     value = whole_number(-2)(text)
+    if not value:
+        raise argparse.ArgumentTypeError("0 tokens are no answer: give 1 or more, or -1")
     return None if value < 0 else value
 
 

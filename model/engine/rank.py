@@ -35,6 +35,7 @@ class Rank(Owner):
     stream: Stream
     parts: StepParts
     steps: Steps
+    recurrent: RecurrentState
     storage: SequenceStorage
 
     def __init__(
@@ -52,7 +53,8 @@ class Rank(Owner):
             stream = owners.enter_context(device.create_stream())
             caches = [rank.parts.cache for rank in followers]
             cache = owners.enter_context(KvCache(device, budget.cache, stream, caches))
-            recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream))
+            held = [of for rank in followers if (of := rank.parts.recurrent) is not None]
+            recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream, held))
             states = [rank.parts.state for rank in followers]
             state = owners.enter_context(DecodeState(device, budget.state, stream, states))
             work = owners.enter_context(device.arena(budget.workspace, "workspace"))
@@ -70,15 +72,17 @@ class Rank(Owner):
                 exchange=exchange,
             )
             steps = [(rank.steps, rank.stream) for rank in followers]
+            graphs = budget.graphs
             if weights.config.stage is None:
-                own = Steps(self.parts, observer, steps)
+                own = Steps(self.parts, graphs, observer, steps)
             elif followers:
                 places = [Place(self.parts, stream), *(Place(r.parts, r.stream) for r in followers)]
-                own = ChainedSteps(places, observer, steps)
+                own = ChainedSteps(places, graphs, observer, steps)
             else:
-                own = Steps(self.parts, build=building_layers)
+                own = Steps(self.parts, graphs, build=building_layers)
             self.steps = owners.enter_context(own)
-            self.stream, self.storage = stream, SequenceStorage(cache, recurrent)
+            self.stream, self.recurrent = stream, recurrent
+            self.storage = SequenceStorage(cache, recurrent)
             self._owners = owners.pop_all()
 
     def close(self) -> None:

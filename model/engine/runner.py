@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from urdir.driver.plan import Plan
     from urdir.driver.stream import Stream
 
-#: Graphs that are kept. One of an 8B model has about 230 nodes.
-MOST_GRAPHS = 256
 Result = TypeVar("Result")
 #: Work that comes in pieces. A piece may yield a kernel that will be needed soon.
 Work = Generator["Kernel | None", None, Result]
@@ -43,13 +41,15 @@ class Steps(Owner):
     """Plans of steps by shape, and the graphs recorded from them.
 
     With an ``observer`` the plans are handed to it instead of being replayed: the same launches on
-    the same memory. ``followers`` are the steps of other ranks, each with the stream that they run
-    on: graphs of all are made before any is launched. ``build`` makes the plan of a shape.
+    the same memory. Graphs are kept up to ``graph_bytes`` of device memory. ``followers`` are the
+    steps of other ranks, each with the stream that they run on: graphs of all are made before any
+    is launched. ``build`` makes the plan of a shape.
     """
 
     def __init__(
         self,
         parts: StepParts,
+        graph_bytes: int,
         observer: Observer | None = None,
         followers: Sequence[tuple[Steps, Stream]] = (),
         build: Build = building,
@@ -61,7 +61,9 @@ class Steps(Owner):
         self._followers = tuple(followers)
         self._build = build
         self._bound: dict[StepShape, BoundPlan] = {}
+        #: The last one used comes last.
         self._graphs: dict[StepShape, RecordedGraph] = {}
+        self._used_bytes, self._most_bytes = 0, graph_bytes
         self._begun: dict[StepShape, Work[RecordedGraph]] = {}
 
     def launch(self, shape: StepShape, stream: Stream) -> None:
@@ -84,21 +86,24 @@ class Steps(Owner):
 
     def graph(self, shape: StepShape) -> RecordedGraph:
         """The recorded graph of a shape; what `prepare` has begun is finished."""
-        found = self._graphs.pop(shape, None)
-        if found is None:
-            work = self._begun.pop(shape, None) or self._recording(shape)
-            found = execute.completed(work)
-        self._keep(shape, found)
-        return found
+        if shape in self._graphs:
+            graph = self._graphs[shape] = self._graphs.pop(shape)
+            return graph
+        work = self._begun.pop(shape, None) or self._recording(shape)
+        return self._keep(shape, execute.completed(work))
 
-    def _keep(self, shape: StepShape, graph: RecordedGraph) -> None:
-        """Keep a graph, as the last one used, and forget the one that was not used for longest
-        where there are too many. One that still runs is freed once it is through."""
+    def _keep(self, shape: StepShape, graph: RecordedGraph) -> RecordedGraph:
+        """Keep a new graph, and forget those that were not used for longest where together they
+        take too much. One that still runs is freed once it is through."""
         self._graphs[shape] = graph
-        if len(self._graphs) > MOST_GRAPHS:
+        self._used_bytes += graph.nbytes
+        while self._used_bytes > self._most_bytes and len(self._graphs) > 1:
             oldest = next(iter(self._graphs))
-            self._graphs.pop(oldest).close()
+            forgotten = self._graphs.pop(oldest)
+            self._used_bytes -= forgotten.nbytes
             self._bound.pop(oldest, None)
+            forgotten.close()
+        return graph
 
     def record(self, shapes: Iterable[StepShape]) -> None:
         """Make the graphs of several shapes; kernels that are not compiled are, side by side.
@@ -122,9 +127,14 @@ class Steps(Owner):
         return all(shape in steps._graphs for steps in ranks)
 
     @property
-    def is_full(self) -> bool:
-        """True where one more graph takes the place of another."""
-        return len(self._graphs) >= MOST_GRAPHS
+    def graph_bytes(self) -> int:
+        """Bytes of device memory that graphs take, see `RecordedGraph.nbytes`."""
+        return self._used_bytes
+
+    @property
+    def free_share(self) -> float:
+        """How much of the memory for graphs is left."""
+        return 1 - self._used_bytes / self._most_bytes
 
     def prepare(self, shape: StepShape) -> bool:
         """Do a small piece of recording a graph that will be needed, well below a millisecond but
@@ -183,6 +193,7 @@ class Steps(Owner):
         """Free the graphs; closing twice does nothing."""
         graphs = [*self._graphs.values()]
         self._graphs.clear()
+        self._used_bytes = 0
         self._begun.clear()
         self._bound.clear()
         close_all(graphs)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass
 from enum import Enum
-from itertools import takewhile
 
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.errors import ContextFullError, ModelError
@@ -22,17 +20,6 @@ class Finish(Enum):
     LENGTH = "length"  # as many tokens as were asked for
     FULL = "full"  # no room left in the KV cache
     INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True, slots=True)
-class StopConditions:
-    """An answer ends after ``limit`` tokens (None: at no length), at one of the ``end_ids``, or
-    where its text has one of ``strings``.
-    """
-
-    limit: int | None = None
-    end_ids: frozenset[int] = frozenset()
-    strings: tuple[str, ...] = ()
 
 
 class Sequence:
@@ -52,7 +39,7 @@ class Sequence:
         self.length = 0
         self.known = 0
         self.settings = GREEDY
-        self.stop = StopConditions()
+        self.end_ids: frozenset[int] = frozenset()
         self.answer_at = 0
 
     @property
@@ -113,13 +100,6 @@ class Sequence:
         if not 0 <= length <= min(self.length, len(self.tokens)):
             raise ModelError(f"cannot truncate {self.length} tokens to {length}")
 
-    def shared_with(self, prompt: Ids) -> int:
-        """How many leading tokens of ``prompt`` are in the cache; its last one never is, because a
-        step must process that to find the next.
-        """
-        pairs = zip(self.tokens[: self.length], prompt[:-1], strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
     # ---- what happens to it ----
 
     def append(self, tokens: Ids) -> None:
@@ -169,8 +149,8 @@ class Sequence:
         self.answer_at = min(self.answer_at, length)
 
     def copy(self, other: Sequence) -> None:
-        """Take over the tokens of another, the pending one included; slot, settings and stop
-        conditions stay. Raises ModelError while some of the other's are unread.
+        """Take over the tokens of another, the pending one included; slot, settings and
+        end ids stay. Raises ModelError while some of the other's are unread.
         """
         other.check_read()
         self.tokens[:] = other.tokens
@@ -179,22 +159,12 @@ class Sequence:
 
     # ---- an answer ----
 
-    def begin_answer(self, stop: StopConditions) -> None:
-        """What follows the tokens so far is an answer, which ends as ``stop`` says."""
-        self.stop = stop
+    def begin_answer(self, end_ids: frozenset[int]) -> None:
+        """What follows the tokens so far is an answer, which one of the ``end_ids`` ends."""
+        self.end_ids = end_ids
         self.answer_at = len(self.tokens)
 
     @property
-    def answer(self) -> list[int]:
-        """Tokens of the answer so far, the end token included."""
-        return self.tokens[self.answer_at :]
-
-    @property
-    def finish(self) -> Finish | None:
-        """Why the answer has ended, as far as tokens tell; None where it goes on."""
-        answered = len(self.tokens) - self.answer_at
-        if answered and self.tokens[-1] in self.stop.end_ids:
-            return Finish.END
-        if self.stop.limit is not None and answered >= self.stop.limit:
-            return Finish.LENGTH
-        return Finish.FULL if len(self.tokens) > self.context else None
+    def has_ended(self) -> bool:
+        """Whether the last token that the host knows has ended an answer."""
+        return len(self.tokens) > self.answer_at and self.tokens[-1] in self.end_ids

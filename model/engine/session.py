@@ -19,7 +19,7 @@ from urdir.model.engine.rank import budget_of, open_ranks
 from urdir.model.engine.run_ahead import AHEAD, Launch, RunAhead
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.engine.sequence import Ids, Sequence, StopConditions
+from urdir.model.engine.sequence import Ids, Sequence
 from urdir.model.engine.sequence_steps import SequenceSteps
 from urdir.model.engine.step_clock import StepClock
 from urdir.model.engine.step_queue import StepQueue
@@ -188,18 +188,16 @@ class Session(Owner):
         self,
         settings: SamplingSettings,
         sequence: int = 0,
-        stop: StopConditions | None = None,
+        end_ids: frozenset[int] = frozenset(),
     ) -> None:
         """What follows the tokens of a sequence so far is an answer: how its tokens are chosen, by
         steps whose output is SAMPLE or LOGPROBS, and when it ends. The device itself stops at an
-        end id. Raises ModelError for a bias of a token outside the vocabulary."""
-        answering, vocab = self.sequences[sequence], self.parts.config.vocab_size
-        for token, _ in settings.logit_bias:
-            if token >= vocab:
-                raise ModelError(f"logit_bias of token {token}: the vocabulary has {vocab} tokens")
+        end id. Raises as `check_settings` does."""
+        self.check_settings(settings)
+        answering = self.sequences[sequence]
         answering.settings = settings
-        answering.begin_answer(stop or StopConditions())
-        words = settings.words(answering.answer_at, answering.stop.end_ids)
+        answering.begin_answer(end_ids)
+        words = settings.words(answering.answer_at, end_ids)
         self.parts.state.write_sampling(sequence, words)
 
     def forward_gpu_resident(self, sequences: Slots = (0,)) -> npt.NDArray[np.float32]:
@@ -242,7 +240,7 @@ class Session(Owner):
         if token == INVALID_TOKEN:
             raise self.no_choice(sequence)
         reader.read(token)
-        if token in reader.stop.end_ids:
+        if token in reader.end_ids:
             self.queue.forget_rows()  # the device has made its row idle
 
     def no_choice(self, sequence: int) -> ModelError:
@@ -324,12 +322,23 @@ class Session(Owner):
         """Sequence -> position as device memory has them, for comparing with ``lengths``."""
         return self.parts.state.positions()
 
-    def _check_append(self, tokens: Ids, sequence: Sequence) -> None:
-        sequence.check_append(len(tokens))
+    def check_tokens(self, tokens: Ids) -> None:
+        """Raise ModelError for a token id outside the vocabulary."""
         size = self.parts.config.vocab_size
-        for token in tokens:
+        for token in {min(tokens, default=0), max(tokens, default=0)}:
             if not 0 <= token < size:
                 raise ModelError(f"token id {token} is outside the vocabulary of {size} tokens")
+
+    def check_settings(self, settings: SamplingSettings) -> None:
+        """Raise ModelError for a bias of a token outside the vocabulary."""
+        size = self.parts.config.vocab_size
+        for token, _ in settings.logit_bias:
+            if token >= size:
+                raise ModelError(f"logit_bias of token {token}: the vocabulary has {size} tokens")
+
+    def _check_append(self, tokens: Ids, sequence: Sequence) -> None:
+        sequence.check_append(len(tokens))
+        self.check_tokens(tokens)
 
     def close(self) -> None:
         """Free graphs, cache, state and workspace; closing twice does nothing."""

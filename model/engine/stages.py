@@ -106,13 +106,15 @@ class ChainedSteps(Steps):
     def __init__(
         self,
         places: Sequence[Place],
+        graph_bytes: int,
         observer: Observer | None,
         followers: Sequence[tuple[Steps, Stream]],
     ) -> None:
         first = places[0]
-        self._output = Steps(first.parts, build=building_output)
+        each = graph_bytes // 2  # of the layers here, and of the output
+        self._output = Steps(first.parts, each, build=building_output)
         chain = [*followers, (self._output, first.stream)]
-        super().__init__(first.parts, observer, chain, building_layers)
+        super().__init__(first.parts, each, observer, chain, building_layers)
         self._places = [*places, first]
         # Of each part: it is through, and what it passes on is taken.
         self._done = [place.parts.device.create_event() for place in places]

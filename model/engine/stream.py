@@ -12,7 +12,7 @@ from urdir.model.engine.batch import Output
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.run_ahead import AT_ONCE, RunAhead
 from urdir.model.engine.runner import Steps
-from urdir.model.engine.sequence import Finish, Sequence
+from urdir.model.engine.sequence import Sequence
 from urdir.model.engine.sequence_steps import SequenceSteps
 from urdir.model.errors import ContextFullError
 
@@ -73,7 +73,7 @@ class DecodeStream:
                     return
                 for _ in ahead.wait(lambda: self._look_ahead(end)):
                     yield [self._read(sequence) for sequence in sequences]
-                    if any(sequence.finish is Finish.END for sequence in sequences):
+                    if any(sequence.has_ended for sequence in sequences):
                         return
         finally:
             session.waited_seconds += ahead.waited_seconds

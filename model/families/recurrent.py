@@ -23,7 +23,7 @@ class Convolution:
     @property
     def channels(self) -> int:
         """Values of a token."""
-        return self.weight.shape[0]
+        return self.weight.size // self.taps
 
     @property
     def taps(self) -> int:

@@ -26,8 +26,8 @@ def staged(config: Config, layers: Sequence[int], ends: int, ranks: int) -> list
     runs = [config.layers[a:b] for a, b in zip(starts, [*starts[1:], len(layers)], strict=True)]
     if len({_kinds(run) for run in runs}) > 1:
         raise UnsupportedError(
-            f"{len(layers)} layers with different windows cannot be cut into {ranks} runs that "
-            "have all of them: give fewer GPUs, or share each layer (split by tensors)"
+            f"{len(layers)} layers of different kinds cannot be cut into {ranks} runs that have "
+            "all of them: give fewer GPUs, or share each layer (split by tensors)"
         )
     first = replace(config, layers=runs[0], stage=Stage(0, ranks, 0))
     rest = replace(config, positions=None, embedding_norm=None, output_norm=None, adds=None)
@@ -51,9 +51,7 @@ def _starts(layers: Sequence[int], ends: int, ranks: int) -> list[int]:
 def _check(config: Config) -> None:
     """Raise UnsupportedError for what a rank alone does not know."""
     reason = ""
-    if config.recurrents:
-        reason = "layers with a state"
-    elif any(mixer.shares_cache_of is not None for mixer in config.attentions):
+    if any(mixer.shares_cache_of is not None for mixer in config.attentions):
         reason = "layers that share a cache"
     elif config.layer_embeddings is not None:
         reason = "embeddings of each layer"
@@ -63,6 +61,9 @@ def _check(config: Config) -> None:
         raise UnsupportedError(f"a model with {reason} is not split by layers: split it by tensors")
 
 
-def _kinds(layers: Sequence[LayerConfig]) -> frozenset[int]:
-    """How far the layers look back: what the bookkeeping of their caches depends on."""
-    return frozenset(layer.attention.span for layer in layers if layer.attention is not None)
+def _kinds(layers: Sequence[LayerConfig]) -> frozenset[int | str]:
+    """How far the layers look back, and what keeps their states: the bookkeeping, which rank 0 does
+    for all, depends on that."""
+    attention = {layer.attention.span for layer in layers if layer.attention is not None}
+    states = {type(mixer).__name__ for layer in layers if (mixer := layer.recurrent) is not None}
+    return frozenset(attention | states)

@@ -18,9 +18,16 @@ import numpy.typing as npt
 from urdir.ptxgen.kernels.norm import Norm
 
 Shape = tuple[int, ...]
+#: Things side by side: the number of the first one and of the one after the last.
+Run = tuple[int, int]
 _T = TypeVar("_T")
 _Number = TypeVar("_Number", bound=np.generic)
 _LAYER = re.compile(r"^blk\.\d+\.")
+
+
+def length(runs: tuple[Run, ...]) -> int:
+    """How many things there are."""
+    return sum(stop - start for start, stop in runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +35,10 @@ class StoredMatrix:
     """A matrix (rows, cols): rows of the tensor ``name``, whose ``shape`` has rows first.
 
     The tensor counts as (all rows, cols), whatever its rank. Of every ``period`` rows those from
-    ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole. Of the columns those
-    of ``columns``, a first one and the one after the last, are taken; None takes all.
-    ``transposed``: those of each period are the columns of as many rows as they have values, in
-    f32.
+    ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole. Of what is taken there
+    are the rows of some ``runs`` and the columns of others, ``columns``, one run after the other;
+    None is all. ``transposed``: those of each period are the columns of as many rows as they have
+    values, in f32.
     """
 
     name: str
@@ -40,7 +47,8 @@ class StoredMatrix:
     each: int
     period: int
     transposed: bool = False
-    columns: tuple[int, int] | None = None
+    runs: tuple[Run, ...] | None = None
+    columns: tuple[Run, ...] | None = None
 
     @classmethod
     def whole(cls, name: str, *shape: int) -> StoredMatrix:
@@ -52,35 +60,47 @@ class StoredMatrix:
         """Some rows of a whole tensor."""
         return StoredMatrix(self.name, self.shape, first, each, period or self.period)
 
-    def cut_columns(self, start: int, stop: int) -> StoredMatrix:
-        """The columns from ``start`` on, before ``stop``, of a matrix with all of them."""
-        return replace(self, columns=(start, stop))
+    def pick(self, *runs: Run) -> StoredMatrix:
+        """Some of the rows that a matrix with all of its runs has, before they are transposed."""
+        if len(runs) == 1 and self.period == math.prod(self.shape[:-1]):
+            (start, stop) = runs[0]
+            return replace(self, first=self.first + start, each=stop - start)
+        return replace(self, runs=runs)
+
+    def pick_columns(self, *runs: Run) -> StoredMatrix:
+        """Some columns of a matrix with all of them."""
+        return replace(self, columns=runs)
 
     @property
     def cols(self) -> int:
         """Values of the input."""
         if self.transposed:
             return self.each
-        start, stop = self.columns or (0, self.shape[-1])
-        return stop - start
+        return self.shape[-1] if self.columns is None else length(self.columns)
+
+    @property
+    def taken(self) -> int:
+        """Rows of the tensor that there are: as many as of the matrix, unless it is transposed."""
+        periods = math.prod(self.shape[:-1]) // self.period
+        return periods * self.each if self.runs is None else length(self.runs)
 
     @property
     def rows(self) -> int:
         """Values of the result."""
-        periods = math.prod(self.shape[:-1]) // self.period
-        return periods * (self.shape[-1] if self.transposed else self.each)
+        return self.taken // self.each * self.shape[-1] if self.transposed else self.taken
 
     @property
     def is_whole(self) -> bool:
         """Whether the tensor is taken as it lies."""
-        return self.each == self.period and not self.transposed and self.columns is None
+        some = self.runs is not None or self.columns is not None
+        return self.each == self.period and not self.transposed and not some
 
 
 @dataclass(frozen=True, slots=True)
 class StoredVector:
     """Values of the tensor ``name`` of that ``shape`` from ``first`` on, ``size`` in all: each is
-    there ``repeat`` times. With a ``period`` they are ``each`` values of every so many, as in
-    `StoredMatrix`."""
+    there ``repeat`` times. With a ``period`` they are ``each`` values of every so many, and with
+    ``runs`` some of all that, as in `StoredMatrix`."""
 
     name: str
     shape: Shape
@@ -89,6 +109,7 @@ class StoredVector:
     repeat: int = 1
     each: int = 0
     period: int = 0
+    runs: tuple[Run, ...] | None = None
 
     @classmethod
     def whole(cls, name: str, *shape: int) -> StoredVector:
@@ -104,13 +125,21 @@ class StoredVector:
         total = self.size // period * size
         return StoredVector(self.name, self.shape, first, total, each=size, period=period)
 
+    def pick(self, *runs: Run) -> StoredVector:
+        """Some of the values of a vector with all of its runs."""
+        if len(runs) == 1 and not self.period and runs[0][0] % self.repeat == 0:
+            return self.part(runs[0][0], length(runs))
+        return replace(self, size=length(runs), runs=runs)
+
     def of(self, values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
         """The values (size,) of this part, of all values of the tensor."""
         if self.period:
             taken = values.reshape(-1, self.period)[:, self.first : self.first + self.each].ravel()
         else:
-            taken = values.ravel()[self.first : self.first + self.size // self.repeat]
-        return np.repeat(taken, self.repeat)
+            taken = values.ravel()[self.first :]
+        repeated = np.repeat(taken, self.repeat)
+        runs = self.runs or ((0, self.size),)
+        return np.concatenate([repeated[start:stop] for start, stop in runs])
 
     def repeated(self, times: int) -> StoredVector:
         """Every value so many times."""
@@ -128,6 +157,10 @@ class Linear:
         """Some rows of it (of every ``period`` rows), of a whole tensor."""
         bias = self.bias and self.bias.part(first, each, period)
         return Linear(self.matrix.part(first, each, period), bias)
+
+    def pick(self, *runs: Run) -> Linear:
+        """Some rows of it: see `StoredMatrix.pick`."""
+        return Linear(self.matrix.pick(*runs), self.bias and self.bias.pick(*runs))
 
     def transposed(self) -> Linear:
         """Each period of it with rows and columns exchanged; there is no bias."""

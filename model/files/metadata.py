@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import ConfigError
+from urdir.model.files.limits import NAME_LENGTH
 
 _T = TypeVar("_T")
 _D = TypeVar("_D")
@@ -98,8 +99,9 @@ class Metadata(Mapping[str, Value]):
     """The key/value pairs of a file, in its order.
 
     `require` and `optional` look up a key whose value must be of one kind: int (of any width, no
-    boolean), float (an integer will do; always finite), bool, str, StringArray, or np.ndarray (an
-    array of numbers). Anything else is a ConfigError that names the key.
+    boolean), float (an integer will do; always finite), bool, str (a name, but for `_TEXTS`),
+    StringArray, or np.ndarray (an array of numbers). Anything else is a ConfigError that names the
+    key.
     """
 
     __slots__ = ("_path", "_values")
@@ -135,11 +137,17 @@ class Metadata(Mapping[str, Value]):
             raise ConfigError(
                 f"{self._path}: metadata key '{key}' is {_describe(value)}, expected {_NAMES[kind]}"
             )
+        checked: _T = value
+        if isinstance(value, str) and key not in _TEXTS:
+            where = f"{self._path}: metadata key '{key}'"
+            NAME_LENGTH.check(len(value), where, ConfigError)  # messages repeat it
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{self._path}: metadata key '{key}' is {value}, not a finite number")
-        return value
+        return checked
 
 
+#: Strings that may be long.
+_TEXTS = frozenset({"tokenizer.chat_template", "tokenizer.huggingface.json"})
 _NAMES: dict[type, str] = {
     int: "an integer",
     float: "a number",

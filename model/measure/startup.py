@@ -71,7 +71,7 @@ def bench_startup(
     parts side by side: their sum exceeds the row of all. Loading is from the file in the page cache
     to weights that are ready on the device. The process is ``urdir run`` from its start to its
     first byte of output, the second time in a row, so that file and kernels are cached; left out
-    where ``source`` is synthetic. It loads the driver and opens the
+    where ``source`` is synthetic or has no vocabulary. It loads the driver and opens the
     device while it imports. Raises ModelError when that run fails.
     """
     with Engine.open(
@@ -87,7 +87,7 @@ def bench_startup(
         StartupRow("cubins loaded, warm", 1e3 * _load_warm(name, specs), "ms", "from a folder"),
     ]
     rows += _open(source, device_name, cache_folder, text)
-    if not isinstance(source, SyntheticModel):
+    if text and not isinstance(source, SyntheticModel):
         path = str(source or DEMO)
         _first_output_s(path, name)
         seconds = _first_output_s(path, name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.description import Config
-from urdir.model.memory.buckets import chunks_of, row_bucket
+from urdir.model.memory.buckets import chunks_of, row_bucket, row_buckets
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS, StateShape
 from urdir.model.memory.exchange import ExchangeShape
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.files.model_file import ModelFile
 
-#: What modules, graphs and the driver's own bookkeeping may take beside our allocations.
-RESERVE_BYTES = 64 << 20
+#: What recorded graphs may take: of steps with one row, and more for each further number of rows
+#: that steps are rounded up to. One of an 8B model takes 0.7 MB, of four steps at once 2.8 MB.
+GRAPH_BYTES, MORE_GRAPH_BYTES = 64 << 20, 16 << 20
+#: What modules and the driver's own bookkeeping may take beside all that.
+RESERVE_BYTES = 32 << 20
 
 
 def check_context(config: Config, context: int) -> None:
@@ -53,6 +56,7 @@ class SessionBudget:
     state: StateShape
     workspace: Mapping[str, int]
     exchange: ExchangeShape | None
+    graphs: int
 
     @classmethod
     def of(cls, config: Config, sm_count: int, settings: SessionSettings) -> Self:
@@ -70,6 +74,7 @@ class SessionBudget:
             state=StateShape(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
             workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
             exchange=ExchangeShape.of(config, rows, rows + chunks[-1]),
+            graphs=GRAPH_BYTES + MORE_GRAPH_BYTES * (len(row_buckets(sequences)) - 1),
         )
 
 
@@ -83,6 +88,7 @@ class MemoryPlan:
     workspace: int
     state: int
     exchange: int
+    graphs: int
     staging: int
 
     @classmethod
@@ -95,6 +101,7 @@ class MemoryPlan:
             workspace=sum(session.workspace.values()),
             state=sum(session.state.sizes().values()),
             exchange=sum(session.exchange.sizes().values()) if session.exchange else 0,
+            graphs=session.graphs,
             staging=STAGING_BYTES,
         )
 
@@ -102,7 +109,7 @@ class MemoryPlan:
     def total(self) -> int:
         """Bytes needed at the fullest moment."""
         caches = self.kv_cache + self.recurrent
-        fixed = self.weights + self.state + self.exchange + self.staging
+        fixed = self.weights + self.state + self.exchange + self.graphs + self.staging
         return fixed + caches + self.workspace
 
     def fits(self, device: Device) -> bool:
@@ -121,7 +128,7 @@ class MemoryPlan:
             raise ModelError(
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
-                f"{self.recurrent:,}, workspace {self.workspace:,}, staging {self.staging:,}), "
-                f"{free:,} available: a shorter context, fewer sequences or a smaller "
-                "model need less"
+                f"{self.recurrent:,}, workspace {self.workspace:,}, graphs {self.graphs:,}, "
+                f"staging {self.staging:,}), {free:,} available: a shorter context, fewer "
+                "sequences or a smaller model need less"
             )

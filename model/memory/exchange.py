@@ -1,4 +1,4 @@
-"""The memory in which ranks exchange values: an inbox on each, written by the others."""
+"""The memory in which ranks exchange values: inbox and stage of each, written by the others."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ import numpy as np
 
 from urdir.model.families.description import Config, Share
 from urdir.model.owner import Owner
+from urdir.ptxgen.kernels.exchange.all_reduce_two_shot import MOST_PART, part_of, stage_sizes
 from urdir.ptxgen.kernels.exchange.spec import MOST, describe_fault, inbox_nbytes, rounded
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import PinnedBuffer, Slice
 
-#: Values of a rank that are exchanged at once, at most: 8 MiB of an inbox, twice. What is more goes
-#: in several launches.
+#: Values of a rank that are exchanged in one shot at most: 8 MiB of an inbox, twice. What is more
+#: goes in several launches.
 MOST_VALUES = 1 << 20
+#: Values from which on a sum is made in two shots, for up to so many ranks. Estimated from 370 GB/s
+#: between two H200, and 2 us of a second wait: one shot sends ranks - 1 words of 8 bytes a value,
+#: two send 2 (ranks - 1) / ranks times 4 bytes.
+TWO_SHOTS_FROM = {2: 1 << 17, 4: 1 << 15, 16: 1 << 14}
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeShape:
-    """Inboxes for ``capacity`` values of each of ``ranks``."""
+    """Inboxes for ``capacity`` values of each of ``ranks``, and stages for sums of many values:
+    ``part`` of each rank, 0 where no step has as many."""
 
     ranks: int
     capacity: int
+    part: int = 0
 
     @classmethod
     def of(cls, config: Config, rows: int, most_rows: int) -> Self | None:
@@ -35,26 +42,41 @@ class ExchangeShape:
         that one device has as a whole."""
         if config.share is None:
             return None
-        values = max(config.hidden * most_rows, max(config.share.vocabulary) * rows)
-        most = min(MOST_VALUES, MOST // config.share.ranks)
-        return cls(config.share.ranks, rounded(min(values, most)))
+        ranks, values = config.share.ranks, config.hidden * most_rows
+        many = values if values >= two_shots_from(ranks) and values % 4 == 0 else 0
+        few = min(values, two_shots_from(ranks)) if many else values
+        most = max(few, max(config.share.vocabulary) * rows)
+        capacity = rounded(min(most, MOST_VALUES, MOST // ranks))
+        return cls(ranks, capacity, min(part_of(many, ranks), MOST_PART))
+
+    def takes_two_shots(self, values: int) -> bool:
+        """Whether a sum of so many values is made in two shots."""
+        return self.part > 0 and values >= two_shots_from(self.ranks) and values % 4 == 0
 
     def sizes(self) -> dict[str, int]:
         """Bytes on each device, by name."""
-        return {"inbox": inbox_nbytes(self.ranks, self.capacity), "epochs": self.capacity // 64}
+        sizes = {"inbox": inbox_nbytes(self.ranks, self.capacity), "epochs": self.capacity // 64}
+        return sizes | (stage_sizes(self.ranks, self.part) if self.part else {})
+
+
+def two_shots_from(ranks: int) -> int:
+    """Values from which on a sum of so many ranks is made in two shots."""
+    return next(values for most, values in TWO_SHOTS_FROM.items() if ranks <= most)
 
 
 @dataclass(frozen=True, slots=True)
 class RankExchange:
-    """What kernels of one rank take: the inboxes of all, its own epochs and place for a fault."""
+    """What kernels of one rank take: the inboxes of all with its own epochs; the stages and flags
+    of all with its own rounds, where there are any; and a place for a fault."""
 
     share: Share
     shape: ExchangeShape
     arguments: dict[str, Slice | PinnedBuffer]
+    stage_arguments: dict[str, Slice | PinnedBuffer]
 
 
 class Exchange(Owner):
-    """The inboxes of all ranks, one on each of ``devices``, which are a group."""
+    """The inboxes and stages of all ranks, on each of ``devices``, which are a group."""
 
     def __init__(self, devices: Sequence[Device], shape: ExchangeShape) -> None:
         self.shape = shape
@@ -76,12 +98,17 @@ class Exchange(Owner):
 
     def of(self, share: Share) -> RankExchange:
         """One rank's."""
-        own = self._memory[share.rank]
-        given: dict[str, Slice | PinnedBuffer] = {
-            f"inbox{rank}": arena["inbox"] for rank, arena in enumerate(self._memory)
-        }
-        given |= {"epochs": own["epochs"], "fault": self._faults[share.rank]}
-        return RankExchange(share, self.shape, given)
+        own, fault = self._memory[share.rank], self._faults[share.rank]
+
+        def of_all(*names: str) -> dict[str, Slice | PinnedBuffer]:
+            ranks = enumerate(self._memory)
+            return {f"{name}{rank}": arena[name] for rank, arena in ranks for name in names}
+
+        inboxes = {**of_all("inbox"), "epochs": own["epochs"], "fault": fault}
+        stages: dict[str, Slice | PinnedBuffer] = {}
+        if self.shape.part:
+            stages = {**of_all("stage", "flags"), "rounds": own["rounds"], "fault": fault}
+        return RankExchange(share, self.shape, inboxes, stages)
 
     def describe_faults(self) -> str:
         """Which ranks waited in vain, and for whom; "" where none did."""
@@ -92,5 +119,5 @@ class Exchange(Owner):
         return "\n".join(f"rank {rank} {text}" for rank, text in found if text)
 
     def close(self) -> None:
-        """Free the inboxes; closing twice does nothing."""
+        """Free them; closing twice does nothing."""
         self._owners.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from urdir.model.families.stored import StoredMatrix
+from urdir.model.families.stored import Run, StoredMatrix, length
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, format_of
 from urdir.ptxgen.weights.layout import Layout
 
@@ -25,42 +26,54 @@ def source_rows(of: StoredMatrix, tensor: Tensor) -> Any:
     """The bytes of a matrix in its type, which are read in whole rows."""
     if of.is_whole:
         return tensor.data
-    fmt = format_of(tensor.type_id)
-    start, stop = of.columns or (0, of.shape[-1])
-    bounds = (start, stop, of.shape[-1])
-    at, end, whole = (Layout(fmt, 1, n).source_row_nbytes if n else 0 for n in bounds)
-    taken = Rows(tensor.data, of, whole, at, end - at)
+    fmt, width = format_of(tensor.type_id), of.shape[-1]
+
+    def nbytes(columns: int) -> int:
+        return Layout(fmt, 1, columns).source_row_nbytes if columns else 0
+
+    columns = of.columns or ((0, width),)
+    parts = tuple((nbytes(start), nbytes(stop)) for start, stop in columns)
+    taken = Rows(tensor.data, of, nbytes(width), parts)
     return Transposed(taken, of, fmt) if of.transposed else taken
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The bytes of some rows of every period of a tensor, put together as they are read: of each
-    row, which has ``row_nbytes``, ``taken_nbytes`` from ``at`` on."""
+    """The bytes of the rows that a matrix takes of a tensor, put together as they are read: of each
+    row, which has ``row_nbytes``, some ``parts``."""
 
     data: Any
     of: StoredMatrix
     row_nbytes: int
-    at: int
-    taken_nbytes: int
+    parts: tuple[Run, ...]
 
     def __getitem__(self, part: slice) -> Bytes:
-        return self.read(part.start // self.taken_nbytes, part.stop // self.taken_nbytes)
+        taken = length(self.parts)
+        return self.read(part.start // taken, part.stop // taken)
 
     def read(self, row: int, last: int) -> Bytes:
         """The taken rows from number ``row`` to ``last``."""
-        of, pieces = self.of, []
-        while row < last:
-            period, within = divmod(row, of.each)
-            count = min(of.each - within, last - row)
-            first = period * of.period + of.first + within
-            pieces.append(self.data[first * self.row_nbytes : (first + count) * self.row_nbytes])
-            row += count
+        pieces = []
+        for first, stop in self._stretches(row, last):
+            pieces.append(self.data[first * self.row_nbytes : stop * self.row_nbytes])
         rows: Bytes = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        if self.taken_nbytes == self.row_nbytes:
+        if length(self.parts) == self.row_nbytes:
             return rows
-        columns = slice(self.at, self.at + self.taken_nbytes)
-        return np.ascontiguousarray(rows.reshape(-1, self.row_nbytes)[:, columns]).reshape(-1)
+        whole = rows.reshape(-1, self.row_nbytes)
+        return np.concatenate([whole[:, slice(*part)] for part in self.parts], axis=1).reshape(-1)
+
+    def _stretches(self, row: int, last: int) -> Iterator[Run]:
+        """The same as runs of rows of the tensor."""
+        of, passed = self.of, 0
+        for start, stop in of.runs or ((0, of.taken),):
+            at, end = start + max(0, row - passed), min(stop, start + last - passed)
+            passed += stop - start
+            while at < end:
+                period, within = divmod(at, of.each)
+                count = min(of.each - within, end - at)
+                first = period * of.period + of.first + within
+                yield first, first + count
+                at += count
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ token. So their states need no copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -64,11 +64,17 @@ class RecurrentShape:
 
 class RecurrentState(Owner):
     """The states of a session's sequences. Copies are queued on ``stream``, after the steps that
-    are queued there."""
+    are queued there. What is done here is done to those of the ``followers``, other ranks."""
 
-    def __init__(self, device: Device, shape: RecurrentShape, stream: Stream) -> None:
+    def __init__(
+        self,
+        device: Device,
+        shape: RecurrentShape,
+        stream: Stream,
+        followers: Sequence[RecurrentState] = (),
+    ) -> None:
         self.shape = shape
-        self._stream = stream
+        self._stream, self._followers = stream, tuple(followers)
         sizes = shape.sizes()
         self._arena = device.arena(sizes, "recurrent state") if sizes else None
         self._kept = [0] * shape.sequences  # tokens that the kept states are of; 0: none is
@@ -120,6 +126,8 @@ class RecurrentState(Owner):
             self._arena.close()
 
     def _copy(self, source: str, from_sequence: int, target: str, to_sequence: int) -> None:
+        for follower in self._followers:
+            follower._copy(source, from_sequence, target, to_sequence)
         if self._arena is None or (source, from_sequence) == (target, to_sequence):
             return
         for name, nbytes in self._arrays():

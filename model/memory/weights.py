@@ -17,6 +17,7 @@ from urdir.model.families.stages import staged
 from urdir.model.families.stored import (
     Linear,
     Normalization,
+    Run,
     Slopes,
     Stored,
     StoredMatrix,
@@ -248,16 +249,21 @@ def _layout(of: StoredMatrix, gguf: ModelFile) -> Layout:
 
 def _label(of: Stored) -> str:
     """The name of a reference in the arena: its tensor's, and the part where it is not all."""
+    some = "" if of.runs is None else f" runs {_runs_text(of.runs)}"
     if isinstance(of, StoredMatrix):
         rows = "" if of.each == of.period else f"[{of.first}:{of.first + of.each}]"
-        columns = "" if of.columns is None else f" columns {of.columns[0]}:{of.columns[1]}"
-        return of.name + rows + columns + " transposed" * of.transposed
+        columns = "" if of.columns is None else f" columns {_runs_text(of.columns)}"
+        return of.name + rows + some + columns + " transposed" * of.transposed
     whole = StoredVector.whole(of.name, *of.shape)
     if of == whole:
         return of.name
     times = f" x {of.repeat}" if of.repeat > 1 else ""
     times += f" of {of.period}" if of.period else ""
-    return f"{of.name}[{of.first}:{of.first + (of.each or of.size // of.repeat)}]{times}"
+    return f"{of.name}[{of.first}:{of.first + (of.each or of.size // of.repeat)}]{times}{some}"
+
+
+def _runs_text(runs: tuple[Run, ...]) -> str:
+    return ",".join(f"{start}:{stop}" for start, stop in runs)
 
 
 def _table_name(of: RopeConfig | Slopes) -> str:

@@ -23,6 +23,7 @@ _GAUGES = {
     "queued": "Requests that wait.",
     "pages_used": "Pages of the cache that hold tokens of running requests.",
     "pages_total": "Pages of the cache.",
+    "graph_bytes": "Device memory that recorded steps take, about.",
 }
 _COUNTERS = {
     "prefix_queries": "Prompt tokens that were looked up among known prefixes.",

@@ -158,9 +158,8 @@ def kind_of(**changed: Any) -> type[GatedRecurrence]:
         ({"key_dim": 20}, GatedRecurrence),
         ({"key_dim": 256}, GatedRecurrence),
         ({"key_dim": 256, "delta": False}, ChunkedRecurrence),
-        ({"target": "sm_75"}, GatedRecurrence),
-        ({"target": "sm_80"}, ChunkedRecurrence),
-        ({"target": "sm_80", "channels": True}, GatedRecurrence),
+        ({"target": "sm_80"}, GatedRecurrence),
+        ({"target": "sm_100"}, ChunkedRecurrence),
         ({"channels": True}, ChunkedRecurrence),
     ],
 )

@@ -17,36 +17,44 @@ from urdir.driver.plan import Plan
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.exchange.all_gather import AllGather
 from urdir.ptxgen.kernels.exchange.all_reduce import AllReduce
+from urdir.ptxgen.kernels.exchange.all_reduce_two_shot import AllReduceTwoShot, stage_sizes
 from urdir.ptxgen.kernels.exchange.spec import Exchange, describe_fault, inbox_nbytes, rounded
 
 CAPACITY = 1024
+#: Values of a rank's part, and the CTAs that take turns with them, of a sum in two shots.
+PART, CTAS = 4096, 3
 
 
 class Ranks:
-    """A group with inboxes, and buffers x, residual and y of up to 4 x ``CAPACITY`` values."""
+    """A group with inboxes and stages; x, residual and y of up to 2 x ``PART`` values."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
         inbox = inbox_nbytes(len(group), CAPACITY)
-        sizes = {"inbox": inbox, "epochs": 4 * CAPACITY // 256, "x": 16 * CAPACITY}
-        sizes |= {"y": 16 * CAPACITY, "residual": 16 * CAPACITY}
+        sizes = {"inbox": inbox, "epochs": 4 * CAPACITY // 256, "x": 8 * PART}
+        sizes |= {"y": 8 * PART, "residual": 8 * PART} | stage_sizes(len(group), PART)
         self.memory = [device.arena(sizes, "rank") for device in group]
         self.faults = [device.pinned(8, "fault") for device in group]
         self.streams = [device.create_stream() for device in group]
         for arena in self.memory:
-            arena["inbox"].fill(0)
-            arena["epochs"].fill(0)
+            for part in arena.values():
+                part.fill(0)
 
-    def plan(self, kernel: Exchange) -> Plan:
+    def plan(self, kernel: Exchange | AllReduceTwoShot) -> Plan:
         """The exchange of one rank."""
-        own = self.memory[kernel.rank]
-        given = {**own, "fault": self.faults[kernel.rank]}
-        given |= {f"inbox{rank}": arena["inbox"] for rank, arena in enumerate(self.memory)}
         plan = Plan(f"rank {kernel.rank}")
-        plan.launch(kernel, kernel.name, **{p.name: given[p.name] for p in kernel.params})
+        plan.launch(kernel, kernel.name, **self.arguments(kernel))
         return plan
 
-    def run(self, kernels: Sequence[Exchange], **inputs: Sequence[Any]) -> list[Any]:
+    def arguments(self, kernel: Exchange | AllReduceTwoShot) -> dict[str, Any]:
+        """Of a rank."""
+        own = self.memory[kernel.rank]
+        given = {**own, "fault": self.faults[kernel.rank]}
+        for name in ("inbox", "stage", "flags"):
+            given |= {f"{name}{rank}": arena[name] for rank, arena in enumerate(self.memory)}
+        return {p.name: given[p.name] for p in kernel.params}
+
+    def run(self, kernels: Sequence[Any], **inputs: Sequence[Any]) -> list[Any]:
         """y of every rank, of inputs by rank."""
         self.put(**inputs)
         for kernel, device, stream in zip(kernels, self.group, self.streams, strict=True):
@@ -58,7 +66,7 @@ class Ranks:
             for arena, array in zip(self.memory, arrays, strict=True):
                 arena[name].upload(array)
 
-    def results(self, kernels: Sequence[Exchange]) -> list[Any]:
+    def results(self, kernels: Sequence[Any]) -> list[Any]:
         shapes = [kernel.shape_of(kernel.param("y")) for kernel in kernels]
         return [
             arena["y"].download(np.float32, shape)
@@ -152,6 +160,48 @@ def test_sums_and_parts_take_turns_in_one_inbox(ranks: Ranks) -> None:
             assert (all_parts == np.concatenate(x)).all()
 
 
+def two_shots(n: int, ranks: int, **fields: Any) -> list[AllReduceTwoShot]:
+    """One for each rank."""
+    fields = {"most_ctas": CTAS, **fields}
+    return [AllReduceTwoShot(n, ranks, rank, PART, **fields) for rank in range(ranks)]
+
+
+def test_two_shots_give_the_bits_of_one(ranks: Ranks) -> None:
+    """Parts of any size, with and without a rest; rounds go on, and any rank may lag behind."""
+    rng, count = np.random.default_rng(10), len(ranks.group)
+    for n in (4, 2 * PART, 1036, 5000, 8):
+        x, residual = values(rng, count, n), values(rng, 1, n) * count
+        for y in ranks.run(two_shots(n, count), x=x):
+            assert (y == in_order(x)).all()
+        kernels = two_shots(n, count, residual=True)
+        for y in ranks.run(kernels, x=x, residual=residual):
+            assert (y == residual[0] + in_order(x)).all()
+
+
+def test_two_shots_are_replayed_in_place_among_others(ranks: Ranks) -> None:
+    """y is x, and the same graph has a sum in one shot after it."""
+    rng, count, n = np.random.default_rng(11), len(ranks.group), 3000
+    with ExitStack() as owners:
+        graphs = []
+        for kernel in two_shots(n, count, residual=True):
+            own = ranks.memory[kernel.rank]
+            given = ranks.arguments(kernel) | {"y": own["x"].slice(0, 4 * n)}
+            both = Plan("both")
+            both.launch(kernel, "two shots", **given)
+            both.extend([*ranks.plan(AllReduce(CAPACITY, count, kernel.rank, CAPACITY))])
+            graphs.append(owners.enter_context(record(both, ranks.group[kernel.rank])))
+        for _ in range(4):
+            x, residual = values(rng, count, n), values(rng, 1, n) * count
+            ranks.put(x=x, residual=residual)
+            launch_together([*zip(graphs, ranks.streams, strict=True)])
+            ranks.group.synchronize()
+            first = residual[0] + in_order(x)
+            for arena in ranks.memory:
+                assert (arena["x"].download(np.float32, (n,)) == first).all()
+                twice = in_order([first[:CAPACITY]] * count)
+                assert (arena["y"].download(np.float32, (CAPACITY,)) == twice).all()
+
+
 def test_a_rank_that_never_comes_is_named(emulated_ranks: Ranks) -> None:
     ranks = emulated_ranks
     count = len(ranks.group)
@@ -170,6 +220,16 @@ def test_a_rank_that_never_comes_is_named(emulated_ranks: Ranks) -> None:
         ranks.streams[late].synchronize()
 
 
+def test_a_rank_that_never_comes_to_two_shots_is_named(emulated_ranks: Ranks) -> None:
+    ranks, count = emulated_ranks, len(emulated_ranks.group)
+    faults, late = ranks.faults, count - 1
+    ranks.group.notes.append(lambda: describe_fault(int(faults[0].view(np.uint64, 1)[0])))
+    for kernel in two_shots(40, count, polls=2000)[:late]:
+        run(ranks.plan(kernel), ranks.group[kernel.rank], ranks.streams[kernel.rank])
+    with pytest.raises(CudaError, match=f"waited in vain for rank {late}, in epoch 1"):
+        ranks.streams[0].synchronize()
+
+
 @pytest.mark.sanitizer
 def test_exchanges_have_no_races() -> None:
     with Group.open("emulator", 2, api=emulated(device_count=2, sanitize=True)) as group:
@@ -181,6 +241,10 @@ def test_exchanges_have_no_races() -> None:
             gathers = [AllGather.of(1, (n, n), rank, CAPACITY) for rank in range(2)]
             for y in ranks.run(gathers, x=x):
                 assert (y == np.concatenate(x)).all()
+        for n in (5000, 60):
+            x = values(rng, 2, n)
+            for y in ranks.run(two_shots(n, 2), x=x):
+                assert (y == in_order(x)).all()
 
 
 @pytest.mark.parametrize(
@@ -192,11 +256,29 @@ def test_exchanges_have_no_races() -> None:
         ({"n": 1025}, "room for 1024"),
         ({"n": 0}, "0 values"),
         ({"polls": 0}, "0 polls"),
+        ({"n": 64, "cols": 48}, "multiple of 32"),
+        ({"n": 64, "cols": 96}, "64 values as rows of 96"),
     ],
 )
 def test_exchanges_that_cannot_be_are_refused(fields: dict[str, int], message: str) -> None:
     with pytest.raises(PtxgenError, match=message):
         AllReduce(**{"n": 5, "ranks": 2, "rank": 0, "capacity": 1024, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ranks": 1}, "rank 0 of 1"),
+        ({"n": 6}, "a multiple of 4"),
+        ({"capacity": 1000}, "room for 1000"),
+        ({"capacity": 1 << 22}, "at most 2097152"),
+        ({"most_ctas": 257}, "257 CTAs"),
+        ({"n": 1 << 15, "capacity": 1 << 14, "most_ctas": 1}, "1 CTAs for parts of 16384"),
+    ],
+)
+def test_two_shots_that_cannot_be_are_refused(fields: dict[str, int], message: str) -> None:
+    with pytest.raises(PtxgenError, match=message):
+        AllReduceTwoShot(**{"n": 4096, "ranks": 2, "rank": 0, "capacity": 2048, **fields})
 
 
 def test_widths_are_of_the_ranks() -> None:

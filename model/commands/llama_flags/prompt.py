@@ -112,4 +112,5 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Refused("-o --output --output-file", TEXT, "output file", "> FILE keeps the answer"),
     Refused("-embd --embeddings", BENCH, "embedding", "only text is generated", off=0),
+    Refused("--embedding --embeddings", ANSWERS, "embedding", "only text is generated", takes=0),
 )

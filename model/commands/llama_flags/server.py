@@ -93,9 +93,7 @@ FLAGS: tuple[Flag, ...] = (
     Refused("--props", SERVER, "/props", "flags say it when the server starts", takes=0),
     Refused("--slot-save-path", SERVER, "cache on disk", "prompts share their beginnings"),
     Refused("--prefill-assistant", SERVER, "continued answer", "/v1/completions does it", takes=0),
-    Refused(
-        "--embedding --embeddings --rerank --reranking", SERVER, "embedding", _TEXT_ONLY, takes=0
-    ),
+    Refused("--rerank --reranking", SERVER, "embedding", _TEXT_ONLY, takes=0),
     Refused("--pooling --embd-normalize", SERVER, "embedding", _TEXT_ONLY),
     Refused("--spm-infill", SERVER, "/infill", "/v1/completions continues texts", takes=0),
     Refused("--path", SERVER, "folder of files", _PROXY),

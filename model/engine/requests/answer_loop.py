@@ -34,6 +34,7 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.model.engine.session import Session
+    from urdir.model.engine.step_clock import StepClock
     from urdir.model.text.matcher import ConstraintCompiler
     from urdir.model.text.tokenizer import Tokenizer
 
@@ -46,8 +47,8 @@ class AnswerLoop(Owner):
     """Answers requests by the sequences of ``session``, which nobody else may use meanwhile.
 
     Without a ``tokenizer`` there are tokens but no text, and no token ends an answer. With
-    ``host_sampling`` the host chooses tokens from logits. Raises ModelError where the sequences are
-    in use.
+    ``host_sampling`` the host chooses tokens from logits. A ``clock``, which is closed in the end,
+    times the steps for `metrics`. Raises ModelError where the sequences are in use.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class AnswerLoop(Owner):
         limits: Limits,
         *,
         host_sampling: bool = False,
+        clock: StepClock | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._session = session
@@ -75,7 +77,7 @@ class AnswerLoop(Owner):
                 waits=host_sampling,
             )
             self._answers = answers = OpenAnswers(scheduler)
-            launcher = Launcher(session, scheduler, answers, end_ids)
+            launcher = Launcher(session, scheduler, answers, end_ids, clock)
             self._launcher = owners.enter_context(launcher)
             choices = (
                 HostChoices(session, scheduler, answers, end_ids)
@@ -92,8 +94,10 @@ class AnswerLoop(Owner):
         self, request: Request, deliver: Callable[[Item], None] = lambda item: None
     ) -> Answer:
         """An answer that can be added, and who gets its items where others take them. Any thread
-        may ask for one. Raises SettingsError, and
+        may ask for one. Raises ModelError for a token outside the vocabulary, SettingsError, and
         ConstraintError for a constraint that cannot be compiled, which may take a second."""
+        self._session.check_tokens(request.prompt)
+        self._session.check_settings(request.settings)
         matcher = None
         if request.constraint is not None:
             matcher = self.compiler.matcher(request.constraint)
@@ -145,7 +149,7 @@ class AnswerLoop(Owner):
 
     def rest(self) -> None:
         """There is nothing to do for a while, which counts as no time of the device's."""
-        self._launcher.clock.rest()
+        self._launcher.rest()
 
     def fail(self, error: Exception) -> None:
         """A round failed: the requests that have begun end, or all where the device is lost. What
@@ -158,7 +162,6 @@ class AnswerLoop(Owner):
         else:
             self._answers.fail_begun(error)
         self._session.queue.forget_rows()
-        self.rest()
 
     # ---- how it goes ----
 
@@ -169,8 +172,8 @@ class AnswerLoop(Owner):
 
     def metrics(self) -> Metrics:
         """Where it stands, about now."""
-        pools = self._session.parts.cache.pools
-        return Metrics.of(self._scheduler, pools, self._launcher.clock)
+        pools, steps = self._session.parts.cache.pools, self._session.steps
+        return Metrics.of(self._scheduler, pools, self._launcher.clock, steps.graph_bytes)
 
     def close(self) -> None:
         """End what is open and wait for the steps that are queued; closing twice does nothing.

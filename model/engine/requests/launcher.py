@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from urdir.driver.context import close_all
 from urdir.driver.errors import DriverError
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.decode_graphs import LOOK_AHEAD
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
-from urdir.model.engine.step_clock import Span
+from urdir.model.engine.step_clock import Span, StepClock
 from urdir.model.errors import ConstraintError
 from urdir.model.owner import Owner
 
@@ -27,14 +28,16 @@ if TYPE_CHECKING:
 _OUTPUTS = (Output.LOGITS, Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
 #: Steps that are queued before the first of them is read: a newcomer waits for these.
 _AHEAD = 2
+#: Tokens after which an answer's graphs are looked for anew: fewer than they are prepared before.
+_STRIDE = LOOK_AHEAD // 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """The steps of one launch, and its time."""
+    """The steps of one launch, and its time where that is wanted."""
 
     plans: Sequence[StepPlan]
-    span: Span
+    span: Span | None
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -43,7 +46,8 @@ class _Launch:
 class Launcher(Owner):
     """Queues the steps that ``scheduler`` plans for ``answers``, on the device of ``session``.
 
-    Answers end at ``end_ids``, on the device as well. A ``clock`` times what is read.
+    Answers end at ``end_ids``, on the device as well. A ``clock``, which the launcher closes, times
+    what is read; without one a launch takes the host less time.
     """
 
     def __init__(
@@ -52,15 +56,17 @@ class Launcher(Owner):
         scheduler: Scheduler,
         answers: OpenAnswers,
         end_ids: frozenset[int],
+        clock: StepClock | None = None,
     ) -> None:
         self._session = session
         self._scheduler = scheduler
         self._answers = answers
         self._end_ids = end_ids
         self._ahead: RunAhead[_Launch] = session.run_ahead(_AHEAD)
-        self.clock = session.step_clock()
+        self.clock = clock
         self._look_ahead: Callable[[], bool] = _done
-        self._next: StepShape | None = None  # that is expected
+        self._expected: tuple[int, Output, int, int] | None = None
+        self._next: StepShape | None = None  # the step after the first token of an answer alone
 
     def __len__(self) -> int:
         """Launches that are not read."""
@@ -72,12 +78,11 @@ class Launcher(Owner):
         return self._ahead.is_full
 
     def launch(self) -> bool:
-        """Plan a step and queue it; False where there is none to queue now, or where its graph
-        would first have to be recorded: there is time for that while the last step is waited for.
-        """
+        """Plan a step and queue it; False where there is none to queue now, or where a first token
+        would wait for its graph to be recorded."""
         session = self._session
         if self._ahead and self._next and not session.steps.is_recorded(self._next):
-            return False  # what is queued is read before the host takes its time with a graph
+            return False  # the first token is read before the host takes its time with a graph
         plan = self._scheduler.plan()
         if plan is None:
             return False
@@ -89,10 +94,7 @@ class Launcher(Owner):
         shape = session.shapes.of_batch(plan.batch, plan.longest, output)
         masks = self._masks(plan, answers)
         plans, shape = self._several(plan, shape)
-        span = self.clock.span()
-        begins = partial(self.clock.mark, span.begin)
-        session.queue.launch(shape, plan.batch, plan.positions, masks, begins)
-        self.clock.mark(span.end)
+        span = self._launch(plan, shape, masks)
         for segment in plan.batch.segments:
             if segment.chooses:  # the end of a prompt
                 session.storage.keep_state(segment.sequence, segment.end)
@@ -104,12 +106,19 @@ class Launcher(Owner):
         """Wait for the oldest launch; the steps that are complete then. Meanwhile graphs are
         prepared for the answers that go on."""
         launch = self._ahead.wait(self._use_wait)
-        self.clock.read(launch.span)
+        if self.clock is not None and launch.span is not None:
+            self.clock.read(launch.span)
         return launch.plans
 
     def clear(self) -> None:
         """Forget what is queued: nobody reads it."""
         self._ahead.clear()
+        self.rest()
+
+    def rest(self) -> None:
+        """There is nothing to do for a while, which counts as no time of the device's."""
+        if self.clock is not None:
+            self.clock.rest()
 
     def close(self) -> None:
         """Wait for what is queued; closing twice does nothing."""
@@ -117,7 +126,18 @@ class Launcher(Owner):
             while self._ahead:
                 self._ahead.wait()
         finally:
-            close_all([self._ahead, self.clock])
+            close_all([self._ahead, *([self.clock] if self.clock else [])])
+
+    def _launch(self, plan: StepPlan, shape: StepShape, masks: Mapping[int, Mask]) -> Span | None:
+        """Queue the steps of a plan; when they begin and end, if that is wanted."""
+        launch = partial(self._session.queue.launch, shape, plan.batch, plan.positions, masks)
+        if self.clock is None:
+            launch()
+            return None
+        span = self.clock.span()
+        launch(partial(self.clock.mark, span.begin))
+        self.clock.mark(span.end)
+        return span
 
     def _begin(self, number: int, slot: int) -> None:
         """Write what is known of a request that has been given a sequence."""
@@ -140,23 +160,28 @@ class Launcher(Owner):
     def _expect(self, last: StepPlan, shape: StepShape) -> None:
         """Note which steps will follow, if what chooses a token in the last one goes on."""
         rows, output = len(last.choosers), shape.output
+        self._next = None
         if not rows:
-            self._next = None
             return
-        steps = AT_ONCE if rows <= FEW and output.is_token else 1
         end, longest = self._scheduler.end(last), last.longest
-        goes_on = longest < end
-        self._next = self._session.shapes.decode(rows, longest + 1, output) if goes_on else None
-        prepare = self._session.graphs.prepare
-        self._look_ahead = partial(prepare, rows, output, longest, end, steps)
+        if longest < end and not last.requests and not self._scheduler.queued:
+            self._next = self._session.shapes.decode(rows, longest + 1, output)
+        expected = (rows, output, longest // _STRIDE, end)
+        if expected != self._expected:
+            self._expected = expected
+            steps = AT_ONCE if rows <= FEW and output.is_token else 1
+            prepare = self._session.graphs.prepare
+            self._look_ahead = partial(prepare, rows, output, longest, end, steps)
 
     def _use_wait(self) -> bool:
         """Do a small piece of preparing for what is expected; False where all is done."""
         try:
-            return self._look_ahead()
+            if self._look_ahead():
+                return True
         except DriverError:  # the step that needs the graph tries again, and says so
-            self._look_ahead = _done
-            return False
+            pass
+        self._look_ahead = _done
+        return False
 
     def _masks(self, plan: StepPlan, answers: Sequence[Answer]) -> dict[int, Mask]:
         """The tokens that may come, by sequence, of answers with a constraint."""

@@ -46,7 +46,7 @@ class Limits:
         waits too long is told. Steps are of ``shapes``."""
         whole = _aligned(shapes, shapes.chunks[-1])
         some = min(whole, _aligned(shapes, SOME_ROWS))
-        return cls(prompt_rows=whole, mixed_rows=some, alignment=shapes.alignment)
+        return cls(prompt_rows=whole, mixed_rows=some, alignment=_alignment(shapes))
 
     @classmethod
     def for_one(cls, shapes: ShapeBuckets) -> Self:
@@ -56,7 +56,7 @@ class Limits:
         return cls(
             prompt_rows=whole,
             mixed_rows=whole,
-            alignment=shapes.alignment,
+            alignment=_alignment(shapes),
             ahead=1,
             queue=1,
             wait_seconds=float("inf"),
@@ -70,12 +70,18 @@ class Limits:
         return cls(
             prompt_rows=whole,
             mixed_rows=whole,
-            alignment=shapes.alignment,
+            alignment=_alignment(shapes),
             queue=max(1, requests),
             wait_seconds=float("inf"),
         )
 
 
+def _alignment(shapes: ShapeBuckets) -> int:
+    """Rows that a segment takes a multiple of. Small chunks have room for one segment only."""
+    return min(shapes.alignment, shapes.chunks[-1])
+
+
 def _aligned(shapes: ShapeBuckets, rows: int) -> int:
     """Whole segments of up to ``rows`` rows, one at least."""
-    return max(1, rows // shapes.alignment) * shapes.alignment
+    alignment = _alignment(shapes)
+    return max(1, rows // alignment) * alignment

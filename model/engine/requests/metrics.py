@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Counts are since a service began; ``queued``, ``running`` and pages are of now."""
+    """Counts are since a service began; ``queued``, ``running``, pages and graphs are of
+    now."""
 
     queued: int = 0
     running: int = 0
@@ -29,9 +30,16 @@ class Metrics:
     preemptions: int = 0
     busy_seconds: float = 0.0  # in which the device ran steps
     idle_seconds: float = 0.0  # between steps, while there was work to do
+    graph_bytes: int = 0  # of device memory, that recorded steps take
 
     @classmethod
-    def of(cls, scheduler: Scheduler, pools: Sequence[PagePool], clock: StepClock) -> Self:
+    def of(
+        cls,
+        scheduler: Scheduler,
+        pools: Sequence[PagePool],
+        clock: StepClock | None,
+        graph_bytes: int,
+    ) -> Self:
         """About now, from the books of a service."""
         counts = scheduler.counts
         return cls(
@@ -45,6 +53,7 @@ class Metrics:
             generated_tokens=counts.generated_tokens,
             steps=counts.steps,
             preemptions=counts.set_back,
-            busy_seconds=clock.busy_seconds,
-            idle_seconds=clock.idle_seconds,
+            busy_seconds=clock.busy_seconds if clock else 0.0,
+            idle_seconds=clock.idle_seconds if clock else 0.0,
+            graph_bytes=graph_bytes,
         )

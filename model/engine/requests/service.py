@@ -57,7 +57,8 @@ class Service(Owner):
         warm_up: WarmUp | None = None,
     ) -> None:
         session = engine.session
-        self._loop = AnswerLoop(session, tokenizer, limits or Limits.for_latency(session.shapes))
+        limits = limits or Limits.for_latency(session.shapes)
+        self._loop = AnswerLoop(session, tokenizer, limits, clock=session.step_clock())
         self._post = post
         self._warm_up = warm_up or WarmUp(session.steps, ())
         self._failure: DriverError | None = None  # of the end
@@ -70,8 +71,8 @@ class Service(Owner):
 
     def submit(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
         """Ask. Items come through ``deliver``: a BusyError, ContextFullError or another error where
-        the request is not taken or fails, which then ends it. Raises SettingsError, and
-        ConstraintError for a constraint that cannot be compiled, which may take a second."""
+        the request is not taken or fails, which then ends it. Raises what `AnswerLoop.answer_to`
+        does."""
         answer = self._loop.answer_to(request, deliver)
         self._inbox.put(lambda: self._loop.add(answer))
         return answer

@@ -32,6 +32,8 @@ class StepPlan:
     @property
     def choosers(self) -> tuple[int, ...]:
         """The requests that the step chooses a token for, in the order of `Batch.choosing`."""
+        if not self.prompts:
+            return self.requests
         segments = zip(self.prompts, self.batch.segments, strict=True)
         return self.requests + tuple(number for number, s in segments if s.chooses)
 

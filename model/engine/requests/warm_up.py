@@ -15,18 +15,20 @@ from urdir.driver.errors import DriverError
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.requests.limits import SOME_ROWS
 from urdir.model.engine.run_ahead import AT_ONCE, FEW
-from urdir.model.engine.runner import MOST_GRAPHS, Steps
+from urdir.model.engine.runner import Steps
 from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, row_buckets
 
-#: Graphs that are recorded beforehand: the others that are kept are of shapes that did come.
-_MOST = MOST_GRAPHS * 3 // 4
+#: Graphs that are recorded beforehand, at most.
+_MOST = 192
+#: How much of the memory for graphs is left to shapes that do come.
+_LEFT = 1 / 4
 
 
 class WarmUp:
     """Records graphs of ``steps``, those of the first ``shapes``, in their order.
 
-    It ends where no further graph could be kept, or one cannot be made: whoever needs that tries
-    again, and says so. ``left`` shapes are to be recorded.
+    It ends where three quarters of the memory for graphs are full, or one cannot be made: whoever
+    needs that tries again, and says so. ``left`` shapes are to be recorded.
     """
 
     def __init__(self, steps: Steps, shapes: Iterable[StepShape]) -> None:
@@ -54,7 +56,7 @@ class WarmUp:
 
     def _do(self, work: Callable[[StepShape], bool | None]) -> None:
         """Do some of the next graph; ``work`` says whether there is more to it."""
-        if self._steps.is_full:
+        if self._steps.free_share <= _LEFT:
             self._shapes.clear()
         try:
             if self._shapes and not work(self._shapes[0]):

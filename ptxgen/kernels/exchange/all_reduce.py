@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.exchange.spec import Exchange
+from urdir.ptxgen.kernels.linear.summary import SUMMARY, summary
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
 
@@ -16,33 +18,61 @@ from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 class AllReduce(Exchange):
     """The sum of the ranks' vectors (n,), added in the order of the ranks; plus a ``residual``.
 
-    All ranks get the same bits. One shot: made for the few values of a decode step.
+    All ranks get the same bits. One shot: made for the few values of a decode step. Where the sum
+    is rows of ``cols`` values (0: whatever it is), a multiple of 32, the norm that follows is
+    begun, as `GemmSmall` does that summarises.
     """
 
     residual: bool = False
+    cols: int = 0
 
     name = "all_reduce"
     template = ("urdir.templates", "all_reduce.ptx.j2")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cols and (self.cols % 32 or self.n % self.cols):
+            raise PtxgenError(
+                f"all_reduce: {self.n} values as rows of {self.cols}: whole rows of a multiple of "
+                "32 values"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Rows whose norm is begun."""
+        return self.n // self.cols if self.cols else 0
+
     @property
     def params(self) -> tuple[Param, ...]:
+        groups = (2, "rows", self.cols // SUMMARY)
+        begun = (
+            Param("next_norm", "f32", ("cols",), Access.IN),
+            Param("scaled", "f32", ("rows", "cols"), Access.OUT),
+            Param("y_summary", "f32", groups, Access.OUT),
+        )
         return (
             Param("x", "f32", ("n",), Access.IN),
             *((Param("residual", "f32", ("n",), Access.IN),) if self.residual else ()),
             Param("y", "f32", ("n",), Access.OUT),
+            *(begun if self.cols else ()),
             *self.exchange_params,
         )
 
     @property
     def tolerance(self) -> Tolerance:
-        return Tolerance.of_sum("f32", terms=self.ranks + self.residual)
+        return Tolerance.of_sum("f32", terms=self.ranks + self.residual + SUMMARY)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         values, left = self.exchanged(inputs)
         total: Array = np.stack(values).astype(np.float64).sum(axis=0)
         if self.residual:
             total = total + inputs["residual"]
-        return {"y": total.astype(np.float32), **left}
+        y = total.astype(np.float32)
+        if self.cols:
+            rows = y.reshape(self.rows, self.cols)
+            scaled = rows * inputs["next_norm"]
+            left |= {"scaled": scaled, "y_summary": summary(scaled, rows)}
+        return {"y": y, **left}
 
     @classmethod
     def examples(cls) -> Mapping[str, AllReduce]:
@@ -50,7 +80,8 @@ class AllReduce(Exchange):
             "two ranks": cls(n=67, ranks=2, rank=0, capacity=256),
             "the last of four": cls(n=515, ranks=4, rank=3, capacity=1024, residual=True),
             "between": cls(n=1, ranks=3, rank=1, capacity=512),
+            "begins a norm": cls(480, 2, 1, capacity=512, residual=True, cols=96),
         }
 
     def flops(self) -> int:
-        return self.n * (self.ranks - 1 + self.residual)
+        return self.n * (self.ranks - 1 + self.residual + 4 * bool(self.cols))

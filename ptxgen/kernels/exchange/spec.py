@@ -49,6 +49,14 @@ def describe_fault(word: int) -> str:
     return f"waited in vain for rank {awaited - 1}, in epoch {epoch}" if awaited else ""
 
 
+def check_ranks(name: str, rank: int, ranks: int, polls: int) -> None:
+    """Raise PtxgenError for a kernel ``name`` of no rank, or one that never looks."""
+    if not 2 <= ranks <= 16 or not 0 <= rank < ranks:
+        raise PtxgenError(f"{name}: rank {rank} of {ranks}: of 2 to 16")
+    if not 1 <= polls < 2**31:
+        raise PtxgenError(f"{name}: {polls} polls, expected 1 ... 2^31 - 1")
+
+
 @dataclass(frozen=True)
 class Exchange(KernelSpec):
     """Base: the values (n,) f32 of ``rank``, of ``ranks``, whose inboxes have a ``capacity``."""
@@ -60,8 +68,7 @@ class Exchange(KernelSpec):
     polls: int = POLLS
 
     def __post_init__(self) -> None:
-        if not 2 <= self.ranks <= 16 or not 0 <= self.rank < self.ranks:
-            raise PtxgenError(f"{self.name}: rank {self.rank} of {self.ranks}: of 2 to 16")
+        check_ranks(self.name, self.rank, self.ranks, self.polls)
         if self.capacity % THREADS or not 0 < self.capacity * self.ranks <= MOST:
             raise PtxgenError(
                 f"{self.name}: an inbox for {self.capacity} values of {self.ranks} ranks: a "
@@ -71,8 +78,6 @@ class Exchange(KernelSpec):
             raise PtxgenError(
                 f"{self.name}: {self.most} values of a rank, inboxes have room for {self.capacity}"
             )
-        if not 1 <= self.polls < 2**31:
-            raise PtxgenError(f"{self.name}: {self.polls} polls, expected 1 ... 2^31 - 1")
 
     @property
     def most(self) -> int:

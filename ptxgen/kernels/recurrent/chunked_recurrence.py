@@ -63,7 +63,7 @@ class ChunkedRecurrence(GatedRecurrence):
     @property
     def targets(self) -> tuple[str, ...]:
         # for earlier ones the assembler keeps more values, and has too few registers for them
-        return since(90 if self.channels or self.splits > 1 else 80)
+        return since(90)
 
     # ---- how it is divided ----
 
@@ -156,7 +156,7 @@ class ChunkedRecurrence(GatedRecurrence):
         parts = 4 * BLOCK * self.chunk * self.groups * (self.splits - 1)
         return LaunchShape(
             grid=(ceil_div(self.value_dim, self.columns), self.heads, self.segments),
-            block=(32 * (PREPARING + self.groups * self.splits), 1, 1),
+            block=(32 * (self.preparing + self.groups * self.splits), 1, 1),
             shared_bytes=self.totals_place + totals + parts,
         )
 
@@ -193,6 +193,6 @@ class ChunkedRecurrence(GatedRecurrence):
             "channels": by_channel(**prompt(35, 2), **heads(2, 2, 32, 24)),
             "channels, long keys": by_channel(**prompt(33, 1), **heads(1, 1, 128, 16)),
             "channels of segments": by_channel(
-                **prompt(60, 4, 3), **heads(2, 1, 16, 16), tiled=True, floor=-5.0, negated=True
+                **prompt(60, 4, 3), **heads(2, 1, 32, 16), tiled=True, floor=-5.0, negated=True
             ),
         }

@@ -369,6 +369,7 @@ def test_env_clears_its_own_files_alone(
         (("run", "-l", "7+1", "-l", "7-1", "-p", "x"), "logit_bias"),
         (("run", "--min-tokens", "-1", "-p", "x"), "--min-tokens"),
         (("run", "-n", "-3", "-p", "x"), "-n"),
+        (("run", "-n", "0", "-p", "x"), "give 1 or more, or -1"),
         (("run", "-c", "-1", "-p", "x"), "-c"),
         (("run", "-c", "100000", "-p", "x"), "512"),
         (("run", "-ctk", "q8_0", "-p", "x"), "-ctv q8_0"),

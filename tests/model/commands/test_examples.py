@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
+import os
+import re
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from urdir.model import cli as command_line
+from urdir.model.families.shapes import SHAPES
 from urdir.model.files import hub, source
+from urdir.model.verify import check
 
-#: What takes the emulator long. The sizes of bench are for GPUs, all kernels take minutes, and a
-#: server goes on: their examples are parsed alone, but for what is short.
+#: What takes the emulator long, but for what is short.
 SLOW = ("run", "chat", "logits", "ptx stats --model", "ptx dump --model", "ptx explain gemm")
-PARSED = ("bench", "check", "serve")
+SLOW += ("bench", "check")
 SHORT = ("check --kernel",)
+#: Sizes for GPUs, and what the emulator gets in their place.
+SMALLER = {
+    "32,128-512*2": "3,4-8*2", "0,256": "0,6", "1,8,16-256*2": "1,2-4*2", "100-300": "2-3",
+    "500": "8", "128": "8", "64": "2", "1200": "3", "1000": "3", "20": "9",
+}  # fmt: skip
+SMALL = {"-p": "4", "-n": "2", "-r": "1"}
+SMALL_LOAD = {"--users": "2", "--requests": "3", "--input": "8", "--answer": "2-3"}
+URL = "http://127.0.0.1:8080"
+KEY = "a key"
 
 
 def modules() -> Iterator[ModuleType]:
@@ -46,13 +63,9 @@ def is_one_of(example: str, kinds: tuple[str, ...]) -> bool:
     return example.partition("urdir ")[2].startswith(kinds)
 
 
-def runs(example: str) -> bool:
-    return is_one_of(example, SHORT) or not is_one_of(example, PARSED)
-
-
 def marked(example: str) -> object:
-    marks = [pytest.mark.full, pytest.mark.slow] if is_one_of(example, SLOW) else []
-    return pytest.param(example, marks=marks)
+    is_slow = is_one_of(example, SLOW) and not is_one_of(example, SHORT)
+    return pytest.param(example, marks=[pytest.mark.full, pytest.mark.slow] if is_slow else [])
 
 
 @pytest.fixture
@@ -68,6 +81,7 @@ def folder(
     for module in (hub, source):
         monkeypatch.setattr(module, "download", lambda name: Path("model.gguf").resolve())
     Path("tokens.txt").write_text("1 2 3")
+    Path("keys.txt").write_text(KEY)
     cli("ptx", "dump", "add", "-o", "old")
     cli("ptx", "dump", "add", "--target", "sm_80", "-o", "new")
     shutil.copytree("new", "out")
@@ -89,6 +103,46 @@ def _expanded(pattern: str) -> list[str]:
     return sorted(str(path) for path in Path().glob(pattern)) or [pattern]
 
 
+def smaller(words: list[str]) -> list[str]:
+    """The words of an example of bench, with sizes for the emulator."""
+    words = [SMALLER.get(word, word) for word in words]
+    if not {"--kernels", "--startup"} & {*words}:
+        usual = SMALL_LOAD if "--load" in words else SMALL
+        if "--rate" in words or "--at-once" in words:
+            usual = {flag: value for flag, value in usual.items() if flag != "--users"}
+        words += [part for pair in usual.items() if pair[0] not in words for part in pair]
+    return words
+
+
+class Server:
+    """`urdir serve`, which goes on until it is interrupted."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "urdir.model", *words, "--device", "emulator", "--port", "0"],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "URDIR_CACHE_DIR": ""},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        lines: list[str] = []
+        while not (found := re.search(r"http://\S+", "".join(lines[-1:]))):
+            lines.append(self.process.stderr.readline())
+            assert lines[-1], "".join(lines)
+        self.url = found[0].replace("0.0.0.0", "127.0.0.1")
+
+    def close(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with closing(Server(["serve"])) as started:
+        yield started
+
+
 def test_there_are_examples_of_every_command() -> None:
     names = [words_of(example)[0] for example in examples()]
     assert set(names) == set(command_line.COMMANDS)
@@ -101,17 +155,49 @@ def test_every_example_is_a_command_line(example: str) -> None:
     command_line.build_parser(words[0]).parse(words)
 
 
-@pytest.mark.parametrize("example", [marked(e) for e in examples() if runs(e)])
+@pytest.mark.parametrize("example", [marked(e) for e in examples() if " serve" not in e])
 def test_every_example_runs(
     example: str,
     folder: Path,
+    data: Path,
     cli: Callable[..., tuple[int, str, str]],
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
+    words = words_of(example)
+    if words[0] == "bench":
+        words = smaller(words)
+        shape = replace(SHAPES["llama-3.2-1b"], layers=2, hidden=256, ffn=512, vocab=512)
+        monkeypatch.setitem(SHAPES, "llama-3.1-8b", replace(shape, heads=4, kv_heads=2))
+        shutil.copy(data / "golden" / "nano-llama-q8_0.gguf", "model.gguf")  # no vocabulary
+    if words[0] == "check" and not is_one_of(example, SHORT):  # all kernels take minutes
+        every = check.select_kernels(())
+        monkeypatch.setattr(check, "select_kernels", lambda names: every[:2])
+    if URL in words:
+        words[words.index(URL)] = request.getfixturevalue("server").url
     piped = shlex.split(example)[1] if example.startswith("echo") else "Hello!"
     monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
-    code, out, err = cli(*words_of(example))
+    code, out, err = cli(*words)
     if "pip install" in err:
         pytest.skip(err)
     assert code == example.startswith("urdir ptx diff"), err
     assert out or Path("logits.npy").is_file()
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("example", [e for e in examples() if " serve" in e and "--ray" not in e])
+def test_every_server_answers(example: str, folder: Path) -> None:
+    """Asked as the help says; the hub's place is taken by a file."""
+    words = words_of(example.replace("-hf org/repo-GGUF", "-m model.gguf").replace("8192", "128"))
+    help_text = importlib.import_module("urdir.model.commands.serve").EXAMPLES
+    asked = shlex.split(help_text[help_text.index("  curl ") :])
+    asked += ["-H", f"Authorization: Bearer {KEY}"] if "keys.txt" in words else []
+    server = Server(words)
+    try:
+        asked = [word.replace(URL, server.url) for word in asked]
+        reply = subprocess.run([*asked, "-s", "--noproxy", "*"], capture_output=True, text=True)
+        assert json.loads(reply.stdout)["choices"][0]["message"]["content"]
+    finally:
+        code = server.close()
+    assert code in (0, 130)

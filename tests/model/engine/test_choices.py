@@ -17,7 +17,6 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.request import Piece, Request
 from urdir.model.engine.requests.service import Item, Service
 from urdir.model.engine.sampling import SamplingSettings, sample
-from urdir.model.engine.sequence import Finish, StopConditions
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
@@ -105,11 +104,10 @@ def test_the_device_stops_at_an_end_id(session: Session, settings: SamplingSetti
     first = free.index(end)
     session.truncate(0)
     session.feed(PROMPT)
-    stop = StopConditions(end_ids=frozenset({end, 1}))
-    session.set_sampling(settings, stop=stop)
+    session.set_sampling(settings, end_ids=frozenset({end, 1}))
     stream = session.stream(Output.of(settings))
     assert [next(stream) for _ in range(first + 1)] == free[: first + 1]
-    assert session.sequences[0].finish is Finish.END
+    assert session.sequences[0].has_ended
     assert 0 not in session.device_positions()
     assert next(stream, None) is None
     assert session.length == len(PROMPT) + first
@@ -122,7 +120,7 @@ def test_a_step_after_the_end_goes_on(session: Session) -> None:
     free = answer(session, PLAIN, 4)
     session.truncate(0)
     session.feed(PROMPT)
-    session.set_sampling(PLAIN, stop=StopConditions(end_ids=frozenset(free[:2])))
+    session.set_sampling(PLAIN, end_ids=frozenset(free[:2]))
     found = [session.forward_gpu_resident_to_token_id(output=Output.SAMPLE)[0] for _ in range(4)]
     assert found == free
 
@@ -132,7 +130,7 @@ def test_end_ids_wait_for_min_tokens(session: Session) -> None:
     ends = frozenset(range(20, 36))
     settings = replace(PLAIN, min_tokens=5, logit_bias=tuple((token, 50.0) for token in ends))
     session.feed(PROMPT)
-    session.set_sampling(settings, stop=StopConditions(end_ids=ends))
+    session.set_sampling(settings, end_ids=ends)
     found = list(session.stream(Output.of(settings)))
     assert [token in ends for token in found] == [False] * 5 + [True]
 

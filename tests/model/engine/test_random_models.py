@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
 from urdir.driver.device import Device
+from urdir.driver.group import Group
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
 from urdir.model.families.shapes import Shape
+from urdir.model.families.share import cut_networks
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weights import Weights
+from urdir.model.memory.weights import Weights, shares_of
 from urdir.model.verify.conformance import relative_rms
 
 #: Exact steps are f32 throughout, the reference is f64.
@@ -224,6 +227,34 @@ CASES = {
         ),
         "Q8_0",
     ),
+    "eight heads with two of keys": (
+        Shape("llama", 1, 64, 8, 2, 32, 256, 97, False),
+        "Q4_0",
+    ),
+    "state space without a norm, one group, beside attention": (
+        Shape(
+            *("falcon-h1", 1, 96, 4, 2, 24, 160, 71, False),
+            {**_STATES, "ssm.state_size": 20, "ssm.group_count": 1},
+        ),
+        "F16",
+    ),
+    "delta rule, six heads, those of a key together": (
+        Shape(
+            *("qwen3next", 2, 96, 4, 2, 64, 160, 71, True),
+            {
+                **_STATES,
+                "ssm.state_size": 32,
+                "ssm.group_count": 3,
+                "full_attention_interval": 2,
+                "expert_count": 3,
+                "expert_used_count": 3,
+                "expert_feed_forward_length": 96,
+                "expert_shared_feed_forward_length": 64,
+            },
+            ("ffn_gate_shexp.weight",),
+        ),
+        "Q8_0",
+    ),
     "ALiBi of 3 heads, LayerNorm": (
         Shape(
             *("bloom", 2, 96, 3, 3, 32, 160, 71, True),
@@ -240,7 +271,48 @@ _FULL = {
     "delta rule with a floor, gated latent vectors",
     "state space beside attention, scales",
     "layers of one network, experts without gates",
+    "eight heads with two of keys",
+    "state space without a norm, one group, beside attention",
+    "delta rule, six heads, those of a key together",
 }
+#: Cases for several devices: how many, and how many networks are whole on each.
+RANKS = {
+    "head_dim 80, groups of 3": (2, 2),  # heads lie across blocks
+    "head_dim 256, six layers, five with rings": (3, 0),
+    "seven experts, groups of 7": (2, 0),
+    "latent vectors of 3 heads, yarn": (3, 1),  # the experts are too narrow
+    "latent vectors whose keys are stored beside values": (4, 0),
+    "delta rule, six heads on three": (3, 0),
+    "delta rule by channel of 3 heads, latent vectors that stand still": (3, 1),
+    "delta rule with a floor, gated latent vectors": (2, 0),
+    "streams recalled from every layer, experts of a latent vector": (2, 0),
+    "state space beside attention, scales": (2, 0),
+    "layers of one network, experts without gates": (3, 2),
+    "Mamba by heads beside attention, norms after": (3, 0),
+    "lightning attention of 3 heads, the stream normed": (2, 1),
+    "eight heads with two of keys": (8, 0),
+    "state space without a norm, one group, beside attention": (3, 0),
+    "delta rule, six heads, those of a key together": (3, 0),
+    "ALiBi of 3 heads, LayerNorm": (3, 2),
+}
+
+
+#: Tokens after which logits are looked at: of prompts, and of single ones.
+COUNTS = (1, 2, 19, 20, 21)
+
+
+def logits(session: Session, tokens: list[int]) -> np.ndarray:
+    """After some of the tokens."""
+    rows = []
+    session.truncate(0)
+    for count in COUNTS:
+        session.feed(tokens[session.length : count])
+        rows.append(session.logits_step())
+    return np.stack(rows)
+
+
+def random_tokens(vocab: int) -> list[int]:
+    return [int(t) for t in np.random.default_rng(1).integers(0, vocab, COUNTS[-1])]
 
 
 @pytest.mark.slow
@@ -254,19 +326,60 @@ def test_logits_are_the_reference_s(
     shape, kind = CASES[case]
     model = random_model(shape, kind)
     config = Config.from_gguf(model)
-    tokens = [int(t) for t in np.random.default_rng(1).integers(0, shape.vocab, 21)]
-    rows = []
+    tokens = random_tokens(shape.vocab)
     with (
         Weights.load(model, config, device) as weights,
         Session(device, weights, SessionSettings(32, "f32", exact=True)) as session,
     ):
-        for count in (1, 2, 19, 20, 21):
-            session.feed(tokens[session.length : count])
-            rows.append(session.logits_step())
+        found = logits(session, tokens)
         with Session(device, weights, SessionSettings(32)) as rounded:
             rounded.feed(tokens)
             after_prompt = rounded.logits_step()
     golden = reference_model(model, config).logits(tokens)
-    assert relative_rms(np.stack(rows), golden[[0, 1, 18, 19, 20]]) <= TOLERANCE
+    assert relative_rms(found, golden[[count - 1 for count in COUNTS]]) <= TOLERANCE
     print(f"default, after a prompt: {relative_rms(after_prompt, golden[20]):.1e}")
+    assert relative_rms(after_prompt, golden[20]) <= DEFAULT_TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, marks=[] if case.startswith("delta rule by channel") else pytest.mark.full
+        )
+        for case in RANKS
+    ],
+)
+def test_logits_on_several_devices_are_the_reference_s(
+    case: str,
+    device_name: str,
+    needs_gpus: Callable[[int], None],
+    random_model: Callable[..., Any],
+    reference_model: Any,
+) -> None:
+    (shape, kind), (ranks, whole) = CASES[case], RANKS[case]
+    needs_gpus(ranks)
+    model = random_model(shape, kind)
+    config = Config.from_gguf(model)
+    shares, tokens = shares_of(config, model, ranks), random_tokens(shape.vocab)
+    assert {networks - cut for cut, networks in map(cut_networks, shares)} == {whole}
+    with ExitStack() as owners:
+        group = owners.enter_context(Group.open(device_name, ranks))
+        weights = [
+            owners.enter_context(Weights.load(model, share, device))
+            for share, device in zip(shares, group, strict=True)
+        ]
+        peers = weights[1:]
+        settings = SessionSettings(32, "f32", exact=True, sequences=2)
+        with Session(group[0], weights[0], settings, peers=peers) as session:
+            found = logits(session, tokens)
+            session.fork(0, 1)  # states are copied on every rank
+            again = logits(session, tokens)
+            with Session(group[0], weights[0], SessionSettings(32), peers=peers) as rounded:
+                rounded.feed(tokens)
+                after_prompt = rounded.logits_step()
+    golden = reference_model(model, config).logits(tokens)
+    assert relative_rms(found, golden[[count - 1 for count in COUNTS]]) <= TOLERANCE
+    assert (again == found).all()
     assert relative_rms(after_prompt, golden[20]) <= DEFAULT_TOLERANCE

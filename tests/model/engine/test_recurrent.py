@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tests.model.engine.requests.test_service import GREEDY, ask
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.session import Session
@@ -80,6 +82,31 @@ def test_a_long_answer_is_processed_again_as_far_as_it_exceeds_a_step(session: S
     assert 1 <= sequence.pending <= 8
     assert sequence.tokens == TOKENS[:3] + answer
     assert list(islice(session.stream(Output.GREEDY), 2))
+
+
+@pytest.mark.slow
+def test_an_answer_goes_on_from_a_state_of_the_last(engine: Engine, session: Session) -> None:
+    """From its end where no step ran beyond it, and else from the end of its prompt."""
+
+    def answer(session: Session, prompt: list[int], limit: int, pieces: int) -> Generation:
+        request = Request(prompt=tuple(prompt), settings=GREEDY, limit=limit)
+        generation = Generation(session, None, request)
+        with closing(generation.pieces()) as made:
+            list(islice(made, pieces))
+        return generation
+
+    first = answer(session, TOKENS[:9], 5, 9)
+    for tokens, limit, pieces, cached in (
+        ([*TOKENS[:9], *first.tokens, *TOKENS[20:23]], 9, 1, 13),
+        ([*TOKENS[:9], *first.tokens, *TOKENS[20:23], 7], 3, 9, 17),
+        ([*TOKENS[:11], 7], 3, 9, 0),
+    ):
+        found = answer(session, tokens, limit, pieces)
+        assert found.statistics.cached_tokens == cached
+        engine.session.truncate(0)
+        alone = answer(engine.session, tokens, limit, 9)
+        assert alone.statistics.cached_tokens == 0
+        assert found.tokens == alone.tokens[: len(found.tokens)]
 
 
 def test_forks_go_on_by_themselves(engine: Engine, session: Session) -> None:

@@ -132,6 +132,11 @@ ARCHITECTURE = {
     "absent": (lambda m, t: m.pop("general.architecture"), ConfigError, "architecture"),
     "no model": (key("general.type", "adapter"), UnsupportedError, "LoRA"),
     "of images": (key("general.architecture", "clip"), UnsupportedError, "projector"),
+    "of millions of characters": (
+        key("general.architecture", "x" * 5_000_000),
+        ConfigError,
+        "5,000,000 characters of a name",
+    ),
     "no number": (key("general.architecture", 7), ConfigError, "general.architecture"),
 }
 TENSORS = {

@@ -14,7 +14,6 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
-from urdir.model.engine import runner
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.decode_graphs import LOOK_AHEAD
 from urdir.model.engine.run_ahead import AHEAD, AT_ONCE
@@ -157,18 +156,18 @@ def test_a_step_of_several_begins_when_the_one_before_is_complete(
 def test_nothing_is_recorded_on_the_way_once_all_is_prepared(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Session(device, weights, 24) as session:
+    with Session(device, weights, SessionSettings(24)) as session:
         session.feed([7])
         session.graphs.prepare_all(1, Output.GREEDY, 1, 15)
         monkeypatch.setattr(session.steps, "_recording", None)
         launched: list[int] = []
-        launch = session.launch
+        launch = session.stepper.launch
 
         def counting(shape: StepShape, slots: Sequence[int]) -> None:
             launched.append(shape.steps)
             launch(shape, slots)
 
-        monkeypatch.setattr(session, "launch", counting)
+        monkeypatch.setattr(session.stepper, "launch", counting)
         assert len(list(session.stream(Output.GREEDY, most=14))) == 14
     assert launched[:3] == [1, AT_ONCE, AT_ONCE]
 
@@ -316,11 +315,16 @@ def test_the_oldest_graphs_are_forgotten(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And are recorded again, with the same result."""
-    monkeypatch.setattr(runner, "MOST_GRAPHS", 2)
     with Session(device, weights, SessionSettings(64)) as session:
-        first = [session_token(session) for _ in range(2)]
-        assert first[0] == first[1]
-        assert len(session.steps._graphs) <= 2
+        expected, steps = session_token(session), session.steps
+        all_bytes = [graph.nbytes for graph in steps._graphs.values()]
+        room = 2 * max(all_bytes)
+        assert steps.graph_bytes == sum(all_bytes) > room
+        steps.close()  # forgets all
+        monkeypatch.setattr(steps, "_most_bytes", room)
+        assert [session_token(session) for _ in range(2)] == [expected] * 2
+        kept = [graph.nbytes for graph in steps._graphs.values()]
+        assert 0 < steps.graph_bytes == sum(kept) <= room
 
 
 def session_token(session: Session) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 
 from urdir.driver import bindings
 from urdir.model.engine.engine import Engine
+from urdir.model.memory import exchange
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 
@@ -33,6 +34,7 @@ def model(request: pytest.FixtureRequest, data: Path, family_file: Callable[[str
 @pytest.mark.slow
 def test_a_model_on_two_devices_has_no_race(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = data / "golden" / "nano-llama-q8_0.gguf"
+    monkeypatch.setattr(exchange, "TWO_SHOTS_FROM", {2: 1024})  # sums of the prompt
     wanted, logits = answer(path, "f16", gpus=2)
     sanitized = functools.partial(bindings.emulated, sanitize=True)
     monkeypatch.setattr(bindings, "emulated", sanitized)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from urdir.model.engine.sequence import Finish, Sequence, StopConditions
+from urdir.model.engine.sequence import Sequence
 from urdir.model.errors import ContextFullError, ModelError
 
 IDS = st.integers(0, 9)
@@ -61,7 +61,6 @@ def test_the_last_token_of_a_full_sequence_has_no_room() -> None:
     sequence.step(1, chooses=True)
     sequence.read(5)
     assert sequence.is_full
-    assert sequence.finish is Finish.FULL
     assert sequence.tokens == [1, 2, 3, 4, 5]
     with pytest.raises(ContextFullError, match="context of 4"):
         sequence.check_step()
@@ -69,54 +68,38 @@ def test_the_last_token_of_a_full_sequence_has_no_room() -> None:
         sequence.append([6])
     sequence.truncate(2)
     sequence.append([8])
-    assert (sequence.tokens, sequence.pending, sequence.finish) == ([1, 2, 8], 1, None)
-
-
-def test_what_is_shared_with_a_prompt_leaves_it_a_pending_token() -> None:
-    sequence = fed(1, 2, 3, 4)
-    assert sequence.shared_with([1, 2, 9, 9]) == 2
-    assert sequence.shared_with([1, 2, 3, 4, 5]) == 3  # the fourth is not in the cache
-    assert sequence.shared_with([1, 2]) == 1
-    assert sequence.shared_with([]) == 0
+    assert (sequence.tokens, sequence.pending) == ([1, 2, 8], 1)
 
 
 def test_a_copy_goes_its_own_way_with_its_own_settings() -> None:
     original, copy = fed(1, 2, 3), Sequence(5, 8)
-    copy.begin_answer(StopConditions(limit=2))
+    copy.begin_answer(frozenset({3, 4}))
     copy.copy(original)
+    assert not copy.has_ended
     copy.step(1, chooses=True)
     copy.read(4)
     assert original.tokens == [1, 2, 3]
-    assert (copy.tokens, copy.answer, copy.slot) == ([1, 2, 3, 4], [4], 5)
-    assert copy.finish is None
-    copy.step(1, chooses=True)
-    copy.read(4)
-    assert copy.finish is Finish.LENGTH
+    assert (copy.tokens, copy.answer_at, copy.slot) == ([1, 2, 3, 4], 3, 5)
+    assert copy.has_ended
 
 
 @pytest.mark.parametrize(
-    ("stop", "answer", "finish"),
+    ("end_ids", "answer", "has_ended"),
     [
-        (StopConditions(), [5, 6], None),
-        (StopConditions(limit=0), [], Finish.LENGTH),
-        (StopConditions(limit=2), [5], None),
-        (StopConditions(limit=2), [5, 6], Finish.LENGTH),
-        (StopConditions(end_ids=frozenset({6})), [6], Finish.END),
-        (StopConditions(end_ids=frozenset({6})), [5], None),
-        (StopConditions(limit=1, end_ids=frozenset({6})), [6], Finish.END),
-        (StopConditions(end_ids=frozenset({2})), [], None),  # of the prompt: it ends nothing
-        (StopConditions(), [5] * 7, Finish.FULL),
-        (StopConditions(limit=7), [5] * 7, Finish.LENGTH),
+        ((), [5, 6], False),
+        ((6,), [6], True),
+        ((6,), [5], False),
+        ((2,), [], False),  # of the prompt: it ends nothing
     ],
 )
-def test_why_an_answer_ends(stop: StopConditions, answer: list[int], finish: Finish | None) -> None:
+def test_end_ids_end_answers(end_ids: tuple[int, ...], answer: list[int], has_ended: bool) -> None:
     sequence = fed(1, 2)
-    sequence.begin_answer(stop)
+    sequence.begin_answer(frozenset(end_ids))
     for token in answer:
         sequence.step(1, chooses=True)
         sequence.read(token)
-    assert sequence.answer == answer
-    assert sequence.finish is finish
+    assert sequence.tokens[sequence.answer_at :] == answer
+    assert sequence.has_ended is has_ended
 
 
 class Life(RuleBasedStateMachine):
@@ -188,15 +171,6 @@ class Life(RuleBasedStateMachine):
         self.sequence.truncate(length)
         del self.everything[length:]
         self.cached, self.unread = length, 0
-
-    @rule(prompt=st.lists(IDS, max_size=12))
-    def share(self, prompt: list[int]) -> None:
-        shared = self.sequence.shared_with(prompt)
-        known = self.everything[: min(self.cached, len(self.everything) - self.unread)]
-        assert prompt[:shared] == known[:shared]
-        assert shared <= max(len(prompt) - 1, 0)
-        more = shared < min(len(known), len(prompt) - 1)
-        assert not more or prompt[shared] != known[shared]
 
     @invariant()
     def it_says_what_it_holds(self) -> None:

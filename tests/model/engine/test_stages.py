@@ -15,7 +15,6 @@ from urdir.driver.errors import DriverError, GroupError
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.engine.sequence import StopConditions
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.description import Config
@@ -87,6 +86,27 @@ def test_prompts_match_golden(device_name: str, needs_gpus: Callable[[int], None
         assert relative_rms(engine.session.logits_step(), expected[19]) <= EXACT_RELATIVE_RMS
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2-dense",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in (
+                *("bloom-dense", "gemma4-d", "gemma4-moe", "grok-moe", "minicpm3-dense"),
+                *("falcon-h1-dense", "mamba2-dense"),
+            )
+        ),
+    ],
+)
+def test_families_match_golden(name: str, family_file: Callable[[str], Path]) -> None:
+    """Learned positions, latent attention, states, several networks side by side."""
+    with np.load(DATA / "families" / f"{name}.npz") as file:
+        tokens, expected = file["tokens"].tolist(), file["logits"]
+    found = logits(family_file(name), tokens[:FEW], "emulator", 2)
+    assert relative_rms(found, expected[:FEW]) <= EXACT_RELATIVE_RMS
+
+
 @pytest.fixture(scope="module")
 def engines(device_name: str, urdir_probe: Probe) -> Iterator[tuple[Engine, Engine]]:
     """On one device, and on two; not exact, with pages, prompts in chunks of 32."""
@@ -151,7 +171,7 @@ def test_drawn_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) ->
             settings = SamplingSettings(temperature=1.5, seed=3, nonce=sequence)
             session.set_sampling(settings, sequence)
         drawn += [session.forward_gpu_resident_to_token_id((0, 1), Output.SAMPLE) for _ in range(3)]
-        session.set_sampling(settings, 1, StopConditions(end_ids=frozenset(range(0, 400, 2))))
+        session.set_sampling(settings, 1, frozenset(range(0, 400, 2)))
         drawn += [*session.stream(Output.SAMPLE, 1, most=20)]
         return [*drawn, *session.stream(Output.SAMPLE, 0, most=4)]
 
@@ -167,8 +187,8 @@ def test_steps_of_tokens_and_prompts_are_those_of_one_device(
         session.greedy_step()
         session.append([*range(40, 50)], 1)
         session.append([*range(60, 80)], 2)
-        session.launch_batch(Batch((), (Segment(2, 0, 12),)), Output.NONE)
-        session.launch_batch(Batch((0,), (Segment(1, 0, 10, chooses=True),)), Output.GREEDY)
+        session.stepper.launch_batch(Batch((), (Segment(2, 0, 12),)), Output.NONE)
+        session.stepper.launch_batch(Batch((0,), (Segment(1, 0, 10, chooses=True),)), Output.GREEDY)
         chosen = session.parts.state["sampled"].download(np.uint32, 2).tolist()
         for sequence, token in zip((0, 1), chosen, strict=True):
             session.read(sequence, token)
@@ -242,9 +262,10 @@ def test_what_is_not_split_is_refused(family_file: Callable[[str], Path]) -> Non
         with pytest.raises(UnsupportedError, match=why):
             Engine.open(path, device="emulator", gpus=gpus, split="layers")
 
-    refused(family_file("mamba2-dense"), 2, "layers with a state")
+    refused(family_file("gemma4-e"), 2, "layers that share a cache")
+    refused(family_file("lfm2-dense"), 2, "layers of different kinds")
     refused(golden("nano-llama-f32")[0], 3, "2 layers are no work for 3 GPUs")
-    refused(DATA / "golden" / "nano-gemma3-q4_k_m.gguf", 3, "layers with different windows")
+    refused(DATA / "golden" / "nano-gemma3-q4_k_m.gguf", 3, "layers of different kinds")
 
     class Watcher:
         def run(self, bound: Any, stream: Any) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.model.errors import UnsupportedError
 from urdir.model.families.attention import Attention
+from urdir.model.families.cut import Span, head_spans, rows_of_each, spans
 from urdir.model.families.description import Config
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.shapes import SHAPES, Shape
-from urdir.model.families.share import Span, rows_of_each, shared, spans
+from urdir.model.families.share import shared
 from urdir.model.families.stored import Linear, StoredMatrix, StoredVector, stored_in
 from urdir.model.files.metadata import Metadata
 
@@ -42,12 +42,14 @@ def shares(shape: Shape, ranks: int, block: int) -> tuple[Config, list[Config]]:
 
 
 def mask_of(linear: Linear, width: int) -> np.ndarray:
-    """Which elements (rows, columns) of its tensor a matrix of one run of rows has."""
+    """Which elements (rows, columns) of its tensor a matrix has."""
     matrix = linear.matrix
-    rows = int(np.prod(matrix.shape[:-1]))
-    mask = np.zeros((rows, width), np.int64)
-    start, stop = matrix.columns or (0, width)
-    mask[matrix.first : matrix.first + matrix.each, start:stop] = 1
+    rows = np.arange(np.prod(matrix.shape[:-1])).reshape(-1, matrix.period)
+    taken = rows[:, matrix.first : matrix.first + matrix.each].ravel()
+    mask = np.zeros((rows.size, width), np.int64)
+    for first, last in matrix.runs or ((0, taken.size),):
+        for start, stop in matrix.columns or ((0, width),):
+            mask[taken[first:last], start:stop] = 1
     return mask
 
 
@@ -95,10 +97,10 @@ def test_few_keys_are_on_several_ranks() -> None:
 
 def test_cuts_are_between_blocks() -> None:
     _, parts = shares(replace(SHAPES["qwen2.5-7b"], layers=1), 2, 256)
-    assert [dense(p).down.matrix.columns for p in parts] == [(0, 9472), (9472, 18944)]
+    assert [dense(p).down.matrix.columns for p in parts] == [((0, 9472),), ((9472, 18944),)]
     shape = Shape("llama", 1, 256, 4, 2, 64, 768, 2048, False)
     _, parts = shares(shape, 2, 256)
-    assert [dense(p).down.matrix.columns for p in parts] == [(0, 256), (256, 768)]
+    assert [dense(p).down.matrix.columns for p in parts] == [((0, 256),), ((256, 768),)]
     assert [attention(p).o.matrix.columns for p in parts] == [None, None]  # one block
 
 
@@ -126,7 +128,7 @@ def test_every_expert_is_cut() -> None:
             stored = linear.matrix
             assert (stored.first, stored.each, stored.period) == (7168 * rank, 7168, 14336)
             assert stored.rows == 8 * 7168
-        assert mixture.down.matrix.columns == (7168 * rank, 7168 * (rank + 1))
+        assert mixture.down.matrix.columns == ((7168 * rank, 7168 * (rank + 1)),)
         assert mixture.router == of.router
 
 
@@ -160,16 +162,79 @@ def test_the_bias_of_a_sum_is_added_once() -> None:
     ]
 
 
+def test_heads_of_a_latent_vector_are_cut_and_the_vector_is_not() -> None:
+    whole, parts = shares(SHAPES["deepseek-v2-lite"], 4, 256)
+    of = attention(whole)
+    for part in map(attention, parts):
+        assert (part.heads, part.kv_heads, part.key_dim) == (4, 1, of.key_dim)
+        assert (part.k, part.v) == (of.k, of.v)
+        assert part.latent is not None
+        assert part.latent.down == of.latent.down
+        assert (part.q.rows, part.latent.q_still.rows) == (4 * 64, 4 * 128)
+        assert (part.latent.absorb.rows, part.latent.expand.rows) == (4 * 512, 4 * 128)
+    total = sum(mask_of(attention(p).latent.q_still, of.q.cols) for p in parts)
+    assert (total == mask_of(of.latent.q_still, of.q.cols)).all()
+
+
+def test_heads_with_a_state_are_cut_with_their_keys() -> None:
+    """Of Qwen 3.5, where heads h and h + 16 have the same keys."""
+    whole, parts = shares(replace(SHAPES["qwen3.5-4b"], layers=1), 2, 256)
+    (of,) = whole.recurrents
+    masks = []
+    for rank, part in enumerate(parts):
+        (mixer,) = part.recurrents
+        assert (mixer.heads, mixer.key_heads) == (16, 8)
+        assert mixer.conv.channels == mixer.mixed.rows == of.mixed.rows // 2
+        assert mixer.state["state"] == of.state["state"] // 2
+        assert mixer.o.matrix.columns == tuple(
+            (128 * (at + 8 * rank), 128 * (at + 8 * rank + 8)) for at in (0, 16)
+        )
+        heads = [*range(8 * rank, 8 * rank + 8), *range(16 + 8 * rank, 24 + 8 * rank)]
+        assert mixer.a.of(np.arange(32)).tolist() == heads
+        masks.append(mask_of(mixer.mixed, 2560))
+    assert (sum(masks) == 1).all()
+
+
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "ranks", "cut"),
     [
-        ("qwen3.5-4b", "layer 0 has a mixer with a state"),
-        ("deepseek-v2-lite", "layer 0 has latent attention"),
+        ("mamba-2.8b", 4, True),
+        ("mamba2-2.7b", 2, False),  # a norm of all heads
+        ("nemotron-h-8b", 8, True),  # eight groups
+        ("falcon-h1-7b", 4, True),  # no norm
+        ("lfm2-8b-a1b", 4, True),
+        ("kimi-linear-48b-a3b", 8, True),
+        ("qwen3-next-80b-a3b", 4, True),
     ],
 )
-def test_what_runs_on_one_gpu_only_is_refused(name: str, reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{reason}.*give no gpus"):
-        shares(SHAPES[name], 2, 256)
+def test_mixers_with_a_state_are_cut_alike_on_all_ranks(name: str, ranks: int, cut: bool) -> None:
+    whole, parts = shares(SHAPES[name], ranks, 256)
+    of, *_ = whole.recurrents
+    for part in parts:
+        mixer, *_ = part.recurrents
+        assert (mixer.o.matrix.columns is not None) == cut
+        states = [mixer.state[name] for name in mixer.state if name != "tail" or not cut]
+        whole_states = [of.state[name] for name in of.state if name != "tail" or not cut]
+        assert sum(whole_states) == sum(states) * (ranks if cut else 1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "group", "unit", "ranks", "expected"),
+    [
+        (32, 4, 1, 3, [8, 12, 12]),
+        (12, 6, 1, 3, [3, 3, 6]),
+        (32, 16, 1, 8, [4] * 8),
+        (28, 7, 2, 2, [14, 14]),
+        (28, 7, 2, 4, None),
+        (40, 8, 1, 8, [4, 4, 4, 4, 4, 4, 8, 8]),
+        (2, 2, 1, 4, None),
+    ],
+)
+def test_heads_are_whole_groups_or_a_part_of_one(
+    heads: int, group: int, unit: int, ranks: int, expected: Any
+) -> None:
+    found = head_spans(heads, group, unit, ranks)
+    assert (None if found is None else [span.count for span in found]) == expected
 
 
 @pytest.mark.parametrize(

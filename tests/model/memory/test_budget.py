@@ -50,6 +50,7 @@ def test_a_session_takes_what_its_budget_says(
                 free.append(emulator.memory_info()[0])
     parts = len(budget.cache.sizes()) + len(budget.workspace) + len(budget.state.sizes())
     spent = plan.kv_cache + plan.workspace + plan.state
+    assert plan.total == spent + plan.weights + plan.graphs + plan.staging
     assert 0 <= free[0] - free[1] - plan.weights <= ALIGNMENT * tensors
     assert 0 <= free[1] - free[2] - spent <= ALIGNMENT * parts
 

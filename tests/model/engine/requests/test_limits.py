@@ -26,5 +26,6 @@ def test_rows_are_whole_segments_of_a_step(chunk: int, alignment: int) -> None:
 
 def test_a_step_that_is_smaller_than_a_segment_takes_one() -> None:
     shapes = ShapeBuckets.of(chunks_of(True), 64, 2, 64)
-    assert Limits.for_latency(shapes).prompt_rows == 64
+    limits = Limits.for_latency(shapes)
+    assert limits.prompt_rows == limits.alignment == shapes.chunks[-1] == 8
     assert Limits.for_throughput(shapes, 0).queue == 1

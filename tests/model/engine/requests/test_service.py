@@ -7,7 +7,7 @@ import json
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -84,13 +84,24 @@ def questions(device_name: str, request: pytest.FixtureRequest) -> list[tuple[li
 
 
 @pytest.fixture(scope="module")
-def engine(device_name: str) -> Iterator[Engine]:
-    """Of few pages: not all sequences become long at once."""
-    with Engine.open(device=device_name, sequences=6, page_len=16, pages=36, text=True) as opened:
+def engine(
+    device_name: str, needs_gpus: Callable[[int], None], request: pytest.FixtureRequest
+) -> Iterator[Engine]:
+    """Of few pages: not all sequences become long at once. On one device, or as many as asked."""
+    gpus = getattr(request, "param", None)
+    needs_gpus(gpus or 1)
+    few: Any = {"sequences": 6, "page_len": 16, "pages": 36}
+    with Engine.open(device=device_name, gpus=gpus, text=True, **few) as opened:
         yield opened
 
 
+on_one_and_two = pytest.mark.parametrize(
+    "engine", [None, pytest.param(2, marks=pytest.mark.full)], indirect=True, ids=["one", "two"]
+)
+
+
 @pytest.mark.slow
+@on_one_and_two
 def test_answers_are_those_of_one_at_a_time(
     engine: Engine, questions: list[tuple[list[int], str]]
 ) -> None:
@@ -117,6 +128,7 @@ def test_answers_are_those_of_one_at_a_time(
     assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
 
 
+@on_one_and_two
 def test_settings_are_each_request_s_own(engine: Engine) -> None:
     """Greedy beside drawn ones, stop strings, limits, log-probabilities, constraints, and a seed
     that gives the same whatever else runs."""

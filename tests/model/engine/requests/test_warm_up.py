@@ -14,7 +14,6 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
-from urdir.model.engine import runner
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.limits import Limits
@@ -122,8 +121,9 @@ def test_it_takes_the_time_it_is_given(session: Session, monkeypatch: pytest.Mon
 
 
 def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "MOST_GRAPHS", 2)
+    """Nor the last quarter of the memory."""
     session.steps.record(SHAPES[:1])
+    monkeypatch.setattr(session.steps, "_most_bytes", session.steps.graph_bytes * 2)
     warm_up = WarmUp(session.steps, SHAPES)
     while warm_up.do_piece():
         pass
