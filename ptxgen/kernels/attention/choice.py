@@ -26,9 +26,9 @@ SINGLE_KEYS, INCREMENTAL_KEYS = 256, 512
 #: takes 5.6 us with one, 7.7 with two, at 4,096 8.5 and 8.8, at 16,384 20.5 and 20.6.
 FEW_KEYS = 8192
 #: Shared memory of each CTA of a large cluster for keys on their way, on architectures that have as
-#: much beside a CTA of the products. Steps of one row of an 8B Q4_K_M model on an H200 take 1.484 ms
-#: with it at 4,096 keys, 1.512 with 80 KB, 1.531 with 48, without clusters 1.549; with clusters of
-#: four at 256 keys 1.329, of eight 1.336, without 1.391.
+#: much beside a CTA of the products. A step of one row of an 8B Q4_K_M model on an H200 takes 1.484
+#: ms with it at 4,096 keys, 1.512 with 80 KB, 1.531 with 48, without clusters 1.549; with clusters
+#: of four at 256 keys 1.329, of eight 1.336, without 1.391.
 RING_NBYTES, LARGE_SHARED = 112 << 10, (90, 100)
 #: Keys of a chunk: at least these, and where rows are several about this many (see `FlashDecode`).
 #: 32 rows of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; of q8_0 74 and 86.
