@@ -13,6 +13,7 @@ from urdir.driver.device import Device
 from urdir.driver.group import Group
 from urdir.model.engine.session import Session
 from urdir.model.families.description import Config
+from urdir.model.families.recurrent import KimiDelta, Lightning, Recurrence
 from urdir.model.families.shapes import Shape
 from urdir.model.families.share import cut_networks
 from urdir.model.memory.session_settings import SessionSettings
@@ -23,6 +24,8 @@ from urdir.model.verify.conformance import relative_rms
 TOLERANCE = 1e-5
 #: The prompt's products round activations to f16, and the cache keys and values.
 DEFAULT_TOLERANCE = 2e-3
+#: With a recurrence by chunks, whose factors are rounded to f16 as well: errors add as squares.
+CHUNKED_TOLERANCE = 2**0.5 * DEFAULT_TOLERANCE
 _QWEN3 = ("ffn_gate.weight", "attn_q_norm.weight", "attn_k_norm.weight")
 #: Six heads of 32 values with a state.
 _STATES = {"ssm.conv_kernel": 3, "ssm.inner_size": 192, "ssm.time_step_rank": 6}
@@ -315,6 +318,13 @@ def random_tokens(vocab: int) -> list[int]:
     return [int(t) for t in np.random.default_rng(1).integers(0, vocab, COUNTS[-1])]
 
 
+def default_tolerance(config: Config) -> float:
+    """Of logits after a prompt, in default mode."""
+    by_chunks = (Recurrence, KimiDelta, Lightning)
+    chunked = any(isinstance(layer.recurrent, by_chunks) for layer in config.layers)
+    return CHUNKED_TOLERANCE if chunked else DEFAULT_TOLERANCE
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
@@ -338,7 +348,7 @@ def test_logits_are_the_reference_s(
     golden = reference_model(model, config).logits(tokens)
     assert relative_rms(found, golden[[count - 1 for count in COUNTS]]) <= TOLERANCE
     print(f"default, after a prompt: {relative_rms(after_prompt, golden[20]):.1e}")
-    assert relative_rms(after_prompt, golden[20]) <= DEFAULT_TOLERANCE
+    assert relative_rms(after_prompt, golden[20]) <= default_tolerance(config)
 
 
 @pytest.mark.slow
@@ -382,4 +392,4 @@ def test_logits_on_several_devices_are_the_reference_s(
     golden = reference_model(model, config).logits(tokens)
     assert relative_rms(found, golden[[count - 1 for count in COUNTS]]) <= TOLERANCE
     assert (again == found).all()
-    assert relative_rms(after_prompt, golden[20]) <= DEFAULT_TOLERANCE
+    assert relative_rms(after_prompt, golden[20]) <= default_tolerance(config)

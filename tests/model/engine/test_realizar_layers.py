@@ -33,6 +33,7 @@ from urdir.model.engine.realizar import (
     transformer_layer_indexed,
     transformer_layer_workspace,
 )
+from urdir.model.engine.runner import Observer
 from urdir.model.engine.session import Session
 from urdir.model.errors import ConfigError, ContextFullError, ModelError, UnsupportedError
 from urdir.model.families.attention import Attention
@@ -345,11 +346,10 @@ class Eager:
         execute.run(bound, self.device, stream)
 
 
-def open_session(made: Made, **settings: Any) -> Session:
+def open_session(made: Made, sequences: int = 1, observer: Observer | None = None) -> Session:
     kv_dtype = "f32" if made.exact else "f16"
-    return Session(
-        made.device, made.weights, SessionSettings(16, kv_dtype, exact=made.exact, **settings)
-    )
+    settings = SessionSettings(16, kv_dtype, exact=made.exact, sequences=sequences)
+    return Session(made.device, made.weights, settings, observer=observer)
 
 
 def test_forward_gpu_resident(made: Made) -> None:
