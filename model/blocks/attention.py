@@ -79,6 +79,7 @@ class LayerAttention:
             rows=self.rows.count,
             scores=self.scores,
             token=token,
+            target=self.target,
         )
 
     def prompt_kernel(self, packs: bool) -> PromptAttention:

@@ -49,6 +49,8 @@ SPECS = {
     "window": FlashDecode(4, LAYOUT, scores=Scores(window=50), ctas=4, least=16),
     "window dealt": FlashDecode(4, LAYOUT, scores=Scores(window=33), ctas=1, least=16, most=16),
     "softcap": FlashDecode(4, LAYOUT, scores=Scores(softcap=20.0), ctas=7, least=16),
+    "cluster": FlashDecode(4, LAYOUT, cluster=8, least=16),
+    "cluster window": FlashDecode(4, LAYOUT, scores=Scores(window=33), cluster=2, least=16),
 }
 
 
@@ -72,7 +74,7 @@ def test_types_and_positions(device: Device, position: int, dtype: Any) -> None:
     compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
 
 
-@pytest.mark.parametrize("fields", [{"ctas": 12}, {"ctas": 5, "most": 32}])
+@pytest.mark.parametrize("fields", [{"ctas": 12}, {"ctas": 5, "most": 32}, {"cluster": 4}])
 def test_other_rows_do_not_change_a_bit(device: Device, fields: dict[str, int]) -> None:
     """Long ones, short ones and idle ones: what a CTA gets beside the row's chunks differs."""
     layout = dataclasses.replace(LAYOUT, sequences=3)
@@ -85,8 +87,9 @@ def test_other_rows_do_not_change_a_bit(device: Device, fields: dict[str, int]) 
     assert all(out.tobytes() == outs[0].tobytes() for out in outs)
 
 
-def test_idle_rows_are_zero(device: Device) -> None:
-    spec = dataclasses.replace(SPECS["dealt"], rows=4)
+@pytest.mark.parametrize("name", ["dealt", "cluster"])
+def test_idle_rows_are_zero(device: Device, name: str) -> None:
+    spec = dataclasses.replace(SPECS[name], rows=4)
     inputs = spec.inputs_at(np.random.default_rng(2), [99, 200, 100, 2**32 - 1], [0] * 4)
     out = flash_decode(device, spec, inputs)
     assert np.isfinite(out[[0, 2]]).all()
@@ -102,12 +105,12 @@ def test_idle_rows_are_zero(device: Device) -> None:
         (1, 33, 32, 0, 1057, 48, 23),
         (1, 33, 32, 0, 32768, 1008, 33),
         (8, 33, 32, 1024, 8192, 2048, 4),
-        (8, 33, 32, 1024, 8193, 1024, 9),
+        (8, 33, 32, 1024, 8193, 688, 12),
         (8, 33, 32, 1024, 32768, 1024, 32),
         (8, 33, 32, 1024, 128, 32, 4),
         (40, 33, 32, 2048, 128, 128, 1),
         (40, 33, 32, 2048, 4096, 4096, 1),
-        (40, 33, 32, 2048, 4097, 2048, 3),
+        (40, 33, 32, 2048, 4097, 1376, 3),
     ],
 )
 def test_chunks(
@@ -118,6 +121,16 @@ def test_chunks(
     assert (spec.chunk_of(keys), spec.chunks_of(keys)) == (chunk, chunks)
     assert max(map(spec.chunks_of, range(1, (1 << 15) + 1))) <= spec.chunks
     assert spec.row_ctas == min(ctas, rows * spec.chunks)
+
+
+@pytest.mark.parametrize("keys", [1, 16, 17, 120, 128, 129, 200])
+def test_chunks_of_a_cluster(keys: int) -> None:
+    """As many as there are CTAs, or fewer of the fewest keys: some CTAs are without keys."""
+    spec = FlashDecode(4, LAYOUT, cluster=8, least=16)
+    assert spec.chunk_of(keys) == (16 if keys <= 128 else 32)
+    assert spec.chunks_of(keys) <= 8
+    assert spec.launch_shape.grid == (2, 8, 1)
+    assert not {"partial", "softmax", "arrived"} & {p.name for p in spec.params}
 
 
 def test_chunks_are_all_of_a_rows_keys() -> None:
@@ -282,6 +295,8 @@ def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
         ({"most": 40}, "chunks of 64 to 40 keys: multiples"),
         ({"most": 32}, "at least 64 and at most 32"),
         ({"ctas": 0}, "0 CTAs"),
+        ({"cluster": 3}, "clusters of 3 CTAs: 1, 2, 4 or 8"),
+        ({"cluster": 2, "most": 64}, "chunks of a cluster are as many as its CTAs: most is 0"),
         ({"heads": 3}, "3 query heads"),
     ],
 )

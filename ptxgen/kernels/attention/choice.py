@@ -16,7 +16,7 @@ from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
-from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.target import Target
 
 #: Up to this many keys a row is not split: one row, several. A step of an 8B Q4_K_M model on an
 #: H200 takes 1.32 ms at 128 keys, split 1.35; 1.41 at 288, split 1.38; of two rows at 288 keys
@@ -25,10 +25,15 @@ SINGLE_KEYS, INCREMENTAL_KEYS = 256, 512
 #: Up to this many keys split attention of one row has one CTA an SM, then two. At 2,048 keys it
 #: takes 5.6 us with one, 7.7 with two, at 4,096 8.5 and 8.8, at 16,384 20.5 and 20.6.
 FEW_KEYS = 8192
+#: Shared memory of each CTA of a large cluster for keys on their way, on architectures that have as
+#: much beside a CTA of the products. A step of one row of an 8B Q4_K_M model on an H200 takes 1.484
+#: ms with it at 4,096 keys, 1.512 with 80 KB, 1.531 with 48, without clusters 1.549; with clusters
+#: of four at 256 keys 1.329, of eight 1.336, without 1.391.
+RING_NBYTES, LARGE_SHARED = 112 << 10, (90, 100)
 #: Keys of a chunk: at least these, and where rows are several about this many (see `FlashDecode`).
-#: 32 rows of 4,096 keys take 129 us in chunks of 2,048, 139 in chunks of 1,024.
+#: 32 rows of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; of q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
-#: Rows from which on chunks grow, so that what they leave does not.
+#: For each so many rows chunks may be longer: then what they leave does not grow.
 MANY_ROWS = 32
 
 
@@ -77,18 +82,38 @@ def decode_attention(
     rows: int = 1,
     scores: Scores = PLAIN,
     token: OwnToken | None = None,
+    target: str = "",
 ) -> IncrementalAttention | FlashDecode:
     """The kernel for rows with positions below ``max_keys``, a bucket.
 
     Incremental attention for few keys (a window bounds them too), flash decoding otherwise. With a
     ``token`` the kernel prepares and appends the rows' own tokens, too; the choice is the same.
-    Raises PtxgenError for shapes that no kernel handles.
+    With the device's native ``target`` it may be one in clusters, which needs less memory. Raises
+    PtxgenError for shapes that no kernel handles.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     whole = SINGLE_KEYS if rows == 1 else INCREMENTAL_KEYS
     if min(scores.span or max_keys, max_keys) <= whole:
         return _spread(incremental, sm_count)
-    return split_attention(incremental, max_keys, sm_count)
+    split = split_attention(incremental, max_keys, sm_count)
+    return _in_clusters(split, max_keys, sm_count, target) if target and rows == 1 else split
+
+
+def _in_clusters(split: FlashDecode, max_keys: int, sm_count: int, target: str) -> FlashDecode:
+    """The same with a cluster for each KV head (tile of query heads) where that is faster, and the
+    device has clusters: of few keys; of more, if the clusters find room side by side and are enough
+    to read at the memory's pace."""
+    keys = min(split.scores.span or max_keys, max_keys)
+    if keys <= INCREMENTAL_KEYS:
+        near = replace(split, ctas=1, cluster=4)
+        is_faster = near.row_ctas * near.head_tiles <= sm_count
+    else:
+        ring = RING_NBYTES if Target.parse(target).sm in LARGE_SHARED else 0
+        near = replace(split, ctas=1, cluster=8, ring=ring)
+        ctas = near.row_ctas * near.head_tiles
+        is_read_whole = split.layout.dtype in ("f16", "bf16") and split.suits_tensor_cores
+        is_faster = keys <= FEW_KEYS and 2 * sm_count <= 5 * ctas <= 4 * sm_count and is_read_whole
+    return near if is_faster and near.target_on(target) else split
 
 
 def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -> FlashDecode:
@@ -103,7 +128,7 @@ def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -
         whole.token,
         ctas=max(1, ctas // (whole.layout.kv_heads * whole.tiles)),
         least=LEAST_KEYS,
-        most=0 if whole.rows == 1 else MOST_KEYS * ceil_div(whole.rows, MANY_ROWS),
+        most=0 if whole.rows == 1 else MOST_KEYS * (1 + whole.rows // MANY_ROWS),
     )
 
 

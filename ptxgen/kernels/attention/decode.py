@@ -156,6 +156,17 @@ class DecodeAttention(AttentionSpec):
         return max(widths) <= MAX_MMA_DIM and dtype != "f32" and not is_single
 
     @property
+    def ring_nbytes(self) -> int:
+        """Dynamic shared memory, from ``ring_at`` on, for keys and values on their way to tensor
+        cores; 0 where the CTA declares it."""
+        return 0
+
+    @property
+    def ring_at(self) -> int:
+        """Where that begins."""
+        return 0
+
+    @property
     def queries_at(self) -> int:
         """Dynamic shared memory: where the queries lie as fragments, after the row's own token."""
         return self.token_nbytes

@@ -13,8 +13,8 @@ from urdir.ptxgen.target import Target
 
 #: Shared memory that a kernel may declare, on every target.
 MAX_STATIC_SHARED = 48 << 10
-#: Keys that a warp multiplies at once on tensor cores: the columns of an mma.
-TILE_KEYS = 8
+#: Keys that a warp multiplies at once on tensor cores, the rows of an mma; and those of a stage.
+TILE_KEYS, STAGE_KEYS = 16, 8
 #: Stages of small slabs: more are not needed.
 MAX_STAGES = 8
 
@@ -50,6 +50,8 @@ class Divided(Protocol):
     def suits_tensor_cores(self) -> bool: ...
     @property
     def queries_at(self) -> int: ...
+    @property
+    def ring_nbytes(self) -> int: ...
 
 
 class DecodeCta:
@@ -58,7 +60,7 @@ class DecodeCta:
     Where the CTA is ``asynchronous``, keys and values pass through a ring of ``stages`` stages,
     one for each step of the loop over the keys; after the loop the warps' sums take its place. A
     q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
-    On ``tensor_cores`` a stage is a slab, 128 dims of the keys or values of a step
+    On ``tensor_cores`` a stage is half a slab, 128 dims of the keys or values of a step
     (_attention_mma.j2). Sizes and offsets (``..._at``) are in bytes.
     """
 
@@ -84,8 +86,10 @@ class DecodeCta:
             self._divide_among_fragments()
         else:
             self._divide_among_lanes()
+        # whether the ring is dynamic shared memory, not what the CTA declares
+        self.is_ring_apart = self.tensor_cores and spec.ring_nbytes > 0
         self.ring_bytes = self.stages * self.stage_bytes
-        has_ring = self.asynchronous or self.tensor_cores
+        has_ring = (self.asynchronous or self.tensor_cores) and not self.is_ring_apart
 
         # the row's own token, if the spec has one: heads that are staged; of a head the pairs that
         # turn and the other values
@@ -118,7 +122,14 @@ class DecodeCta:
             scratch.append(self.ring_bytes)
         if spec.token:
             scratch.append(end if self.row_norms else self.norms_at + 4 * (self.staged_heads + 1))
-        self.scratch_bytes = max(scratch)
+        # a multiple of what dynamic shared memory is aligned to: none is lost between them
+        self.scratch_bytes = 256 * ceil_div(max(scratch), 256)
+
+    @property
+    def outputs_each(self) -> int:
+        """Outputs that a thread merges at once: neighbours, of one head."""
+        outputs = self.tile * self.value_dim
+        return next((n for n in (1, 2) if outputs <= n * self.threads), 4)
 
     def _divide_among_lanes(self) -> None:
         """The ring where each lane multiplies: a thread's part of the first copy of a key or value,
@@ -139,13 +150,24 @@ class DecodeCta:
 
     def _divide_among_fragments(self) -> None:
         """The type of the operands; strips of 32 dims of a key, blocks of 64 dims of a value, slabs
-        of 128 dims. The keys of a tile are ``together``, those of the warps' tiles a step."""
+        of 128 dims. The keys of a tile are ``together``, those of the warps' tiles a step.
+        ``order``: of which cache, slab and half of the keys the stages of a tile are."""
         self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
         self.together = TILE_KEYS
         self.step = TILE_KEYS * self.warps
         self.strip_count = ceil_div(self.head_dim, 32)
         self.block_count = ceil_div(self.value_dim, 64)
         self.slabs = {"k": ceil_div(self.head_dim, 128), "v": ceil_div(self.value_dim, 128)}
+        self.order = [
+            (name, slab, half)
+            for name, slabs in self.slabs.items()
+            for slab in range(slabs)
+            for half in range(2)
+        ]
+        self.stage_keys = STAGE_KEYS
+        # the halves of a tile that are multiplied together: registers hold one of wide heads
+        is_wide = max(self.head_dim, self.value_dim) > 192 and not self.quantised
+        self.halves: tuple[tuple[int, ...], ...] = ((0,), (1,)) if is_wide else ((0, 1),)
         # a slab of a key in memory; in shared memory at least a strip, or a block, a power of two
         self.slab_bytes = 16 * self.thread_bytes
         fewest = {"k": 4 * self.thread_bytes, "v": 8 * self.thread_bytes}
@@ -153,9 +175,11 @@ class DecodeCta:
             name: min(self.slab_bytes, max(few, 1 << (self._bytes_of(name) - 1).bit_length(), 64))
             for name, few in fewest.items()
         }
-        self.warp_bytes = TILE_KEYS * max(self.row_bytes.values())
+        self.warp_bytes = STAGE_KEYS * max(self.row_bytes.values())
         self.stage_bytes = (self.warp_bytes + (64 if self.quantised else 0)) * self.warps
         self.stages = min(MAX_STAGES, MAX_STATIC_SHARED // self.stage_bytes)
+        if self.spec.ring_nbytes:
+            self.stages = self.spec.ring_nbytes // self.stage_bytes
 
     def _bytes_of(self, name: str) -> int:
         """A key or value in the cache, without q8_0's scales."""

@@ -20,7 +20,9 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import QK_NORM, V_NORM, OwnToken, Temperature
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
+from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.target import since
 
 #: Chunks are multiples of this.
 CHUNK_UNIT = 16
@@ -35,8 +37,16 @@ class FlashDecode(DecodeAttention):
     See DecodeAttention for what it computes. For each KV head (tile of its query heads) there are
     ``ctas`` CTAs, to which the chunks of all rows are dealt. A row of n keys has chunks of n /
     (ctas / rows) keys, rounded up, so that rows of equal lengths give each CTA one chunk; but at
-    least ``least``. Where it were more than twice ``most`` (0: any number), it has chunks of
-    ``most`` keys: a long row among short ones has many, and a CTA takes several.
+    least ``least``. Where it were more than twice ``most`` (0: any number), each of these is cut
+    into equal ones of at most about ``most`` keys: a long row among short ones has many, and a CTA
+    takes several.
+
+    A ``cluster`` of 2, 4 or 8 CTAs (sm_90 and newer) takes the chunks of one row, which are as many
+    (but of at least ``least`` keys): its CTAs send each other their sums, and ``ctas`` and the
+    parameters below do not count. That is faster where rows are as long as each other.
+
+    From sm_80 on, keys and values on their way to tensor cores are in ``ring`` bytes of shared
+    memory; 0: in what a kernel may declare.
 
     Between launches ``arrived`` is 0. ``partial`` (sums of weights times V) and ``softmax`` (the
     maximum of 2's exponent that they are relative to, and the sum of weights) are a launch's own.
@@ -45,6 +55,8 @@ class FlashDecode(DecodeAttention):
     ctas: int = 16
     least: int = 64
     most: int = 0
+    cluster: int = 1
+    ring: int = 0
 
     splits_keys = True
     name = "flash_decode"
@@ -60,18 +72,31 @@ class FlashDecode(DecodeAttention):
             raise PtxgenError(f"chunks of at least {self.least} and at most {self.most} keys")
         if not 1 <= self.ctas <= 65535:
             raise PtxgenError(f"{self.ctas} CTAs for each KV head: 1 to 65535")
+        if self.cluster not in (1, 2, 4, 8):
+            raise PtxgenError(f"clusters of {self.cluster} CTAs: 1, 2, 4 or 8")
+        if self.cluster > 1 and self.most:
+            raise PtxgenError("chunks of a cluster are as many as its CTAs: most is 0")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return since(CLUSTERS_SINCE) if self.cluster > 1 else super().targets
 
     # ---- how rows are split ----
 
     @property
     def share(self) -> int:
         """Chunks of a row that is as long as the others."""
-        return max(1, self.ctas // self.rows)
+        return self.cluster if self.cluster > 1 else max(1, self.ctas // self.rows)
+
+    def _rounds_of(self, keys: int) -> int:
+        """Chunks that each share of a row of ``keys`` keys has, one after the other."""
+        each = ceil_div(keys, self.share)
+        return ceil_div(each, self.most) if self.most and each > 2 * self.most else 1
 
     def chunk_of(self, keys: int) -> int:
         """Keys of each chunk (the last may have fewer) of a row of ``keys`` keys."""
-        even = CHUNK_UNIT * ceil_div(ceil_div(keys, self.share), CHUNK_UNIT)
-        return self.most if self.most and even > 2 * self.most else max(self.least, even)
+        each = ceil_div(ceil_div(keys, self.share), self._rounds_of(keys))
+        return max(self.least, CHUNK_UNIT * ceil_div(each, CHUNK_UNIT))
 
     def chunks_of(self, keys: int) -> int:
         """How many chunks a row of ``keys`` keys has."""
@@ -79,13 +104,17 @@ class FlashDecode(DecodeAttention):
 
     @property
     def chunks(self) -> int:
-        """The most chunks of a row."""
-        split = min(self.share, ceil_div(self._longest, self.least))
-        return max(split, self.chunks_of(self._longest))
+        """The most chunks of a row that are merged through global memory; 1 where none are."""
+        if self.cluster > 1:
+            return 1
+        shares = min(self.share, ceil_div(self._longest, self.least))
+        return shares * self._rounds_of(self._longest)
 
     @property
     def row_ctas(self) -> int:
         """CTAs of a KV head (tile of query heads) in the grid."""
+        if self.cluster > 1:
+            return self.rows * self.cluster
         return min(self.ctas, self.rows * self.chunks)
 
     @property
@@ -103,6 +132,30 @@ class FlashDecode(DecodeAttention):
     def parked_at(self) -> int:
         """Where that begins."""
         return self.queries_at + self.queries_nbytes
+
+    @property
+    def part(self) -> int:
+        """Outputs that each CTA of a cluster merges, in groups of four."""
+        return 4 * ceil_div(self.tile * self.value_dim, 4 * self.cluster)
+
+    @property
+    def near_at(self) -> int:
+        """Dynamic shared memory: where a cluster's CTAs send what this one merges."""
+        return self.parked_at + WARPS * self.parked_nbytes
+
+    @property
+    def near_nbytes(self) -> int:
+        """Its size: a barrier, and each CTA's part, with maxima and sums of all heads."""
+        return 16 + self.cluster * (8 * self.tile + 4 * self.part) if self.cluster > 1 else 0
+
+    @property
+    def ring_at(self) -> int:
+        """Where the ring begins, if it is there."""
+        return 256 * ceil_div(self.near_at + self.near_nbytes, 256)
+
+    @property
+    def ring_nbytes(self) -> int:
+        return self.ring if self.suits_tensor_cores else 0
 
     @property
     def merged_vectors(self) -> int:
@@ -144,7 +197,8 @@ class FlashDecode(DecodeAttention):
         return LaunchShape(
             grid=(self.head_tiles, self.row_ctas, 1),
             block=(32 * WARPS, 1, 1),
-            shared_bytes=self.parked_at + WARPS * self.parked_nbytes,
+            cluster=(1, self.cluster, 1),
+            shared_bytes=self.ring_at + self.ring_nbytes,
             prefers_shared=True,
         )
 
@@ -264,6 +318,10 @@ class FlashDecode(DecodeAttention):
             ),
             "40 rows": cls(2, KvLayout(40, 1, 50, 64, "f16"), rows=40, ctas=5, least=16, most=16),
             "a long row": cls(2, KvLayout(3, 2, 150, 64, "f16"), rows=3, ctas=8, least=32, most=48),
+            "cluster": cls(4, KvLayout(2, 1, 70, 64, "f16"), rows=2, cluster=4, least=16),
+            "cluster sinks f32": cls(
+                6, KvLayout(1, 2, 90, 80, "f32"), scores=Scores(sinks=True), cluster=2, least=16
+            ),
             "ring": cls(
                 2,
                 KvLayout(3, 1, 160, 64, "f16", 16, 13, capacity=64),
@@ -301,6 +359,12 @@ class FlashDecode(DecodeAttention):
                 most=16,
             ),
             "rope": cls(4, KvLayout(1, 1, 200, 128, "f16"), token=whole, ctas=4, least=16, most=64),
+            "rope cluster": cls(
+                4, KvLayout(1, 1, 300, 128, "f16"), token=whole, cluster=8, least=16, ring=80 << 10
+            ),
+            "rope cluster pages q8_0": cls(
+                8, KvLayout(2, 1, 96, 128, "q8_0", 16, 14), 2, token=whole, cluster=8, least=16
+            ),
             "rope f32 rows": cls(
                 12, KvLayout(2, 1, 60, 96, "f32"), rows=3, token=half, ctas=4, least=16, most=16
             ),
