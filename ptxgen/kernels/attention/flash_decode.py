@@ -43,8 +43,8 @@ class FlashDecode(DecodeAttention):
     takes several.
 
     A ``cluster`` of 2, 4 or 8 CTAs (sm_90 and newer) takes the chunks of one row, which are as many
-    (but of at least ``least`` keys): its CTAs send each other their sums, and ``ctas`` says
-    nothing, and there are none of the parameters below. That is faster where rows are as long as each other.
+    (but of at least ``least`` keys): its CTAs send each other their sums, ``ctas`` says nothing,
+    and there are none of the parameters below. That is faster where rows are as long as each other.
 
     From sm_80 on, keys and values on their way to tensor cores are in ``ring`` bytes of shared
     memory; 0: in what a kernel may declare.
