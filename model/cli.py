@@ -93,7 +93,8 @@ def _run(words: list[str]) -> int:
         code: int = args.handler(args)
         return code
     except _usage_errors() as exc:
-        return _failed(f"{exc} (see urdir {args.command} --help)", 2)
+        page = " ".join([args.command, *filter(None, [getattr(args, "subcommand", None)])])
+        return _failed(f"{exc} (see urdir {page} --help)", 2)
     except _reported_errors() as exc:
         return _failed(f"{exc}{_hint(exc)}", 1)
 

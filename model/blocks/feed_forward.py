@@ -135,7 +135,7 @@ def _append_experts(
     label = at.name("ffn_experts")
     if not mixture.down.is_partial:
         return append_experts(at.linear, label, mixture, x, norm, residual, y)
-    own = at.work["delta"]
+    own = y if residual is None else at.work["delta"]  # y may be wider than the stream
     append_experts(at.linear, label, mixture, x, norm, None, own)
     at.add_ranks(label, mixture.hidden, own, y, residual)
     return Activations(y)

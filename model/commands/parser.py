@@ -88,7 +88,14 @@ class Parser(argparse.ArgumentParser):
                 self.error(self._unknown_command(word))
         if self.subcommands and not tied:
             return ["--help"]
+        if len(plain) > self._most_plain():
+            self.error(f"unexpected {plain[self._most_plain()]!r}")
         return [*tied, *(["--"] if any(map(_is_flag, plain)) else []), *plain]
+
+    def _most_plain(self) -> int:
+        """How many words without a flag there may be."""
+        takes_many = any(action.nargs in ("*", "+") for action in self.positionals)
+        return sys.maxsize if takes_many else len(self.positionals)
 
     def _tied(self, word: str, rest: deque[str]) -> str:
         """A flag with its value, which is taken from ``rest``."""

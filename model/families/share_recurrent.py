@@ -100,9 +100,10 @@ def _heads_and_keys(of: Recurrence, cut: Cut) -> tuple[list[Span], Span] | None:
 
 
 def _norms_groups(of: Recurrence) -> bool:
-    """Whether the norm is that of the heads with the same keys together, not of each."""
+    """Whether the norm has weights for all heads, and is that of heads with the same keys together;
+    else all heads have the same."""
     weight = None if of.norm is None else of.norm.weight
-    return weight is not None and weight.shape[-1] > of.value_dim
+    return weight is not None and weight.size > of.value_dim
 
 
 def _runs_of_mixed(of: Recurrence, heads: list[Span], keys: Span) -> list[Run]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from urdir.model.errors import SettingsError
 from urdir.model.families.description import Config, Share
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.exchange.all_reduce_two_shot import MOST_PART, part_of, stage_sizes
@@ -21,10 +22,16 @@ if TYPE_CHECKING:
 #: Values of a rank that are exchanged in one shot at most: 8 MiB of an inbox, twice. What is more
 #: goes in several launches.
 MOST_VALUES = 1 << 20
-#: Values from which on a sum is made in two shots, for up to so many ranks. Estimated from 370 GB/s
-#: between two H200, and 2 us of a second wait: one shot sends ranks - 1 words of 8 bytes a value,
-#: two send 2 (ranks - 1) / ranks times 4 bytes.
-TWO_SHOTS_FROM = {2: 1 << 17, 4: 1 << 15, 16: 1 << 14}
+#: Values from which on a sum is made in two shots, for up to so many ranks. Two H200, us a launch
+#: in a graph of 32:
+#:
+#:     values      8,192  65,536  131,072  262,144  524,288  1,048,576  2,097,152  4,194,304
+#:     one shot      2.2     3.5      5.0      7.9     13.6       24.9      (two)     (four)
+#:     two shots     5.5     6.2      7.2      9.0     13.2       19.6       30.9       55.6
+#:
+#: These are 2.2 us and 8 (ranks - 1) bytes a value, 5.5 us and 8 (ranks - 1) / ranks, at 370 GB/s:
+#: of which the numbers for more ranks follow, not measured.
+TWO_SHOTS_FROM = {2: 1 << 19, 4: 1 << 16, 16: 1 << 15}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +67,12 @@ class ExchangeShape:
 
 
 def two_shots_from(ranks: int) -> int:
-    """Values from which on a sum of so many ranks is made in two shots."""
-    return next(values for most, values in TWO_SHOTS_FROM.items() if ranks <= most)
+    """Values from which on a sum of so many ranks is made in two shots. Raises SettingsError for
+    too many."""
+    for most, values in TWO_SHOTS_FROM.items():
+        if ranks <= most:
+            return values
+    raise SettingsError(f"{ranks} GPUs: at most {max(TWO_SHOTS_FROM)} share a model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,10 @@ from typing import Any
 from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 
-#: Rows of prompts from which on chunks pay.
+#: Rows of prompts from which on chunks pay. Token by token and by chunks, on an H200, the delta
+#: rule of Qwen3-Next takes 20 and 11 us at 32 rows, 161 and 54 at 512, 686 and 190 at 2,048;
+#: Mamba-2 of Nemotron-H 36 and 34, 236 and 53, 889 and 141; Kimi Delta Attention 24 and 17, 244 and
+#: 154, 938 and 491, but 15 and 21 at 16 rows.
 CHUNKED_ROWS = 32
 
 

@@ -75,7 +75,7 @@ class ChunkedRecurrence(GatedRecurrence):
     @property
     def preparing(self) -> int:
         """Warps that prepare chunks."""
-        return PREPARING
+        return PREPARING if self.channels or self.key_dim % 32 else 2 * PREPARING
 
     @property
     def blocks(self) -> int:
@@ -83,10 +83,12 @@ class ChunkedRecurrence(GatedRecurrence):
         return self.chunk // BLOCK
 
     @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Blocks of tokens and those that they look back on: first each on itself."""
-        own = [(i, i) for i in range(self.blocks)]
-        return (*own, *((i, j) for i in range(self.blocks) for j in range(i)))
+    def products(self) -> tuple[tuple[bool, int, int], ...]:
+        """Products of blocks of tokens with those that they look back on, of keys or of queries:
+        first of keys with themselves, after which there is most to do."""
+        pairs = [(i, j) for i in range(self.blocks) for j in range(i + 1)]
+        of_keys = sorted(pairs, key=lambda pair: pair[0] - pair[1]) if self.delta else []
+        return (*((True, i, j) for i, j in of_keys), *((False, i, j) for i, j in pairs))
 
     @property
     def splits(self) -> int:

@@ -20,7 +20,7 @@ EXACT_RELATIVE_RMS = 1e-4
 PROMPT, MORE = 3, 1
 #: Part of the default run. Attention has two heads in these files, and one where it is latent or a
 #: delta rule with a gate for each key: `test_random_models` has more.
-QUICK = {("mamba-dense", 4), ("minicpm3-dense", 2)}
+QUICK = {("falcon-h1-dense", 2), ("mamba-dense", 4), ("minicpm3-dense", 2)}
 #: No network can be cut: one has heads with ALiBi alone, another has heads too few.
 WHOLE = {("refact-moe", 2), ("refact-moe", 4), ("mamba2-dense", 4)}
 

@@ -120,6 +120,7 @@ def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
         assert ragged(session, family, 1) <= EXACT_RELATIVE_RMS
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> None:
     engine, allowed = family.engine, max(2e-3, 1.1 * family.native)

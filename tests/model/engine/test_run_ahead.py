@@ -91,7 +91,9 @@ def test_only_what_was_read_counts(device: Device, weights: Weights) -> None:
 
 @pytest.mark.slow
 @pytest.mark.sanitizer
-@pytest.mark.parametrize("output", [Output.GREEDY, Output.SAMPLE])
+@pytest.mark.parametrize(
+    "output", [Output.GREEDY, pytest.param(Output.SAMPLE, marks=pytest.mark.full)]
+)
 def test_several_steps_at_once_equal_single_ones(
     device: Device, weights: Weights, output: Output
 ) -> None:

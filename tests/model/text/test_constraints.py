@@ -101,7 +101,9 @@ def test_a_mask_has_the_tokens_that_keep_a_text_a_beginning(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.full] * (n == "command-r")) for n in SLOW]
+)
 def test_masks_of_other_vocabularies(vocab_file: Callable[[str], Path], name: str) -> None:
     check_masks(Tokenizer.from_gguf(Gguf(vocab_file(name))), 4)
 
