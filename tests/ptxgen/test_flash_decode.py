@@ -143,6 +143,14 @@ def test_chunks_are_all_of_a_rows_keys() -> None:
                 assert keys == seen or (not keys and len(seen) <= spec.chunk_of(len(seen)))
 
 
+@pytest.mark.parametrize("capacity", [8, 16])
+def test_rings_as_short_as_a_tile_of_keys(device: Device, capacity: int) -> None:
+    layout = KvLayout(2, 2, 64, 64, "f16", capacity=capacity)
+    spec = FlashDecode(4, layout, rows=2, scores=Scores(window=capacity - 1), ctas=2, least=16)
+    inputs = spec.inputs_at(np.random.default_rng(7), [capacity + 5, 50], [0, 1])
+    assert_close(spec, flash_decode(device, spec, inputs), spec.attend(inputs))
+
+
 def test_huge_and_tiny_chunks_merge(device: Device) -> None:
     """One chunk's scores are far above the others', wherever it stands."""
     layout = KvLayout(1, 1, 160, 64, "f32")
@@ -295,6 +303,7 @@ def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
         ({"most": 40}, "chunks of 64 to 40 keys: multiples"),
         ({"most": 32}, "at least 64 and at most 32"),
         ({"ctas": 0}, "0 CTAs"),
+        ({"ring": 1 << 14}, "a ring of 16384 bytes: 0, or at least 49152"),
         ({"cluster": 3}, "clusters of 3 CTAs: 1, 2, 4 or 8"),
         ({"cluster": 2, "most": 64}, "chunks of a cluster are as many as its CTAs: most is 0"),
         ({"heads": 3}, "3 query heads"),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.decode_cta import DecodeCta
+from urdir.ptxgen.kernels.attention.decode_cta import TILE_KEYS, DecodeCta
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, Rotation, frequencies, turns_table
@@ -142,14 +142,17 @@ class DecodeAttention(AttentionSpec):
 
     @property
     def suits_tensor_cores(self) -> bool:
-        """Whether tensor cores multiply from sm_80 on: 16-bit operands, sums that registers hold;
-        two scales of q8_0 are copied at once, and must be of the same slot.
+        """Whether tensor cores multiply from sm_80 on: 16-bit operands, sums that registers hold,
+        a ring no shorter than a tile of keys; two scales of q8_0 are copied at once, and must be of
+        the same slot.
 
         A single head of one row is less work for lanes, unless it is quantised. On an H200 256 keys
         (32 heads, 8 KV heads of 128 values, f16) take 3.6 us so, on tensor cores 3.8; eight rows of
         them (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
         """
         widths, dtype = (self.head_dim, self.value_dim), self.layout.dtype
+        if 0 < self.layout.capacity < TILE_KEYS:
+            return False
         if dtype == "q8_0":
             return max(widths) <= MAX_MMA_DIM and not any(width % 64 for width in widths)
         is_single = self.rows == 1 and self.tile == 1

@@ -16,6 +16,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
+from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import QK_NORM, V_NORM, OwnToken, Temperature
 from urdir.ptxgen.kernels.attention.scores import Scores
@@ -42,8 +43,8 @@ class FlashDecode(DecodeAttention):
     takes several.
 
     A ``cluster`` of 2, 4 or 8 CTAs (sm_90 and newer) takes the chunks of one row, which are as many
-    (but of at least ``least`` keys): its CTAs send each other their sums, and ``ctas`` and the
-    parameters below do not count. That is faster where rows are as long as each other.
+    (but of at least ``least`` keys): its CTAs send each other their sums, ``ctas`` says nothing,
+    and there are none of the parameters below. That is faster where rows are as long as each other.
 
     From sm_80 on, keys and values on their way to tensor cores are in ``ring`` bytes of shared
     memory; 0: in what a kernel may declare.
@@ -76,6 +77,8 @@ class FlashDecode(DecodeAttention):
             raise PtxgenError(f"clusters of {self.cluster} CTAs: 1, 2, 4 or 8")
         if self.cluster > 1 and self.most:
             raise PtxgenError("chunks of a cluster are as many as its CTAs: most is 0")
+        if 0 < self.ring < MAX_STATIC_SHARED:
+            raise PtxgenError(f"a ring of {self.ring} bytes: 0, or at least {MAX_STATIC_SHARED}")
 
     @property
     def targets(self) -> tuple[str, ...]:
