@@ -19,6 +19,7 @@ from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory.budget import RESERVE_BYTES
 from urdir.model.memory.fitting import Place
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
@@ -160,7 +161,7 @@ def test_a_small_device_gets_smaller_steps(gguf: Gguf) -> None:
         return place(free).largest_chunk(wanted)
 
     def needed(rows: int) -> int:
-        return place(0).plan(wanted, chunk=rows).total + (64 << 20)
+        return place(0).plan(wanted, chunk=rows).total + RESERVE_BYTES
 
     most = place(0).budget(wanted, chunk=2048).chunks[-1]
     assert config.context_length <= most

@@ -31,7 +31,7 @@ def test_requests_to_an_engine(data: Path) -> None:
     assert [reply.tokens for reply in replies] == done
     good = [reply for reply in replies if reply.error is None]
     (bad,) = [reply.error for reply in replies if reply.error is not None]
-    assert "a prompt of 90 tokens" in bad
+    assert "90 tokens exceed the context of 64" in bad
     assert sorted(reply.tokens for reply in good) == sorted(ask.tokens for ask in asks)
     assert sorted(reply.prompt_tokens for reply in good) == sorted(len(a.prompt) for a in asks)
     assert all(len(reply.gaps) == reply.tokens - 1 for reply in good)
