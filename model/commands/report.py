@@ -70,10 +70,11 @@ def _digits(whole: int) -> int:
 
 def seconds_text(seconds: float) -> str:
     """A time with three digits: 1.58 s, 31.4 ms, 213 us."""
-    for factor, unit in ((1, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+    factor, unit = 1e6, "us"
+    for larger, name in ((1e3, "ms"), (1.0, "s")):
+        if seconds * larger >= 0.9995:  # which is 1.00
+            factor, unit = larger, name
+    return f"{seconds * factor:.{_digits(int(seconds * factor))}f} {unit}"
 
 
 def print_engine(engine: Engine) -> None:

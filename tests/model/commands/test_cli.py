@@ -25,6 +25,7 @@ import pytest
 from urdir.driver.cache import CubinCache
 from urdir.model.cli import COMMANDS, build_parser
 from urdir.model.commands import options, prompts
+from urdir.model.commands.report import seconds_text
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.files import hub
@@ -741,3 +742,18 @@ def test_a_prompt_of_a_million_characters_is_named(cli: Cli, tmp_path: Path) -> 
     code, _, err = cli("run", "-f", tmp_path / "long.txt")
     assert code == 1
     assert re.search(r"the conversation has 1,500,0\d\d characters", err)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (1.58, "1.58 s"),
+        (0.99996, "1.00 s"),
+        (0.0314, "31.4 ms"),
+        (213e-6, "213 us"),
+        (1234, "1234 s"),
+    ],
+)
+def test_times_have_three_digits(seconds: float, text: str) -> None:
+    """And no exponents: 0.99996 s is not 1e+03 ms."""
+    assert seconds_text(seconds) == text
