@@ -1,4 +1,4 @@
-"""Models with random weights, of any size."""
+"""Models with random weights, of any size, and small ones with the logits that they are to have."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.shapes import Shape
 from urdir.model.families.stored import StoredMatrix, stored_in
+from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
+
+DATA = Path(__file__).parents[2] / "data"
 
 
 @dataclass(frozen=True)
@@ -59,3 +62,19 @@ def _tensor(name: str, values: np.ndarray[Any, Any], kind: gguf.GGMLQuantization
 def random_model() -> Callable[..., Model]:
     """See `_random_model`."""
     return _random_model
+
+
+def _golden(name: str) -> tuple[Path, list[int], Any]:
+    """A file of data/golden, or the demo model: its path, tokens, and the logits (tokens, vocab)
+    f32 after each."""
+    folder, path = DATA / "golden", DATA / "golden" / f"{name}.gguf"
+    if name.startswith("demo"):
+        folder, path = DATA / "demo", demo_model()
+    with np.load(folder / f"{name}.npz") as file:
+        return path, file["tokens"].tolist(), file["logits"]
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[[str], tuple[Path, list[int], Any]]:
+    """See `_golden`."""
+    return _golden

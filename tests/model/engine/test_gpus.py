@@ -29,18 +29,11 @@ from urdir.model.verify.conformance import relative_rms
 
 DATA = Path(__file__).parents[2] / "data"
 EXACT_RELATIVE_RMS = 1e-4
+Golden = Callable[[str], tuple[Path, list[int], Any]]
 #: Positions that are compared.
 FEW = 3
 #: Files whose attention and networks are cut on two and on four devices; blocks of 256 are not.
 CUT = ("f16", "bf16", "q4_1", "q5_0", "q5_1", "q8_0")
-
-
-def golden(name: str) -> tuple[Path, list[int], Any]:
-    folder, path = DATA / "golden", DATA / "golden" / f"{name}.gguf"
-    if name.startswith("demo"):
-        folder, path = DATA / "demo", demo_model()
-    with np.load(folder / f"{name}.npz") as file:
-        return path, [int(token) for token in file["tokens"]], file["logits"]
 
 
 def logits(path: Path, tokens: Sequence[int], device: str, gpus: int) -> Any:
@@ -73,7 +66,11 @@ def logits(path: Path, tokens: Sequence[int], device: str, gpus: int) -> Any:
     ],
 )
 def test_exact_mode_matches_golden(
-    name: str, gpus: int, device_name: str, needs_gpus: Callable[[int], None]
+    name: str,
+    gpus: int,
+    device_name: str,
+    needs_gpus: Callable[[int], None],
+    golden: Golden,
 ) -> None:
     needs_gpus(gpus)
     path, tokens, expected = golden(name)
@@ -91,7 +88,7 @@ def test_experts_match_golden(family_file: Callable[[str], Path]) -> None:
 
 
 def open_nano(gpus: int | None, **settings: Any) -> Engine:
-    path, _, _ = golden("nano-llama-q8_0")
+    path = DATA / "golden" / "nano-llama-q8_0.gguf"
     return Engine.open(path, device="emulator", gpus=gpus, context=64, **settings)
 
 

@@ -25,16 +25,9 @@ from urdir.model.verify.conformance import relative_rms
 
 DATA = Path(__file__).parents[2] / "data"
 EXACT_RELATIVE_RMS = 1e-4
+Golden = Callable[[str], tuple[Path, list[int], Any]]
 #: Positions that are compared.
 FEW = 3
-
-
-def golden(name: str) -> tuple[Path, list[int], Any]:
-    folder, path = DATA / "golden", DATA / "golden" / f"{name}.gguf"
-    if name.startswith("demo"):
-        folder, path = DATA / "demo", demo_model()
-    with np.load(folder / f"{name}.npz") as file:
-        return path, file["tokens"].tolist(), file["logits"]
 
 
 def open_exact(path: Path, device: str, gpus: int | None) -> Engine:
@@ -69,7 +62,11 @@ def logits(path: Path, tokens: Sequence[int], device: str, gpus: int | None) -> 
     ],
 )
 def test_exact_mode_matches_golden(
-    name: str, gpus: int, device_name: str, needs_gpus: Callable[[int], None]
+    name: str,
+    gpus: int,
+    device_name: str,
+    needs_gpus: Callable[[int], None],
+    golden: Golden,
 ) -> None:
     needs_gpus(gpus)
     path, tokens, expected = golden(name)
@@ -78,7 +75,9 @@ def test_exact_mode_matches_golden(
     assert (found == logits(path, tokens[:FEW], device_name, gpus)).all()
 
 
-def test_prompts_match_golden(device_name: str, needs_gpus: Callable[[int], None]) -> None:
+def test_prompts_match_golden(
+    device_name: str, needs_gpus: Callable[[int], None], golden: Golden
+) -> None:
     needs_gpus(2)
     path, tokens, expected = golden("nano-llama-f32")
     with open_exact(path, device_name, 2) as engine:
@@ -112,7 +111,7 @@ def engines(device_name: str, urdir_probe: Probe) -> Iterator[tuple[Engine, Engi
     """On one device, and on two; not exact, with pages, prompts in chunks of 32."""
     if device_name == "cuda" and len(urdir_probe.devices) < 2:
         pytest.skip("needs 2 GPUs")
-    path, _, _ = golden("nano-llama-q8_0")
+    path = DATA / "golden" / "nano-llama-q8_0.gguf"
     settings: dict[str, Any] = {"context": 128, "sequences": 3, "page_len": 16, "chunk": 32}
     with (
         Engine.open(path, device=device_name, **settings) as one,
@@ -224,7 +223,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def open_two(**settings: Any) -> Engine:
-    path, _, _ = golden("nano-llama-q8_0")
+    path = DATA / "golden" / "nano-llama-q8_0.gguf"
     return Engine.open(path, device="emulator", gpus=2, split="layers", context=64, **settings)
 
 
@@ -264,7 +263,7 @@ def test_what_is_not_split_is_refused(family_file: Callable[[str], Path]) -> Non
 
     refused(family_file("gemma4-e"), 2, "layers that share a cache")
     refused(family_file("lfm2-dense"), 2, "layers of different kinds")
-    refused(golden("nano-llama-f32")[0], 3, "2 layers are no work for 3 GPUs")
+    refused(DATA / "golden" / "nano-llama-f32.gguf", 3, "2 layers are no work for 3 GPUs")
     refused(DATA / "golden" / "nano-gemma3-q4_k_m.gguf", 3, "layers of different kinds")
 
     class Watcher:
