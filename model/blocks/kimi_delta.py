@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.blocks.recurrent import (
-    SILU,
-    append_convolution,
-    launch_recurrent,
-    recurrent_state,
-)
+from urdir.model.blocks.recurrent import SILU
+from urdir.model.blocks.states import convolution, launch_recurrent, recurrent_state
 from urdir.model.families.recurrent import KimiDelta
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
@@ -33,7 +29,7 @@ def append_kimi_delta(
     for name, part in mixer.parts.items():
         mixed, convolved = at.work[f"mixed {name}"], at.work[f"convolved {name}"]
         label, tail = f"ssm_conv1d_{name}", state[f"tail {name}"]
-        append_convolution(at, label, part.conv, SILU, mixed, tail, convolved)
+        convolution(at, label, part.conv, SILU, tail, convolved).append(at, mixed)
     _append_rule(at, mixer, state["state"], y)
     weight = mixer.norm.weight
     assert weight is not None

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.arguments import given
-from urdir.model.blocks.linear_vectors import Ends, normalising, rows_of, vectors
+from urdir.model.blocks.linear_vectors import (
+    Continuation,
+    Ends,
+    normalising,
+    rows_of,
+    vectors,
+)
 from urdir.model.blocks.packed_linear import PackedLinear
 from urdir.model.blocks.stream_norms import StreamNorms
 from urdir.model.memory.norms import NormLayer
@@ -66,24 +72,31 @@ class LinearLayers(StreamNorms):
         clamp: float = 0.0,
         ends_block: bool = False,
         fill: bool = False,
-    ) -> None:
+        then: Continuation | None = None,
+    ) -> bool:
         """y (rows, out) = f(x (rows, in) times the matrix (out, in), plus its bias), for each.
 
         x is normalised first where there is a ``norm``; ``work["normed"]`` may be used. Of the
         ``activation`` f, y is multiplied with ``scale`` and bounded as `LinearSpec` says.
-        ``ends_block`` and ``fill``: see `LinearRequest`.
+        ``ends_block`` and ``fill``: see `LinearRequest`. Returns whether the launch goes on with
+        the first product as ``then`` says, and stores what comes of it alone.
         """
         ends = Ends(activation, scale, softcap, clamp)
         if self.packs(*(matrix for matrix, _ in matrices)):
             self._packed.append(label, matrices, x, norm, **ends._asdict())
-            return
+            return False
         request = self._request(*(matrix for matrix, _ in matrices), ends=ends)
         request = replace(request, ends_block=ends_block, fill=fill)
         x, norm = self._normed(label, request, x, norm)
         if self.takes_gemm:
             for number, (matrix, y) in enumerate(matrices):
                 self._append_gemm(f"{label}.{number}" if number else label, matrix, x.x, y, ends)
-            return
+            return False
+        last = {}
+        if then is not None:
+            continued = replace(request, then=then.kernel)
+            if normalising(continued, x, norm).continues:
+                request, last = continued, then.launch
         for at, count, suffix in self._slices():
             launch: dict[str, Slice] = {}
             for number, (matrix, out) in enumerate(matrices):
@@ -93,7 +106,9 @@ class LinearLayers(StreamNorms):
                 if matrix.bias is not None:
                     launch[f"bias{tag}"] = matrix.bias
             kernel = choose_linear(normalising(replace(request, batch=count), x, norm))
+            launch |= last
             self.plan.launch(kernel, label + suffix, **launch, **vectors(kernel, x, norm, at))
+        return bool(last)
 
     def append_residual(
         self,

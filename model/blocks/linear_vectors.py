@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +13,7 @@ from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.choice import LinearRequest
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
+from urdir.ptxgen.kernels.linear.then import PREFIX, Then
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -24,6 +26,19 @@ class Ends(NamedTuple):
     scale: float = 1.0
     softcap: float = 0.0
     clamp: float = 0.0
+
+
+class Continuation(NamedTuple):
+    """A recurrent kernel of one token that takes a product: its other arguments, and its result."""
+
+    kernel: Then
+    arguments: Mapping[str, Slice]
+    y: Slice
+
+    @property
+    def launch(self) -> dict[str, Slice]:
+        """The arguments of a launch of which it is the end."""
+        return {"y": self.y, **{PREFIX + name: of for name, of in self.arguments.items()}}
 
 
 def normalising(request: LinearRequest, x: Activations, norm: NormLayer | None) -> LinearRequest:

@@ -12,6 +12,7 @@ from urdir.model.blocks.exchange import (
     begins_norms,
 )
 from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
+from urdir.model.blocks.linear_vectors import Continuation
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.families.description import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
@@ -137,8 +138,10 @@ class LayerStep:
         wanted: Sequence[tuple[Linear, Slice]],
         x: Activations,
         norm: NormLayer | None,
-    ) -> None:
-        """The products of the norm of x with these matrices, each in its buffer.
+        then: Continuation | None = None,
+    ) -> bool:
+        """The products of the norm of x with these matrices, each in its buffer. Returns whether
+        the first went on as ``then`` says (`LinearLayers.append`).
 
         Floats are apart from quantised weights, beside which they would keep the activations of all
         in f32.
@@ -150,10 +153,12 @@ class LayerStep:
         if quantised and floats and norm is not None and linear.takes_gemm:
             cols, normed = products[0][0].cols, self.work["normed"]
             x = linear.append_norm(self.name("attn_norm"), cols, x, norm, normed)
-        if quantised:
-            linear.append(self.name(label), quantised, x, norm)
-        if floats:
-            linear.append(self.name(f"{label}.floats" if quantised else label), floats, x, norm)
+        went_on = False
+        for suffix, group in (("", quantised), (".floats" if quantised else "", floats)):
+            if group:
+                following = then if group[0] is products[0] else None
+                went_on |= linear.append(self.name(label + suffix), group, x, norm, then=following)
+        return went_on
 
     def finish(
         self, label: str, matrix: Matrix, x: Activations, to: Destination, *, fill: bool = False

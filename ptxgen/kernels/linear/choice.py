@@ -15,6 +15,7 @@ from urdir.ptxgen.kernels.linear.gemv import Activations, Gemv
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, LinearSpec
 from urdir.ptxgen.kernels.linear.summary import SUMMARY
+from urdir.ptxgen.kernels.linear.then import Then, has_registers
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import Format
 
@@ -74,7 +75,8 @@ class LinearRequest:
     `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
     f32.
     ``ends_block``: the product is the last of a block; with a ``residual`` it is.
-    ``after``, ``stream_scaled``: see `Gemv`, for one vector where `fits_gemv` says so.
+    ``after``, ``stream_scaled``: see `Gemv`, for one vector where `fits_gemv` says so; ``then``,
+    where `continues` does.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
     ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
     """
@@ -97,6 +99,7 @@ class LinearRequest:
     alone: bool = False
     after: Norm | None = None
     stream_scaled: bool = False
+    then: Then | None = None
     summarised: bool = False
     summarises: bool = False
 
@@ -125,6 +128,14 @@ class LinearRequest:
     def fits_gemv(self) -> bool:
         """Whether `Gemv` serves."""
         return self.gemv_options is not None
+
+    @property
+    def continues(self) -> bool:
+        """Whether the launch can go on with ``then``: all rows are finished in one pass."""
+        if self.then is None or not has_registers(self.then) or not self.fits_gemv:
+            return False
+        kernel = choose_linear(replace(self, then=None))
+        return isinstance(kernel, Gemv) and kernel.cut.rows.passes == 1
 
     @property
     def gemv_options(self) -> CutOptions | None:
@@ -184,9 +195,9 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
     vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and all weights
     are quantised. Else `GemvF32`.
     Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`), and
-    for one after a block where `Gemv` does not serve.
+    for one after a block, or a recurrent kernel, where `Gemv` does not serve.
     """
-    if request.rounds_several:
+    if request.rounds_several and request.then is None:
         return _gemm_small(request, request.options)
     if (options := request.gemv_options) is not None:
         return Gemv(
@@ -196,7 +207,10 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
             alone=request.alone,
             after=request.after,
             stream_scaled=request.stream_scaled,
+            then=request.then,
         )
+    if request.then is not None:
+        raise PtxgenError(f"{request.then.name} after a product of {request.cols} columns")
     if request.after is not None:
         raise PtxgenError(f"{request.after} after a block: not for {request.cols} columns")
     return GemvF32(**_fields(request), batch=request.batch)

@@ -14,8 +14,17 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
 from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
 from urdir.ptxgen.kernels.linear.spec import odd_cols
+from urdir.ptxgen.kernels.linear.then import (
+    Then,
+    check_then,
+    follow,
+    make_then_inputs,
+    then_params,
+)
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
@@ -41,15 +50,19 @@ class Gemv(TiledSpec):
     cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads activations before
     weights. ``after``: x is what a block made, and the stream in its place, stream = before +
     after(x), with ``post_norm`` and ``post_norm_bias``. It is stored as well; x and ``before`` are
-    other buffers. ``stream_scaled``: times ``stream_scale`` (1,).
+    other buffers. ``stream_scaled``: times ``stream_scale`` (1,). ``then``: a recurrent kernel, of
+    one token, that takes the first product; y is what it makes, and its other parameters have
+    ``then_`` before their names.
 
-    Raises PtxgenError for "i16" with unquantised types, and for a scale without ``after``.
+    Raises PtxgenError for "i16" with unquantised types, and for a scale without ``after``, and
+    for what ``then`` does not take.
     """
 
     activations: Activations = "f32"
     alone: bool = False
     after: Norm | None = None
     stream_scaled: bool = False
+    then: Then | None = None
 
     name = "gemv"
     template = ("urdir.templates", "gemv.ptx.j2")
@@ -64,6 +77,12 @@ class Gemv(TiledSpec):
             raise PtxgenError("gemv: no stream to scale: after is None")
         if self.after and self.cluster > 1:
             raise PtxgenError(f"gemv: after a block {self.after} is for a cluster of 1")
+        if self.then is not None:
+            check_then(self.then, self.rows)
+            if self.gated or self.residual or self.cut.rows.passes > 1:
+                raise PtxgenError(
+                    f"gemv: {self.then.name} after a product with gate or residual, or in passes"
+                )
 
     @staticmethod
     def fits(
@@ -121,6 +140,8 @@ class Gemv(TiledSpec):
     def params(self) -> tuple[Param, ...]:
         """Beside those of every linear kernel, what is known of the stream."""
         plain, after, row = super().params, self.after, ("batch", "cols")
+        if self.then is not None:
+            plain += then_params(self.then)
         if after is None:
             return plain
         given = (
@@ -132,7 +153,15 @@ class Gemv(TiledSpec):
         )
         return plain + tuple(param for present, param in given if present)
 
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        inputs = super().make_inputs(rng)
+        return inputs if self.then is None else inputs | make_then_inputs(self.then, rng)
+
     def reference(self, **inputs: Any) -> dict[str, Array]:
+        outputs = self._products(**inputs)
+        return outputs if self.then is None else outputs | follow(self.then, outputs["y"], inputs)
+
+    def _products(self, **inputs: Any) -> dict[str, Array]:
         if self.after is None:
             return super().reference(**inputs)
         made = self.after(inputs["x"], inputs.get("post_norm"), inputs.get("post_norm_bias"))
@@ -167,8 +196,8 @@ class Gemv(TiledSpec):
         2e-5 of their size, a product by as much of its own, several times that where few rows
         cancel."""
         if self.activations == "i16":
-            return Tolerance(rtol=3e-4 if self.activation else 1.5e-4, atol=5e-4)
-        return Tolerance(rtol=5e-6 if self.f or self.is_bounded else 2e-6, atol=2e-6)
+            return Tolerance(rtol=3e-4 if self.activation or self.then else 1.5e-4, atol=5e-4)
+        return Tolerance(rtol=5e-6 if self.f or self.then or self.is_bounded else 2e-6, atol=2e-6)
 
     @classmethod
     def examples(cls) -> Mapping[str, Gemv]:
@@ -176,6 +205,9 @@ class Gemv(TiledSpec):
         formats = FORMATS.values()
         q8, q4_k, q6_k, q3_k = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
         f16, f32 = FORMATS["F16"], FORMATS["F32"]
+        silu = Activation("silu")
+        conv = CausalConv(1, 3, 64, 0, channels=37, taps=4, bias=True, activation=silu)
+        scan = SelectiveScan(1, 3, 64, 0, channels=70, size=16)
         each = {f.name: cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(formats)}
         rounded = {
             f"{f.name} i16": cls(f, 17, odd_cols(f), bias=i % 2 == 0, activations="i16")
@@ -291,6 +323,16 @@ class Gemv(TiledSpec):
             ),
             "rms with bias after": cls(
                 q8, 35, 544, norm=fine, after=Norm("rms", 1e-5, bias=True), groups=2, split=2
+            ),
+            "then a convolution": cls(
+                q4_k, 37, 768, activations="i16", norm=rms, others=((q4_k, 5), (q8, 7)), then=conv
+            ),
+            "then a convolution, cluster": cls(
+                f16, 37, 1120, bias=True, cluster=2, then=replace(conv, taps=3, activation=None)
+            ),
+            "then a scan": cls(q8, 70, 160, bias=True, activations="i16", then=scan),
+            "then a scan of short states": cls(
+                f32, 70, 37, split=1, sms=2, then=replace(scan, size=4, sequences=2)
             ),
         }
 
