@@ -16,6 +16,8 @@ from urdir.model.blocks.arguments import given
 from urdir.model.blocks.linear_vectors import (
     Continuation,
     Ends,
+    gate_arguments,
+    gated,
     normalising,
     rows_of,
     vectors,
@@ -32,6 +34,7 @@ from urdir.ptxgen.kernels.linear.choice import (
     choose_linear,
     takes_gemm,
 )
+from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.packed_choice import packs
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
@@ -72,31 +75,36 @@ class LinearLayers(StreamNorms):
         clamp: float = 0.0,
         ends_block: bool = False,
         fill: bool = False,
+        gain: Slice | None = None,
         then: Continuation | None = None,
     ) -> bool:
         """y (rows, out) = f(x (rows, in) times the matrix (out, in), plus its bias), for each.
 
         x is normalised first where there is a ``norm``; ``work["normed"]`` may be used. Of the
         ``activation`` f, y is multiplied with ``scale`` and bounded as `LinearSpec` says.
-        ``ends_block`` and ``fill``: see `LinearRequest`. Returns whether the launch goes on with
-        the first product as ``then`` says, and stores what comes of it alone.
+        ``ends_block`` and ``fill``: see `LinearRequest`; ``gain``: see `Destination`. Returns
+        whether the launch goes on with the first product as ``then`` says, and stores what comes of
+        it alone.
         """
         ends = Ends(activation, scale, softcap, clamp)
         if self.packs(*(matrix for matrix, _ in matrices)):
             self._packed.append(label, matrices, x, norm, **ends._asdict())
             return False
         request = self._request(*(matrix for matrix, _ in matrices), ends=ends)
-        request = replace(request, ends_block=ends_block, fill=fill)
+        request = replace(request, ends_block=ends_block, fill=fill, gained=gain is not None)
         x, norm = self._normed(label, request, x, norm)
+        request = gated(request, x)
         if self.takes_gemm:
             for number, (matrix, y) in enumerate(matrices):
                 self._append_gemm(f"{label}.{number}" if number else label, matrix, x.x, y, ends)
             return False
-        last = {}
+        last = given(gain=gain)
+        went_on = False
         if then is not None:
             continued = replace(request, then=then.kernel)
             if normalising(continued, x, norm).continues:
-                request, last = continued, then.launch
+                request, went_on = continued, True
+                last |= then.launch
         for at, count, suffix in self._slices():
             launch: dict[str, Slice] = {}
             for number, (matrix, out) in enumerate(matrices):
@@ -108,7 +116,7 @@ class LinearLayers(StreamNorms):
             kernel = choose_linear(normalising(replace(request, batch=count), x, norm))
             launch |= last
             self.plan.launch(kernel, label + suffix, **launch, **vectors(kernel, x, norm, at))
-        return bool(last)
+        return went_on
 
     def append_residual(
         self,
@@ -120,12 +128,13 @@ class LinearLayers(StreamNorms):
         next_norm: NormLayer | None,
         fill: bool = False,
         scale: float = 1.0,
+        gain: Slice | None = None,
     ) -> Activations:
         """y = residual + scale * (x times the matrix, plus its bias); y is another buffer. Returns
         it, perhaps with the ``next_norm`` begun, None where there is none.
 
         ``work["delta"]``, ``work["normed"]``, ``work["scaled"]`` and ``work["summary"]`` may be
-        used. ``fill``: see `CutOptions`.
+        used. ``fill``: see `CutOptions`; ``gain``: see `Destination`.
         """
         if self.packs(matrix):
             self._packed.append(label, [(matrix, y)], x, None, residual=residual, scale=scale)
@@ -142,10 +151,11 @@ class LinearLayers(StreamNorms):
         made = Activations(y)
         begins = next_norm is not None and next_norm.is_scaled_rms
         request = replace(
-            self._request(matrix, ends=Ends(scale=scale)),
+            gated(self._request(matrix, ends=Ends(scale=scale)), x),
             residual=True,
             fill=fill,
             summarises=begins,
+            gained=gain is not None,
         )
         for at, count, suffix in self._slices():
             kernel = choose_linear(replace(request, batch=count))
@@ -162,7 +172,8 @@ class LinearLayers(StreamNorms):
                 residual=rows_of(residual, at, count, matrix.rows),
                 y=rows_of(y, at, count, matrix.rows),
                 x=rows_of(x.x, at, count, matrix.cols),
-                **given(bias=matrix.bias),
+                **given(bias=matrix.bias, gain=gain),
+                **gate_arguments(x),
                 **begun,
             )
         return made
@@ -229,6 +240,17 @@ class LinearLayers(StreamNorms):
                 **given(bias=gate.bias, up_bias=up.bias),
                 **vectors(kernel, x, norm, at),
             )
+
+    def gains(self, matrix: Matrix) -> bool:
+        """Whether the launch that ends a block with this product can multiply it with a gain."""
+        request = replace(self._request(matrix, ends=Ends()), ends_block=True)
+        whole = matrix.bias is None and not matrix.is_partial
+        return whole and self.rows == 1 and request.fits_gemv
+
+    def takes_gate(self, matrix: Matrix, gate: Gate) -> bool:
+        """Whether the launch that ends a block with this product takes x through a gate first."""
+        request = replace(self._request(matrix, ends=Ends()), ends_block=True, gate=gate)
+        return self.rows == 1 and request.fits_gemv
 
     @property
     def takes_gemm(self) -> bool:

@@ -41,6 +41,18 @@ class Continuation(NamedTuple):
         return {"y": self.y, **{PREFIX + name: of for name, of in self.arguments.items()}}
 
 
+def gated(request: LinearRequest, x: Activations) -> LinearRequest:
+    """The request of a launch that takes x through the gate that is due."""
+    return request if x.gate is None else replace(request, gate=x.gate.of)
+
+
+def gate_arguments(x: Activations) -> dict[str, Slice]:
+    """The arguments of such a launch."""
+    if x.gate is None:
+        return {}
+    return given(x_gate=x.gate.x_gate, head_norm=x.gate.head_norm)
+
+
 def normalising(request: LinearRequest, x: Activations, norm: NormLayer | None) -> LinearRequest:
     """The request of a launch that computes the norm, or what is left of it, and the sum before it
     that is due."""
@@ -64,7 +76,8 @@ def vectors(
             post_norm=due.norm.weight, post_norm_bias=due.norm.bias, stream_scale=due.scale
         )
         return {"x": due.delta, "before": due.before, "stream": x.x, **after, **weights}
-    return {"x": rows_of(x.x, first, kernel.batch, kernel.cols), **weights}
+    x_of = rows_of(x.x, first, kernel.batch, kernel.cols)
+    return {"x": x_of, **gate_arguments(x), **weights}
 
 
 def rows_of(matrix: Slice, first: int, count: int, width: int) -> Slice:

@@ -66,12 +66,15 @@ class StepParts(LayerParts):
 @dataclass(frozen=True, slots=True)
 class Destination:
     """Where the last product of a network goes: y = residual + scale * product, or the product
-    alone; then the norm that follows may be begun. ``y`` is no buffer that the launch reads."""
+    alone; then the norm that follows may be begun. ``y`` is no buffer that the launch reads. Where
+    there is a ``gain`` (1,), the product is multiplied with sigmoid(gain), too: for products of
+    which `LinearLayers.gains`."""
 
     y: Slice
     residual: Slice | None
     next_norm: NormLayer | None
     scale: float = 1.0
+    gain: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +169,21 @@ class LayerStep:
         """The last product of a network, to its destination; of a part of the network, the sum of
         all ranks' products."""
         label, linear = self.name(label), self.linear
+        if x.gate is not None and not linear.takes_gate(matrix, x.gate.of):
+            x = linear.complete(x)
         if matrix.is_partial:
             return self._finish_together(label, matrix, x, to, fill)
         if to.residual is None:
             product = [(matrix, to.y)]
-            linear.append(label, product, x, scale=to.scale, ends_block=True, fill=fill)
+            linear.append(
+                label, product, x, scale=to.scale, ends_block=True, fill=fill, gain=to.gain
+            )
             return Activations(to.y)
         return linear.append_residual(
-            label, matrix, x, to.residual, to.y, to.next_norm, fill=fill, scale=to.scale
+            *(label, matrix, x, to.residual, to.y, to.next_norm),
+            fill=fill,
+            scale=to.scale,
+            gain=to.gain,
         )
 
     def _finish_together(

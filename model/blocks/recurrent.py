@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.activations import Activations, DueGate
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.states import convolution, launch_recurrent, recurrent_state
 from urdir.model.families.recurrent import Recurrence, ShortConv
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.recurrent.choice import recurrence
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
@@ -63,8 +64,7 @@ def append_recurrence(
     if not at.append_products("ssm_in", products, x, norm, conv.following(at)):
         conv.append(at, work["mixed"])
     _append_scan(at, mixer, y)
-    _append_gate(at, mixer, y)
-    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+    return at.finish("ssm_out", at.matrix(mixer.o), _gated(at, mixer, y), to)
 
 
 def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
@@ -100,19 +100,23 @@ def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
     )
 
 
-def _append_gate(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
+def _gated(at: LayerStep, mixer: Recurrence, y: Slice) -> Activations:
     """norm(y) * silu(gate), or norm(y * silu(gate)), in place."""
     if mixer.norm is None:
         if not gates_results(at):
             append_silu(at, mixer.width, y)
-        return
+        return Activations(y)
     weight, eps = mixer.norm.weight, mixer.norm.norm.eps
     assert weight is not None
-    cols = weight.shape[-1]
+    cols, gate = weight.shape[-1], at.work["recurrent gate"]
+    if weight.size == cols and not mixer.gates_first and Gate.serves(cols):
+        due = Gate(SILU, cols, eps)
+        label = at.name("ssm_norm")
+        return Activations(y, gate=DueGate(label, mixer.width, due, gate, at.vector(weight)))
     rows = at.rows.count * mixer.width // cols
     kernel = GatedNorm(rows, cols, eps, weight.size // cols, mixer.gates_first)
-    gate = at.work["recurrent gate"]
     at.plan.launch(kernel, at.name("ssm_norm"), x=y, gate=gate, weight=at.vector(weight), y=y)
+    return Activations(y)
 
 
 def gates_results(at: LayerStep) -> bool:

@@ -10,6 +10,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.cut import CutOptions
 from urdir.ptxgen.kernels.linear.ends import is_first
+from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Activations, Gemv
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
@@ -75,8 +76,8 @@ class LinearRequest:
     `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
     f32.
     ``ends_block``: the product is the last of a block; with a ``residual`` it is.
-    ``after``, ``stream_scaled``: see `Gemv`, for one vector where `fits_gemv` says so; ``then``,
-    where `continues` does.
+    ``after``, ``stream_scaled``, ``gate``, ``gained``: see `Gemv`, for one vector where `fits_gemv`
+    says so; ``then``, where `continues` does.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
     ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
     """
@@ -99,6 +100,8 @@ class LinearRequest:
     alone: bool = False
     after: Norm | None = None
     stream_scaled: bool = False
+    gate: Gate | None = None
+    gained: bool = False
     then: Then | None = None
     summarised: bool = False
     summarises: bool = False
@@ -150,7 +153,7 @@ class LinearRequest:
             ways += [all_of_it]
         for way in ways:
             given = (self.formats, self.cols, self.activations, way.shared, self.norm, self.after)
-            if Gemv.fits(*given, cluster=way.cluster):
+            if Gemv.fits(*given, cluster=way.cluster, gate=self.gate):
                 return way
         return None
 
@@ -207,10 +210,13 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
             alone=request.alone,
             after=request.after,
             stream_scaled=request.stream_scaled,
+            gate=request.gate,
+            gained=request.gained,
             then=request.then,
         )
-    if request.then is not None:
-        raise PtxgenError(f"{request.then.name} after a product of {request.cols} columns")
+    for what in (request.gate, request.gained, request.then):
+        if what:
+            raise PtxgenError(f"{what} beside a product of {request.cols} columns: no gemv serves")
     if request.after is not None:
         raise PtxgenError(f"{request.after} after a block: not for {request.cols} columns")
     return GemvF32(**_fields(request), batch=request.batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
 from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
+from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.linear.spec import odd_cols
 from urdir.ptxgen.kernels.linear.then import (
     Then,
@@ -50,9 +52,10 @@ class Gemv(TiledSpec):
     cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads activations before
     weights. ``after``: x is what a block made, and the stream in its place, stream = before +
     after(x), with ``post_norm`` and ``post_norm_bias``. It is stored as well; x and ``before`` are
-    other buffers. ``stream_scaled``: times ``stream_scale`` (1,). ``then``: a recurrent kernel, of
-    one token, that takes the first product; y is what it makes, and its other parameters have
-    ``then_`` before their names.
+    other buffers. ``stream_scaled``: times ``stream_scale`` (1,). ``gate``: x goes through it first. ``gained``: the product without a
+    bias is multiplied with sigmoid(gain (1,)) as well as with the scale. ``then``: a recurrent
+    kernel, of one token, that takes the first product; y is what it makes, and its other parameters
+    have ``then_`` before their names.
 
     Raises PtxgenError for "i16" with unquantised types, and for a scale without ``after``, and
     for what ``then`` does not take.
@@ -62,6 +65,8 @@ class Gemv(TiledSpec):
     alone: bool = False
     after: Norm | None = None
     stream_scaled: bool = False
+    gate: Gate | None = None
+    gained: bool = False
     then: Then | None = None
 
     name = "gemv"
@@ -77,6 +82,10 @@ class Gemv(TiledSpec):
             raise PtxgenError("gemv: no stream to scale: after is None")
         if self.after and self.cluster > 1:
             raise PtxgenError(f"gemv: after a block {self.after} is for a cluster of 1")
+        if self.gate is not None and (self.after or self.cols % max(1, self.gate.head)):
+            raise PtxgenError(f"gemv: a gate of {self.cols} columns in heads of {self.gate.head}")
+        if self.gained and (self.gated or self.activation or any(self.biases)):
+            raise PtxgenError("gemv: a gain of a product without gate, activation and bias only")
         if self.then is not None:
             check_then(self.then, self.rows)
             if self.gated or self.residual or self.cut.rows.passes > 1:
@@ -93,10 +102,12 @@ class Gemv(TiledSpec):
         norm: Norm | None = None,
         after: Norm | None = None,
         cluster: int = 1,
+        gate: Gate | None = None,
     ) -> bool:
         """Whether ``shared`` bytes of shared memory have room for the activations and the tiles of
         enough warps, and these warps have registers for the activations; for the weights and the
-        bias of a norm as well, if it must be complete before the product or is ``after`` a block.
+        bias of a norm as well, if it must be complete before the product or is ``after`` a block,
+        and for the ``gate``.
         Each CTA of a ``cluster`` has a part of the columns, which allows neither of these norms.
         """
         if cluster > 1 and (after is not None or (norm is not None and is_first(norm))):
@@ -108,6 +119,7 @@ class Gemv(TiledSpec):
             has_registers = 8 * arrays * blocks + OTHER_REGISTERS <= _most_registers(warps)
         else:
             arrays = 1 + _arrays(norm) if norm is not None and is_first(norm) else 1
+            arrays += gate is not None
             has_registers = 8 * arrays * blocks + 16 <= _most_registers(warps)
         return warps >= LEAST_WARPS and has_registers
 
@@ -140,6 +152,10 @@ class Gemv(TiledSpec):
     def params(self) -> tuple[Param, ...]:
         """Beside those of every linear kernel, what is known of the stream."""
         plain, after, row = super().params, self.after, ("batch", "cols")
+        if self.gate is not None:
+            plain += self.gate.params
+        if self.gained:
+            plain += (Param("gain", "f32", (1,), Access.IN),)
         if self.then is not None:
             plain += then_params(self.then)
         if after is None:
@@ -160,6 +176,15 @@ class Gemv(TiledSpec):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         outputs = self._products(**inputs)
         return outputs if self.then is None else outputs | follow(self.then, outputs["y"], inputs)
+
+    def multiplied(self, **inputs: Any) -> Array:
+        if self.gate is not None:
+            gated = self.gate(inputs["x"], inputs["x_gate"], inputs.get("head_norm"))
+            inputs = {**inputs, "x": gated}
+        return super().multiplied(**inputs)
+
+    def factor(self, inputs: Mapping[str, Any]) -> float:
+        return 1.0 / (1.0 + math.exp(-inputs["gain"][0])) if self.gained else 1.0
 
     def _products(self, **inputs: Any) -> dict[str, Array]:
         if self.after is None:
@@ -324,6 +349,17 @@ class Gemv(TiledSpec):
             "rms with bias after": cls(
                 q8, 35, 544, norm=fine, after=Norm("rms", 1e-5, bias=True), groups=2, split=2
             ),
+            "gated x": cls(f32, 9, 549, gate=Gate(Activation("sigmoid")), norm=rms),
+            "gated heads": cls(
+                q4_k, 19, 768, residual=True, activations="i16", gate=Gate(silu, 64, 1e-6)
+            ),
+            "gated heads, cluster": cls(
+                q8, 40, 2336, activations="i16", cluster=2, gate=Gate(silu, 32, 1e-6), sms=4
+            ),
+            "gained residual": cls(
+                q4_k, 19, 768, residual=True, activations="i16", gained=True, scale=0.5
+            ),
+            "gained": cls(f32, 9, 37, gained=True),
             "then a convolution": cls(
                 q4_k, 37, 768, activations="i16", norm=rms, others=((q4_k, 5), (q8, 7)), then=conv
             ),
