@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.activations import Activations, DueGate
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.recurrent import SILU
 from urdir.model.blocks.states import convolution, launch_recurrent, recurrent_state
 from urdir.model.families.recurrent import KimiDelta
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.recurrent.choice import recurrence
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 
@@ -33,11 +34,15 @@ def append_kimi_delta(
     _append_rule(at, mixer, state["state"], y)
     weight = mixer.norm.weight
     assert weight is not None
-    rows, f = at.rows.count * mixer.heads, Activation("sigmoid")
-    kernel = GatedNorm(rows, mixer.dim, mixer.norm.norm.eps, activation=f)
-    gate = at.work["recurrent gate"]
-    at.plan.launch(kernel, at.name("ssm_norm"), x=y, gate=gate, weight=at.vector(weight), y=y)
-    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+    f, eps, gate = Activation("sigmoid"), mixer.norm.norm.eps, at.work["recurrent gate"]
+    made, label = Activations(y), at.name("ssm_norm")
+    if Gate.serves(mixer.dim):
+        width, due = mixer.heads * mixer.dim, Gate(f, mixer.dim, eps)
+        made = Activations(y, gate=DueGate(label, width, due, gate, at.vector(weight)))
+    else:
+        kernel = GatedNorm(at.rows.count * mixer.heads, mixer.dim, eps, activation=f)
+        at.plan.launch(kernel, label, x=y, gate=gate, weight=at.vector(weight), y=y)
+    return at.finish("ssm_out", at.matrix(mixer.o), made, to)
 
 
 def _append_products(

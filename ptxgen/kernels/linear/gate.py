@@ -43,8 +43,8 @@ class Gate:
     @property
     def text(self) -> str:
         """What x is, for a template's contract."""
-        norm = f"norm(x), of heads of {self.head} values, head_norm: ({self.head}) f32"
-        return f"{norm if self.head else 'x'}; times {self.activation.kind}(x_gate), x_gate: (cols) f32"
+        norm = f"norm of heads of {self.head} values, head_norm: ({self.head}) f32; "
+        return f"{norm if self.head else ''}x * {self.activation.kind}(x_gate), x_gate: (cols) f32"
 
     @property
     def params(self) -> tuple[Param, ...]:

@@ -52,10 +52,10 @@ class Gemv(TiledSpec):
     cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads activations before
     weights. ``after``: x is what a block made, and the stream in its place, stream = before +
     after(x), with ``post_norm`` and ``post_norm_bias``. It is stored as well; x and ``before`` are
-    other buffers. ``stream_scaled``: times ``stream_scale`` (1,). ``gate``: x goes through it first. ``gained``: the product without a
-    bias is multiplied with sigmoid(gain (1,)) as well as with the scale. ``then``: a recurrent
-    kernel, of one token, that takes the first product; y is what it makes, and its other parameters
-    have ``then_`` before their names.
+    other buffers. ``stream_scaled``: times ``stream_scale`` (1,). ``gate``: x goes through it
+    first. ``gained``: the product without a bias is multiplied with sigmoid(gain (1,)) as well as
+    with the scale. ``then``: a recurrent kernel, of one token, that takes the first product; y is
+    what it makes, and its other parameters have ``then_`` before their names.
 
     Raises PtxgenError for "i16" with unquantised types, and for a scale without ``after``, and
     for what ``then`` does not take.
