@@ -23,6 +23,8 @@ from urdir.ptxgen.weights.formats import Format
 #: Most tiles an SM of a launch in clusters: see `cluster_for`. On an H200 the gate and up matrices
 #: of an 8B model, 14 tiles, are slower in clusters.
 CLUSTERED_TILES = 6
+#: Fields of a request that `Gemv` alone knows.
+GEMV_ALONE = ("after", "gate", "gained", "then")
 
 
 def takes_gemm(rows: int, exact: bool) -> bool:
@@ -198,9 +200,10 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
     vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and all weights
     are quantised. Else `GemvF32`.
     Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`), and
-    for one after a block, or a recurrent kernel, where `Gemv` does not serve.
+    for what `GEMV_ALONE` takes where `Gemv` does not serve.
     """
-    if request.rounds_several and request.then is None:
+    beside = [name for name in GEMV_ALONE if getattr(request, name)]
+    if request.rounds_several and not beside:
         return _gemm_small(request, request.options)
     if (options := request.gemv_options) is not None:
         return Gemv(
@@ -214,11 +217,11 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
             gained=request.gained,
             then=request.then,
         )
-    for what in (request.gate, request.gained, request.then):
-        if what:
-            raise PtxgenError(f"{what} beside a product of {request.cols} columns: no gemv serves")
-    if request.after is not None:
-        raise PtxgenError(f"{request.after} after a block: not for {request.cols} columns")
+    if beside:
+        raise PtxgenError(
+            f"{', '.join(beside)} of a product of {request.batch} vectors of {request.cols} "
+            "columns: only gemv takes it, and does not serve"
+        )
     return GemvF32(**_fields(request), batch=request.batch)
 
 

@@ -21,6 +21,7 @@ from urdir.ptxgen.kernels.linear.then import (
     check_then,
     follow,
     make_then_inputs,
+    shared_nbytes,
     then_params,
 )
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
@@ -211,7 +212,8 @@ class Gemv(TiledSpec):
         places = self.after_place
         if self.after is not None:
             places += 2
-        footprint = replace(footprint, warp_squares=4 * places)
+        shared = 0 if self.then is None else shared_nbytes(self.then)
+        footprint = replace(footprint, warp_squares=4 * places, shared=shared)
         tiles = even_tiles(self, self.layouts)
         return cut_launch(self, self.layouts, footprint, tiles, self.pair, even=True)
 

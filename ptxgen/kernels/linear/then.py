@@ -20,7 +20,7 @@ Then = CausalConv | SelectiveScan
 
 #: The parameter whose place the product takes.
 TAKES = {CausalConv: "x", SelectiveScan: "step"}
-#: Values of a channel's state that a thread has registers for, beside as many rates, b and c.
+#: Values of a channel's state that a thread has registers for, beside as many rates.
 MOST_VALUES = 16
 PREFIX = "then_"
 
@@ -41,6 +41,11 @@ def check_then(then: Then, rows: int) -> None:
 def has_registers(then: Then) -> bool:
     """Whether a thread can have all of a channel's state."""
     return isinstance(then, CausalConv) or then.size <= MOST_VALUES
+
+
+def shared_nbytes(then: Then) -> int:
+    """Bytes of shared memory for what all channels of a token have in common: b and c."""
+    return 0 if isinstance(then, CausalConv) else 8 * then.size
 
 
 def then_params(then: Then) -> tuple[Param, ...]:
