@@ -5,16 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.activations import Activations, DueGate
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.blocks.recurrent import SILU
+from urdir.model.blocks.recurrent import SILU, gated_heads
 from urdir.model.blocks.states import convolution, launch_recurrent, recurrent_state
 from urdir.model.families.recurrent import KimiDelta
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.recurrent.choice import recurrence
-from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -34,14 +32,8 @@ def append_kimi_delta(
     _append_rule(at, mixer, state["state"], y)
     weight = mixer.norm.weight
     assert weight is not None
-    f, eps, gate = Activation("sigmoid"), mixer.norm.norm.eps, at.work["recurrent gate"]
-    made, label = Activations(y), at.name("ssm_norm")
-    if Gate.serves(mixer.dim):
-        width, due = mixer.heads * mixer.dim, Gate(f, mixer.dim, eps)
-        made = Activations(y, gate=DueGate(label, width, due, gate, at.vector(weight)))
-    else:
-        kernel = GatedNorm(at.rows.count * mixer.heads, mixer.dim, eps, activation=f)
-        at.plan.launch(kernel, label, x=y, gate=gate, weight=at.vector(weight), y=y)
+    eps, f = mixer.norm.norm.eps, Activation("sigmoid")
+    made = gated_heads(at, y, mixer.heads * mixer.dim, weight, eps, f)
     return at.finish("ssm_out", at.matrix(mixer.o), made, to)
 
 

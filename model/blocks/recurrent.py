@@ -20,6 +20,7 @@ from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
     from urdir.model.families.description import Config
+    from urdir.model.families.stored import StoredVector
 
 SILU = Activation("silu")
 
@@ -108,14 +109,26 @@ def _gated(at: LayerStep, mixer: Recurrence, y: Slice) -> Activations:
         return Activations(y)
     weight, eps = mixer.norm.weight, mixer.norm.norm.eps
     assert weight is not None
-    cols, gate = weight.shape[-1], at.work["recurrent gate"]
-    if weight.size == cols and not mixer.gates_first and Gate.serves(cols):
-        due = Gate(SILU, cols, eps)
-        label = at.name("ssm_norm")
-        return Activations(y, gate=DueGate(label, mixer.width, due, gate, at.vector(weight)))
-    rows = at.rows.count * mixer.width // cols
+    cols = weight.shape[-1]
+    if weight.size == cols and not mixer.gates_first:
+        return gated_heads(at, y, mixer.width, weight, eps, SILU)
+    rows, gate = at.rows.count * mixer.width // cols, at.work["recurrent gate"]
     kernel = GatedNorm(rows, cols, eps, weight.size // cols, mixer.gates_first)
     at.plan.launch(kernel, at.name("ssm_norm"), x=y, gate=gate, weight=at.vector(weight), y=y)
+    return Activations(y)
+
+
+def gated_heads(
+    at: LayerStep, y: Slice, width: int, weight: StoredVector, eps: float, f: Activation
+) -> Activations:
+    """norm(y) * f(gate), of heads that have the same weights, in place: for the next product to do,
+    where it can have such heads."""
+    gate, label, of_head = at.work["recurrent gate"], at.name("ssm_norm"), at.vector(weight)
+    if Gate.serves(weight.size):
+        return Activations(y, gate=DueGate(label, width, Gate(f, weight.size, eps), gate, of_head))
+    heads = at.rows.count * width // weight.size
+    kernel = GatedNorm(heads, weight.size, eps, activation=f)
+    at.plan.launch(kernel, label, x=y, gate=gate, weight=of_head, y=y)
     return Activations(y)
 
 
