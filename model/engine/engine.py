@@ -173,7 +173,6 @@ class Engine(Owner):
                         process.check(chat_template)
             opening.open_devices(partial(_open_group, device, gpus, cache_folder, ptx_files))
             # imported while the device is opened
-            from urdir.model.engine.session import Session
             from urdir.model.memory.buckets import MOST_CHUNK
             from urdir.model.memory.fitting import fitting_settings
             from urdir.model.memory.session_settings import SessionSettings
@@ -207,6 +206,9 @@ class Engine(Owner):
             )
             weights = [opening.own(Weights(gguf, share, of)) for share, of in ranks]
             opening.upload(weights, gguf)
+            # imported while the weights are loaded
+            from urdir.model.engine.session import Session
+
             session = opening.own(
                 Session(opened, weights[0], settings, observer=observer, peers=weights[1:])
             )

@@ -16,7 +16,6 @@ from urdir.model.families.recurrent import (
 )
 from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
-from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
@@ -87,6 +86,10 @@ def workspace_sizes(
 def _mixture_sizes(config: Config, rows: int, exact: bool) -> dict[str, int]:
     """Bytes of what mixtures need: the most of any."""
     mixtures = [mixture for layer in config.layers for mixture in layer.mixtures]
+    if not mixtures:
+        return {}
+    from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
+
     shapes = {(m.router.selection, m.width, m.result_width) for m in mixtures}
     sizes = most_workspace(mixture_workspace(*shape, rows, exact) for shape in shapes)
     if any(mixture.shared_gate is not None for mixture in mixtures):
