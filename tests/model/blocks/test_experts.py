@@ -163,7 +163,13 @@ def test_one_row_takes_three_launches(emulator: Device) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "many_logits", "together"),
-    [(1, 99, False), (2, 99, False), (2, 99, True), (11, 99, False), (11, 8, False)],
+    [
+        (1, 99, False),
+        pytest.param(2, 99, False, marks=pytest.mark.full),
+        (2, 99, True),
+        (11, 99, False),
+        pytest.param(11, 8, False, marks=pytest.mark.full),
+    ],
 )
 def test_layers_in_a_graph_read_nothing_too_early(
     urdir_sanitizer: Device,
