@@ -1,4 +1,4 @@
-"""Exchanges between emulated devices: sums and parts of all ranks, replays, a rank that is late."""
+"""Exchanges between devices: sums and parts of all ranks, replays, a rank that is late."""
 
 from __future__ import annotations
 
@@ -110,6 +110,7 @@ def test_every_rank_has_the_sum_in_the_order_of_the_ranks(ranks: Ranks) -> None:
             assert (y == in_order(x)).all()
 
 
+@pytest.mark.sanitizer
 def test_a_residual_is_added_to_the_sum(ranks: Ranks) -> None:
     rng, count = np.random.default_rng(4), len(ranks.group)
     kernels = [AllReduce(300, count, rank, CAPACITY, residual=True) for rank in range(count)]
@@ -118,6 +119,7 @@ def test_a_residual_is_added_to_the_sum(ranks: Ranks) -> None:
         assert (y == residual[0] + in_order(x)).all()
 
 
+@pytest.mark.sanitizer
 def test_a_replayed_graph_is_what_launches_are(ranks: Ranks) -> None:
     rng, count = np.random.default_rng(5), len(ranks.group)
     kernels = [AllReduce(513, count, rank, CAPACITY) for rank in range(count)]
@@ -147,6 +149,7 @@ def test_every_rank_has_the_parts_side_by_side(ranks: Ranks, rows: int) -> None:
             assert (y == np.concatenate(x, axis=1)).all()
 
 
+@pytest.mark.sanitizer
 def test_sums_and_parts_take_turns_in_one_inbox(ranks: Ranks) -> None:
     rng, count = np.random.default_rng(7), len(ranks.group)
     for number in range(6):
@@ -166,6 +169,7 @@ def two_shots(n: int, ranks: int, **fields: Any) -> list[AllReduceTwoShot]:
     return [AllReduceTwoShot(n, ranks, rank, PART, **fields) for rank in range(ranks)]
 
 
+@pytest.mark.sanitizer
 def test_two_shots_give_the_bits_of_one(ranks: Ranks) -> None:
     """Parts of any size, with and without a rest; rounds go on, and any rank may lag behind."""
     rng, count = np.random.default_rng(10), len(ranks.group)
@@ -230,7 +234,6 @@ def test_a_rank_that_never_comes_to_two_shots_is_named(emulated_ranks: Ranks) ->
         ranks.streams[0].synchronize()
 
 
-@pytest.mark.sanitizer
 def test_exchanges_have_no_races() -> None:
     with Group.open("emulator", 2, api=emulated(device_count=2, sanitize=True)) as group:
         ranks, rng = Ranks(group), np.random.default_rng(9)

@@ -79,6 +79,27 @@ def test_exact_mode_matches_golden(
     assert (found == logits(path, tokens[:FEW], device_name, gpus)).all()
 
 
+@pytest.mark.full
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("split", ["tensors", "layers"])
+def test_a_prompt_and_tokens_after_it(
+    split: Any, device_name: str, needs_gpus: Callable[[int], None], golden: Golden
+) -> None:
+    """Little enough for compute-sanitizer."""
+    needs_gpus(2)
+    path, tokens, expected = golden("nano-llama-q8_0")
+    settings: dict[str, Any] = {"context": 32, "kv_dtype": "f32", "exact": True}
+    with Engine.open(path, device=device_name, gpus=2, split=split, **settings) as engine:
+        engine.session.feed(tokens[:10])
+        rows = [engine.session.logits_step()]
+        engine.session.feed([tokens[10]])
+        rows.append(engine.session.logits_step())
+        engine.session.feed([tokens[11]])
+        greedy = [*engine.session.stream(Output.GREEDY, most=2)]
+    assert relative_rms(np.stack(rows), expected[9:11]) <= EXACT_RELATIVE_RMS
+    assert greedy[0] == int(expected[11].argmax())
+
+
 def test_experts_match_golden(family_file: Callable[[str], Path]) -> None:
     """Attention with sinks and biases, experts with biases, on two emulated devices."""
     with np.load(DATA / "families" / "gpt-oss-moe.npz") as file:
