@@ -11,6 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.exchange.gives import Gives
 from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
 from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
 from urdir.ptxgen.kernels.linear.spec import odd_cols
@@ -41,7 +42,8 @@ class Gemv(TiledSpec):
     cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads activations before
     weights. ``after``: x is what a block made, and the stream in its place, stream = before +
     after(x), with ``post_norm`` and ``post_norm_bias``. It is stored as well; x and ``before`` are
-    other buffers. ``stream_scaled``: times ``stream_scale`` (1,).
+    other buffers. ``stream_scaled``: times ``stream_scale`` (1,). ``gives``: y is one of several
+    ranks' addends, and is sent to the others.
 
     Raises PtxgenError for "i16" with unquantised types, and for a scale without ``after``.
     """
@@ -50,6 +52,7 @@ class Gemv(TiledSpec):
     alone: bool = False
     after: Norm | None = None
     stream_scaled: bool = False
+    gives: Gives | None = None
 
     name = "gemv"
     template = ("urdir.templates", "gemv.ptx.j2")
@@ -64,6 +67,10 @@ class Gemv(TiledSpec):
             raise PtxgenError("gemv: no stream to scale: after is None")
         if self.after and self.cluster > 1:
             raise PtxgenError(f"gemv: after a block {self.after} is for a cluster of 1")
+        if self.gives is not None:
+            if self.others:
+                raise PtxgenError("gemv: one matrix gives its product to other ranks, not several")
+            self.gives.check(self.name, self.rows)
 
     @staticmethod
     def fits(
@@ -119,8 +126,10 @@ class Gemv(TiledSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """Beside those of every linear kernel, what is known of the stream."""
+        """Beside those of every linear kernel, what is known of the stream and of other ranks."""
         plain, after, row = super().params, self.after, ("batch", "cols")
+        if self.gives is not None:
+            plain += self.gives.params
         if after is None:
             return plain
         given = (
@@ -133,6 +142,22 @@ class Gemv(TiledSpec):
         return plain + tuple(param for present, param in given if present)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
+        outputs = self._products(**inputs)
+        if self.gives is not None:
+            outputs |= self.gives.reference(outputs["y"].reshape(-1), inputs)
+        return outputs
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        given = {} if self.gives is None else self.gives.make_inputs(rng)
+        return super().make_inputs(rng) | given
+
+    def bytes_moved(self) -> int:
+        if self.gives is None:
+            return super().bytes_moved()
+        return replace(self, gives=None).bytes_moved() + self.gives.bytes_moved(self.rows)
+
+    def _products(self, **inputs: Any) -> dict[str, Array]:
+        """y, and the stream where that is made."""
         if self.after is None:
             return super().reference(**inputs)
         made = self.after(inputs["x"], inputs.get("post_norm"), inputs.get("post_norm_bias"))
@@ -258,6 +283,12 @@ class Gemv(TiledSpec):
             "relu2 with bias": cls(q8, 18, 320, bias=True, activation=Activation("relu2")),
             "some biases": cls(
                 q4_k, 19, 768, bias=(False, True, False), others=((q4_k, 5), (q6_k, 7))
+            ),
+            "given": cls(
+                q4_k, 300, 512, activations="i16", gives=Gives(ranks=3, rank=1, capacity=512)
+            ),
+            "given by clusters": cls(
+                q6_k, 40, 2304, bias=True, scale=0.5, cluster=2, gives=Gives(2, 0, 256)
             ),
             "after a block": cls(
                 q4_k, 19, 768, activations="i16", norm=rms, after=fine, others=((q4_k, 5), (q8, 7))
