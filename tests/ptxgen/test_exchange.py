@@ -18,7 +18,10 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.exchange.all_gather import AllGather
 from urdir.ptxgen.kernels.exchange.all_reduce import AllReduce
 from urdir.ptxgen.kernels.exchange.all_reduce_two_shot import AllReduceTwoShot, stage_sizes
+from urdir.ptxgen.kernels.exchange.gives import Gives
 from urdir.ptxgen.kernels.exchange.spec import Exchange, describe_fault, inbox_nbytes, rounded
+from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.weights.formats import FORMATS
 
 CAPACITY = 1024
 #: Values of a rank's part, and the CTAs that take turns with them, of a sum in two shots.
@@ -163,6 +166,48 @@ def test_sums_and_parts_take_turns_in_one_inbox(ranks: Ranks) -> None:
             assert (all_parts == np.concatenate(x)).all()
 
 
+@pytest.mark.sanitizer
+def test_products_are_given_as_they_are_made(ranks: Ranks) -> None:
+    check_given(ranks)
+
+
+def check_given(ranks: Ranks) -> None:
+    """The same graphs replayed; other exchanges of the same inboxes come between."""
+    rng, count, rows = np.random.default_rng(12), len(ranks.group), 300
+    with ExitStack() as owners:
+        graphs, products = [], []
+        for rank, device in enumerate(ranks.group):
+            gives = Gives(count, rank, CAPACITY)
+            product = Gemv(FORMATS["Q4_K"], rows, 256, activations="i16", gives=gives)
+            total = AllReduce(rows, count, rank, CAPACITY, residual=True, given=True)
+            weights = device.allocate(product.layout.nbytes, "weights")
+            weights.upload(product.make_inputs(rng)["weights"])
+            own = device.allocate(4 * rows, "own")
+            words = {f"inbox{other}": ranks.memory[other]["inbox"] for other in gives.others}
+            words["epochs"] = ranks.memory[rank]["epochs"]
+            plan = Plan(f"rank {rank}")
+            plan.launch(
+                product, "product", weights=weights, x=ranks.memory[rank]["x"], y=own, **words
+            )
+            plan.launch(total, "sum", **ranks.arguments(total) | {"x": own})
+            graphs.append(owners.enter_context(record(plan, device)))
+            products.append(own)
+        for number in range(5):
+            x, residual = values(rng, count, 256), values(rng, 1, rows) * count
+            ranks.put(x=x, residual=residual)
+            launch_together([*zip(graphs, ranks.streams, strict=True)])
+            ranks.group.synchronize()
+            given = [own.download(np.float32, rows) for own in products]
+            assert all(np.abs(part).max() > 0 for part in given)
+            for arena in ranks.memory:
+                y = arena["y"].download(np.float32, (rows,))
+                assert (y == residual[0] + in_order(given)).all()
+            n = 1 + 100 * number
+            x = values(rng, count, n)
+            for y in ranks.run([AllReduce(n, count, r, CAPACITY) for r in range(count)], x=x):
+                assert (y == in_order(x)).all()
+
+
 def two_shots(n: int, ranks: int, **fields: Any) -> list[AllReduceTwoShot]:
     """One for each rank."""
     fields = {"most_ctas": CTAS, **fields}
@@ -248,6 +293,7 @@ def test_exchanges_have_no_races() -> None:
             x = values(rng, 2, n)
             for y in ranks.run(two_shots(n, 2), x=x):
                 assert (y == in_order(x)).all()
+        check_given(ranks)
 
 
 @pytest.mark.parametrize(
@@ -282,6 +328,16 @@ def test_exchanges_that_cannot_be_are_refused(fields: dict[str, int], message: s
 def test_two_shots_that_cannot_be_are_refused(fields: dict[str, int], message: str) -> None:
     with pytest.raises(PtxgenError, match=message):
         AllReduceTwoShot(**{"n": 4096, "ranks": 2, "rank": 0, "capacity": 2048, **fields})
+
+
+def test_products_that_cannot_be_given_are_refused() -> None:
+    q8 = FORMATS["Q8_0"]
+    with pytest.raises(PtxgenError, match="300 values of a rank, inboxes have room for 256"):
+        Gemv(q8, 300, 64, gives=Gives(2, 0, 256))
+    with pytest.raises(PtxgenError, match="rank 2 of 2"):
+        Gemv(q8, 3, 64, gives=Gives(2, 2, 256))
+    with pytest.raises(PtxgenError, match="one matrix gives"):
+        Gemv(q8, 3, 64, others=((q8, 3),), gives=Gives(2, 0, 256))
 
 
 def test_widths_are_of_the_ranks() -> None:

@@ -13,7 +13,7 @@ import pytest
 from urdir.driver import bindings
 from urdir.driver.errors import DriverError, GroupError
 from urdir.driver.group import Group
-from urdir.model.engine.batch import Output
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.request import Request
@@ -26,6 +26,7 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.memory import exchange
 from urdir.model.memory.weights import Weights, shares_of
 from urdir.model.verify.conformance import relative_rms
+from urdir.ptxgen.kernels.exchange.gives import Gives
 
 DATA = Path(__file__).parents[2] / "data"
 EXACT_RELATIVE_RMS = 1e-4
@@ -195,6 +196,18 @@ def test_requests_are_answered_by_all_ranks(engines: tuple[Engine, Engine]) -> N
 
     one, two = on_both(engines, work)
     assert one == two
+
+
+def test_products_of_one_row_are_given_to_the_other_rank(
+    engines: tuple[Engine, Engine],
+) -> None:
+    for shape in (StepShape(1, 256, Output.GREEDY), StepShape(16, 256, Output.GREEDY, prompt=16)):
+        steps = engines[1].session.steps
+        given = {of.label: of.kernel for of in steps.bound(shape).plan if "blk.1" in of.label}
+        assert given["blk.1.ffn_down"].gives == Gives(
+            2, 0, engines[1].session.exchange.shape.capacity
+        )
+        assert given["blk.1.ffn_down.sum_of_ranks"].given
 
 
 def test_sums_of_several_rows_begin_the_norm_that_follows(engines: tuple[Engine, Engine]) -> None:
