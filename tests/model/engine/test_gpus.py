@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import gguf as reference
@@ -16,7 +17,10 @@ from urdir.driver.group import Group
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
-from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.answer import Item
+from urdir.model.engine.requests.answer_loop import DeviceLostError
+from urdir.model.engine.requests.request import Piece, Request
+from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError
@@ -292,6 +296,20 @@ def test_a_fault_on_a_rank_ends_the_engine(api: Any, in_prompt: bool) -> None:
             [*engine.session.stream(Output.GREEDY, most=3)]
         with pytest.raises(GroupError, match="close the group"):
             engine.group.synchronize()
+    assert api.live() == {}
+
+
+def test_a_step_that_one_rank_is_refused_ends_all_requests(api: Any) -> None:
+    with open_nano(2, page_len=16) as engine, Service(engine, None) as service:
+        found = SimpleQueue[Item]()
+        service.submit(Request(prompt=(5, 80, 13)), found.put)
+        assert isinstance(found.get(timeout=100), Piece)
+        api.inject("cuGraphLaunch", 2)
+        while isinstance(item := found.get(timeout=100), Piece):
+            pass
+        assert isinstance(item, DeviceLostError)
+        assert "rank 1 was refused a step" in str(item)
+        assert service.lost is item
     assert api.live() == {}
 
 
