@@ -2,9 +2,10 @@
 
 Every rank has an *inbox*, (2, ranks, capacity) u64: a place for each value of each rank, twice. A
 word is an f32 value (its low half) and the epoch it is of. A rank writes its words into the inboxes
-of all others and waits for theirs in its own, so that values need no flags beside them. In each
-epoch one half is used. That is enough: a rank writes a place again two epochs later, and between
-the two it has had a word of the epoch between, which the other wrote after it had read the place.
+of all others (the exchange itself, or the product before it: `Gives`) and waits for theirs in its
+own, so that values need no flags beside them. In each epoch one half is used. That is enough: a
+rank writes a place again two epochs later, and between the two it has had a word of the epoch
+between, which the other wrote after it had read the place.
 
 ``epochs`` (capacity / THREADS,) u32 count what the CTAs of a rank have done, and are in device
 memory: a graph that is replayed goes on counting. All ranks launch the same exchanges in the same
