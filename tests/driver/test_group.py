@@ -126,6 +126,7 @@ def test_bytes_are_copied_from_device_to_device(any_group: Group, queued: bool) 
     values = np.random.default_rng(1).integers(0, 255, 1000, np.uint8)
     source, target = group[0].allocate(1000, "source"), group[1].allocate(1000, "target")
     source.upload(values)
+    group.synchronize()  # the bytes may be on their way
     with group[1].create_stream() as stream:
         target.copy_from(source, stream if queued else None)
         assert (target.download(np.uint8) == values).all()
