@@ -60,7 +60,7 @@ def append_begun_sum_of_ranks(
     follows begun; ``arguments`` by the names that `AllReduce` has. There are few rows."""
     share, capacity = exchange.share, exchange.shape.capacity
     kernel = AllReduce(rows * cols, share.ranks, share.rank, capacity, residual=True, cols=cols)
-    plan.launch(kernel, label, **arguments, **exchange.arguments)
+    plan.launch(kernel, label, **arguments, **exchange.arguments_of(kernel))
 
 
 def begins_norms(exchange: RankExchange, rows: int, cols: int) -> bool:
@@ -77,12 +77,13 @@ def append_parts_of_ranks(
     at_once = capacity // max(widths)
     for first in range(0, rows, at_once):
         count = min(at_once, rows - first)
+        kernel = AllGather.of(count, widths, share.rank, capacity)
         plan.launch(
-            AllGather.of(count, widths, share.rank, capacity),
+            kernel,
             _numbered(label, first),
             x=x.slice(4 * first * width, 4 * count * width),
             y=y.slice(4 * first * sum(widths), 4 * count * sum(widths)),
-            **exchange.arguments,
+            **exchange.arguments_of(kernel),
         )
 
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from urdir.model.blocks.activations import Activations, RanksSum
 from urdir.model.blocks.exchange import (
     append_begun_sum_of_ranks,
     append_sum_of_ranks,
     begins_norms,
 )
-from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
+from urdir.model.blocks.linear import LinearLayers, device_limits
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.families.description import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
@@ -185,6 +186,10 @@ class LayerStep:
             exchange=self.parts.exchange,
         )
         norm, residual = to.next_norm, to.residual
+        if given and residual is not None and self.parts.exchange is not None:
+            label, exchange = f"{label}.sum_of_ranks", self.parts.exchange
+            due = RanksSum(label, matrix.rows, own, exchange, residual)
+            return Activations(to.y, due=due)
         if norm is None or residual is None or not self._begins(norm, matrix.rows):
             self.add_ranks(label, matrix.rows, own, to.y, residual, given=given)
             return Activations(to.y)

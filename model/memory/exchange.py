@@ -13,7 +13,7 @@ from urdir.model.errors import SettingsError
 from urdir.model.families.description import Config, Share
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.exchange.all_reduce_two_shot import MOST_PART, part_of, stage_sizes
-from urdir.ptxgen.kernels.exchange.gives import Gives
+from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.exchange.spec import MOST, describe_fault, inbox_nbytes, rounded
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ class ExchangeShape:
 
     def sizes(self) -> dict[str, int]:
         """Bytes on each device, by name."""
-        sizes = {"inbox": inbox_nbytes(self.ranks, self.capacity), "epochs": self.capacity // 64}
+        counts = self.capacity // 64
+        inbox = inbox_nbytes(self.ranks, self.capacity)
+        sizes = {"inbox": inbox, "epochs": counts, "sent": counts}
         return sizes | (stage_sizes(self.ranks, self.part) if self.part else {})
 
 
@@ -95,6 +97,11 @@ class RankExchange:
     def gives(self) -> Gives:
         """How a product of this rank goes to the others."""
         return Gives(self.share.ranks, self.share.rank, self.shape.capacity)
+
+    @property
+    def takes(self) -> SumOfRanks:
+        """How the next product takes what the ranks have given each other."""
+        return SumOfRanks(self.share.ranks, self.share.rank, self.shape.capacity)
 
     def arguments_of(self, kernel: KernelSpec) -> dict[str, Slice | PinnedBuffer]:
         """Those of `arguments` that a kernel takes."""
@@ -130,7 +137,8 @@ class Exchange(Owner):
             ranks = enumerate(self._memory)
             return {f"{name}{rank}": arena[name] for rank, arena in ranks for name in names}
 
-        inboxes = {**of_all("inbox"), "epochs": own["epochs"], "fault": fault}
+        counts = {name: own[name] for name in ("epochs", "sent")}
+        inboxes = {**of_all("inbox"), **counts, "fault": fault}
         stages: dict[str, Slice | PinnedBuffer] = {}
         if self.shape.part:
             stages = {**of_all("stage", "flags"), "rounds": own["rounds"], "fault": fault}

@@ -18,7 +18,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.exchange.all_gather import AllGather
 from urdir.ptxgen.kernels.exchange.all_reduce import AllReduce
 from urdir.ptxgen.kernels.exchange.all_reduce_two_shot import AllReduceTwoShot, stage_sizes
-from urdir.ptxgen.kernels.exchange.gives import Gives
+from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.exchange.spec import Exchange, describe_fault, inbox_nbytes, rounded
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.weights.formats import FORMATS
@@ -34,7 +34,8 @@ class Ranks:
     def __init__(self, group: Group) -> None:
         self.group = group
         inbox = inbox_nbytes(len(group), CAPACITY)
-        sizes = {"inbox": inbox, "epochs": 4 * CAPACITY // 256, "x": 8 * PART}
+        counts = 4 * CAPACITY // 256
+        sizes = {"inbox": inbox, "epochs": counts, "sent": counts, "x": 8 * PART}
         sizes |= {"y": 8 * PART, "residual": 8 * PART} | stage_sizes(len(group), PART)
         self.memory = [device.arena(sizes, "rank") for device in group]
         self.faults = [device.pinned(8, "fault") for device in group]
@@ -172,8 +173,9 @@ def test_products_are_given_as_they_are_made(ranks: Ranks) -> None:
 
 
 def check_given(ranks: Ranks) -> None:
-    """The same graphs replayed; other exchanges of the same inboxes come between."""
-    rng, count, rows = np.random.default_rng(12), len(ranks.group), 300
+    """The same graphs replayed, with sums by themselves and in the next product; other exchanges of
+    the same inboxes come between."""
+    rng, count, rows = np.random.default_rng(12), len(ranks.group), 320
     with ExitStack() as owners:
         graphs, products = [], []
         for rank, device in enumerate(ranks.group):
@@ -184,18 +186,35 @@ def check_given(ranks: Ranks) -> None:
             weights.upload(product.make_inputs(rng)["weights"])
             own = device.allocate(4 * rows, "own")
             words = {f"inbox{other}": ranks.memory[other]["inbox"] for other in gives.others}
-            words["epochs"] = ranks.memory[rank]["epochs"]
-            plan = Plan(f"rank {rank}")
-            plan.launch(
-                product, "product", weights=weights, x=ranks.memory[rank]["x"], y=own, **words
+            words |= {name: ranks.memory[rank][name] for name in ("epochs", "sent")}
+            plans = [Plan(f"rank {rank}"), Plan(f"rank {rank}, next product")]
+            for plan in plans:
+                plan.launch(
+                    product, "product", weights=weights, x=ranks.memory[rank]["x"], y=own, **words
+                )
+            plans[0].launch(total, "sum", **ranks.arguments(total) | {"x": own})
+            takes = Gemv(FORMATS["F32"], 40, rows, after=SumOfRanks(count, rank, CAPACITY))
+            next_weights = device.allocate(takes.layout.nbytes, "next weights")
+            next_weights.fill(0)
+            plans[1].launch(
+                takes,
+                "next product",
+                weights=next_weights,
+                x=own,
+                before=ranks.memory[rank]["residual"],
+                y=device.allocate(4 * 40, "next product"),
+                stream=ranks.memory[rank]["y"],
+                fault=ranks.faults[rank],
+                **{f"inbox{rank}": ranks.memory[rank]["inbox"]},
+                **{name: ranks.memory[rank][name] for name in ("epochs", "sent")},
             )
-            plan.launch(total, "sum", **ranks.arguments(total) | {"x": own})
-            graphs.append(owners.enter_context(record(plan, device)))
+            graphs.append([owners.enter_context(record(plan, device)) for plan in plans])
             products.append(own)
-        for number in range(5):
+        for number in range(6):
             x, residual = values(rng, count, 256), values(rng, 1, rows) * count
             ranks.put(x=x, residual=residual)
-            launch_together([*zip(graphs, ranks.streams, strict=True)])
+            chosen = [of[number % 2] for of in graphs]
+            launch_together([*zip(chosen, ranks.streams, strict=True)])
             ranks.group.synchronize()
             given = [own.download(np.float32, rows) for own in products]
             assert all(np.abs(part).max() > 0 for part in given)

@@ -8,7 +8,7 @@ from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.exchange.gives import Gives
+from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.linear.cut import CutOptions
 from urdir.ptxgen.kernels.linear.ends import is_first
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
@@ -97,7 +97,7 @@ class LinearRequest:
     fill: bool = False
     ends_block: bool = False
     alone: bool = False
-    after: Norm | None = None
+    after: Norm | SumOfRanks | None = None
     stream_scaled: bool = False
     summarised: bool = False
     summarises: bool = False
