@@ -21,7 +21,7 @@ from urdir.ptxgen.kernels.attention.choice import decode_attention, length_bucke
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
-from urdir.ptxgen.kernels.linear.summary import SUMMARY
+from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.packed import packed_nbytes
 
