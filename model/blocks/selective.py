@@ -18,8 +18,7 @@ from urdir.model.blocks.recurrent import (
 from urdir.model.families.recurrent import Selective
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
-from urdir.ptxgen.kernels.recurrent.choice import recurrence
-from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+from urdir.ptxgen.kernels.recurrent.choice import recurrence, selective_scan
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -62,7 +61,7 @@ def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
     launch_recurrent(
         at,
         "ssm_scan",
-        partial(SelectiveScan, channels=mixer.conv.channels, size=mixer.size),
+        partial(selective_scan, channels=mixer.conv.channels, size=mixer.size),
         x=work["convolved"],
         step=work["alpha"],
         gate=work["recurrent gate"],

@@ -6,6 +6,8 @@ from typing import Any
 
 from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.prefill_scan import PrefillScan
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
 #: Rows of prompts from which on chunks pay. Token by token and by chunks, on an H200, the delta
 #: rule of Qwen3-Next takes 20 and 11 us at 32 rows, 161 and 54 at 512, 686 and 190 at 2,048;
@@ -27,3 +29,9 @@ def recurrence(target: str, *, exact: bool, **fields: Any) -> GatedRecurrence:
         return whole
     chunked = ChunkedRecurrence(**fields)
     return chunked if chunked.target_on(target) else whole
+
+
+def selective_scan(**fields: Any) -> SelectiveScan:
+    """The kernel of Mamba's scan; ``fields`` are `SelectiveScan`'s. Raises PtxgenError for shapes
+    that it does not handle."""
+    return PrefillScan(**fields) if fields["segments"] else SelectiveScan(**fields)
