@@ -120,10 +120,10 @@ def _append_written(
     append_latent_parts(at, mixer, latent, x, norm)
     append_keys_alone(at.plan, layer_attention(at, mixer, token))
     own = append_written_heads(at, mixer, latent, written)
-    dims = {"head_dim": written.key_dim, "value_dim": written.value_dim}
+    dims, rows = (written.key_dim, written.value_dim), at.rows.count
     return replace(
         layer_attention(at, written, token),
-        layout=KvLayout(1, written.kv_heads, at.rows.count, dtype="f16", **dims),
+        layout=KvLayout(1, written.kv_heads, rows, dims[0], "f16", value_dim=dims[1]),
         caches={"k_cache": work[WRITTEN_KEYS], "v_cache": work[WRITTEN_VALUES]},
         rows=replace(at.rows, sequence=work[WRITTEN_SEQUENCE]),
         work={**work, **own},
