@@ -55,13 +55,13 @@ def append_selective(
 
 
 def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
-    work = at.work
+    work, sms = at.work, at.parts.device.properties.sm_count
     step = [(at.matrix(mixer.step), work["alpha"])]
     at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
     launch_recurrent(
         at,
         "ssm_scan",
-        partial(selective_scan, channels=mixer.conv.channels, size=mixer.size),
+        partial(selective_scan, sms, channels=mixer.conv.channels, size=mixer.size),
         x=work["convolved"],
         step=work["alpha"],
         gate=work["recurrent gate"],

@@ -35,8 +35,9 @@ KERNELS = {
 
 def of_single_rows(spec: RecurrentRows) -> RecurrentRows:
     """The kernel of one row that does what ``spec`` does."""
-    kind = SelectiveScan if isinstance(spec, PrefillScan) else type(spec)
-    return kind(**{**spec.fields(), "rows": 1, "segments": 0})
+    if isinstance(spec, PrefillScan):
+        return SelectiveScan(1, spec.sequences, spec.max_len, 0, spec.channels, spec.size)
+    return replace(spec, rows=1, segments=0)
 
 
 def steps(device: Device, spec: RecurrentRows, inputs: dict[str, Any], counts: list[int]) -> Any:
@@ -154,7 +155,9 @@ def test_a_scan_of_single_rows_takes_no_segments_and_one_of_prompts_some() -> No
     with pytest.raises(PtxgenError, match="no segments"):
         replace(prompt, segments=0)
     with pytest.raises(PtxgenError, match="prefill_scan"):
-        SelectiveScan(**prompt.fields())
+        replace(of_single_rows(prompt), segments=1)
+    with pytest.raises(PtxgenError, match="1 to 8"):
+        replace(prompt, warps=9)
 
 
 @pytest.mark.parametrize("fields", [{"taps": 1}, {"taps": 10}, {"channels": 0}])
