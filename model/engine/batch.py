@@ -93,11 +93,11 @@ class StepShape:
 
     @property
     def kind(self) -> str:
-        """The step in words: "greedy", "prompt" (without an output), "prompt greedy", "mixed
-        greedy"."""
+        """The step in words: "greedy", "prompt" (without an output), "prompt greedy", "beginning
+        greedy", "mixed greedy"."""
         if not self.prompt:
             return self.output.value
-        kind = "mixed" if self.decode else "prompt"
+        kind = "mixed" if self.decode else "beginning" if self.begins else "prompt"
         return kind if self.output is Output.NONE else f"{kind} {self.output.value}"
 
 
