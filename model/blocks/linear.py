@@ -42,6 +42,7 @@ from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Slice
+    from urdir.model.memory.exchange import RankExchange
 
 __all__ = ["Activations", "LinearLayers", "NormLayer", "alike", "device_limits"]
 
@@ -77,14 +78,17 @@ class LinearLayers(StreamNorms):
         fill: bool = False,
         gain: Slice | None = None,
         then: Continuation | None = None,
+        exchange: RankExchange | None = None,
     ) -> bool:
         """y (rows, out) = f(x (rows, in) times the matrix (out, in), plus its bias), for each.
 
         x is normalised first where there is a ``norm``; ``work["normed"]`` may be used. Of the
         ``activation`` f, y is multiplied with ``scale`` and bounded as `LinearSpec` says.
-        ``ends_block`` and ``fill``: see `LinearRequest`; ``gain``: see `Destination`. Returns
-        whether the launch goes on with the first product as ``then`` says, and stores what comes of
-        it alone.
+        ``ends_block`` and ``fill``: see `LinearRequest`; ``gain``: see `Destination`.
+
+        With ``then`` the launch may go on with the first product, and stores what comes of it
+        alone; with an ``exchange`` there is one matrix, whose product may be given to the other
+        ranks (`Gives`). Returns whether that was done.
         """
         ends = Ends(activation, scale, softcap, clamp)
         if self.packs(*(matrix for matrix, _ in matrices)):
@@ -98,13 +102,14 @@ class LinearLayers(StreamNorms):
             for number, (matrix, y) in enumerate(matrices):
                 self._append_gemm(f"{label}.{number}" if number else label, matrix, x.x, y, ends)
             return False
-        last = given(gain=gain)
-        went_on = False
+        beside, done = given(gain=gain), False
         if then is not None:
             continued = replace(request, then=then.kernel)
-            if normalising(continued, x, norm).continues:
-                request, went_on = continued, True
-                last |= then.launch
+            if done := normalising(continued, x, norm).continues:
+                request, beside = continued, beside | then.launch
+        if exchange is not None and request.fits_gemv:
+            done = exchange.shape.takes_one_launch(matrices[0][0].rows)
+            request = replace(request, gives=exchange.gives if done else None)
         for at, count, suffix in self._slices():
             launch: dict[str, Slice] = {}
             for number, (matrix, out) in enumerate(matrices):
@@ -114,9 +119,12 @@ class LinearLayers(StreamNorms):
                 if matrix.bias is not None:
                     launch[f"bias{tag}"] = matrix.bias
             kernel = choose_linear(normalising(replace(request, batch=count), x, norm))
-            launch |= last
-            self.plan.launch(kernel, label + suffix, **launch, **vectors(kernel, x, norm, at))
-        return went_on
+            words = {} if exchange is None else exchange.arguments_of(kernel)
+            launch |= beside
+            self.plan.launch(
+                kernel, label + suffix, **launch, **vectors(kernel, x, norm, at), **words
+            )
+        return done
 
     def append_residual(
         self,

@@ -18,8 +18,7 @@ from urdir.model.blocks.states import (
 from urdir.model.families.recurrent import Selective
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
-from urdir.ptxgen.kernels.recurrent.choice import recurrence
-from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+from urdir.ptxgen.kernels.recurrent.choice import recurrence, selective_scan
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -57,7 +56,7 @@ def append_selective(
 
 
 def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
-    work = at.work
+    work, sms = at.work, at.parts.device.properties.sm_count
     arguments = {
         "x": work["convolved"],
         "gate": work["recurrent gate"],
@@ -67,7 +66,7 @@ def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
         "skip": at.vector(mixer.skip),
         "state": recurrent_state(at)["state"],
     }
-    kernel = partial(SelectiveScan, channels=mixer.conv.channels, size=mixer.size)
+    kernel = partial(selective_scan, sms, channels=mixer.conv.channels, size=mixer.size)
     scan = StateStep("ssm_scan", kernel, "step", arguments, y)
     step = [(at.matrix(mixer.step), work["alpha"])]
     low = Activations(work["low"])

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.activations import Activations, DueGate, NormedSum
+from urdir.model.blocks.activations import Activations, DueGate, NormedSum, RanksSum
 from urdir.model.blocks.arguments import given
+from urdir.model.blocks.exchange import append_sum_of_ranks
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.add import Add
@@ -104,10 +105,15 @@ class StreamNorms:
             return replace(x, gate=None)
         if (due := x.due) is None:
             return x
-        following = x.norm if due.scale is None else None
-        made = self.append_norm_after(
-            due.label, due.cols, due.delta, due.norm, due.before, x.x, following
-        )
+        if isinstance(due, RanksSum):
+            vectors = (due.cols, due.delta, x.x, due.before)
+            append_sum_of_ranks(self.plan, due.exchange, due.label, *vectors, given=True)
+            made = Activations(x.x)
+        else:
+            following = x.norm if due.scale is None else None
+            made = self.append_norm_after(
+                due.label, due.cols, due.delta, due.norm, due.before, x.x, following
+            )
         if due.scale is not None:
             kernel = _rescale(self.rows * due.cols, scaled=True)
             self.plan.launch(kernel, f"{due.label}.scale", x=x.x, s=due.scale, y=x.x)

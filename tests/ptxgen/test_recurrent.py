@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from urdir.driver import Device, run_kernel
+from urdir.driver import Device, check_kernel, run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.prefill_scan import PrefillScan
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
@@ -28,8 +29,15 @@ KERNELS = {
     "delta rule by channel": BY_CHANNEL,
     "delta rule with a floor": replace(BY_CHANNEL, floor=-5.0),
     "scan": GatedRecurrence(32, 2, 64, 1, 4, 2, 16, 20, delta=False, order="vkq"),
-    "selective scan": SelectiveScan(32, 2, 64, 1, 20, 16),
+    "selective scan": PrefillScan(32, 2, 64, 1, 20, 16),
 }
+
+
+def of_single_rows(spec: RecurrentRows) -> RecurrentRows:
+    """The kernel of one row that does what ``spec`` does."""
+    if isinstance(spec, PrefillScan):
+        return SelectiveScan(1, spec.sequences, spec.max_len, 0, spec.channels, spec.size)
+    return replace(spec, rows=1, segments=0)
 
 
 def steps(device: Device, spec: RecurrentRows, inputs: dict[str, Any], counts: list[int]) -> Any:
@@ -61,7 +69,7 @@ def test_chunks_of_any_size_give_what_single_tokens_give(name: str, device: Devi
     """Bit for bit: a state is moved on token by token in every launch."""
     whole = KERNELS[name]
     inputs = whole.make_inputs(np.random.default_rng(3))
-    single = replace(whole, rows=1, segments=0)
+    single = of_single_rows(whole)
     expected, state = steps(device, single, inputs, [1] * TOKENS)
     assert np.isfinite(expected).all()
     for counts in ([TOKENS], [1, 2, 26], [3, 9, 16, 1]):
@@ -107,7 +115,7 @@ def test_segments_side_by_side_give_what_single_tokens_give(name: str, device: D
             results[s].append(made["y"][rows])
     assert done == lengths
     np.testing.assert_array_equal(after[[1, 4]], shared[state][[1, 4]])
-    single = replace(spec, rows=1, sequences=2, segments=0)
+    single = of_single_rows(replace(spec, sequences=2))
     for s, count in lengths.items():
         own = tokens[s] | {n: v for n, v in shared.items() if n not in by_row}
         own[state] = shared[state][:2]
@@ -142,7 +150,34 @@ def test_a_selective_scan_refuses(fields: dict[str, int]) -> None:
         replace(KERNELS["selective scan"], **fields)
 
 
+def test_a_scan_of_single_rows_takes_no_segments_and_one_of_prompts_some() -> None:
+    prompt = KERNELS["selective scan"]
+    with pytest.raises(PtxgenError, match="no segments"):
+        replace(prompt, segments=0)
+    with pytest.raises(PtxgenError, match="prefill_scan"):
+        replace(of_single_rows(prompt), segments=1)
+    with pytest.raises(PtxgenError, match="1 to 8"):
+        replace(prompt, warps=9)
+
+
 @pytest.mark.parametrize("fields", [{"taps": 1}, {"taps": 10}, {"channels": 0}])
 def test_a_convolution_refuses(fields: dict[str, int]) -> None:
     with pytest.raises(PtxgenError, match="taps"):
         replace(KERNELS["conv"], **fields)
+
+
+@dataclass(frozen=True)
+class Late(GatedRecurrence):
+    """One whose states are too many to be read early."""
+
+    reads_early = False
+
+
+def test_states_of_many_rows_are_read_after_the_wait(device: Device) -> None:
+    """Where they fit beside the launch before, they are read while it still works."""
+    late = Late(4, 3, 64, 0, 4, 2, 36, 20, delta=False, gated=True)
+    few, many = (GatedRecurrence(n, 8, 64, 0, 24, 1, 256, 128, delta=False) for n in (1, 2))
+    assert few.reads_early
+    assert not many.reads_early
+    assert not replace(few, segments=1).reads_early
+    check_kernel(device, late)

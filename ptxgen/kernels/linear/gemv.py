@@ -12,6 +12,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
 from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
 from urdir.ptxgen.kernels.linear.gate import Gate
@@ -38,6 +39,8 @@ LEAST_WARPS = 4
 MAX_REGISTERS = 170
 #: Registers of a thread beside the arrays of the stream and of norms, with a margin.
 OTHER_REGISTERS = 56
+#: Those that words of other ranks take beside.
+WORD_REGISTERS = 16
 #: Bytes of a unit's activations in shared memory: see templates/_linear_tile_x.j2.
 RECORD_NBYTES = {"f32": 144, "i16": 80}
 
@@ -52,11 +55,12 @@ class Gemv(TiledSpec):
     each 32 columns / 32639, relative error 2e-5, and multiplied with the quants exactly on tensor
     cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads activations before
     weights. ``after``: x is what a block made, and the stream in its place, stream = before +
-    after(x), with ``post_norm`` and ``post_norm_bias``. It is stored as well; x and ``before`` are
-    other buffers. ``stream_scaled``: times ``stream_scale`` (1,). ``gate``: x goes through it
-    first. ``gained``: the product without a bias is multiplied with sigmoid(gain (1,)) as well as
-    with the scale. ``then``: a recurrent kernel, of one token, that takes the first product; y is
-    what it makes, and its other parameters have ``then_`` before their names.
+    after(x), with ``post_norm`` and ``post_norm_bias``, or before + the sum of the ranks' x. It is
+    stored as well; x and ``before`` are other buffers. ``stream_scaled``: times ``stream_scale``
+    (1,). ``gate``: x goes through it first. ``gained``: the product without a bias is multiplied
+    with sigmoid(gain (1,)) as well as with the scale. ``then``: a recurrent kernel, of one token,
+    that takes the first product; y is what it makes, and its other parameters have ``then_`` before
+    their names. ``gives``: y is one of several ranks' addends, and is sent to the others.
 
     Raises PtxgenError for "i16" with unquantised types, and for a scale without ``after``, and
     for what ``then`` does not take.
@@ -64,11 +68,12 @@ class Gemv(TiledSpec):
 
     activations: Activations = "f32"
     alone: bool = False
-    after: Norm | None = None
+    after: Norm | SumOfRanks | None = None
     stream_scaled: bool = False
     gate: Gate | None = None
     gained: bool = False
     then: Then | None = None
+    gives: Gives | None = None
 
     name = "gemv"
     template = ("urdir.templates", "gemv.ptx.j2")
@@ -93,6 +98,14 @@ class Gemv(TiledSpec):
                 raise PtxgenError(
                     f"gemv: {self.then.name} after a product with gate or residual, or in passes"
                 )
+        if isinstance(self.after, SumOfRanks):
+            self.after.check(self.name, self.cols)
+            if self.gives is not None:
+                raise PtxgenError("gemv: a product takes from other ranks, or gives to them")
+        if self.gives is not None:
+            if self.others:
+                raise PtxgenError("gemv: one matrix gives its product to other ranks, not several")
+            self.gives.check(self.name, self.rows)
 
     @staticmethod
     def fits(
@@ -101,7 +114,7 @@ class Gemv(TiledSpec):
         activations: Activations,
         shared: int,
         norm: Norm | None = None,
-        after: Norm | None = None,
+        after: Norm | SumOfRanks | None = None,
         cluster: int = 1,
         gate: Gate | None = None,
     ) -> bool:
@@ -117,7 +130,8 @@ class Gemv(TiledSpec):
         blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster * warps)
         if after is not None:
             arrays = 2 + max(_arrays(after), _arrays(norm))
-            has_registers = 8 * arrays * blocks + OTHER_REGISTERS <= _most_registers(warps)
+            others = OTHER_REGISTERS + (WORD_REGISTERS if isinstance(after, SumOfRanks) else 0)
+            has_registers = 8 * arrays * blocks + others <= _most_registers(warps)
         else:
             arrays = 1 + _arrays(norm) if norm is not None and is_first(norm) else 1
             arrays += gate is not None
@@ -147,11 +161,18 @@ class Gemv(TiledSpec):
     @property
     def after_text(self) -> str:
         """What is added to the stream, for a template's contract."""
+        if isinstance(self.after, SumOfRanks):
+            return "the sum of the ranks' x"
         return norm_text(self.after, "post_norm")
 
     @property
+    def sums_ranks(self) -> bool:
+        """Whether the stream takes a sum of ranks."""
+        return isinstance(self.after, SumOfRanks)
+
+    @property
     def params(self) -> tuple[Param, ...]:
-        """Beside those of every linear kernel, what is known of the stream."""
+        """Beside those of every linear kernel, what is known of the stream and of other ranks."""
         plain, after, row = super().params, self.after, ("batch", "cols")
         if self.gate is not None:
             plain += self.gate.params
@@ -159,6 +180,8 @@ class Gemv(TiledSpec):
             plain += (Param("gain", "f32", (1,), Access.IN),)
         if self.then is not None:
             plain += then_params(self.then)
+        if self.gives is not None:
+            plain += self.gives.params
         if after is None:
             return plain
         given = (
@@ -168,15 +191,35 @@ class Gemv(TiledSpec):
             (self.stream_scaled, Param("stream_scale", "f32", (1,), Access.IN)),
             (True, Param("stream", "f32", row, Access.OUT)),
         )
-        return plain + tuple(param for present, param in given if present)
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        inputs = super().make_inputs(rng)
-        return inputs if self.then is None else inputs | make_then_inputs(self.then, rng)
+        of_ranks = after.params if isinstance(after, SumOfRanks) else ()
+        return plain + tuple(param for present, param in given if present) + of_ranks
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         outputs = self._products(**inputs)
-        return outputs if self.then is None else outputs | follow(self.then, outputs["y"], inputs)
+        if self.then is not None:
+            outputs |= follow(self.then, outputs["y"], inputs)
+        if self.gives is not None:
+            outputs |= self.gives.reference(outputs["y"].reshape(-1), inputs)
+        return outputs
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        inputs = super().make_inputs(rng)
+        if self.then is not None:
+            inputs |= make_then_inputs(self.then, rng)
+        if self.gives is not None:
+            inputs |= self.gives.make_inputs(rng)
+        if isinstance(self.after, SumOfRanks):
+            inputs |= self.after.make_inputs(self.cols, rng)
+        return inputs
+
+    def bytes_moved(self) -> int:
+        if self.gives is not None:
+            return replace(self, gives=None).bytes_moved() + self.gives.bytes_moved(self.rows)
+        if isinstance(self.after, SumOfRanks):
+            stream = 2 * 4 * self.cols  # before, and itself
+            alone = replace(self, after=None, stream_scaled=False).bytes_moved()
+            return alone + stream + self.after.bytes_moved(self.cols)
+        return super().bytes_moved()
 
     def multiplied(self, **inputs: Any) -> Array:
         if self.gate is not None:
@@ -188,12 +231,18 @@ class Gemv(TiledSpec):
         return 1.0 / (1.0 + math.exp(-inputs["gain"][0])) if self.gained else 1.0
 
     def _products(self, **inputs: Any) -> dict[str, Array]:
+        """y, and the stream where that is made."""
         if self.after is None:
             return super().reference(**inputs)
-        made = self.after(inputs["x"], inputs.get("post_norm"), inputs.get("post_norm_bias"))
+        left = {}
+        if isinstance(self.after, SumOfRanks):
+            made = self.after.total(inputs["x"].reshape(-1), inputs)
+            left = self.after.left(self.cols, inputs)
+        else:
+            made = self.after(inputs["x"], inputs.get("post_norm"), inputs.get("post_norm_bias"))
         stream = (inputs["before"] + made) * inputs.get("stream_scale", 1.0)
         outputs = super().reference(**{**inputs, "x": stream})
-        return outputs | {"stream": stream.astype(np.float32)}
+        return outputs | {"stream": stream.astype(np.float32)} | left
 
     @property
     def lane_blocks(self) -> int:
@@ -318,6 +367,27 @@ class Gemv(TiledSpec):
             "some biases": cls(
                 q4_k, 19, 768, bias=(False, True, False), others=((q4_k, 5), (q6_k, 7))
             ),
+            "given": cls(
+                q4_k, 300, 512, activations="i16", gives=Gives(ranks=3, rank=1, capacity=512)
+            ),
+            "given by clusters": cls(
+                q6_k, 40, 2304, bias=True, scale=0.5, cluster=2, gives=Gives(2, 0, 256)
+            ),
+            "after ranks": cls(
+                q4_k, 19, 768, activations="i16", norm=rms, after=SumOfRanks(2, 1, 1024)
+            ),
+            "after ranks, gated": cls(
+                q8, 21, 1184, activations="i16", gated=True, norm=rms, after=SumOfRanks(3, 1, 1280)
+            ),
+            "after ranks, several matrices": cls(
+                q6_k,
+                5,
+                512,
+                split=1,
+                after=SumOfRanks(2, 0, 512),
+                stream_scaled=True,
+                others=((q4_k, 5), (q8, 7)),
+            ),
             "after a block": cls(
                 q4_k, 19, 768, activations="i16", norm=rms, after=fine, others=((q4_k, 5), (q8, 7))
             ),
@@ -375,7 +445,7 @@ class Gemv(TiledSpec):
         }
 
 
-def _arrays(norm: Norm | None) -> int:
+def _arrays(norm: Norm | SumOfRanks | None) -> int:
     """Vectors that a norm has beside x."""
     return 0 if norm is None else norm.weight + norm.bias
 
