@@ -16,13 +16,12 @@ from urdir.model.families.recurrent import (
 )
 from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
-from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
-from urdir.ptxgen.kernels.linear.summary import SUMMARY
+from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.packed import packed_nbytes
 
@@ -105,6 +104,10 @@ def _written_sizes(config: Config, rows: int) -> dict[str, int]:
 def _mixture_sizes(config: Config, rows: int, exact: bool) -> dict[str, int]:
     """Bytes of what mixtures need: the most of any."""
     mixtures = [mixture for layer in config.layers for mixture in layer.mixtures]
+    if not mixtures:
+        return {}
+    from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
+
     shapes = {(m.router.selection, m.width, m.result_width) for m in mixtures}
     sizes = most_workspace(mixture_workspace(*shape, rows, exact) for shape in shapes)
     if any(mixture.shared_gate is not None for mixture in mixtures):
