@@ -49,8 +49,9 @@ SPECS = {
     "window": FlashDecode(4, LAYOUT, scores=Scores(window=50), ctas=4, least=16),
     "window dealt": FlashDecode(4, LAYOUT, scores=Scores(window=33), ctas=1, least=16, most=16),
     "softcap": FlashDecode(4, LAYOUT, scores=Scores(softcap=20.0), ctas=7, least=16),
-    "cluster": FlashDecode(4, LAYOUT, cluster=8, least=16),
-    "cluster window": FlashDecode(4, LAYOUT, scores=Scores(window=33), cluster=2, least=16),
+    "cluster": FlashDecode(4, LAYOUT, cluster=8, ctas=1, least=16),
+    "clusters": FlashDecode(4, LAYOUT, cluster=2, ctas=3, least=16, most=16),
+    "cluster window": FlashDecode(4, LAYOUT, scores=Scores(window=33), cluster=2, ctas=1, least=16),
 }
 
 
@@ -74,7 +75,15 @@ def test_types_and_positions(device: Device, position: int, dtype: Any) -> None:
     compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
 
 
-@pytest.mark.parametrize("fields", [{"ctas": 12}, {"ctas": 5, "most": 32}, {"cluster": 4}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ctas": 12},
+        {"ctas": 5, "most": 32},
+        {"ctas": 3, "cluster": 4},
+        {"ctas": 2, "cluster": 2, "most": 16},
+    ],
+)
 def test_other_rows_do_not_change_a_bit(device: Device, fields: dict[str, int]) -> None:
     """Long ones, short ones and idle ones: what a CTA gets beside the row's chunks differs."""
     layout = dataclasses.replace(LAYOUT, sequences=3)
@@ -87,7 +96,7 @@ def test_other_rows_do_not_change_a_bit(device: Device, fields: dict[str, int]) 
     assert all(out.tobytes() == outs[0].tobytes() for out in outs)
 
 
-@pytest.mark.parametrize("name", ["dealt", "cluster"])
+@pytest.mark.parametrize("name", ["dealt", "cluster", "clusters"])
 def test_idle_rows_are_zero(device: Device, name: str) -> None:
     spec = dataclasses.replace(SPECS[name], rows=4)
     inputs = spec.inputs_at(np.random.default_rng(2), [99, 200, 100, 2**32 - 1], [0] * 4)
@@ -120,17 +129,18 @@ def test_chunks(
     spec = FlashDecode(32, layout, rows, ctas=ctas, least=least, most=most)
     assert (spec.chunk_of(keys), spec.chunks_of(keys)) == (chunk, chunks)
     assert max(map(spec.chunks_of, range(1, (1 << 15) + 1))) <= spec.chunks
-    assert spec.row_ctas == min(ctas, rows * spec.chunks)
+    assert spec.takers == min(ctas, rows * spec.chunks)
 
 
-@pytest.mark.parametrize("keys", [1, 16, 17, 120, 128, 129, 200])
-def test_chunks_of_a_cluster(keys: int) -> None:
-    """As many as there are CTAs, or fewer of the fewest keys: some CTAs are without keys."""
-    spec = FlashDecode(4, LAYOUT, cluster=8, least=16)
-    assert spec.chunk_of(keys) == (16 if keys <= 128 else 32)
-    assert spec.chunks_of(keys) <= 8
+def test_chunks_of_clusters() -> None:
+    """They have as many times the keys as there are CTAs."""
+    spec = FlashDecode(4, LAYOUT, cluster=4, ctas=2, least=16, most=16)
+    chunks = {1: 64, 64: 64, 65: 64, 128: 64, 129: 80, 199: 112}
+    assert {keys: spec.chunk_of(keys) for keys in chunks} == chunks
     assert spec.launch_shape.grid == (2, 8, 1)
-    assert not {"partial", "softmax", "arrived"} & {p.name for p in spec.params}
+    whole = dataclasses.replace(spec, ctas=1, most=0)
+    assert whole.chunk_of(200) == 208
+    assert not {"partial", "softmax", "arrived"} & {p.name for p in whole.params}
 
 
 def test_chunks_are_all_of_a_rows_keys() -> None:
@@ -305,7 +315,6 @@ def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
         ({"ctas": 0}, "0 CTAs"),
         ({"ring": 1 << 14}, "a ring of 16384 bytes: 0, or at least 49152"),
         ({"cluster": 3}, "clusters of 3 CTAs: 1, 2, 4 or 8"),
-        ({"cluster": 2, "most": 64}, "chunks of a cluster are as many as its CTAs: most is 0"),
         ({"heads": 3}, "3 query heads"),
     ],
 )

@@ -106,11 +106,11 @@ def _in_clusters(split: FlashDecode, max_keys: int, sm_count: int, target: str) 
     keys = min(split.scores.span or max_keys, max_keys)
     if keys <= INCREMENTAL_KEYS:
         near = replace(split, ctas=1, cluster=4)
-        is_faster = near.row_ctas * near.head_tiles <= sm_count
+        is_faster = near.takers * near.cluster * near.head_tiles <= sm_count
     else:
         ring = RING_NBYTES if Target.parse(target).sm in LARGE_SHARED else 0
         near = replace(split, ctas=1, cluster=8, ring=ring)
-        ctas = near.row_ctas * near.head_tiles
+        ctas = near.takers * near.cluster * near.head_tiles
         is_read_whole = split.layout.dtype in ("f16", "bf16") and split.suits_tensor_cores
         is_faster = keys <= FEW_KEYS and 2 * sm_count <= 5 * ctas <= 4 * sm_count and is_read_whole
     return near if is_faster and near.target_on(target) else split

@@ -42,9 +42,9 @@ class FlashDecode(DecodeAttention):
     into equal ones of at most about ``most`` keys: a long row among short ones has many, and a CTA
     takes several.
 
-    A ``cluster`` of 2, 4 or 8 CTAs (sm_90 and newer) takes the chunks of one row, which are as many
-    (but of at least ``least`` keys): its CTAs send each other their sums, ``ctas`` says nothing,
-    and there are none of the parameters below. That is faster where rows are as long as each other.
+    With ``cluster`` (2, 4 or 8; sm_90 and newer) each of the ``ctas`` is a cluster of so many. Its
+    CTAs share a chunk, which has as many times the keys, and send each other their sums: that is
+    faster than to merge through global memory.
 
     From sm_80 on, keys and values on their way to tensor cores are in ``ring`` bytes of shared
     memory; 0: in what a kernel may declare.
@@ -75,8 +75,6 @@ class FlashDecode(DecodeAttention):
             raise PtxgenError(f"{self.ctas} CTAs for each KV head: 1 to 65535")
         if self.cluster not in (1, 2, 4, 8):
             raise PtxgenError(f"clusters of {self.cluster} CTAs: 1, 2, 4 or 8")
-        if self.cluster > 1 and self.most:
-            raise PtxgenError("chunks of a cluster are as many as its CTAs: most is 0")
         if 0 < self.ring < MAX_STATIC_SHARED:
             raise PtxgenError(f"a ring of {self.ring} bytes: 0, or at least {MAX_STATIC_SHARED}")
 
@@ -89,17 +87,27 @@ class FlashDecode(DecodeAttention):
     @property
     def share(self) -> int:
         """Chunks of a row that is as long as the others."""
-        return self.cluster if self.cluster > 1 else max(1, self.ctas // self.rows)
+        return max(1, self.ctas // self.rows)
+
+    @property
+    def fewest(self) -> int:
+        """Keys of a chunk, at least."""
+        return self.least * self.cluster
+
+    @property
+    def about(self) -> int:
+        """Keys that chunks of a long row have, about; 0: any number."""
+        return self.most * self.cluster
 
     def _rounds_of(self, keys: int) -> int:
         """Chunks that each share of a row of ``keys`` keys has, one after the other."""
         each = ceil_div(keys, self.share)
-        return ceil_div(each, self.most) if self.most and each > 2 * self.most else 1
+        return ceil_div(each, self.about) if self.most and each > 2 * self.about else 1
 
     def chunk_of(self, keys: int) -> int:
         """Keys of each chunk (the last may have fewer) of a row of ``keys`` keys."""
         each = ceil_div(ceil_div(keys, self.share), self._rounds_of(keys))
-        return max(self.least, CHUNK_UNIT * ceil_div(each, CHUNK_UNIT))
+        return max(self.fewest, CHUNK_UNIT * ceil_div(each, CHUNK_UNIT))
 
     def chunks_of(self, keys: int) -> int:
         """How many chunks a row of ``keys`` keys has."""
@@ -107,23 +115,19 @@ class FlashDecode(DecodeAttention):
 
     @property
     def chunks(self) -> int:
-        """The most chunks of a row that are merged through global memory; 1 where none are."""
-        if self.cluster > 1:
-            return 1
-        shares = min(self.share, ceil_div(self._longest, self.least))
+        """The most chunks of a row."""
+        shares = min(self.share, ceil_div(self._longest, self.fewest))
         return shares * self._rounds_of(self._longest)
 
     @property
-    def row_ctas(self) -> int:
-        """CTAs of a KV head (tile of query heads) in the grid."""
-        if self.cluster > 1:
-            return self.rows * self.cluster
+    def takers(self) -> int:
+        """CTAs (clusters) of a KV head (tile of query heads) in the grid."""
         return min(self.ctas, self.rows * self.chunks)
 
     @property
     def deals(self) -> bool:
         """Whether a CTA may get several chunks."""
-        return self.rows * self.chunks > self.row_ctas
+        return self.rows * self.chunks > self.takers
 
     @property
     def parked_nbytes(self) -> int:
@@ -198,7 +202,7 @@ class FlashDecode(DecodeAttention):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.head_tiles, self.row_ctas, 1),
+            grid=(self.head_tiles, self.takers * self.cluster, 1),
             block=(32 * WARPS, 1, 1),
             cluster=(1, self.cluster, 1),
             shared_bytes=self.ring_at + self.ring_nbytes,
@@ -321,9 +325,12 @@ class FlashDecode(DecodeAttention):
             ),
             "40 rows": cls(2, KvLayout(40, 1, 50, 64, "f16"), rows=40, ctas=5, least=16, most=16),
             "a long row": cls(2, KvLayout(3, 2, 150, 64, "f16"), rows=3, ctas=8, least=32, most=48),
-            "cluster": cls(4, KvLayout(2, 1, 70, 64, "f16"), rows=2, cluster=4, least=16),
+            "cluster": cls(4, KvLayout(2, 1, 70, 64, "f16"), rows=2, ctas=2, cluster=4, least=16),
+            "clusters": cls(
+                4, KvLayout(3, 1, 150, 64, "f16"), 3, ctas=2, cluster=2, least=16, most=16
+            ),
             "cluster sinks f32": cls(
-                6, KvLayout(1, 2, 90, 80, "f32"), scores=Scores(sinks=True), cluster=2, least=16
+                6, KvLayout(1, 2, 90, 80, "f32"), 1, Scores(sinks=True), ctas=1, cluster=2, least=16
             ),
             "ring": cls(
                 2,
@@ -363,10 +370,10 @@ class FlashDecode(DecodeAttention):
             ),
             "rope": cls(4, KvLayout(1, 1, 200, 128, "f16"), token=whole, ctas=4, least=16, most=64),
             "rope cluster": cls(
-                4, KvLayout(1, 1, 300, 128, "f16"), token=whole, cluster=8, least=16, ring=80 << 10
+                4, KvLayout(1, 1, 300, 128, "f16"), 1, token=whole, ctas=1, cluster=8, ring=80 << 10
             ),
             "rope cluster pages q8_0": cls(
-                8, KvLayout(2, 1, 96, 128, "q8_0", 16, 14), 2, token=whole, cluster=8, least=16
+                8, KvLayout(2, 1, 96, 128, "q8_0", 16, 14), 2, token=whole, cluster=4, least=16
             ),
             "rope f32 rows": cls(
                 12, KvLayout(2, 1, 60, 96, "f32"), rows=3, token=half, ctas=4, least=16, most=16
