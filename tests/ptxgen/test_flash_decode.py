@@ -127,8 +127,8 @@ def test_chunks(
 ) -> None:
     layout = KvLayout(rows, 8, 1 << 15, 128, "f16")
     spec = FlashDecode(32, layout, rows, ctas=ctas, least=least, most=most)
-    assert (spec.chunk_of(keys), spec.chunks_of(keys)) == (chunk, chunks)
-    assert max(map(spec.chunks_of, range(1, (1 << 15) + 1))) <= spec.chunks
+    assert (spec.cut.size(keys), spec.cut.count(keys)) == (chunk, chunks)
+    assert max(map(spec.cut.count, range(1, (1 << 15) + 1))) <= spec.chunks
     assert spec.takers == min(ctas, rows * spec.chunks)
 
 
@@ -136,10 +136,10 @@ def test_chunks_of_clusters() -> None:
     """They have as many times the keys as there are CTAs."""
     spec = FlashDecode(4, LAYOUT, cluster=4, ctas=2, least=16, most=16)
     chunks = {1: 64, 64: 64, 65: 64, 128: 64, 129: 80, 199: 112}
-    assert {keys: spec.chunk_of(keys) for keys in chunks} == chunks
+    assert {keys: spec.cut.size(keys) for keys in chunks} == chunks
     assert spec.launch_shape.grid == (2, 8, 1)
     whole = dataclasses.replace(spec, ctas=1, most=0)
-    assert whole.chunk_of(200) == 208
+    assert whole.cut.size(200) == 208
     assert not {"partial", "softmax", "arrived"} & {p.name for p in whole.params}
 
 
@@ -150,7 +150,7 @@ def test_chunks_are_all_of_a_rows_keys() -> None:
             for position in range(200):
                 keys = [key for chunk in spec.split(position) for key in chunk]
                 seen = list(range(scores.first_key(position), position + 1))
-                assert keys == seen or (not keys and len(seen) <= spec.chunk_of(len(seen)))
+                assert keys == seen or (not keys and len(seen) <= spec.cut.size(len(seen)))
 
 
 @pytest.mark.parametrize("capacity", [8, 16])
@@ -275,15 +275,22 @@ def test_nothing_that_was_never_written_is_read(target: str, dtype: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "value_dim"),
-    [("f16", 128, 128), ("f16", 64, 64), ("bf16", 192, 128), ("f16", 80, 80), ("q8_0", 128, 128)],
+    ("dtype", "head_dim", "value_dim", "ring"),
+    [
+        ("f16", 128, 128, 0),
+        ("f16", 64, 64, 0),
+        ("bf16", 192, 128, 0),
+        ("f16", 80, 80, 0),
+        ("q8_0", 128, 128, 0),
+        ("q8_0", 128, 128, 68 << 10),
+    ],
 )
 def test_whole_rows_are_copied_and_no_bank_is_met_twice(
-    dtype: Any, head_dim: int, value_dim: int
+    dtype: Any, head_dim: int, value_dim: int, ring: int
 ) -> None:
     """Copies of 64 bytes of each row took a third more time at 4,096 keys on an H200."""
     layout = KvLayout(1, 1, 64, head_dim, dtype, value_dim=value_dim)
-    seen = explain(FlashDecode(4, layout), "sm_90")
+    seen = explain(FlashDecode(4, layout, ring=ring), "sm_90")
     copies = [row for row in seen.global_memory if "cp.async.cg" in row.text]
     loads = [row for row in seen.shared_memory if re.search(r"cp\.async|%raw|%fragment", row.text)]
     assert copies
