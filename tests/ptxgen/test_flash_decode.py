@@ -174,6 +174,15 @@ def test_huge_and_tiny_chunks_merge(device: Device) -> None:
         np.testing.assert_allclose(out[0], inputs["v_cache"][0, 0, 16 * chunk + 5], rtol=1e-6)
 
 
+@pytest.mark.parametrize("factor", [0.0, 1e-30, 1e30])
+def test_quants_meet_queries_of_any_size(device: Device, factor: float) -> None:
+    """They are integers times scales there: none is too large or too small."""
+    spec = FlashDecode(4, KvLayout(1, 1, 100, 128, "q8_0"), ctas=2, least=16)
+    inputs = spec.inputs_at(np.random.default_rng(8), [90], [0])
+    inputs["q"] *= np.float32(factor)
+    assert_close(spec, flash_decode(device, spec, inputs), spec.attend(inputs))
+
+
 def test_a_launch_leaves_room_for_the_next(device: Device) -> None:
     """The same buffers again and again, with a row of another length each time."""
     layout = dataclasses.replace(LAYOUT, sequences=2)

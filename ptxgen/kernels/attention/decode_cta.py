@@ -158,6 +158,8 @@ class DecodeCta:
         self.step = TILE_KEYS * self.warps
         self.strip_count = ceil_div(self.head_dim, 32)
         self.block_count = ceil_div(self.value_dim, 64)
+        # integers of queries stay in registers, where these are few
+        self.holds_queries = self.quantised and self.strip_count <= 4
         self.slabs = {"k": ceil_div(self.head_dim, 128), "v": ceil_div(self.value_dim, 128)}
         # quants are few bytes: whole slabs, where there is memory for enough of them
         whole = self.quantised and self.spec.ring_nbytes > 0
