@@ -14,8 +14,8 @@ from urdir.ptxgen.spec import Access, KernelSpec, Param, ceil_div
 
 #: Segments begin at multiples of so many rows.
 SEGMENT_ROWS = 8
-#: Most bytes of states that are read while the launch before still works: 40 KB for each SM of a
-#: big GPU, as products have of weights (`PACE_NBYTES`); its own loads queue after these. On an H200
+#: Most bytes of states read while the launch before still works: 40 KB for each SM of a big
+#: GPU, as products have of weights (`PACE_NBYTES`); its own loads queue after these. On an H200
 #: steps of 8 sequences of Falcon-H1-7B, whose states of a layer have 25 MB, took 3.16 ms in place
 #: of 2.97 when all were read early.
 EARLY_NBYTES = 132 * 40 * 1024
