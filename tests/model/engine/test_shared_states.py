@@ -20,6 +20,7 @@ from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.weights import Split
 from urdir.model.verify.conformance import relative_rms
 
 #: A state beside attention, in one layer, and in all of a model without attention.
@@ -150,6 +151,32 @@ def test_any_requests_are_answered_as_alone(engine: Engine, states: int) -> None
     assert metrics.states_kept <= states
     for request, collected in asked:
         check_greedy(engine.session, request, collected, ENDS)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "split"), [(SAMPLE, "tensors"), ("mamba-dense", "layers")])
+def test_states_of_several_devices_are_kept_together(
+    name: str,
+    split: Split,
+    device_name: str,
+    needs_gpus: Callable[[int], None],
+    family_file: Callable[[str], Path],
+) -> None:
+    needs_gpus(2)
+    common: Any = {"device": device_name, "context": 64, "kv_dtype": "f32", "exact": True}
+    many: Any = {"sequences": 2, "page_len": PAGE, "memory_share": 0.1}
+    file = family_file(name)
+    with (
+        Engine.open(file, **common) as alone,
+        Engine.open(file, **common, **many, gpus=2, split=split) as engine,
+        Service(engine, None) as service,
+    ):
+        for prompt, known in ((TOKENS[:18], 0), ([*TOKENS[:16], 7, 9], 16)):
+            found, top = first_logprobs(service, prompt)
+            assert found == known
+            whole = logprobs_of(alone, prompt)[list(top)]
+            assert relative_rms(np.array([*top.values()]), whole) < CLOSE
 
 
 @pytest.mark.full
