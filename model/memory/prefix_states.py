@@ -20,7 +20,8 @@ LEAST_PAGES = 8
 
 
 class PrefixStates:
-    """``places`` for states after whole pages of ``page_len`` tokens, numbered from 0.
+    """``places`` for states after whole pages of ``page_len`` tokens, numbered from 0; none where
+    there are no pages.
 
     A place is *taken* for a state that is being computed, and *known* by the tokens before it from
     then on that it is. Of the known ones the least recently used makes room.
@@ -46,7 +47,7 @@ class PrefixStates:
         states are forgotten.
         """
         found, place = 0, -1
-        for length, node in self._path(tokens):
+        for length, node in self._path(tokens) if self._known else ():
             if length > held:
                 self._forget(node)
                 break

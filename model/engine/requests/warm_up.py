@@ -112,7 +112,7 @@ def _asking(
         if rows <= length:
             yield shapes.of_batch(Batch((), (Segment(0, 0, rows, chooses=True),)), length, output)
     for rows in shapes.chunks if divided else shapes.chunks[-1:]:
-        if rows < length:
+        if rows <= length:
             yield shapes.of_batch(Batch((), (Segment(0, 0, rows),)), length, Output.NONE)
 
 

@@ -224,3 +224,20 @@ def test_pages_are_no_beginning_where_each_sequence_keeps_its_state(
     storage.release(0, range(20), 20)
     assert storage.match(1, range(20), 21) == 0
     assert storage.shared_states is None
+
+
+@pytest.mark.parametrize("page_len", [0, PAGE])
+def test_beside_a_ring_no_state_is_shared(
+    stream: Stream, owners: ExitStack, page_len: int
+) -> None:
+    """Nor where there are no pages."""
+    states = RecurrentShape(ONE.layers, 2, shared=2)
+    storage = Opened(owners, stream, config_of(), states, page_len=page_len).storage
+    for sequence in range(2):
+        assert storage.match(sequence, range(90), 91) == 0
+        assert (storage.cut(sequence, 0, 91), storage.next_shared(sequence, 0)) == (91, 0)
+        storage.keep_prefix(sequence, 91)
+        storage.publish(sequence, range(90))
+        storage.release(sequence, range(90), 92)
+    assert storage.shared_states is not None
+    assert storage.shared_states.places == 0
