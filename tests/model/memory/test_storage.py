@@ -227,9 +227,7 @@ def test_pages_are_no_beginning_where_each_sequence_keeps_its_state(
 
 
 @pytest.mark.parametrize("page_len", [0, PAGE])
-def test_beside_a_ring_no_state_is_shared(
-    stream: Stream, owners: ExitStack, page_len: int
-) -> None:
+def test_beside_a_ring_no_state_is_shared(stream: Stream, owners: ExitStack, page_len: int) -> None:
     """Nor where there are no pages."""
     states = RecurrentShape(ONE.layers, 2, shared=2)
     storage = Opened(owners, stream, config_of(), states, page_len=page_len).storage
