@@ -113,8 +113,9 @@ def test_logits_after_a_state_of_another_are_those_of_the_whole(
         for prompt, found in zip(prompts, known, strict=True):
             cached_tokens, top = first_logprobs(service, prompt)
             assert cached_tokens == found
-            whole = logprobs_of(engine, prompt)[list(top)]
-            assert relative_rms(np.array([*top.values()]), whole) < CLOSE
+            if found:
+                whole = logprobs_of(engine, prompt)[list(top)]
+                assert relative_rms(np.array([*top.values()]), whole) < CLOSE
         metrics = service.metrics()
     kept = len(prompts) // 2
     assert (metrics.prefix_hits, metrics.states_kept, metrics.states_total) == (sum(known), kept, 4)

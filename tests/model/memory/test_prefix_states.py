@@ -106,7 +106,7 @@ class Books(RuleBasedStateMachine):
         assert list(self.states._known) == [place for _, place in self.known]
 
 
-Books.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Books.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 test_any_use = Books.TestCase
 
 
