@@ -278,7 +278,7 @@ def test_default_prompts_divided_anywhere_are_as_near_as_llama_cpp_s(
 def test_many_users_of_a_model_without_attention(
     device_name: str, family_file: Callable[[str], Path]
 ) -> None:
-    """There are no pages, no copies of states, and the answers of one user."""
+    """There are no pages, copies of states are shared, and the answers are those of one user."""
     request = Request(prompt=tuple(TOKENS[:5]), settings=GREEDY, limit=3)
     file = family_file("mamba-dense")
     with Engine.open(
@@ -286,7 +286,7 @@ def test_many_users_of_a_model_without_attention(
     ) as engine:
         session, recurrent = engine.session, engine.session.parts.recurrent
         assert recurrent is not None
-        assert (len(session.sequences) > 1, recurrent.shape.shared) == (True, 0)
+        assert (len(session.sequences) > 1, recurrent.shape.shared) == (True, 256)
         with Service(engine, None) as service:
             asked = [ask(service, request), ask(service, request)]
             assert [isinstance(collected.ended(), Ending) for collected in asked] == [True] * 2
