@@ -15,19 +15,12 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.choice import recurrence
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
-from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
+from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
-    from urdir.model.families.description import Config
 
 SILU = Activation("silu")
-
-
-def state_alignment(config: Config) -> int:
-    """The rows at multiples of which segments of prompts begin, so that layers with a state take
-    them."""
-    return SEGMENT_ROWS if config.recurrents else 1
 
 
 def append_short_conv(

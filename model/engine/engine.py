@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from urdir.driver.ptx_files import PtxFiles
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.reply import Messages, Reply, ToolDescriptions
+    from urdir.model.engine.requests.async_service import AnswersOnDemand
     from urdir.model.engine.requests.continuations import Continuation
-    from urdir.model.engine.requests.request import Request
+    from urdir.model.engine.requests.request import Ending, Piece, Request
     from urdir.model.engine.runner import Observer
     from urdir.model.engine.sampling import SamplingSettings
     from urdir.model.engine.session import Session
@@ -137,11 +138,11 @@ class Engine(Owner):
         it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
         ``context`` defaults to the smaller of the model's and 4096 tokens, 0 is the model's. The
         cache stores ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a
-        prompt (2048) are processed at once, fewer where memory is short. A ``memory_share`` of what
-        is free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`)
-        as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer where recurrent layers have
-        large states, some of which are kept for requests that begin alike; the context is up to
-        `LONG_CONTEXT`.
+        prompt (2048, split by layers 512) are processed at once, fewer where memory is short. A
+        ``memory_share`` of what is free is for many users: the cache has as many pages of
+        ``page_len`` tokens (`PAGE_LEN`) as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer
+        where recurrent layers have large states, some of which are kept for requests that begin
+        alike; the context is up to `LONG_CONTEXT`.
         With ``text`` the file must have a vocabulary, which a thread of its own reads, with
         ``chat`` a chat template as well (None: one that it has must compile); ``chat_template``
         (Jinja, or a name such as "chatml") replaces the file's. ``meanwhile`` is
@@ -174,8 +175,7 @@ class Engine(Owner):
                         process.check(chat_template)
             opening.open_devices(partial(_open_group, device, gpus, cache_folder, ptx_files))
             # imported while the device is opened
-            from urdir.model.engine.session import Session
-            from urdir.model.memory.buckets import MOST_CHUNK
+            from urdir.model.memory.buckets import MOST_CHUNK, MOST_PASSED_CHUNK
             from urdir.model.memory.fitting import fitting_settings
             from urdir.model.memory.session_settings import SessionSettings
             from urdir.model.memory.weights import Weights, shares_of
@@ -188,6 +188,7 @@ class Engine(Owner):
             shares = shares_of(config, gguf, len(group), split)
             _announce(opened, gguf)
             most = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
+            most_chunk = MOST_CHUNK if shares[0].stage is None else MOST_PASSED_CHUNK
             wanted = SessionSettings(
                 context,
                 kv_dtype,
@@ -195,7 +196,7 @@ class Engine(Owner):
                 sequences=most if sequences is None else sequences,
                 page_len=page_len or (PAGE_LEN if memory_share else 0),
                 pages=pages,
-                chunk=chunk or MOST_CHUNK,
+                chunk=chunk or most_chunk,
             )
             ranks = [*zip(shares, group, strict=True)]
             settings = fitting_settings(
@@ -207,6 +208,9 @@ class Engine(Owner):
             )
             weights = [opening.own(Weights(gguf, share, of)) for share, of in ranks]
             opening.upload(weights, gguf)
+            # imported while the weights are loaded
+            from urdir.model.engine.session import Session
+
             session = opening.own(
                 Session(opened, weights[0], settings, observer=observer, peers=weights[1:])
             )
@@ -316,6 +320,35 @@ class Engine(Owner):
                 for number, tokens in enumerate(encoded)
             ],
         )
+
+    def generate_async(
+        self,
+        prompt: str,
+        *,
+        settings: SamplingSettings | None = None,
+        limit: int | None = None,
+        stops: Sequence[str] = (),
+    ) -> AsyncGenerator[Piece | Ending, None]:
+        """`generate` for asyncio: the text in pieces; see `generation_async`."""
+        tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
+        return self.generation_async(self._request(tokens, settings, limit, stops))
+
+    def generation_async(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
+        """One answer for asyncio: pieces as they become known, and an ending last.
+
+        Any number may be open in one event loop, of which as many are answered at once as there are
+        ``sequences``; nothing else may use the engine meanwhile. Who closes the iterator
+        (``contextlib.aclosing``), or cancels the task that iterates, cancels the request. Raises,
+        when iterated, ContextFullError, SettingsError, BusyError where too many wait, ModelError,
+        DriverError.
+        """
+        return self._on_demand.generate(request)
+
+    @cached_property
+    def _on_demand(self) -> AnswersOnDemand:
+        from urdir.model.engine.requests.async_service import AnswersOnDemand
+
+        return AnswersOnDemand(self)
 
     def _request(
         self,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.model.blocks.attention import segment_alignment
-from urdir.model.blocks.recurrent import state_alignment
+from urdir.model.blocks.rows import state_alignment
 from urdir.model.engine.batch import Output, ShapeBuckets
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import budget_of, open_ranks
@@ -71,7 +71,11 @@ class Session(Owner):
             of_attention = segment_alignment(config, budget.cache, device.native_target)
             alignment = math.lcm(alignment, of_attention)
         self.shapes = ShapeBuckets.of(
-            budget.chunks, budget.cache.max_len, budget.state.rows, alignment
+            budget.chunks,
+            budget.cache.max_len,
+            budget.state.rows,
+            alignment,
+            begin_apart=not settings.exact and any(m.written_out for m in config.attentions),
         )
         with ExitStack() as owners:
             lead, self.exchange = open_ranks(owners, (weights, *peers), settings, observer)

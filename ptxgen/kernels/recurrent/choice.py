@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.prefill_scan import MAX_WARPS, PrefillScan
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+from urdir.ptxgen.spec import ceil_div
 
 #: Rows of prompts from which on chunks pay. Token by token and by chunks, on an H200, the delta
 #: rule of Qwen3-Next takes 20 and 11 us at 32 rows, 161 and 54 at 512, 686 and 190 at 2,048;
@@ -27,3 +31,16 @@ def recurrence(target: str, *, exact: bool, **fields: Any) -> GatedRecurrence:
         return whole
     chunked = ChunkedRecurrence(**fields)
     return chunked if chunked.target_on(target) else whole
+
+
+def selective_scan(sms: int, **fields: Any) -> SelectiveScan:
+    """The kernel of Mamba's scan on a device with so many SMs; ``fields`` are `SelectiveScan`'s.
+
+    Over prompts each SM has a CTA, where these are large enough for all channels. Raises
+    PtxgenError for shapes that no kernel handles.
+    """
+    if not fields["segments"]:
+        return SelectiveScan(**fields)
+    scan = PrefillScan(**fields)
+    warps = ceil_div(scan.channels * scan.lanes, 32 * sms)
+    return replace(scan, warps=min(MAX_WARPS, warps))
