@@ -10,7 +10,6 @@ from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.states import convolution, launch_recurrent, recurrent_state
 from urdir.model.families.recurrent import Recurrence, ShortConv
 from urdir.model.memory.norms import NormLayer
-from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.recurrent.choice import recurrence
@@ -61,7 +60,6 @@ def append_recurrence(
 
 
 def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
-    gated = mixer.norm is None and gates_results(at)
     kernel = partial(
         recurrence,
         at.parts.device.native_target,
@@ -74,11 +72,9 @@ def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
         eps=mixer.eps,
         order=mixer.order,
         tiled=mixer.tiled,
-        gated=gated,
     )
     given = {"beta": at.work["beta"]} if mixer.beta is not None else {}
     given |= {"skip": at.vector(mixer.skip)} if mixer.skip is not None else {}
-    given |= {"gate": at.work["recurrent gate"]} if gated else {}
     launch_recurrent(
         at,
         "ssm_scan",
@@ -96,9 +92,7 @@ def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
 def _gated(at: LayerStep, mixer: Recurrence, y: Slice) -> Activations:
     """norm(y) * silu(gate), or norm(y * silu(gate)), in place."""
     if mixer.norm is None:
-        if not gates_results(at):
-            append_silu(at, mixer.width, y)
-        return Activations(y)
+        return gated_by_silu(at, y, mixer.width)
     weight, eps = mixer.norm.weight, mixer.norm.norm.eps
     assert weight is not None
     cols = weight.shape[-1]
@@ -124,13 +118,7 @@ def gated_heads(
     return Activations(y)
 
 
-def gates_results(at: LayerStep) -> bool:
-    """Whether the recurrence multiplies its results with silu(gate): `GatedRecurrence` does, where
-    no rows are a prompt's."""
-    return not at.rows.prompt
-
-
-def append_silu(at: LayerStep, width: int, y: Slice) -> None:
-    """y * silu(gate) in place."""
-    kernel = Activate(at.rows.count * width, SILU, gated=True)
-    at.plan.launch(kernel, at.name("ssm_gate"), gate=at.work["recurrent gate"], up=y, y=y)
+def gated_by_silu(at: LayerStep, y: Slice, width: int) -> Activations:
+    """y * silu(gate), in place: for the next product to do."""
+    gate = at.work["recurrent gate"]
+    return Activations(y, gate=DueGate(at.name("ssm_gate"), width, Gate(SILU), gate))

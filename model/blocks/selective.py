@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.blocks.recurrent import SILU, append_silu, gates_results
+from urdir.model.blocks.recurrent import SILU, gated_by_silu
 from urdir.model.blocks.states import (
     StateStep,
     convolution,
@@ -51,11 +51,10 @@ def append_selective(
             part = Activations(work[name])
             linear.append_norm(at.name(f"ssm_{name}_norm"), of.rows, part, layer, work[name])
     append_scan = _append_scan_by_head if mixer.heads else _append_scan_by_channel
-    append_scan(at, mixer, y)
-    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+    return at.finish("ssm_out", at.matrix(mixer.o), append_scan(at, mixer, y), to)
 
 
-def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
+def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> Activations:
     work, sms = at.work, at.parts.device.properties.sm_count
     arguments = {
         "x": work["convolved"],
@@ -72,12 +71,12 @@ def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
     low = Activations(work["low"])
     if not at.linear.append(at.name("ssm_dt"), step, low, then=scan.following(at)):
         scan.append(at, work["alpha"])
+    return Activations(y)
 
 
-def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
+def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> Activations:
     work, bias = at.work, mixer.step.bias
     assert bias is not None  # which the kernel adds
-    gate = {"gate": work["recurrent gate"]} if gates_results(at) else {}
     step = [(at.matrix(Linear(mixer.step.matrix)), work["alpha"])]
     at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
     kernel = partial(
@@ -90,7 +89,6 @@ def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
         value_dim=mixer.conv.channels // mixer.heads,
         delta=False,
         order="apart",
-        gated=bool(gate),
     )
     launch_recurrent(
         at,
@@ -105,7 +103,5 @@ def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
         skip=at.vector(mixer.skip),
         state=recurrent_state(at)["state"],
         y=y,
-        **gate,
     )
-    if not gate:
-        append_silu(at, mixer.conv.channels, y)
+    return gated_by_silu(at, y, mixer.conv.channels)

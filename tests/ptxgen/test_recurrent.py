@@ -175,7 +175,7 @@ class Late(GatedRecurrence):
 
 def test_states_of_many_rows_are_read_after_the_wait(device: Device) -> None:
     """Where they fit beside the launch before, they are read while it still works."""
-    late = Late(4, 3, 64, 0, 4, 2, 36, 20, delta=False, gated=True)
+    late = Late(4, 3, 64, 0, 4, 2, 36, 20, delta=False)
     few, many = (GatedRecurrence(n, 8, 64, 0, 24, 1, 256, 128, delta=False) for n in (1, 2))
     assert few.reads_early
     assert not many.reads_early
