@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations
@@ -10,13 +9,12 @@ from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.recurrent import (
     SILU,
     append_convolution,
-    launch_recurrent,
+    launch_heads,
     recurrent_state,
 )
 from urdir.model.families.recurrent import KimiDelta
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.recurrent.choice import recurrence
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ def append_kimi_delta(
         mixed, convolved = at.work[f"mixed {name}"], at.work[f"convolved {name}"]
         label, tail = f"ssm_conv1d_{name}", state[f"tail {name}"]
         append_convolution(at, label, part.conv, SILU, mixed, tail, convolved)
-    _append_rule(at, mixer, state["state"], y)
+    _append_rule(at, mixer, y)
     weight = mixer.norm.weight
     assert weight is not None
     rows, f = at.rows.count * mixer.heads, Activation("sigmoid")
@@ -66,31 +64,15 @@ def _append_products(
         at.linear.append(at.name(label), [(at.matrix(of), result)], Activations(source))
 
 
-def _append_rule(at: LayerStep, mixer: KimiDelta, state: Slice, y: Slice) -> None:
-    kernel = partial(
-        recurrence,
-        at.parts.device.native_target,
-        exact=at.parts.exact,
-        heads=mixer.heads,
-        key_heads=mixer.heads,
-        key_dim=mixer.dim,
-        value_dim=mixer.dim,
-        delta=True,
-        eps=mixer.eps,
-        order="apart",
-        channels=True,
-        floor=mixer.floor,
-        negated=mixer.negated,
-    )
-    launch_recurrent(
+def _append_rule(at: LayerStep, mixer: KimiDelta, y: Slice) -> None:
+    launch_heads(
         at,
         "ssm_scan",
-        kernel,
+        mixer,
         alpha=at.work["alpha"],
         beta=at.work["beta"],
         a=at.vector(mixer.a),
         dt_bias=at.vector(mixer.dt_bias),
-        state=state,
         y=y,
         **{f"{name}_heads": at.work[f"convolved {name}"] for name in mixer.parts},
     )

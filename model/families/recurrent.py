@@ -9,7 +9,7 @@ from urdir.model.errors import UnsupportedError
 from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.stored import Linear, Normalization, Slopes, StoredVector
 from urdir.ptxgen.kernels.recurrent.causal_conv import MAX_TAPS
-from urdir.ptxgen.kernels.recurrent.gated_recurrence import Order
+from urdir.ptxgen.kernels.recurrent.heads import Order
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
+from urdir.model.families.rules import rule_of
 from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
@@ -23,6 +24,8 @@ from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.summary import SUMMARY
+from urdir.ptxgen.kernels.recurrent.choice import prepared_nbytes
+from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.packed import packed_nbytes
 
@@ -81,7 +84,21 @@ def workspace_sizes(
         sizes["own logits"] = 4 * config.output.rows * rows
     sizes["ranks"] = 8 * Argmax(n=config.vocab_size).slices * rows
     sizes |= _mixture_sizes(config, most, exact)
+    sizes |= _chunk_sizes(config, cache, rows, chunk, exact)
     return sizes | _partial_sizes(config, cache, max(rows, chunk) if exact else rows, sm_count)
+
+
+def _chunk_sizes(
+    config: Config, cache: CacheShape, rows: int, chunk: int, exact: bool
+) -> dict[str, int]:
+    """Bytes of what recurrences prepare of a prompt's chunks: the most of any."""
+    sizes: dict[str, int] = {}
+    segments = min(rows, ceil_div(chunk, SEGMENT_ROWS))
+    shape = {"rows": chunk, "sequences": rows, "max_len": cache.max_len, "segments": segments}
+    for rule in filter(None, map(rule_of, config.recurrents if chunk else ())):
+        for name, nbytes in prepared_nbytes(exact=exact, **shape, **rule).items():
+            sizes[f"chunk {name}"] = max(sizes.get(f"chunk {name}", 0), nbytes)
+    return sizes
 
 
 def _mixture_sizes(config: Config, rows: int, exact: bool) -> dict[str, int]:
