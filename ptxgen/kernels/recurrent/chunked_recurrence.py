@@ -60,6 +60,16 @@ class ChunkedRecurrence(RecurrentChunks):
         return STAGES
 
     @property
+    def places(self) -> Mapping[str, int]:
+        """Where the parts of a prepared chunk begin in shared memory, one array behind the other,
+        and their "end", in bytes."""
+        sizes = self.nbytes_of
+        squares, numbers = sizes["tiles"], sizes["tiles"] + sizes["squares"]
+        begins = dict.fromkeys(self.squares, squares) | dict.fromkeys(self.numbers, numbers)
+        places = {name: begins.get(name, 0) + at for name, at in self.part_places.items()}
+        return {**places, "end": numbers + sizes["numbers"]}
+
+    @property
     def stage_nbytes(self) -> int:
         """Of a prepared chunk, and the barrier that counts what has come of it."""
         return self.places["end"] + 16

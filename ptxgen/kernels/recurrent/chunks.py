@@ -141,26 +141,29 @@ class RecurrentChunks(RecurrentHeads):
         shapes = self.prepared_shapes.items()
         return {name: each[dtype] * math.prod(shape) for name, (dtype, shape) in shapes}
 
-    # ---- the same in shared memory, in bytes ----
+    @property
+    def part_places(self) -> Mapping[str, int]:
+        """Where each part of an array begins, in bytes, of a chunk and head."""
+        sizes = (
+            dict.fromkeys(self.tiles, CHUNK * self.stride),
+            dict.fromkeys(self.squares, CHUNK * self.square_stride),
+            {name: 4 * count for name, count in self.numbers.items()},
+        )
+        return {
+            name: place
+            for parts in sizes
+            for name, place in zip(parts, accumulate(parts.values(), initial=0), strict=False)
+        }
 
     @property
     def stride(self) -> int:
-        """Of a row of a tile."""
+        """Bytes of a row of a tile."""
         return 2 * (self.key_dim + PADDING)
 
     @property
     def square_stride(self) -> int:
-        """Of a row of a square."""
+        """Bytes of a row of a square."""
         return 2 * (CHUNK + PADDING)
-
-    @property
-    def places(self) -> Mapping[str, int]:
-        """Where the parts of a chunk begin, one array behind the other, and their "end"."""
-        sizes = dict.fromkeys(self.tiles, CHUNK * self.stride)
-        sizes |= dict.fromkeys(self.squares, CHUNK * self.square_stride)
-        sizes |= {name: 4 * count for name, count in self.numbers.items()}
-        ends = accumulate(sizes.values(), initial=0)
-        return dict(zip((*sizes, "end"), ends, strict=True))
 
     # ---- for tests ----
 

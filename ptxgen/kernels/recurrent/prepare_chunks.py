@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.kernels.recurrent.chunks import BLOCK, CHUNK, PADDING, RecurrentChunks
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
-#: Warps that prepare a chunk, and with keys of multiples of 32.
+#: Warps that prepare a chunk, and of the delta rule, which has more products.
 FEW_WARPS, WARPS = 4, 8
+#: CTAs that a GPU has room for at once, and most heads of a CTA beyond these.
+MANY_CTAS, MOST_HEADS = 512, 16
 #: A logarithm whose power of 2 is 0 in f32.
 LOWEST = -160.0
 
@@ -31,7 +33,8 @@ class PrepareChunks(RecurrentChunks):
     @property
     def preparing(self) -> int:
         """Warps of a CTA, which prepares a chunk for a head."""
-        return FEW_WARPS if self.channels or self.key_dim % 32 else WARPS
+        wide = self.delta and not self.channels and self.key_dim % 32 == 0
+        return WARPS if wide else FEW_WARPS
 
     @property
     def products(self) -> tuple[tuple[bool, int, int], ...]:
@@ -42,15 +45,32 @@ class PrepareChunks(RecurrentChunks):
         return (*((True, i, j) for i, j in of_keys), *((False, i, j) for i, j in pairs))
 
     @property
+    def lanes(self) -> int:
+        """Threads that have a token, each a part of its keys."""
+        return 32 * self.preparing // CHUNK
+
+    @property
+    def sharing(self) -> int:
+        """Heads of values that share tiles."""
+        return self.heads // self.tile_heads
+
+    @property
+    def heads_each(self) -> int:
+        """How many of these a CTA prepares, one after the other: few, where there are few CTAs."""
+        each = self.slots * self.heads // MANY_CTAS
+        return max(1, min(self.sharing, MOST_HEADS, each))
+
+    # ---- shared memory, in bytes: keys and queries, as they are in tiles ----
+
+    @property
     def log_place(self) -> int:
-        """In shared memory, behind what is prepared: logarithms of decays, or of channels tokens'
-        own scores."""
-        return self.places["end"]
+        """Behind these: what two numbers of each token are."""
+        return 2 * CHUNK * self.stride
 
     @property
     def scratch_place(self) -> int:
         """Behind these: blocks that are inverted."""
-        return self.log_place + 4 * CHUNK
+        return self.log_place + 8 * CHUNK
 
     @property
     def totals_place(self) -> int:
@@ -69,7 +89,7 @@ class PrepareChunks(RecurrentChunks):
     def launch_shape(self) -> LaunchShape:
         totals = CHUNK * (4 * self.key_dim + 16) if self.channels else 0
         return LaunchShape(
-            grid=(self.slots, self.heads, 1),
+            grid=(self.slots, self.tile_heads, ceil_div(self.sharing, self.heads_each)),
             block=(32 * self.preparing, 1, 1),
             shared_bytes=self.totals_place + totals,
         )
