@@ -94,6 +94,17 @@ class ChunkedRecurrence(RecurrentChunks):
             shared_bytes=self.parts_place + parts,
         )
 
+    def flops(self) -> int:
+        of_state = 2 * (2 + self.delta) * self.key_dim
+        of_tokens = 2 * len(self.squares) * CHUNK
+        return self.rows * self.heads * self.value_dim * (of_state + of_tokens)
+
+    def bytes_moved(self) -> int:
+        """States, values, results, and what is prepared."""
+        states = 8 * self.segments * self.heads * self.value_dim * self.key_dim
+        values = 8 * self.rows * self.heads * self.value_dim
+        return states + values + self.prepared_nbytes
+
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """With what `PrepareChunks` makes of random keys and queries."""
         prepare = PrepareChunks(**self.fields())

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
-from urdir.ptxgen.spec import Access, Param, Tolerance
+from urdir.ptxgen.spec import Access, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import since
 
 #: Tokens of a chunk, and of a block of it: the height of an mma.
@@ -164,6 +164,13 @@ class RecurrentChunks(RecurrentHeads):
     def square_stride(self) -> int:
         """Bytes of a row of a square."""
         return 2 * (CHUNK + PADDING)
+
+    @property
+    def prepared_nbytes(self) -> int:
+        """Bytes of what is prepared of all rows, as one segment."""
+        sizes, chunks = self.nbytes_of, ceil_div(self.rows, CHUNK)
+        own = sizes["squares"] + sizes["numbers"]
+        return chunks * (self.tile_heads * sizes["tiles"] + self.heads * own)
 
     # ---- for tests ----
 

@@ -193,4 +193,5 @@ class RecurrentHeads(RecurrentRows):
         if "a" in inputs:
             rates = np.exp(inputs["a"] - 1.0)
             inputs["a"] = rates if self.floor and not self.negated else -rates
-        return inputs
+        declared = {p.name for p in self.params}
+        return {name: x for name, x in inputs.items() if name in declared}

@@ -94,6 +94,14 @@ class PrepareChunks(RecurrentChunks):
             shared_bytes=self.totals_place + totals,
         )
 
+    def flops(self) -> int:
+        return 2 * self.rows * CHUNK * self.key_dim * self.tile_heads * len(self.squares)
+
+    def bytes_moved(self) -> int:
+        """Keys, queries and gates, and what is prepared of them."""
+        row = 2 * self.key_heads * self.key_dim + self.gates + self.heads * self.delta
+        return 4 * self.rows * row + self.prepared_nbytes
+
     def reference(self, **inputs: Any) -> dict[str, Array]:
         params = self.prepared_params(Access.INOUT)
         made = {p.name: inputs[p.name].astype(np.float64) for p in params}
