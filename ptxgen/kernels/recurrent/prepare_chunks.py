@@ -12,6 +12,8 @@ from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 #: Warps that prepare a chunk, and of the delta rule, which has more products.
 FEW_WARPS, WARPS = 4, 8
+#: CTAs of an SM with gates of channels, which else have registers for one.
+RESIDENT = 2
 #: CTAs that a GPU has room for at once, and most heads of a CTA beyond these.
 MANY_CTAS, MOST_HEADS = 512, 16
 #: A logarithm whose power of 2 is 0 in f32.
@@ -33,7 +35,7 @@ class PrepareChunks(RecurrentChunks):
     @property
     def preparing(self) -> int:
         """Warps of a CTA, which prepares a chunk for a head."""
-        wide = self.delta and not self.channels and self.key_dim % 32 == 0
+        wide = self.delta and self.key_dim % 32 == 0
         return WARPS if wide else FEW_WARPS
 
     @property
@@ -92,6 +94,7 @@ class PrepareChunks(RecurrentChunks):
             grid=(self.slots, self.tile_heads, ceil_div(self.sharing, self.heads_each)),
             block=(32 * self.preparing, 1, 1),
             shared_bytes=self.totals_place + totals,
+            resident=RESIDENT if self.channels else 0,
         )
 
     def flops(self) -> int:
