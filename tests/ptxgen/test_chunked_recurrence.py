@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver import Device, run_kernel
+from urdir.driver import Device, check_kernel, run_kernel
 from urdir.driver.compare import compare
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.recurrent.choice import CHUNKED_ROWS, recurrences
@@ -154,7 +154,19 @@ def test_keys_that_are_all_alike(kind: str, device: Device) -> None:
     check(device, spec, inputs)
 
 
-@pytest.mark.parametrize("fields", [{"key_dim": 24}, {"key_dim": 144}, {"segments": 0, "rows": 1}])
+@pytest.mark.parametrize("delta", [False, True])
+def test_heads_that_a_cta_prepares(delta: bool, device: Device) -> None:
+    """Of more than a GPU has room for: 129 share keys, two a CTA and one for the last."""
+    order = "qkv" if delta else "vkq"
+    spec = PrepareChunks(8, 1, 64, 1, 516, 4, 16, 4, delta=delta, order=order, tiled=delta)
+    assert spec.heads_each == 2
+    check_kernel(device, spec)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"key_dim": 24}, {"key_dim": 144}, {"value_dim": 18}, {"segments": 0, "rows": 1}],
+)
 def test_what_has_no_chunked_form(fields: dict[str, int]) -> None:
     with pytest.raises(PtxgenError, match="segments"):
         ChunkedRecurrence(**(DELTA.fields() | fields))
@@ -175,6 +187,7 @@ def kinds_of(**changed: Any) -> list[type[RecurrentHeads]]:
         {"exact": True},
         {"key_dim": 20},
         {"key_dim": 256},
+        {"value_dim": 18},
         {"target": "sm_80"},
     ],
 )

@@ -39,4 +39,4 @@ def prepared_nbytes(*, exact: bool, **fields: Any) -> dict[str, int]:
 def _pays(exact: bool, fields: dict[str, Any]) -> bool:
     if exact or not fields["segments"] or fields["rows"] < CHUNKED_ROWS:
         return False
-    return ChunkedRecurrence.serves(fields["key_dim"], fields["delta"])
+    return ChunkedRecurrence.serves(fields["key_dim"], fields["value_dim"], fields["delta"])

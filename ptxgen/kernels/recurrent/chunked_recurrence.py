@@ -70,9 +70,20 @@ class ChunkedRecurrence(RecurrentChunks):
         return {**places, "end": numbers + sizes["numbers"]}
 
     @property
+    def value_stride(self) -> int:
+        """Bytes of a token's values behind these: four more, so that neighbouring lanes' tokens lie
+        in different banks."""
+        return 4 * (self.columns + 4)
+
+    @property
+    def barrier_place(self) -> int:
+        """Behind the values: the barrier that counts what has come."""
+        return self.places["end"] + CHUNK * self.value_stride
+
+    @property
     def stage_nbytes(self) -> int:
-        """Of a prepared chunk, and the barrier that counts what has come of it."""
-        return self.places["end"] + 16
+        """Of all that is brought of a chunk."""
+        return self.barrier_place + 16
 
     @property
     def parts_place(self) -> int:
@@ -150,5 +161,5 @@ class ChunkedRecurrence(RecurrentChunks):
         for i in range(0, CHUNK, BLOCK) if self.delta else ():
             own = slice(i, i + BLOCK)
             w[own] += squares[1, own, :i] @ w[:i]
-            w[own] += squares[1, own, own] @ w[own]
+            w[own] = squares[1, own, own] @ w[own]
         return numbers["of_y"][:, None] * (read + squares[0] @ w), decay * state + w.T @ left

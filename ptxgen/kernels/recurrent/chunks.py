@@ -45,10 +45,10 @@ class RecurrentChunks(RecurrentHeads):
       ``channels``, of each head of values, decayed from the chunk's beginning on, and keys decayed
       until its end;
     - ``squares`` (f16): scores, exp(G_i - G_j) (k_j . q_i) for j <= i; of the delta rule the
-      inverse of each block's triangular system, less I, and beneath the diagonal what earlier
-      blocks take away;
+      inverse of each block's triangular system, and beneath the diagonal what earlier blocks take
+      away;
     - ``numbers`` (f32): exp(G_i), exp(G_end - G_i), and factors of each token's addition and
-      result; with ``channels``, the factors, and exp(G_end) of each key.
+      result; with ``channels``, the factors, exp(G_end) of each key, and the largest four times.
 
     The chunk that begins ``CHUNK`` i rows behind the first row r of segment s has the place
     r // CHUNK + s + i in them.
@@ -56,16 +56,19 @@ class RecurrentChunks(RecurrentHeads):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.segments or not self.serves(self.key_dim, self.delta):
+        if not self.segments or not self.serves(self.key_dim, self.value_dim, self.delta):
             raise PtxgenError(
-                f"{self.name}: {self.segments} segments, keys of {self.key_dim}: it is for "
-                f"segments, and keys of multiples of {BLOCK} up to {MAX_KEYS}, or of {2 * BLOCK} "
-                f"up to {2 * MAX_KEYS} without the delta rule"
+                f"{self.name}: {self.segments} segments, keys of {self.key_dim}, {self.value_dim} "
+                f"values: it is for segments, multiples of 4 values, and keys of multiples of "
+                f"{BLOCK} up to {MAX_KEYS}, or of {2 * BLOCK} up to {2 * MAX_KEYS} without the "
+                "delta rule"
             )
 
     @classmethod
-    def serves(cls, key_dim: int, delta: bool) -> bool:
+    def serves(cls, key_dim: int, value_dim: int, delta: bool) -> bool:
         """Whether there is a chunked form for such heads."""
+        if value_dim % 4:  # bulk copies are of 16 bytes
+            return False
         if key_dim <= MAX_KEYS:
             return key_dim % BLOCK == 0
         return key_dim % (2 * BLOCK) == 0 and key_dim <= 2 * MAX_KEYS and not delta
@@ -115,7 +118,8 @@ class RecurrentChunks(RecurrentHeads):
     def numbers(self) -> Mapping[str, int]:
         """How many there are of each kind."""
         kinds = ("of_w", "of_y") if self.channels else ("before", "after", "of_w", "of_y")
-        return dict.fromkeys(kinds, CHUNK) | ({"decay": self.key_dim} if self.channels else {})
+        of_keys = {"decay": self.key_dim, "most": 4} if self.channels else {}
+        return dict.fromkeys(kinds, CHUNK) | of_keys
 
     @property
     def prepared_shapes(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:

@@ -15,7 +15,7 @@ FEW_WARPS, WARPS = 4, 8
 #: CTAs of an SM with gates of channels, which else have registers for one.
 RESIDENT = 2
 #: CTAs that a GPU has room for at once, and most heads of a CTA beyond these.
-MANY_CTAS, MOST_HEADS = 512, 16
+MANY_CTAS, MOST_HEADS = 256, 16
 #: A logarithm whose power of 2 is 0 in f32.
 LOWEST = -160.0
 
@@ -140,7 +140,11 @@ class PrepareChunks(RecurrentChunks):
         of_y = np.full_like(qq, self.scale) if self.delta else qq
         if self.channels:
             tiles = [k * before, q * before, k * after]
-            return tiles, squares, [of_w[:, 0], of_y[:, 0], before[-1]]
+            return (
+                tiles,
+                squares,
+                [of_w[:, 0], of_y[:, 0], before[-1], np.full(4, before[-1].max())],
+            )
         return tiles, squares, [x[:, 0] for x in (before, after, of_w, of_y)]
 
 
@@ -154,9 +158,9 @@ def _padded(matrices: list[Array]) -> Array:
 
 
 def _solution(system: Array) -> Array:
-    """(I - A)^-1 - I of blocks on the diagonal, and A beneath these."""
+    """(I - A)^-1 of blocks on the diagonal, and A beneath these."""
     solution = np.tril(system, -1)
     for i in range(0, CHUNK, BLOCK):
         own = np.s_[i : i + BLOCK, i : i + BLOCK]
-        solution[own] = np.linalg.inv(np.eye(BLOCK) - solution[own]) - np.eye(BLOCK)
+        solution[own] = np.linalg.inv(np.eye(BLOCK) - solution[own])
     return solution
