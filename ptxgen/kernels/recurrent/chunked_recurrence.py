@@ -15,8 +15,9 @@ from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 #: Most warps of a CTA, of 16 values each, and CTAs from which on they have so many.
 MOST_WARPS, MANY_CTAS = 4, 96
-#: Prepared chunks in shared memory: one that is used, others on the way.
-STAGES = 3
+#: Chunks in shared memory: one that is used, others on the way; and bytes, which a CTA may have on
+#: every target.
+STAGES, SHARED_NBYTES = 3, 99 * 1024
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class ChunkedRecurrence(RecurrentChunks):
 
     @property
     def stages(self) -> int:
-        """See `STAGES`."""
-        return STAGES
+        """Up to `STAGES`, two at least."""
+        return max(2, min(STAGES, (SHARED_NBYTES - self.parts_nbytes) // self.stage_nbytes))
 
     @property
     def places(self) -> Mapping[str, int]:
@@ -97,12 +98,16 @@ class ChunkedRecurrence(RecurrentChunks):
         return (*values, *prepared, *self.skip_params, *self.row_params, *self.state_params)
 
     @property
+    def parts_nbytes(self) -> int:
+        """Of parts of results that warps hand each other."""
+        return 4 * BLOCK * CHUNK * self.groups * (self.splits - 1)
+
+    @property
     def launch_shape(self) -> LaunchShape:
-        parts = 4 * BLOCK * CHUNK * self.groups * (self.splits - 1)
         return LaunchShape(
             grid=(ceil_div(self.value_dim, self.columns), self.heads, self.segments),
             block=(32 * self.groups * self.splits, 1, 1),
-            shared_bytes=self.parts_place + parts,
+            shared_bytes=self.parts_place + self.parts_nbytes,
         )
 
     def flops(self) -> int:
@@ -146,7 +151,7 @@ class ChunkedRecurrence(RecurrentChunks):
     ) -> tuple[Array, Array]:
         """Results of a chunk's tokens, and the state after them, f64."""
         tiles = inputs["tiles"][slot, self.tile_head(head)].astype(np.float64)
-        squares = inputs["squares"][slot, head].astype(np.float64)[:, :, :CHUNK]
+        squares = [self.of_blocks(square) for square in inputs["squares"][slot, head]]
         ends = list(accumulate(self.numbers.values()))[:-1]
         parts = np.split(inputs["numbers"][slot, head].astype(np.float64), ends)
         numbers = dict(zip(self.numbers, parts, strict=True))
@@ -160,6 +165,6 @@ class ChunkedRecurrence(RecurrentChunks):
         w = numbers["of_w"][:, None] * (v - owed if self.delta else v)
         for i in range(0, CHUNK, BLOCK) if self.delta else ():
             own = slice(i, i + BLOCK)
-            w[own] += squares[1, own, :i] @ w[:i]
-            w[own] = squares[1, own, own] @ w[own]
+            w[own] += squares[1][own, :i] @ w[:i]
+            w[own] = squares[1][own, own] @ w[own]
         return numbers["of_y"][:, None] * (read + squares[0] @ w), decay * state + w.T @ left

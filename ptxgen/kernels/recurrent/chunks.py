@@ -9,16 +9,20 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Self
 
+import numpy as np
+
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
-from urdir.ptxgen.spec import Access, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import since
 
 #: Tokens of a chunk, and of a block of it: the height of an mma.
 CHUNK, BLOCK = 32, 16
 #: Most keys whose state the registers of a warp hold.
 MAX_KEYS = 128
-#: Halves behind each row of a matrix, so that eight rows' 16 bytes at the same place lie in
+#: Bytes of a block of tokens by tokens, f16.
+BLOCK_NBYTES = 2 * BLOCK * BLOCK
+#: Halves behind each row of a tile, so that eight rows' 16 bytes at the same place lie in
 #: different banks.
 PADDING = 8
 
@@ -44,9 +48,9 @@ class RecurrentChunks(RecurrentHeads):
     - ``tiles``: keys and queries divided by their lengths (f16; of a head of keys); with
       ``channels``, of each head of values, decayed from the chunk's beginning on, and keys decayed
       until its end;
-    - ``squares`` (f16): scores, exp(G_i - G_j) (k_j . q_i) for j <= i; of the delta rule the
-      inverse of each block's triangular system, and beneath the diagonal what earlier blocks take
-      away;
+    - ``squares`` (f16), block by block: scores, exp(G_i - G_j) (k_j . q_i) for j <= i; of the
+      delta rule the inverse of each block's triangular system, and beneath the diagonal what
+      earlier blocks take away;
     - ``numbers`` (f32): exp(G_i), exp(G_end - G_i), and factors of each token's addition and
       result; with ``channels``, the factors, exp(G_end) of each key, and the largest four times.
 
@@ -110,8 +114,15 @@ class RecurrentChunks(RecurrentHeads):
         return ("keys", "queries", *(("left",) if self.channels else ()))
 
     @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Blocks of tokens, each with itself and those before it."""
+        return tuple((i, j) for i in range(self.blocks) for j in range(i + 1))
+
+    @property
     def squares(self) -> tuple[str, ...]:
-        """Matrices of a token by a token."""
+        """Matrices of a token by a token: of each of the pairs a block, as lanes have it that
+        multiply by it: lane 4 r + c has rows r and r + 8, of each columns 2 c, 2 c + 1, 2 c + 8 and
+        2 c + 9."""
         return ("scores", *(("solution",) if self.delta else ()))
 
     @property
@@ -126,7 +137,7 @@ class RecurrentChunks(RecurrentHeads):
         """Element type and shape of each array, of a chunk and head."""
         return {
             "tiles": ("f16", (len(self.tiles), CHUNK, self.key_dim + PADDING)),
-            "squares": ("f16", (len(self.squares), CHUNK, CHUNK + PADDING)),
+            "squares": ("f16", (len(self.squares), len(self.pairs), 32, 8)),
             "numbers": ("f32", (sum(self.numbers.values()),)),
         }
 
@@ -150,7 +161,7 @@ class RecurrentChunks(RecurrentHeads):
         """Where each part of an array begins, in bytes, of a chunk and head."""
         sizes = (
             dict.fromkeys(self.tiles, CHUNK * self.stride),
-            dict.fromkeys(self.squares, CHUNK * self.square_stride),
+            dict.fromkeys(self.squares, len(self.pairs) * BLOCK_NBYTES),
             {name: 4 * count for name, count in self.numbers.items()},
         )
         return {
@@ -165,18 +176,28 @@ class RecurrentChunks(RecurrentHeads):
         return 2 * (self.key_dim + PADDING)
 
     @property
-    def square_stride(self) -> int:
-        """Bytes of a row of a square."""
-        return 2 * (CHUNK + PADDING)
-
-    @property
     def prepared_nbytes(self) -> int:
         """Bytes of what is prepared of all rows, as one segment."""
         sizes, chunks = self.nbytes_of, ceil_div(self.rows, CHUNK)
         own = sizes["squares"] + sizes["numbers"]
         return chunks * (self.tile_heads * sizes["tiles"] + self.heads * own)
 
-    # ---- for tests ----
+    # ---- in numpy ----
+
+    def to_blocks(self, square: Array) -> Array:
+        """A square (tokens, tokens) as it lies: (pairs, 32, 8)."""
+        blocks = square.reshape(self.blocks, BLOCK, self.blocks, BLOCK)
+        rows, columns = np.transpose(self.pairs)
+        parts: Array = blocks[rows, :, columns].reshape(-1, 2, 8, 2, 4, 2)
+        return parts.transpose(0, 2, 4, 1, 3, 5).reshape(-1, 32, 8)
+
+    def of_blocks(self, parts: Array) -> Array:
+        """The square that lies so."""
+        square = np.zeros((self.blocks, BLOCK, self.blocks, BLOCK))
+        rows, columns = np.transpose(self.pairs)
+        blocks = parts.reshape(-1, 8, 4, 2, 2, 2).transpose(0, 3, 1, 4, 2, 5)
+        square[rows, :, columns] = blocks.reshape(-1, BLOCK, BLOCK)
+        return square.reshape(CHUNK, CHUNK)
 
     def chunks_of(self, inputs: Mapping[str, Any]) -> Iterator[tuple[int, range, int]]:
         """The place of each chunk, its rows and the segment."""

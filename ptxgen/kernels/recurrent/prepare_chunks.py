@@ -12,8 +12,8 @@ from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 #: Warps that prepare a chunk, and of the delta rule, which has more products.
 FEW_WARPS, WARPS = 4, 8
-#: CTAs of an SM with gates of channels, which else have registers for one.
-RESIDENT = 2
+#: CTAs of so many warps for which an SM has registers, and with gates of channels.
+RESIDENT, RESIDENT_OF_CHANNELS = 3, 2
 #: CTAs that a GPU has room for at once, and most heads of a CTA beyond these.
 MANY_CTAS, MOST_HEADS = 256, 16
 #: A logarithm whose power of 2 is 0 in f32.
@@ -42,9 +42,8 @@ class PrepareChunks(RecurrentChunks):
     def products(self) -> tuple[tuple[bool, int, int], ...]:
         """Products of blocks of tokens with those that they look back on, of keys or of queries:
         first of keys with themselves, after which there is most to do."""
-        pairs = [(i, j) for i in range(self.blocks) for j in range(i + 1)]
-        of_keys = sorted(pairs, key=lambda pair: pair[0] - pair[1]) if self.delta else []
-        return (*((True, i, j) for i, j in of_keys), *((False, i, j) for i, j in pairs))
+        of_keys = sorted(self.pairs, key=lambda pair: pair[0] - pair[1]) if self.delta else []
+        return (*((True, i, j) for i, j in of_keys), *((False, i, j) for i, j in self.pairs))
 
     @property
     def lanes(self) -> int:
@@ -94,8 +93,14 @@ class PrepareChunks(RecurrentChunks):
             grid=(self.slots, self.tile_heads, ceil_div(self.sharing, self.heads_each)),
             block=(32 * self.preparing, 1, 1),
             shared_bytes=self.totals_place + totals,
-            resident=RESIDENT if self.channels else 0,
+            resident=self._resident,
         )
+
+    @property
+    def _resident(self) -> int:
+        if self.channels:
+            return RESIDENT_OF_CHANNELS
+        return RESIDENT if self.preparing == WARPS else 0
 
     def flops(self) -> int:
         return 2 * self.rows * CHUNK * self.key_dim * self.tile_heads * len(self.squares)
@@ -117,8 +122,9 @@ class PrepareChunks(RecurrentChunks):
             for head in range(self.heads):
                 tokens = (_whole(x[rows.start : rows.stop, head]) for x in (q, k, log, mix))
                 tiles, squares, numbers = self._chunk(*tokens)
-                made["tiles"][slot, self.tile_head(head)] = _padded(tiles)
-                made["squares"][slot, head] = _padded(squares)
+                padding = ((0, 0), (0, 0), (0, PADDING))
+                made["tiles"][slot, self.tile_head(head)] = np.pad(tiles, padding)
+                made["squares"][slot, head] = [self.to_blocks(square) for square in squares]
                 made["numbers"][slot, head] = np.concatenate(numbers)
         return {p.name: made[p.name].astype(p.numpy_dtype) for p in params}
 
@@ -151,10 +157,6 @@ class PrepareChunks(RecurrentChunks):
 def _whole(tokens: Array) -> Array:
     """With zeros in the place of tokens that a chunk lacks."""
     return np.pad(tokens, ((0, CHUNK - len(tokens)), (0, 0)))
-
-
-def _padded(matrices: list[Array]) -> Array:
-    return np.pad(matrices, ((0, 0), (0, 0), (0, PADDING)))
 
 
 def _solution(system: Array) -> Array:
