@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from urdir.driver.errors import CudaError, PtxLoadError, check, error_of
+from urdir.driver.errors import CudaError, OutOfMemoryError, PtxLoadError, check, error_of
 from urdir.driver.private_folder import PrivateFolder
 from urdir.ptxgen.ptx.excerpt import excerpt
 
@@ -29,8 +29,8 @@ _DRIVER_FOR_PTX: Mapping[str, int] = {"9.1": 590, "9.2": 595}
 def compile_ptx(api: Any, ptx: str, name: str) -> bytes:
     """PTX text to a cubin for the current context's GPU, by the driver's linker.
 
-    Raises PtxLoadError with the compiler's log and the PTX lines that it names; ``name`` (the
-    kernel's) is for the message.
+    Raises PtxLoadError with the compiler's log and the PTX lines that it names, and
+    OutOfMemoryError; ``name`` (the kernel's) is for the message.
     """
     option = api.CUjit_option
     info, errors = bytearray(_LOG_BYTES), bytearray(_LOG_BYTES)
@@ -51,7 +51,10 @@ def compile_ptx(api: Any, ptx: str, name: str) -> bytes:
         if not int(status):
             status, address, size = api.cuLinkComplete(state)
         if int(status):
-            raise _load_error(error_of(api, status, f"compiling kernel {name}"), ptx, name, errors)
+            error = error_of(api, status, f"compiling kernel {name}")
+            if isinstance(error, OutOfMemoryError):
+                raise error
+            raise _load_error(error, ptx, name, errors)
         cubin = ctypes.string_at(int(address), int(size))
     finally:
         ended = api.cuLinkDestroy(state)

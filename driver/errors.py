@@ -142,15 +142,23 @@ class CudaError(DriverError):
 
 
 class OutOfMemoryError(CudaError):
-    """Device memory ran out: ``needed``, ``free`` and ``total`` bytes."""
+    """Memory ran out: of a buffer that was refused, ``needed``, ``free`` and ``total`` bytes.
 
-    def __init__(self, error: CudaError, buffer: str, needed: int, free: int, total: int) -> None:
-        super().__init__(
-            error.name,
-            error.code,
-            error.call,
-            f" (buffer {buffer!r} needs {needed:,} bytes, {free:,} of {total:,} are free)",
-        )
+    They are 0 where it is not a buffer that the driver had no room for: a module, a graph.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        code: int,
+        call: str,
+        detail: str = "",
+        *,
+        needed: int = 0,
+        free: int = 0,
+        total: int = 0,
+    ) -> None:
+        super().__init__(name, code, call, detail)
         self.needed = needed
         self.free = free
         self.total = total
@@ -190,7 +198,8 @@ def error_of(api: Any, status: Any, what: str) -> CudaError:
         detail += f"\n{fault}"
     if name in STICKY and earlier is None and (explain := getattr(api, "explain_fault", None)):
         detail += explain()
-    error = CudaError(name, code, what, detail)
+    kind = OutOfMemoryError if name == "CUDA_ERROR_OUT_OF_MEMORY" else CudaError
+    error = kind(name, code, what, detail)
     if error.sticky and earlier is None:
         api.poisoned_by = error
     return error

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from urdir.ptxgen.ptx import TYPE_BYTES
+from urdir.ptxgen.ptx.types import TYPE_BYTES
 
 Dim3 = tuple[int, int, int]
 

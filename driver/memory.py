@@ -326,10 +326,13 @@ def _allocate(device: OpenDevice, nbytes: int, name: str) -> int:
     if not int(status):
         return int(address)
     error = error_of(api, status, f"cuMemAlloc {nbytes} bytes for {name!r}")
-    if error.name != "CUDA_ERROR_OUT_OF_MEMORY":
+    if not isinstance(error, OutOfMemoryError):
         raise error
     free, total = device.memory_info()
-    raise OutOfMemoryError(error, name, nbytes, free, total)
+    detail = f" (buffer {name!r} needs {nbytes:,} bytes, {free:,} of {total:,} are free)"
+    raise OutOfMemoryError(
+        error.name, error.code, error.call, detail, needed=nbytes, free=free, total=total
+    )
 
 
 def _contiguous(array: Array, what: str) -> int:

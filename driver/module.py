@@ -13,7 +13,14 @@ from typing import Any
 from urdir.driver.cache import CubinCache
 from urdir.driver.compile import compile_ptx
 from urdir.driver.context import OpenDevice, Owned
-from urdir.driver.errors import CudaError, LaunchError, PtxLoadError, check, error_of
+from urdir.driver.errors import (
+    CudaError,
+    LaunchError,
+    OutOfMemoryError,
+    PtxLoadError,
+    check,
+    error_of,
+)
 from urdir.driver.kernel import Kernel, signature
 from urdir.driver.limits import check_limits
 from urdir.driver.parallel import in_threads
@@ -144,8 +151,8 @@ class ModuleCache:
         try:
             return LoadedKernel(device, kernel, _load_image(device.api, cubin, kernel))
         except (CudaError, PtxLoadError) as exc:
-            if isinstance(exc, CudaError) and exc.sticky:
-                raise
+            if isinstance(exc, OutOfMemoryError) or (isinstance(exc, CudaError) and exc.sticky):
+                raise  # which says nothing about the entry
             self._disk.discard(cubin_key, f"it does not load ({exc})")
             return None
 

@@ -4,6 +4,8 @@ from .engine.engine import Engine as Engine
 from .engine.generate import Generation as Generation
 from .engine.generate import Statistics as Statistics
 from .engine.reply import Reply as Reply
+from .engine.requests.request import Ending as Ending
+from .engine.requests.request import Piece as Piece
 from .engine.requests.request import Request as Request
 from .engine.sampling import SamplingSettings as SamplingSettings
 from .engine.sequence import Finish as Finish

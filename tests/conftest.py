@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import tempfile
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
@@ -38,23 +40,43 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # thousands of tests, which every collection would look through
+    gc.set_threshold(*gc.get_threshold()[:2], 1 << 30)  # old objects: see `pytest_runtest_teardown`
+
+
+#: How many tests have ended in this process.
+_ended = itertools.count(1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """What stays, compiled kernels above all, is looked through once, not by every collection:
+    those took a fifteenth of the time."""
+    if next(_ended) % 50 == 0:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    quick = set()
+    quick, turns = set(), defaultdict[tuple[str, type], "itertools.count[int]"](itertools.count)
     for item in items:
-        if _is_full(item) and not config.getoption("--full"):
+        case = _kind_of_case(item)
+        if _is_full(item, turns[case]) and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="part of --full"))
-        elif (case := _kind_of_case(item)) not in quick and not item.get_closest_marker("slow"):
+        elif case not in quick and not item.get_closest_marker("slow"):
             quick.add(case)
             item.add_marker(pytest.mark.quick)
 
 
-def _is_full(item: pytest.Item) -> bool:
-    """Whether the default run leaves a test out: on the emulator. A GPU takes no time for it."""
+def _is_full(item: pytest.Item, turn: Iterator[int]) -> bool:
+    """Whether the default run leaves a test out: on the emulator. A GPU takes no time for it.
+    ``turn`` counts the cases that come by turns."""
     callspec = getattr(item, "callspec", None)
-    is_on_gpu = callspec is not None and callspec.params.get("urdir_device_name") == "cuda"
-    return item.get_closest_marker("full") is not None and not is_on_gpu
+    if callspec is not None and callspec.params.get("urdir_device_name") == "cuda":
+        return False
+    if item.get_closest_marker("full") is not None:
+        return True
+    turns = item.get_closest_marker("turns")
+    return turns is not None and next(turn) % turns.args[0] > 0
 
 
 def _kind_of_case(item: pytest.Item) -> tuple[str, type]:

@@ -10,7 +10,6 @@ from urdir.model.blocks.attention import (
     append_tokens,
     incremental_attention_into,
 )
-from urdir.model.blocks.latent_heads import append_expanded, append_latent_heads
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.families.attention import Attention, Latent, OutputGate, QkNorm
@@ -55,6 +54,8 @@ def append_attention(
 def _append_own_values(at: LayerStep, mixer: Attention, latent: Latent, heads: Slice) -> Slice:
     """Each head's own values of its latent result, for the rows that go on; gated where there is a
     gate."""
+    from urdir.model.blocks.latent_heads import append_expanded
+
     after, gate, gates = at.after_attention, mixer.gate, "attention gate"
     if gate is not None and at.outputs is not None:
         label, all_gates, gates = "attn_gate.output_rows", at.work[gates], "output gate"
@@ -89,6 +90,8 @@ def _append_heads(
 ) -> LayerAttention:
     """The queries, keys and values of the norm of x; what attention does with them."""
     if mixer.latent is not None:
+        from urdir.model.blocks.latent_heads import append_latent_heads
+
         append_latent_heads(at, mixer, mixer.latent, x, norm)
     else:
         at.linear.append(at.name("attn_qkv"), _products(at, mixer), x, norm, clamp=mixer.clamp)

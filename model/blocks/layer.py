@@ -9,20 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.attention_network import append_attention, append_keys
-from urdir.model.blocks.feed_forward import (
-    append_activation,
-    append_dense,
-    append_linear,
-    append_mixture,
-)
-from urdir.model.blocks.kimi_delta import append_kimi_delta
+from urdir.model.blocks.feed_forward import append_activation, append_dense, append_linear
 from urdir.model.blocks.layer_end import append_end, has_end
-from urdir.model.blocks.lightning import append_lightning
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
 from urdir.model.blocks.recall import append_bank, append_recall
-from urdir.model.blocks.recurrent import append_recurrence, append_short_conv
-from urdir.model.blocks.selective import append_selective
 from urdir.model.families.attention import Attention
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig
@@ -237,21 +228,35 @@ def _append_network(
     match branch.network:
         case Attention():
             return append_attention(at, branch.network, x, norm, to)
-        case ShortConv():
-            return append_short_conv(at, branch.network, x, norm, to)
-        case Recurrence():
-            return append_recurrence(at, branch.network, x, norm, to)
-        case Selective():
-            return append_selective(at, branch.network, x, norm, to)
-        case KimiDelta():
-            return append_kimi_delta(at, branch.network, x, norm, to)
-        case Lightning():
-            return append_lightning(at, branch.network, x, norm, to)
         case Dense():
             return append_dense(at, branch.network, x, norm, to)
-        case Mixture():
-            return append_mixture(at, branch.network, x, norm, start, to)
         case Linear():
             return append_linear(at, branch.network, x, norm, to)
         case Activation():
             return append_activation(at, branch.network, x, norm, to)
+    # what fewer models have is imported for them alone
+    match branch.network:
+        case Mixture():
+            from urdir.model.blocks.mixture_network import append_mixture
+
+            return append_mixture(at, branch.network, x, norm, start, to)
+        case ShortConv():
+            from urdir.model.blocks.recurrent import append_short_conv
+
+            return append_short_conv(at, branch.network, x, norm, to)
+        case Recurrence():
+            from urdir.model.blocks.recurrent import append_recurrence
+
+            return append_recurrence(at, branch.network, x, norm, to)
+        case Selective():
+            from urdir.model.blocks.selective import append_selective
+
+            return append_selective(at, branch.network, x, norm, to)
+        case KimiDelta():
+            from urdir.model.blocks.kimi_delta import append_kimi_delta
+
+            return append_kimi_delta(at, branch.network, x, norm, to)
+        case Lightning():
+            from urdir.model.blocks.lightning import append_lightning
+
+            return append_lightning(at, branch.network, x, norm, to)

@@ -11,25 +11,19 @@ from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.rows import Rows
 from urdir.model.families.recurrent import Convolution, Recurrence, Recurrent, ShortConv
 from urdir.model.families.rules import rule_of
+from urdir.model.memory.chunk_workspace import chunk_buffer
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.choice import recurrences
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
-from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
+from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
-    from urdir.model.families.description import Config
 
 SILU = Activation("silu")
-
-
-def state_alignment(config: Config) -> int:
-    """The rows at multiples of which segments of prompts begin, so that layers with a state take
-    them."""
-    return SEGMENT_ROWS if config.recurrents else 1
 
 
 def append_short_conv(
@@ -198,7 +192,7 @@ def _launch_on(
             nbytes = kernel.nbytes(param)
             given[name] = arguments[name].slice(start * nbytes // rows.count, nbytes)
         elif param.shape[0] == "slots":
-            given[name] = at.work[f"chunk {name}"]
+            given[name] = at.work[chunk_buffer(name)]
     taken = {param.name: given[param.name] for param in kernel.params}
     at.plan.launch(kernel, at.name(label) + (".prompts" if start else ""), **taken)
 

@@ -6,9 +6,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.memory.device_state import DecodeState
+from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.families.description import Config
+
+
+def state_alignment(config: Config) -> int:
+    """The rows at multiples of which segments of prompts begin, so that layers with a state take
+    them."""
+    return SEGMENT_ROWS if config.recurrents else 1
 
 
 @dataclass(frozen=True, slots=True)

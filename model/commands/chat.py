@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, NoReturn
 
 from urdir.model.commands import options, prompts
-from urdir.model.commands.opening import open_engine
+from urdir.model.commands.opening import open_for_answers
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.parser import Parser
 from urdir.model.commands.report import print_engine, print_statistics
@@ -55,15 +55,7 @@ def run(args: argparse.Namespace) -> int:
     given = prompts.given_template(args)
     at_terminal = has_terminal()
     colours = args.color == "on" or (args.color == "auto" and at_terminal)
-    with open_engine(
-        args,
-        args.model,
-        args.ctx_size,
-        kv_dtype=options.kv_dtype(args),
-        chunk=options.chunk(args),
-        chat=True,
-        chat_template=given,
-    ) as engine:
+    with open_for_answers(args, chat=True, chat_template=given) as engine:
         if args.verbose:
             print_engine(engine)
         conversation = Conversation(engine, engine.template, args, system, colours)

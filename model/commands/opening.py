@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from urdir.model.commands import options
 from urdir.model.commands.options import UsageError
 from urdir.model.environment import Environment, read_environment
 
@@ -64,6 +65,27 @@ def open_engine(
         host_sampling=environment.correctness_mode,
         observer=observer(environment),
         meanwhile=check_then,
+    )
+
+
+def open_for_answers(
+    args: argparse.Namespace,
+    *,
+    chat: bool,
+    chat_template: str | None,
+    meanwhile: Callable[[Engine], None] | None = None,
+) -> Engine:
+    """The engine of one user, as the flags of ``run`` and ``chat`` say."""
+    return open_engine(
+        args,
+        args.model,
+        args.ctx_size,
+        kv_dtype=options.kv_dtype(args),
+        chunk=options.chunk(args),
+        text=True,
+        chat=chat,
+        chat_template=chat_template,
+        meanwhile=meanwhile,
     )
 
 

@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options, prompts
-from urdir.model.commands.opening import open_engine
+from urdir.model.commands.opening import open_for_answers
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.report import end_note, print_engine, print_statistics, statistics_dict
 from urdir.model.commands.terminal import shown
@@ -78,16 +78,8 @@ def run(args: argparse.Namespace) -> int:
         generation = _generation(engine, args, tokens)
         generation.prepare()
 
-    with open_engine(
-        args,
-        args.model,
-        args.ctx_size,
-        kv_dtype=options.kv_dtype(args),
-        chunk=options.chunk(args),
-        text=True,
-        chat=not args.raw,
-        chat_template=template,
-        meanwhile=begin,
+    with open_for_answers(
+        args, chat=not args.raw, chat_template=template, meanwhile=begin
     ) as engine:
         if args.verbose:
             print_engine(engine)

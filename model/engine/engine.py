@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from urdir.driver.ptx_files import PtxFiles
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.reply import Messages, Reply, ToolDescriptions
+    from urdir.model.engine.requests.async_service import AnswersOnDemand
     from urdir.model.engine.requests.continuations import Continuation
-    from urdir.model.engine.requests.request import Request
+    from urdir.model.engine.requests.request import Ending, Piece, Request
     from urdir.model.engine.runner import Observer
     from urdir.model.engine.sampling import SamplingSettings
     from urdir.model.engine.session import Session
@@ -173,7 +174,6 @@ class Engine(Owner):
                         process.check(chat_template)
             opening.open_devices(partial(_open_group, device, gpus, cache_folder, ptx_files))
             # imported while the device is opened
-            from urdir.model.engine.session import Session
             from urdir.model.memory.buckets import MOST_CHUNK
             from urdir.model.memory.fitting import fitting_settings
             from urdir.model.memory.session_settings import SessionSettings
@@ -207,6 +207,9 @@ class Engine(Owner):
             )
             weights = [opening.own(Weights(gguf, share, of)) for share, of in ranks]
             opening.upload(weights, gguf)
+            # imported while the weights are loaded
+            from urdir.model.engine.session import Session
+
             session = opening.own(
                 Session(opened, weights[0], settings, observer=observer, peers=weights[1:])
             )
@@ -316,6 +319,35 @@ class Engine(Owner):
                 for number, tokens in enumerate(encoded)
             ],
         )
+
+    def generate_async(
+        self,
+        prompt: str,
+        *,
+        settings: SamplingSettings | None = None,
+        limit: int | None = None,
+        stops: Sequence[str] = (),
+    ) -> AsyncGenerator[Piece | Ending, None]:
+        """`generate` for asyncio: the text in pieces; see `generation_async`."""
+        tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
+        return self.generation_async(self._request(tokens, settings, limit, stops))
+
+    def generation_async(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
+        """One answer for asyncio: pieces as they become known, and an ending last.
+
+        Any number may be open in one event loop, of which as many are answered at once as there are
+        ``sequences``; nothing else may use the engine meanwhile. Who closes the iterator
+        (``contextlib.aclosing``), or cancels the task that iterates, cancels the request. Raises,
+        when iterated, ContextFullError, SettingsError, BusyError where too many wait, ModelError,
+        DriverError.
+        """
+        return self._on_demand.generate(request)
+
+    @cached_property
+    def _on_demand(self) -> AnswersOnDemand:
+        from urdir.model.engine.requests.async_service import AnswersOnDemand
+
+        return AnswersOnDemand(self)
 
     def _request(
         self,

@@ -4,9 +4,10 @@
     ---------------------------------------  ------------------------------------------
     import what reads files                  driver: load it
     open the file, check all of it           template process: start, compile the template
-    import the engine                        device: make a context
+    import what knows sizes                  device: make a context
     check memory, allocate weights           tokeniser: vocabulary and merges
-    make a session, record first graphs      upload: weights, in threads of their own
+    import the engine                        upload: weights, in threads of their own
+    make a session, record first graphs
 
 A file that is refused is refused before a device is opened. Python runs one thread at a time,
 beside driver calls and large copies. So these begin as early as they can, and a thread that comes

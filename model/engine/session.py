@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.model.blocks.attention import segment_alignment
-from urdir.model.blocks.recurrent import state_alignment
+from urdir.model.blocks.rows import state_alignment
 from urdir.model.engine.batch import Output, ShapeBuckets
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import budget_of, open_ranks

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.stored import Linear, Normalization, Slopes, StoredVector
 from urdir.ptxgen.kernels.recurrent.causal_conv import MAX_TAPS
-from urdir.ptxgen.kernels.recurrent.heads import Order
+
+if TYPE_CHECKING:
+    from urdir.ptxgen.kernels.recurrent.heads import Order
 
 
 @dataclass(frozen=True, slots=True)

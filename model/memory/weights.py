@@ -12,8 +12,6 @@ import numpy as np
 from urdir.model.errors import SettingsError
 from urdir.model.families.description import Config
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.share import shared
-from urdir.model.families.stages import staged
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -197,6 +195,9 @@ def shares_of(
         raise SettingsError(f"split is {split!r}: expected {' or '.join(get_args(Split))}")
     if ranks == 1:
         return [config]
+    from urdir.model.families.share import shared
+    from urdir.model.families.stages import staged
+
     matrices = [of for of in stored_in(config) if isinstance(of, StoredMatrix)]
     if split == "layers":
         nbytes: dict[Stored, int] = {of: _layout(of, gguf).nbytes for of in matrices}

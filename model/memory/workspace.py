@@ -14,18 +14,14 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
-from urdir.model.families.rules import rule_of
 from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
-from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.summary import SUMMARY
-from urdir.ptxgen.kernels.recurrent.choice import prepared_nbytes
-from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.packed import packed_nbytes
 
@@ -92,18 +88,20 @@ def _chunk_sizes(
     config: Config, cache: CacheShape, rows: int, chunk: int, exact: bool
 ) -> dict[str, int]:
     """Bytes of what recurrences prepare of a prompt's chunks: the most of any."""
-    sizes: dict[str, int] = {}
-    segments = min(rows, ceil_div(chunk, SEGMENT_ROWS))
-    shape = {"rows": chunk, "sequences": rows, "max_len": cache.max_len, "segments": segments}
-    for rule in filter(None, map(rule_of, config.recurrents if chunk else ())):
-        for name, nbytes in prepared_nbytes(exact=exact, **shape, **rule).items():
-            sizes[f"chunk {name}"] = max(sizes.get(f"chunk {name}", 0), nbytes)
-    return sizes
+    if exact or not chunk or not config.recurrents:
+        return {}
+    from urdir.model.memory.chunk_workspace import chunk_workspace
+
+    return chunk_workspace(config.recurrents, rows, cache.max_len, chunk)
 
 
 def _mixture_sizes(config: Config, rows: int, exact: bool) -> dict[str, int]:
     """Bytes of what mixtures need: the most of any."""
     mixtures = [mixture for layer in config.layers for mixture in layer.mixtures]
+    if not mixtures:
+        return {}
+    from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
+
     shapes = {(m.router.selection, m.width, m.result_width) for m in mixtures}
     sizes = most_workspace(mixture_workspace(*shape, rows, exact) for shape in shapes)
     if any(mixture.shared_gate is not None for mixture in mixtures):

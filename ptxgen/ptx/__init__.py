@@ -1,45 +1,10 @@
 """PTX text to instructions (PTX ISA, chapters 4 and 5), their control flow, GPU architectures.
 
 Lint, statistics and the emulator use the same parser. This is the one part of ptxgen that the
-driver imports, so it imports nothing outside itself.
+driver imports, so it imports nothing outside itself. The names in the stub beside this file are
+imported when first used: a GPU whose kernels are cached needs no parser.
 """
 
-from urdir.ptxgen.ptx.parser import parse
-from urdir.ptxgen.ptx.syntax import (
-    TYPE_BYTES,
-    Address,
-    Discard,
-    Entry,
-    Immediate,
-    Instruction,
-    Label,
-    Module,
-    Operand,
-    Pair,
-    Parameter,
-    PtxSyntaxError,
-    Register,
-    Symbol,
-    Variable,
-    Vector,
-)
+import lazy_loader
 
-__all__ = [
-    "TYPE_BYTES",
-    "Address",
-    "Discard",
-    "Entry",
-    "Immediate",
-    "Instruction",
-    "Label",
-    "Module",
-    "Operand",
-    "Pair",
-    "Parameter",
-    "PtxSyntaxError",
-    "Register",
-    "Symbol",
-    "Variable",
-    "Vector",
-    "parse",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

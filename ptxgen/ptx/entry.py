@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from urdir.ptxgen.ptx.source import STATEMENT, Source
 from urdir.ptxgen.ptx.syntax import (
-    TYPE_BYTES,
     Address,
     Discard,
     Entry,
@@ -22,6 +21,7 @@ from urdir.ptxgen.ptx.syntax import (
     Vector,
     constant,
 )
+from urdir.ptxgen.ptx.types import TYPE_BYTES
 
 _DIRECTIVE = re.compile(r"\s*\.(\w+)(\s+[\d\s,]+)?")
 _INSTRUCTION = re.compile(r"(?:@\s*(!?)\s*([\w$%.]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import bisect
 import re
 
-from urdir.ptxgen.ptx.syntax import TYPE_BYTES, Immediate, PtxSyntaxError, Variable, constant
+from urdir.ptxgen.ptx.syntax import Immediate, PtxSyntaxError, Variable, constant
+from urdir.ptxgen.ptx.types import TYPE_BYTES
 
 # Comments, and what no consumer needs.
 _IGNORED = re.compile(

@@ -11,11 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-#: Bytes of a fundamental type (PTX ISA 5.2.1); predicates have no size in memory.
-TYPE_BYTES: Mapping[str, int] = {
-    **{f"{kind}{bits}": bits // 8 for kind in "bus" for bits in (8, 16, 32, 64)},
-    **{"b128": 16, "f16": 2, "f16x2": 4, "bf16": 2, "bf16x2": 4, "f32": 4, "f64": 8},
-}
+from urdir.ptxgen.ptx.types import TYPE_BYTES
 
 
 class PtxSyntaxError(Exception):

@@ -182,7 +182,7 @@ def test_only_a_text_that_does_not_compile_is_written_to_a_file(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Device.open("emulator", api=(api := emulated())) as device:
         for kind in ("link", "cuLinkAddData", "cuLinkComplete"):
-            api.inject(kind)
+            api.inject(kind, code="CUDA_ERROR_UNKNOWN")
             with pytest.raises(PtxLoadError) as caught:
                 device.load(make_kernel())
             assert caught.value.dump is None

@@ -12,7 +12,7 @@ import pytest
 
 from urdir.driver.cache import CacheWarning
 from urdir.driver.device import Device
-from urdir.driver.errors import CudaError, LifetimeError, PtxLoadError, check
+from urdir.driver.errors import CudaError, LifetimeError, OutOfMemoryError, PtxLoadError, check
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
@@ -279,6 +279,30 @@ def test_cubin_that_does_not_load_is_rebuilt_once(
         ):
             device.load(make_kernel())
         run_ramp(device, make_kernel())
+
+
+@pytest.mark.parametrize("call", ["cuModuleLoadData", "cuModuleGetFunction"])
+def test_without_memory_a_cached_cubin_stays(make_kernel: Make, tmp_path: Path, call: str) -> None:
+    """And the kernel loads when there is memory again, without being compiled."""
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        run_ramp(device, make_kernel())
+        (path,) = tmp_path.glob("*/cubins/*")
+        written = path.stat().st_ino
+    kernel = make_kernel()
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        device.api.inject(call, code="CUDA_ERROR_OUT_OF_MEMORY")
+        with pytest.raises(OutOfMemoryError, match=f"{call} .*ramp"):
+            device.load(kernel)
+        run_ramp(device, kernel)
+    assert path.stat().st_ino == written
+    assert kernel.rendered[0] == []
+
+
+def test_without_memory_nothing_is_said_of_a_text(emulator: Device, make_kernel: Make) -> None:
+    emulator.api.inject("link")
+    with pytest.raises(OutOfMemoryError, match="compiling kernel ramp"):
+        emulator.load(make_kernel())
+    run_ramp(emulator, make_kernel())
 
 
 def test_cubin_of_other_parameters_is_not_believed(

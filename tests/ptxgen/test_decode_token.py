@@ -81,12 +81,14 @@ def assert_same_bits(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
     return fused
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("spec", SPECS, ids=name_of)
 def test_it_equals_separate_kernels(device: Device, spec: Spec) -> None:
     assert_same_bits(device, spec, spec.make_inputs(np.random.default_rng(11)))
 
 
 # The warps of Normalise: 1, 2, 8, 12, 16, 32 and 32 with two passes; a last one with idle threads.
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("heads", [1, 7, 31, 47, 64, 130, 300])
 def test_rows_of_every_length_are_normed_as_by_normalise(device: Device, heads: int) -> None:
     """In one launch: many heads of q, a few of k; with an eps that matters."""

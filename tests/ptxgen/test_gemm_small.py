@@ -180,6 +180,7 @@ def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) 
         assert deviation.ok, deviation
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     "spec",
     [

@@ -81,6 +81,7 @@ def test_head_dims(device: Device, head_dim: int, dtype: Any) -> None:
     check(device, spec, inputs_at(spec, 37))
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     ("group", "head_dim"),
     [*((group, 64) for group in (1, 2, 3, 4, 5, 7, 8, 12, 71)), (3, 16), (3, 256), (12, 256)],
@@ -294,6 +295,7 @@ def test_paged_equals_contiguous_and_rows_equal_single_rows(
 # ---- cost ----
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("target", ["sm_75", "sm_89", "sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("head_dim", [96, 256])

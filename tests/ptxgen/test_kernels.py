@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.driver.launch import launch, pack
 from urdir.model.verify.kernel_suite import (
@@ -63,20 +64,20 @@ class TestCatalog(TextSuite):
 
     kernels = tuple(kernels().values())
 
+    @pytest.mark.turns(2)
+    def test_it_assembles_without_spills(self, spec: KernelSpec) -> None:
+        super().test_it_assembles_without_spills(spec)
+
 
 class TestOnTheEmulator(EmulatorSuite):
-    """Every third example, or all with ``--full``: the emulator's sanitizer, which compares with
-    the reference too, takes all of them (test_races.py)."""
+    """By turns: the emulator's sanitizer, which compares with the reference too, takes all examples
+    (test_races.py)."""
 
     kernels = tuple(kernels().values())
 
-    @classmethod
-    def examples(cls) -> list[Any]:
-        return [
-            pytest.param(spec, id=f"{kind.name}-{name}", marks=[pytest.mark.full] * (at % 3 > 0))
-            for kind in cls.kernels
-            for at, (name, spec) in enumerate(kind.examples().items())
-        ]
+    @pytest.mark.turns(3)
+    def test_it_agrees_with_its_reference(self, spec: KernelSpec, urdir_emulator: Device) -> None:
+        super().test_it_agrees_with_its_reference(spec, urdir_emulator)
 
 
 @pytest.mark.full
@@ -126,27 +127,36 @@ def test_an_older_target_is_refused(spec):
             spec.ptx(target)
 
 
+#: Every so many examples are rendered in another process, too, unless ``--full``.
+RENDERED_TWICE = 4
+
 DIGESTS = """
-import hashlib, json
+import hashlib, json, sys
 from urdir.ptxgen.catalog import kernels
 print(json.dumps([
     (spec.key("sm_90a"), hashlib.sha256(spec.ptx("sm_90a").encode()).hexdigest())
-    for kind in kernels().values() for spec in kind.examples().values()
+    for kind in kernels().values() for spec in [*kind.examples().values()][::int(sys.argv[1])]
 ]))
 """
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> dict[str, str]:
+def elsewhere(pytestconfig: pytest.Config) -> dict[str, str]:
     """Spec key -> digest of the PTX, from a process whose hashes are salted differently."""
     environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": os.pathsep.join(sys.path)}
+    step = 1 if pytestconfig.getoption("--full") else RENDERED_TWICE
     done = subprocess.run(
-        [sys.executable, "-c", DIGESTS], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", DIGESTS, str(step)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return dict(json.loads(done.stdout))
 
 
 @pytest.mark.slow
+@pytest.mark.turns(RENDERED_TWICE)
 @every_example
 def test_rendering_gives_the_same_bytes_in_every_process(spec, elsewhere):
     text = spec.ptx("sm_90a")

@@ -54,6 +54,7 @@ def test_references_of_chunks_make_the_packed_matrix(fmt: Format, max_nbytes: in
     np.testing.assert_array_equal(packed[:tiles], layout.pack(source)[:tiles])
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_the_kernel_makes_the_packed_matrix(device: Device, fmt: Format) -> None:
     """In two launches, for 32 rows and for the others."""

@@ -126,6 +126,7 @@ def test_an_even_distribution_shows_the_bits_of_the_draw(device):
 # ---- against numpy ----
 
 
+@pytest.mark.turns(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_vocab", "launches"), [(2048, 6), (509, 5), (40, 5)])
 @pytest.mark.parametrize("spread", [0.1, 3.0])
@@ -222,6 +223,7 @@ def test_likely_tokens_that_one_thread_would_hold(device):
 # ---- single rules ----
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("n_vocab", [10, 1024, 1500, 4100])
 def test_ties_go_to_the_lowest_index(n_vocab, device):
     spec = Sample(n_vocab=n_vocab, max_len=40, rows=40)

@@ -54,12 +54,14 @@ from urdir.model import (
     ChatTemplate,
     Config,
     ContextFullError,
+    Ending,
     Engine,
     Finish,
     Generation,
     Gguf,
     Message,
     ModelError,
+    Piece,
     Reply,
     Request,
     SamplingSettings,
@@ -105,6 +107,17 @@ def answers(engine: Engine) -> Reply:
     print(text, [found.text for found in engine.generate_all(["a", "b"])])
     more = [Message("user", "What is 2 plus 3?"), reply.message, Message("user", "And plus 1?")]
     return engine.chat(more, variables={"enable_thinking": False}, stops=["."])
+
+
+async def streamed(engine: Engine) -> Ending | None:
+    """The same for asyncio, in pieces."""
+    async for item in engine.generate_async("Once", limit=3):
+        match item:
+            case Piece():
+                print(item.text, [choice.token for choice in item.choices])
+            case Ending():
+                return item
+    return None
 
 
 def token_by_token(engine: Engine) -> Statistics:

@@ -2,9 +2,10 @@
 
 Each block of straight-line code becomes a function. A group that is a range of whole warps runs
 ``f<pc>()``, whose names are views of the register file itself. Any other group runs ``g<pc>(L)``,
-the same text over gathered copies of the registers that it reads, written back at its end; each of
-those is compiled when first needed, as few are. A function returns the next pc, ``~pc`` when the
-scheduler must look at the block's ``ending`` first, or the mask of the lanes that take a branch.
+the same text over gathered copies of the registers that it reads, written back at its end. Python
+compiles a function when it is first needed: many never are. A function returns the next pc, ``~pc``
+when the scheduler must look at the block's ``ending`` first, or the mask of the lanes that take a
+branch.
 """
 
 from __future__ import annotations
@@ -44,6 +45,28 @@ NEWEST_VERSION = (9, 0)
 
 
 @dataclass(slots=True, eq=False)
+class Function:
+    """A block as a function of Python: its text, and the PTX line of each of its lines."""
+
+    filename: str
+    parts: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=lambda: [0])
+    _code: CodeType | None = None
+
+    def add(self, line: str, source: int = 0) -> None:
+        """Another line, and the PTX line that it is of."""
+        self.parts.append(line)
+        self.lines.append(source)
+
+    @property
+    def code(self) -> CodeType:
+        """What defines the function; compiled when first asked for."""
+        if self._code is None:
+            self._code = compile("\n".join(self.parts), self.filename, "exec")
+        return self._code
+
+
+@dataclass(slots=True, eq=False)
 class Program:
     """One entry, ready to run on any number of lanes."""
 
@@ -61,21 +84,20 @@ class Program:
     instructions: Mapping[int, str]
     #: Instructions of each pc's whole function.
     costs: list[int]
-    whole: CodeType
-    #: Generated line -> PTX line, of ``whole``.
-    whole_lines: list[int]
+    #: The functions for whole warps by pc.
+    whole: Mapping[int, Function]
     views: Mapping[int, frozenset[str]]
     temps: frozenset[str]
     specials: frozenset[str]
-    #: The function of a pc for scattered groups, and its line table.
-    compile_scattered: Callable[[int], tuple[CodeType, list[int]]]
+    #: The function of a pc for scattered groups.
+    translate_scattered: Callable[[int], Function]
     compile_watched: Callable[[], Program]
     uses_dependencies: bool
     uses_asynchronous: bool
     uses_warpgroups: bool
     directives: Mapping[str, tuple[int, ...]]
     cluster: tuple[int, ...] | None
-    _scattered: dict[int, tuple[CodeType, list[int]]] = field(default_factory=dict)
+    _scattered: dict[int, Function] = field(default_factory=dict)
     _watched: Program | None = None
     #: Idle register files, see wave.py.
     idle: dict[object, list[Any]] = field(default_factory=dict)
@@ -83,8 +105,8 @@ class Program:
     def scattered(self, pc: int) -> CodeType:
         """The function of a block for scattered groups."""
         if pc not in self._scattered:
-            self._scattered[pc] = self.compile_scattered(pc)
-        return self._scattered[pc][0]
+            self._scattered[pc] = self.translate_scattered(pc)
+        return self._scattered[pc].code
 
     @property
     def watched(self) -> Program:
@@ -95,8 +117,8 @@ class Program:
 
     def line_tables(self) -> dict[str, list[int]]:
         """PTX line of each generated line, by the file name in tracebacks."""
-        scattered = {code.co_filename: lines for code, lines in self._scattered.values()}
-        return {self.whole.co_filename: self.whole_lines, **scattered}
+        functions = (*self.whole.values(), *self._scattered.values())
+        return {function.filename: function.lines for function in functions}
 
     @property
     def exit(self) -> int:
@@ -137,15 +159,14 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
         _register_estimate(layout),
         {i.line: i.text for i in entry.instructions},
         [block.whole_cost for block in blocks],
-        compile(whole.text, whole.filename, "exec"),
-        whole.lines,
+        whole.functions,
         {number: frozenset(elements) for number, elements in whole.views.items()},
         frozenset(whole.temps),
         frozenset(whole.specials),
-        functools.partial(_compile_scattered, layout, blocks, codes, watched),
+        functools.partial(_translate_scattered, layout, blocks, codes, watched),
         functools.partial(compile_entry, module, entry_name, target, watched=True),
         any(b.ending is Ending.DEPENDENCIES for b in blocks),
-        any(map(_ASYNCHRONOUS.match, whole.parts)),
+        any(_ASYNCHRONOUS.match(line) for of in whole.functions.values() for line in of.parts),
         any(b.is_for_warpgroups for b in blocks),
         directives,
         directives.get("reqnctapercluster"),
@@ -187,23 +208,13 @@ def _register_estimate(layout: EntryLayout) -> int:
 
 
 @dataclass(slots=True)
-class _Text:
-    """Generated source with the PTX line of each of its lines."""
+class _Whole:
+    """The functions for whole warps, and the names that they use."""
 
-    filename: str
-    parts: list[str] = field(default_factory=list)
-    lines: list[int] = field(default_factory=lambda: [0])
+    functions: dict[int, Function] = field(default_factory=dict)
     views: dict[int, set[str]] = field(default_factory=dict)
     temps: set[str] = field(default_factory=set)
     specials: set[str] = field(default_factory=set)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.parts)
-
-    def add(self, line: str, source: int = 0) -> None:
-        self.parts.append(line)
-        self.lines.append(source)
 
 
 def _emit_all(emitter: Emitter, layout: EntryLayout, codes: list[Code]) -> None:
@@ -217,9 +228,9 @@ def _emit_all(emitter: Emitter, layout: EntryLayout, codes: list[Code]) -> None:
 
 def _translate_whole(
     layout: EntryLayout, blocks: list[Block], codes: list[Code], watched: bool
-) -> _Text:
+) -> _Whole:
     """The functions for whole warps."""
-    result = _Text(f"<emulated {layout.entry.name}, whole>")
+    result = _Whole()
     for pc, block in enumerate(blocks):
         if not block.leads:
             continue
@@ -229,11 +240,13 @@ def _translate_whole(
             emitter.sources.append(block.first_line)
         _emit_all(emitter, layout, codes[block.start : block.whole_end])
         terminator = _terminator(emitter, blocks[block.last])
-        result.add(f"def whole{pc}():")  # not f2, f4: those are types
+        function = Function(f"<emulated {layout.entry.name}, whole {pc}>")
+        function.add(f"def whole{pc}():")  # not f2, f4: those are types
         for line, source in zip(emitter.lines, emitter.sources, strict=True):
-            result.add(line, source)
+            function.add(line, source)
         for line in terminator:
-            result.add(line)
+            function.add(line)
+        result.functions[pc] = function
         for number, elements in emitter.used.items():
             result.views.setdefault(number, set()).update(elements)
         result.temps |= emitter.temps
@@ -242,10 +255,11 @@ def _translate_whole(
 
 
 def _translate_scattered(
-    layout: EntryLayout, block: Block, pc: int, codes: list[Code], watched: bool
-) -> _Text:
+    layout: EntryLayout, blocks: list[Block], codes: list[Code], watched: bool, pc: int
+) -> Function:
     """The function of a block for scattered groups."""
-    result = _Text(f"<emulated {layout.entry.name}, scattered {pc}>")
+    block = blocks[pc]
+    result = Function(f"<emulated {layout.entry.name}, scattered {pc}>")
     emitter = Emitter(layout, watched)
     if watched:
         emitter.lines.append(f"    watch.block({pc}, {pc}, L)")
@@ -298,7 +312,7 @@ def _terminator(e: Emitter, block: Block) -> list[str]:
     return [f"    return ~{block.next}"]
 
 
-def _gathering(result: _Text, e: Emitter, pc: int, terminator: list[str]) -> None:
+def _gathering(result: Function, e: Emitter, pc: int, terminator: list[str]) -> None:
     """A block over copies: registers are gathered before and written back after."""
     result.add(f"def g{pc}(L):")
     result.add("    n = L.size")
@@ -329,10 +343,3 @@ def _gathering(result: _Text, e: Emitter, pc: int, terminator: list[str]) -> Non
         result.add(f"    R{number}[L] = r{number}_{f'u{width}' if width else 'b1'}")
     for line in terminator:
         result.add(line)
-
-
-def _compile_scattered(
-    layout: EntryLayout, blocks: list[Block], codes: list[Code], watched: bool, pc: int
-) -> tuple[CodeType, list[int]]:
-    text = _translate_scattered(layout, blocks[pc], pc, codes, watched)
-    return compile(text.text, text.filename, "exec"), text.lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -282,8 +283,16 @@ class Wave:
             space[temp] = self._temps[temp][:n]
         for name, array in self.specials.items():
             space[name] = array if array.size == 1 else array[start:stop]
-        exec(self.program.whole, space)  # the translated kernel
-        return [space.get(f"whole{pc}") for pc in range(len(self.program.blocks))]
+        functions: Functions = [None] * len(self.program.blocks)
+        for pc in self.program.whole:
+            functions[pc] = partial(self._define, functions, space, pc)
+        return functions
+
+    def _define(self, functions: Functions, space: dict[str, Any], pc: int) -> Any:
+        """Put a block's function into its place, and call it for the first time."""
+        exec(self.program.whole[pc].code, space)  # the translated kernel
+        function = functions[pc] = space[f"whole{pc}"]
+        return function()
 
     def _temp_shape(self, name: str) -> tuple[tuple[int, ...], type[Any]]:
         element, _, count = name.split("_", 1)[1].partition("x")

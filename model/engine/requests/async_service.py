@@ -17,9 +17,9 @@ from urdir.model.engine.requests.warm_up import WarmUp
 _Model = TypeVar("_Model")
 
 
-class AsyncService(Generic[_Model]):
-    """Answers requests by an engine, which it owns; ``model``, what its users know of it, is made
-    by ``describe``. Without text there are tokens alone, and no vocabulary is needed.
+class AsyncAnswers:
+    """Answers requests by an engine, which nobody else may use until it is closed. Without text
+    there are tokens alone, and no vocabulary is needed.
 
     To be used and closed in one event loop.
     """
@@ -27,19 +27,16 @@ class AsyncService(Generic[_Model]):
     def __init__(
         self,
         engine: OpenModel,
-        describe: Callable[[Service], _Model],
         limits: Limits | None = None,
         warm_up: WarmUp | None = None,
         has_text: bool = True,
     ) -> None:
-        self._engine = engine
         self._loop: asyncio.AbstractEventLoop | None = None  # of those who wait for answers
         self._open = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         tokenizer = engine.tokenizer if has_text else None
         self._service = Service(engine, tokenizer, limits, self._post, warm_up)
-        self.model = describe(self._service)
 
     async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
         """Pieces, and an ending last; closing it cancels the request.
@@ -80,14 +77,73 @@ class AsyncService(Generic[_Model]):
         await self._is_idle.wait()
 
     async def close(self) -> None:
-        """End what runs, free the device; closing twice does nothing."""
-        try:
-            await asyncio.to_thread(self._service.close)
-        finally:
-            self._engine.close()
+        """End what runs; closing twice does nothing."""
+        await asyncio.to_thread(self._service.close)
 
     def _post(self, work: Callable[[], None]) -> None:
         """Have the event loop do some work; it may be closed already."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(work)
+
+
+class AsyncService(AsyncAnswers, Generic[_Model]):
+    """The same by an engine that it owns; ``model``, what its users know of it, is made by
+    ``describe``."""
+
+    def __init__(
+        self,
+        engine: OpenModel,
+        describe: Callable[[Service], _Model],
+        limits: Limits | None = None,
+        warm_up: WarmUp | None = None,
+        has_text: bool = True,
+    ) -> None:
+        super().__init__(engine, limits, warm_up, has_text)
+        self._engine = engine
+        self.model = describe(self._service)
+
+    async def close(self) -> None:
+        """End what runs, free the device; closing twice does nothing."""
+        try:
+            await super().close()
+        finally:
+            self._engine.close()
+
+
+class AnswersOnDemand:
+    """Answers by an engine that others may use in between: it is taken with the first that is asked
+    for, and given back with the last that ends.
+
+    To be used in one event loop at a time.
+    """
+
+    def __init__(self, engine: OpenModel) -> None:
+        self._engine = engine
+        self._answers: AsyncAnswers | None = None
+        self._open = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = asyncio.Lock()  # held while the engine is taken, and given back
+
+    async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
+        """See `AsyncAnswers.generate`; ModelError as well while the engine is in use."""
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._loop, self._lock = loop, asyncio.Lock()
+        async with self._lock:
+            if self._answers is None:
+                self._answers = AsyncAnswers(self._engine)
+            answers = self._answers
+            self._open += 1
+        try:
+            async with contextlib.aclosing(answers.generate(request)) as items:
+                async for item in items:
+                    yield item
+        finally:
+            self._open -= 1
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        async with self._lock:
+            if not self._open and self._answers is not None:
+                answers, self._answers = self._answers, None
+                await answers.close()

@@ -22,21 +22,21 @@ def recurrences(target: str, *, exact: bool, **fields: Any) -> tuple[RecurrentHe
     handles.
     """
     whole = GatedRecurrence(**fields)
-    if not _pays(exact, fields):
+    if exact or not _pays(fields):
         return (whole,)
     chunked = PrepareChunks(**fields), ChunkedRecurrence(**fields)
     return chunked if all(kernel.target_on(target) for kernel in chunked) else (whole,)
 
 
-def prepared_nbytes(*, exact: bool, **fields: Any) -> dict[str, int]:
-    """Bytes of the arrays of what is prepared for the last of these, by name."""
-    if not _pays(exact, fields):
+def prepared_nbytes(**fields: Any) -> dict[str, int]:
+    """Bytes of the arrays that the first of two kernels leaves for the second, by name."""
+    if not _pays(fields):
         return {}
     kernel = PrepareChunks(**fields)
     return {p.name: kernel.nbytes(p) for p in kernel.prepared_params(Access.INOUT)}
 
 
-def _pays(exact: bool, fields: dict[str, Any]) -> bool:
-    if exact or not fields["segments"] or fields["rows"] < CHUNKED_ROWS:
+def _pays(fields: dict[str, Any]) -> bool:
+    if not fields["segments"] or fields["rows"] < CHUNKED_ROWS:
         return False
     return ChunkedRecurrence.serves(fields["key_dim"], fields["value_dim"], fields["delta"])

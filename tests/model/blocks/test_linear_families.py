@@ -184,6 +184,7 @@ def test_some_matrices_have_biases_and_all_a_clamp(bench: Workbench, allowed: fl
         assert bench.kernels() == ["gemv"]
 
 
+@pytest.mark.turns(2)
 @every_mode
 def test_norms_after_a_block_complete_the_next_one(bench: Workbench, allowed: float) -> None:
     """As in gemma2: y = x + norm(o h); logits = cap(next(y)), with no launch for the next norm."""

@@ -90,6 +90,7 @@ def test_no_command_says_done_where_its_output_went_nowhere(command: str, stream
 
 
 @pytest.mark.slow
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("command", ["run", "chat -st"])
 def test_an_answer_that_a_terminal_has_no_characters_for(command: str) -> None:
     """The model's text is made up; all else is as ever."""

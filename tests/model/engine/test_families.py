@@ -131,6 +131,7 @@ def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> N
         assert family.prompts(session, True, family.tie) <= allowed
 
 
+@pytest.mark.turns(3)
 @pytest.mark.slow
 def test_a_replayed_graph_gives_the_bits_of_its_launches(family: Family) -> None:
     class Eager:

@@ -150,6 +150,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_lost(
     assert made.statistics.cached_tokens == len(PROMPT) - 1
 
 
+@pytest.mark.turns(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ModelError])
 @pytest.mark.parametrize(

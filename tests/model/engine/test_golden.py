@@ -124,6 +124,7 @@ def test_default_mode_stays_within_the_allowance(
     assert kl <= max(1e-6, 1.2 * their_kl)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     "name",
     [  # one file of each architecture, or all with --full: the others have the same graphs
@@ -154,6 +155,7 @@ def test_replay_equals_eager_bit_for_bit(
 QUANTISED = [name for name in LLAMA_CPP_ERROR if "-q" in name]
 
 
+@pytest.mark.turns(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUANTISED)
 def test_batched_steps_stay_within_the_allowance(name: str, device_name: str) -> None:
@@ -180,6 +182,7 @@ def test_batched_steps_stay_within_the_allowance(name: str, device_name: str) ->
     assert kl <= max(1e-6, 1.2 * their_kl)
 
 
+@pytest.mark.turns(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
@@ -221,6 +224,7 @@ def test_rows_that_read_experts_together(
     assert difference <= 5e-4
 
 
+@pytest.mark.turns(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -247,6 +251,7 @@ def test_prompt_steps_stay_within_the_allowance(name: str, device_name: str) -> 
     assert error <= max(2e-3, 1.1 * LLAMA_CPP_ERROR[name][0])
 
 
+@pytest.mark.turns(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nano-llama-q4_k_m", "nano-llama-q8_0"])
 def test_error_of_the_cache_types(name: str, device_name: str) -> None:

@@ -89,7 +89,7 @@ def mixed(session: Session) -> Logits:
     ("exact", "kind", "page_len"),
     [
         (False, "f16", 16),
-        pytest.param(False, "f16", 0, marks=pytest.mark.slow),
+        pytest.param(False, "f16", 0, marks=[pytest.mark.full, pytest.mark.slow]),
         pytest.param(False, "q8_0", 32, marks=pytest.mark.slow),
         pytest.param(True, "f32", 0, marks=[pytest.mark.full, pytest.mark.slow]),
     ],

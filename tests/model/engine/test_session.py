@@ -76,6 +76,7 @@ def test_device_argmax_equals_host_argmax(session: Session) -> None:
     assert on_device == on_host
 
 
+@pytest.mark.turns(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv_dtype", "exact"), [("f16", False), ("f32", True), ("f32", False), ("q8_0", True)]
@@ -137,6 +138,7 @@ def test_a_graph_has_a_node_for_every_launch(session: Session) -> None:
         assert session.steps.graph(shape).node_count == len(session.steps.bound(shape))
 
 
+@pytest.mark.turns(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "q8_0", "f32"])

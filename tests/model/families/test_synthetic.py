@@ -264,12 +264,11 @@ def test_a_small_one_is_loaded(kind: str, device_name: str, tiny: Tiny) -> None:
         assert expected.std() == pytest.approx(0.7 / 16, rel=0.3)
 
 
+@pytest.mark.turns(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [  # every third, or all with --full
-        pytest.param(kind, marks=[pytest.mark.full] * (at % 3 > 0)) for at, kind in enumerate(TYPES)
-    ],
+    TYPES,
 )
 def test_a_small_one_decodes(kind: str, device_name: str, tiny: Tiny) -> None:
     model = tiny(kind)

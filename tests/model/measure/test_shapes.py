@@ -13,18 +13,20 @@ from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.model_kernels import model_kernels
 
 CONTEXT = 1024
-LAYERS = 12
+#: Layers whose kernels are those of all.
+LAYERS = 8
+MORE_LAYERS = {"lfm2-8b-a1b": 12, "nemotron-h-8b": 12}
 #: Where layers differ: by the types of their weights, the place in a pattern, or what they share.
 WHOLE = {"llama-3.1-70b", "gemma-3-27b", "gemma-4-e4b", "falcon-7b", "deepseek-v2-lite"}
 
 
-def first_layers(shape: Shape) -> Shape:
-    """A model of the first `LAYERS`, with its numbers for each layer."""
+def first_layers(shape: Shape, count: int) -> Shape:
+    """A model of the first ``count`` layers, with its numbers for each layer."""
     keys = {
-        key: value[:LAYERS] if isinstance(value, np.ndarray) and len(value) > LAYERS else value
+        key: value[:count] if isinstance(value, np.ndarray) and len(value) > count else value
         for key, value in shape.keys.items()
     }
-    return replace(shape, layers=LAYERS, keys=keys)
+    return replace(shape, layers=count, keys=keys)
 
 
 #: Whose plans take longest, and have layers that others have, too.
@@ -41,7 +43,7 @@ def test_every_shape_has_plans(
     """Of so many layers, unless ``--full``: the kernels of all others but `WHOLE` are the same."""
     assert read_config(SyntheticModel(name)).layers
     if name not in WHOLE and not pytestconfig.getoption("--full"):
-        monkeypatch.setitem(SHAPES, name, first_layers(SHAPES[name]))
+        monkeypatch.setitem(SHAPES, name, first_layers(SHAPES[name], MORE_LAYERS.get(name, LAYERS)))
     model = SyntheticModel(name)
     kernels = model_kernels(model, read_config(model), CONTEXT, "sm_90a", 132)
     assert any(kernel.per_step(prompt=False) for kernel in kernels)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import pytest
 
-from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, OutOfMemoryError
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.answer import Item
@@ -90,30 +88,44 @@ def test_a_launch_that_is_refused_fails_its_requests_alone(
     assert ask_all(6) == expected
 
 
+#: What takes memory of the device, in calls of the driver.
+TAKERS = ("cuMemAlloc", "cuModuleLoadData", "cuModuleGetFunction", "cuGraphInstantiate")
+
+
 @pytest.mark.full
 @pytest.mark.slow
+@pytest.mark.parametrize("served", [0, 20])
 def test_without_memory_requests_fail_or_are_answered_right(
-    engine: Engine, ask_all: Callable[[int], list[Found]]
+    engine: Engine,
+    ask_all: Callable[[int], list[Found]],
+    monkeypatch: pytest.MonkeyPatch,
+    served: int,
 ) -> None:
-    """All that is left of the device is taken before most graphs are made."""
-    with ExitStack() as taken:
-        take_all_memory(engine.device, taken)
+    """After so many calls the driver gives no more memory; other tests need the GPU's own."""
+    api, left = engine.device.api, [served]
+    with monkeypatch.context() as starving:
+        for name in TAKERS:
+            starving.setattr(api, name, starved_call(api, name, left))
         starved = ask_all(9)
+    assert left[0] < 0
     expected = ask_all(9)
     assert all(isinstance(tokens, list) for tokens in expected)
+    assert any(isinstance(tokens, OutOfMemoryError) for tokens in starved)
     for tokens, right in zip(starved, expected, strict=True):
-        assert isinstance(tokens, CudaError) or tokens == right
+        assert isinstance(tokens, OutOfMemoryError) or tokens == right
     assert ask_all(9) == expected
 
 
-def take_all_memory(device: Device, taken: ExitStack) -> None:
-    """Allocate until no MiB is free."""
-    nbytes = device.memory_info()[0]
-    while nbytes >= 1 << 20:
-        try:
-            taken.enter_context(device.allocate(nbytes, f"taken {nbytes}"))
-        except OutOfMemoryError:
-            nbytes //= 2
+def starved_call(api: Any, name: str, left: list[int]) -> Callable[..., tuple[Any, Any]]:
+    """The driver's function of that name, refused when none is left of the calls for all."""
+    call = getattr(api, name)
+
+    def ask(*args: Any) -> tuple[Any, Any]:
+        left[0] -= 1
+        refusal = (api.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+        return refusal if left[0] < 0 else call(*args)
+
+    return ask
 
 
 LOST = """

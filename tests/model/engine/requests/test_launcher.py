@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.model.engine.test_generate import Numbers
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.driver.stream import Stream
@@ -28,19 +29,6 @@ from urdir.model.memory.weights import Weights
 
 DRAWN = SamplingSettings(temperature=1.5, seed=5)
 PROMPT = (3, 1, 4)
-
-
-class Numbers:
-    """A vocabulary whose tokens are numbers and a space."""
-
-    def __init__(self, *end_ids: int) -> None:
-        self.end_ids = end_ids
-
-    def is_control(self, token: int) -> bool:
-        return False
-
-    def token_bytes(self, token: int) -> bytes:
-        return b"%d " % token
 
 
 @dataclass

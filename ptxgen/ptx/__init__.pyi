@@ -1,0 +1,17 @@
+from .parser import parse as parse
+from .syntax import Address as Address
+from .syntax import Discard as Discard
+from .syntax import Entry as Entry
+from .syntax import Immediate as Immediate
+from .syntax import Instruction as Instruction
+from .syntax import Label as Label
+from .syntax import Module as Module
+from .syntax import Operand as Operand
+from .syntax import Pair as Pair
+from .syntax import Parameter as Parameter
+from .syntax import PtxSyntaxError as PtxSyntaxError
+from .syntax import Register as Register
+from .syntax import Symbol as Symbol
+from .syntax import Variable as Variable
+from .syntax import Vector as Vector
+from .types import TYPE_BYTES as TYPE_BYTES
