@@ -15,7 +15,7 @@ from typing import Any, Self, overload
 
 from urdir.driver.context import close_all
 from urdir.driver.device import Device, find_devices
-from urdir.driver.errors import DeviceNameError, DriverError
+from urdir.driver.errors import CudaError, DeviceNameError, DriverError, GroupError
 from urdir.driver.graph import RecordedGraph
 from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Stream
@@ -26,8 +26,9 @@ class Group(Sequence[Device]):
     group, too.
 
     A fault on one rank ends the use of all: the call that reports it raises CudaError, whose
-    message says how each rank stands, and every later call on any of them GroupError. ``notes``
-    add to that message what kernels left in page-locked memory.
+    message says how each rank stands, and every later call on any of them GroupError. So does a
+    launch that one is refused while others have begun theirs (`launch_together`). ``notes`` add to
+    that message what kernels left in page-locked memory.
     """
 
     def __init__(self, ranks: Sequence[Device]) -> None:
@@ -114,12 +115,24 @@ class Group(Sequence[Device]):
 def launch_together(graphs: Sequence[tuple[RecordedGraph, Stream]]) -> None:
     """Queue one run of the graph of each rank, each on a stream of its own.
 
-    Raises LifetimeError for one that is closed, nothing queued then; CudaError, GroupError.
+    Raises LifetimeError for one that is closed, and CudaError where the first is refused: nothing
+    is queued then. Another that is refused ends the use of all, as ranks wait for it in vain:
+    GroupError, once their kernels have ended.
     """
     for graph, stream in graphs:
         _ = graph.handle, stream.handle
-    for graph, stream in graphs:
-        graph.launch(stream)
+    for rank, (graph, stream) in enumerate(graphs):
+        try:
+            graph.launch(stream)
+        except CudaError as error:
+            api = graph.device.api
+            if not rank or api.poisoned_by is not None:
+                raise
+            api.poisoned_by = error
+            raise GroupError(
+                f"rank {rank} was refused a step that others have begun: close the group. {error}"
+                + api.explain_fault()
+            ) from error
 
 
 def _ordinals(gpus: int | Sequence[int]) -> tuple[int, ...]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from urdir.model.blocks.arguments import given
 from urdir.model.memory.norms import NormLayer
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import Slice
+    from urdir.driver.memory import PinnedBuffer, Slice
+    from urdir.model.memory.exchange import RankExchange
+    from urdir.ptxgen.kernels.exchange.gives import SumOfRanks
+    from urdir.ptxgen.kernels.norm import Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,42 @@ class NormedSum:
     norm: NormLayer
     before: Slice
     scale: Slice | None = None
+
+    @property
+    def after(self) -> Norm:
+        """What makes the sum's addend of ``delta``."""
+        return self.norm.norm
+
+    @property
+    def arguments(self) -> Mapping[str, Slice | PinnedBuffer]:
+        """What a launch takes for it beside vectors."""
+        norm = self.norm
+        return given(post_norm=norm.weight, post_norm_bias=norm.bias, stream_scale=self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class RanksSum:
+    """before + the sum of the ranks' delta, both (cols,) f32, which they have given each other
+    (`Gives`); see `NormedSum`."""
+
+    label: str
+    cols: int
+    delta: Slice
+    exchange: RankExchange
+    before: Slice
+    scale: Slice | None = None
+
+    @property
+    def after(self) -> SumOfRanks:
+        """What makes the sum's addend of ``delta``."""
+        return self.exchange.takes
+
+    @property
+    def arguments(self) -> Mapping[str, Slice | PinnedBuffer]:
+        """What a launch takes for it beside vectors."""
+        names = (param.name for param in self.after.params)
+        words = {name: self.exchange.arguments[name] for name in names}
+        return words | given(stream_scale=self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +82,7 @@ class Activations:
     summary: Slice | None = None
     normed: Slice | None = None
     packed: Slice | None = None
-    due: NormedSum | None = None
+    due: NormedSum | RanksSum | None = None
 
     def has_begun(self, norm: NormLayer | None) -> bool:
         """Whether the launch that made the vectors has begun this norm."""

@@ -186,6 +186,12 @@ def append_tokens(plan: Plan, at: LayerAttention) -> None:
         at.launch(plan, kernel, f"{at.label}.tokens")
 
 
+def append_keys_alone(plan: Plan, at: LayerAttention) -> None:
+    """Prepare and append ``at.work``'s k, and v where it has a cache of its own."""
+    token = replace(at.token, temperature=None)
+    at.launch(plan, PrepareTokens(0, at.layout, at.rows.count, token), f"{at.label}.cached")
+
+
 def _norm_rows(plan: Plan, at: LayerAttention, norm: Norm) -> None:
     """All heads of q as one vector, and those of k, in place."""
     for name, heads in (("q", at.heads), ("k", at.layout.kv_heads)):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.attention import (
     LayerAttention,
+    append_keys_alone,
     append_tokens,
     incremental_attention_into,
 )
@@ -15,9 +16,11 @@ from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.families.attention import Attention, Latent, OutputGate, QkNorm
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
+from urdir.model.memory.workspace import WRITTEN_KEYS, WRITTEN_SEQUENCE, WRITTEN_VALUES
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.attention.choice import fills_sms
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.normalise import Normalise
@@ -30,7 +33,11 @@ def append_attention(
     at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None, to: Destination
 ) -> Activations:
     """O (attention of the norm of x), gated where there is a gate."""
-    attention = _append_heads(at, mixer, x, norm)
+    written = mixer.written_out if at.rows.begins and at.linear.takes_gemm else None
+    if written is None:
+        attention = _append_heads(at, mixer, x, norm)
+    else:
+        attention, mixer = _append_written(at, mixer, written, x, norm), written
     matrix, packs = at.matrix(mixer.o), False
     if mixer.gate is None and at.outputs is None and mixer.latent is None:
         packs = at.linear.packs(matrix) and attention.can_pack
@@ -99,6 +106,28 @@ def _append_heads(
     if mixer.qk_norm is not None and token.qk_norm is None:
         _append_norms_apart(at, mixer, mixer.qk_norm)
     return layer_attention(at, mixer, token)
+
+
+def _append_written(
+    at: LayerStep, mixer: Attention, written: Attention, x: Activations, norm: NormLayer | None
+) -> LayerAttention:
+    """The same for the first rows of a sequence by a latent vector: that goes into the cache, and
+    the rows attend to each other by the keys and values of heads."""
+    from urdir.model.blocks.latent_heads import append_latent_parts, append_written_heads
+
+    latent, token, work = mixer.latent, own_token(mixer), at.work
+    assert latent is not None
+    append_latent_parts(at, mixer, latent, x, norm)
+    append_keys_alone(at.plan, layer_attention(at, mixer, token))
+    own = append_written_heads(at, mixer, latent, written)
+    dims, rows = (written.key_dim, written.value_dim), at.rows.count
+    return replace(
+        layer_attention(at, written, token),
+        layout=KvLayout(1, written.kv_heads, rows, dims[0], "f16", value_dim=dims[1]),
+        caches={"k_cache": work[WRITTEN_KEYS], "v_cache": work[WRITTEN_VALUES]},
+        rows=replace(at.rows, sequence=work[WRITTEN_SEQUENCE]),
+        work={**work, **own},
+    )
 
 
 def _append_norms_apart(at: LayerStep, mixer: Attention, norm: QkNorm) -> None:

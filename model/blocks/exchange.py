@@ -22,10 +22,12 @@ def append_sum_of_ranks(
     x: Slice,
     y: Slice,
     residual: Slice | None = None,
+    *,
+    given: bool = False,
 ) -> None:
     """y (values,) f32 = the sum of the ranks' x, plus the ``residual``; y may be either.
 
-    Many values go in two shots, which give the same bits.
+    Many values go in two shots, which give the same bits. ``given``: see `AllReduce`.
     """
     share, shape = exchange.share, exchange.shape
     two_shots = shape.takes_two_shots(values)
@@ -36,13 +38,14 @@ def append_sum_of_ranks(
         if two_shots:
             kernel = AllReduceTwoShot(count, share.ranks, share.rank, shape.part, residual=adds)
         else:
-            kernel = AllReduce(count, share.ranks, share.rank, shape.capacity, residual=adds)
+            ranks, rank, capacity = share.ranks, share.rank, shape.capacity
+            kernel = AllReduce(count, ranks, rank, capacity, residual=adds, given=given)
         part = (4 * first, 4 * count)
-        given = {"x": x.slice(*part), "y": y.slice(*part)}
+        own = {"x": x.slice(*part), "y": y.slice(*part)}
         if residual is not None:
-            given["residual"] = residual.slice(*part)
-        others = exchange.stage_arguments if two_shots else exchange.arguments
-        plan.launch(kernel, _numbered(label, first), **given, **others)
+            own["residual"] = residual.slice(*part)
+        others = exchange.stage_arguments if two_shots else exchange.arguments_of(kernel)
+        plan.launch(kernel, _numbered(label, first), **own, **others)
 
 
 def append_begun_sum_of_ranks(
@@ -57,13 +60,12 @@ def append_begun_sum_of_ranks(
     follows begun; ``arguments`` by the names that `AllReduce` has. There are few rows."""
     share, capacity = exchange.share, exchange.shape.capacity
     kernel = AllReduce(rows * cols, share.ranks, share.rank, capacity, residual=True, cols=cols)
-    plan.launch(kernel, label, **arguments, **exchange.arguments)
+    plan.launch(kernel, label, **arguments, **exchange.arguments_of(kernel))
 
 
 def begins_norms(exchange: RankExchange, rows: int, cols: int) -> bool:
     """Whether one launch makes such a sum and begins the norm after it."""
-    values, shape = rows * cols, exchange.shape
-    return cols % 32 == 0 and values <= shape.capacity and not shape.takes_two_shots(values)
+    return cols % 32 == 0 and exchange.shape.takes_one_launch(rows * cols)
 
 
 def append_parts_of_ranks(
@@ -75,12 +77,13 @@ def append_parts_of_ranks(
     at_once = capacity // max(widths)
     for first in range(0, rows, at_once):
         count = min(at_once, rows - first)
+        kernel = AllGather.of(count, widths, share.rank, capacity)
         plan.launch(
-            AllGather.of(count, widths, share.rank, capacity),
+            kernel,
             _numbered(label, first),
             x=x.slice(4 * first * width, 4 * count * width),
             y=y.slice(4 * first * sum(widths), 4 * count * sum(widths)),
-            **exchange.arguments,
+            **exchange.arguments_of(kernel),
         )
 
 

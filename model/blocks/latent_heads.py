@@ -8,7 +8,6 @@ from urdir.model.blocks.experts_alone import ExpertsAlone
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep
 from urdir.model.families.attention import Attention, Latent
-from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.join import Join
 
@@ -20,6 +19,18 @@ def append_latent_heads(
     at: LayerStep, mixer: Attention, latent: Latent, x: Activations, norm: NormLayer | None
 ) -> None:
     """q, k and v of the norm of x, in the workspace, as attention takes them."""
+    append_latent_parts(at, mixer, latent, x, norm)
+    if latent.absorb is not None:
+        label, matrix, absorbed = at.name("attn_k_b"), at.matrix(latent.absorb), "q absorbed"
+        still, to = at.work["q still"], at.work[absorbed]
+        ExpertsAlone(at.linear).append_in_turn(label, matrix, mixer.heads, still, to)
+        _append_joined(at, "q", mixer.heads, mixer, absorbed)
+
+
+def append_latent_parts(
+    at: LayerStep, mixer: Attention, latent: Latent, x: Activations, norm: NormLayer | None
+) -> None:
+    """Of the norm of x, in the workspace: k and v for the cache, and q or the parts of it."""
     work, linear = at.work, at.linear
     assert mixer.k is not None
     # a head all of which rotates is not put together
@@ -38,20 +49,36 @@ def append_latent_heads(
     assert of_latent is not None
     vector = Activations(work["latent"])
     linear.append_norm(at.name("attn_kv_a_norm"), mixer.value_dim, vector, of_latent, work["v"])
-    if latent.absorb is not None:
-        _append_joined(at, mixer, latent.absorb)
+    if latent.q_still is not None:
+        _append_joined(at, "k", 1, mixer, "v")
 
 
-def _append_joined(at: LayerStep, mixer: Attention, absorb: Linear) -> None:
-    """q and k of their two parts: what rotates, and the latent vector or what is fit for it."""
-    work, label, matrix = at.work, at.name("attn_k_b"), at.matrix(absorb)
-    absorbed = work["q absorbed"]
-    ExpertsAlone(at.linear).append_in_turn(label, matrix, mixer.heads, work["q still"], absorbed)
-    for name, heads, still in (("q", mixer.heads, "q absorbed"), ("k", 1, "v")):
-        rotated = mixer.key_dim - mixer.value_dim
-        kernel = Join(at.rows.count * heads, rotated, mixer.value_dim)
-        label, parts = at.name(f"attention.{name}"), (work[f"{name} rotated"], work[still])
-        at.plan.launch(kernel, label, a=parts[0], b=parts[1], y=work[name])
+def append_written_heads(
+    at: LayerStep, mixer: Attention, latent: Latent, written: Attention
+) -> dict[str, Slice]:
+    """q, in the workspace, and k and v of all heads, of the parts that `append_latent_parts` leaves
+    and as attention takes them (`Attention.written_out`)."""
+    work, rotated = at.work, mixer.key_dim - mixer.value_dim
+    assert latent.keys is not None
+    pairs, still = at.rows.count * mixer.heads, written.key_dim - rotated
+    parts, label = (work["q rotated"], work["q still"]), at.name("attention.q")
+    at.plan.launch(Join(pairs, rotated, still), label, a=parts[0], b=parts[1], y=work["q"])
+    # queries are put together, and their parts free
+    own = {"k": work["q absorbed"], "v": work["expanded"]}
+    products = [(at.matrix(latent.keys), parts[1]), (at.matrix(latent.expand), own["v"])]
+    at.linear.append(at.name("attn_kv_b"), products, Activations(work["v"]))
+    kernel = Join(pairs, rotated, still, group=mixer.heads)
+    label = at.name("attention.k_heads")
+    at.plan.launch(kernel, label, a=work["k rotated"], b=parts[1], y=own["k"])
+    return own
+
+
+def _append_joined(at: LayerStep, name: str, heads: int, mixer: Attention, still: str) -> None:
+    """q or k of its two parts: what rotates, and the latent vector or what is fit for it."""
+    rotated = mixer.key_dim - mixer.value_dim
+    kernel = Join(at.rows.count * heads, rotated, mixer.value_dim)
+    parts, label = (at.work[f"{name} rotated"], at.work[still]), at.name(f"attention.{name}")
+    at.plan.launch(kernel, label, a=parts[0], b=parts[1], y=at.work[name])
 
 
 def append_expanded(at: LayerStep, mixer: Attention, latent: Latent, heads: Slice) -> Slice:

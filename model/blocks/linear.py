@@ -33,6 +33,7 @@ from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Slice
+    from urdir.model.memory.exchange import RankExchange
 
 __all__ = ["Activations", "LinearLayers", "NormLayer", "alike", "device_limits"]
 
@@ -66,24 +67,30 @@ class LinearLayers(StreamNorms):
         clamp: float = 0.0,
         ends_block: bool = False,
         fill: bool = False,
-    ) -> None:
+        exchange: RankExchange | None = None,
+    ) -> bool:
         """y (rows, out) = f(x (rows, in) times the matrix (out, in), plus its bias), for each.
 
         x is normalised first where there is a ``norm``; ``work["normed"]`` may be used. Of the
         ``activation`` f, y is multiplied with ``scale`` and bounded as `LinearSpec` says.
-        ``ends_block`` and ``fill``: see `LinearRequest`.
+        ``ends_block`` and ``fill``: see `LinearRequest`. With an ``exchange`` there is one matrix;
+        returns whether its product has been given to the other ranks (`Gives`).
         """
         ends = Ends(activation, scale, softcap, clamp)
         if self.packs(*(matrix for matrix, _ in matrices)):
             self._packed.append(label, matrices, x, norm, **ends._asdict())
-            return
+            return False
         request = self._request(*(matrix for matrix, _ in matrices), ends=ends)
         request = replace(request, ends_block=ends_block, fill=fill)
         x, norm = self._normed(label, request, x, norm)
         if self.takes_gemm:
             for number, (matrix, y) in enumerate(matrices):
                 self._append_gemm(f"{label}.{number}" if number else label, matrix, x.x, y, ends)
-            return
+            return False
+        given = False
+        if exchange is not None and request.fits_gemv:
+            given = exchange.shape.takes_one_launch(matrices[0][0].rows)
+            request = replace(request, gives=exchange.gives if given else None)
         for at, count, suffix in self._slices():
             launch: dict[str, Slice] = {}
             for number, (matrix, out) in enumerate(matrices):
@@ -93,7 +100,11 @@ class LinearLayers(StreamNorms):
                 if matrix.bias is not None:
                     launch[f"bias{tag}"] = matrix.bias
             kernel = choose_linear(normalising(replace(request, batch=count), x, norm))
-            self.plan.launch(kernel, label + suffix, **launch, **vectors(kernel, x, norm, at))
+            words = {} if exchange is None else exchange.arguments_of(kernel)
+            self.plan.launch(
+                kernel, label + suffix, **launch, **vectors(kernel, x, norm, at), **words
+            )
+        return given
 
     def append_residual(
         self,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +15,7 @@ from urdir.ptxgen.kernels.linear.choice import LinearRequest
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import Slice
+    from urdir.driver.memory import PinnedBuffer, Slice
 
 
 class Ends(NamedTuple):
@@ -31,7 +32,7 @@ def normalising(request: LinearRequest, x: Activations, norm: NormLayer | None) 
     that is due."""
     if x.due is not None:
         due = x.due
-        request = replace(request, after=due.norm.norm, stream_scaled=due.scale is not None)
+        request = replace(request, after=due.after, stream_scaled=due.scale is not None)
     if norm is None:
         return request
     return replace(request, norm=norm.norm, summarised=x.has_begun(norm))
@@ -39,16 +40,13 @@ def normalising(request: LinearRequest, x: Activations, norm: NormLayer | None) 
 
 def vectors(
     kernel: LinearSpec, x: Activations, norm: NormLayer | None, first: int
-) -> dict[str, Slice]:
+) -> Mapping[str, Slice | PinnedBuffer]:
     """The arguments of a launch for the vectors from ``first`` on."""
     if kernel.summarised:
         return given(x=x.scaled, x_summary=x.summary)
     weights = {} if norm is None else given(norm=norm.weight, norm_bias=norm.bias)
     if (due := x.due) is not None:
-        after = given(
-            post_norm=due.norm.weight, post_norm_bias=due.norm.bias, stream_scale=due.scale
-        )
-        return {"x": due.delta, "before": due.before, "stream": x.x, **after, **weights}
+        return {"x": due.delta, "before": due.before, "stream": x.x, **due.arguments, **weights}
     return {"x": rows_of(x.x, first, kernel.batch, kernel.cols), **weights}
 
 

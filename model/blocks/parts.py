@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from urdir.model.blocks.activations import Activations, RanksSum
 from urdir.model.blocks.exchange import (
     append_begun_sum_of_ranks,
     append_sum_of_ranks,
     begins_norms,
 )
-from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
+from urdir.model.blocks.linear import LinearLayers, device_limits
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.families.description import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
@@ -175,10 +176,22 @@ class LayerStep:
         self, label: str, matrix: Matrix, x: Activations, to: Destination, fill: bool
     ) -> Activations:
         own, product = self.work["delta"], [(matrix, self.work["delta"])]
-        self.linear.append(label, product, x, scale=to.scale, ends_block=True, fill=fill)
+        given = self.linear.append(
+            label,
+            product,
+            x,
+            scale=to.scale,
+            ends_block=True,
+            fill=fill,
+            exchange=self.parts.exchange,
+        )
         norm, residual = to.next_norm, to.residual
+        if given and residual is not None and self.parts.exchange is not None:
+            label, exchange = f"{label}.sum_of_ranks", self.parts.exchange
+            due = RanksSum(label, matrix.rows, own, exchange, residual)
+            return Activations(to.y, due=due)
         if norm is None or residual is None or not self._begins(norm, matrix.rows):
-            self.add_ranks(label, matrix.rows, own, to.y, residual)
+            self.add_ranks(label, matrix.rows, own, to.y, residual, given=given)
             return Activations(to.y)
         assert self.parts.exchange is not None
         assert norm.weight is not None
@@ -208,12 +221,21 @@ class LayerStep:
         return begins_norms(exchange, self.rows.count, cols)
 
     def add_ranks(
-        self, label: str, width: int, x: Slice, y: Slice, residual: Slice | None = None
+        self,
+        label: str,
+        width: int,
+        x: Slice,
+        y: Slice,
+        residual: Slice | None = None,
+        *,
+        given: bool = False,
     ) -> None:
-        """y (rows, width) = the sum of all ranks' x, plus the ``residual``; y may be either."""
+        """y (rows, width) = the sum of all ranks' x, plus the ``residual``; y may be either.
+        ``given``: see `AllReduce`."""
         exchange, values = self.parts.exchange, self.rows.count * width
         assert exchange is not None
-        append_sum_of_ranks(self.plan, exchange, f"{label}.sum_of_ranks", values, x, y, residual)
+        label = f"{label}.sum_of_ranks"
+        append_sum_of_ranks(self.plan, exchange, label, values, x, y, residual, given=given)
 
     def scale(self, label: str, x: Slice, y: Slice, scale: float) -> None:
         """y = scale * x, of the stream."""

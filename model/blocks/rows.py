@@ -25,7 +25,8 @@ class Rows:
 
     Each attends to at most ``keys`` keys. The first ones are the next tokens of as many sequences.
     The last ``prompt`` are up to ``segments`` segments of prompts: tokens of one sequence side by
-    side. Their bounds are ``segment`` (segments, 2) u32, as `RecurrentRows` has them.
+    side. Their bounds are ``segment`` (segments, 2) u32, as `RecurrentRows` has them. Where a
+    sequence ``begins`` with them, they are its first tokens, and there are no other rows.
     """
 
     count: int
@@ -35,16 +36,23 @@ class Rows:
     position: Slice
     segments: int = 0
     segment: Slice | None = None
+    begins: bool = False
 
     @classmethod
     def of(
-        cls, state: DecodeState, count: int, keys: int, prompt: int = 0, segments: int = 1
+        cls,
+        state: DecodeState,
+        count: int,
+        keys: int,
+        prompt: int = 0,
+        segments: int = 1,
+        begins: bool = False,
     ) -> Rows:
         """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts."""
         if not prompt:
             return cls(count, keys, 0, state["sequence"], state["position"])
         at = state["step_sequence"], state["step_position"]
-        return cls(count, keys, prompt, *at, segments, state["segment"])
+        return cls(count, keys, prompt, *at, segments, state["segment"], begins)
 
     @property
     def decode(self) -> int:

@@ -19,7 +19,7 @@ from urdir.model.blocks.recurrent import (
 from urdir.model.families.recurrent import Selective
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
-from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+from urdir.ptxgen.kernels.recurrent.choice import selective_scan
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -56,13 +56,13 @@ def append_selective(
 
 
 def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
-    work = at.work
+    work, sms = at.work, at.parts.device.properties.sm_count
     step = [(at.matrix(mixer.step), work["alpha"])]
     at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
     launch_recurrent(
         at,
         "ssm_scan",
-        partial(SelectiveScan, channels=mixer.conv.channels, size=mixer.size),
+        partial(selective_scan, sms, channels=mixer.conv.channels, size=mixer.size),
         x=work["convolved"],
         step=work["alpha"],
         gate=work["recurrent gate"],

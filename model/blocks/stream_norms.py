@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.activations import Activations, NormedSum
+from urdir.model.blocks.activations import Activations, NormedSum, RanksSum
 from urdir.model.blocks.arguments import given
+from urdir.model.blocks.exchange import append_sum_of_ranks
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.normalise import Normalise
@@ -96,10 +97,15 @@ class StreamNorms:
         """x as vectors that any launch may read: a launch for the sum that is due."""
         if (due := x.due) is None:
             return x
-        following = x.norm if due.scale is None else None
-        made = self.append_norm_after(
-            due.label, due.cols, due.delta, due.norm, due.before, x.x, following
-        )
+        if isinstance(due, RanksSum):
+            vectors = (due.cols, due.delta, x.x, due.before)
+            append_sum_of_ranks(self.plan, due.exchange, due.label, *vectors, given=True)
+            made = Activations(x.x)
+        else:
+            following = x.norm if due.scale is None else None
+            made = self.append_norm_after(
+                due.label, due.cols, due.delta, due.norm, due.before, x.x, following
+            )
         if due.scale is not None:
             kernel = _rescale(self.rows * due.cols, scaled=True)
             self.plan.launch(kernel, f"{due.label}.scale", x=x.x, s=due.scale, y=x.x)

@@ -73,7 +73,8 @@ class StepShape:
     ``rows`` tokens a step, each with at most ``keys`` keys to attend to. The last ``prompt`` of
     them are up to ``segments`` segments of prompts. The ``output`` is that of all rows; beside
     prompts it is that of ``outputs`` of them. ``steps`` steps without prompts follow one another,
-    each with the tokens that the one before has chosen.
+    each with the tokens that the one before has chosen. A step that ``begins`` has nothing but the
+    first tokens of one sequence: these attend to each other alone.
     """
 
     rows: int
@@ -83,6 +84,7 @@ class StepShape:
     prompt: int = 0
     outputs: int = 1
     segments: int = 1
+    begins: bool = False
 
     @property
     def decode(self) -> int:
@@ -91,11 +93,11 @@ class StepShape:
 
     @property
     def kind(self) -> str:
-        """The step in words: "greedy", "prompt" (without an output), "prompt greedy", "mixed
-        greedy"."""
+        """The step in words: "greedy", "prompt" (without an output), "prompt greedy", "beginning
+        greedy", "mixed greedy"."""
         if not self.prompt:
             return self.output.value
-        kind = "mixed" if self.decode else "prompt"
+        kind = "mixed" if self.decode else "beginning" if self.begins else "prompt"
         return kind if self.output is Output.NONE else f"{kind} {self.output.value}"
 
 
@@ -105,20 +107,26 @@ class ShapeBuckets:
 
     Every shape costs a graph. ``chunks`` are the rows of prompts and ``lengths`` the keys of all
     steps, smallest first. At most ``rows`` rows choose a token. Segments begin at multiples of
-    ``alignment`` rows.
+    ``alignment`` rows. ``begin_apart``: a step that begins a sequence has a shape of its own.
     """
 
     chunks: tuple[int, ...]
     lengths: tuple[int, ...]
     rows: int = 1
     alignment: int = 1
+    begin_apart: bool = False
 
     @classmethod
     def of(
-        cls, chunks: tuple[int, ...], max_len: int, rows: int = 1, alignment: int = 1
+        cls,
+        chunks: tuple[int, ...],
+        max_len: int,
+        rows: int = 1,
+        alignment: int = 1,
+        begin_apart: bool = False,
     ) -> ShapeBuckets:
         """The buckets of a session with these chunks and room for ``max_len`` tokens."""
-        return cls(chunks, tuple(length_buckets(max_len)), rows, alignment)
+        return cls(chunks, tuple(length_buckets(max_len)), rows, alignment, begin_apart)
 
     def keys(self, length: int, rows: int = 1) -> int:
         """The length bucket of a step of ``rows`` sequences after which the longest has ``length``
@@ -140,7 +148,8 @@ class ShapeBuckets:
         rows = self._chunk(end - start)
         if end - start > rows:
             end, output = start + rows, Output.NONE
-        return StepShape(rows, self.keys(end), output, prompt=rows), end
+        begins = self.begin_apart and start == 0
+        return StepShape(rows, self.keys(end), output, prompt=rows, begins=begins), end
 
     def of_batch(self, batch: Batch, length: int, output: Output) -> StepShape:
         """The shape of one step of a batch, after which its longest sequence has ``length`` tokens.
@@ -158,7 +167,8 @@ class ShapeBuckets:
         rows = self.segment_rows(segments)
         if not batch.decode and len(segments) == 1:
             prompt = self._chunk(rows)
-            return StepShape(prompt, keys, output, prompt=prompt)
+            begins = self.begin_apart and segments[0].start == 0
+            return StepShape(prompt, keys, output, prompt=prompt, begins=begins)
         prompt = min(self._chunk(next(c for c in COARSE_CHUNKS if c >= rows)), self.chunks[-1])
         decode, outputs = self._coarse(len(batch.decode)), self._coarse(len(batch.choosing))
         most = min(self.rows, ceil_div(prompt, self.alignment))

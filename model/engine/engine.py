@@ -138,10 +138,11 @@ class Engine(Owner):
         it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
         ``context`` defaults to the smaller of the model's and 4096 tokens, 0 is the model's. The
         cache stores ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a
-        prompt (2048) are processed at once, fewer where memory is short. A ``memory_share`` of what
-        is free is for many users: the cache has as many pages of ``page_len`` tokens (`PAGE_LEN`)
-        as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer where recurrent layers have
-        large states, of which none is kept; the context is up to `LONG_CONTEXT`.
+        prompt (2048, split by layers 512) are processed at once, fewer where memory is short. A
+        ``memory_share`` of what is free is for many users: the cache has as many pages of
+        ``page_len`` tokens (`PAGE_LEN`) as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer
+        where recurrent layers have large states, of which none is kept; the context is up to
+        `LONG_CONTEXT`.
         With ``text`` the file must have a vocabulary, which a thread of its own reads, with
         ``chat`` a chat template as well (None: one that it has must compile); ``chat_template``
         (Jinja, or a name such as "chatml") replaces the file's. ``meanwhile`` is
@@ -174,7 +175,7 @@ class Engine(Owner):
                         process.check(chat_template)
             opening.open_devices(partial(_open_group, device, gpus, cache_folder, ptx_files))
             # imported while the device is opened
-            from urdir.model.memory.buckets import MOST_CHUNK
+            from urdir.model.memory.buckets import MOST_CHUNK, MOST_PASSED_CHUNK
             from urdir.model.memory.fitting import fitting_settings
             from urdir.model.memory.session_settings import SessionSettings
             from urdir.model.memory.weights import Weights, shares_of
@@ -187,6 +188,7 @@ class Engine(Owner):
             shares = shares_of(config, gguf, len(group), split)
             _announce(opened, gguf)
             most = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
+            most_chunk = MOST_CHUNK if shares[0].stage is None else MOST_PASSED_CHUNK
             wanted = SessionSettings(
                 context,
                 kv_dtype,
@@ -194,7 +196,7 @@ class Engine(Owner):
                 sequences=most if sequences is None else sequences,
                 page_len=page_len or (PAGE_LEN if memory_share else 0),
                 pages=pages,
-                chunk=chunk or MOST_CHUNK,
+                chunk=chunk or most_chunk,
                 keeps_states=not memory_share,
             )
             ranks = [*zip(shares, group, strict=True)]

@@ -71,7 +71,11 @@ class Session(Owner):
             of_attention = segment_alignment(config, budget.cache, device.native_target)
             alignment = math.lcm(alignment, of_attention)
         self.shapes = ShapeBuckets.of(
-            budget.chunks, budget.cache.max_len, budget.state.rows, alignment
+            budget.chunks,
+            budget.cache.max_len,
+            budget.state.rows,
+            alignment,
+            begin_apart=not settings.exact and any(m.written_out for m in config.attentions),
         )
         with ExitStack() as owners:
             lead, self.exchange = open_ranks(owners, (weights, *peers), settings, observer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from urdir.model.families.rope import RopeConfig
@@ -43,6 +43,10 @@ class Latent:
     still) are ``q_still``; ``absorb`` (heads * latent, still) makes each head's fit for l. Without
     them all of a head rotates, and l is the value alone. ``expand`` (heads * value, latent) makes
     each head's values of its result.
+
+    Written out, a head has keys and values of its own: ``keys`` (heads * still, latent) and
+    ``expand`` make them of l. That is less work for the rows of a prompt that attend to each other
+    (`Attention.written_out`).
     """
 
     down: Linear
@@ -50,6 +54,7 @@ class Latent:
     q_still: Linear | None
     absorb: Linear | None
     expand: Linear
+    keys: Linear | None = None
     q_down: Linear | None = None
     q_norm: Normalization | None = None
 
@@ -89,6 +94,21 @@ class Attention:
     value_scale: float = 1.0  # of the result
     shares_cache_of: int | None = None
     latent: Latent | None = None
+
+    @property
+    def written_out(self) -> Attention | None:
+        """The same by keys and values of heads, where a latent vector has the matrices for it: a
+        key's shared part comes first."""
+        latent = self.latent
+        if latent is None or latent.keys is None:
+            return None
+        return replace(
+            self,
+            kv_heads=self.heads,
+            key_dim=self.key_dim - self.value_dim + latent.keys.rows // self.heads,
+            value_dim=latent.expand.rows // self.heads,
+            latent=None,
+        )
 
     @property
     def scores(self) -> Scores:

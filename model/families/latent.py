@@ -53,6 +53,7 @@ def latent_attention(
     queries = file.linear(name, layer, heads * key_dim, source, bias="absent")
     down = file.linear("attn_kv_a_mqa", layer, latent + shared, hidden, bias="absent")
     vector = down.part(0, latent)
+    absorb = file.linear("attn_k_b", layer, heads, latent, own, bias="absent")
     return Attention(
         heads=heads,
         kv_heads=1,
@@ -67,8 +68,9 @@ def latent_attention(
             down=vector,
             norm=file.norm("attn_kv_a_norm", layer, norm, latent),
             q_still=queries.part(0, own, key_dim),
-            absorb=file.linear("attn_k_b", layer, heads, latent, own, bias="absent"),
+            absorb=absorb,
             expand=file.linear("attn_v_b", layer, heads, value_dim, latent, bias="absent"),
+            keys=absorb.part(0, latent, latent).transposed(half=True),
             q_down=file.linear("attn_q_a", layer, rank, hidden, bias="absent") if rank else None,
             q_norm=file.norm("attn_q_a_norm", layer, norm, rank) if rank else None,
         ),

@@ -46,7 +46,7 @@ def formats(stored: Sequence[Stored], shape: Shape, kind: str) -> dict[str, Form
         else:
             wanted = kind.upper()
         fmt = FORMATS[wanted]
-        while isinstance(item, StoredMatrix) and item.cols % fmt.block:
+        while isinstance(item, StoredMatrix) and item.shape[-1] % fmt.block:
             fmt = FORMATS[_FALLBACK.get(fmt.name, "F16")]
         found[item.name] = fmt
     return found

@@ -154,6 +154,7 @@ def _latent(of: Latent, heads: int, some: Span) -> Latent:
         q_still=of.q_still and of_heads(of.q_still, heads, some),
         absorb=of.absorb and of_heads(of.absorb, heads, some),
         expand=of_heads(of.expand, heads, some),
+        keys=of.keys and of_heads(of.keys, heads, some),
     )
 
 

@@ -37,8 +37,8 @@ class StoredMatrix:
     The tensor counts as (all rows, cols), whatever its rank. Of every ``period`` rows those from
     ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole. Of what is taken there
     are the rows of some ``runs`` and the columns of others, ``columns``, one run after the other;
-    None is all. ``transposed``: those of each period are the columns of as many rows as they have
-    values, in f32.
+    None is all. Where it is ``transposed``, those of each period are the columns of as many rows as
+    they have values, in f32, or rounded to f16 as ``half``.
     """
 
     name: str
@@ -47,6 +47,7 @@ class StoredMatrix:
     each: int
     period: int
     transposed: bool = False
+    half: bool = False
     runs: tuple[Run, ...] | None = None
     columns: tuple[Run, ...] | None = None
 
@@ -162,10 +163,10 @@ class Linear:
         """Some rows of it: see `StoredMatrix.pick`."""
         return Linear(self.matrix.pick(*runs), self.bias and self.bias.pick(*runs))
 
-    def transposed(self) -> Linear:
-        """Each period of it with rows and columns exchanged; there is no bias."""
+    def transposed(self, *, half: bool = False) -> Linear:
+        """Each period of it with rows and columns exchanged, in f32 or f16; there is no bias."""
         assert self.bias is None
-        return Linear(replace(self.matrix, transposed=True))
+        return Linear(replace(self.matrix, transposed=True, half=half))
 
     @property
     def rows(self) -> int:

@@ -146,10 +146,12 @@ def flops_of(config: Config, tokens: int, start: int = 0, outputs: int = 1) -> f
 
 def _values_of_a_token(config: Config) -> Iterator[tuple[StoredMatrix | StoredVector, float]]:
     """Everything stored that a token needs, with the number of its values: of a mixture's experts
-    as many as it uses; no tables, where it looks up a row."""
-    tables = {config.embedding, config.positions} - {config.output.matrix}
+    as many as it uses; no tables, where it looks up a row; of a latent vector's two forms one."""
+    others = {config.embedding, config.positions} - {config.output.matrix}
     if config.layer_embeddings is not None:
-        tables.add(config.layer_embeddings.table)
+        others.add(config.layer_embeddings.table)
+    latents = (mixer.latent for mixer in config.attentions)
+    others |= {of.keys.matrix for of in latents if of is not None and of.keys is not None}
     shares = {
         stored: mixture.router.used / mixture.router.experts
         for layer in config.layers
@@ -159,7 +161,7 @@ def _values_of_a_token(config: Config) -> Iterator[tuple[StoredMatrix | StoredVe
         for stored in stored_in(part)
     }
     for stored in stored_in(config):
-        if stored not in tables:
+        if stored not in others:
             size = stored.rows * stored.cols if isinstance(stored, StoredMatrix) else stored.size
             yield stored, size * shares.get(stored, 1.0)
 

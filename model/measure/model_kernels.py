@@ -77,8 +77,8 @@ class ModelKernel:
 
 def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
     """The steps of a session with one sequence: decode steps by length bucket and output, prompt
-    steps by rows and length bucket. One output stands for all of a prompt's: what follows the
-    layers is as in a decode step.
+    steps by rows and length bucket, and whether they begin the sequence. One output stands for all
+    of a prompt's: what follows the layers is as in a decode step.
     """
     buckets, outputs = (
         shapes.lengths,
@@ -86,9 +86,10 @@ def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
     )
     decode = (StepShape(1, keys, output) for output in outputs for keys in buckets)
     prompt = (
-        StepShape(rows, keys, Output.GREEDY, prompt=rows)
+        StepShape(rows, keys, Output.GREEDY, prompt=rows, begins=begins)
         for rows in shapes.chunks
         for keys in buckets
+        for begins in sorted({False, shapes.begin_apart})
     )
     return (*decode, *prompt)
 

@@ -16,6 +16,8 @@ COARSE_ROWS, COARSE_CHUNKS = (0, 16, 64, 128, 256), (128, 512, 1024, 2048)
 EXACT_CHUNKS = (MAX_BATCH,)
 #: The most rows of a prompt step, where memory allows them.
 MOST_CHUNK = CHUNKS[-1]
+#: The same where ranks have whole layers: each works on a chunk of its own.
+MOST_PASSED_CHUNK = 512
 
 
 def row_bucket(rows: int) -> int:

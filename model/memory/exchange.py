@@ -13,11 +13,13 @@ from urdir.model.errors import SettingsError
 from urdir.model.families.description import Config, Share
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.exchange.all_reduce_two_shot import MOST_PART, part_of, stage_sizes
+from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.exchange.spec import MOST, describe_fault, inbox_nbytes, rounded
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import PinnedBuffer, Slice
+    from urdir.ptxgen.spec import KernelSpec
 
 #: Values of a rank that are exchanged in one shot at most: 8 MiB of an inbox, twice. What is more
 #: goes in several launches.
@@ -60,9 +62,15 @@ class ExchangeShape:
         """Whether a sum of so many values is made in two shots."""
         return self.part > 0 and values >= two_shots_from(self.ranks) and values % 4 == 0
 
+    def takes_one_launch(self, values: int) -> bool:
+        """Whether one launch makes such a sum, in one shot."""
+        return values <= self.capacity and not self.takes_two_shots(values)
+
     def sizes(self) -> dict[str, int]:
         """Bytes on each device, by name."""
-        sizes = {"inbox": inbox_nbytes(self.ranks, self.capacity), "epochs": self.capacity // 64}
+        counts = self.capacity // 64
+        inbox = inbox_nbytes(self.ranks, self.capacity)
+        sizes = {"inbox": inbox, "epochs": counts, "sent": counts}
         return sizes | (stage_sizes(self.ranks, self.part) if self.part else {})
 
 
@@ -84,6 +92,20 @@ class RankExchange:
     shape: ExchangeShape
     arguments: dict[str, Slice | PinnedBuffer]
     stage_arguments: dict[str, Slice | PinnedBuffer]
+
+    @property
+    def gives(self) -> Gives:
+        """How a product of this rank goes to the others."""
+        return Gives(self.share.ranks, self.share.rank, self.shape.capacity)
+
+    @property
+    def takes(self) -> SumOfRanks:
+        """How the next product takes what the ranks have given each other."""
+        return SumOfRanks(self.share.ranks, self.share.rank, self.shape.capacity)
+
+    def arguments_of(self, kernel: KernelSpec) -> dict[str, Slice | PinnedBuffer]:
+        """Those of `arguments` that a kernel takes."""
+        return {p.name: self.arguments[p.name] for p in kernel.params if p.name in self.arguments}
 
 
 class Exchange(Owner):
@@ -115,7 +137,8 @@ class Exchange(Owner):
             ranks = enumerate(self._memory)
             return {f"{name}{rank}": arena[name] for rank, arena in ranks for name in names}
 
-        inboxes = {**of_all("inbox"), "epochs": own["epochs"], "fault": fault}
+        counts = {name: own[name] for name in ("epochs", "sent")}
+        inboxes = {**of_all("inbox"), **counts, "fault": fault}
         stages: dict[str, Slice | PinnedBuffer] = {}
         if self.shape.part:
             stages = {**of_all("stage", "flags"), "rounds": own["rounds"], "fault": fault}

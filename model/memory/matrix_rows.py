@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 
 def format_in(of: StoredMatrix, tensor: Tensor) -> Format:
-    """The type that a matrix has here: the tensor's, or f32 where its groups of values would lie
-    across the rows."""
-    return FORMATS["F32"] if of.transposed else format_of(tensor.type_id)
+    """The type that a matrix has here: the tensor's, or f32 or f16 where its groups of values would
+    lie across the rows."""
+    if of.transposed:
+        return FORMATS["F16" if of.half else "F32"]
+    return format_of(tensor.type_id)
 
 
 def source_rows(of: StoredMatrix, tensor: Tensor) -> Any:
@@ -78,18 +80,20 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """The taken rows of every period as columns, f32."""
+    """The taken rows of every period as columns, f32 or f16."""
 
     taken: Rows
     of: StoredMatrix
     format: Format
 
     def __getitem__(self, part: slice) -> Bytes:
-        row_nbytes, height, width = 4 * self.of.cols, self.of.shape[-1], self.of.each
+        dtype = np.dtype(np.float16 if self.of.half else np.float32)
+        height, width = self.of.shape[-1], self.of.each
+        row_nbytes = dtype.itemsize * width
         row, last = part.start // row_nbytes, part.stop // row_nbytes
         first, end = row // height, -(-last // height)  # periods
         layout = Layout(self.format, (end - first) * width, height)
         values = layout.unpack(layout.pack(self.taken.read(first * width, end * width)))
         rows = values.reshape(-1, width, height).swapaxes(1, 2).reshape(-1, width)
-        wanted = rows[row - first * height : last - first * height].astype(np.float32)
+        wanted = rows[row - first * height : last - first * height].astype(dtype)
         return np.ascontiguousarray(wanted).reshape(-1).view(np.uint8)

@@ -254,7 +254,7 @@ def _label(of: Stored) -> str:
     if isinstance(of, StoredMatrix):
         rows = "" if of.each == of.period else f"[{of.first}:{of.first + of.each}]"
         columns = "" if of.columns is None else f" columns {_runs_text(of.columns)}"
-        return of.name + rows + some + columns + " transposed" * of.transposed
+        return of.name + rows + some + columns + " transposed" * of.transposed + " half" * of.half
     whole = StoredVector.whole(of.name, *of.shape)
     if of == whole:
         return of.name

@@ -21,7 +21,7 @@ from urdir.ptxgen.kernels.attention.choice import decode_attention, length_bucke
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
-from urdir.ptxgen.kernels.linear.summary import SUMMARY
+from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.packed import packed_nbytes
 
@@ -36,11 +36,16 @@ PARTIAL = {"partial": "partial", "softmax": "softmax", "arrived": "chunks arrive
 #: Buffers with the vectors of products.
 _INPUTS = (
     *("hidden", "heads", "activated", "layer gate", "latent q", "expanded"),
-    *("convolved", "low", "gate low", "expert sum"),
+    *("convolved", "low", "gate low", "expert sum", "latent"),
 )
 
+#: Keys and values of heads written out (`Attention.written_out`), f16: a cache of the sequence
+#: that a step begins, and its number there for each row, u32.
+WRITTEN_KEYS, WRITTEN_VALUES = "written keys", "written values"
+WRITTEN_SEQUENCE = "written sequence"
+
 #: Buffers that are zeros at first: kernels leave them so.
-ZEROED = frozenset({"experts arrived", "chunks arrived"})
+ZEROED = frozenset({"experts arrived", "chunks arrived", WRITTEN_SEQUENCE})
 
 
 def saved(name: str) -> str:
@@ -71,6 +76,7 @@ def workspace_sizes(
         if "activated" in sizes:
             wide = packed_nbytes(most, _widths(config)["activated"])
             sizes["activated"] = max(sizes["activated"], wide)
+        sizes |= _written_sizes(config, chunk)
     if "heads" in sizes:
         sizes["output heads"] = sizes["heads"] // most * rows
     if "attention gate" in sizes:
@@ -93,6 +99,18 @@ def _chunk_sizes(
     from urdir.model.memory.chunk_workspace import chunk_workspace
 
     return chunk_workspace(config.recurrents, rows, cache.max_len, chunk)
+
+
+def _written_sizes(config: Config, rows: int) -> dict[str, int]:
+    """Bytes of keys and values written out for the first rows of a sequence."""
+    mixers = [written for mixer in config.attentions if (written := mixer.written_out) is not None]
+    if not mixers or not rows:
+        return {}
+    return {
+        WRITTEN_KEYS: 2 * rows * max(mixer.key_width for mixer in mixers),
+        WRITTEN_VALUES: 2 * rows * max(mixer.value_width for mixer in mixers),
+        WRITTEN_SEQUENCE: 4 * rows,
+    }
 
 
 def _mixture_sizes(config: Config, rows: int, exact: bool) -> dict[str, int]:
@@ -142,6 +160,7 @@ def _widths(config: Config) -> dict[str, int]:
 def _latent_widths(mixers: Sequence[Attention]) -> dict[str, int]:
     """Values a row of what heads of latent vectors are made of."""
     shared = [mixer for mixer in mixers if mixer.latent is not None]
+    written = [own for mixer in shared if (own := mixer.written_out) is not None]
     latents = [mixer.latent for mixer in mixers if mixer.latent is not None]
     downs = [of.q_down.rows for of in latents if of.q_down is not None]
     return {
@@ -150,7 +169,11 @@ def _latent_widths(mixers: Sequence[Attention]) -> dict[str, int]:
         "q rotated": max((mixer.q.rows for mixer in shared), default=0),
         "k rotated": max((mixer.k.rows for mixer in shared if mixer.k is not None), default=0),
         "q still": max((of.q_still.rows for of in latents if of.q_still), default=0),
-        "q absorbed": max((of.absorb.rows for of in latents if of.absorb), default=0),
+        # keys written out lie there, too
+        "q absorbed": max(
+            [of.absorb.rows for of in latents if of.absorb] + [own.key_width for own in written],
+            default=0,
+        ),
         "expanded": max((of.expand.rows for of in latents), default=0),
     }
 

@@ -16,11 +16,14 @@ THREADS = 128
 
 @dataclass(frozen=True)
 class Join(KernelSpec):
-    """y[r] = (a[r], b[r]), a (rows, first) and b (rows, second) f32, both widths multiples of 4."""
+    """y[r] = (a[r / group], b[r]), a (rows / group, first) and b (rows, second) f32, both widths
+    multiples of 4: ``group`` rows beside each other have the same first part.
+    """
 
     rows: int
     first: int
     second: int
+    group: int = 1
 
     name = "join"
     template = ("urdir.templates", "join.ptx.j2")
@@ -28,10 +31,17 @@ class Join(KernelSpec):
     def __post_init__(self) -> None:
         if self.rows < 1:
             raise PtxgenError(f"join: {self.rows} rows")
+        if self.group < 1 or self.rows % self.group:
+            raise PtxgenError(f"join: {self.rows} rows in groups of {self.group}")
         if min(self.first, self.second) < 4 or self.first % 4 or self.second % 4:
             raise PtxgenError(f"join: rows of {self.first} and {self.second}: multiples of 4")
         if self.rows * self.vectors >= 2**31:
             raise PtxgenError(f"join: {self.rows} rows of {self.width} are too many")
+
+    @property
+    def groups(self) -> int:
+        """Rows of a."""
+        return self.rows // self.group
 
     @property
     def width(self) -> int:
@@ -46,7 +56,7 @@ class Join(KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         return (
-            Param("a", "f32", ("rows", "first"), Access.IN),
+            Param("a", "f32", ("groups", "first"), Access.IN),
             Param("b", "f32", ("rows", "second"), Access.IN),
             Param("y", "f32", ("rows", "width"), Access.OUT),
         )
@@ -57,7 +67,8 @@ class Join(KernelSpec):
         return LaunchShape(grid=(ctas, 1, 1), block=(THREADS, 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        return {"y": np.concatenate([inputs["a"], inputs["b"]], axis=1)}
+        firsts = np.repeat(inputs["a"], self.group, axis=0)
+        return {"y": np.concatenate([firsts, inputs["b"]], axis=1)}
 
     @classmethod
     def examples(cls) -> Mapping[str, Join]:
@@ -66,6 +77,7 @@ class Join(KernelSpec):
             "queries": cls(34, 64, 512),
             "odd vectors": cls(21, 12, 20),
             "exactly CTAs": cls(32, 8, 8),
+            "keys of heads": cls(21, 16, 12, group=3),
         }
 
     def flops(self) -> int:

@@ -1,4 +1,7 @@
-"""Several devices: peer access, copies, kernels that wait for each other, faults, races."""
+"""Several devices: peer access, copies, kernels that wait for each other, faults, races.
+
+(tests/model/engine/test_failing_rank.py has faults of GPUs.)
+"""
 
 from __future__ import annotations
 
@@ -67,6 +70,14 @@ def group() -> Iterator[Group]:
         yield opened
 
 
+@pytest.fixture
+def any_group(device_name: str, needs_gpus: Callable[[int], None]) -> Iterator[Group]:
+    """Of GPUs, too: for what ends none."""
+    needs_gpus(2)
+    with Group.open(device_name, 2) as opened:
+        yield opened
+
+
 def words(device: Device, name: str, *values: int) -> Buffer:
     buffer = device.allocate(16, name)
     buffer.upload(np.array([*values, 0, 0, 0, 0][:4], np.uint32))
@@ -108,11 +119,14 @@ def test_devices_that_cannot_reach_each_other_are_refused() -> None:
     assert api.live() == {}
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("queued", [True, False])
-def test_bytes_are_copied_from_device_to_device(group: Group, queued: bool) -> None:
+def test_bytes_are_copied_from_device_to_device(any_group: Group, queued: bool) -> None:
+    group = any_group
     values = np.random.default_rng(1).integers(0, 255, 1000, np.uint8)
     source, target = group[0].allocate(1000, "source"), group[1].allocate(1000, "target")
     source.upload(values)
+    group.synchronize()  # the bytes may be on their way
     with group[1].create_stream() as stream:
         target.copy_from(source, stream if queued else None)
         assert (target.download(np.uint8) == values).all()
@@ -146,7 +160,9 @@ def test_a_copy_between_devices_that_fails_is_named(group: Group, queued: bool) 
 _READ = "    ld.global.u32 %a, [%theirs];\n    st.global.u32 [%mine], %a;"
 
 
-def test_a_kernel_reads_a_peers_memory(group: Group, make_kernel: MakeKernel) -> None:
+@pytest.mark.sanitizer
+def test_a_kernel_reads_a_peers_memory(any_group: Group, make_kernel: MakeKernel) -> None:
+    group = any_group
     kernel = one_thread(make_kernel, "read", _READ, Access.OUT, Access.IN)
     mine, theirs = words(group[0], "mine"), words(group[1], "theirs", 41)
     plan = Plan("read")
@@ -209,7 +225,10 @@ def counting(make_kernel: MakeKernel, group: Group) -> tuple[list[Plan], list[Bu
     return plans, flags
 
 
-def test_kernels_of_two_devices_wait_for_each_other(group: Group, make_kernel: MakeKernel) -> None:
+def test_kernels_of_two_devices_wait_for_each_other(
+    any_group: Group, make_kernel: MakeKernel
+) -> None:
+    group = any_group
     plans, flags = counting(make_kernel, group)
     streams = [device.create_stream() for device in group]
     graphs = [record(plan, device) for plan, device in zip(plans, group, strict=True)]
@@ -230,6 +249,21 @@ def test_a_rank_that_never_comes_ends_all(group: Group, make_kernel: MakeKernel)
     assert "rank 1, emulator:sm_90a/1: no fault of its own" in text
     with pytest.raises(GroupError, match=r"a device has failed.*CUDA_ERROR_LAUNCH_TIMEOUT"):
         flags[1].download(np.uint32)
+
+
+def test_a_step_that_one_rank_is_refused_ends_all(group: Group, make_kernel: MakeKernel) -> None:
+    plans, flags = counting(make_kernel, group)
+    streams = [device.create_stream() for device in group]
+    graphs = [record(plan, device) for plan, device in zip(plans, group, strict=True)]
+    group[0].api.inject("cuGraphLaunch", 1)  # nobody waits yet
+    with pytest.raises(CudaError, match="cuGraphLaunch 'rank 0'"):
+        launch_together([*zip(graphs, streams, strict=True)])
+    group[0].api.inject("cuGraphLaunch", 2)
+    with pytest.raises(GroupError, match=r"rank 1 was refused a step.*'rank 1'") as caught:
+        launch_together([*zip(graphs, streams, strict=True)])
+    assert "rank 0, emulator:sm_90a: CUDA_ERROR_LAUNCH_TIMEOUT" in str(caught.value)
+    with pytest.raises(GroupError, match="close the group"):
+        flags[0].download(np.uint32)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

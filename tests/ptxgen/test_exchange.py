@@ -1,4 +1,4 @@
-"""Exchanges between emulated devices: sums and parts of all ranks, replays, a rank that is late."""
+"""Exchanges between devices: sums and parts of all ranks, replays, a rank that is late."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.exchange.all_gather import AllGather
 from urdir.ptxgen.kernels.exchange.all_reduce import AllReduce
 from urdir.ptxgen.kernels.exchange.all_reduce_two_shot import AllReduceTwoShot, stage_sizes
+from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.exchange.spec import Exchange, describe_fault, inbox_nbytes, rounded
+from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.weights.formats import FORMATS
 
 CAPACITY = 1024
 #: Values of a rank's part, and the CTAs that take turns with them, of a sum in two shots.
@@ -31,7 +34,8 @@ class Ranks:
     def __init__(self, group: Group) -> None:
         self.group = group
         inbox = inbox_nbytes(len(group), CAPACITY)
-        sizes = {"inbox": inbox, "epochs": 4 * CAPACITY // 256, "x": 8 * PART}
+        counts = 4 * CAPACITY // 256
+        sizes = {"inbox": inbox, "epochs": counts, "sent": counts, "x": 8 * PART}
         sizes |= {"y": 8 * PART, "residual": 8 * PART} | stage_sizes(len(group), PART)
         self.memory = [device.arena(sizes, "rank") for device in group]
         self.faults = [device.pinned(8, "fault") for device in group]
@@ -110,6 +114,7 @@ def test_every_rank_has_the_sum_in_the_order_of_the_ranks(ranks: Ranks) -> None:
             assert (y == in_order(x)).all()
 
 
+@pytest.mark.sanitizer
 def test_a_residual_is_added_to_the_sum(ranks: Ranks) -> None:
     rng, count = np.random.default_rng(4), len(ranks.group)
     kernels = [AllReduce(300, count, rank, CAPACITY, residual=True) for rank in range(count)]
@@ -118,6 +123,7 @@ def test_a_residual_is_added_to_the_sum(ranks: Ranks) -> None:
         assert (y == residual[0] + in_order(x)).all()
 
 
+@pytest.mark.sanitizer
 def test_a_replayed_graph_is_what_launches_are(ranks: Ranks) -> None:
     rng, count = np.random.default_rng(5), len(ranks.group)
     kernels = [AllReduce(513, count, rank, CAPACITY) for rank in range(count)]
@@ -147,6 +153,7 @@ def test_every_rank_has_the_parts_side_by_side(ranks: Ranks, rows: int) -> None:
             assert (y == np.concatenate(x, axis=1)).all()
 
 
+@pytest.mark.sanitizer
 def test_sums_and_parts_take_turns_in_one_inbox(ranks: Ranks) -> None:
     rng, count = np.random.default_rng(7), len(ranks.group)
     for number in range(6):
@@ -160,12 +167,73 @@ def test_sums_and_parts_take_turns_in_one_inbox(ranks: Ranks) -> None:
             assert (all_parts == np.concatenate(x)).all()
 
 
+@pytest.mark.sanitizer
+def test_products_are_given_as_they_are_made(ranks: Ranks) -> None:
+    check_given(ranks)
+
+
+def check_given(ranks: Ranks) -> None:
+    """The same graphs replayed, with sums by themselves and in the next product; other exchanges of
+    the same inboxes come between."""
+    rng, count, rows = np.random.default_rng(12), len(ranks.group), 320
+    with ExitStack() as owners:
+        graphs, products = [], []
+        for rank, device in enumerate(ranks.group):
+            gives = Gives(count, rank, CAPACITY)
+            product = Gemv(FORMATS["Q4_K"], rows, 256, activations="i16", gives=gives)
+            total = AllReduce(rows, count, rank, CAPACITY, residual=True, given=True)
+            weights = device.allocate(product.layout.nbytes, "weights")
+            weights.upload(product.make_inputs(rng)["weights"])
+            own = device.allocate(4 * rows, "own")
+            words = {f"inbox{other}": ranks.memory[other]["inbox"] for other in gives.others}
+            words |= {name: ranks.memory[rank][name] for name in ("epochs", "sent")}
+            plans = [Plan(f"rank {rank}"), Plan(f"rank {rank}, next product")]
+            for plan in plans:
+                plan.launch(
+                    product, "product", weights=weights, x=ranks.memory[rank]["x"], y=own, **words
+                )
+            plans[0].launch(total, "sum", **ranks.arguments(total) | {"x": own})
+            takes = Gemv(FORMATS["F32"], 40, rows, after=SumOfRanks(count, rank, CAPACITY))
+            next_weights = device.allocate(takes.layout.nbytes, "next weights")
+            next_weights.fill(0)
+            plans[1].launch(
+                takes,
+                "next product",
+                weights=next_weights,
+                x=own,
+                before=ranks.memory[rank]["residual"],
+                y=device.allocate(4 * 40, "next product"),
+                stream=ranks.memory[rank]["y"],
+                fault=ranks.faults[rank],
+                **{f"inbox{rank}": ranks.memory[rank]["inbox"]},
+                **{name: ranks.memory[rank][name] for name in ("epochs", "sent")},
+            )
+            graphs.append([owners.enter_context(record(plan, device)) for plan in plans])
+            products.append(own)
+        for number in range(6):
+            x, residual = values(rng, count, 256), values(rng, 1, rows) * count
+            ranks.put(x=x, residual=residual)
+            chosen = [of[number % 2] for of in graphs]
+            launch_together([*zip(chosen, ranks.streams, strict=True)])
+            ranks.group.synchronize()
+            given = [own.download(np.float32, rows) for own in products]
+            assert all(np.abs(part).max() > 0 for part in given)
+            for arena in ranks.memory:
+                y = arena["y"].download(np.float32, (rows,))
+                assert (y == residual[0] + in_order(given)).all()
+            n = 1 + 100 * number
+            x = values(rng, count, n)
+            for y in ranks.run([AllReduce(n, count, r, CAPACITY) for r in range(count)], x=x):
+                assert (y == in_order(x)).all()
+
+
 def two_shots(n: int, ranks: int, **fields: Any) -> list[AllReduceTwoShot]:
     """One for each rank."""
     fields = {"most_ctas": CTAS, **fields}
     return [AllReduceTwoShot(n, ranks, rank, PART, **fields) for rank in range(ranks)]
 
 
+@pytest.mark.sanitizer
 def test_two_shots_give_the_bits_of_one(ranks: Ranks) -> None:
     """Parts of any size, with and without a rest; rounds go on, and any rank may lag behind."""
     rng, count = np.random.default_rng(10), len(ranks.group)
@@ -230,7 +298,6 @@ def test_a_rank_that_never_comes_to_two_shots_is_named(emulated_ranks: Ranks) ->
         ranks.streams[0].synchronize()
 
 
-@pytest.mark.sanitizer
 def test_exchanges_have_no_races() -> None:
     with Group.open("emulator", 2, api=emulated(device_count=2, sanitize=True)) as group:
         ranks, rng = Ranks(group), np.random.default_rng(9)
@@ -245,6 +312,7 @@ def test_exchanges_have_no_races() -> None:
             x = values(rng, 2, n)
             for y in ranks.run(two_shots(n, 2), x=x):
                 assert (y == in_order(x)).all()
+        check_given(ranks)
 
 
 @pytest.mark.parametrize(
@@ -279,6 +347,16 @@ def test_exchanges_that_cannot_be_are_refused(fields: dict[str, int], message: s
 def test_two_shots_that_cannot_be_are_refused(fields: dict[str, int], message: str) -> None:
     with pytest.raises(PtxgenError, match=message):
         AllReduceTwoShot(**{"n": 4096, "ranks": 2, "rank": 0, "capacity": 2048, **fields})
+
+
+def test_products_that_cannot_be_given_are_refused() -> None:
+    q8 = FORMATS["Q8_0"]
+    with pytest.raises(PtxgenError, match="300 values of a rank, inboxes have room for 256"):
+        Gemv(q8, 300, 64, gives=Gives(2, 0, 256))
+    with pytest.raises(PtxgenError, match="rank 2 of 2"):
+        Gemv(q8, 3, 64, gives=Gives(2, 2, 256))
+    with pytest.raises(PtxgenError, match="one matrix gives"):
+        Gemv(q8, 3, 64, others=((q8, 3),), gives=Gives(2, 0, 256))
 
 
 def test_widths_are_of_the_ranks() -> None:

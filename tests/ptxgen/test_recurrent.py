@@ -13,6 +13,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.prefill_scan import PrefillScan
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 
@@ -28,8 +29,15 @@ KERNELS = {
     "delta rule by channel": BY_CHANNEL,
     "delta rule with a floor": replace(BY_CHANNEL, floor=-5.0),
     "scan": GatedRecurrence(32, 2, 64, 1, 4, 2, 16, 20, delta=False, order="vkq"),
-    "selective scan": SelectiveScan(32, 2, 64, 1, 20, 16),
+    "selective scan": PrefillScan(32, 2, 64, 1, 20, 16),
 }
+
+
+def of_single_rows(spec: RecurrentRows) -> RecurrentRows:
+    """The kernel of one row that does what ``spec`` does."""
+    if isinstance(spec, PrefillScan):
+        return SelectiveScan(1, spec.sequences, spec.max_len, 0, spec.channels, spec.size)
+    return replace(spec, rows=1, segments=0)
 
 
 def steps(device: Device, spec: RecurrentRows, inputs: dict[str, Any], counts: list[int]) -> Any:
@@ -61,7 +69,7 @@ def test_chunks_of_any_size_give_what_single_tokens_give(name: str, device: Devi
     """Bit for bit: a state is moved on token by token in every launch."""
     whole = KERNELS[name]
     inputs = whole.make_inputs(np.random.default_rng(3))
-    single = replace(whole, rows=1, segments=0)
+    single = of_single_rows(whole)
     expected, state = steps(device, single, inputs, [1] * TOKENS)
     assert np.isfinite(expected).all()
     for counts in ([TOKENS], [1, 2, 26], [3, 9, 16, 1]):
@@ -107,7 +115,7 @@ def test_segments_side_by_side_give_what_single_tokens_give(name: str, device: D
             results[s].append(made["y"][rows])
     assert done == lengths
     np.testing.assert_array_equal(after[[1, 4]], shared[state][[1, 4]])
-    single = replace(spec, rows=1, sequences=2, segments=0)
+    single = of_single_rows(replace(spec, sequences=2))
     for s, count in lengths.items():
         own = tokens[s] | {n: v for n, v in shared.items() if n not in by_row}
         own[state] = shared[state][:2]
@@ -140,6 +148,16 @@ def test_a_recurrence_refuses(fields: dict[str, int], text: str) -> None:
 def test_a_selective_scan_refuses(fields: dict[str, int]) -> None:
     with pytest.raises(PtxgenError, match="values"):
         replace(KERNELS["selective scan"], **fields)
+
+
+def test_a_scan_of_single_rows_takes_no_segments_and_one_of_prompts_some() -> None:
+    prompt = KERNELS["selective scan"]
+    with pytest.raises(PtxgenError, match="no segments"):
+        replace(prompt, segments=0)
+    with pytest.raises(PtxgenError, match="prefill_scan"):
+        replace(of_single_rows(prompt), segments=1)
+    with pytest.raises(PtxgenError, match="1 to 8"):
+        replace(prompt, warps=9)
 
 
 @pytest.mark.parametrize("fields", [{"taps": 1}, {"taps": 10}, {"channels": 0}])

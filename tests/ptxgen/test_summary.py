@@ -11,8 +11,8 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
-from urdir.ptxgen.kernels.linear.summary import summary
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.summary import summary
 from urdir.ptxgen.weights.formats import FORMATS
 
 RMS = Norm("rms", 1e-5)

@@ -49,7 +49,8 @@ FLAGS: tuple[Flag, ...] = (
     Served(
         "-b --batch-size",
         ("memory",),
-        "tokens of a prompt that are processed at once, at most (default: 2048)",
+        "tokens of a prompt that are processed at once, at most (default: 2048, with "
+        "--split layers 512)",
         {"type": values.whole_number(1), "metavar": "N"},
     ),
     Served(

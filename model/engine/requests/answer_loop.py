@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from urdir.driver.errors import CudaError, DriverError
+from urdir.driver.errors import CudaError, DriverError, GroupError
 from urdir.model.engine.requests.answer import Answer, Item
 from urdir.model.engine.requests.choices import DeviceChoices, HostChoices
 from urdir.model.engine.requests.launcher import Launcher
@@ -155,7 +155,7 @@ class AnswerLoop(Owner):
         """A round failed: the requests that have begun end, or all where the device is lost. What
         is queued is theirs alone, so that nobody reads it."""
         self._launcher.clear()
-        if isinstance(error, CudaError) and error.sticky:
+        if isinstance(error, GroupError) or (isinstance(error, CudaError) and error.sticky):
             self._lost = DeviceLostError(f"the device is lost, open the model again: {error}")
             self._lost.__cause__ = error
             self._answers.fail_all(self._lost)

@@ -61,6 +61,7 @@ def _attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
             q_still=queries.part(0, still, key_dim) if still else None,
             absorb=up.part(0, still, both).transposed() if still else None,
             expand=up.part(still, value_dim, both),
+            keys=up.part(0, still, both) if still else None,
             q_down=file.linear("attn_q_a", layer, rank, hidden, bias="absent"),
             q_norm=file.norm("attn_q_a_norm", layer, norm, rank),
         ),

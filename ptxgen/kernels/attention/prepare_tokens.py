@@ -38,7 +38,8 @@ class PrepareTokens(KernelSpec):
 
     Queries are no parameter where nothing happens to them; keys and values are none where the token
     is not appended: any heads can then be prepared in place. Values that are the end of keys are
-    none either. Norms over rows are another kernel's.
+    none either. Without query ``heads`` keys and values alone are prepared. Norms over rows are
+    another kernel's.
     """
 
     heads: int
@@ -51,7 +52,7 @@ class PrepareTokens(KernelSpec):
 
     def __post_init__(self) -> None:
         token = self.token
-        if self.heads < 1:
+        if self.heads < 0:
             raise PtxgenError(f"tokens of {self.heads} query heads")
         if not 1 <= self.rows <= 65535:
             raise PtxgenError(f"tokens of {self.rows} rows: 1 to 65535")
@@ -67,8 +68,12 @@ class PrepareTokens(KernelSpec):
     @property
     def has_queries(self) -> bool:
         """Whether something happens to queries."""
-        token = self.token
-        return not (token.rope is None and token.qk_norm is None and token.temperature is None)
+        return self.heads > 0 and (self.changes_keys or self.token.temperature is not None)
+
+    @property
+    def changes_keys(self) -> bool:
+        """Whether something happens to keys (and queries) beside their rounding."""
+        return self.token.rope is not None or self.token.qk_norm is not None
 
     @property
     def kv_heads(self) -> int:
@@ -176,7 +181,7 @@ class PrepareTokens(KernelSpec):
     def tolerance(self) -> Tolerance:
         # sin.approx and cos.approx: 2^-20.5 absolute (PTX ISA, "sin"); both enter every value.
         # The factors of norm and temperature have smaller errors.
-        if not (self.has_queries or self.token.v_norm):
+        if not (self.has_queries or self.changes_keys or self.token.v_norm):
             return Tolerance()
         return Tolerance(rtol=2e-6 * max(1.0, self.token.rope.magnitude if self.token.rope else 1))
 
@@ -218,7 +223,7 @@ class PrepareTokens(KernelSpec):
             # what the cache holds exactly, where something is computed: no error of that decides a
             # rounding
             heads = name[0]
-            if token.v_norm if heads == "v" else self.has_queries:
+            if token.v_norm if heads == "v" else self.changes_keys:
                 for row, position in enumerate(inputs["position"].tolist()):
                     stored = cache.rounded(inputs[heads][row])
                     inputs[heads][row] = token.origin_of(heads, stored, position, inputs)
@@ -323,6 +328,15 @@ class PrepareTokens(KernelSpec):
                 KvLayout(2, 2, 70, 96, "q8_0"),
                 3,
                 OwnToken(Rotation(96, "interleaved", 1.3), QK_NORM, V_NORM, Temperature(0.5, 8, 1)),
+            ),
+            "keys alone": cls(
+                0,
+                KvLayout(2, 1, 30, 96, "f16", value_dim=64, values_in_keys=True),
+                3,
+                OwnToken(Rotation(32, "interleaved")),
+            ),
+            "keys and values alone": cls(
+                0, KvLayout(1, 2, 30, 64, "f32", value_dim=40), 2, OwnToken(part)
             ),
             "queries alone": cls(
                 2, KvLayout(1, 2, 30, 320, "f16"), 2, OwnToken(part, weightless, appends=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.exchange.spec import Exchange
-from urdir.ptxgen.kernels.linear.summary import SUMMARY, summary
+from urdir.ptxgen.kernels.summary import SUMMARY, summary
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
 
@@ -20,11 +20,13 @@ class AllReduce(Exchange):
 
     All ranks get the same bits. One shot: made for the few values of a decode step. Where the sum
     is rows of ``cols`` values (0: whatever it is), a multiple of 32, the norm that follows is
-    begun, as `GemmSmall` does that summarises.
+    begun, as `GemmSmall` does that summarises. ``given``: the kernel that made x has sent it to the
+    others (`Gives`).
     """
 
     residual: bool = False
     cols: int = 0
+    given: bool = False
 
     name = "all_reduce"
     template = ("urdir.templates", "all_reduce.ptx.j2")
@@ -81,6 +83,7 @@ class AllReduce(Exchange):
             "the last of four": cls(n=515, ranks=4, rank=3, capacity=1024, residual=True),
             "between": cls(n=1, ranks=3, rank=1, capacity=512),
             "begins a norm": cls(480, 2, 1, capacity=512, residual=True, cols=96),
+            "given": cls(n=300, ranks=3, rank=1, capacity=512, residual=True, given=True),
         }
 
     def flops(self) -> int:

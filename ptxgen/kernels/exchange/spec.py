@@ -2,9 +2,10 @@
 
 Every rank has an *inbox*, (2, ranks, capacity) u64: a place for each value of each rank, twice. A
 word is an f32 value (its low half) and the epoch it is of. A rank writes its words into the inboxes
-of all others and waits for theirs in its own, so that values need no flags beside them. In each
-epoch one half is used. That is enough: a rank writes a place again two epochs later, and between
-the two it has had a word of the epoch between, which the other wrote after it had read the place.
+of all others (the exchange itself, or the product before it: `Gives`) and waits for theirs in its
+own, so that values need no flags beside them. In each epoch one half is used. That is enough: a
+rank writes a place again two epochs later, and between the two it has had a word of the epoch
+between, which the other wrote after it had read the place.
 
 ``epochs`` (capacity / THREADS,) u32 count what the CTAs of a rank have done, and are in device
 memory: a graph that is replayed goes on counting. All ranks launch the same exchanges in the same
@@ -49,12 +50,23 @@ def describe_fault(word: int) -> str:
     return f"waited in vain for rank {awaited - 1}, in epoch {epoch}" if awaited else ""
 
 
-def check_ranks(name: str, rank: int, ranks: int, polls: int) -> None:
+def check_ranks(name: str, rank: int, ranks: int, polls: int = POLLS) -> None:
     """Raise PtxgenError for a kernel ``name`` of no rank, or one that never looks."""
     if not 2 <= ranks <= 16 or not 0 <= rank < ranks:
         raise PtxgenError(f"{name}: rank {rank} of {ranks}: of 2 to 16")
     if not 1 <= polls < 2**31:
         raise PtxgenError(f"{name}: {polls} polls, expected 1 ... 2^31 - 1")
+
+
+def check_inbox(name: str, values: int, ranks: int, capacity: int) -> None:
+    """Raise PtxgenError for an inbox that cannot be, or too small for ``values`` of a rank."""
+    if capacity % THREADS or not 0 < capacity * ranks <= MOST:
+        raise PtxgenError(
+            f"{name}: an inbox for {capacity} values of {ranks} ranks: a multiple of {THREADS}, "
+            f"together at most {MOST}"
+        )
+    if not 1 <= values <= capacity:
+        raise PtxgenError(f"{name}: {values} values of a rank, inboxes have room for {capacity}")
 
 
 @dataclass(frozen=True)
@@ -67,17 +79,12 @@ class Exchange(KernelSpec):
     capacity: int
     polls: int = POLLS
 
+    #: See `AllReduce`, which has this as a field.
+    given = False
+
     def __post_init__(self) -> None:
         check_ranks(self.name, self.rank, self.ranks, self.polls)
-        if self.capacity % THREADS or not 0 < self.capacity * self.ranks <= MOST:
-            raise PtxgenError(
-                f"{self.name}: an inbox for {self.capacity} values of {self.ranks} ranks: a "
-                f"multiple of {THREADS}, together at most {MOST}"
-            )
-        if not 1 <= self.most <= self.capacity:
-            raise PtxgenError(
-                f"{self.name}: {self.most} values of a rank, inboxes have room for {self.capacity}"
-            )
+        check_inbox(self.name, self.most, self.ranks, self.capacity)
 
     @property
     def most(self) -> int:
@@ -90,6 +97,11 @@ class Exchange(KernelSpec):
         return tuple(rank for rank in range(self.ranks) if rank != self.rank)
 
     @property
+    def inboxes(self) -> tuple[int, ...]:
+        """The ranks whose inboxes it takes."""
+        return (self.rank,) if self.given else tuple(range(self.ranks))
+
+    @property
     def ctas(self) -> int:
         """CTAs that the inbox has places for."""
         return self.capacity // THREADS
@@ -99,7 +111,7 @@ class Exchange(KernelSpec):
         """What every exchange takes after its own parameters."""
         inbox = (2, "ranks", "capacity")
         return (
-            *(Param(f"inbox{rank}", "u64", inbox, Access.INOUT) for rank in range(self.ranks)),
+            *(Param(f"inbox{rank}", "u64", inbox, Access.INOUT) for rank in self.inboxes),
             Param("epochs", "u32", ("ctas",), Access.INOUT),
             Param("fault", "u64", (1,), Access.INOUT),
         )
@@ -115,9 +127,9 @@ class Exchange(KernelSpec):
         epochs[: self.launch_shape.grid[0]] += 1
         at = np.arange(self.most)
         epoch = epochs[at // THREADS]
-        left = {f"inbox{rank}": inputs[f"inbox{rank}"].copy() for rank in range(self.ranks)}
+        left = {f"inbox{rank}": inputs[f"inbox{rank}"].copy() for rank in self.inboxes}
         own = inputs["x"].reshape(-1)
-        for rank in self.others:
+        for rank in () if self.given else self.others:
             place = at[: own.size]
             words = epoch[place].astype(np.uint64) << np.uint64(32) | own.view(np.uint32)
             left[f"inbox{rank}"][epoch[place] & 1, self.rank, place] = words
@@ -135,7 +147,7 @@ class Exchange(KernelSpec):
         inputs["fault"] = np.zeros(1, np.uint64)
         at = np.arange(self.most)
         epoch = (inputs["epochs"] + np.uint32(1))[at // THREADS]
-        for rank in range(self.ranks):
+        for rank in self.inboxes:
             inputs[f"inbox{rank}"] = np.zeros((2, self.ranks, self.capacity), np.uint64)
         for rank in self.others:
             bits = rng.standard_normal(at.size).astype(np.float32).view(np.uint32)
@@ -145,7 +157,7 @@ class Exchange(KernelSpec):
 
     def bytes_moved(self) -> int:
         """Values and words, of the places that are used."""
-        return 4 * self.n + 2 * 8 * self.n * (self.ranks - 1)
+        return 4 * self.n + (2 - self.given) * 8 * self.n * (self.ranks - 1)
 
     def flops(self) -> int:
         return 0

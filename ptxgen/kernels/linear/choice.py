@@ -8,14 +8,15 @@ from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.linear.cut import CutOptions
 from urdir.ptxgen.kernels.linear.ends import is_first
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Activations, Gemv
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, LinearSpec
-from urdir.ptxgen.kernels.linear.summary import SUMMARY
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.weights.formats import Format
 
 #: Most tiles an SM of a launch in clusters: see `cluster_for`. On an H200 the gate and up matrices
@@ -77,6 +78,7 @@ class LinearRequest:
     ``after``, ``stream_scaled``: see `Gemv`, for one vector where `fits_gemv` says so.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
     ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
+    ``gives``: see `Gemv`, where `fits_gemv` says so.
     """
 
     limits: Limits
@@ -95,10 +97,11 @@ class LinearRequest:
     fill: bool = False
     ends_block: bool = False
     alone: bool = False
-    after: Norm | None = None
+    after: Norm | SumOfRanks | None = None
     stream_scaled: bool = False
     summarised: bool = False
     summarises: bool = False
+    gives: Gives | None = None
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -196,6 +199,7 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
             alone=request.alone,
             after=request.after,
             stream_scaled=request.stream_scaled,
+            gives=request.gives,
         )
     if request.after is not None:
         raise PtxgenError(f"{request.after} after a block: not for {request.cols} columns")

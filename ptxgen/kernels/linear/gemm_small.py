@@ -14,9 +14,9 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.balance import balanced
 from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, odd_cols
-from urdir.ptxgen.kernels.linear.summary import SUMMARY, summary
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.summary import SUMMARY, summary
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS, Layout

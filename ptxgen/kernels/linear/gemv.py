@@ -11,6 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
 from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
 from urdir.ptxgen.kernels.linear.spec import odd_cols
@@ -26,6 +27,8 @@ LEAST_WARPS = 4
 MAX_REGISTERS = 170
 #: Registers of a thread beside the arrays of the stream and of norms, with a margin.
 OTHER_REGISTERS = 56
+#: Those that words of other ranks take beside.
+WORD_REGISTERS = 16
 #: Bytes of a unit's activations in shared memory: see templates/_linear_tile_x.j2.
 RECORD_NBYTES = {"f32": 144, "i16": 80}
 
@@ -40,16 +43,18 @@ class Gemv(TiledSpec):
     each 32 columns / 32639, relative error 2e-5, and multiplied with the quants exactly on tensor
     cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads activations before
     weights. ``after``: x is what a block made, and the stream in its place, stream = before +
-    after(x), with ``post_norm`` and ``post_norm_bias``. It is stored as well; x and ``before`` are
-    other buffers. ``stream_scaled``: times ``stream_scale`` (1,).
+    after(x), with ``post_norm`` and ``post_norm_bias``, or before + the sum of the ranks' x. It is
+    stored as well; x and ``before`` are other buffers. ``stream_scaled``: times ``stream_scale``
+    (1,). ``gives``: y is one of several ranks' addends, and is sent to the others.
 
     Raises PtxgenError for "i16" with unquantised types, and for a scale without ``after``.
     """
 
     activations: Activations = "f32"
     alone: bool = False
-    after: Norm | None = None
+    after: Norm | SumOfRanks | None = None
     stream_scaled: bool = False
+    gives: Gives | None = None
 
     name = "gemv"
     template = ("urdir.templates", "gemv.ptx.j2")
@@ -64,6 +69,14 @@ class Gemv(TiledSpec):
             raise PtxgenError("gemv: no stream to scale: after is None")
         if self.after and self.cluster > 1:
             raise PtxgenError(f"gemv: after a block {self.after} is for a cluster of 1")
+        if isinstance(self.after, SumOfRanks):
+            self.after.check(self.name, self.cols)
+            if self.gives is not None:
+                raise PtxgenError("gemv: a product takes from other ranks, or gives to them")
+        if self.gives is not None:
+            if self.others:
+                raise PtxgenError("gemv: one matrix gives its product to other ranks, not several")
+            self.gives.check(self.name, self.rows)
 
     @staticmethod
     def fits(
@@ -72,7 +85,7 @@ class Gemv(TiledSpec):
         activations: Activations,
         shared: int,
         norm: Norm | None = None,
-        after: Norm | None = None,
+        after: Norm | SumOfRanks | None = None,
         cluster: int = 1,
     ) -> bool:
         """Whether ``shared`` bytes of shared memory have room for the activations and the tiles of
@@ -86,7 +99,8 @@ class Gemv(TiledSpec):
         blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster * warps)
         if after is not None:
             arrays = 2 + max(_arrays(after), _arrays(norm))
-            has_registers = 8 * arrays * blocks + OTHER_REGISTERS <= _most_registers(warps)
+            others = OTHER_REGISTERS + (WORD_REGISTERS if isinstance(after, SumOfRanks) else 0)
+            has_registers = 8 * arrays * blocks + others <= _most_registers(warps)
         else:
             arrays = 1 + _arrays(norm) if norm is not None and is_first(norm) else 1
             has_registers = 8 * arrays * blocks + 16 <= _most_registers(warps)
@@ -115,12 +129,21 @@ class Gemv(TiledSpec):
     @property
     def after_text(self) -> str:
         """What is added to the stream, for a template's contract."""
+        if isinstance(self.after, SumOfRanks):
+            return "the sum of the ranks' x"
         return norm_text(self.after, "post_norm")
 
     @property
+    def sums_ranks(self) -> bool:
+        """Whether the stream takes a sum of ranks."""
+        return isinstance(self.after, SumOfRanks)
+
+    @property
     def params(self) -> tuple[Param, ...]:
-        """Beside those of every linear kernel, what is known of the stream."""
+        """Beside those of every linear kernel, what is known of the stream and of other ranks."""
         plain, after, row = super().params, self.after, ("batch", "cols")
+        if self.gives is not None:
+            plain += self.gives.params
         if after is None:
             return plain
         given = (
@@ -130,15 +153,45 @@ class Gemv(TiledSpec):
             (self.stream_scaled, Param("stream_scale", "f32", (1,), Access.IN)),
             (True, Param("stream", "f32", row, Access.OUT)),
         )
-        return plain + tuple(param for present, param in given if present)
+        of_ranks = after.params if isinstance(after, SumOfRanks) else ()
+        return plain + tuple(param for present, param in given if present) + of_ranks
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
+        outputs = self._products(**inputs)
+        if self.gives is not None:
+            outputs |= self.gives.reference(outputs["y"].reshape(-1), inputs)
+        return outputs
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        inputs = super().make_inputs(rng)
+        if self.gives is not None:
+            inputs |= self.gives.make_inputs(rng)
+        if isinstance(self.after, SumOfRanks):
+            inputs |= self.after.make_inputs(self.cols, rng)
+        return inputs
+
+    def bytes_moved(self) -> int:
+        if self.gives is not None:
+            return replace(self, gives=None).bytes_moved() + self.gives.bytes_moved(self.rows)
+        if isinstance(self.after, SumOfRanks):
+            stream = 2 * 4 * self.cols  # before, and itself
+            alone = replace(self, after=None, stream_scaled=False).bytes_moved()
+            return alone + stream + self.after.bytes_moved(self.cols)
+        return super().bytes_moved()
+
+    def _products(self, **inputs: Any) -> dict[str, Array]:
+        """y, and the stream where that is made."""
         if self.after is None:
             return super().reference(**inputs)
-        made = self.after(inputs["x"], inputs.get("post_norm"), inputs.get("post_norm_bias"))
+        left = {}
+        if isinstance(self.after, SumOfRanks):
+            made = self.after.total(inputs["x"].reshape(-1), inputs)
+            left = self.after.left(self.cols, inputs)
+        else:
+            made = self.after(inputs["x"], inputs.get("post_norm"), inputs.get("post_norm_bias"))
         stream = (inputs["before"] + made) * inputs.get("stream_scale", 1.0)
         outputs = super().reference(**{**inputs, "x": stream})
-        return outputs | {"stream": stream.astype(np.float32)}
+        return outputs | {"stream": stream.astype(np.float32)} | left
 
     @property
     def lane_blocks(self) -> int:
@@ -259,6 +312,27 @@ class Gemv(TiledSpec):
             "some biases": cls(
                 q4_k, 19, 768, bias=(False, True, False), others=((q4_k, 5), (q6_k, 7))
             ),
+            "given": cls(
+                q4_k, 300, 512, activations="i16", gives=Gives(ranks=3, rank=1, capacity=512)
+            ),
+            "given by clusters": cls(
+                q6_k, 40, 2304, bias=True, scale=0.5, cluster=2, gives=Gives(2, 0, 256)
+            ),
+            "after ranks": cls(
+                q4_k, 19, 768, activations="i16", norm=rms, after=SumOfRanks(2, 1, 1024)
+            ),
+            "after ranks, gated": cls(
+                q8, 21, 1184, activations="i16", gated=True, norm=rms, after=SumOfRanks(3, 1, 1280)
+            ),
+            "after ranks, several matrices": cls(
+                q6_k,
+                5,
+                512,
+                split=1,
+                after=SumOfRanks(2, 0, 512),
+                stream_scaled=True,
+                others=((q4_k, 5), (q8, 7)),
+            ),
             "after a block": cls(
                 q4_k, 19, 768, activations="i16", norm=rms, after=fine, others=((q4_k, 5), (q8, 7))
             ),
@@ -295,7 +369,7 @@ class Gemv(TiledSpec):
         }
 
 
-def _arrays(norm: Norm | None) -> int:
+def _arrays(norm: Norm | SumOfRanks | None) -> int:
     """Vectors that a norm has beside x."""
     return 0 if norm is None else norm.weight + norm.bias
 

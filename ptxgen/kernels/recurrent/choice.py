@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
+from urdir.ptxgen.kernels.recurrent.prefill_scan import MAX_WARPS, PrefillScan
 from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
-from urdir.ptxgen.spec import Access
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
+from urdir.ptxgen.spec import Access, ceil_div
 
 #: Rows of prompts from which on chunks pay.
 CHUNKED_ROWS = 32
@@ -40,3 +43,16 @@ def _pays(fields: dict[str, Any]) -> bool:
     if not fields["segments"] or fields["rows"] < CHUNKED_ROWS:
         return False
     return ChunkedRecurrence.serves(fields["key_dim"], fields["value_dim"], fields["delta"])
+
+
+def selective_scan(sms: int, **fields: Any) -> SelectiveScan:
+    """The kernel of Mamba's scan on a device with so many SMs; ``fields`` are `SelectiveScan`'s.
+
+    Over prompts each SM has a CTA, where these are large enough for all channels. Raises
+    PtxgenError for shapes that no kernel handles.
+    """
+    if not fields["segments"]:
+        return SelectiveScan(**fields)
+    scan = PrefillScan(**fields)
+    warps = ceil_div(scan.channels * scan.lanes, 32 * sms)
+    return replace(scan, warps=min(MAX_WARPS, warps))

@@ -48,6 +48,12 @@ class SelectiveScan(RecurrentRows):
                 f"selective_scan: {self.size} values: at most {MAX_VALUES} for each of "
                 f"{self.lanes} lanes"
             )
+        self.check_segments()
+
+    def check_segments(self) -> None:
+        """Raise PtxgenError for rows that are another kernel's."""
+        if self.segments:
+            raise PtxgenError("selective_scan: segments are prefill_scan's")
 
     @property
     def lanes(self) -> int:
@@ -113,16 +119,12 @@ class SelectiveScan(RecurrentRows):
 
     @classmethod
     def examples(cls) -> Mapping[str, SelectiveScan]:
-        single, prompt, several = (partial(cls, max_len=64, segments=n) for n in (0, 1, 4))
+        single = partial(cls, max_len=64, segments=0)
         return {
             "one row": single(1, 2, channels=10, size=8),
             "rows": single(6, 5, channels=70, size=16),
             "long states": single(3, 3, channels=33, size=128),
             "odd vectors": single(2, 2, channels=9, size=12),
-            "a prompt": prompt(37, 2, channels=70, size=16),
-            "a prompt of one": prompt(1, 1, channels=5, size=16),
-            "a prompt of long states": prompt(8, 1, channels=40, size=128),
-            "segments": several(50, 6, channels=40, size=16),
         }
 
     def flops(self) -> int:

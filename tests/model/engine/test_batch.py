@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
+from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.memory.buckets import chunks_of, row_bucket
 
 EXACT = st.booleans()
@@ -44,6 +44,21 @@ def test_a_prompt_is_one_step_not_much_larger(count: int) -> None:
     assert shape.rows <= (64 if count <= 64 else 1.5 * count)
 
 
+def test_a_step_begins_a_sequence_alone_and_from_its_first_token_on() -> None:
+    shapes = ShapeBuckets.of(chunks_of(False), 8192, 4, 8, begin_apart=True)
+    assert shapes.prompt(0, 30)[0].begins
+    assert not shapes.prompt(2048, 2078)[0].begins
+    whole, rest = Segment(0, 0, 30), Segment(1, 5, 30)
+    for batch, begins in (
+        (Batch((), (whole,)), True),
+        (Batch((), (rest,)), False),
+        (Batch((2,), (whole,)), False),
+        (Batch((), (whole, Segment(1, 0, 30))), False),
+    ):
+        assert shapes.of_batch(batch, 30, Output.NONE).begins == begins
+    assert not ShapeBuckets.of(chunks_of(False), 8192).prompt(0, 30)[0].begins
+
+
 @given(rows=st.integers(1, 256), length=st.integers(1, 8192), steps=st.integers(1, 4))
 def test_decode_steps_have_room(rows: int, length: int, steps: int) -> None:
     shapes = ShapeBuckets.of(chunks_of(False), 8192)
@@ -58,6 +73,7 @@ def test_decode_steps_have_room(rows: int, length: int, steps: int) -> None:
 def test_a_step_is_named_by_what_it_does() -> None:
     outputs = (Output.LOGITS, Output.GREEDY, Output.SAMPLE, Output.LOGPROBS)
     names = ["logits", "greedy", "sample", "logprobs"]
+    assert StepShape(8, 64, Output.NONE, prompt=8, begins=True).kind == "beginning"
     assert [StepShape(1, 512, o).kind for o in outputs] == names
     prompts = [StepShape(64, 512, output, prompt=64).kind for output in Output]
     assert prompts == ["prompt", *(f"prompt {name}" for name in names)]

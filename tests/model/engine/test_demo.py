@@ -1,11 +1,12 @@
 """The trained demo model's exact answers: 68 of 69, as torch and llama.cpp give them.
 
-The emulator takes the three shortest questions; ``--full`` takes all there too.
+The emulator takes the three shortest questions; ``--full`` takes all there too, on one device.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,26 @@ def _length(question: Question) -> int:
 
 
 @pytest.mark.slow
-def test_answers(device_name: str, pytestconfig: pytest.Config) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param({}, id="one"),
+        pytest.param({"gpus": 2}, id="two", marks=pytest.mark.full),
+        pytest.param({"gpus": 2, "split": "layers"}, id="layers of two", marks=pytest.mark.full),
+    ],
+)
+def test_answers(
+    place: dict[str, Any],
+    device_name: str,
+    needs_gpus: Callable[[int], None],
+    pytestconfig: pytest.Config,
+) -> None:
+    needs_gpus(place.get("gpus", 1))
     questions = QUESTIONS
-    if device_name == "emulator" and not pytestconfig.getoption("--full"):
+    if device_name == "emulator" and (place or not pytestconfig.getoption("--full")):
         questions = sorted(QUESTIONS, key=_length)[:3]
     with (
-        Engine.open(device=device_name) as engine,
+        Engine.open(device=device_name, **place) as engine,
         ChatTemplate.from_gguf(engine.gguf, engine.tokenizer) as template,
     ):
         missed = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import gguf as reference
@@ -13,10 +14,13 @@ import pytest
 from urdir.driver import bindings
 from urdir.driver.errors import DriverError, GroupError
 from urdir.driver.group import Group
-from urdir.model.engine.batch import Output
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
-from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.answer import Item
+from urdir.model.engine.requests.answer_loop import DeviceLostError
+from urdir.model.engine.requests.request import Piece, Request
+from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError
@@ -26,6 +30,7 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.memory import exchange
 from urdir.model.memory.weights import Weights, shares_of
 from urdir.model.verify.conformance import relative_rms
+from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 
 DATA = Path(__file__).parents[2] / "data"
 EXACT_RELATIVE_RMS = 1e-4
@@ -77,6 +82,27 @@ def test_exact_mode_matches_golden(
     found = logits(path, tokens[:FEW], device_name, gpus)
     assert relative_rms(found, expected[:FEW]) <= EXACT_RELATIVE_RMS
     assert (found == logits(path, tokens[:FEW], device_name, gpus)).all()
+
+
+@pytest.mark.full
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("split", ["tensors", "layers"])
+def test_a_prompt_and_tokens_after_it(
+    split: Any, device_name: str, needs_gpus: Callable[[int], None], golden: Golden
+) -> None:
+    """Little enough for compute-sanitizer."""
+    needs_gpus(2)
+    path, tokens, expected = golden("nano-llama-q8_0")
+    settings: dict[str, Any] = {"context": 32, "kv_dtype": "f32", "exact": True}
+    with Engine.open(path, device=device_name, gpus=2, split=split, **settings) as engine:
+        engine.session.feed(tokens[:10])
+        rows = [engine.session.logits_step()]
+        engine.session.feed([tokens[10]])
+        rows.append(engine.session.logits_step())
+        engine.session.feed([tokens[11]])
+        greedy = [*engine.session.stream(Output.GREEDY, most=2)]
+    assert relative_rms(np.stack(rows), expected[9:11]) <= EXACT_RELATIVE_RMS
+    assert greedy[0] == int(expected[11].argmax())
 
 
 def test_experts_match_golden(family_file: Callable[[str], Path]) -> None:
@@ -176,6 +202,19 @@ def test_requests_are_answered_by_all_ranks(engines: tuple[Engine, Engine]) -> N
     assert one == two
 
 
+def test_products_of_one_row_are_given_to_the_other_rank(
+    engines: tuple[Engine, Engine],
+) -> None:
+    for shape in (StepShape(1, 256, Output.GREEDY), StepShape(16, 256, Output.GREEDY, prompt=16)):
+        steps = engines[1].session.steps
+        given = {of.label: of.kernel for of in steps.bound(shape).plan if "blk.1" in of.label}
+        assert given["blk.1.ffn_down"].gives == Gives(
+            2, 0, engines[1].session.exchange.shape.capacity
+        )
+        if not shape.prompt:
+            assert isinstance(given["blk.1.attn_qkv"].after, SumOfRanks)
+
+
 def test_sums_of_several_rows_begin_the_norm_that_follows(engines: tuple[Engine, Engine]) -> None:
     def work(session: Session) -> Any:
         session.feed([5, 80, 13])
@@ -258,6 +297,20 @@ def test_a_fault_on_a_rank_ends_the_engine(api: Any, in_prompt: bool) -> None:
             [*engine.session.stream(Output.GREEDY, most=3)]
         with pytest.raises(GroupError, match="close the group"):
             engine.group.synchronize()
+    assert api.live() == {}
+
+
+def test_a_step_that_one_rank_is_refused_ends_all_requests(api: Any) -> None:
+    with open_nano(2, page_len=16) as engine, Service(engine, None) as service:
+        found = SimpleQueue[Item]()
+        service.submit(Request(prompt=(5, 80, 13)), found.put)
+        assert isinstance(found.get(timeout=100), Piece)
+        api.inject("cuGraphLaunch", 2)
+        while isinstance(item := found.get(timeout=100), Piece):
+            pass
+        assert isinstance(item, DeviceLostError)
+        assert "rank 1 was refused a step" in str(item)
+        assert service.lost is item
     assert api.live() == {}
 
 

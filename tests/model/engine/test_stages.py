@@ -20,6 +20,7 @@ from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.description import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
+from urdir.model.memory import buckets
 from urdir.model.memory.weights import shares_of, weight_sizes
 from urdir.model.verify.conformance import relative_rms
 
@@ -138,6 +139,16 @@ def test_the_chunks_of_a_prompt_follow_each_other(engines: tuple[Engine, Engine]
 
     one, two = on_both(engines, work)
     assert (one == two).all()
+
+
+@pytest.mark.parametrize(("split", "rows"), [("layers", 16), ("tensors", 64)])
+def test_prompts_are_cut_so_that_every_rank_has_work(
+    split: Any, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "MOST_PASSED_CHUNK", 16)
+    path = DATA / "golden" / "nano-llama-q8_0.gguf"
+    with Engine.open(path, device="emulator", gpus=2, split=split, context=64) as engine:
+        assert engine.session.shapes.chunks[-1] == rows
 
 
 def test_greedy_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) -> None:

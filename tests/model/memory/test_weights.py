@@ -177,18 +177,20 @@ def test_rows_of_every_period(device_name: str, slot: int, monkeypatch: pytest.M
     np.testing.assert_array_equal(found[1], periods[:, 2:].reshape(45, 96))
 
 
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(("kind", "slot"), [("Q8_0", 1 << 20), ("Q4_0", 16 * 4 * 3 * 3)])
 def test_rows_of_every_period_as_columns(
-    device_name: str, kind: str, slot: int, monkeypatch: pytest.MonkeyPatch
+    device_name: str, kind: str, slot: int, half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every 7 rows 3, in f32, as 64 rows: whole, or in chunks of 48."""
+    """Of every 7 rows 3, in f32 or f16, as 64 rows: whole, or in chunks."""
     monkeypatch.setattr(upload, "_SLOT_BYTES", slot)
     values, of_type = numbers(2 * 7, 64), reference.GGMLQuantizationType[kind]
-    part = replace(StoredMatrix.whole("kv", 14, 64).part(2, 3, 7), transposed=True)
+    part = replace(StoredMatrix.whole("kv", 14, 64).part(2, 3, 7), transposed=True, half=half)
     kept = reference.quants.dequantize(reference.quants.quantize(values, of_type), of_type)
     expected = kept.reshape(2, 7, 64)[:, 2:5].swapaxes(1, 2).reshape(128, 3)
     with Device.open(device_name) as device, load(device, {"kv": (kind, values)}, part) as weights:
-        np.testing.assert_allclose(values_of(weights, part), expected, rtol=2e-7, atol=1e-9)
+        rtol, atol = (2**-11, 2**-25) if half else (2e-7, 1e-9)
+        np.testing.assert_allclose(values_of(weights, part), expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])

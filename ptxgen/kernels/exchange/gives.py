@@ -1,0 +1,145 @@
+"""Sums of ranks by the kernels around them: products that give, and products that take.
+
+A product that is one rank's addend goes to the other ranks by the kernel that makes it (`Gives`).
+An `AllReduce` that is ``given`` adds up; or the next product does, each of its CTAs (`SumOfRanks`).
+
+A CTA that takes must know the epoch while another may count it. So there are two counts:
+``epochs``, which those that give read and those that take move on, and ``sent``, the other way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.exchange.spec import POLLS, THREADS, check_inbox, check_ranks
+from urdir.ptxgen.spec import Access, Array, Param
+
+
+@dataclass(frozen=True, slots=True)
+class Gives:
+    """The words of the next exchange (see `spec`) of ``rank``, of ``ranks`` whose inboxes have a
+    ``capacity``, go to the others' inboxes, as a product is made: they are on their way before the
+    next kernel begins. A place is written again two epochs later, when the kernels of the epoch
+    between are complete.
+    """
+
+    ranks: int
+    rank: int
+    capacity: int
+
+    def check(self, name: str, values: int) -> None:
+        """Raise PtxgenError for no such rank or inbox, or one too small for the product."""
+        check_ranks(name, self.rank, self.ranks)
+        check_inbox(name, values, self.ranks, self.capacity)
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The other ranks."""
+        return tuple(rank for rank in range(self.ranks) if rank != self.rank)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The inboxes, each word as the f32 value and the bits of its epoch; and the counts."""
+        words, counts = (2, self.ranks, self.capacity, 2), (self.capacity // THREADS,)
+        return (
+            *(Param(f"inbox{rank}", "f32", words, Access.INOUT) for rank in self.others),
+            Param("epochs", "u32", counts, Access.IN),
+            Param("sent", "u32", counts, Access.INOUT),
+        )
+
+    def reference(self, y: Array, inputs: dict[str, Any]) -> dict[str, Array]:
+        """The inboxes with the values y (values,) f32, and the counts."""
+        at = np.arange(y.size)
+        epoch = inputs["epochs"][at // THREADS] + np.uint32(1)
+        left = {f"inbox{rank}": inputs[f"inbox{rank}"].copy() for rank in self.others}
+        for inbox in left.values():
+            inbox[epoch & 1, self.rank, at] = np.stack([y, epoch.view(np.float32)], axis=1)
+        sent = inputs["sent"].copy()
+        sent[at // THREADS] = epoch
+        return left | {"sent": sent}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Few epochs, whose bits are no NaN."""
+        words = np.zeros((2, self.ranks, self.capacity, 2), np.float32)
+        epochs, sent = rng.integers(0, 1000, (2, self.capacity // THREADS), np.uint32)
+        return {
+            "epochs": epochs,
+            "sent": sent,
+            **{f"inbox{rank}": words.copy() for rank in self.others},
+        }
+
+    def bytes_moved(self, values: int) -> int:
+        """Words that are written."""
+        return 8 * values * len(self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class SumOfRanks:
+    """What a product takes in place of x: the sum of the ranks' x, in the order of the ranks, whose
+    words `Gives` has sent; x is this rank's own. See `Gives` for the fields, `spec` for polls."""
+
+    ranks: int
+    rank: int
+    capacity: int
+    polls: int = POLLS
+
+    #: As those of a `Norm`: nothing multiplies the sum.
+    weight = bias = False
+
+    def check(self, name: str, values: int) -> None:
+        """Raise PtxgenError as `Gives` does, and for values that are no whole units of 32."""
+        check_ranks(name, self.rank, self.ranks, self.polls)
+        check_inbox(name, values, self.ranks, self.capacity)
+        if values % 32:
+            raise PtxgenError(f"{name}: a sum of {values} values of each rank: a multiple of 32")
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The other ranks."""
+        return tuple(rank for rank in range(self.ranks) if rank != self.rank)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """This rank's inbox, the counts, and the place for a fault."""
+        words, counts = (2, self.ranks, self.capacity, 2), (self.capacity // THREADS,)
+        return (
+            Param(f"inbox{self.rank}", "f32", words, Access.IN),
+            Param("sent", "u32", counts, Access.IN),
+            Param("epochs", "u32", counts, Access.INOUT),
+            Param("fault", "u64", (1,), Access.INOUT),
+        )
+
+    def total(self, x: Array, inputs: dict[str, Any]) -> Array:
+        """The sum (values,) in float64."""
+        at = np.arange(x.size)
+        epoch = inputs["sent"][at // THREADS]
+        words = inputs[f"inbox{self.rank}"][epoch & 1, :, at, 0].astype(np.float64)
+        words[:, self.rank] = x
+        total: Array = words.sum(axis=1)
+        return total
+
+    def left(self, values: int, inputs: dict[str, Any]) -> dict[str, Array]:
+        """The counts, moved on."""
+        epochs, used = inputs["epochs"].copy(), -(-values // THREADS)
+        epochs[:used] = inputs["sent"][:used]
+        return {"epochs": epochs, "fault": inputs["fault"].copy()}
+
+    def make_inputs(self, values: int, rng: np.random.Generator) -> dict[str, Any]:
+        """Words of the other ranks that have come."""
+        epochs, sent = rng.integers(1, 1000, (2, self.capacity // THREADS), np.uint32)
+        inbox = np.zeros((2, self.ranks, self.capacity, 2), np.float32)
+        at = np.arange(values)
+        epoch = sent[at // THREADS]
+        for rank in self.others:
+            came = rng.standard_normal(values).astype(np.float32)
+            inbox[epoch & 1, rank, at] = np.stack([came, epoch.view(np.float32)], axis=1)
+        fault = np.zeros(1, np.uint64)
+        return {f"inbox{self.rank}": inbox, "sent": sent, "epochs": epochs, "fault": fault}
+
+    def bytes_moved(self, values: int) -> int:
+        """Words that are read."""
+        return 8 * values * len(self.others)

@@ -1,0 +1,57 @@
+"""Prompts of attention by a latent vector: written out where they begin a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from urdir.driver.operation import Launch
+from urdir.model.engine.batch import StepShape
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.session import Session
+from urdir.model.verify.conformance import relative_rms
+from urdir.ptxgen.kernels.attention.prompt import PromptAttention
+
+FAMILIES = Path(__file__).parents[2] / "data" / "families"
+
+
+def kv_heads(session: Session, shape: StepShape) -> set[int]:
+    """KV heads of attention over prompts in a step."""
+    kernels = (op.kernel for op in session.steps.bound(shape).plan if isinstance(op, Launch))
+    return {kernel.layout.kv_heads for kernel in kernels if isinstance(kernel, PromptAttention)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek2-moe",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("kimi-linear-moe", "kimi-k3-moe", "minicpm3-dense", "mistral4-moe")
+        ),
+    ],
+)
+def test_default_prompts_divided_anywhere_are_as_near_as_llama_cpp_s(
+    name: str, device_name: str, family_file: Callable[[str], Path]
+) -> None:
+    """A prompt's first step has keys and values for each head, those after it one latent vector."""
+    with np.load(FAMILIES / f"{name}.npz") as golden:
+        tokens, logits = golden["tokens"].tolist(), golden["logits"]
+        allowed = max(2e-3, 1.1 * float(golden["native"]))
+    with Engine.open(family_file(name), device=device_name, context=64) as engine:
+        session = engine.session
+        (heads,) = {mixer.heads for mixer in engine.config.attentions}
+        assert kv_heads(session, session.shapes.prompt(0, 44)[0]) == {heads}
+        assert kv_heads(session, session.shapes.prompt(1, 45)[0]) == {1}
+        for counts in ([31, 12, 1], [1, 13]):
+            session.truncate(0)
+            found = []
+            for count in counts:
+                session.feed(tokens[session.length : session.length + count])
+                found.append(session.logits_step())
+            ends = np.cumsum(counts) - 1
+            assert relative_rms(np.stack(found), logits[ends]) <= allowed
