@@ -44,8 +44,8 @@ class ChunkedRecurrence(RecurrentChunks):
 
     @property
     def groups(self) -> int:
-        """Groups of 16 values of a CTA."""
-        groups = min(MOST_WARPS // self.splits, ceil_div(self.value_dim, BLOCK))
+        """Groups of 16 values of a CTA: a power of two."""
+        groups = MOST_WARPS // self.splits
         while groups > 1 and self.heads * ceil_div(self.value_dim, BLOCK * groups) < MANY_CTAS:
             groups //= 2
         return groups
@@ -75,6 +75,11 @@ class ChunkedRecurrence(RecurrentChunks):
         """Bytes of a token's values behind these: four more, so that neighbouring lanes' tokens lie
         in different banks."""
         return 4 * (self.columns + 4)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Tokens whose values a CTA's threads copy at once, 16 bytes each."""
+        return 4 * self.launch_shape.threads // self.columns
 
     @property
     def barrier_place(self) -> int:
