@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.blocks.recurrent import SILU, launch_heads
+from urdir.model.blocks.recurrent import SILU
+from urdir.model.blocks.states import launch_heads
 from urdir.model.families.recurrent import Lightning
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
-from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
 THREADS = 128
 #: Most lanes that share a column of the state; values of it that a lane has, and the most.
@@ -68,7 +69,9 @@ class GatedRecurrence(RecurrentHeads):
     @property
     def params(self) -> tuple[Param, ...]:
         skipped = (*self.beta_params, *self.skip_params)
-        inputs = (*self.key_params, *self.decay_params, *skipped)
+        gate = Param("gate", "f32", ("rows", "heads", "value_dim"), Access.IN)
+        gates = (gate,) if self.gated else ()
+        inputs = (*self.key_params, *self.decay_params, *skipped, *gates)
         return (*inputs, *self.row_params, *self.state_params)
 
     @property
@@ -103,6 +106,8 @@ class GatedRecurrence(RecurrentHeads):
             if self.skip_params:
                 y[row] += inputs["skip"][:, None] * v[row]
             states[sequence] = state
+        if self.gated:
+            y *= Activation("silu")(inputs["gate"])
         return {"state": states.astype(np.float32), "y": y.astype(np.float32)}
 
     @classmethod
@@ -137,6 +142,8 @@ class GatedRecurrence(RecurrentHeads):
             "scan, long keys": scan(**prompt(17, 1), **heads(2, 1, 128, 64)),
             "scan of arrays": scan(**rows(3, 2), **heads(4, 1, 16, 12), order="apart"),
             "scan of arrays, a prompt": scan(**prompt(19, 2), **heads(2, 1, 64, 40), order="apart"),
+            "gated scan of rows": scan(**rows(3, 4), **heads(4, 2, 32, 20), gated=True),
+            "gated delta rule": delta(**rows(1, 1), **heads(2, 1, 64, 32), gated=True),
             "steady, one row": steady(**rows(1, 1), **heads(2, 2, 8, 8)),
             "steady, rows": steady(**rows(4, 3), **heads(3, 3, 20, 24)),
             "steady, a prompt": steady(**prompt(35, 2), **heads(2, 2, 64, 40)),
@@ -158,5 +165,6 @@ class GatedRecurrence(RecurrentHeads):
     def bytes_moved(self) -> int:
         """The states of the rows' sequences, and the rows."""
         states = 8 * (self.segments or self.rows) * self.heads * self.value_dim
-        row = self.width + self.gates + self.heads * (self.value_dim + 1)
+        values = self.value_dim * (2 if self.gated else 1)
+        row = self.width + self.gates + self.heads * (values + 1)
         return states * self.key_dim + 4 * self.rows * row

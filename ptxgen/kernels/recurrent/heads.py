@@ -36,7 +36,7 @@ class RecurrentHeads(RecurrentRows):
 
     A row of ``mixed`` has the heads of q, k and v in that ``order``; "apart", they are arrays of
     their own. ``heads`` of values share ``key_heads`` of q and k: neighbours do, or with ``tiled``
-    every key_heads-th.
+    every key_heads-th. ``gated``: y is multiplied with silu(gate), of single rows.
     """
 
     heads: int
@@ -51,6 +51,7 @@ class RecurrentHeads(RecurrentRows):
     floor: float = 0.0
     negated: bool = False
     steady: bool = False
+    gated: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,6 +74,8 @@ class RecurrentHeads(RecurrentRows):
             )
         if self.steady and self.delta:
             raise PtxgenError(f"{self.name}: the delta rule has no steady decay")
+        if self.gated and self.segments:
+            raise PtxgenError(f"{self.name}: the results of segments are not gated")
 
     # ---- how a row lies ----
 
