@@ -138,7 +138,7 @@ class Engine(Owner):
         it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
         ``context`` defaults to the smaller of the model's and 4096 tokens, 0 is the model's. The
         cache stores ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a
-        prompt (2048, split by layers 512) are processed at once, fewer where memory is short. A
+        prompt (2048, split by layers 256) are processed at once, fewer where memory is short. A
         ``memory_share`` of what is free is for many users: the cache has as many pages of
         ``page_len`` tokens (`PAGE_LEN`) as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer
         where recurrent layers have large states, some of which are kept for requests that begin
