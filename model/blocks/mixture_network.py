@@ -93,10 +93,12 @@ def _append_shared(
     used = (x.x, to.y) if to.residual is None else (x.x, to.y, to.residual)
     total = Destination(at.free(*used), to.residual, None, to.scale)
     if network.shared_gate is None:
-        return append_dense(at, shared, x, norm, total, "_shexp").x
+        return at.linear.complete(append_dense(at, shared, x, norm, total, "_shexp")).x
     gate, own = at.work["shared gate"], at.work["branch"]
     label = at.name("ffn_gate_inp_shexp")
     at.linear.append(label, [(at.matrix(network.shared_gate), gate)], x, norm)
+    if at.linear.gains(at.matrix(shared.down)):
+        return append_dense(at, shared, x, norm, replace(total, gain=gate), "_shexp").x
     append_dense(at, shared, x, norm, Destination(own, None, None, to.scale), "_shexp")
     hidden = at.parts.config.hidden
     kernel = Activate(
