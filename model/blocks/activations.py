@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.arguments import given
 from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.kernels.linear.gate import Gate
 
 if TYPE_CHECKING:
     from urdir.driver.memory import PinnedBuffer, Slice
@@ -66,14 +67,27 @@ class RanksSum:
 
 
 @dataclass(frozen=True, slots=True)
+class DueGate:
+    """What vectors have yet to go through, in place: `Gate`, with ``x_gate`` (rows, n) and, of a
+    norm of heads, ``head_norm`` (head,); ``label`` is that of a launch for it."""
+
+    label: str
+    cols: int
+    of: Gate
+    x_gate: Slice
+    head_norm: Slice | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Activations:
     """Vectors ``x`` (rows, n) f32. The launch that made them may have begun the ``norm`` that
     follows: x times its weights is in ``scaled``, and a ``summary`` of both (`GemmSmall`); or
     completed it, in ``normed``. Vectors that are ``packed`` (`PackedProduct`) have no other form: x
     is the same buffer.
 
-    Where a sum is ``due`` no launch has made x yet. Only the next product, which makes x on its
-    way, takes such vectors; anything else needs `LinearLayers.complete`.
+    Where a sum is ``due`` no launch has made x yet, and where there is a ``gate``, x has yet to go
+    through it. Only the next product, which makes x on its way, takes such vectors; anything else
+    needs `LinearLayers.complete`.
     """
 
     x: Slice
@@ -83,6 +97,7 @@ class Activations:
     normed: Slice | None = None
     packed: Slice | None = None
     due: NormedSum | RanksSum | None = None
+    gate: DueGate | None = None
 
     def has_begun(self, norm: NormLayer | None) -> bool:
         """Whether the launch that made the vectors has begun this norm."""

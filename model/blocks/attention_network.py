@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from urdir.model.blocks.activations import Activations, DueGate
 from urdir.model.blocks.attention import (
     LayerAttention,
     append_keys_alone,
     append_tokens,
     incremental_attention_into,
 )
-from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.families.attention import Attention, Latent, OutputGate, QkNorm
 from urdir.model.memory.norms import NormLayer
@@ -23,6 +23,7 @@ from urdir.ptxgen.kernels.attention.choice import fills_sms
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
+from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ def append_attention(
         packs = at.linear.packs(matrix) and attention.can_pack
     heads = at.work["packed" if packs else "heads"]
     incremental_attention_into(at.plan, attention, heads, packs=packs)
+    due = None
     if mixer.gate is not None and mixer.latent is None:
-        _append_gate(at, mixer.gate, at.work["attention gate"], heads, mixer.output_width)
+        due = _gate_of(at, mixer.gate, at.work["attention gate"], heads, mixer.output_width)
     if at.outputs is not None:
         heads, to = _only_outputs(at, mixer, heads, to)
     if mixer.latent is not None:
@@ -54,7 +56,7 @@ def append_attention(
         assert mixer.o.bias is None
         to = replace(to, scale=to.scale * mixer.value_scale)
     fill = fills_sms(at.rows.keys)
-    made = Activations(heads, packed=heads if packs else None)
+    made = Activations(heads, packed=heads if packs else None, gate=due)
     return at.finish("attn_output", matrix, made, to, fill=fill)
 
 
@@ -155,6 +157,17 @@ def _append_norms_apart(at: LayerStep, mixer: Attention, norm: QkNorm) -> None:
             y=at.work[name],
             **{key: at.vector(value) for key, value in weights.items() if value is not None},
         )
+
+
+def _gate_of(
+    at: LayerStep, gate: OutputGate, gates: Slice, heads: Slice, width: int
+) -> DueGate | None:
+    """The gate as the next product takes it: by value, and of all rows; else None, and a launch."""
+    if gate.linear.rows == width and at.outputs is None:
+        f = Gate(Activation(gate.activation))
+        return DueGate(at.name("attn_gate"), width, f, gates)
+    _append_gate(at, gate, gates, heads, width)
+    return None
 
 
 def _append_gate(at: LayerStep, gate: OutputGate, gates: Slice, heads: Slice, width: int) -> None:

@@ -5,19 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.blocks.recurrent import (
-    SILU,
-    append_convolution,
-    launch_recurrent,
-    recurrent_state,
-)
+from urdir.model.blocks.recurrent import SILU, gated_heads
+from urdir.model.blocks.states import convolution, launch_recurrent, recurrent_state
 from urdir.model.families.recurrent import KimiDelta
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.choice import recurrence
-from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -33,15 +28,13 @@ def append_kimi_delta(
     for name, part in mixer.parts.items():
         mixed, convolved = at.work[f"mixed {name}"], at.work[f"convolved {name}"]
         label, tail = f"ssm_conv1d_{name}", state[f"tail {name}"]
-        append_convolution(at, label, part.conv, SILU, mixed, tail, convolved)
+        convolution(at, label, part.conv, SILU, tail, convolved).append(at, mixed)
     _append_rule(at, mixer, state["state"], y)
     weight = mixer.norm.weight
     assert weight is not None
-    rows, f = at.rows.count * mixer.heads, Activation("sigmoid")
-    kernel = GatedNorm(rows, mixer.dim, mixer.norm.norm.eps, activation=f)
-    gate = at.work["recurrent gate"]
-    at.plan.launch(kernel, at.name("ssm_norm"), x=y, gate=gate, weight=at.vector(weight), y=y)
-    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
+    eps, f = mixer.norm.norm.eps, Activation("sigmoid")
+    made = gated_heads(at, y, mixer.heads * mixer.dim, weight, eps, f)
+    return at.finish("ssm_out", at.matrix(mixer.o), made, to)
 
 
 def _append_products(

@@ -6,7 +6,8 @@ from functools import partial
 
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.blocks.recurrent import SILU, launch_recurrent, recurrent_state
+from urdir.model.blocks.recurrent import SILU
+from urdir.model.blocks.states import launch_recurrent, recurrent_state
 from urdir.model.families.recurrent import Lightning
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation

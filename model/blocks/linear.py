@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.arguments import given
-from urdir.model.blocks.linear_vectors import Ends, normalising, rows_of, vectors
+from urdir.model.blocks.linear_vectors import (
+    Continuation,
+    Ends,
+    gate_arguments,
+    gated,
+    normalising,
+    rows_of,
+    vectors,
+)
 from urdir.model.blocks.packed_linear import PackedLinear
 from urdir.model.blocks.stream_norms import StreamNorms
 from urdir.model.memory.norms import NormLayer
@@ -26,6 +34,7 @@ from urdir.ptxgen.kernels.linear.choice import (
     choose_linear,
     takes_gemm,
 )
+from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.packed_choice import packs
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
@@ -67,30 +76,40 @@ class LinearLayers(StreamNorms):
         clamp: float = 0.0,
         ends_block: bool = False,
         fill: bool = False,
+        gain: Slice | None = None,
+        then: Continuation | None = None,
         exchange: RankExchange | None = None,
     ) -> bool:
         """y (rows, out) = f(x (rows, in) times the matrix (out, in), plus its bias), for each.
 
         x is normalised first where there is a ``norm``; ``work["normed"]`` may be used. Of the
         ``activation`` f, y is multiplied with ``scale`` and bounded as `LinearSpec` says.
-        ``ends_block`` and ``fill``: see `LinearRequest`. With an ``exchange`` there is one matrix;
-        returns whether its product has been given to the other ranks (`Gives`).
+        ``ends_block`` and ``fill``: see `LinearRequest`; ``gain``: see `Destination`.
+
+        With ``then`` the launch may go on with the first product, and stores what comes of it
+        alone; with an ``exchange`` there is one matrix, whose product may be given to the other
+        ranks (`Gives`). Returns whether that was done.
         """
         ends = Ends(activation, scale, softcap, clamp)
         if self.packs(*(matrix for matrix, _ in matrices)):
             self._packed.append(label, matrices, x, norm, **ends._asdict())
             return False
         request = self._request(*(matrix for matrix, _ in matrices), ends=ends)
-        request = replace(request, ends_block=ends_block, fill=fill)
+        request = replace(request, ends_block=ends_block, fill=fill, gained=gain is not None)
         x, norm = self._normed(label, request, x, norm)
+        request = gated(request, x)
         if self.takes_gemm:
             for number, (matrix, y) in enumerate(matrices):
                 self._append_gemm(f"{label}.{number}" if number else label, matrix, x.x, y, ends)
             return False
-        given = False
+        beside, done = given(gain=gain), False
+        if then is not None:
+            continued = replace(request, then=then.kernel)
+            if done := normalising(continued, x, norm).continues:
+                request, beside = continued, beside | then.launch
         if exchange is not None and request.fits_gemv:
-            given = exchange.shape.takes_one_launch(matrices[0][0].rows)
-            request = replace(request, gives=exchange.gives if given else None)
+            done = exchange.shape.takes_one_launch(matrices[0][0].rows)
+            request = replace(request, gives=exchange.gives if done else None)
         for at, count, suffix in self._slices():
             launch: dict[str, Slice] = {}
             for number, (matrix, out) in enumerate(matrices):
@@ -101,10 +120,11 @@ class LinearLayers(StreamNorms):
                     launch[f"bias{tag}"] = matrix.bias
             kernel = choose_linear(normalising(replace(request, batch=count), x, norm))
             words = {} if exchange is None else exchange.arguments_of(kernel)
+            launch |= beside
             self.plan.launch(
                 kernel, label + suffix, **launch, **vectors(kernel, x, norm, at), **words
             )
-        return given
+        return done
 
     def append_residual(
         self,
@@ -116,12 +136,13 @@ class LinearLayers(StreamNorms):
         next_norm: NormLayer | None,
         fill: bool = False,
         scale: float = 1.0,
+        gain: Slice | None = None,
     ) -> Activations:
         """y = residual + scale * (x times the matrix, plus its bias); y is another buffer. Returns
         it, perhaps with the ``next_norm`` begun, None where there is none.
 
         ``work["delta"]``, ``work["normed"]``, ``work["scaled"]`` and ``work["summary"]`` may be
-        used. ``fill``: see `CutOptions`.
+        used. ``fill``: see `CutOptions`; ``gain``: see `Destination`.
         """
         if self.packs(matrix):
             self._packed.append(label, [(matrix, y)], x, None, residual=residual, scale=scale)
@@ -138,10 +159,11 @@ class LinearLayers(StreamNorms):
         made = Activations(y)
         begins = next_norm is not None and next_norm.is_scaled_rms
         request = replace(
-            self._request(matrix, ends=Ends(scale=scale)),
+            gated(self._request(matrix, ends=Ends(scale=scale)), x),
             residual=True,
             fill=fill,
             summarises=begins,
+            gained=gain is not None,
         )
         for at, count, suffix in self._slices():
             kernel = choose_linear(replace(request, batch=count))
@@ -158,7 +180,8 @@ class LinearLayers(StreamNorms):
                 residual=rows_of(residual, at, count, matrix.rows),
                 y=rows_of(y, at, count, matrix.rows),
                 x=rows_of(x.x, at, count, matrix.cols),
-                **given(bias=matrix.bias),
+                **given(bias=matrix.bias, gain=gain),
+                **gate_arguments(x),
                 **begun,
             )
         return made
@@ -225,6 +248,17 @@ class LinearLayers(StreamNorms):
                 **given(bias=gate.bias, up_bias=up.bias),
                 **vectors(kernel, x, norm, at),
             )
+
+    def gains(self, matrix: Matrix) -> bool:
+        """Whether the launch that ends a block with this product can multiply it with a gain."""
+        request = replace(self._request(matrix, ends=Ends()), ends_block=True)
+        whole = matrix.bias is None and not matrix.is_partial
+        return whole and self.rows == 1 and request.fits_gemv
+
+    def takes_gate(self, matrix: Matrix, gate: Gate) -> bool:
+        """Whether the launch that ends a block with this product takes x through a gate first."""
+        request = replace(self._request(matrix, ends=Ends()), ends_block=True, gate=gate)
+        return self.rows == 1 and request.fits_gemv
 
     @property
     def takes_gemm(self) -> bool:

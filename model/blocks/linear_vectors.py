@@ -13,6 +13,7 @@ from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.choice import LinearRequest
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
+from urdir.ptxgen.kernels.linear.then import PREFIX, Then
 
 if TYPE_CHECKING:
     from urdir.driver.memory import PinnedBuffer, Slice
@@ -25,6 +26,31 @@ class Ends(NamedTuple):
     scale: float = 1.0
     softcap: float = 0.0
     clamp: float = 0.0
+
+
+class Continuation(NamedTuple):
+    """A recurrent kernel of one token that takes a product: its other arguments, and its result."""
+
+    kernel: Then
+    arguments: Mapping[str, Slice]
+    y: Slice
+
+    @property
+    def launch(self) -> dict[str, Slice]:
+        """The arguments of a launch of which it is the end."""
+        return {"y": self.y, **{PREFIX + name: of for name, of in self.arguments.items()}}
+
+
+def gated(request: LinearRequest, x: Activations) -> LinearRequest:
+    """The request of a launch that takes x through the gate that is due."""
+    return request if x.gate is None else replace(request, gate=x.gate.of)
+
+
+def gate_arguments(x: Activations) -> dict[str, Slice]:
+    """The arguments of such a launch."""
+    if x.gate is None:
+        return {}
+    return given(x_gate=x.gate.x_gate, head_norm=x.gate.head_norm)
 
 
 def normalising(request: LinearRequest, x: Activations, norm: NormLayer | None) -> LinearRequest:
@@ -47,7 +73,8 @@ def vectors(
     weights = {} if norm is None else given(norm=norm.weight, norm_bias=norm.bias)
     if (due := x.due) is not None:
         return {"x": due.delta, "before": due.before, "stream": x.x, **due.arguments, **weights}
-    return {"x": rows_of(x.x, first, kernel.batch, kernel.cols), **weights}
+    x_of = rows_of(x.x, first, kernel.batch, kernel.cols)
+    return {"x": x_of, **gate_arguments(x), **weights}
 
 
 def rows_of(matrix: Slice, first: int, count: int, width: int) -> Slice:

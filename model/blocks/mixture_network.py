@@ -97,6 +97,8 @@ def _append_shared(
     gate, own = at.work["shared gate"], at.work["branch"]
     label = at.name("ffn_gate_inp_shexp")
     at.linear.append(label, [(at.matrix(network.shared_gate), gate)], x, norm)
+    if at.linear.gains(at.matrix(shared.down)):
+        return append_dense(at, shared, x, norm, replace(total, gain=gate), "_shexp").x
     append_dense(at, shared, x, norm, Destination(own, None, None, to.scale), "_shexp")
     hidden = at.parts.config.hidden
     kernel = Activate(

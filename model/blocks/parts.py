@@ -13,6 +13,7 @@ from urdir.model.blocks.exchange import (
     begins_norms,
 )
 from urdir.model.blocks.linear import LinearLayers, device_limits
+from urdir.model.blocks.linear_vectors import Continuation
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.families.description import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
@@ -66,12 +67,15 @@ class StepParts(LayerParts):
 @dataclass(frozen=True, slots=True)
 class Destination:
     """Where the last product of a network goes: y = residual + scale * product, or the product
-    alone; then the norm that follows may be begun. ``y`` is no buffer that the launch reads."""
+    alone; then the norm that follows may be begun. ``y`` is no buffer that the launch reads. Where
+    there is a ``gain`` (1,), the product is multiplied with sigmoid(gain), too: for products of
+    which `LinearLayers.gains`."""
 
     y: Slice
     residual: Slice | None
     next_norm: NormLayer | None
     scale: float = 1.0
+    gain: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +142,10 @@ class LayerStep:
         wanted: Sequence[tuple[Linear, Slice]],
         x: Activations,
         norm: NormLayer | None,
-    ) -> None:
-        """The products of the norm of x with these matrices, each in its buffer.
+        then: Continuation | None = None,
+    ) -> bool:
+        """The products of the norm of x with these matrices, each in its buffer. Returns whether
+        the first went on as ``then`` says (`LinearLayers.append`).
 
         Floats are apart from quantised weights, beside which they would keep the activations of all
         in f32.
@@ -151,10 +157,12 @@ class LayerStep:
         if quantised and floats and norm is not None and linear.takes_gemm:
             cols, normed = products[0][0].cols, self.work["normed"]
             x = linear.append_norm(self.name("attn_norm"), cols, x, norm, normed)
-        if quantised:
-            linear.append(self.name(label), quantised, x, norm)
-        if floats:
-            linear.append(self.name(f"{label}.floats" if quantised else label), floats, x, norm)
+        went_on = False
+        for suffix, group in (("", quantised), (".floats" if quantised else "", floats)):
+            if group:
+                following = then if group[0] is products[0] else None
+                went_on |= linear.append(self.name(label + suffix), group, x, norm, then=following)
+        return went_on
 
     def finish(
         self, label: str, matrix: Matrix, x: Activations, to: Destination, *, fill: bool = False
@@ -162,14 +170,21 @@ class LayerStep:
         """The last product of a network, to its destination; of a part of the network, the sum of
         all ranks' products."""
         label, linear = self.name(label), self.linear
+        if x.gate is not None and not linear.takes_gate(matrix, x.gate.of):
+            x = linear.complete(x)
         if matrix.is_partial:
             return self._finish_together(label, matrix, x, to, fill)
         if to.residual is None:
             product = [(matrix, to.y)]
-            linear.append(label, product, x, scale=to.scale, ends_block=True, fill=fill)
+            linear.append(
+                label, product, x, scale=to.scale, ends_block=True, fill=fill, gain=to.gain
+            )
             return Activations(to.y)
         return linear.append_residual(
-            label, matrix, x, to.residual, to.y, to.next_norm, fill=fill, scale=to.scale
+            *(label, matrix, x, to.residual, to.y, to.next_norm),
+            fill=fill,
+            scale=to.scale,
+            gain=to.gain,
         )
 
     def _finish_together(

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.activations import Activations, DueGate
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.families.recurrent import Convolution, Recurrence, ShortConv
+from urdir.model.blocks.states import convolution, launch_recurrent, recurrent_state
+from urdir.model.families.recurrent import Recurrence, ShortConv
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.recurrent.choice import recurrence
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
-from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.families.stored import StoredVector
 
 SILU = Activation("silu")
 
@@ -35,7 +35,8 @@ def append_short_conv(
     ]
     at.linear.append(at.name("shortconv.in_proj"), products, x, norm)
     gates = {"input_gate": work["input gate"], "output_gate": work["recurrent gate"]}
-    _append_conv(at, "shortconv.conv", mixer.conv, None, y, **gates)
+    tail = recurrent_state(at)["tail"]
+    convolution(at, "shortconv.conv", mixer.conv, None, tail, y, **gates).append(at, work["mixed"])
     return at.finish("shortconv.out_proj", at.matrix(mixer.o), Activations(y), to)
 
 
@@ -50,61 +51,17 @@ def append_recurrence(
         *((mixer.alpha, "alpha"), (mixer.beta, "beta")),
     ]
     products = [(of, work[name]) for of, name in wanted if of is not None]
-    at.append_products("ssm_in", products, x, norm)
-    _append_conv(at, "ssm_conv1d", mixer.conv, SILU, work["convolved"])
+    conv = convolution(
+        at, "ssm_conv1d", mixer.conv, SILU, recurrent_state(at)["tail"], work["convolved"]
+    )
+    if not at.append_products("ssm_in", products, x, norm, conv.following(at)):
+        conv.append(at, work["mixed"])
     _append_scan(at, mixer, y)
-    _append_gate(at, mixer, y)
-    return at.finish("ssm_out", at.matrix(mixer.o), Activations(y), to)
-
-
-def _append_conv(
-    at: LayerStep,
-    label: str,
-    conv: Convolution,
-    activation: Activation | None,
-    y: Slice,
-    **gates: Slice,
-) -> None:
-    """The convolution of ``work["mixed"]``, between gates where they are given."""
-    mixed, tail = at.work["mixed"], recurrent_state(at)["tail"]
-    append_convolution(at, label, conv, activation, mixed, tail, y, **gates)
-
-
-def append_convolution(
-    at: LayerStep,
-    label: str,
-    conv: Convolution,
-    activation: Activation | None,
-    x: Slice,
-    tail: Slice,
-    y: Slice,
-    **gates: Slice,
-) -> None:
-    """y = the convolution of x, whose last values are in ``tail``; between gates where they are
-    given."""
-    kernel = partial(
-        CausalConv,
-        channels=conv.channels,
-        taps=conv.taps,
-        bias=conv.bias is not None,
-        activation=activation,
-        gated=bool(gates),
-    )
-    bias = {} if conv.bias is None else {"bias": at.vector(conv.bias)}
-    launch_recurrent(
-        at,
-        label,
-        kernel,
-        x=x,
-        weight=at.vector(conv.weight),
-        tail=tail,
-        y=y,
-        **bias,
-        **gates,
-    )
+    return at.finish("ssm_out", at.matrix(mixer.o), _gated(at, mixer, y), to)
 
 
 def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
+    gated = mixer.norm is None and gates_results(at)
     kernel = partial(
         recurrence,
         at.parts.device.native_target,
@@ -117,9 +74,11 @@ def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
         eps=mixer.eps,
         order=mixer.order,
         tiled=mixer.tiled,
+        gated=gated,
     )
     given = {"beta": at.work["beta"]} if mixer.beta is not None else {}
     given |= {"skip": at.vector(mixer.skip)} if mixer.skip is not None else {}
+    given |= {"gate": at.work["recurrent gate"]} if gated else {}
     launch_recurrent(
         at,
         "ssm_scan",
@@ -134,49 +93,44 @@ def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
     )
 
 
-def _append_gate(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
+def _gated(at: LayerStep, mixer: Recurrence, y: Slice) -> Activations:
     """norm(y) * silu(gate), or norm(y * silu(gate)), in place."""
     if mixer.norm is None:
-        append_silu(at, mixer.width, y)
-        return
+        if not gates_results(at):
+            append_silu(at, mixer.width, y)
+        return Activations(y)
     weight, eps = mixer.norm.weight, mixer.norm.norm.eps
     assert weight is not None
     cols = weight.shape[-1]
-    rows = at.rows.count * mixer.width // cols
+    if weight.size == cols and not mixer.gates_first:
+        return gated_heads(at, y, mixer.width, weight, eps, SILU)
+    rows, gate = at.rows.count * mixer.width // cols, at.work["recurrent gate"]
     kernel = GatedNorm(rows, cols, eps, weight.size // cols, mixer.gates_first)
-    gate = at.work["recurrent gate"]
     at.plan.launch(kernel, at.name("ssm_norm"), x=y, gate=gate, weight=at.vector(weight), y=y)
+    return Activations(y)
+
+
+def gated_heads(
+    at: LayerStep, y: Slice, width: int, weight: StoredVector, eps: float, f: Activation
+) -> Activations:
+    """norm(y) * f(gate), of heads that have the same weights, in place: for the next product to do,
+    where it can have such heads."""
+    gate, label, of_head = at.work["recurrent gate"], at.name("ssm_norm"), at.vector(weight)
+    if Gate.serves(weight.size):
+        return Activations(y, gate=DueGate(label, width, Gate(f, weight.size, eps), gate, of_head))
+    heads = at.rows.count * width // weight.size
+    kernel = GatedNorm(heads, weight.size, eps, activation=f)
+    at.plan.launch(kernel, label, x=y, gate=gate, weight=of_head, y=y)
+    return Activations(y)
+
+
+def gates_results(at: LayerStep) -> bool:
+    """Whether the recurrence multiplies its results with silu(gate): `GatedRecurrence` does, where
+    no rows are a prompt's."""
+    return not at.rows.prompt
 
 
 def append_silu(at: LayerStep, width: int, y: Slice) -> None:
     """y * silu(gate) in place."""
     kernel = Activate(at.rows.count * width, SILU, gated=True)
     at.plan.launch(kernel, at.name("ssm_gate"), gate=at.work["recurrent gate"], up=y, y=y)
-
-
-def launch_recurrent(
-    at: LayerStep, label: str, kernel: Callable[..., RecurrentRows], **arguments: Slice
-) -> None:
-    """A kernel over the states, to which all but the rows is given. Rows of prompts and others are
-    launches of their own."""
-    shape = at.parts.cache.shape
-    for start, rows in at.rows.parts:
-        spec = kernel(
-            rows=rows.count,
-            sequences=shape.sequences,
-            max_len=shape.max_len,
-            segments=rows.segments,
-        )
-        given = arguments | rows.recurrent_arguments
-        for param in spec.params:
-            if param.shape[0] == "rows" and param.name in arguments:
-                nbytes = spec.nbytes(param)
-                first = start * nbytes // rows.count
-                given[param.name] = arguments[param.name].slice(first, nbytes)
-        at.plan.launch(spec, at.name(label) + (".prompts" if start else ""), **given)
-
-
-def recurrent_state(at: LayerStep) -> dict[str, Slice]:
-    """The layer's states, by name."""
-    assert at.parts.recurrent is not None
-    return at.parts.recurrent.arguments(at.index)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.blocks.recurrent import (
-    SILU,
-    append_convolution,
-    append_silu,
+from urdir.model.blocks.recurrent import SILU, append_silu, gates_results
+from urdir.model.blocks.states import (
+    StateStep,
+    convolution,
     launch_recurrent,
     recurrent_state,
 )
@@ -33,9 +33,10 @@ def append_selective(
         (at.matrix(mixer.mixed), work["mixed"]),
         (at.matrix(mixer.gate), work["recurrent gate"]),
     ]
-    linear.append(at.name("ssm_in"), wide, x, norm)
     tail, convolved = recurrent_state(at)["tail"], work["convolved"]
-    append_convolution(at, "ssm_conv1d", mixer.conv, SILU, work["mixed"], tail, convolved)
+    conv = convolution(at, "ssm_conv1d", mixer.conv, SILU, tail, convolved)
+    if not linear.append(at.name("ssm_in"), wide, x, norm, then=conv.following(at)):
+        conv.append(at, work["mixed"])
     parts = [
         (mixer.low, mixer.low_norm, "low"),
         (mixer.b, mixer.b_norm, "scan b"),
@@ -56,27 +57,27 @@ def append_selective(
 
 def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> None:
     work, sms = at.work, at.parts.device.properties.sm_count
+    arguments = {
+        "x": work["convolved"],
+        "gate": work["recurrent gate"],
+        "b": work["scan b"],
+        "c": work["scan c"],
+        "a": at.vector(mixer.a),
+        "skip": at.vector(mixer.skip),
+        "state": recurrent_state(at)["state"],
+    }
+    kernel = partial(selective_scan, sms, channels=mixer.conv.channels, size=mixer.size)
+    scan = StateStep("ssm_scan", kernel, "step", arguments, y)
     step = [(at.matrix(mixer.step), work["alpha"])]
-    at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
-    launch_recurrent(
-        at,
-        "ssm_scan",
-        partial(selective_scan, sms, channels=mixer.conv.channels, size=mixer.size),
-        x=work["convolved"],
-        step=work["alpha"],
-        gate=work["recurrent gate"],
-        b=work["scan b"],
-        c=work["scan c"],
-        a=at.vector(mixer.a),
-        skip=at.vector(mixer.skip),
-        state=recurrent_state(at)["state"],
-        y=y,
-    )
+    low = Activations(work["low"])
+    if not at.linear.append(at.name("ssm_dt"), step, low, then=scan.following(at)):
+        scan.append(at, work["alpha"])
 
 
 def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
     work, bias = at.work, mixer.step.bias
     assert bias is not None  # which the kernel adds
+    gate = {"gate": work["recurrent gate"]} if gates_results(at) else {}
     step = [(at.matrix(Linear(mixer.step.matrix)), work["alpha"])]
     at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
     kernel = partial(
@@ -89,6 +90,7 @@ def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
         value_dim=mixer.conv.channels // mixer.heads,
         delta=False,
         order="apart",
+        gated=bool(gate),
     )
     launch_recurrent(
         at,
@@ -103,5 +105,7 @@ def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
         skip=at.vector(mixer.skip),
         state=recurrent_state(at)["state"],
         y=y,
+        **gate,
     )
-    append_silu(at, mixer.conv.channels, y)
+    if not gate:
+        append_silu(at, mixer.conv.channels, y)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.activations import Activations, NormedSum, RanksSum
+from urdir.model.blocks.activations import Activations, DueGate, NormedSum, RanksSum
 from urdir.model.blocks.arguments import given
 from urdir.model.blocks.exchange import append_sum_of_ranks
 from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 from urdir.ptxgen.kernels.rescale import Rescale
+from urdir.ptxgen.spec import KernelSpec
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
     from urdir.driver.plan import Plan
 
 # One object for equal kernels, with its cached properties.
+_activate = lru_cache(maxsize=64)(Activate)
 _add = lru_cache(maxsize=64)(Add)
+_gated_norm = lru_cache(maxsize=64)(GatedNorm)
 _normalise = lru_cache(maxsize=64)(Normalise)
 _rescale = lru_cache(maxsize=64)(Rescale)
 
@@ -94,7 +99,10 @@ class StreamNorms:
         return Activations(y, next_norm, due=NormedSum(label, cols, delta, norm, residual))
 
     def complete(self, x: Activations) -> Activations:
-        """x as vectors that any launch may read: a launch for the sum that is due."""
+        """x as vectors that any launch may read: a launch for the sum or the gate that is due."""
+        if x.gate is not None:
+            self._append_gate(x.gate, x.x)
+            return replace(x, gate=None)
         if (due := x.due) is None:
             return x
         if isinstance(due, RanksSum):
@@ -110,3 +118,13 @@ class StreamNorms:
             kernel = _rescale(self.rows * due.cols, scaled=True)
             self.plan.launch(kernel, f"{due.label}.scale", x=x.x, s=due.scale, y=x.x)
         return made
+
+    def _append_gate(self, due: DueGate, x: Slice) -> None:
+        gate, head = due.of, due.of.head
+        if due.head_norm is None:
+            kernel: KernelSpec = _activate(self.rows * due.cols, gate.activation, gated=True)
+            self.plan.launch(kernel, due.label, gate=due.x_gate, up=x, y=x)
+            return
+        heads = self.rows * due.cols // head
+        kernel = _gated_norm(heads, head, gate.eps, activation=gate.activation)
+        self.plan.launch(kernel, due.label, x=x, gate=due.x_gate, weight=due.head_norm, y=x)

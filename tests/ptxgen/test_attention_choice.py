@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
@@ -79,7 +81,14 @@ def test_choice(
         (32, 8, 1, 8192, 132, "sm_90a", 8, 112 << 10),
         (32, 8, 1, 8192, 132, "sm_120", 8, 0),  # an SM has less shared memory
         (32, 8, 1, 16384, 132, "sm_90a", 1, 0),  # more keys than 64 SMs read at the memory's pace
-        (32, 8, 2, 8192, 132, "sm_90a", 1, 0),  # one row may be longer than the other
+        (32, 8, 2, 8192, 132, "sm_90a", 8, 85 << 10),  # of several rows one CTA an SM
+        (32, 8, 4, 8192, 132, "sm_90a", 4, 85 << 10),
+        (32, 8, 7, 8192, 132, "sm_90a", 2, 85 << 10),
+        (32, 8, 8, 131072, 132, "sm_90a", 2, 85 << 10),
+        (32, 8, 8, 8192, 132, "sm_120", 1, 0),
+        (32, 8, 6, 8192, 132, "sm_90a", 1, 0),  # a quarter of the SMs would be idle
+        (32, 8, 16, 8192, 132, "sm_90a", 1, 0),
+        (8, 2, 8, 8192, 132, "sm_90a", 8, 85 << 10),
         (32, 8, 1, 8192, 132, "sm_89", 1, 0),
         (32, 8, 1, 8192, 132, "", 1, 0),
         (32, 32, 1, 512, 132, "sm_90", 4, 0),
@@ -103,14 +112,46 @@ def test_clusters(
     spec = decode_attention(heads, layout, max_keys, sm_count, rows=rows, target=target)
     assert isinstance(spec, FlashDecode)
     assert (spec.cluster, spec.ring) == (cluster, ring)
-    if cluster > 1:
+    if cluster > 1 and rows == 1:
         assert spec.launch_shape.grid == (spec.head_tiles, cluster, 1)
 
 
-def test_quantised_keys_go_to_clusters_only_if_they_are_few() -> None:
+@pytest.mark.parametrize("rows", range(2, 17))
+@pytest.mark.parametrize("max_len", [600, 8192, 131072])
+def test_clusters_leave_no_more_chunks(rows: int, max_len: int) -> None:
+    """The workspace is made for those without."""
+    layout = KvLayout(rows, 8, max_len, 128, "f16")
+    near, apart = (
+        decode_attention(32, layout, max_len, 132, rows=rows, target=target)
+        for target in ("sm_90a", "")
+    )
+    assert isinstance(near, FlashDecode)
+    assert isinstance(apart, FlashDecode)
+    assert near.chunks <= apart.chunks
+
+
+def test_quantised_keys_of_one_row_go_to_clusters_only_if_they_are_few() -> None:
     layout = KvLayout(1, 8, 131072, 128, "q8_0")
     found = [decode_attention(32, layout, n, 132, target="sm_90a") for n in (512, 8192)]
     assert [spec.cluster for spec in found if isinstance(spec, FlashDecode)] == [4, 1]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "target", "ring"),
+    [
+        (128, "q8_0", "sm_90a", 68 << 10),
+        (256, "q8_0", "sm_90a", 0),
+        (128, "q8_0", "sm_89", 0),
+        (128, "f16", "sm_90a", 0),
+    ],
+)
+def test_many_rows_have_more_quants_on_their_way(
+    head_dim: int, dtype: Any, target: str, ring: int
+) -> None:
+    layout = KvLayout(32, 8, 8192, head_dim, dtype)
+    spec = decode_attention(32, layout, 8192, 132, rows=32, target=target)
+    assert isinstance(spec, FlashDecode)
+    assert (spec.cluster, spec.ring) == (1, ring)
 
 
 def test_the_options_reach_the_kernel() -> None:
@@ -164,4 +205,5 @@ def test_every_bucket_of_every_shape_is_served(max_len: int, rows: int, sm_count
         for max_keys in length_buckets(max_len):
             spec = decode_attention(heads, layout, max_keys, sm_count, rows=rows)
             if isinstance(spec, FlashDecode):
-                assert spec.rows * spec.chunks >= spec.row_ctas == spec.launch_shape.grid[1]
+                assert spec.rows * spec.chunks >= spec.takers
+                assert spec.takers * spec.cluster == spec.launch_shape.grid[1]

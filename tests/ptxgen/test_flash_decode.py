@@ -49,8 +49,9 @@ SPECS = {
     "window": FlashDecode(4, LAYOUT, scores=Scores(window=50), ctas=4, least=16),
     "window dealt": FlashDecode(4, LAYOUT, scores=Scores(window=33), ctas=1, least=16, most=16),
     "softcap": FlashDecode(4, LAYOUT, scores=Scores(softcap=20.0), ctas=7, least=16),
-    "cluster": FlashDecode(4, LAYOUT, cluster=8, least=16),
-    "cluster window": FlashDecode(4, LAYOUT, scores=Scores(window=33), cluster=2, least=16),
+    "cluster": FlashDecode(4, LAYOUT, cluster=8, ctas=1, least=16),
+    "clusters": FlashDecode(4, LAYOUT, cluster=2, ctas=3, least=16, most=16),
+    "cluster window": FlashDecode(4, LAYOUT, scores=Scores(window=33), cluster=2, ctas=1, least=16),
 }
 
 
@@ -74,7 +75,15 @@ def test_types_and_positions(device: Device, position: int, dtype: Any) -> None:
     compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
 
 
-@pytest.mark.parametrize("fields", [{"ctas": 12}, {"ctas": 5, "most": 32}, {"cluster": 4}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ctas": 12},
+        {"ctas": 5, "most": 32},
+        {"ctas": 3, "cluster": 4},
+        {"ctas": 2, "cluster": 2, "most": 16},
+    ],
+)
 def test_other_rows_do_not_change_a_bit(device: Device, fields: dict[str, int]) -> None:
     """Long ones, short ones and idle ones: what a CTA gets beside the row's chunks differs."""
     layout = dataclasses.replace(LAYOUT, sequences=3)
@@ -87,7 +96,7 @@ def test_other_rows_do_not_change_a_bit(device: Device, fields: dict[str, int]) 
     assert all(out.tobytes() == outs[0].tobytes() for out in outs)
 
 
-@pytest.mark.parametrize("name", ["dealt", "cluster"])
+@pytest.mark.parametrize("name", ["dealt", "cluster", "clusters"])
 def test_idle_rows_are_zero(device: Device, name: str) -> None:
     spec = dataclasses.replace(SPECS[name], rows=4)
     inputs = spec.inputs_at(np.random.default_rng(2), [99, 200, 100, 2**32 - 1], [0] * 4)
@@ -118,19 +127,20 @@ def test_chunks(
 ) -> None:
     layout = KvLayout(rows, 8, 1 << 15, 128, "f16")
     spec = FlashDecode(32, layout, rows, ctas=ctas, least=least, most=most)
-    assert (spec.chunk_of(keys), spec.chunks_of(keys)) == (chunk, chunks)
-    assert max(map(spec.chunks_of, range(1, (1 << 15) + 1))) <= spec.chunks
-    assert spec.row_ctas == min(ctas, rows * spec.chunks)
+    assert (spec.cut.size(keys), spec.cut.count(keys)) == (chunk, chunks)
+    assert max(map(spec.cut.count, range(1, (1 << 15) + 1))) <= spec.chunks
+    assert spec.takers == min(ctas, rows * spec.chunks)
 
 
-@pytest.mark.parametrize("keys", [1, 16, 17, 120, 128, 129, 200])
-def test_chunks_of_a_cluster(keys: int) -> None:
-    """As many as there are CTAs, or fewer of the fewest keys: some CTAs are without keys."""
-    spec = FlashDecode(4, LAYOUT, cluster=8, least=16)
-    assert spec.chunk_of(keys) == (16 if keys <= 128 else 32)
-    assert spec.chunks_of(keys) <= 8
+def test_chunks_of_clusters() -> None:
+    """They have as many times the keys as there are CTAs."""
+    spec = FlashDecode(4, LAYOUT, cluster=4, ctas=2, least=16, most=16)
+    chunks = {1: 64, 64: 64, 65: 64, 128: 64, 129: 80, 199: 112}
+    assert {keys: spec.cut.size(keys) for keys in chunks} == chunks
     assert spec.launch_shape.grid == (2, 8, 1)
-    assert not {"partial", "softmax", "arrived"} & {p.name for p in spec.params}
+    whole = dataclasses.replace(spec, ctas=1, most=0)
+    assert whole.cut.size(200) == 208
+    assert not {"partial", "softmax", "arrived"} & {p.name for p in whole.params}
 
 
 def test_chunks_are_all_of_a_rows_keys() -> None:
@@ -140,7 +150,7 @@ def test_chunks_are_all_of_a_rows_keys() -> None:
             for position in range(200):
                 keys = [key for chunk in spec.split(position) for key in chunk]
                 seen = list(range(scores.first_key(position), position + 1))
-                assert keys == seen or (not keys and len(seen) <= spec.chunk_of(len(seen)))
+                assert keys == seen or (not keys and len(seen) <= spec.cut.size(len(seen)))
 
 
 @pytest.mark.parametrize("capacity", [8, 16])
@@ -162,6 +172,15 @@ def test_huge_and_tiny_chunks_merge(device: Device) -> None:
         inputs["k_cache"][0, 0, 16 * chunk + 5] = 100.0
         out = flash_decode(device, spec, inputs)[0]
         np.testing.assert_allclose(out[0], inputs["v_cache"][0, 0, 16 * chunk + 5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-30, 1e30])
+def test_quants_meet_queries_of_any_size(device: Device, factor: float) -> None:
+    """They are integers times scales there: none is too large or too small."""
+    spec = FlashDecode(4, KvLayout(1, 1, 100, 128, "q8_0"), ctas=2, least=16)
+    inputs = spec.inputs_at(np.random.default_rng(8), [90], [0])
+    inputs["q"] *= np.float32(factor)
+    assert_close(spec, flash_decode(device, spec, inputs), spec.attend(inputs))
 
 
 def test_a_launch_leaves_room_for_the_next(device: Device) -> None:
@@ -265,15 +284,22 @@ def test_nothing_that_was_never_written_is_read(target: str, dtype: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "value_dim"),
-    [("f16", 128, 128), ("f16", 64, 64), ("bf16", 192, 128), ("f16", 80, 80), ("q8_0", 128, 128)],
+    ("dtype", "head_dim", "value_dim", "ring"),
+    [
+        ("f16", 128, 128, 0),
+        ("f16", 64, 64, 0),
+        ("bf16", 192, 128, 0),
+        ("f16", 80, 80, 0),
+        ("q8_0", 128, 128, 0),
+        ("q8_0", 128, 128, 68 << 10),
+    ],
 )
 def test_whole_rows_are_copied_and_no_bank_is_met_twice(
-    dtype: Any, head_dim: int, value_dim: int
+    dtype: Any, head_dim: int, value_dim: int, ring: int
 ) -> None:
     """Copies of 64 bytes of each row took a third more time at 4,096 keys on an H200."""
     layout = KvLayout(1, 1, 64, head_dim, dtype, value_dim=value_dim)
-    seen = explain(FlashDecode(4, layout), "sm_90")
+    seen = explain(FlashDecode(4, layout, ring=ring), "sm_90")
     copies = [row for row in seen.global_memory if "cp.async.cg" in row.text]
     loads = [row for row in seen.shared_memory if re.search(r"cp\.async|%raw|%fragment", row.text)]
     assert copies
@@ -305,7 +331,6 @@ def test_no_spills(target: str, dtype: Any, is_paged: bool) -> None:
         ({"ctas": 0}, "0 CTAs"),
         ({"ring": 1 << 14}, "a ring of 16384 bytes: 0, or at least 49152"),
         ({"cluster": 3}, "clusters of 3 CTAs: 1, 2, 4 or 8"),
-        ({"cluster": 2, "most": 64}, "chunks of a cluster are as many as its CTAs: most is 0"),
         ({"heads": 3}, "3 query heads"),
     ],
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from urdir.driver import Device, run_kernel
+from urdir.driver import Device, check_kernel, run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
@@ -164,3 +164,20 @@ def test_a_scan_of_single_rows_takes_no_segments_and_one_of_prompts_some() -> No
 def test_a_convolution_refuses(fields: dict[str, int]) -> None:
     with pytest.raises(PtxgenError, match="taps"):
         replace(KERNELS["conv"], **fields)
+
+
+@dataclass(frozen=True)
+class Late(GatedRecurrence):
+    """One whose states are too many to be read early."""
+
+    reads_early = False
+
+
+def test_states_of_many_rows_are_read_after_the_wait(device: Device) -> None:
+    """Where they fit beside the launch before, they are read while it still works."""
+    late = Late(4, 3, 64, 0, 4, 2, 36, 20, delta=False, gated=True)
+    few, many = (GatedRecurrence(n, 8, 64, 0, 24, 1, 256, 128, delta=False) for n in (1, 2))
+    assert few.reads_early
+    assert not many.reads_early
+    assert not replace(few, segments=1).reads_early
+    check_kernel(device, late)

@@ -30,6 +30,11 @@ FEW_KEYS = 8192
 #: ms with it at 4,096 keys, 1.512 with 80 KB, 1.531 with 48, without clusters 1.549; with clusters
 #: of four at 256 keys 1.329, of eight 1.336, without 1.391.
 RING_NBYTES, LARGE_SHARED = 112 << 10, (90, 100)
+#: The same of several rows: of the only CTA of an SM, and of one of two with quants. A step of 8
+#: rows at 4,096 keys takes 2.742 ms so in place of 2.820, at 700 1.931 of 2.002, of q8_0 2.305 of
+#: 2.357 and 1.883 of 1.971; with a row of 32,600 keys among seven of 128 2.922 of 2.990; of 32 rows
+#: of q8_0 at 4,096 4.546 of 4.597. Heads are so narrow that a CTA fits beside one of the products.
+ONE_RING_NBYTES, QUANTS_RING_NBYTES, NARROW = 85 << 10, 68 << 10, 128
 #: Keys of a chunk: at least these, and where rows are several about this many (see `FlashDecode`).
 #: 32 rows of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; of q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
@@ -88,32 +93,57 @@ def decode_attention(
 
     Incremental attention for few keys (a window bounds them too), flash decoding otherwise. With a
     ``token`` the kernel prepares and appends the rows' own tokens, too; the choice is the same.
-    With the device's native ``target`` it may be one in clusters, which needs less memory. Raises
-    PtxgenError for shapes that no kernel handles.
+    With the device's native ``target`` it may be one in clusters, whose rows have fewer chunks.
+    Raises PtxgenError for shapes that no kernel handles.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     whole = SINGLE_KEYS if rows == 1 else INCREMENTAL_KEYS
     if min(scores.span or max_keys, max_keys) <= whole:
         return _spread(incremental, sm_count)
     split = split_attention(incremental, max_keys, sm_count)
-    return _in_clusters(split, max_keys, sm_count, target) if target and rows == 1 else split
+    if not target:
+        return split
+    if rows == 1:
+        near = _one_near(split, max_keys, sm_count, target)
+    else:
+        near = _near(split, sm_count, target)
+    return near if near.target_on(target) else split
 
 
-def _in_clusters(split: FlashDecode, max_keys: int, sm_count: int, target: str) -> FlashDecode:
-    """The same with a cluster for each KV head (tile of query heads) where that is faster, and the
-    device has clusters: of few keys; of more, if the clusters find room side by side and are enough
-    to read at the memory's pace."""
+def _one_near(split: FlashDecode, max_keys: int, sm_count: int, target: str) -> FlashDecode:
+    """The same of one row with a cluster for each KV head (tile of query heads) where that is
+    faster: of few keys; of more, if the clusters find room side by side and are enough to read at
+    the memory's pace."""
     keys = min(split.scores.span or max_keys, max_keys)
     if keys <= INCREMENTAL_KEYS:
         near = replace(split, ctas=1, cluster=4)
-        is_faster = near.row_ctas * near.head_tiles <= sm_count
+        is_faster = near.cluster * near.head_tiles <= sm_count
     else:
-        ring = RING_NBYTES if Target.parse(target).sm in LARGE_SHARED else 0
+        ring = RING_NBYTES if _has_much_memory(target) else 0
         near = replace(split, ctas=1, cluster=8, ring=ring)
-        ctas = near.row_ctas * near.head_tiles
+        ctas = near.cluster * near.head_tiles
         is_read_whole = split.layout.dtype in ("f16", "bf16") and split.suits_tensor_cores
         is_faster = keys <= FEW_KEYS and 2 * sm_count <= 5 * ctas <= 4 * sm_count and is_read_whole
-    return near if is_faster and near.target_on(target) else split
+    return near if is_faster else split
+
+
+def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
+    """The same of several rows with one CTA an SM, in clusters as large as each row has CTAs, if
+    that takes most of the SMs; else with more quants on their way."""
+    fits = max(split.head_dim, split.value_dim) <= NARROW and _has_much_memory(target)
+    if not (split.suits_tensor_cores and fits):
+        return split
+    ctas = sm_count // split.head_tiles
+    cluster = next((n for n in (8, 4, 2) if n * split.rows <= ctas), 1)
+    used = ctas // cluster // split.rows * split.rows * cluster
+    if cluster > 1 and 8 * used >= 7 * ctas:
+        return replace(split, ctas=ctas // cluster, cluster=cluster, ring=ONE_RING_NBYTES)
+    return replace(split, ring=QUANTS_RING_NBYTES) if split.layout.dtype == "q8_0" else split
+
+
+def _has_much_memory(target: str) -> bool:
+    """Whether SMs have room for a large ring beside a CTA of the products."""
+    return Target.parse(target).sm in LARGE_SHARED
 
 
 def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -> FlashDecode:

@@ -39,9 +39,10 @@ class DecodeAttention(AttentionSpec):
     up to `MAX_TILE`): fewer make more CTAs, each of which reads K and V. A head's result does not
     depend on those beside it in a CTA; but a single one of a single row is multiplied otherwise.
 
-    From sm_80 on tensor cores multiply where `suits_tensor_cores`, with queries and weights as the
-    sum of two 16-bit floats. Scaled queries then become infinite from 65,536 on, unless the cache
-    is bf16, and an infinity in a key makes NaN. Elsewhere a lane group owns a key, a lane eight of
+    From sm_80 on tensor cores multiply where `suits_tensor_cores`, with weights as the sum of two
+    16-bit floats and queries as well; but with q8_0 queries are, of each 32 dims, the sum of two
+    8-bit integers times scales. Scaled queries of an f16 cache become infinite from 65,536 on, and
+    an infinity in a key makes NaN. Elsewhere a lane group owns a key, a lane eight of
     its dims (twice eight beyond 256 dims).
 
     With a ``token``, q is as the products leave it: the kernel prepares it as PrepareTokens does.
@@ -205,7 +206,8 @@ class DecodeAttention(AttentionSpec):
 
         The inputs are the cache's own values: what remains is f32 arithmetic and ex2.approx
         (2^-22 relative). On tensor cores queries and weights are the sum of two f16 (2^-22) or two
-        bf16 (2^-16); values of q8_0 are rounded to f16. A soft-cap adds the error of tanh (4e-7)
+        bf16 (2^-16); values of q8_0 are rounded to f16, with queries to 2^-16 of the largest of 32
+        dims. A soft-cap adds the error of tanh (4e-7)
         times the cap. A rope adds the error of sines (2^-20.5), in every term of a score; a norm or
         a temperature that of its factor (2^-22), ALiBi that of its slope, times the distance of
         keys that still count.

@@ -13,8 +13,8 @@ from urdir.ptxgen.target import Target
 
 #: Shared memory that a kernel may declare, on every target.
 MAX_STATIC_SHARED = 48 << 10
-#: Keys that a warp multiplies at once on tensor cores, the rows of an mma; and those of a stage.
-TILE_KEYS, STAGE_KEYS = 16, 8
+#: Keys that a warp multiplies at once on tensor cores: the rows of an mma.
+TILE_KEYS = 16
 #: Stages of small slabs: more are not needed.
 MAX_STAGES = 8
 
@@ -151,20 +151,26 @@ class DecodeCta:
     def _divide_among_fragments(self) -> None:
         """The type of the operands; strips of 32 dims of a key, blocks of 64 dims of a value, slabs
         of 128 dims. The keys of a tile are ``together``, those of the warps' tiles a step.
-        ``order``: of which cache, slab and half of the keys the stages of a tile are."""
+        ``stages_of_slab``: of each the halves of the tile's keys that it has. ``order``: of which
+        cache and slab the stages of a tile are, and which of the slab's."""
         self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
         self.together = TILE_KEYS
         self.step = TILE_KEYS * self.warps
         self.strip_count = ceil_div(self.head_dim, 32)
         self.block_count = ceil_div(self.value_dim, 64)
+        # integers of queries stay in registers, where these are few
+        self.holds_queries = self.quantised and self.strip_count <= 4
         self.slabs = {"k": ceil_div(self.head_dim, 128), "v": ceil_div(self.value_dim, 128)}
+        # quants are few bytes: whole slabs, where there is memory for enough of them
+        whole = self.quantised and self.spec.ring_nbytes > 0
+        self.stages_of_slab: tuple[tuple[int, ...], ...] = ((0, 1),) if whole else ((0,), (1,))
         self.order = [
-            (name, slab, half)
+            (name, slab, number)
             for name, slabs in self.slabs.items()
             for slab in range(slabs)
-            for half in range(2)
+            for number in range(len(self.stages_of_slab))
         ]
-        self.stage_keys = STAGE_KEYS
+        self.stage_keys = TILE_KEYS // len(self.stages_of_slab)
         # the halves of a tile that are multiplied together: registers hold one of wide heads
         is_wide = max(self.head_dim, self.value_dim) > 192 and not self.quantised
         self.halves: tuple[tuple[int, ...], ...] = ((0,), (1,)) if is_wide else ((0, 1),)
@@ -175,8 +181,9 @@ class DecodeCta:
             name: min(self.slab_bytes, max(few, 1 << (self._bytes_of(name) - 1).bit_length(), 64))
             for name, few in fewest.items()
         }
-        self.warp_bytes = STAGE_KEYS * max(self.row_bytes.values())
-        self.stage_bytes = (self.warp_bytes + (64 if self.quantised else 0)) * self.warps
+        self.warp_bytes = self.stage_keys * max(self.row_bytes.values())
+        self.word_bytes = 8 * self.stage_keys if self.quantised else 0
+        self.stage_bytes = (self.warp_bytes + self.word_bytes) * self.warps
         self.stages = min(MAX_STAGES, MAX_STATIC_SHARED // self.stage_bytes)
         if self.spec.ring_nbytes:
             self.stages = self.spec.ring_nbytes // self.stage_bytes

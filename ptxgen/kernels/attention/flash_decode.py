@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT, ChunkCut
+from urdir.ptxgen.kernels.attention.cluster_inbox import ClusterInbox
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED
-from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.own_token import QK_NORM, V_NORM, OwnToken, Temperature
-from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.kernels.rotation import Rotation
+from urdir.ptxgen.kernels.attention.flash_decode_examples import (
+    examples_with_a_token,
+    plain_examples,
+)
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import since
 
-#: Chunks are multiples of this.
-CHUNK_UNIT = 16
 #: Threads that merge the same outputs, at most: there is shared memory for these.
 MAX_MERGERS = 4
 
@@ -42,9 +42,9 @@ class FlashDecode(DecodeAttention):
     into equal ones of at most about ``most`` keys: a long row among short ones has many, and a CTA
     takes several.
 
-    A ``cluster`` of 2, 4 or 8 CTAs (sm_90 and newer) takes the chunks of one row, which are as many
-    (but of at least ``least`` keys): its CTAs send each other their sums, ``ctas`` says nothing,
-    and there are none of the parameters below. That is faster where rows are as long as each other.
+    With ``cluster`` (2, 4 or 8; sm_90 and newer) each of the ``ctas`` is a cluster of so many. Its
+    CTAs share a chunk, which has as many times the keys, and send each other their sums: that is
+    faster than to merge through global memory.
 
     From sm_80 on, keys and values on their way to tensor cores are in ``ring`` bytes of shared
     memory; 0: in what a kernel may declare.
@@ -71,12 +71,10 @@ class FlashDecode(DecodeAttention):
             )
         if self.most and self.most < self.least:
             raise PtxgenError(f"chunks of at least {self.least} and at most {self.most} keys")
-        if not 1 <= self.ctas <= 65535:
-            raise PtxgenError(f"{self.ctas} CTAs for each KV head: 1 to 65535")
         if self.cluster not in (1, 2, 4, 8):
             raise PtxgenError(f"clusters of {self.cluster} CTAs: 1, 2, 4 or 8")
-        if self.cluster > 1 and self.most:
-            raise PtxgenError("chunks of a cluster are as many as its CTAs: most is 0")
+        if not 1 <= self.ctas * self.cluster <= 65535:
+            raise PtxgenError(f"{self.ctas * self.cluster} CTAs for each KV head: 1 to 65535")
         if 0 < self.ring < MAX_STATIC_SHARED:
             raise PtxgenError(f"a ring of {self.ring} bytes: 0, or at least {MAX_STATIC_SHARED}")
 
@@ -87,43 +85,25 @@ class FlashDecode(DecodeAttention):
     # ---- how rows are split ----
 
     @property
-    def share(self) -> int:
-        """Chunks of a row that is as long as the others."""
-        return self.cluster if self.cluster > 1 else max(1, self.ctas // self.rows)
-
-    def _rounds_of(self, keys: int) -> int:
-        """Chunks that each share of a row of ``keys`` keys has, one after the other."""
-        each = ceil_div(keys, self.share)
-        return ceil_div(each, self.most) if self.most and each > 2 * self.most else 1
-
-    def chunk_of(self, keys: int) -> int:
-        """Keys of each chunk (the last may have fewer) of a row of ``keys`` keys."""
-        each = ceil_div(ceil_div(keys, self.share), self._rounds_of(keys))
-        return max(self.least, CHUNK_UNIT * ceil_div(each, CHUNK_UNIT))
-
-    def chunks_of(self, keys: int) -> int:
-        """How many chunks a row of ``keys`` keys has."""
-        return ceil_div(keys, self.chunk_of(keys))
+    def cut(self) -> ChunkCut:
+        """How rows are cut into chunks."""
+        share = max(1, self.ctas // self.rows)
+        return ChunkCut(share, self.least * self.cluster, self.most * self.cluster)
 
     @property
     def chunks(self) -> int:
-        """The most chunks of a row that are merged through global memory; 1 where none are."""
-        if self.cluster > 1:
-            return 1
-        shares = min(self.share, ceil_div(self._longest, self.least))
-        return shares * self._rounds_of(self._longest)
+        """The most chunks of a row."""
+        return self.cut.most(self._longest)
 
     @property
-    def row_ctas(self) -> int:
-        """CTAs of a KV head (tile of query heads) in the grid."""
-        if self.cluster > 1:
-            return self.rows * self.cluster
+    def takers(self) -> int:
+        """CTAs (clusters) of a KV head (tile of query heads) in the grid."""
         return min(self.ctas, self.rows * self.chunks)
 
     @property
     def deals(self) -> bool:
         """Whether a CTA may get several chunks."""
-        return self.rows * self.chunks > self.row_ctas
+        return self.rows * self.chunks > self.takers
 
     @property
     def parked_nbytes(self) -> int:
@@ -137,24 +117,15 @@ class FlashDecode(DecodeAttention):
         return self.queries_at + self.queries_nbytes
 
     @property
-    def part(self) -> int:
-        """Outputs that each CTA of a cluster merges, in groups of four."""
-        return 4 * ceil_div(self.tile * self.value_dim, 4 * self.cluster)
-
-    @property
-    def near_at(self) -> int:
-        """Dynamic shared memory: where a cluster's CTAs send what this one merges."""
-        return self.parked_at + WARPS * self.parked_nbytes
-
-    @property
-    def near_nbytes(self) -> int:
-        """Its size: a barrier, and each CTA's part, with maxima and sums of all heads."""
-        return 16 + self.cluster * (8 * self.tile + 4 * self.part) if self.cluster > 1 else 0
+    def inbox(self) -> ClusterInbox:
+        """Dynamic shared memory after that: where the others of a cluster send their sums."""
+        at = self.parked_at + WARPS * self.parked_nbytes
+        return ClusterInbox(self.cluster, self.tile, self.value_dim, at)
 
     @property
     def ring_at(self) -> int:
         """Where the ring begins, if it is there."""
-        return 256 * ceil_div(self.near_at + self.near_nbytes, 256)
+        return 256 * ceil_div(self.inbox.end, 256)
 
     @property
     def ring_nbytes(self) -> int:
@@ -198,7 +169,7 @@ class FlashDecode(DecodeAttention):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(self.head_tiles, self.row_ctas, 1),
+            grid=(self.head_tiles, self.takers * self.cluster, 1),
             block=(32 * WARPS, 1, 1),
             cluster=(1, self.cluster, 1),
             shared_bytes=self.ring_at + self.ring_nbytes,
@@ -228,7 +199,7 @@ class FlashDecode(DecodeAttention):
         if position >= self.layout.max_len:
             return []
         first = self.scores.first_key(position)
-        chunk, end = self.chunk_of(position + 1 - first), position + 1
+        chunk, end = self.cut.size(position + 1 - first), position + 1
         if chunk >= end - first:
             return []
         return [range(start, min(end, start + chunk)) for start in range(first, end, chunk)]
@@ -248,193 +219,7 @@ class FlashDecode(DecodeAttention):
 
     @classmethod
     def examples(cls) -> Mapping[str, FlashDecode]:
-        return {
-            "one chunk": cls(1, KvLayout(1, 1, 16, 64, "f16")),
-            "head_dim 80": cls(4, KvLayout(1, 2, 70, 80, "f16"), ctas=3, least=16),
-            "long chunks": cls(4, KvLayout(1, 1, 200, 128, "f16"), ctas=2),
-            "many chunks": cls(4, KvLayout(1, 1, 300, 128, "f16"), ctas=40, least=16),
-            "bf16": cls(7, KvLayout(1, 1, 50, 128, "bf16"), ctas=4, least=16, most=16),
-            "f32 rows": cls(12, KvLayout(2, 1, 60, 96, "f32"), rows=3, ctas=6, least=16),
-            "window": cls(
-                3,
-                KvLayout(2, 1, 70, 112, "f16"),
-                rows=3,
-                scores=Scores(window=20),
-                ctas=4,
-                least=16,
-                most=16,
-            ),
-            "q8_0 softcap": cls(
-                8,
-                KvLayout(1, 1, 64, 256, "q8_0"),
-                scores=Scores(softcap=50.0),
-                ctas=4,
-                least=16,
-                most=32,
-            ),
-            "pages": cls(
-                4,
-                KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=10),
-                rows=3,
-                ctas=4,
-                least=16,
-                most=32,
-            ),
-            "pages q8_0": cls(
-                2,
-                KvLayout(3, 1, 128, 128, "q8_0", page_len=64, pages=7),
-                rows=4,
-                ctas=4,
-                least=16,
-                most=16,
-            ),
-            "pages f32 window": cls(
-                2,
-                KvLayout(1, 1, 64, 256, "f32", page_len=16, pages=5),
-                scores=Scores(window=33),
-                ctas=4,
-                least=16,
-                most=32,
-            ),
-            "head_dim 512": cls(2, KvLayout(1, 1, 40, 512, "f16"), ctas=4, least=16, most=16),
-            "latent": cls(
-                3,
-                KvLayout(1, 1, 40, 576, "f16", value_dim=512, values_in_keys=True),
-                ctas=4,
-                least=16,
-                most=16,
-            ),
-            "value_dim": cls(
-                3, KvLayout(1, 1, 40, 192, "f16", value_dim=128), ctas=4, least=16, most=32
-            ),
-            "chunk sinks": cls(
-                2,
-                KvLayout(3, 1, 90, 64, "f16"),
-                3,
-                Scores(chunk=48, sinks=True),
-                ctas=4,
-                least=16,
-                most=16,
-            ),
-            "ALiBi": cls(
-                3, KvLayout(2, 1, 70, 64, "f16"), 3, Scores(max_bias=8.0), ctas=4, least=16, most=32
-            ),
-            "40 rows": cls(2, KvLayout(40, 1, 50, 64, "f16"), rows=40, ctas=5, least=16, most=16),
-            "a long row": cls(2, KvLayout(3, 2, 150, 64, "f16"), rows=3, ctas=8, least=32, most=48),
-            "cluster": cls(4, KvLayout(2, 1, 70, 64, "f16"), rows=2, cluster=4, least=16),
-            "cluster sinks f32": cls(
-                6, KvLayout(1, 2, 90, 80, "f32"), scores=Scores(sinks=True), cluster=2, least=16
-            ),
-            "ring": cls(
-                2,
-                KvLayout(3, 1, 160, 64, "f16", 16, 13, capacity=64),
-                3,
-                Scores(window=50),
-                ctas=4,
-                least=16,
-                most=16,
-            ),
-            **cls._examples_with_a_token(),
-        }
-
-    @classmethod
-    def _examples_with_a_token(cls) -> Mapping[str, FlashDecode]:
-        """Every type of cache; chunks shorter and longer than a step of keys."""
-        whole = OwnToken(Rotation(128, "half"))
-        half = OwnToken(Rotation(64, "interleaved", magnitude=1.2))
-        return {
-            "latent rows": cls(
-                3,
-                KvLayout(2, 1, 48, 576, "q8_0", 16, 7, value_dim=512, values_in_keys=True),
-                rows=3,
-                token=half,
-                ctas=4,
-                least=16,
-                most=16,
-            ),
-            "values in keys": cls(
-                8,
-                KvLayout(2, 1, 40, 192, "f16", value_dim=128, values_in_keys=True),
-                rows=3,
-                token=half,
-                ctas=4,
-                least=16,
-                most=16,
-            ),
-            "rope": cls(4, KvLayout(1, 1, 200, 128, "f16"), token=whole, ctas=4, least=16, most=64),
-            "rope cluster": cls(
-                4, KvLayout(1, 1, 300, 128, "f16"), token=whole, cluster=8, least=16, ring=80 << 10
-            ),
-            "rope cluster pages q8_0": cls(
-                8, KvLayout(2, 1, 96, 128, "q8_0", 16, 14), 2, token=whole, cluster=8, least=16
-            ),
-            "rope f32 rows": cls(
-                12, KvLayout(2, 1, 60, 96, "f32"), rows=3, token=half, ctas=4, least=16, most=16
-            ),
-            "rope bf16 window": cls(
-                3,
-                KvLayout(2, 1, 70, 112, "bf16"),
-                rows=3,
-                scores=Scores(window=20),
-                token=half,
-                ctas=4,
-                least=16,
-                most=16,
-            ),
-            "rope q8_0 head_dim 256": cls(
-                8,
-                KvLayout(1, 1, 64, 256, "q8_0"),
-                token=OwnToken(Rotation(90, "half")),
-                ctas=4,
-                least=16,
-                most=32,
-            ),
-            "rope pages": cls(
-                4,
-                KvLayout(2, 2, 96, 64, "f16", page_len=16, pages=14),
-                3,
-                token=half,
-                ctas=4,
-                least=16,
-                most=32,
-            ),
-            "norms head_dim 512 shared": cls(
-                2,
-                KvLayout(1, 1, 40, 512, "f16", value_dim=64),
-                token=OwnToken(Rotation(128, "half"), QK_NORM, appends=False),
-                ctas=4,
-                least=16,
-                most=16,
-            ),
-            "norm of rows": cls(
-                6,
-                KvLayout(2, 2, 60, 96, "bf16"),
-                rows=2,
-                token=OwnToken(Rotation(96, "half"), QK_NORM, qk_norm_over="row"),
-                ctas=4,
-                least=16,
-                most=16,
-            ),
-            "norms ring": cls(
-                3,
-                KvLayout(2, 1, 100, 96, "q8_0", capacity=64),
-                rows=2,
-                scores=Scores(chunk=64, window=40),
-                token=OwnToken(Rotation(96, "half"), QK_NORM, V_NORM, Temperature(0.2, 16)),
-                ctas=4,
-                least=16,
-                most=16,
-            ),
-            "rope pages q8_0": cls(
-                2,
-                KvLayout(3, 1, 128, 128, "q8_0", 64, 7),
-                rows=4,
-                token=whole,
-                ctas=4,
-                least=16,
-                most=16,
-            ),
-        }
+        return plain_examples(cls) | examples_with_a_token(cls)
 
     def bytes_moved(self) -> int:
         """K and V of every row at full length, queries and output, and the chunks' sums twice."""

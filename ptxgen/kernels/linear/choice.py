@@ -11,10 +11,12 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.linear.cut import CutOptions
 from urdir.ptxgen.kernels.linear.ends import is_first
+from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.gemv import Activations, Gemv
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, LinearSpec
+from urdir.ptxgen.kernels.linear.then import Then, has_registers
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.weights.formats import Format
@@ -22,6 +24,8 @@ from urdir.ptxgen.weights.formats import Format
 #: Most tiles an SM of a launch in clusters: see `cluster_for`. On an H200 the gate and up matrices
 #: of an 8B model, 14 tiles, are slower in clusters.
 CLUSTERED_TILES = 6
+#: Fields of a request that `Gemv` alone knows.
+GEMV_ALONE = ("after", "gate", "gained", "then")
 
 
 def takes_gemm(rows: int, exact: bool) -> bool:
@@ -75,7 +79,8 @@ class LinearRequest:
     `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
     f32.
     ``ends_block``: the product is the last of a block; with a ``residual`` it is.
-    ``after``, ``stream_scaled``: see `Gemv`, for one vector where `fits_gemv` says so.
+    ``after``, ``stream_scaled``, ``gate``, ``gained``: see `Gemv`, for one vector where `fits_gemv`
+    says so; ``then``, where `continues` does.
     ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
     ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only.
     ``gives``: see `Gemv`, where `fits_gemv` says so.
@@ -99,6 +104,9 @@ class LinearRequest:
     alone: bool = False
     after: Norm | SumOfRanks | None = None
     stream_scaled: bool = False
+    gate: Gate | None = None
+    gained: bool = False
+    then: Then | None = None
     summarised: bool = False
     summarises: bool = False
     gives: Gives | None = None
@@ -130,6 +138,14 @@ class LinearRequest:
         return self.gemv_options is not None
 
     @property
+    def continues(self) -> bool:
+        """Whether the launch can go on with ``then``: all rows are finished in one pass."""
+        if self.then is None or not has_registers(self.then) or not self.fits_gemv:
+            return False
+        kernel = choose_linear(replace(self, then=None))
+        return isinstance(kernel, Gemv) and kernel.cut.rows.passes == 1
+
+    @property
     def gemv_options(self) -> CutOptions | None:
         """How `Gemv` fits: one CTA has all columns; two share them, if activations are rounded; one
         takes all of the shared memory, and overlaps nothing. None: not at all."""
@@ -142,7 +158,7 @@ class LinearRequest:
             ways += [all_of_it]
         for way in ways:
             given = (self.formats, self.cols, self.activations, way.shared, self.norm, self.after)
-            if Gemv.fits(*given, cluster=way.cluster):
+            if Gemv.fits(*given, cluster=way.cluster, gate=self.gate):
                 return way
         return None
 
@@ -187,9 +203,10 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
     vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and all weights
     are quantised. Else `GemvF32`.
     Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`), and
-    for one after a block where `Gemv` does not serve.
+    for what `GEMV_ALONE` takes where `Gemv` does not serve.
     """
-    if request.rounds_several:
+    beside = [name for name in GEMV_ALONE if getattr(request, name)]
+    if request.rounds_several and not beside:
         return _gemm_small(request, request.options)
     if (options := request.gemv_options) is not None:
         return Gemv(
@@ -199,10 +216,16 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
             alone=request.alone,
             after=request.after,
             stream_scaled=request.stream_scaled,
+            gate=request.gate,
+            gained=request.gained,
+            then=request.then,
             gives=request.gives,
         )
-    if request.after is not None:
-        raise PtxgenError(f"{request.after} after a block: not for {request.cols} columns")
+    if beside:
+        raise PtxgenError(
+            f"{', '.join(beside)} of a product of {request.batch} vectors of {request.cols} "
+            "columns: only gemv takes it, and does not serve"
+        )
     return GemvF32(**_fields(request), batch=request.batch)
 
 

@@ -64,8 +64,9 @@ class Footprint:
     """Bytes that a kernel keeps in the shared memory of a CTA.
 
     ``tile``: a slot of a ring; ``sums``: a warp's sums of a tile; ``activations`` of the CTA and
-    ``warp_activations`` of each warp; ``warp_squares``: a warp's sums of squares. ``partials``:
-    the most for sums of all warps; None: all that is left beside two slots a warp.
+    ``warp_activations`` of each warp; ``warp_squares``: a warp's sums of squares; ``shared``: what
+    all threads read, a multiple of 16, after these. ``partials``: the most for sums of all warps;
+    None: all that is left beside two slots a warp.
     """
 
     tile: int
@@ -73,6 +74,7 @@ class Footprint:
     warp_squares: int
     activations: int = 0
     warp_activations: int = 0
+    shared: int = 0
     partials: int | None = PARTIALS_NBYTES
 
     def activations_of(self, warps: int) -> int:
@@ -80,8 +82,8 @@ class Footprint:
         return self.activations + self.warp_activations * warps
 
     def squares_of(self, warps: int) -> int:
-        """Bytes of its sums of squares; what follows is aligned."""
-        return 16 * ceil_div(self.warp_squares * warps, 16)
+        """Bytes of its sums of squares and of ``shared``; what follows is aligned."""
+        return 16 * ceil_div(self.warp_squares * warps, 16) + self.shared
 
     def least(self, warps: int) -> int:
         """Bytes of its activations and of its rings, which have two slots at least."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,9 +15,20 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
 from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
+from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.linear.spec import odd_cols
+from urdir.ptxgen.kernels.linear.then import (
+    Then,
+    check_then,
+    follow,
+    make_then_inputs,
+    shared_nbytes,
+    then_params,
+)
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
@@ -45,15 +57,22 @@ class Gemv(TiledSpec):
     weights. ``after``: x is what a block made, and the stream in its place, stream = before +
     after(x), with ``post_norm`` and ``post_norm_bias``, or before + the sum of the ranks' x. It is
     stored as well; x and ``before`` are other buffers. ``stream_scaled``: times ``stream_scale``
-    (1,). ``gives``: y is one of several ranks' addends, and is sent to the others.
+    (1,). ``gate``: x goes through it first. ``gained``: the product without a bias is multiplied
+    with sigmoid(gain (1,)) as well as with the scale. ``then``: a recurrent kernel, of one token,
+    that takes the first product; y is what it makes, and its other parameters have ``then_`` before
+    their names. ``gives``: y is one of several ranks' addends, and is sent to the others.
 
-    Raises PtxgenError for "i16" with unquantised types, and for a scale without ``after``.
+    Raises PtxgenError for "i16" with unquantised types, and for a scale without ``after``, and
+    for what ``then`` does not take.
     """
 
     activations: Activations = "f32"
     alone: bool = False
     after: Norm | SumOfRanks | None = None
     stream_scaled: bool = False
+    gate: Gate | None = None
+    gained: bool = False
+    then: Then | None = None
     gives: Gives | None = None
 
     name = "gemv"
@@ -69,6 +88,16 @@ class Gemv(TiledSpec):
             raise PtxgenError("gemv: no stream to scale: after is None")
         if self.after and self.cluster > 1:
             raise PtxgenError(f"gemv: after a block {self.after} is for a cluster of 1")
+        if self.gate is not None and (self.after or self.cols % max(1, self.gate.head)):
+            raise PtxgenError(f"gemv: a gate of {self.cols} columns in heads of {self.gate.head}")
+        if self.gained and (self.gated or self.activation or any(self.biases)):
+            raise PtxgenError("gemv: a gain of a product without gate, activation and bias only")
+        if self.then is not None:
+            check_then(self.then, self.rows)
+            if self.gated or self.residual or self.cut.rows.passes > 1:
+                raise PtxgenError(
+                    f"gemv: {self.then.name} after a product with gate or residual, or in passes"
+                )
         if isinstance(self.after, SumOfRanks):
             self.after.check(self.name, self.cols)
             if self.gives is not None:
@@ -87,10 +116,12 @@ class Gemv(TiledSpec):
         norm: Norm | None = None,
         after: Norm | SumOfRanks | None = None,
         cluster: int = 1,
+        gate: Gate | None = None,
     ) -> bool:
         """Whether ``shared`` bytes of shared memory have room for the activations and the tiles of
         enough warps, and these warps have registers for the activations; for the weights and the
-        bias of a norm as well, if it must be complete before the product or is ``after`` a block.
+        bias of a norm as well, if it must be complete before the product or is ``after`` a block,
+        and for the ``gate``.
         Each CTA of a ``cluster`` has a part of the columns, which allows neither of these norms.
         """
         if cluster > 1 and (after is not None or (norm is not None and is_first(norm))):
@@ -103,6 +134,7 @@ class Gemv(TiledSpec):
             has_registers = 8 * arrays * blocks + others <= _most_registers(warps)
         else:
             arrays = 1 + _arrays(norm) if norm is not None and is_first(norm) else 1
+            arrays += gate is not None
             has_registers = 8 * arrays * blocks + 16 <= _most_registers(warps)
         return warps >= LEAST_WARPS and has_registers
 
@@ -142,6 +174,12 @@ class Gemv(TiledSpec):
     def params(self) -> tuple[Param, ...]:
         """Beside those of every linear kernel, what is known of the stream and of other ranks."""
         plain, after, row = super().params, self.after, ("batch", "cols")
+        if self.gate is not None:
+            plain += self.gate.params
+        if self.gained:
+            plain += (Param("gain", "f32", (1,), Access.IN),)
+        if self.then is not None:
+            plain += then_params(self.then)
         if self.gives is not None:
             plain += self.gives.params
         if after is None:
@@ -158,12 +196,16 @@ class Gemv(TiledSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         outputs = self._products(**inputs)
+        if self.then is not None:
+            outputs |= follow(self.then, outputs["y"], inputs)
         if self.gives is not None:
             outputs |= self.gives.reference(outputs["y"].reshape(-1), inputs)
         return outputs
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         inputs = super().make_inputs(rng)
+        if self.then is not None:
+            inputs |= make_then_inputs(self.then, rng)
         if self.gives is not None:
             inputs |= self.gives.make_inputs(rng)
         if isinstance(self.after, SumOfRanks):
@@ -178,6 +220,15 @@ class Gemv(TiledSpec):
             alone = replace(self, after=None, stream_scaled=False).bytes_moved()
             return alone + stream + self.after.bytes_moved(self.cols)
         return super().bytes_moved()
+
+    def multiplied(self, **inputs: Any) -> Array:
+        if self.gate is not None:
+            gated = self.gate(inputs["x"], inputs["x_gate"], inputs.get("head_norm"))
+            inputs = {**inputs, "x": gated}
+        return super().multiplied(**inputs)
+
+    def factor(self, inputs: Mapping[str, Any]) -> float:
+        return 1.0 / (1.0 + math.exp(-inputs["gain"][0])) if self.gained else 1.0
 
     def _products(self, **inputs: Any) -> dict[str, Array]:
         """y, and the stream where that is made."""
@@ -210,7 +261,8 @@ class Gemv(TiledSpec):
         places = self.after_place
         if self.after is not None:
             places += 2
-        footprint = replace(footprint, warp_squares=4 * places)
+        shared = 0 if self.then is None else shared_nbytes(self.then)
+        footprint = replace(footprint, warp_squares=4 * places, shared=shared)
         tiles = even_tiles(self, self.layouts)
         return cut_launch(self, self.layouts, footprint, tiles, self.pair, even=True)
 
@@ -220,8 +272,8 @@ class Gemv(TiledSpec):
         2e-5 of their size, a product by as much of its own, several times that where few rows
         cancel."""
         if self.activations == "i16":
-            return Tolerance(rtol=3e-4 if self.activation else 1.5e-4, atol=5e-4)
-        return Tolerance(rtol=5e-6 if self.f or self.is_bounded else 2e-6, atol=2e-6)
+            return Tolerance(rtol=3e-4 if self.activation or self.then else 1.5e-4, atol=5e-4)
+        return Tolerance(rtol=5e-6 if self.f or self.then or self.is_bounded else 2e-6, atol=2e-6)
 
     @classmethod
     def examples(cls) -> Mapping[str, Gemv]:
@@ -229,6 +281,9 @@ class Gemv(TiledSpec):
         formats = FORMATS.values()
         q8, q4_k, q6_k, q3_k = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
         f16, f32 = FORMATS["F16"], FORMATS["F32"]
+        silu = Activation("silu")
+        conv = CausalConv(1, 3, 64, 0, channels=37, taps=4, bias=True, activation=silu)
+        scan = SelectiveScan(1, 3, 64, 0, channels=70, size=16)
         each = {f.name: cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(formats)}
         rounded = {
             f"{f.name} i16": cls(f, 17, odd_cols(f), bias=i % 2 == 0, activations="i16")
@@ -365,6 +420,27 @@ class Gemv(TiledSpec):
             ),
             "rms with bias after": cls(
                 q8, 35, 544, norm=fine, after=Norm("rms", 1e-5, bias=True), groups=2, split=2
+            ),
+            "gated x": cls(f32, 9, 549, gate=Gate(Activation("sigmoid")), norm=rms),
+            "gated heads": cls(
+                q4_k, 19, 768, residual=True, activations="i16", gate=Gate(silu, 64, 1e-6)
+            ),
+            "gated heads, cluster": cls(
+                q8, 40, 2336, activations="i16", cluster=2, gate=Gate(silu, 32, 1e-6), sms=4
+            ),
+            "gained residual": cls(
+                q4_k, 19, 768, residual=True, activations="i16", gained=True, scale=0.5
+            ),
+            "gained": cls(f32, 9, 37, gained=True),
+            "then a convolution": cls(
+                q4_k, 37, 768, activations="i16", norm=rms, others=((q4_k, 5), (q8, 7)), then=conv
+            ),
+            "then a convolution, cluster": cls(
+                f16, 37, 1120, bias=True, cluster=2, then=replace(conv, taps=3, activation=None)
+            ),
+            "then a scan": cls(q8, 70, 160, bias=True, activations="i16", then=scan),
+            "then a scan of short states": cls(
+                f32, 70, 37, split=1, sms=2, then=replace(scan, size=4, sequences=2)
             ),
         }
 

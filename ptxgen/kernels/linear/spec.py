@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -223,12 +223,16 @@ class LinearSpec(Ends):
                 y = self.f.gated(y, up + inputs["up_bias"] if self.bias else up)
             elif self.f is not None:
                 y = self.f(y)
-            y *= self.scale
+            y *= self.scale * self.factor(inputs)
             if self.residual:
                 y += inputs["residual"]
             y = bounded(y, self.softcap, self.clamp)
             outputs[f"y{part.suffix}"] = y.astype(np.float32)
         return outputs
+
+    def factor(self, inputs: Mapping[str, Any]) -> float:
+        """What y is multiplied with beside the scale."""
+        return 1.0
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         layouts = {f"weights{part.suffix}": part.layout for part in self.parts}

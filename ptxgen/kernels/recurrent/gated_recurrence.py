@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
@@ -46,7 +47,7 @@ class GatedRecurrence(RecurrentRows):
 
     A row of ``mixed`` has the heads of q, k and v in that ``order``; "apart", they are arrays of
     their own. ``heads`` of values share ``key_heads`` of q and k: neighbours do, or with ``tiled``
-    every key_heads-th.
+    every key_heads-th. ``gated``: y is multiplied with silu(gate), of single rows.
     """
 
     heads: int
@@ -61,6 +62,7 @@ class GatedRecurrence(RecurrentRows):
     floor: float = 0.0
     negated: bool = False
     steady: bool = False
+    gated: bool = False
 
     name = "gated_recurrence"
     template = ("urdir.templates", "gated_recurrence.ptx.j2")
@@ -91,6 +93,8 @@ class GatedRecurrence(RecurrentRows):
             )
         if self.steady and self.delta:
             raise PtxgenError("gated_recurrence: the delta rule has no steady decay")
+        if self.gated and self.segments:
+            raise PtxgenError("gated_recurrence: the results of segments are not gated")
 
     # ---- how a row lies ----
 
@@ -182,6 +186,7 @@ class GatedRecurrence(RecurrentRows):
                 else (Param("mixed", "f32", ("rows", "width"), Access.IN),)
             ),
             *((rates,) if self.steady else (*decays, Param("dt_bias", "f32", gates, Access.IN))),
+            *((Param("gate", "f32", values, Access.IN),) if self.gated else ()),
             *self.row_params,
             Param("state", "f32", state, Access.INOUT),
             Param("y", "f32", ("rows", "heads", "value_dim"), Access.OUT),
@@ -228,6 +233,8 @@ class GatedRecurrence(RecurrentRows):
             if not self.delta and not self.steady:
                 y[row] += inputs["skip"][:, None] * v
             states[sequence] = state
+        if self.gated:
+            y *= Activation("silu")(inputs["gate"])
         return {"state": states.astype(np.float32), "y": y.astype(np.float32)}
 
     def _heads(self, inputs: Mapping[str, Any], row: int, name: str) -> Array:
@@ -275,6 +282,8 @@ class GatedRecurrence(RecurrentRows):
             "scan, long keys": scan(**prompt(17, 1), **heads(2, 1, 128, 64)),
             "scan of arrays": scan(**rows(3, 2), **heads(4, 1, 16, 12), order="apart"),
             "scan of arrays, a prompt": scan(**prompt(19, 2), **heads(2, 1, 64, 40), order="apart"),
+            "gated scan of rows": scan(**rows(3, 4), **heads(4, 2, 32, 20), gated=True),
+            "gated delta rule": delta(**rows(1, 1), **heads(2, 1, 64, 32), gated=True),
             "steady, one row": steady(**rows(1, 1), **heads(2, 2, 8, 8)),
             "steady, rows": steady(**rows(4, 3), **heads(3, 3, 20, 24)),
             "steady, a prompt": steady(**prompt(35, 2), **heads(2, 2, 64, 40)),
@@ -296,5 +305,6 @@ class GatedRecurrence(RecurrentRows):
     def bytes_moved(self) -> int:
         """The states of the rows' sequences, and the rows."""
         states = 8 * (self.segments or self.rows) * self.heads * self.value_dim
-        row = self.width + self.gates + self.heads * (self.value_dim + 1)
+        values = self.value_dim * (2 if self.gated else 1)
+        row = self.width + self.gates + self.heads * (values + 1)
         return states * self.key_dim + 4 * self.rows * row

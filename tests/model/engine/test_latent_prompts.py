@@ -31,7 +31,7 @@ def kv_heads(session: Session, shape: StepShape) -> set[int]:
         "deepseek2-moe",
         *(
             pytest.param(name, marks=pytest.mark.full)
-            for name in ("kimi-linear-moe", "kimi-k3-moe", "minicpm3-dense", "mistral4-moe")
+            for name in ("kimi-linear-moe", "kimi-k3-moe", "mistral4-moe", "bailingmoe3-moe")
         ),
     ],
 )

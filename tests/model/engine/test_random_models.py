@@ -217,6 +217,19 @@ CASES = {
         ),
         "F16",
     ),
+    "Mamba by channel, states of 16": (
+        Shape(
+            *("mamba", 2, 96, 1, 1, 64, 1, 71, True),
+            {
+                "ssm.conv_kernel": 4,
+                "ssm.inner_size": 160,
+                "ssm.state_size": 16,
+                "ssm.time_step_rank": 32,
+            },
+            ("ssm_conv1d.bias",),
+        ),
+        "Q8_0",
+    ),
     "lightning attention of 3 heads, the stream normed": (
         Shape(
             *("minimax-01", 2, 96, 3, 1, 32, 64, 71, False),
