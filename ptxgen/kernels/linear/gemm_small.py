@@ -12,7 +12,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.balance import balanced
-from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, TilePart, cut_launch, even_tiles
+from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, odd_cols
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
 from urdir.ptxgen.kernels.norm import Norm
@@ -167,17 +167,6 @@ class GemmSmall(TiledSpec):
     def lane_units(self) -> int:
         """Units of a block that a lane rounds: two lanes share a vector that has two columns."""
         return TILE_UNITS // 2 * self.lane_vectors
-
-    def together(self, part: TilePart) -> int:
-        """Tiles that a warp multiplies at a time: two, where a third is on its way."""
-        of_block = part.warp_tiles // self.cut.sharers
-        is_even = self.pair == 2 or of_block % 2 == 0
-        return 2 if is_even and self.cut.ring.slots > 2 else 1
-
-    @property
-    def twos(self) -> bool:
-        """Whether warps multiply two tiles of some matrix at a time."""
-        return any(self.together(part) == 2 for part in self.parts)
 
     @property
     def has_partial_block(self) -> bool:
